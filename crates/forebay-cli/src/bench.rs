@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_bench::{Observer, Pass, Progress, format, text};
 use forebay_error::{Error, ErrorKind};
 
-use crate::console::{Console, Failure, Live};
+use crate::console::{Console, Failure, ProgressLine};
 use crate::json_file::JsonFile;
 use crate::load::Load;
 
@@ -15,7 +15,7 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     // A result that cannot be written is known before the run, not after it.
     let json = load.json.as_deref().map(JsonFile::open).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
-    let watcher = Watcher { console, per_job, live: Live::new("bench"), quiet: medians };
+    let watcher = Watcher { console, per_job, live: ProgressLine::new("bench"), quiet: medians };
     let report = forebay_bench::run(&work, &watcher);
     watcher.live.clear();
     let report = report.map_err(refine)?;
@@ -57,7 +57,7 @@ fn refine(error: Error) -> Error {
 struct Watcher<'a, 'b> {
     console: &'a Console<'b>,
     per_job: bool,
-    live: Live,
+    live: ProgressLine,
     quiet: bool,
 }
 

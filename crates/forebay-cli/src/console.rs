@@ -77,11 +77,11 @@ fn write_to(stream: &Mutex<&mut (dyn Write + Send)>, text: &str) {
 }
 
 /// A live line on a terminal for what takes longer than a second; nothing elsewhere.
-pub(crate) struct Live {
+pub(crate) struct ProgressLine {
     bar: Option<ProgressBar>,
 }
 
-impl Live {
+impl ProgressLine {
     pub(crate) fn new(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{prefix} {bar:20} {wide_msg}")

@@ -7,7 +7,7 @@ mod work;
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
@@ -70,20 +70,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
 /// Copies a file that was looked at, or one of a server.
 fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
     let destination = destination(args)?;
-    if let Ok(there) = fs::metadata(&destination) {
-        if there.is_dir() {
-            return Err(Error::new(ErrorKind::IsDirectory, "the destination is a directory")
-                .with("path", destination.display())
-                .hint("name a file")
-                .into());
-        }
-        if found.is_some_and(|found| (there.dev(), there.ino()) == (found.dev(), found.ino())) {
-            return Err(Error::new(ErrorKind::InvalidInput, "source and destination are the same file")
-                .with("path", destination.display())
-                .hint("name another destination")
-                .into());
-        }
-    }
+    check_destination(&destination, found)?;
     let session = Session::open()?;
     let device = session.device_named(&args.device)?;
     let guard = Guard::new();
@@ -130,6 +117,22 @@ fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Res
         console.say(format!("note: no GPU in use ({why})\n"));
     }
     Ok(0)
+}
+
+/// Fails if the destination is a directory, or the source itself.
+fn check_destination(destination: &Path, source: Option<&fs::Metadata>) -> Result<()> {
+    let Ok(there) = fs::metadata(destination) else { return Ok(()) };
+    if there.is_dir() {
+        return Err(Error::new(ErrorKind::IsDirectory, "the destination is a directory")
+            .with("path", destination.display())
+            .hint("name a file"));
+    }
+    if source.is_some_and(|source| (there.dev(), there.ino()) == (source.dev(), source.ino())) {
+        return Err(Error::new(ErrorKind::InvalidInput, "source and destination are the same file")
+            .with("path", destination.display())
+            .hint("name another destination"));
+    }
+    Ok(())
 }
 
 fn destination(args: &Copy) -> Result<PathBuf> {

@@ -10,9 +10,9 @@ use forebay_bench::{IoAccess, IoSize, Job, JobTarget, MemoryType, Observer, Pass
 use forebay_config::{Config, allowed_cpus};
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::DeviceName;
+use forebay_gpu::{DeviceInfo, DeviceName};
 
-use crate::console::{Console, Failure, Live};
+use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::Guard;
 use crate::load::size;
 
@@ -66,17 +66,7 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
     let file_system = file.file_system().to_owned();
     drop(file);
 
-    if info.is_host {
-        let why = session.devices().missing.as_ref().map_or(String::new(), |error| format!(": {error}"));
-        console.line(format!("no GPU here{why}"));
-        console.line(
-            "so the device is host memory: engine and file system are real, the copy to a GPU is not there",
-        );
-    } else if is_bar {
-        console.line(format!("memory in a PCI BAR: {}", info.name));
-    } else {
-        console.line(format!("GPU {}: {} ({})", info.index, info.name, info.pci));
-    }
+    say_device(&session, &info, is_bar, console);
     console.line(format!(
         "file: {} of {} on {file_system}, {} CPUs\n",
         scratch.0.display(),
@@ -89,7 +79,7 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
         "work", "engine", "state", "GB/s", "ceiling", "%", "CPU s/GB"
     ));
     let mut advice: Vec<String> = Vec::new();
-    let live = Live::new("demo");
+    let live = ProgressLine::new("demo");
     for row in rows(args, &scratch.0, info.is_host, is_bar) {
         if let Some(signal) = Guard::caught() {
             return Err(Failure::interrupted(signal, "the temporary file is removed"));
@@ -105,17 +95,35 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
     }
     drop(scratch);
     drop(guard);
-    console.line("\nwhat would make it faster:");
     if info.is_host {
         advice.insert(0, "a GPU with its driver: `forebay check` tells what is missing".to_owned());
     }
-    if advice.is_empty() {
-        advice.push("nothing that forebay knows of".to_owned());
+    say_advice(&advice, console);
+    Ok(0)
+}
+
+fn say_device(session: &Session, info: &DeviceInfo, is_bar: bool, console: &Console<'_>) {
+    if info.is_host {
+        let why = session.devices().missing.as_ref().map_or(String::new(), |error| format!(": {error}"));
+        console.line(format!("no GPU here{why}"));
+        console.line(
+            "so the device is host memory: engine and file system are real, the copy to a GPU is not there",
+        );
+    } else if is_bar {
+        console.line(format!("memory in a PCI BAR: {}", info.name));
+    } else {
+        console.line(format!("GPU {}: {} ({})", info.index, info.name, info.pci));
     }
+}
+
+fn say_advice(advice: &[String], console: &Console<'_>) {
+    console.line("\nwhat would make it faster:");
     for one in advice {
         console.line(format!("- {one}"));
     }
-    Ok(0)
+    if advice.is_empty() {
+        console.line("- nothing that forebay knows of");
+    }
 }
 
 fn rows(args: &Demo, path: &Path, host: bool, is_bar: bool) -> Vec<Row> {
@@ -187,7 +195,7 @@ fn make(path: &Path, len: u64) -> Result<()> {
 }
 
 /// Measures a row, then checks the bytes of the same work.
-fn measure(row: &Row, live: &Live, advice: &mut Vec<String>) -> Result<String> {
+fn measure(row: &Row, live: &ProgressLine, advice: &mut Vec<String>) -> Result<String> {
     let watcher = Watcher { live };
     let mut check = row.load.clone();
     check.ceiling = false;
@@ -235,7 +243,7 @@ fn line(work: &str, pass: &Pass) -> String {
 }
 
 struct Watcher<'a> {
-    live: &'a Live,
+    live: &'a ProgressLine,
 }
 
 impl Observer for Watcher<'_> {

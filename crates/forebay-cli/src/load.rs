@@ -198,16 +198,7 @@ impl Load {
 
     /// The workload, and whether lines per job are wanted.
     pub(crate) fn workload(&self) -> Result<(Workload, bool)> {
-        if self.nvlink {
-            return Err(nvlink_refused());
-        }
-        if self.url.as_ref().is_some_and(|url| !File::is_url(url)) {
-            return Err(rdma_refused());
-        }
-        if self.make_files.is_some() && self.files.is_none() {
-            return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")
-                .hint("name their directory: --files DIRECTORY"));
-        }
+        self.check_flags()?;
         let mut per_job = self.per_job;
         let mut work = match &self.job_file {
             Some(path) => {
@@ -220,6 +211,29 @@ impl Load {
         if self.job_file.is_some() {
             self.change_jobs(&mut work.jobs)?;
         }
+        self.change(&mut work);
+        work.config = self.config()?;
+        work.check()?;
+        Ok((work, per_job))
+    }
+
+    /// Refuses flags that have no meaning here, before a file is touched.
+    fn check_flags(&self) -> Result<()> {
+        if self.nvlink {
+            return Err(nvlink_refused());
+        }
+        if self.url.as_ref().is_some_and(|url| !File::is_url(url)) {
+            return Err(rdma_refused());
+        }
+        if self.make_files.is_some() && self.files.is_none() {
+            return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")
+                .hint("name their directory: --files DIRECTORY"));
+        }
+        Ok(())
+    }
+
+    /// Puts the flags into a workload. A flag that was given wins over the job file.
+    fn change(&self, work: &mut Workload) {
         if let Some(xfer) = self.xfer {
             work.xfer = xfer;
         }
@@ -262,9 +276,6 @@ impl Load {
             (false, true) => Foreign::Warn,
             (false, false) => Foreign::Refuse,
         };
-        work.config = self.config()?;
-        work.check()?;
-        Ok((work, per_job))
     }
 
     fn task(&self) -> BenchTask {

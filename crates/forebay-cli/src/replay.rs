@@ -9,7 +9,7 @@ use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, plain};
 use forebay_replay::{Cache, Overwritten, ReplayPlan, Watch, text};
 
-use crate::console::{Console, Failure, Live};
+use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::json_file::JsonFile;
 
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
         config,
     };
     let guard = Guard::new();
-    let watcher = Watcher { live: Live::new("replay") };
+    let watcher = Watcher { live: ProgressLine::new("replay") };
     let report = forebay_replay::run(&plan, &replay, &watcher);
     watcher.live.clear();
     let signal = Guard::caught();
@@ -130,7 +130,7 @@ fn confirm(args: &Replay, plan: &ReplayPlan, console: &Console<'_>) -> Result<Ve
 }
 
 struct Watcher {
-    live: Live,
+    live: ProgressLine,
 }
 
 impl Watch for Watcher {

@@ -12,10 +12,11 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_report::model::{Row, State, Table};
 use forebay_report::{
-    Ended, Extent, Finished, LEAST_FILE, Order, PRESETS, Pairing, Planned, Progress, Verdict, Watch, figure,
+    Ended, Extent, Finished, MIN_FILE_BYTES, Order, PRESETS, Pairing, Planned, Progress, Verdict, Watch,
+    figure,
 };
 
-use crate::console::{Console, Failure, Live};
+use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::load::size;
 
@@ -81,7 +82,7 @@ pub(crate) struct Report {
 }
 
 /// Rows are left: the time limit passed.
-const LEFT: i32 = 3;
+const EXIT_ROWS_LEFT: i32 = 3;
 
 fn after_help() -> String {
     let mut text = "Presets:\n".to_owned();
@@ -106,7 +107,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Rows would not have the I/Os that they name in a shorter one.
 fn file_size(text: &str) -> Result<u64, String> {
     match size(text)? {
-        short if short < LEAST_FILE => {
+        short if short < MIN_FILE_BYTES => {
             Err(format!("too short to be measured: {text:?}\nhint: give 16M or more"))
         }
         size => Ok(size),
@@ -137,7 +138,7 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     }
     let order = args.order().map_err(Failure::usage)?;
     let _guard = Guard::new();
-    let watcher = Watcher { console, live: RefCell::new(Live::new("report")) };
+    let watcher = Watcher { console, live: RefCell::new(ProgressLine::new("report")) };
     let finished = forebay_report::run(&order, &watcher);
     watcher.live.borrow().clear();
     let finished = finished.map_err(|error| Failure { code: if is_usage(&error) { 2 } else { 1 }, error })?;
@@ -180,7 +181,7 @@ fn tell(finished: &Finished, order: &Order, console: &Console<'_>) -> i32 {
     console.say(format!("{text}\n"));
     match finished.ended {
         Ended::Stopped => signal.map_or(1, exit_code),
-        Ended::OutOfTime => LEFT,
+        Ended::OutOfTime => EXIT_ROWS_LEFT,
         Ended::Complete => i32::from(failed > 0),
     }
 }
@@ -270,7 +271,7 @@ fn interpreter_of(own: &Path, called: &[u8]) -> Option<OsString> {
 
 struct Watcher<'a, 'b> {
     console: &'a Console<'b>,
-    live: RefCell<Live>,
+    live: RefCell<ProgressLine>,
 }
 
 impl Watch for Watcher<'_, '_> {

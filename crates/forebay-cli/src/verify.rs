@@ -1,6 +1,7 @@
 //! `forebay verify`, and `gdsio_verify`: a range read to device memory against a plain read of it.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
@@ -64,33 +65,8 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
         ));
     }
     let path = &args.file;
-    let found = fs::metadata(path).map_err(|error| {
-        Error::from_io(&error, "cannot open file")
-            .with("path", path.display())
-            .hint("check the path and the mode: ls -l")
-    })?;
-    if found.is_dir() {
-        return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
-            .with("path", path.display())
-            .hint("name a file with -f")
-            .into());
-    }
-    let file = File::open(path)?;
-    let have = file.len()?;
-    if have == 0 {
-        return Err(Error::new(ErrorKind::InvalidInput, "the file is empty, or does not tell its length")
-            .with("path", path.display())
-            .hint("copy files of /proc first, and verify the copy: forebay cp")
-            .into());
-    }
-    let len = args.size.unwrap_or_else(|| have.saturating_sub(args.offset));
-    if len == 0 || args.offset.checked_add(len).is_none_or(|end| end > have) {
-        return Err(Error::new(ErrorKind::InvalidInput, "the range goes beyond the end of the file")
-            .with("path", path.display())
-            .with("file_bytes", have)
-            .hint("use a smaller -o or -s")
-            .into());
-    }
+    let (file, range) = open(args)?;
+    let len = range.end - range.start;
     let session = Session::open()?;
     let device = session.device_named(&args.device)?;
     let chunk = len.div_ceil(args.ios);
@@ -109,8 +85,7 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
         console.say(format!("note: no GPU in use{why}: -d {} is host memory\n", args.device));
     }
     let key = args.pattern.map(|seed| pattern_key(path, seed));
-    let result = compare(args, &session, &file, key, args.offset..args.offset + len, chunk.min(PIECE));
-    match result {
+    match compare(args, &session, &file, key, range, chunk.min(PIECE)) {
         Ok(engines) => {
             console.line("Data Verification Success");
             console.say(format!("read by {engines}\n"));
@@ -123,6 +98,36 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
             Err(error.into())
         }
     }
+}
+
+/// Opens the file. Returns the range to compare, which lies within the file and is not empty.
+fn open(args: &Verify) -> Result<(File, Range<u64>)> {
+    let path = &args.file;
+    let found = fs::metadata(path).map_err(|error| {
+        Error::from_io(&error, "cannot open file")
+            .with("path", path.display())
+            .hint("check the path and the mode: ls -l")
+    })?;
+    if found.is_dir() {
+        return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
+            .with("path", path.display())
+            .hint("name a file with -f"));
+    }
+    let file = File::open(path)?;
+    let have = file.len()?;
+    if have == 0 {
+        return Err(Error::new(ErrorKind::InvalidInput, "the file is empty, or does not tell its length")
+            .with("path", path.display())
+            .hint("copy files of /proc first, and verify the copy: forebay cp"));
+    }
+    let len = args.size.unwrap_or_else(|| have.saturating_sub(args.offset));
+    if len == 0 || args.offset.checked_add(len).is_none_or(|end| end > have) {
+        return Err(Error::new(ErrorKind::InvalidInput, "the range goes beyond the end of the file")
+            .with("path", path.display())
+            .with("file_bytes", have)
+            .hint("use a smaller -o or -s"));
+    }
+    Ok((file, args.offset..args.offset + len))
 }
 
 /// Reads piece by piece and compares; says what read it.

@@ -27,7 +27,9 @@ fn recorded(calls: &[Record]) -> TempDir {
         let file = trace.file(folder.path().join(name));
         trace.record(&Record { api: Api::HandleRegister, thread: 1, file, size, ..Record::default() });
     }
-    trace.record_all(calls);
+    for call in calls {
+        trace.record(call);
+    }
     trace.finish();
     folder
 }

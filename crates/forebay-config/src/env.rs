@@ -80,17 +80,18 @@ fn unknown_among(names: Vec<String>) -> Vec<UnknownVariable> {
 /// The variable whose name differs least, if it does not differ by more than a third.
 fn nearest(name: &str) -> Option<&'static str> {
     let names = crate::VARIABLES.iter().map(|variable| variable.name);
-    let (distance, nearest) = names.map(|known| (distance(name, known), known)).min()?;
+    let (distance, nearest) = names.map(|known| (edit_distance(name, known), known)).min()?;
     (distance * 3 <= nearest.len() - "FOREBAY_".len()).then_some(nearest)
 }
 
-/// The least number of letters to change, add or leave out (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
+/// The Levenshtein distance of two words: how many letters to change, add or leave out.
+pub(crate) fn edit_distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, letter) in one.bytes().enumerate() {
+    for (at, letter) in one.chars().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for (index, wanted) in other.bytes().enumerate() {
-            let changed = diagonal + usize::from(letter != wanted);
+        for (index, wanted) in other.iter().enumerate() {
+            let changed = diagonal + usize::from(letter != *wanted);
             diagonal = row[index + 1];
             row[index + 1] = changed.min(row[index] + 1).min(diagonal + 1);
         }
@@ -101,6 +102,13 @@ fn distance(one: &str, other: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn distances() {
+        let distances = [("", "abc"), ("abc", "abc"), ("abz", "xabc"), ("ä", "a")]
+            .map(|(one, other)| edit_distance(one, other));
+        assert_eq!(distances, [3, 0, 2, 1]);
+    }
 
     #[test]
     fn unknown_variables_have_the_nearest_known_one() {
@@ -124,6 +132,6 @@ mod tests {
         );
         let text = UnknownVariable { name: "FOREBAY_A".to_owned(), nearest: None }.to_string();
         assert_eq!(text, "FOREBAY_A is no variable of forebay and does nothing");
-        assert_eq!((distance("kitten", "sitting"), distance("", "abc")), (3, 3));
+        assert_eq!((edit_distance("kitten", "sitting"), edit_distance("", "abc")), (3, 3));
     }
 }

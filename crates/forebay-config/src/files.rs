@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use forebay_sys::descriptor_table::{APART, is_growing};
+use forebay_sys::descriptor_table::{HIGH_DESCRIPTOR, is_growing};
 
 /// What keeps others from opening it, who would wait for a FIFO's other end: what is there is no plain file.
 pub fn obstacle(path: &Path) -> Option<io::Error> {
@@ -37,13 +37,13 @@ pub fn open_log(path: &Path) -> io::Result<File> {
 
 /// The text of a file of the kernel's (`/proc`, `/sys`), read by a thread of ours beside the program's.
 ///
-/// The program may close all descriptors that it does not know and open others. A number below [`APART`] is theirs by
+/// The program may close all descriptors that it does not know and open others. A number below [`HIGH_DESCRIPTOR`] is theirs by
 /// then, and closing it would close the program's file: so it is held under a higher one while it is read.
 pub fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
     let mut file = File::open(path)?;
     if !is_growing() {
         // SAFETY: no pointers are passed.
-        let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
+        let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
         if high >= 0 {
             // SAFETY: the descriptor is new and ours alone. The low number is closed here.
             file = unsafe { File::from_raw_fd(high) };

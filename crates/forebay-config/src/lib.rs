@@ -192,20 +192,20 @@ impl Default for Config {
     }
 }
 
-/// More lanes than this are never tried: each pins memory, and these copy several times what a link carries.
-const MOST_FOLLOWING: usize = 32;
+/// Most lanes that a search for the best number tries. Each pins memory, and 32 copy several times what a link carries.
+const MAX_TRIED_LANES: usize = 32;
 
-/// More lanes than this are refused.
-const MOST_LANES: usize = 64;
+/// Most lanes that an option may ask for.
+const MAX_LANES: usize = 64;
 
-/// Before kernel 6.13 a file's times move in steps of up to 10 ms: two of them.
-const LEAST_SETTLE: Duration = Duration::from_millis(20);
+/// Shortest settle time. Before kernel 6.13 a file's times move in steps of up to 10 ms: two such steps.
+const MIN_SETTLE: Duration = Duration::from_millis(20);
 
-/// Less than this a healthy library may take.
-const LEAST_LIBCUFILE_TIMEOUT: Duration = Duration::from_millis(20);
+/// Shortest time limit for NVIDIA's libcufile: a healthy library may take as long for a call.
+const MIN_LIBCUFILE_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// A direct write that another process has in flight shows in the file's times when it starts, not when it ends: by
-/// now it should be over.
+/// Default settle time. Another process's direct write changes the file's times when it starts, not when it ends: a
+/// second later it should be over.
 const DEFAULT_SETTLE_MS: u64 = 1000;
 
 /// An environment variable of forebay.
@@ -449,7 +449,7 @@ impl Config {
     /// The same options if they are within bounds.
     pub fn checked(self) -> Result<Self> {
         let bad = |what: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, what).hint(hint));
-        if self.lanes > MOST_LANES {
+        if self.lanes > MAX_LANES {
             return bad("too many lanes", "use FOREBAY_LANES=1..64");
         }
         if !(2..=64).contains(&self.slots) {
@@ -464,13 +464,13 @@ impl Config {
         if !(1..=16).contains(&self.nfs_connections) {
             return bad("the number of NFS connections is out of range", "use FOREBAY_NFS_CONNECTIONS=1..16");
         }
-        if self.pin_settle < LEAST_SETTLE {
+        if self.pin_settle < MIN_SETTLE {
             return bad(
                 "the pages' settling time is shorter than a file's clock",
                 "use FOREBAY_PIN_SETTLE=20 or more",
             );
         }
-        if self.libcufile_timeout < LEAST_LIBCUFILE_TIMEOUT {
+        if self.libcufile_timeout < MIN_LIBCUFILE_TIMEOUT {
             return bad(
                 "the time-out of NVIDIA's libcufile is shorter than a slow read",
                 "use FOREBAY_VENDOR_TIMEOUT=20 or more",
@@ -486,12 +486,12 @@ impl Config {
 
     /// The most lanes that may work: the configured number, or as many as CPUs, 1 to 32.
     pub fn most_lanes(&self) -> usize {
-        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MOST_FOLLOWING) }
+        if self.lanes > 0 { self.lanes } else { allowed_cpus().clamp(1, MAX_TRIED_LANES) }
     }
 
     /// The most lanes that may ever work: CPUs may be added.
     pub fn lanes_limit(&self) -> usize {
-        if self.lanes > 0 { self.lanes } else { MOST_FOLLOWING }
+        if self.lanes > 0 { self.lanes } else { MAX_TRIED_LANES }
     }
 }
 

@@ -168,20 +168,21 @@ fn mapped(system: &dyn System, pid: u32) -> Vec<MappedLibrary> {
 
 /// Files of data: no devices, no libraries, nothing of the system's own.
 fn files(system: &dyn System, pid: u32) -> Vec<(String, String)> {
-    const NOT: [&str; 8] = ["/dev/", "/proc/", "/sys/", "/memfd:", "/usr/", "/lib", "/run/", "/etc/"];
-    const MOST: usize = 16;
+    const SYSTEM_PATHS: [&str; 8] =
+        ["/dev/", "/proc/", "/sys/", "/memfd:", "/usr/", "/lib", "/run/", "/etc/"];
+    const MAX_FILES: usize = 16;
     let dir = format!("/proc/{pid}/fd");
     let links = system.list(&dir).into_iter().filter_map(|number| {
         let path = system.link(&format!("{dir}/{number}"))?;
         (path.starts_with('/')
             && !path.ends_with(" (deleted)")
-            && !NOT.iter().any(|start| path.starts_with(start)))
+            && !SYSTEM_PATHS.iter().any(|start| path.starts_with(start)))
         .then_some((number, path))
     });
     let view = ProcessView::new(system, pid);
     let mut all: Vec<(String, String)> = Vec::new();
     for (number, path) in links.filter(|(_, path)| view.exists(path) && !view.is_dir(path)) {
-        if all.len() < MOST && all.iter().all(|(_, known)| *known != path) {
+        if all.len() < MAX_FILES && all.iter().all(|(_, known)| *known != path) {
             all.push((number, path));
         }
     }

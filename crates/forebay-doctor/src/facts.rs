@@ -58,7 +58,7 @@ pub(crate) struct Facts<'a> {
     pub cufile: &'a CufileConfig,
     pub library: Option<&'a LibcufileFacts>,
     /// What was tried; none where nothing was to be tried.
-    pub tried: Option<Tried<'a>>,
+    pub tried: Option<ExerciseResults<'a>>,
     /// The process whose view `system` is.
     pub process: Option<&'a ProcessFacts>,
     /// A kernel log in place of the machine's own, and its name.
@@ -68,7 +68,7 @@ pub(crate) struct Facts<'a> {
 
 /// What came of the exercise.
 #[derive(Clone, Copy)]
-pub(crate) struct Tried<'a> {
+pub(crate) struct ExerciseResults<'a> {
     pub lanes: &'a [Result<LaneFacts, (ExerciseTarget, Hinted)>],
     pub verdicts: &'a [Verdict],
     pub file_was_read: bool,

@@ -49,7 +49,8 @@ pub struct GpuFacts {
     pub acs: Vec<String>,
 }
 
-const BUS: &str = "/sys/bus/pci/devices";
+/// Where the kernel lists PCI devices.
+pub(crate) const BUS: &str = "/sys/bus/pci/devices";
 
 /// The GPUs that the driver offers, with what the bus says of them, then those that only the bus shows.
 pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<GpuFacts> {

@@ -21,17 +21,17 @@ use crate::exercise::{
 use crate::storage::{DiskKind, StoragePlace};
 
 /// Bytes of a probe.
-const PROBE: usize = 8 << 20;
+const PROBE_BYTES: usize = 8 << 20;
 /// Free space that a probe leaves alone.
-const SPARE: u64 = 64 << 20;
+const SPARE_BYTES: u64 = 64 << 20;
 /// The pattern's key.
-const KEY: u64 = 0x0066_6f72_6562_6179;
+const PATTERN_KEY: u64 = 0x0066_6f72_6562_6179;
 
 /// What has not finished by then hangs: a mount whose server is gone, a GPU that fell off the bus.
-const PATIENCE: Duration = Duration::from_secs(30);
+const HANG_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long probe files rest before their pages are pinned: nobody else writes to them.
-const SETTLE: Duration = Duration::from_millis(20);
+const PROBE_SETTLE: Duration = Duration::from_millis(20);
 
 /// Tries things through the process's session, and through sessions that must use one engine. Nothing that hangs can
 /// hang it.
@@ -68,14 +68,17 @@ impl LiveExercise {
     }
 
     /// Does `work` on a thread of its own; `None` if it does not finish, and then leaves it behind.
-    fn patiently<T: Send + 'static>(&self, work: impl FnOnce(&Self) -> T + Send + 'static) -> Option<T> {
+    fn with_time_limit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Option<T> {
         let (tell, told) = channel();
         let live = self.clone();
         std::thread::spawn(move || {
             // Nobody listens any more if it took too long.
             let _ = tell.send(work(&live));
         });
-        told.recv_timeout(PATIENCE).ok()
+        told.recv_timeout(HANG_LIMIT).ok()
     }
 
     fn device(&self, target: &ExerciseTarget) -> Result<Arc<dyn Device>> {
@@ -94,10 +97,10 @@ impl LiveExercise {
         read: impl FnOnce(&Arc<dyn Device>, &File, &[u8]) -> Result<InPlace>,
     ) -> Result<InPlace> {
         let device = self.device(target)?;
-        if place.writable && place.free.is_none_or(|free| free >= SPARE) {
+        if place.writable && place.free.is_none_or(|free| free >= SPARE_BYTES) {
             let probe = Probe::create(&place.path)?;
-            let mut bytes = vec![0; PROBE];
-            fill_pattern(&mut bytes, KEY, 0);
+            let mut bytes = vec![0; PROBE_BYTES];
+            fill_pattern(&mut bytes, PATTERN_KEY, 0);
             probe.write(&bytes)?;
             return read(&device, &File::open(&probe.path)?, &bytes);
         }
@@ -106,7 +109,7 @@ impl LiveExercise {
         };
         let file = File::open(sample)?;
         let plain = fs::File::open(sample).map_err(|error| Error::from_io(&error, "cannot open file"))?;
-        let len = file.len()?.min(PROBE as u64) as usize;
+        let len = file.len()?.min(PROBE_BYTES as u64) as usize;
         if len == 0 {
             return Ok(InPlace::Skipped(Hinted::new("the file is empty")));
         }
@@ -115,7 +118,7 @@ impl LiveExercise {
 
     /// Tries one engine on a thread of its own.
     fn alone(&self, work: impl FnOnce(&Self) -> Result<InPlace> + Send + 'static) -> InPlace {
-        match self.patiently(work) {
+        match self.with_time_limit(work) {
             Some(Ok(tried)) => tried,
             // What an option forbids is no failure of the machine.
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
@@ -132,8 +135,8 @@ impl LiveExercise {
         target: &ExerciseTarget,
         place: &StoragePlace,
     ) -> Result<Exercised> {
-        let mut buffer = Buffer::new(self.device(target)?, PROBE)?;
-        if place.writable && place.free.is_none_or(|free| free >= SPARE) {
+        let mut buffer = Buffer::new(self.device(target)?, PROBE_BYTES)?;
+        if place.writable && place.free.is_none_or(|free| free >= SPARE_BYTES) {
             return Probe::create(&place.path)?.exercise(session, target, place, &mut buffer);
         }
         let why_not = if place.writable {
@@ -155,7 +158,7 @@ impl LiveExercise {
         };
         let file = File::open(sample)?;
         let plain = fs::File::open(sample).map_err(|error| Error::from_io(&error, "cannot open file"))?;
-        let len = file.len()?.min(PROBE as u64) as usize;
+        let len = file.len()?.min(PROBE_BYTES as u64) as usize;
         let mut buffer = Buffer::new(self.device(target)?, len)?;
         let mut exercised = Exercised::skipped(target.clone(), why_not);
         if len == 0 {
@@ -187,7 +190,7 @@ impl Exercise for LiveExercise {
 
     fn lanes(&self, target: ExerciseTarget) -> std::result::Result<LaneFacts, Hinted> {
         let asked = target.clone();
-        let report = self.patiently(move |live| {
+        let report = self.with_time_limit(move |live| {
             let device = live.device(&asked)?;
             live.session_for(&asked)?.report(&device)
         });
@@ -207,7 +210,7 @@ impl Exercise for LiveExercise {
 
     fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
         let on_thread = (place.clone(), target.clone());
-        let tried = self.patiently(move |live| {
+        let tried = self.with_time_limit(move |live| {
             let (place, target) = &on_thread;
             live.try_place(live.session_for(target)?, target, place)
         });
@@ -227,7 +230,7 @@ impl Exercise for LiveExercise {
 
     fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
         let on_thread = (place.clone(), target.clone());
-        let tried = self.patiently(move |live| {
+        let tried = self.with_time_limit(move |live| {
             let (place, target) = &on_thread;
             live.try_place(live.p2p.as_ref().map_err(Error::clone)?, target, place)
         });
@@ -272,7 +275,7 @@ impl Exercise for LiveExercise {
         let run = move |live: &Self| -> Result<FileRead> {
             let session = live.session.as_ref().map_err(Error::clone)?;
             let file = File::open(&path)?;
-            let len = file.len()?.min(PROBE as u64) as usize;
+            let len = file.len()?.min(PROBE_BYTES as u64) as usize;
             let mut buffer = Buffer::new(live.device(&target)?, len)?;
             let receipt = session.read(&file, 0, &mut buffer)?;
             let plain = fs::File::open(&path).map_err(|error| Error::from_io(&error, "cannot open file"))?;
@@ -289,7 +292,7 @@ impl Exercise for LiveExercise {
                 mapped: receipt.moved.mapped,
             })
         };
-        match self.patiently(run).ok_or_else(hangs)? {
+        match self.with_time_limit(run).ok_or_else(hangs)? {
             Ok(read) if read.bytes == 0 => {
                 Err(Hinted::new("the file is empty: nothing was read, nothing is proven")
                     .fix("name a file with bytes in it"))
@@ -324,7 +327,7 @@ fn only(engine: &str, session: &Session) -> Result<Session> {
     {
         config.engine = Some(engine.to_owned());
     }
-    config.pin_settle = SETTLE;
+    config.pin_settle = PROBE_SETTLE;
     Session::on_devices(config, session.devices().clone())
 }
 
@@ -358,7 +361,7 @@ fn read_in_place(
     if let Err(error) = session.elect(device).and_then(|_| session.probe_mapped(file, device)) {
         return Ok(InPlace::Refused(refusal(&error)));
     }
-    std::thread::sleep(SETTLE * 2);
+    std::thread::sleep(PROBE_SETTLE * 2);
     let mut buffer = Buffer::new(device.clone(), expected.len())?;
     let receipt = session.read(file, 0, &mut buffer)?;
     let wrong = wrong(&buffer.to_vec()?, expected)?;
@@ -404,7 +407,7 @@ fn hex_digit(nibble: u8) -> char {
 }
 
 fn hangs() -> Hinted {
-    Hinted::new(format!("it did not finish in {} seconds", PATIENCE.as_secs()))
+    Hinted::new(format!("it did not finish in {} seconds", HANG_LIMIT.as_secs()))
         .fix("look for a mount whose server is gone, and for GPU errors: sudo dmesg | tail; nvidia-smi")
 }
 
@@ -522,14 +525,14 @@ impl Probe {
         place: &StoragePlace,
         buffer: &mut Buffer,
     ) -> Result<Exercised> {
-        let mut bytes = vec![0; PROBE];
-        fill_pattern(&mut bytes, KEY, 0);
+        let mut bytes = vec![0; PROBE_BYTES];
+        fill_pattern(&mut bytes, PATTERN_KEY, 0);
         let file = File::options().read(true).write(true).open(&self.path)?;
         let mut exercised = Exercised::skipped(target.clone(), Hinted::default());
         buffer.copy_from_slice(&bytes)?;
         let receipt = session.write(&file, 0, buffer);
         exercised.write =
-            checked(receipt, &mut exercised.engine, || wrong(&plain_read(&self.plain, PROBE)?, &bytes));
+            checked(receipt, &mut exercised.engine, || wrong(&plain_read(&self.plain, PROBE_BYTES)?, &bytes));
         if !matches!(exercised.write, ExerciseOutcome::Works { .. }) {
             // Reading is tried all the same, on bytes that were written the ordinary way.
             self.write(&bytes)?;
@@ -539,7 +542,7 @@ impl Probe {
             ExerciseOutcome::Skipped(Hinted::new(format!("{} is memory, never cold", place.file_system)))
         } else {
             file.drop_cache()?;
-            match file.residency(0, PROBE as u64)? {
+            match file.residency(0, PROBE_BYTES as u64)? {
                 cold if cold.cached == 0 => read(session, &file, buffer, &bytes, &mut exercised.engine),
                 kept => {
                     let text = format!("{} of the probe stay in the page cache", size(kept.cached));
@@ -547,7 +550,7 @@ impl Probe {
                 }
             }
         };
-        let _ = plain_read(&self.plain, PROBE)?;
+        let _ = plain_read(&self.plain, PROBE_BYTES)?;
         exercised.warm = read(session, &file, buffer, &bytes, &mut exercised.engine);
         Ok(exercised)
     }

@@ -4,13 +4,13 @@ use crate::storage::{MountLine, NfsMount, mounts, unescape};
 use crate::system::System;
 
 /// A mount that is there.
-pub(crate) struct Mounted {
+pub(crate) struct MountedNfs {
     pub line: MountLine,
     pub nfs: NfsMount,
-    pub counted: Counted,
+    pub counted: MountCounters,
 }
 
-impl Mounted {
+impl MountedNfs {
     pub(crate) fn is_rdma(&self) -> bool {
         self.nfs.transport.starts_with("rdma")
     }
@@ -23,22 +23,22 @@ impl Mounted {
 
 /// What /proc/self/mountstats counted since the mount.
 #[derive(Default)]
-pub(crate) struct Counted {
+pub(crate) struct MountCounters {
     /// Bytes that programs read through the page cache.
     pub normal_read: u64,
     /// Bytes that programs read by O_DIRECT.
     pub direct_read: u64,
     /// Bytes that READ and WRITE calls carried.
     pub wire: u64,
-    pub read: Calls,
-    pub write: Calls,
+    pub read: CallCounters,
+    pub write: CallCounters,
     /// Calls that were under way at a time, on the average, over all connections.
     pub depth: f64,
 }
 
 /// Calls of one kind; times are sums in milliseconds.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Calls {
+pub(crate) struct CallCounters {
     pub count: u64,
     /// Transmissions: more than calls where some were sent again.
     pub sent: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Calls {
     pub all_ms: u64,
 }
 
-impl Calls {
+impl CallCounters {
     /// Mean milliseconds of a sum.
     pub(crate) fn mean(self, sum: u64) -> f64 {
         sum as f64 / self.count.max(1) as f64
@@ -57,20 +57,20 @@ impl Calls {
 }
 
 /// All NFS mounts.
-pub(crate) fn mounted(system: &dyn System) -> Vec<Mounted> {
+pub(crate) fn mounted(system: &dyn System) -> Vec<MountedNfs> {
     let stats = system.text("/proc/self/mountstats").unwrap_or_default();
     let lines = mounts(system).into_iter();
     lines
         .filter_map(|line| {
             let nfs = NfsMount::parse(&line.file_system, &line.options)?;
-            Some(Mounted { counted: counted(&stats, &line.point), nfs, line })
+            Some(MountedNfs { counted: counted(&stats, &line.point), nfs, line })
         })
         .collect()
 }
 
 /// The section of a mount: `device SOURCE mounted on POINT with fstype nfs4 statvers=1.1`, then indented lines.
-fn counted(stats: &str, point: &str) -> Counted {
-    let mut all = Counted::default();
+fn counted(stats: &str, point: &str) -> MountCounters {
+    let mut all = MountCounters::default();
     let title = format!(" mounted on {point} with fstype nfs");
     let section = stats.lines().skip_while(|line| !line.contains(&title)).skip(1);
     for line in section.take_while(|line| !line.starts_with("device ")) {
@@ -100,7 +100,7 @@ fn counted(stats: &str, point: &str) -> Counted {
 }
 
 /// A mount that /etc says is to be there.
-pub(crate) struct Configured {
+pub(crate) struct ConfiguredMount {
     /// `/etc/fstab`, or the unit's file.
     pub place: String,
     pub text: String,
@@ -113,7 +113,7 @@ pub(crate) struct Configured {
     pub at_boot: bool,
 }
 
-impl Configured {
+impl ConfiguredMount {
     pub(crate) fn is_rdma(&self) -> bool {
         value(&self.options, "proto").is_some_and(|proto| proto.starts_with("rdma"))
             || self.options.split(',').any(|option| option == "rdma")
@@ -129,9 +129,9 @@ impl Configured {
 }
 
 /// NFS mounts of /etc/fstab and of units in /etc/systemd/system.
-pub(crate) fn configured(system: &dyn System) -> Vec<Configured> {
+pub(crate) fn configured(system: &dyn System) -> Vec<ConfiguredMount> {
     let fstab = system.text("/etc/fstab").unwrap_or_default();
-    let mut all: Vec<Configured> = fstab.lines().filter_map(fstab_line).collect();
+    let mut all: Vec<ConfiguredMount> = fstab.lines().filter_map(fstab_line).collect();
     let units = "/etc/systemd/system";
     let names = system.list(units);
     let wants: Vec<String> = names
@@ -166,11 +166,11 @@ fn as_mounted(system: &dyn System, mounts: &[MountLine], written: &str) -> Strin
     system.resolve(point).unwrap_or_else(|| point.to_owned())
 }
 
-fn fstab_line(line: &str) -> Option<Configured> {
+fn fstab_line(line: &str) -> Option<ConfiguredMount> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, point, "nfs" | "nfs4", options, ..] = words.as_slice() else { return None };
     let manual = |option: &str| matches!(option, "noauto" | "x-systemd.automount");
-    Some(Configured {
+    Some(ConfiguredMount {
         place: "/etc/fstab".to_owned(),
         text: line.trim().to_owned(),
         point: (*point).to_owned(),
@@ -180,7 +180,7 @@ fn fstab_line(line: &str) -> Option<Configured> {
     })
 }
 
-fn unit(place: String, text: String, at_boot: bool) -> Option<Configured> {
+fn unit(place: String, text: String, at_boot: bool) -> Option<ConfiguredMount> {
     let field = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(name));
         lines.find_map(|rest| rest.strip_prefix('=')).map(|value| value.trim().to_owned())
@@ -188,7 +188,7 @@ fn unit(place: String, text: String, at_boot: bool) -> Option<Configured> {
     if !field("Type")?.starts_with("nfs") {
         return None;
     }
-    Some(Configured {
+    Some(ConfiguredMount {
         text: format!("What={} Options={}", field("What")?, field("Options").unwrap_or_default()),
         point: field("Where")?,
         options: field("Options").unwrap_or_default(),

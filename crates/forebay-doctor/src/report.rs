@@ -7,8 +7,10 @@ use serde::Serialize;
 use crate::cufile::{CufileConfig, LibcufileFacts, library};
 use crate::direct::{self, BarMemory, DriveRoute};
 use crate::engines::{EngineState, Verdict, by_drive, by_server, verdicts};
-use crate::exercise::{Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, PinBudget};
-use crate::facts::{Facts, Tried};
+use crate::exercise::{
+    Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, Offered, PinBudget,
+};
+use crate::facts::{ExerciseResults, Facts};
 use crate::finding::{Finding, Severity};
 use crate::gpu::{self, GpuFacts};
 use crate::machine::MachineFacts;
@@ -109,24 +111,8 @@ pub fn examine(
     options: &CheckOptions,
 ) -> Result<CheckReport, Hinted> {
     let offered = exercise.offered();
-    let mut bar = None;
-    if let Some(DeviceName::Bar(name)) = &options.device {
-        bar = Some(exercise.bar(name)?);
-    } else if let Some(DeviceName::Index(index)) = options.device {
-        // On a machine without GPU, device 0 is host memory, as everywhere in forebay.
-        let known = offered.gpus.iter().any(|gpu| gpu.index == Some(index))
-            || (offered.gpus.is_empty() && index == 0);
-        if !known {
-            return Err(no_such_device(index, offered.gpus.len()));
-        }
-    }
-    let mut places = Vec::new();
-    for place in storage::probe(system, &options.paths, options.file.as_deref()) {
-        places.push(place.map_err(|path| {
-            Hinted::new(format!("no such file or directory: {path}"))
-                .fix("give directories or files that exist")
-        })?);
-    }
+    let bar = check_device(exercise, options, &offered)?;
+    let places = find_places(system, options)?;
     let machine = MachineFacts::probe(system);
     let mut gpus = gpu::probe(system, &offered.gpus);
     match options.device {
@@ -143,36 +129,14 @@ pub fn examine(
 
     let on_gpus = gpus.iter().filter_map(|gpu| gpu.index).map(ExerciseTarget::Gpu);
     let targets: Vec<ExerciseTarget> = on_gpus.chain(bar).chain([ExerciseTarget::Host]).collect();
-    let mut lanes = Vec::new();
-    let mut all = Vec::new();
-    for target in &targets {
-        let started = exercise.lanes(target.clone());
-        let gpu = gpus.iter().find(|gpu| gpu.index.map(ExerciseTarget::Gpu).as_ref() == Some(target));
-        for place in &places {
-            let exercised = match &started {
-                Ok(_) => exercise.exercise(target.clone(), place),
-                Err(why) => Exercised::skipped(target.clone(), why.clone()),
-            };
-            let in_place = matches!(target, ExerciseTarget::Gpu(_)).then(|| match &started {
-                Ok(_) => exercise.read_in_place(target.clone(), place),
-                Err(why) => InPlace::Skipped(why.clone()),
-            });
-            let route = gpu.and_then(|gpu| {
-                routes.iter().find(|route| route.memory == gpu.pci && route.place == place.path)
-            });
-            all.extend(verdicts(&machine, library.as_ref(), gpu, place, exercised, in_place, route));
-            if let (ExerciseTarget::Gpu(_), Ok(_)) = (target, &started)
-                && matches!(place.file_system.as_str(), "nfs" | "nfs4")
-                && let Some(tried) = exercise.read_by_server(target.clone(), place)
-            {
-                all.push(by_server(target.clone(), place, tried));
-            }
-            if let (ExerciseTarget::Bar(_), Ok(_)) = (target, &started) {
-                all.push(by_drive(place, exercise.exercise_by_drive(target.clone(), place)));
-            }
-        }
-        lanes.push(started.map_err(|why| (target.clone(), why)));
-    }
+    let known = KnownHardware {
+        machine: &machine,
+        library: library.as_ref(),
+        gpus: &gpus,
+        places: &places,
+        routes: &routes,
+    };
+    let (lanes, verdicts) = try_targets(exercise, &targets, &known);
     let pin_budget = targets.first().and_then(|target| exercise.pin_budget(target.clone()));
     let file = options.file.as_deref().map(|path| test_file(exercise, targets[0].clone(), path));
     let file_was_read = file.as_ref().is_some_and(|file| file.read.is_some());
@@ -185,12 +149,12 @@ pub fn examine(
         config: &config,
         cufile: &cufile,
         library: library.as_ref(),
-        tried: Some(Tried { lanes: &lanes, verdicts: &all, file_was_read }),
+        tried: Some(ExerciseResults { lanes: &lanes, verdicts: &verdicts, file_was_read }),
         process: None,
         log: None,
         benches: &[],
     });
-    let overall = overall(&found, &all, file.as_ref());
+    let overall = overall(&found, &verdicts, file.as_ref());
     Ok(CheckReport {
         schema: "forebay.check/3",
         version: crate::VERSION,
@@ -206,10 +170,101 @@ pub fn examine(
         pin_budget,
         memories,
         routes,
-        verdicts: all,
+        verdicts,
         findings: found,
         file,
     })
+}
+
+/// Fails if the device that was asked for is missing. Returns the target, if it is memory in a PCI BAR.
+fn check_device(
+    exercise: &dyn Exercise,
+    options: &CheckOptions,
+    offered: &Offered,
+) -> Result<Option<ExerciseTarget>, Hinted> {
+    match &options.device {
+        Some(DeviceName::Bar(name)) => exercise.bar(name).map(Some),
+        Some(DeviceName::Index(index)) => {
+            // On a machine without GPU, device 0 is host memory, as everywhere in forebay.
+            let is_known = offered.gpus.iter().any(|gpu| gpu.index == Some(*index))
+                || (offered.gpus.is_empty() && *index == 0);
+            if is_known { Ok(None) } else { Err(no_such_device(*index, offered.gpus.len())) }
+        }
+        None => Ok(None),
+    }
+}
+
+/// The places to look at. Fails if one of those asked for does not exist.
+fn find_places(system: &dyn System, options: &CheckOptions) -> Result<Vec<StoragePlace>, Hinted> {
+    let missing = |path| {
+        Hinted::new(format!("no such file or directory: {path}")).fix("give directories or files that exist")
+    };
+    let found = storage::probe(system, &options.paths, options.file.as_deref());
+    found.into_iter().map(|place| place.map_err(missing)).collect()
+}
+
+/// What was read of the machine before anything is tried.
+struct KnownHardware<'a> {
+    machine: &'a MachineFacts,
+    library: Option<&'a LibcufileFacts>,
+    gpus: &'a [GpuFacts],
+    places: &'a [StoragePlace],
+    routes: &'a [DriveRoute],
+}
+
+/// The lanes of each target, or why it has none.
+type LaneResults = Vec<Result<LaneFacts, (ExerciseTarget, Hinted)>>;
+
+/// Tries every target at every place.
+fn try_targets(
+    exercise: &dyn Exercise,
+    targets: &[ExerciseTarget],
+    known: &KnownHardware<'_>,
+) -> (LaneResults, Vec<Verdict>) {
+    let (mut lanes, mut all) = (Vec::new(), Vec::new());
+    for target in targets {
+        let started = exercise.lanes(target.clone());
+        for place in known.places {
+            all.extend(try_place(exercise, target, place, started.as_ref().err(), known));
+        }
+        lanes.push(started.map_err(|why| (target.clone(), why)));
+    }
+    (lanes, all)
+}
+
+/// Tries one target at one place. With `no_lanes`, the reason why the target has none, nothing is tried.
+fn try_place(
+    exercise: &dyn Exercise,
+    target: &ExerciseTarget,
+    place: &StoragePlace,
+    no_lanes: Option<&Hinted>,
+    known: &KnownHardware<'_>,
+) -> Vec<Verdict> {
+    let exercised = match no_lanes {
+        None => exercise.exercise(target.clone(), place),
+        Some(why) => Exercised::skipped(target.clone(), why.clone()),
+    };
+    let in_place = matches!(target, ExerciseTarget::Gpu(_)).then(|| match no_lanes {
+        None => exercise.read_in_place(target.clone(), place),
+        Some(why) => InPlace::Skipped(why.clone()),
+    });
+    let gpu = known.gpus.iter().find(|gpu| gpu.index.map(ExerciseTarget::Gpu).as_ref() == Some(target));
+    let route = gpu.and_then(|gpu| {
+        known.routes.iter().find(|route| route.memory == gpu.pci && route.place == place.path)
+    });
+    let mut all = verdicts(known.machine, known.library, gpu, place, exercised, in_place, route);
+    match target {
+        _ if no_lanes.is_some() => {}
+        ExerciseTarget::Gpu(_) if matches!(place.file_system.as_str(), "nfs" | "nfs4") => {
+            let tried = exercise.read_by_server(target.clone(), place);
+            all.extend(tried.map(|tried| by_server(target.clone(), place, tried)));
+        }
+        ExerciseTarget::Bar(_) => {
+            all.push(by_drive(place, exercise.exercise_by_drive(target.clone(), place)));
+        }
+        ExerciseTarget::Gpu(_) | ExerciseTarget::Host => {}
+    }
+    all
 }
 
 /// The error for a device index that `count` GPUs do not have.

@@ -208,7 +208,7 @@ const PSEUDO: &[&str] = &[
 ];
 
 /// At most this many places are found by themselves.
-const MOST: usize = 8;
+const MAX_FOUND_PLACES: usize = 8;
 
 pub(crate) fn mounts(system: &dyn System) -> Vec<MountLine> {
     let text = system.text("/proc/self/mountinfo").unwrap_or_default();
@@ -314,7 +314,7 @@ pub fn probe(
         .chain(mounts.iter().filter(|mount| is_storage(mount)).map(|mount| mount.point.clone()));
     let mut found: Vec<StoragePlace> = Vec::new();
     for path in candidates {
-        if found.len() == MOST || !system.is_dir(&path) {
+        if found.len() == MAX_FOUND_PLACES || !system.is_dir(&path) {
             continue;
         }
         let new = place(&path, false);

@@ -94,9 +94,9 @@ impl Dtype {
 
 /// A shape as messages show it.
 pub(crate) fn shape_text(shape: &[u64]) -> String {
-    const MOST: usize = 8;
-    let mut dims: Vec<String> = shape.iter().take(MOST).map(u64::to_string).collect();
-    if shape.len() > MOST {
+    const MAX_DIMENSIONS: usize = 8;
+    let mut dims: Vec<String> = shape.iter().take(MAX_DIMENSIONS).map(u64::to_string).collect();
+    if shape.len() > MAX_DIMENSIONS {
         dims.push("…".to_owned());
     }
     format!("[{}]", dims.join(", "))

@@ -2,15 +2,15 @@
 
 /// A name as messages show it: quoted, control characters escaped, and cut when it is long.
 pub(crate) fn shown(name: &str) -> String {
-    const MOST: usize = 100;
+    const MAX_CHARACTERS: usize = 100;
     let mut text = String::new();
-    for shown in name.chars().take(MOST) {
+    for shown in name.chars().take(MAX_CHARACTERS) {
         match shown {
             '\'' | '"' => text.push(shown),
             _ => text.extend(shown.escape_debug()),
         }
     }
-    if name.chars().nth(MOST).is_some() {
+    if name.chars().nth(MAX_CHARACTERS).is_some() {
         text.push('…');
     }
     format!("`{text}`")

@@ -10,16 +10,16 @@ use forebay_engine::{Batch, Direction, Election, EngineKind, Memory, Piece, Rece
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{AllocationKind, Context, Device, Event, Stream, Wait};
 
-use crate::memory::{Block, Ring};
+use crate::memory::{DeviceBlock, MemoryRing};
 use crate::plan::{Call, CallWay, Caller, Place};
 use crate::turn::{OpenFile, Turn};
 
 /// How often a sleeping caller looks whether it is to stop.
 const LOOK: Duration = Duration::from_millis(50);
-/// What plain calls move at a time through host memory.
-const SLOT: usize = 16 << 20;
-/// Elections kept for their reasons.
-const KEPT: usize = 64;
+/// Pinned host memory that plain calls for GPU memory go through.
+const PLAIN_BUFFER_BYTES: usize = 16 << 20;
+/// Most elections that are kept for the reasons in them.
+const MAX_ELECTIONS: usize = 64;
 
 /// What became of a call.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl CallerDone {
             *self.engines.entry(engine).or_default() += bytes;
         }
         let known = self.elections.iter().any(|known| Arc::ptr_eq(known, &receipt.election));
-        if !known && self.elections.len() < KEPT {
+        if !known && self.elections.len() < MAX_ELECTIONS {
             self.elections.push(receipt.election.clone());
         }
     }
@@ -72,7 +72,7 @@ struct Flight {
 pub(crate) struct CallerRun<'a> {
     turn: &'a Turn<'a>,
     caller: &'a Caller,
-    rings: Vec<Ring>,
+    rings: Vec<MemoryRing>,
     streams: HashMap<(u32, Place), Box<dyn Stream>>,
     plain: HashMap<Place, PlainCopy>,
     flights: VecDeque<Flight>,
@@ -82,11 +82,11 @@ pub(crate) struct CallerRun<'a> {
 impl<'a> CallerRun<'a> {
     /// Gets its memory and streams.
     pub(crate) fn new(turn: &'a Turn<'a>, caller: &'a Caller) -> Result<Self> {
-        let (mut rings, mut streams, mut plain) = (Vec::<Ring>::new(), HashMap::new(), HashMap::new());
+        let (mut rings, mut streams, mut plain) = (Vec::<MemoryRing>::new(), HashMap::new(), HashMap::new());
         for call in &caller.calls {
             let device = turn.device(call.place);
             if !rings.iter().any(|ring| ring.place == call.place) {
-                rings.push(Ring::new(call.place, caller, device)?);
+                rings.push(MemoryRing::new(call.place, caller, device)?);
                 if turn.session.is_none() && !device.info().is_host {
                     plain.insert(call.place, PlainCopy::new(device)?);
                 }
@@ -174,7 +174,7 @@ impl<'a> CallerRun<'a> {
         }
     }
 
-    fn ring(&mut self, place: Place) -> Result<&mut Ring> {
+    fn ring(&mut self, place: Place) -> Result<&mut MemoryRing> {
         let found = self.rings.iter_mut().find(|ring| ring.place == place);
         found.ok_or_else(|| Error::new(ErrorKind::Internal, "a caller without memory"))
     }
@@ -332,12 +332,12 @@ struct PlainCopy {
     // Dropped in this order: the stream's copies are done whenever `run` returns.
     event: Box<dyn Event>,
     stream: Box<dyn Stream>,
-    slot: Block,
+    slot: DeviceBlock,
 }
 
 impl PlainCopy {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        let slot = Block::new(device, AllocationKind::PinnedHost, SLOT)?;
+        let slot = DeviceBlock::new(device, AllocationKind::PinnedHost, PLAIN_BUFFER_BYTES)?;
         let stream = device.stream(Context::PRIMARY)?;
         Ok(Self { event: stream.event()?, stream, slot })
     }
@@ -345,7 +345,7 @@ impl PlainCopy {
     fn run(&self, file: &OpenFile, call: &Call, address: u64) -> Result<u64> {
         let mut done = 0;
         while done < call.len {
-            let len = SLOT.min((call.len - done) as usize);
+            let len = PLAIN_BUFFER_BYTES.min((call.len - done) as usize);
             // SAFETY: pinned memory of this length that is ours; each copy is waited for before it is used again.
             let slot = unsafe { std::slice::from_raw_parts_mut(self.slot.address() as *mut u8, len) };
             let (pointer, there) = (slot.as_mut_ptr(), address + done);

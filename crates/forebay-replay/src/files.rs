@@ -17,12 +17,12 @@ use forebay_gpu::fill_pattern;
 
 use crate::Watch;
 use crate::made::{MadeFolder, identity};
-use crate::plan::{GRAIN, PlanFile, ReplayPlan, merge};
+use crate::plan::{PlanFile, RANGE_GRAIN, ReplayPlan, merge};
 
-/// The coarsest clock of a file system.
-const TICK: Duration = Duration::from_millis(12);
-/// Files that are at least this warm were found warm.
-const MOSTLY: f64 = 0.5;
+/// The coarsest step of a file system's clock.
+const CLOCK_TICK: Duration = Duration::from_millis(12);
+/// A file of which at least this part is in the page cache counts as found warm.
+const WARM_FRACTION: f64 = 0.5;
 
 /// What the page cache holds before each engine's turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,9 +162,9 @@ impl ReplayFile {
     }
 
     fn warm(&self, ranges: &[Range<u64>]) -> io::Result<()> {
-        let mut part = vec![0; GRAIN as usize];
+        let mut part = vec![0; RANGE_GRAIN as usize];
         for range in ranges {
-            for at in range.clone().step_by(GRAIN as usize) {
+            for at in range.clone().step_by(RANGE_GRAIN as usize) {
                 if self.held.read_at(&mut part, at)? == 0 {
                     break;
                 }
@@ -203,7 +203,7 @@ impl ReplayFiles {
                     let mut file = ReplayFile { path, made: None, is_warm: true, held: Arc::new(held) };
                     file.is_warm = file
                         .cached(about)
-                        .is_none_or(|(cached, total)| cached as f64 / total as f64 >= MOSTLY);
+                        .is_none_or(|(cached, total)| cached as f64 / total as f64 >= WARM_FRACTION);
                     file
                 }
                 Err(why) => all.make(about, why, &mut filled)?,
@@ -230,12 +230,12 @@ impl ReplayFiles {
         let held = folder.create(&name).map_err(failed)?;
         let mut ranges = [&about.read[..], &about.written].concat();
         merge(&mut ranges);
-        let mut part = vec![0; GRAIN as usize];
-        let parts = ranges.into_iter().flat_map(|range| range.step_by(GRAIN as usize));
+        let mut part = vec![0; RANGE_GRAIN as usize];
+        let parts = ranges.into_iter().flat_map(|range| range.step_by(RANGE_GRAIN as usize));
         for at in parts.take_while(|at| *at < about.size()) {
             fill_pattern(&mut part, pattern_key(&path), at);
             held.write_all_at(&part, at).map_err(failed)?;
-            filled(GRAIN)?;
+            filled(RANGE_GRAIN)?;
         }
         held.set_len(about.size()).map_err(failed)?;
         held.sync_all().map_err(failed)?;
@@ -269,7 +269,7 @@ impl ReplayFiles {
         }
         // Pages of a file that was changed a moment ago are not read in place.
         if let Some(changed) = self.changed {
-            let settled = changed + session.config().pin_settle + TICK;
+            let settled = changed + session.config().pin_settle + CLOCK_TICK;
             std::thread::sleep(settled.saturating_duration_since(Instant::now()));
         }
         Ok(())

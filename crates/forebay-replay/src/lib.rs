@@ -54,7 +54,7 @@ pub use report::{
 pub use text::text;
 
 use files::ReplayFiles;
-use rounds::{Ran, Rounds};
+use rounds::{Rounds, RoundsDone};
 use turn::Turn;
 
 /// The name of plain calls: `pread` and `pwrite`, and for GPU memory a copy that is waited for.
@@ -131,7 +131,7 @@ pub fn run(plan: &ReplayPlan, replay: &Replay, watch: &dyn Watch) -> Result<Repl
         }
         one(plan, replay, &host, &mut files, (way, label), watch)
     };
-    Ran { turns: report.turns, not_here: report.not_here, is_cut: report.is_cut } =
+    RoundsDone { turns: report.turns, not_here: report.not_here, is_cut: report.is_cut } =
         rounds.run(ways, &mut turn)?;
     if report.turns.is_empty() {
         return Err(Error::new(ErrorKind::Unsupported, "no engine could run the trace").hint(

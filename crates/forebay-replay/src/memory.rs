@@ -12,18 +12,18 @@ use crate::plan::{Call, CallWay, Caller, Place};
 
 const PAGE: u64 = 4096;
 /// Filled at a time.
-const PART: usize = 4 << 20;
+const FILL_BYTES: usize = 4 << 20;
 
 /// Memory of a device; freed when dropped.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct DeviceBlock {
     device: Arc<dyn Device>,
     kind: AllocationKind,
     address: u64,
     len: usize,
 }
 
-impl Block {
+impl DeviceBlock {
     pub(crate) fn new(device: &Arc<dyn Device>, kind: AllocationKind, len: usize) -> Result<Self> {
         let address = device.allocate_kind(kind, len).map_err(|error| {
             error
@@ -39,10 +39,10 @@ impl Block {
 
     /// Fills it with bytes that do not compress, and touches its pages by that.
     fn fill(&self) -> Result<()> {
-        let mut part = vec![0; PART.min(self.len)];
+        let mut part = vec![0; FILL_BYTES.min(self.len)];
         fill_pattern(&mut part, self.address, 0);
         let stream = self.device.stream(Context::PRIMARY)?;
-        for at in (0..self.len).step_by(PART) {
+        for at in (0..self.len).step_by(FILL_BYTES) {
             let len = part.len().min(self.len - at);
             // SAFETY: both ranges are ours, and stay until the stream is through.
             unsafe { stream.copy_in(self.address + at as u64, part.as_ptr(), len) }?;
@@ -51,7 +51,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for DeviceBlock {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this kind and length; callers wait for their transfers before they drop it.
         unsafe { self.device.free_kind(self.kind, self.address, self.len) };
@@ -61,19 +61,19 @@ impl Drop for Block {
 /// A caller's memory in one place: some for the call that it waits for, and a ring for those in flight, which is given
 /// back in the order in which it was taken.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct MemoryRing {
     pub(crate) place: Place,
-    block: Block,
+    block: DeviceBlock,
     /// Where the ring begins.
     waited: u64,
     taken: VecDeque<(usize, Range<u64>)>,
 }
 
-impl Ring {
+impl MemoryRing {
     /// Memory for all that the caller had in flight in this place.
     pub(crate) fn new(place: Place, caller: &Caller, device: &Arc<dyn Device>) -> Result<Self> {
         let len = usize::try_from(needed(place, caller)).unwrap_or(usize::MAX);
-        let block = Block::new(device, AllocationKind::Device, len)?;
+        let block = DeviceBlock::new(device, AllocationKind::Device, len)?;
         block.fill()?;
         Ok(Self { place, block, waited: waited(place, caller), taken: VecDeque::new() })
     }

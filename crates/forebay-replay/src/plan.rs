@@ -61,18 +61,19 @@ pub(crate) struct PlanFile {
     pub(crate) name: Option<PathBuf>,
     /// Its sizes when it was registered, in order.
     pub(crate) sizes: Vec<u64>,
-    /// What was read and written: merged ranges, whole [`GRAIN`]s.
+    /// What was read and written: merged ranges, whole [`RANGE_GRAIN`]s.
     pub(crate) read: Vec<Range<u64>>,
     pub(crate) written: Vec<Range<u64>>,
     /// Where the last read ended.
     pub(crate) read_end: u64,
 }
 
-/// Ranges are told apart by whole pieces of this size.
-pub(crate) const GRAIN: u64 = 1 << 20;
-/// Where files end at the latest, and what one call moves at most.
-const LAST: u64 = 1 << 62;
-const MOST: u64 = 1 << 40;
+/// Ranges that were read and written are kept in whole multiples of this.
+pub(crate) const RANGE_GRAIN: u64 = 1 << 20;
+/// A record beyond this offset is damaged: no file is as long.
+const MAX_FILE_END: u64 = 1 << 62;
+/// A record of more bytes than this is damaged: no call moves as many.
+const MAX_CALL_BYTES: u64 = 1 << 40;
 
 impl PlanFile {
     /// The size that a made file has before the replay.
@@ -130,7 +131,7 @@ impl ReplayPlan {
 
     /// The same from a reader.
     pub fn of<R: std::io::Read>(mut reader: TraceReader<R>) -> Result<Self> {
-        let mut gathered = Gathered::default();
+        let mut gathered = PlanBuilder::default();
         for record in reader.by_ref() {
             gathered.add(&record?);
         }
@@ -162,14 +163,14 @@ impl ReplayPlan {
 
 /// Who called: threads, and streams, whose records have the thread that completed them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Who {
+enum CallerId {
     Thread(u32),
     Stream(u32),
 }
 
 /// What is gathered on the way.
 #[derive(Default)]
-struct Gathered {
+struct PlanBuilder {
     moves: Vec<Record>,
     /// The threads that submitted batches, by number and time.
     submitters: HashMap<(u32, u64), u32>,
@@ -178,7 +179,7 @@ struct Gathered {
     changed: Changed,
 }
 
-impl Gathered {
+impl PlanBuilder {
     fn add(&mut self, record: &Record) {
         match record.api {
             Api::BatchSubmit => {
@@ -206,13 +207,13 @@ impl Gathered {
         }
     }
 
-    fn who(&self, record: &Record) -> Who {
+    fn who(&self, record: &Record) -> CallerId {
         match way(record) {
-            CallWay::Waited => Who::Thread(record.thread),
-            CallWay::Batch(batch) => {
-                Who::Thread(self.submitters.get(&(batch, record.start)).copied().unwrap_or(record.thread))
-            }
-            CallWay::Stream(stream) => Who::Stream(stream),
+            CallWay::Waited => CallerId::Thread(record.thread),
+            CallWay::Batch(batch) => CallerId::Thread(
+                self.submitters.get(&(batch, record.start)).copied().unwrap_or(record.thread),
+            ),
+            CallWay::Stream(stream) => CallerId::Stream(stream),
         }
     }
 
@@ -232,7 +233,7 @@ impl Gathered {
             merge(&mut file.read);
             merge(&mut file.written);
         }
-        let mut by_caller: BTreeMap<Who, Vec<Call>> = BTreeMap::new();
+        let mut by_caller: BTreeMap<CallerId, Vec<Call>> = BTreeMap::new();
         for record in &self.moves {
             let file = numbers[&record.file];
             let call = Call {
@@ -269,7 +270,10 @@ impl Gathered {
 
 fn is_damaged(record: &Record) -> bool {
     let end = u64::try_from(record.offset).ok().and_then(|offset| offset.checked_add(record.size));
-    record.file == 0 || end.is_none_or(|end| end > LAST) || record.size > MOST || record.moved() > record.size
+    record.file == 0
+        || end.is_none_or(|end| end > MAX_FILE_END)
+        || record.size > MAX_CALL_BYTES
+        || record.moved() > record.size
 }
 
 fn way(record: &Record) -> CallWay {
@@ -299,7 +303,7 @@ fn learn(file: &mut PlanFile, record: &Record) {
     if moved == 0 {
         return;
     }
-    let range = offset / GRAIN * GRAIN..(offset + moved).next_multiple_of(GRAIN);
+    let range = offset / RANGE_GRAIN * RANGE_GRAIN..(offset + moved).next_multiple_of(RANGE_GRAIN);
     let ranges = if record.api.writes() {
         &mut file.written
     } else {

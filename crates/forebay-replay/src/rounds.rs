@@ -8,7 +8,7 @@ use crate::report::{BusyRange, NotHere, TurnReport};
 use crate::{BUDGET, ROUNDS};
 
 /// What the rounds came to.
-pub(crate) struct Ran {
+pub(crate) struct RoundsDone {
     pub(crate) turns: Vec<TurnReport>,
     pub(crate) not_here: Vec<NotHere>,
     /// Whether it was stopped before the last round had ended.
@@ -37,7 +37,7 @@ impl Rounds {
         &self,
         ways: Vec<&'static str>,
         turn: &mut dyn FnMut(&'static str, &str) -> Result<TurnReport>,
-    ) -> Result<Ran> {
+    ) -> Result<RoundsDone> {
         let begun = Instant::now();
         let (mut left, mut not_here) =
             (ways.into_iter().map(|way| (way, Vec::new())).collect::<Vec<_>>(), Vec::new());
@@ -84,7 +84,7 @@ impl Rounds {
         }
         match stop {
             Some(stop) if ended.is_empty() => Err(stop),
-            stop => Ok(Ran { turns: ended, not_here, is_cut: stop.is_some() }),
+            stop => Ok(RoundsDone { turns: ended, not_here, is_cut: stop.is_some() }),
         }
     }
 
@@ -151,7 +151,7 @@ mod tests {
             }
         };
         let ran = Rounds::of(Some(3)).run(vec!["plain", "p2p", "mapped"], &mut run).unwrap();
-        let Ran { turns, not_here, is_cut } = ran;
+        let RoundsDone { turns, not_here, is_cut } = ran;
         assert!(!is_cut);
         let order: Vec<_> = seen.iter().map(|label| label.split(',').next().unwrap()).collect();
         assert_eq!(order, ["plain", "p2p", "mapped", "mapped", "plain", "plain", "mapped"]);
@@ -172,7 +172,8 @@ mod tests {
                 (_, at) => Ok(turn(way, f64::from(at))),
             }
         };
-        let Ran { turns, not_here, .. } = Rounds::of(Some(2)).run(vec!["plain", "mapped"], &mut run).unwrap();
+        let RoundsDone { turns, not_here, .. } =
+            Rounds::of(Some(2)).run(vec!["plain", "mapped"], &mut run).unwrap();
         let found = |turn: &TurnReport| (turn.way.clone(), turn.busy_range.unwrap().turns);
         let found: Vec<_> = turns.iter().map(found).collect();
         assert_eq!(found, [("mapped".to_owned(), 1), ("plain".to_owned(), 2)]);

@@ -9,7 +9,7 @@ use crate::report::{Against, Judged, ReplayReport, TurnReport};
 use crate::verdict::seconds;
 
 /// Files that are listed by name.
-const LISTED: usize = 8;
+const MAX_LISTED: usize = 8;
 
 /// The report as text.
 pub fn text(report: &ReplayReport) -> String {
@@ -60,11 +60,11 @@ fn files(text: &mut String, report: &ReplayReport) {
         let _ = write!(text, ", of which {} made in {} ({system})", made.clone().count(), plain(folder));
     }
     text.push('\n');
-    for file in made.clone().take(LISTED) {
+    for file in made.clone().take(MAX_LISTED) {
         let why = file.made.as_deref().unwrap_or_default();
         let _ = writeln!(text, "  made for {}: {}", plain(&file.path), plain(why));
     }
-    let more = made.count().saturating_sub(LISTED);
+    let more = made.count().saturating_sub(MAX_LISTED);
     if more > 0 {
         let _ = writeln!(text, "  and {more} more");
     }

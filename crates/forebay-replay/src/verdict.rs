@@ -6,15 +6,16 @@ use crate::report::{Against, Answer, Judged, ReplayReport, TurnReport};
 use crate::rounds::VARIED;
 use crate::{ELECTED, PLAIN};
 
-/// Less than this part is noise.
-const NOISE: f64 = 0.1;
-/// With fewer turns than this their range does not show what chance does: only [`FEW`] times as fast is judged.
-const ENOUGH: usize = 3;
-const FEW: f64 = 2.5;
-/// A gain of less than this part of the whole time is little.
-const LITTLE: f64 = 0.02;
+/// A difference of less than this part of the time counts as noise.
+const NOISE_FRACTION: f64 = 0.1;
+/// Fewer turns than this do not show how much chance varies them.
+const MIN_TURNS: usize = 3;
+/// With fewer than [`MIN_TURNS`] turns a way counts as faster only from this factor on.
+const CLEAR_FACTOR: f64 = 2.5;
+/// A gain of less than this part of the program's time counts as little.
+const SMALL_GAIN: f64 = 0.02;
 /// The engines that spare the copy through host memory.
-const DIRECT: [&str; 3] = ["mapped", "p2p", "rdma"];
+const DIRECT_ENGINES: [&str; 3] = ["mapped", "p2p", "rdma"];
 
 /// Compares each way with the best one of another engine.
 pub(crate) fn compare(turns: &mut [TurnReport]) {
@@ -36,10 +37,12 @@ pub(crate) fn compare(turns: &mut [TurnReport]) {
 fn judge(one: &TurnReport, other: &TurnReport) -> Judged {
     let (Some(own), Some(range)) = (one.busy_range, other.busy_range) else { return Judged::Noise };
     let (quick, slow) = (one.busy_seconds.min(other.busy_seconds), one.busy_seconds.max(other.busy_seconds));
-    let is_few = own.turns.min(range.turns) < ENOUGH;
+    let is_few = own.turns.min(range.turns) < MIN_TURNS;
     let overlap = own.least <= range.greatest && range.least <= own.greatest;
     match slow {
-        _ if overlap || slow - quick <= slow * NOISE || is_few && slow < quick * FEW => Judged::Noise,
+        _ if overlap || slow - quick <= slow * NOISE_FRACTION || is_few && slow < quick * CLEAR_FACTOR => {
+            Judged::Noise
+        }
         _ if one.busy_seconds < other.busy_seconds => Judged::Faster,
         _ => Judged::Slower,
     }
@@ -90,7 +93,7 @@ fn direct(turns: &[TurnReport]) -> Option<&TurnReport> {
 
 /// Whether the direct engines moved most bytes, and nothing failed.
 fn is_direct(turn: &TurnReport) -> bool {
-    let direct = turn.engines.iter().filter(|one| DIRECT.contains(&one.engine.as_str()));
+    let direct = turn.engines.iter().filter(|one| DIRECT_ENGINES.contains(&one.engine.as_str()));
     turn.errors == 0 && direct.map(|one| one.bytes).sum::<u64>() * 2 > turn.bytes
 }
 
@@ -100,7 +103,7 @@ fn why_not(report: &ReplayReport) -> String {
     let failed = report.turns.iter().filter_map(|turn| Some((&turn.way, turn.first_error.as_ref()?)));
     let all = absent.chain(unused.map(|one| (&one.engine, &one.reason))).chain(failed);
     let mut told = Vec::new();
-    for name in DIRECT {
+    for name in DIRECT_ENGINES {
         if let Some((_, reason)) = all.clone().find(|(way, _)| *way == name) {
             told.push(format!("{name}: {reason}"));
         }
@@ -130,7 +133,7 @@ fn compared(direct: &TurnReport, turns: &[TurnReport]) -> (Answer, String) {
     let judged = judge(direct, best);
     let won = best.busy_seconds - direct.busy_seconds;
     let (answer, word) = match judged {
-        Judged::Faster if won < best.seconds * LITTLE => (Answer::HelpsLittle, "would help little"),
+        Judged::Faster if won < best.seconds * SMALL_GAIN => (Answer::HelpsLittle, "would help little"),
         Judged::Faster => (Answer::Helps, "would help"),
         Judged::Slower => (Answer::Slower, "would not help"),
         Judged::Noise => (Answer::Noise, "would make no difference that shows"),
@@ -180,9 +183,9 @@ fn spread(turn: &TurnReport) -> String {
 fn turns_of(one: &TurnReport, other: &TurnReport) -> String {
     let turns = [one, other].iter().filter_map(|turn| Some(turn.busy_range?.turns)).min().unwrap_or(1);
     match turns {
-        turns if turns >= ENOUGH => format!("{turns} turns each"),
+        turns if turns >= MIN_TURNS => format!("{turns} turns each"),
         turns => format!(
-            "{turns} turn{} each, where only {FEW} times as fast is more than noise: --rounds {ENOUGH}, or more",
+            "{turns} turn{} each, where only {CLEAR_FACTOR} times as fast is more than noise: --rounds {MIN_TURNS}, or more",
             if turns == 1 { "" } else { "s" }
         ),
     }

@@ -65,7 +65,9 @@ proptest! {
         let trace = Trace::create(&path).unwrap();
         let names = ["/proc/no", "/dev/null"];
         let _ = names.map(|name| trace.file(name));
-        trace.record_all(&records);
+        for record in &records {
+            trace.record(record);
+        }
         trace.finish();
         if let Ok(plan) = ReplayPlan::load(&path) {
             let replay = Replay { is_fast: true, folder: folder.path().to_owned(), ..Replay::default() };

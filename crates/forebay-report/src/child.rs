@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::model::Why;
 
-/// Between two looks at a process.
-const POLL: Duration = Duration::from_millis(10);
-/// What an interrupted process has to clean up.
-const GRACE: Duration = Duration::from_secs(5);
+/// Sleep between two looks at a process.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Time that an interrupted process gets to clean up before it is killed.
+const GRACE_TIME: Duration = Duration::from_secs(5);
 
 /// A process to run.
 pub(crate) struct Child {
@@ -78,7 +78,7 @@ impl Child {
                     let text = format!("no end after {:.0} s: it was stopped", self.limit.as_secs_f64());
                     break Err(Ended::Failed(Why { text, hint: None }));
                 }
-                Ok(None) => std::thread::sleep(POLL),
+                Ok(None) => std::thread::sleep(POLL_INTERVAL),
                 Err(error) => break Err(failed(format!("cannot wait for it: {error}"))),
             }
         };
@@ -147,7 +147,7 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
 
 /// What was read to its end; nothing where a process that has left the group still holds the pipe.
 fn text(reader: Option<Receiver<String>>) -> String {
-    reader.and_then(|reader| reader.recv_timeout(GRACE).ok()).unwrap_or_default()
+    reader.and_then(|reader| reader.recv_timeout(GRACE_TIME).ok()).unwrap_or_default()
 }
 
 /// Interrupts it, so that it cleans up; kills it if it does not end.
@@ -160,14 +160,14 @@ fn end(child: &mut std::process::Child) {
     }
 }
 
-/// Whether it ends within [`GRACE`].
+/// Whether it ends within [`GRACE_TIME`].
 fn ends(child: &mut std::process::Child) -> bool {
     let asked = Instant::now();
     while matches!(child.try_wait(), Ok(None)) {
-        if asked.elapsed() > GRACE {
+        if asked.elapsed() > GRACE_TIME {
             return false;
         }
-        std::thread::sleep(POLL);
+        std::thread::sleep(POLL_INTERVAL);
     }
     true
 }

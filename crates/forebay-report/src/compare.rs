@@ -7,7 +7,7 @@ use forebay_error::Result;
 
 use crate::folder;
 use crate::model::{Report, Row, State, Table};
-use crate::quantity::{ENOUGH, FAR, Quantity, Verdict, figure, ratio};
+use crate::quantity::{CLEAR_FACTOR, MIN_RUNS, Quantity, Verdict, figure, ratio};
 
 /// A figure of both reports.
 #[derive(Clone, Debug)]
@@ -39,8 +39,9 @@ pub struct Comparison {
 
 /// Compares two reports by their `report.json`; a folder stands for the one in it.
 pub fn compare(old: &Path, new: &Path) -> Result<Comparison> {
-    let load =
-        |path: &Path| folder::load(&if path.is_dir() { path.join(folder::STATE) } else { path.to_owned() });
+    let load = |path: &Path| {
+        folder::load(&if path.is_dir() { path.join(folder::STATE_FILE) } else { path.to_owned() })
+    };
     Ok(Comparison::of(&load(old)?, &load(new)?))
 }
 
@@ -111,7 +112,9 @@ impl Comparison {
             of(Verdict::Noise),
             match of(Verdict::Few) {
                 0 => String::new(),
-                few => format!(", {few} not judged (fewer than {ENOUGH} runs, and less than {FAR}× apart)"),
+                few => format!(
+                    ", {few} not judged (fewer than {MIN_RUNS} runs, and less than {CLEAR_FACTOR}× apart)"
+                ),
             }
         );
         for note in &self.notes {
@@ -125,7 +128,7 @@ impl Comparison {
 /// the other in two of (2n over n) orders.
 fn by_chance(old: &Report, new: &Report) -> Option<String> {
     let fewest =
-        |report: &Report| report.rows().map(|row| row.runs.len()).filter(|runs| *runs >= ENOUGH).min();
+        |report: &Report| report.rows().map(|row| row.runs.len()).filter(|runs| *runs >= MIN_RUNS).min();
     let runs = fewest(old)?.min(fewest(new)?);
     let orders: f64 = (1..=runs).map(|one| (runs + one) as f64 / one as f64).product();
     let one_in = (orders / 2.0).round();

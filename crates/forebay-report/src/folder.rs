@@ -10,10 +10,10 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::model::{Machine, Place, Report, VERSION};
 
 /// The state of the report, from which all else is rendered.
-pub(crate) const STATE: &str = "report.json";
+pub(crate) const STATE_FILE: &str = "report.json";
 /// What people read.
-pub(crate) const PAGES: [&str; 2] = ["report.md", "report.html"];
-const LOCK: &str = ".report.lock";
+pub(crate) const PAGE_FILES: [&str; 2] = ["report.md", "report.html"];
+const LOCK_FILE: &str = ".report.lock";
 
 /// A folder that this process holds.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Folder {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         fs::create_dir_all(path)
             .map_err(|error| explain(&error, "cannot create the folder of the report", path))?;
-        let name = path.join(LOCK);
+        let name = path.join(LOCK_FILE);
         let mut options = OpenOptions::new();
         let options = options.create(true).write(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
         let lock = options.open(&name);
@@ -49,9 +49,9 @@ impl Folder {
     /// The report that is there. To begin `again`, one that this release cannot read is none. What no report wrote is not
     /// replaced.
     pub(crate) fn load(&self, again: bool) -> Result<Option<Report>> {
-        let path = self.path.join(STATE);
+        let path = self.path.join(STATE_FILE);
         if !is_there(&path) {
-            let others = PAGES.map(|name| self.path.join(name));
+            let others = PAGE_FILES.map(|name| self.path.join(name));
             return others.iter().find(|page| is_there(page)).map_or(Ok(None), |page| Err(foreign(page)));
         }
         match load(&path) {
@@ -85,7 +85,7 @@ impl Folder {
         let mut text = serde_json::to_string_pretty(report)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
         text.push('\n');
-        self.write(STATE, &text)
+        self.write(STATE_FILE, &text)
     }
 }
 

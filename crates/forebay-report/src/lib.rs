@@ -30,4 +30,4 @@ pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
 pub use run::{Ended, Finished, Planned, Progress, Watch, run};
 #[doc(hidden)]
 pub use runner::load_machine;
-pub use targets::LEAST_FILE;
+pub use targets::MIN_FILE_BYTES;

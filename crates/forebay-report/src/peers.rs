@@ -13,16 +13,16 @@ use crate::made::Content;
 use crate::model::{Run, Share, Why};
 use crate::work::{Cache, Peer, typed};
 
-/// It ends so where the library is missing.
-const ABSENT: i32 = 3;
+/// Exit code of the script where the library is not installed.
+const EXIT_MISSING: i32 = 3;
 const SCRIPT: &str = include_str!("peers.py");
 /// kvikio reads as the rows beside it do: 8 threads, 4 MiB.
 pub(crate) const VARIABLES: [(&str, &str); 3] =
     [("FOREBAY_PROFILE", "off"), ("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
-/// A tensor of the model.
-const TENSOR: u64 = 32 << 20;
-/// No header of ours is longer.
-const MOST: u64 = 64 << 20;
+/// Bytes of each tensor of the model.
+const TENSOR_BYTES: u64 = 32 << 20;
+/// Longest header that is read: those written here are far shorter.
+const MAX_HEADER: u64 = 64 << 20;
 
 #[derive(Deserialize)]
 struct Load {
@@ -52,7 +52,7 @@ pub(crate) fn command(peer: &Peer) -> String {
 pub(crate) fn child(peer: &Peer, python: &OsStr) -> Child {
     let words = [python.to_owned(), "-c".into(), SCRIPT.into()].into_iter().chain(args(peer));
     let mut child = Child::new(words);
-    child.absent = Some(ABSENT);
+    child.absent = Some(EXIT_MISSING);
     for (name, value) in VARIABLES {
         child.env(name, value);
     }
@@ -88,7 +88,7 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(size: u64) -> Self {
-        let count = (size / TENSOR).max(1);
+        let count = (size / TENSOR_BYTES).max(1);
         Self { header: header(count), count }
     }
 }
@@ -99,7 +99,7 @@ impl Content for Model {
     }
 
     fn len(&self) -> u64 {
-        8 + self.header.len() as u64 + self.count * TENSOR
+        8 + self.header.len() as u64 + self.count * TENSOR_BYTES
     }
 
     fn fills(&self, file: &File) -> bool {
@@ -107,7 +107,7 @@ impl Content for Model {
             let mut len = [0; 8];
             file.read_exact_at(&mut len, 0)?;
             let len = u64::from_le_bytes(len);
-            if len > MOST {
+            if len > MAX_HEADER {
                 return Ok(false);
             }
             let mut text = vec![0; len as usize];
@@ -122,12 +122,12 @@ impl Content for Model {
         let mut head = (self.header.len() as u64).to_le_bytes().to_vec();
         head.extend_from_slice(self.header.as_bytes());
         file.write_all(&head)?;
-        let mut block = vec![0; TENSOR as usize];
+        let mut block = vec![0; TENSOR_BYTES as usize];
         for index in 0..self.count {
             if stopped() {
                 return Ok(false);
             }
-            forebay_gpu::fill_pattern(&mut block, 7, index * TENSOR);
+            forebay_gpu::fill_pattern(&mut block, 7, index * TENSOR_BYTES);
             file.write_all(&block)?;
         }
         Ok(true)
@@ -138,7 +138,7 @@ fn header(count: u64) -> String {
     let mut header = String::from("{");
     for index in 0..count {
         let comma = if index == 0 { "" } else { "," };
-        let (start, end) = (index * TENSOR, (index + 1) * TENSOR);
+        let (start, end) = (index * TENSOR_BYTES, (index + 1) * TENSOR_BYTES);
         let _ = write!(
             header,
             r#"{comma}"layer.{index}.weight":{{"dtype":"F16","shape":[4096,4096],"data_offsets":[{start},{end}]}}"#
@@ -158,8 +158,8 @@ mod tests {
         let model = Model::new(0);
         let mut file = tempfile::tempfile()?;
         assert!(!model.write(&mut file, &|| true)?);
-        assert!(file.metadata()?.len() < TENSOR);
-        assert!(model.fills(&file) && Model::new(9 * TENSOR).fills(&file));
+        assert!(file.metadata()?.len() < TENSOR_BYTES);
+        assert!(model.fills(&file) && Model::new(9 * TENSOR_BYTES).fills(&file));
         file.write_all_at(b"x", 12)?;
         assert!(!model.fills(&file));
         let mut whole = tempfile::tempfile()?;

@@ -77,12 +77,12 @@ pub(crate) struct Planned {
 impl Scale {
     /// About how long it takes to make the file and a model of half its size, in seconds.
     pub(crate) fn making(&self) -> f64 {
-        self.size as f64 * 1.5 / DRIVE
+        self.size as f64 * 1.5 / DRIVE_RATE
     }
 
     /// The same for the load beside busy rows.
     pub(crate) fn filling(&self) -> f64 {
-        self.pick(0.0, FILL, FILL)
+        self.pick(0.0, FILL_SECONDS, FILL_SECONDS)
     }
 }
 
@@ -109,14 +109,14 @@ impl Setup {
     }
 }
 
-/// A process of `forebay bench` beside its timed part: CUDA, memory, the dropped cache.
-const START: f64 = 0.7;
-/// What a drive reads and writes, in bytes per second, until more is known.
-const DRIVE: f64 = 2e9;
-/// A process that imports torch, and starts CUDA.
-const IMPORT: f64 = 6.0;
-/// Memory that is filled beside busy rows.
-const FILL: f64 = 30.0;
+/// Seconds of a `forebay bench` process outside its timed part: starting CUDA, allocating, dropping the cache.
+const START_SECONDS: f64 = 0.7;
+/// Bytes per second that a drive is taken to move, until a run has measured it.
+const DRIVE_RATE: f64 = 2e9;
+/// Seconds of a process that imports torch and starts CUDA.
+const IMPORT_SECONDS: f64 = 6.0;
+/// Seconds that filling the memory beside busy rows takes.
+const FILL_SECONDS: f64 = 30.0;
 
 impl Work {
     /// This, alone on the machine.
@@ -128,16 +128,17 @@ impl Work {
     pub(crate) fn takes(&self, scale: &Scale, ceiling: bool) -> f64 {
         let size = scale.size as f64;
         let (bench, pass) = match &self.run {
-            Program::Peer(peer) => return IMPORT + size / 2.0 / DRIVE + peer.load as f64 * 0.2,
+            Program::Peer(peer) => return IMPORT_SECONDS + size / 2.0 / DRIVE_RATE + peer.load as f64 * 0.2,
             Program::Bench(bench) => (bench, bench.pass as f64),
         };
         let threads = (bench.threads * bench.jobs.len()) as f64;
         // Every thread ends what it has begun.
-        let timed =
-            bench.seconds.map_or(size / DRIVE, |seconds| seconds.max(threads * bench.size as f64 / DRIVE));
+        let timed = bench
+            .seconds
+            .map_or(size / DRIVE_RATE, |seconds| seconds.max(threads * bench.size as f64 / DRIVE_RATE));
         let ceiling = if ceiling && bench.has_ceiling(scale.extent) { timed.min(1.0) + 0.3 } else { 0.0 };
         let look = if self.load.is_some() { 0.5 } else { 0.0 };
-        timed * pass + ceiling + look + START
+        timed * pass + ceiling + look + START_SECONDS
     }
 }
 

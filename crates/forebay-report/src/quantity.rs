@@ -122,12 +122,12 @@ pub struct Summary {
     pub runs: usize,
 }
 
-/// Fewer runs than this do not show what chance does: only a difference of [`FAR`] is judged.
-pub(crate) const ENOUGH: usize = 3;
+/// Fewer runs than this do not show what chance does: only a difference of [`CLEAR_FACTOR`] is judged.
+pub(crate) const MIN_RUNS: usize = 3;
 /// A figure this many times as large is no chance: the disks of this project's own machines varied by up to this.
-pub(crate) const FAR: f64 = 2.5;
+pub(crate) const CLEAR_FACTOR: f64 = 2.5;
 /// A few runs do not show all of their range: it is taken as wider at both ends.
-const WIDER: f64 = 0.01;
+const RANGE_MARGIN: f64 = 0.01;
 
 impl Summary {
     /// Of these values; `None` if there are none.
@@ -145,7 +145,7 @@ impl Summary {
 
     /// Where the value may lie.
     fn range(&self) -> (f64, f64) {
-        (self.min * (1.0 - WIDER), self.max * (1.0 + WIDER))
+        (self.min * (1.0 - RANGE_MARGIN), self.max * (1.0 + RANGE_MARGIN))
     }
 }
 
@@ -182,8 +182,8 @@ pub fn ratio(quantity: Quantity, one: &Summary, base: &Summary) -> Option<(f64, 
     }
     let ((low, high), (base_low, base_high)) = (one.range(), base.range());
     let (less, more) = (one.median.min(base.median), one.median.max(base.median));
-    let is_near = less <= 0.0 || more < less * FAR;
-    let verdict = if one.runs.min(base.runs) < ENOUGH && is_near {
+    let is_near = less <= 0.0 || more < less * CLEAR_FACTOR;
+    let verdict = if one.runs.min(base.runs) < MIN_RUNS && is_near {
         Verdict::Few
     } else if low <= base_high && high >= base_low {
         Verdict::Noise

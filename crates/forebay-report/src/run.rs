@@ -85,11 +85,11 @@ pub trait Watch {
     fn row(&self, table: &crate::model::Table, row: &Row);
 }
 
-/// How long a run may go on when the time limit has passed: a part of the limit, and at least this.
-const OVERTIME: (u32, Duration) = (24, Duration::from_secs(5));
+/// How long a run may go on after the time limit: a 24th of the limit, and at least five seconds.
+const MAX_OVERTIME: (u32, Duration) = (24, Duration::from_secs(5));
 
-/// The least time limit that is advised where a file could not be made.
-const MAKING: Duration = Duration::from_mins(1);
+/// Shortest time limit that the hint names where a file could not be made in time.
+const MIN_TIME_LIMIT: Duration = Duration::from_mins(1);
 
 /// A run of the schedule: table, row.
 type Turn = (usize, usize);
@@ -140,7 +140,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         }
     }
     folder.save(&report)?;
-    let mut maker = Maker {
+    let mut maker = ReportRun {
         order,
         scale,
         folder,
@@ -250,7 +250,7 @@ fn adopt(report: &mut Report, old: Report) {
     }
 }
 
-struct Maker<'a> {
+struct ReportRun<'a> {
     order: &'a Order,
     scale: Scale,
     folder: Folder,
@@ -265,7 +265,7 @@ struct Maker<'a> {
     started: Instant,
 }
 
-impl Maker<'_> {
+impl ReportRun<'_> {
     /// Runs what is missing. Rows of a table that are compared take turns, so that what the machine does meanwhile meets all.
     fn run(&mut self, targets: &[Target]) -> Result<Ended> {
         let mut schedule = self.schedule();
@@ -279,10 +279,10 @@ impl Maker<'_> {
         }
         self.note_sizes();
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
-        let (watch, late) = (self.watch, self.late());
-        let stopped = || watch.stopped() || late();
+        let (watch, is_late) = (self.watch, self.is_late());
+        let stopped = || watch.stopped() || is_late();
         let mut runner = Runner::new(self.order, &stopped);
-        let mut pace = Pace { expected: 0.0, taken: 0.0 };
+        let mut pace = PaceEstimate { expected: 0.0, taken: 0.0 };
         schedule.reverse();
         while let Some(place) = schedule.pop() {
             let Some(work) = self.work(place).filter(|_| self.row(place).is_waiting()).cloned() else {
@@ -315,9 +315,9 @@ impl Maker<'_> {
     }
 
     /// Whether a run, or the making of a file, has gone on for too long behind the time limit.
-    fn late(&self) -> impl Fn() -> bool + use<> {
+    fn is_late(&self) -> impl Fn() -> bool + use<> {
         let (started, limit) = (self.started, self.order.limit);
-        let end = |limit: Duration| limit + (limit / OVERTIME.0).max(OVERTIME.1);
+        let end = |limit: Duration| limit + (limit / MAX_OVERTIME.0).max(MAX_OVERTIME.1);
         move || limit.is_some_and(|limit| started.elapsed() > end(limit))
     }
 
@@ -435,13 +435,13 @@ impl Maker<'_> {
 
     /// Makes a file, and writes down which it is; `false` if it was stopped.
     fn make(&mut self, path: &Path, content: &dyn Content) -> Result<bool> {
-        let (watch, size, late) = (self.watch, content.len(), self.late());
+        let (watch, size, is_late) = (self.watch, content.len(), self.is_late());
         let known = self.file(path).and_then(|one| one.inode);
         let making = || {
             self.made.set(self.made.get() + 1);
             watch.making(path, size);
         };
-        let Some(made) = Made::new(path, content, known, &making, &|| watch.stopped() || late())? else {
+        let Some(made) = Made::new(path, content, known, &making, &|| watch.stopped() || is_late())? else {
             // Had another file been made before, the same command would get further.
             return if watch.stopped() || self.made.get() > 1 {
                 Ok(false)
@@ -458,7 +458,7 @@ impl Maker<'_> {
     /// The time limit passed while the first file was made: the same command would end there again.
     fn too_short(&self, path: &Path) -> Error {
         let limit = self.order.limit.unwrap_or_default();
-        let more = (4 * limit).max(MAKING).as_secs();
+        let more = (4 * limit).max(MIN_TIME_LIMIT).as_secs();
         Error::new(ErrorKind::Timeout, "cannot make the file within the time limit")
             .with("path", path.display())
             .with("limit", format!("{} s", limit.as_secs_f64()))
@@ -503,7 +503,7 @@ impl Maker<'_> {
             self.report.files.iter_mut().filter(|one| !held(&one.path)).for_each(|one| one.inode = None);
             self.folder.save(&self.report)?;
         }
-        let [markdown, html] = folder::PAGES;
+        let [markdown, html] = folder::PAGE_FILES;
         self.folder.write(markdown, &render::markdown(&self.report))?;
         self.folder.write(html, &render::html(&self.report))
     }
@@ -529,13 +529,13 @@ fn groups(table: &crate::model::Table) -> Vec<Vec<usize>> {
     groups.into_iter().map(|(_, rows)| rows).collect()
 }
 
-/// How much longer runs take than was expected.
-struct Pace {
+/// Estimates the time left, from how much longer than expected the runs so far took.
+struct PaceEstimate {
     expected: f64,
     taken: f64,
 }
 
-impl Pace {
+impl PaceEstimate {
     fn add(&mut self, expected: f64, taken: Duration) {
         self.expected += expected;
         self.taken += taken.as_secs_f64();

@@ -13,12 +13,12 @@ use crate::plan::{Planned, Setup};
 use crate::quantity::Quantity;
 use crate::work::{Cache, Io, Work};
 
-/// Rows beyond this are a mistake in the axes.
-const MOST_ROWS: usize = 1000;
+/// Most rows of a table: more are a mistake in the axes.
+const MAX_ROWS: usize = 1000;
 /// How long a run may be, as on the command line.
-const SECONDS: RangeInclusive<f64> = 0.05..=3600.0;
-/// No machine has more threads to give.
-const MOST_THREADS: usize = 1 << 16;
+const RUN_SECONDS: RangeInclusive<f64> = 0.05..=3600.0;
+/// Most threads that a row may ask for.
+const MAX_THREADS: usize = 1 << 16;
 const AXES: [&str; 8] = ["type", "io", "size", "threads", "cache", "engine", "pair", "flags"];
 
 #[derive(Deserialize)]
@@ -99,14 +99,14 @@ fn build(text: &str, setup: &Setup, id: &str) -> Result<Planned> {
     spec.notes.iter().for_each(|note| plan.note(note.clone()));
     plan.table.notes.extend(setup.note_of_host());
     let rows: usize = axes.iter().map(|(_, values)| values.len()).product();
-    if rows > MOST_ROWS {
+    if rows > MAX_ROWS {
         return Err(bad(
             format!("the axes make {rows} rows"),
-            &format!("give them fewer values: at most {MOST_ROWS} rows"),
+            &format!("give them fewer values: at most {MAX_ROWS} rows"),
         ));
     }
     let repeat = spec.repeat.unwrap_or(setup.scale.repeat);
-    if !(1..1000).contains(&repeat) || spec.seconds.is_some_and(|time| !SECONDS.contains(&time)) {
+    if !(1..1000).contains(&repeat) || spec.seconds.is_some_and(|time| !RUN_SECONDS.contains(&time)) {
         return Err(bad(
             "repeat is 1 to 999, seconds are 0.05 to 3600".to_owned(),
             "for example: repeat = 3, seconds = 1",
@@ -213,7 +213,7 @@ fn work(names: &[&str], labels: &[String], spec: &Spec, setup: &Setup) -> Result
             "io" => bench.io = io(label).ok_or_else(wrong)?,
             "size" => bench.size = parse_size(label).map_err(|_| wrong())?,
             "threads" => {
-                let count = label.parse().ok().filter(|count| (1..=MOST_THREADS).contains(count));
+                let count = label.parse().ok().filter(|count| (1..=MAX_THREADS).contains(count));
                 bench.threads = count.ok_or_else(wrong)?;
             }
             "cache" => {

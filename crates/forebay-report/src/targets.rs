@@ -14,11 +14,11 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::made::Content;
 
 /// The name of a file that is made in a directory.
-pub(crate) const NAME: &str = "forebay-report.data";
+pub(crate) const FILE_NAME: &str = "forebay-report.data";
 /// The shortest file that is measured: rows have I/Os of up to 16 MiB.
-pub const LEAST_FILE: u64 = 16 << 20;
-/// Written at a time.
-const BLOCK: usize = 4 << 20;
+pub const MIN_FILE_BYTES: u64 = 16 << 20;
+/// Bytes of one write call.
+const WRITE_BYTES: usize = 4 << 20;
 
 /// A file to measure.
 #[derive(Clone, Debug)]
@@ -37,8 +37,8 @@ pub(crate) struct Target {
     pub(crate) controller: Option<String>,
 }
 
-/// A path that has not answered by then is on a server that is not there.
-const ANSWER: Duration = Duration::from_secs(30);
+/// Longest wait for a path's file system. A path that takes longer is on a server that is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 impl Target {
     /// What is at `path`, if that answers.
@@ -46,8 +46,8 @@ impl Target {
         let (found, answer) = channel();
         let own = path.to_owned();
         std::thread::spawn(move || found.send(Self::find(&own)));
-        answer.recv_timeout(ANSWER).unwrap_or_else(|_| {
-            let message = format!("no answer from the file system in {} s", ANSWER.as_secs());
+        answer.recv_timeout(ANSWER_LIMIT).unwrap_or_else(|_| {
+            let message = format!("no answer from the file system in {} s", ANSWER_LIMIT.as_secs());
             Err(Error::new(ErrorKind::Timeout, message)
                 .with("path", path.display())
                 .hint(format!("forebay doctor {}", path.display())))
@@ -62,7 +62,7 @@ impl Target {
         let given = std::path::absolute(path)
             .map_err(|error| Error::from_io(&error, "cannot use path").with("path", path.display()))?;
         let (file, made) = match fs::metadata(&given) {
-            Ok(found) if found.is_dir() => (given.join(NAME), true),
+            Ok(found) if found.is_dir() => (given.join(FILE_NAME), true),
             Ok(found) if found.is_file() || found.file_type().is_block_device() => (given.clone(), false),
             Ok(_) => return Err(bad("cannot measure: not a file, block device or directory", &given)),
             Err(error) => {
@@ -102,7 +102,7 @@ impl Target {
             // One that is there is replaced.
             let here = fs::symlink_metadata(&self.file).map_or(0, |found| found.blocks() * 512);
             let room = free(&self.given).map_or(u64::MAX, |free| free.saturating_add(here));
-            default.min((room / 4) & !0xF_FFFF).max(LEAST_FILE)
+            default.min((room / 4) & !0xF_FFFF).max(MIN_FILE_BYTES)
         })
     }
 
@@ -126,16 +126,16 @@ pub(crate) fn url(path: &Path) -> Option<&str> {
 
 /// In a file that is shorter a row's I/Os would not have the size that they are said to have.
 fn long_enough(length: u64) -> Result<()> {
-    if length >= LEAST_FILE {
+    if length >= MIN_FILE_BYTES {
         return Ok(());
     }
     Err(Error::new(ErrorKind::InvalidInput, "the file is too short to be measured")
         .with("bytes", length)
-        .hint(format!("name a file of at least {} MiB", LEAST_FILE >> 20)))
+        .hint(format!("name a file of at least {} MiB", MIN_FILE_BYTES >> 20)))
 }
 
 fn length_there(url: &str) -> Result<u64> {
-    let options = forebay_nfs::Options { connections: 1, deadline: ANSWER, ..Default::default() };
+    let options = forebay_nfs::Options { connections: 1, deadline: ANSWER_LIMIT, ..Default::default() };
     Ok(forebay_nfs::open(&forebay_nfs::Url::parse(url)?, &options)?.attributes()?.size)
 }
 
@@ -158,13 +158,13 @@ impl Content for Data {
     }
 
     fn write(&self, file: &mut File, stopped: &dyn Fn() -> bool) -> std::io::Result<bool> {
-        let mut block = vec![0; BLOCK];
+        let mut block = vec![0; WRITE_BYTES];
         let mut at = 0;
         while at < self.0 {
             if stopped() {
                 return Ok(false);
             }
-            let len = BLOCK.min((self.0 - at) as usize);
+            let len = WRITE_BYTES.min((self.0 - at) as usize);
             forebay_gpu::fill_pattern(&mut block[..len], key(), at);
             file.write_all(&block[..len])?;
             at += len as u64;
@@ -174,7 +174,7 @@ impl Content for Data {
 }
 
 fn key() -> u64 {
-    forebay_bench::pattern_key(Path::new(NAME), 0)
+    forebay_bench::pattern_key(Path::new(FILE_NAME), 0)
 }
 
 /// Bytes that are free where `path` is, if its file system counts them.

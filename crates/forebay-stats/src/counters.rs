@@ -179,7 +179,7 @@ impl Counters {
         batch.complete_nanos.fetch_add(nanos(latency), Relaxed);
         for (index, bytes) in [read_bytes, write_bytes].into_iter().enumerate() {
             batch.bytes[index].fetch_add(bytes, Relaxed);
-            self.memory.marks.last_batch[index].store(bytes, Relaxed);
+            self.memory.rare.last_batch[index].store(bytes, Relaxed);
         }
     }
 
@@ -219,7 +219,7 @@ impl Counters {
             sums[0].fetch_add(1, Relaxed);
             sums[1].fetch_add(bytes, Relaxed);
         } else {
-            self.memory.marks.refusals_left_out.fetch_add(1, Relaxed);
+            self.memory.rare.refusals_left_out.fetch_add(1, Relaxed);
         }
     }
 

@@ -44,7 +44,7 @@ impl Files {
     pub(crate) fn count(&self, region: &Live, shard: usize, file: &FileCounter, bytes: u64, nanos: u64) {
         let place = file.place.load(Relaxed);
         if let Some(slot) = slot(place)
-            && region.files[slot].done.load(Relaxed) == place & NUMBER
+            && region.files[slot].done.load(Relaxed) == place & NUMBER_MASK
         {
             add(&region.file_sums[shard][slot], bytes, nanos);
             return;
@@ -69,14 +69,14 @@ impl Files {
             None => match least(region) {
                 (slot, nanos) if nanos < file.apart[2].load(Relaxed) => slot,
                 _ => {
-                    region.marks.files_left_out.store(1, Relaxed);
+                    region.rare.files_left_out.store(1, Relaxed);
                     return;
                 }
             },
         };
         if known.is_none() {
             if names[slot].is_some() {
-                region.marks.files_left_out.store(1, Relaxed);
+                region.rare.files_left_out.store(1, Relaxed);
             }
             for sums in &region.file_sums {
                 let FileSums { ops, bytes, nanos, max_nanos } = &sums[slot];
@@ -93,7 +93,7 @@ impl Files {
         sums.bytes.fetch_add(bytes, Relaxed);
         sums.nanos.fetch_add(nanos, Relaxed);
         sums.max_nanos.fetch_max(max, Relaxed);
-        let number = region.files[slot].done.load(Acquire) & NUMBER;
+        let number = region.files[slot].done.load(Acquire) & NUMBER_MASK;
         file.place.store((slot as u64 + 1) << 48 | number, Relaxed);
     }
 
@@ -107,7 +107,7 @@ impl Files {
     }
 }
 
-const NUMBER: u64 = (1 << 48) - 1;
+const NUMBER_MASK: u64 = (1 << 48) - 1;
 
 fn slot(place: u64) -> Option<usize> {
     ((place >> 48) as usize).checked_sub(1)

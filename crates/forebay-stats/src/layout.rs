@@ -61,7 +61,7 @@ pub(crate) struct RegionHeader<W> {
 
 /// What is written now and then, away from the header's cache lines.
 #[repr(C)]
-pub(crate) struct Marks<W> {
+pub(crate) struct RareWords<W> {
     /// Bytes of the last batch that completed.
     pub(crate) last_batch: [W; 2],
     /// Refusals that found no room.
@@ -166,7 +166,7 @@ pub(crate) struct GpuWords<W> {
 #[repr(C)]
 pub(crate) struct CounterRegion<W> {
     pub(crate) header: RegionHeader<W>,
-    pub(crate) marks: Marks<W>,
+    pub(crate) rare: RareWords<W>,
     pub(crate) shards: [Shard<W>; SHARDS],
     pub(crate) file_sums: [[FileSums<W>; FILES]; SHARDS],
     pub(crate) ticks: [Tick<W>; TICKS],
@@ -365,7 +365,7 @@ mod tests {
     fn the_layout_is_the_documented_one() {
         use std::mem::offset_of;
         let region = [
-            offset_of!(CounterRegion<u64>, marks),
+            offset_of!(CounterRegion<u64>, rare),
             offset_of!(CounterRegion<u64>, shards),
             offset_of!(CounterRegion<u64>, file_sums),
             offset_of!(CounterRegion<u64>, ticks),

@@ -269,7 +269,7 @@ impl Snapshot {
             write: all_devices(sums, &window, 1),
             readv: IoTotals::of(&sums.vector[0], window.rate(&window.sums.vector[0])),
             writev: IoTotals::of(&sums.vector[1], window.rate(&window.sums.vector[1])),
-            batch: batch(sums, &window, region.marks.last_batch),
+            batch: batch(sums, &window, region.rare.last_batch),
             read_sizes: sums.sizes[0],
             write_sizes: sums.sizes[1],
             gpus: (0..GPUS).filter_map(|index| gpu(region, sums, &window, index)).collect(),
@@ -281,9 +281,9 @@ impl Snapshot {
             },
             engines: engines(region, sums),
             refusals: refusals(region, sums),
-            refusals_left_out: region.marks.refusals_left_out,
+            refusals_left_out: region.rare.refusals_left_out,
             files: files(region),
-            files_left_out: region.marks.files_left_out != 0,
+            files_left_out: region.rare.files_left_out != 0,
             notes: notes(region, sums),
         }
     }

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::threads;
 
-/// Descriptors from here on are hardly ever the program's: the kernel gives out the lowest that is free.
-pub const APART: i32 = 512;
+/// The first high descriptor. The program hardly ever has one: the kernel gives out the lowest free number.
+pub const HIGH_DESCRIPTOR: i32 = 512;
 
-/// Descriptors from here on are hardly ever the program's either, and the smallest table has some of them.
-const ASIDE: i32 = 48;
+/// The first descriptor for a copy that must not be low. The smallest table (64 entries) has it, so that taking one never waits.
+const SPARE_DESCRIPTOR: i32 = 48;
 
-/// The process whose table grows now; 0 if none does. A forked child has no such thread.
+/// The process whose table grows now; 0 if none does. A forked child differs: it has no thread that grows its table.
 static GROWS_IN: AtomicU32 = AtomicU32::new(0);
 
 /// Lets the table grow, once in a process, while the caller goes on.
@@ -32,42 +32,43 @@ pub fn make_room() {
             GROWS_IN.store(0, Ordering::Relaxed);
         };
         if threads::spawn("forebay-table", grows).is_err() {
-            // The first high number waits.
+            // No thread: the first caller that takes a high number waits for the kernel instead.
             GROWS_IN.store(0, Ordering::Relaxed);
         }
     }
 }
 
-/// Whether the table grows now, and a high number would wait. What is open for a moment only does better with a low one.
+/// Whether the table grows now, so that taking a high number would wait. A file that is open for a moment only takes a low one then.
 pub fn is_growing() -> bool {
     let grows_in = GROWS_IN.load(Ordering::Relaxed);
     grows_in != 0 && grows_in == std::process::id()
 }
 
-/// Whether this thread is the only one: its process's folder of threads has a link for each, and two of its own.
+/// Whether this thread is the only one of the process: `/proc/self/task` has two links and one for each thread.
 fn is_alone() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/task").is_ok_and(|task| task.nlink() == 3)
 }
 
-/// Copies a file of our own to a high number and closes the copy. While the kernel waits the file is open: a copy of a pipe or socket
-/// of the program's would keep its reader from seeing the end. And it has a number by then that the program does not get.
+/// Makes the table grow: copies a file of our own to a high number, and closes the copy. The copied file stays open while the
+/// kernel waits, so it is not one of the program's: a copy of a pipe would keep its reader from seeing the end. It is moved to
+/// [`SPARE_DESCRIPTOR`] first, so that the program does not get its number meanwhile.
 fn grow() {
     // SAFETY: the name lives through the call; the descriptors are ours alone, and closed only while they are.
     unsafe {
         let first = libc::memfd_create(c"forebay-table".as_ptr(), libc::MFD_CLOEXEC);
         let Some(ours) = identity(first) else { return };
         let close = |fd| (identity(fd) == Some(ours)).then(|| libc::close(fd));
-        let aside = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, ASIDE);
+        let spare = libc::fcntl(first, libc::F_DUPFD_CLOEXEC, SPARE_DESCRIPTOR);
         close(first);
-        let high = libc::fcntl(aside, libc::F_DUPFD_CLOEXEC, APART);
+        let high = libc::fcntl(spare, libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR);
         close(high);
-        close(aside);
+        close(spare);
     }
 }
 
-/// What tells a descriptor's file from others; `None` if it is not open.
-fn identity(fd: i32) -> Option<(u64, u64)> {
+/// Device and inode of a descriptor's file; `None` if it is not open.
+pub(crate) fn identity(fd: i32) -> Option<(u64, u64)> {
     // SAFETY: all-zero bytes are a valid value; it lives through the call.
     unsafe {
         let mut about: libc::stat = std::mem::zeroed();
@@ -89,12 +90,15 @@ mod tests {
     fn the_table_has_room_and_no_descriptor_stays() {
         make_room();
         let since = std::time::Instant::now();
-        while size() <= APART {
+        while size() <= HIGH_DESCRIPTOR {
             assert!(since.elapsed().as_secs() < 20, "{} descriptors fit", size());
             std::thread::yield_now();
         }
-        let stays =
-            || [ASIDE, APART].into_iter().any(|least| (least..least + 16).any(|fd| identity(fd).is_some()));
+        let stays = || {
+            [SPARE_DESCRIPTOR, HIGH_DESCRIPTOR]
+                .into_iter()
+                .any(|least| (least..least + 16).any(|fd| identity(fd).is_some()))
+        };
         while stays() {
             assert!(since.elapsed().as_secs() < 20, "the copy is open");
         }

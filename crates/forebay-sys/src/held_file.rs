@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::mem::ManuallyDrop;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsRawFd;
+
+use crate::descriptor_table::identity;
 
 /// A file that is used, and closed, only while its descriptor still is of it.
 #[derive(Debug)]
@@ -15,13 +17,13 @@ pub struct HeldFile {
 impl HeldFile {
     /// Holds a file.
     pub fn new(file: File) -> Self {
-        let identity = identity(&file);
+        let identity = identity(file.as_raw_fd());
         Self { file: ManuallyDrop::new(file), identity }
     }
 
     /// The file; `None` where the program closed its descriptor.
     pub fn get(&self) -> Option<&File> {
-        (self.identity.is_some() && identity(&self.file) == self.identity).then_some(&*self.file)
+        (self.identity.is_some() && identity(self.file.as_raw_fd()) == self.identity).then_some(&*self.file)
     }
 }
 
@@ -34,14 +36,8 @@ impl Drop for HeldFile {
     }
 }
 
-fn identity(file: &File) -> Option<(u64, u64)> {
-    file.metadata().ok().map(|about| (about.dev(), about.ino()))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]

@@ -28,8 +28,6 @@ fn main() -> Result<()> {
         }
     };
     report("record with two clock readings", paced(&mut clocked));
-    let batch: Vec<_> = (0..BURST).map(|index| call(index, 0)).collect();
-    report("record_all of 100", paced(&mut |_| trace.record_all(&batch)));
     drop(trace);
     // Its content was of no use to anybody.
     let _ = std::fs::remove_file(&path);

@@ -13,7 +13,7 @@ use forebay_sys::HeldFile;
 /// Bytes of a step.
 pub(crate) const STEP: usize = 4 << 20;
 /// Steps of the longest trace: 64 GiB, a thousand million calls.
-const MOST: usize = 16_384;
+const MAX_STEPS: usize = 16_384;
 
 /// The mapped steps of a file.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Steps {
 impl Steps {
     /// None yet.
     pub(crate) fn of(file: File) -> Self {
-        let table = (0..MOST).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        let table = (0..MAX_STEPS).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
         Self { file: HeldFile::new(file), table, made: Mutex::new(0) }
     }
 

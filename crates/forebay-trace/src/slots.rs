@@ -7,7 +7,7 @@ pub(crate) const NAME: u8 = 0x80;
 /// Bytes of the path in a slot.
 const PART: usize = 48;
 /// Paths longer than the kernel takes are cut.
-pub(crate) const LONGEST: usize = 4096;
+pub(crate) const MAX_PATH: usize = 4096;
 
 /// A part of a file's name.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) struct NamePart<'a> {
 
 /// The slots of a name; an empty name has one.
 pub(crate) fn of_name(file: u32, name: &[u8]) -> Vec<RecordSlot> {
-    let name = &name[..name.len().min(LONGEST)];
+    let name = &name[..name.len().min(MAX_PATH)];
     let count = name.len().div_ceil(PART).max(1);
     (0..count)
         .map(|index| {
@@ -44,7 +44,7 @@ pub(crate) fn part(slot: &[u8; RECORD]) -> Option<NamePart<'_>> {
     let total = u32::from_le_bytes(take(slot, 8)) as usize;
     let at = usize::from(u16::from_le_bytes(take(slot, 2))) * PART;
     let len = usize::from(slot[1]);
-    let fits = slot[0] == NAME && len <= PART && total <= LONGEST && at + len <= total;
+    let fits = slot[0] == NAME && len <= PART && total <= MAX_PATH && at + len <= total;
     fits.then(|| NamePart { file: u32::from_le_bytes(take(slot, 4)), at, total, bytes: &slot[16..16 + len] })
 }
 
@@ -54,15 +54,15 @@ mod tests {
 
     #[test]
     fn names_of_all_lengths_come_back() {
-        for len in [0, 1, 47, 48, 49, 96, 500, LONGEST, LONGEST + 10] {
+        for len in [0, 1, 47, 48, 49, 96, 500, MAX_PATH, MAX_PATH + 10] {
             let name: Vec<u8> = (0..len).map(|index| (index % 251) as u8 + 1).collect();
             let mut back = Vec::new();
             for slot in of_name(5, &name) {
                 let part = part(&slot.0).unwrap();
-                assert_eq!((part.file, part.at, part.total), (5, back.len(), len.min(LONGEST)));
+                assert_eq!((part.file, part.at, part.total), (5, back.len(), len.min(MAX_PATH)));
                 back.extend_from_slice(part.bytes);
             }
-            assert_eq!(back, name[..len.min(LONGEST)]);
+            assert_eq!(back, name[..len.min(MAX_PATH)]);
         }
     }
 }

@@ -12,11 +12,11 @@ use crate::read::TraceReader;
 use crate::record::{Api, EngineCode, MemoryCode, Record};
 
 /// Number of slowest calls and files listed.
-const LISTED: usize = 10;
+const MAX_LISTED: usize = 10;
 /// Most intervals of the time line.
-const BUCKETS: usize = 20;
+const MAX_BUCKETS: usize = 20;
 /// The longest latency that is told apart: an hour.
-const LONGEST: u64 = 3_600_000_000_000;
+const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 
 /// A trace in numbers.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -222,14 +222,14 @@ impl Sums {
             return;
         }
         self.slowest.push(*record);
-        if self.slowest.len() >= 64 * LISTED {
+        if self.slowest.len() >= 64 * MAX_LISTED {
             self.cut_slow();
         }
     }
 
     fn cut_slow(&mut self) {
         self.slowest.sort_by_key(|record| (Reverse(record.latency), record.start));
-        self.slowest.truncate(LISTED);
+        self.slowest.truncate(MAX_LISTED);
     }
 
     fn finish<R: Read>(mut self, reader: &TraceReader<R>) -> TraceSummary {
@@ -239,7 +239,7 @@ impl Sums {
         let mut files: Vec<_> = self.files.into_iter().collect();
         let count = files.iter().filter(|(file, _)| *file != 0).count();
         files.sort_by(|(a, left), (b, right)| right.seconds.total_cmp(&left.seconds).then(a.cmp(b)));
-        files.truncate(LISTED);
+        files.truncate(MAX_LISTED);
         TraceSummary {
             pid: header.pid,
             command: header.command_line(),
@@ -286,7 +286,7 @@ impl Sums {
 impl Latencies {
     fn of(api: Api) -> Self {
         let row = ApiRow { api: api.name(), ..ApiRow::default() };
-        Self { row, of: Histogram::new_with_max(LONGEST, 3).ok() }
+        Self { row, of: Histogram::new_with_max(MAX_LATENCY_NS, 3).ok() }
     }
 
     fn add(&mut self, record: &Record) {
@@ -319,7 +319,7 @@ struct TraceTimeline {
 
 impl Default for TraceTimeline {
     fn default() -> Self {
-        Self { width: 100_000, of: vec![[0.0; 2]; BUCKETS] }
+        Self { width: 100_000, of: vec![[0.0; 2]; MAX_BUCKETS] }
     }
 }
 
@@ -327,7 +327,7 @@ impl TraceTimeline {
     /// Adds bytes, spread evenly over the time that they took.
     fn add(&mut self, start: u64, latency: u64, bytes: u64, read: bool) {
         let end = start.saturating_add(latency);
-        while end / self.width >= BUCKETS as u64 {
+        while end / self.width >= MAX_BUCKETS as u64 {
             self.widen();
         }
         let (first, last) = (start / self.width, end / self.width);
@@ -342,7 +342,7 @@ impl TraceTimeline {
     }
 
     fn widen(&mut self) {
-        for index in 0..BUCKETS {
+        for index in 0..MAX_BUCKETS {
             let pair = |at: usize| self.of.get(at).copied().unwrap_or_default();
             let (one, two) = (pair(2 * index), pair(2 * index + 1));
             self.of[index] = [one[0] + two[0], one[1] + two[1]];
@@ -376,7 +376,7 @@ mod tests {
         timeline.add(0, 1_000_000_000, 1_000_000, true);
         timeline.add(0, 0, 500, false);
         let buckets = timeline.buckets();
-        assert!(buckets.len() > BUCKETS / 4 && buckets.len() <= BUCKETS, "{}", buckets.len());
+        assert!(buckets.len() > MAX_BUCKETS / 4 && buckets.len() <= MAX_BUCKETS, "{}", buckets.len());
         let read: u64 = buckets.iter().map(|bucket| bucket.read).sum();
         assert!((999_900..=1_000_100).contains(&read), "{read}");
         assert_eq!(buckets[0].written, 500);
@@ -388,6 +388,6 @@ mod tests {
         let mut timeline = TraceTimeline::default();
         timeline.add(u64::MAX, u64::MAX, u64::MAX, true);
         timeline.add(0, u64::MAX, u64::MAX, false);
-        assert!(timeline.buckets().len() <= BUCKETS);
+        assert!(timeline.buckets().len() <= MAX_BUCKETS);
     }
 }

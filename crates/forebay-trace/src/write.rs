@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 
 use forebay_config::env;
 use forebay_error::{Error, Result};
-use forebay_sys::{forks, threads};
+use forebay_sys::{OwnLine, forks, threads};
 
 use crate::growth::{STEP, Steps};
 use crate::header::{END_AT, HEADER, LOST_AT, TraceHeader};
@@ -41,23 +41,20 @@ pub struct Trace {
 }
 
 struct OpenTrace {
-    /// The next free slot, by itself in its cache lines: all recording threads add to it.
-    next: Apart<AtomicU64>,
+    /// The next free slot, in cache lines of its own: all recording threads add to it.
+    next: OwnLine<AtomicU64>,
     steps: Steps,
     /// CLOCK_MONOTONIC at the start.
     started: u64,
-    /// How many there had been when it was begun.
+    /// Number of forks when the trace was begun: a child that was forked later records nothing.
     forks: u64,
     path: PathBuf,
-    /// Steps that should be there soon.
+    /// Number of steps that the background thread is to have made.
     wanted: AtomicUsize,
     finished: AtomicBool,
     names: Mutex<FileNames>,
     note: Note,
 }
-
-#[repr(align(128))]
-struct Apart<T>(T);
 
 #[derive(Default)]
 struct FileNames {
@@ -96,7 +93,7 @@ impl Trace {
             return Err(error.with("path", path.display()));
         }
         let inner = OpenTrace {
-            next: Apart(AtomicU64::new((HEADER / RECORD) as u64)),
+            next: OwnLine(AtomicU64::new((HEADER / RECORD) as u64)),
             steps,
             started: header.clock_start,
             forks: forks::count(),
@@ -123,11 +120,6 @@ impl Trace {
     #[inline]
     pub fn record(&self, record: &Record) {
         self.put(1, iter::once(record.encode()));
-    }
-
-    /// Records many calls, as the entries of a batch.
-    pub fn record_all(&self, records: &[Record]) {
-        self.put(records.len(), records.iter().map(Record::encode));
     }
 
     /// The number of a file in this trace, by its name. The same name has the same number (unless very many files
@@ -164,7 +156,7 @@ impl Trace {
         if count == 0 || inner.is_elsewhere() {
             return;
         }
-        let first = inner.next.0.fetch_add(count as u64, Ordering::Relaxed);
+        let first = inner.next.fetch_add(count as u64, Ordering::Relaxed);
         if first & CLOSED != 0 {
             inner.lose(count as u64);
             return;
@@ -198,7 +190,7 @@ impl OpenTrace {
     }
 
     fn is_closed(&self) -> bool {
-        self.next.0.load(Ordering::Acquire) & CLOSED != 0
+        self.next.load(Ordering::Acquire) & CLOSED != 0
     }
 
     #[inline]
@@ -232,7 +224,7 @@ impl OpenTrace {
 
     /// Ends recording before its time.
     fn stop(&self, error: &Error) {
-        if self.next.0.fetch_or(CLOSED, Ordering::AcqRel) & CLOSED == 0 {
+        if self.next.fetch_or(CLOSED, Ordering::AcqRel) & CLOSED == 0 {
             let mut note = Error::new(error.kind(), format!("tracing stopped: {}", error.message()))
                 .with("path", self.path.display());
             for hint in error.hints() {
@@ -257,7 +249,7 @@ impl OpenTrace {
         }
     }
 
-    /// The grower's life: makes what is wanted, ahead of the writers.
+    /// The background thread: makes the wanted steps, ahead of the writers.
     fn grow(&self) {
         let mut made = 0;
         while !self.is_closed() {
@@ -279,7 +271,7 @@ impl OpenTrace {
         }
         let now = time::monotonic().saturating_sub(self.started);
         self.header_word(END_AT, |word| word.store(now, Ordering::Relaxed));
-        let used = self.next.0.fetch_or(CLOSED, Ordering::AcqRel);
+        let used = self.next.fetch_or(CLOSED, Ordering::AcqRel);
         // Threads that still write have slots below `used`. A trace that had to stop is full to its end.
         if used & CLOSED == 0 {
             self.steps.cut(used * RECORD as u64);
@@ -291,14 +283,14 @@ impl Drop for Trace {
     fn drop(&mut self) {
         let grower = self.grower.take().flatten();
         if self.inner.is_elsewhere() {
-            // The thread is the parent's.
+            // The thread belongs to the parent process: nothing can be joined here.
             std::mem::forget(grower);
             return;
         }
         self.inner.finish();
         if let Some(grower) = grower {
             grower.thread().unpark();
-            // It has nothing to tell.
+            // The thread returns nothing; a panic of it has been reported by the panic hook.
             let _ = grower.join();
         }
     }

@@ -59,7 +59,8 @@ fn everything_comes_back() {
         result: -5,
         address: 0x7000,
     };
-    trace.record_all(&[record, read(0, 1)]);
+    trace.record(&record);
+    trace.record(&read(0, 1));
     drop(trace);
     let mut reader = TraceReader::open(&path).unwrap();
     assert_eq!(reader.by_ref().map(Result::unwrap).collect::<Vec<_>>(), [record, read(0, 1)]);
@@ -243,7 +244,8 @@ fn a_cut_trace_has_its_whole_records() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t");
     let trace = Trace::create(&path).unwrap();
-    trace.record_all(&[read(1, 1), read(2, 1)]);
+    trace.record(&read(1, 1));
+    trace.record(&read(2, 1));
     drop(trace);
     let bytes = std::fs::read(&path).unwrap();
     let cut = TraceReader::new(Cursor::new(&bytes[..bytes.len() - 1])).unwrap();

@@ -167,8 +167,6 @@ impl Post {
     pub const PLAIN: Self = Self { fence: false, quiet: false, invalidate: None };
     /// No completion if it succeeds.
     pub const QUIET: Self = Self { quiet: true, ..Self::PLAIN };
-    /// Behind earlier READs and invalidations.
-    pub const FENCED: Self = Self { fence: true, ..Self::PLAIN };
 }
 
 /// Why a connection is down.

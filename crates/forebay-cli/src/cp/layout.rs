@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use forebay_engine::ReadPiece;
 
 /// Pieces of one buffer: files of many small pieces make few calls, too.
-const MOST_PIECES: usize = 1024;
+const MAX_PIECES: usize = 1024;
 
 /// The parts of a file's first `len` bytes that are no holes: all of them where the file system does not tell, or
 /// nothing is given to ask.
@@ -43,7 +43,7 @@ pub(super) fn loads(ranges: Vec<Range<u64>>, room: usize) -> Vec<Vec<ReadPiece>>
     for mut range in ranges {
         while range.start < range.end {
             let filled = pieces.last().map_or(0, |piece| piece.range.end);
-            if filled == room || pieces.len() == MOST_PIECES {
+            if filled == room || pieces.len() == MAX_PIECES {
                 loads.push(std::mem::take(&mut pieces));
                 continue;
             }

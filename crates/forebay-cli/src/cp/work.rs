@@ -15,12 +15,13 @@ use forebay_gpu::Device;
 
 use super::layout;
 use super::receipt_sum::ReceiptSum;
-use crate::console::{Failure, Live};
+use crate::console::{Failure, ProgressLine};
 use crate::interrupt::Guard;
 
-/// Bytes per buffer, and buffers.
-const CHUNK: usize = 16 << 20;
-const RING: usize = 4;
+/// Bytes per buffer.
+const BUFFER_BYTES: usize = 16 << 20;
+/// Buffers in use: some are read while others are written.
+const BUFFERS: usize = 4;
 
 pub(super) struct Work<'a> {
     session: &'a Session,
@@ -35,7 +36,7 @@ pub(super) struct Work<'a> {
     is_plain: bool,
     read: ReceiptSum,
     write: ReceiptSum,
-    pub(super) live: Live,
+    pub(super) live: ProgressLine,
     started: Instant,
 }
 
@@ -56,7 +57,7 @@ impl<'a> Work<'a> {
             is_plain: false,
             read: ReceiptSum::default(),
             write: ReceiptSum::default(),
-            live: Live::new("cp"),
+            live: ProgressLine::new("cp"),
             started: Instant::now(),
         }
     }
@@ -73,13 +74,13 @@ impl<'a> Work<'a> {
             // The target is new: what is not written stays a hole.
             self.target.set_len(len)?;
         }
-        self.pump(layout::loads(ranges, CHUNK), data)
+        self.pump(layout::loads(ranges, BUFFER_BYTES), data)
     }
 
     /// Reads ahead and writes behind over a ring of buffers.
     fn pump(&mut self, loads: Vec<Vec<ReadPiece>>, data: u64) -> Result<(), Failure> {
-        let room = data.min(CHUNK as u64) as usize;
-        let mut free: Vec<Buffer> = (0..loads.len().min(RING))
+        let room = data.min(BUFFER_BYTES as u64) as usize;
+        let mut free: Vec<Buffer> = (0..loads.len().min(BUFFERS))
             .map(|_| Buffer::new(self.device.clone(), room))
             .collect::<Result<_, _>>()?;
         let mut loads = loads.into_iter();
@@ -95,7 +96,7 @@ impl<'a> Work<'a> {
                 let ticket = self.session.read_batch(self.source, &load, buffer)?;
                 reading.push_back((load, ticket));
             }
-            let writes_next = reading.is_empty() || (writing.len() >= RING / 2 && free.is_empty());
+            let writes_next = reading.is_empty() || (writing.len() >= BUFFERS / 2 && free.is_empty());
             if writes_next && let Some(ticket) = writing.pop_front() {
                 let (receipt, buffer) = ticket.wait().into_result()?;
                 done += receipt.bytes();
@@ -123,7 +124,7 @@ impl<'a> Work<'a> {
             refuse_interrupted()?;
             part.clear();
             Read::by_ref(&mut plain)
-                .take(CHUNK as u64)
+                .take(BUFFER_BYTES as u64)
                 .read_to_end(&mut part)
                 .map_err(|error| failed(&error))?;
             if part.is_empty() {

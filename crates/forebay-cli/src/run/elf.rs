@@ -15,7 +15,7 @@ const DT_STRTAB: u64 = 5;
 const DT_STRSZ: u64 = 10;
 const DT_SONAME: u64 = 14;
 /// Tables of honest files are far smaller.
-const MOST: u64 = 64 << 20;
+const MAX_TABLE_BYTES: u64 = 64 << 20;
 
 /// A program or a library.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -95,7 +95,7 @@ fn dynamic(file: &File, segments: &[Segment], elf: &mut Elf) -> Option<()> {
 }
 
 fn bytes(file: &File, offset: u64, len: u64) -> Option<Vec<u8>> {
-    if len > MOST {
+    if len > MAX_TABLE_BYTES {
         return None;
     }
     let mut bytes = vec![0; len as usize];

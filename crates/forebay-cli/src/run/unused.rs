@@ -11,7 +11,7 @@ use forebay_config::{env, files};
 use super::elf;
 
 /// The longest script that is searched for a name.
-const SCRIPT: u64 = 1 << 20;
+const MAX_SCRIPT_BYTES: u64 = 1 << 20;
 
 /// What kept the program away, with hints.
 #[derive(Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn names(command: &[OsString], name: &str) -> bool {
         // Programs are not searched: they may have the name of everything that they can do.
         let is_script = |text: &String| !text.contains('\0');
         has(word.as_bytes())
-            || files::read_plain(Path::new(word), SCRIPT)
+            || files::read_plain(Path::new(word), MAX_SCRIPT_BYTES)
                 .is_ok_and(|text| is_script(&text) && has(text.as_bytes()))
     })
 }

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::parameters::{ArrayParameter, BoolParameter, SizeParameter, StringParameter};
 use super::table::KEYS;
+use crate::env::edit_distance;
 
 /// A key of `cufile.json`.
 #[derive(Clone, Copy, Debug)]
@@ -310,29 +311,13 @@ pub(super) fn misplaced(path: &str) -> (String, Option<&'static Key>) {
     let what = if section.is_empty() { "no such section" } else { "no such key" };
     let near = neighbours()
         .filter(|(home, part)| rest(home, section) == Some(0) && !part.contains('*'))
-        .map(|(_, part)| (distance(name, part), part))
+        .map(|(_, part)| (edit_distance(name, part), part))
         .min()
         .filter(|(distance, part)| *distance <= 1 + part.len() / 6);
     match near {
         Some((_, part)) => (format!("{what}; did you mean \"{part}\"?"), None),
         None => (what.to_owned(), None),
     }
-}
-
-/// How many letters must change to make one word the other.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (line, c) in one.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = line + 1;
-        for (column, &d) in other.iter().enumerate() {
-            let changed = corner + usize::from(c != d);
-            corner = row[column + 1];
-            row[column + 1] = changed.min(corner + 1).min(row[column] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 #[cfg(test)]
@@ -370,10 +355,5 @@ mod tests {
         assert_eq!(told("properties.io_batch_size"), "no such key; did you mean \"io_batchsize\"?");
         assert_eq!(told("properties.colour"), "no such key");
         assert_eq!(misplaced("properties.max_io_threads").1.unwrap().name, "execution.max_io_threads");
-    }
-
-    #[test]
-    fn distances() {
-        assert_eq!((distance("", "abc"), distance("abc", "abc"), distance("abz", "xabc")), (3, 0, 2));
     }
 }

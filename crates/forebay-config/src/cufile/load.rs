@@ -14,7 +14,7 @@ use super::table::KEYS;
 use crate::{env, files};
 
 /// The most bytes of a `cufile.json`.
-const MOST: u64 = 1 << 20;
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The file that is read if [`PATH_VARIABLE`] names none.
 pub const PATH: &str = "/etc/cufile.json";
@@ -49,7 +49,7 @@ impl Settings {
     /// Reads the file and this process's environment.
     pub fn from_env() -> Loaded {
         let lookup = |name: &str| env::value(name).map(|value| value.to_string_lossy().into_owned());
-        let mut loaded = Self::load(lookup, |path| files::read_plain(path, MOST));
+        let mut loaded = Self::load(lookup, |path| files::read_plain(path, MAX_FILE_BYTES));
         if env::is_elevated() {
             // A log in a folder that everybody may write to is a way to any file.
             loaded.settings.log = Log { level: loaded.settings.log.level, ..Log::default() };

@@ -2,7 +2,7 @@
 
 use super::blocker::{Blocker, RouteFindings};
 use super::memory::BarMemory;
-use crate::gpu::GpuFacts;
+use crate::gpu::{BUS, GpuFacts};
 use crate::machine::MachineFacts;
 use crate::system::System;
 
@@ -101,7 +101,7 @@ fn found_options(system: &dyn System) -> Option<String> {
 
 /// Why there is no such memory, though the driver could have some.
 fn not_published(system: &dyn System, gpu: &GpuFacts, options: Option<String>) -> Blocker {
-    let dir = format!("/sys/bus/pci/devices/{}/p2pmem", gpu.pci);
+    let dir = format!("{BUS}/{}/p2pmem", gpu.pci);
     let text = format!("the driver publishes no P2P memory for the GPU (no {dir})");
     if let Some(mib) = gpu.bar1_mib
         && gpu.memory > 0

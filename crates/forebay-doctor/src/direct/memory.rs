@@ -3,10 +3,8 @@
 use serde::Serialize;
 
 use super::blocker::{Blocker, RouteFindings};
-use crate::gpu::GpuFacts;
+use crate::gpu::{BUS, GpuFacts};
 use crate::system::System;
-
-const BUS: &str = "/sys/bus/pci/devices";
 
 /// Who offers the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

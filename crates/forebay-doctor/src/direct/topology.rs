@@ -4,11 +4,9 @@ use serde::Serialize;
 
 use super::blocker::{Blocker, RouteFindings};
 use super::memory::BarMemory;
-use crate::gpu::{acs_redirects, is_pci_address};
+use crate::gpu::{BUS, acs_redirects, is_pci_address};
 use crate::machine::MachineFacts;
 use crate::system::System;
-
-const BUS: &str = "/sys/bus/pci/devices";
 
 /// How bytes would travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

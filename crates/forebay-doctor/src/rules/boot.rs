@@ -3,14 +3,14 @@
 use super::nfs;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity, quoted};
-use crate::nfs::{Configured, Mounted};
+use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 use crate::storage::mounts;
 
 pub(super) fn find(
     facts: &Facts<'_>,
-    mounted: &[Mounted],
-    configured: &[Configured],
+    mounted: &[MountedNfs],
+    configured: &[ConfiguredMount],
     ports: &[Port],
     found: &mut Findings,
 ) {
@@ -37,7 +37,7 @@ pub(super) fn find(
 }
 
 /// The line of fstab that makes this mount.
-fn line_of(mount: &Mounted) -> String {
+fn line_of(mount: &MountedNfs) -> String {
     let mut changes = Vec::new();
     if mount.option("port").is_none() {
         changes.push("port=20049");
@@ -61,7 +61,7 @@ fn automatic(facts: &Facts<'_>, point: &str) -> bool {
     points.any(|dir| point.starts_with(dir.as_str()))
 }
 
-fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {
+fn missing(one: &ConfiguredMount, mounted: &[MountedNfs], found: &mut Findings) {
     if !one.at_boot || mounted.iter().any(|mount| mount.line.point == one.point) {
         return;
     }
@@ -82,7 +82,7 @@ fn missing(one: &Configured, mounted: &[Mounted], found: &mut Findings) {
     finding.seen(&one.place, &one.text).seen("/proc/self/mountinfo", format!("no NFS at {}", one.point));
 }
 
-fn unit(one: &Configured, found: &mut Findings) {
+fn unit(one: &ConfiguredMount, found: &mut Findings) {
     // systemd orders NFS behind the network by itself, unless it is told not to.
     let is_off = |line: &&str| {
         let value = line.trim().strip_prefix("DefaultDependencies=").map(|value| value.trim().to_lowercase());
@@ -101,7 +101,7 @@ fn unit(one: &Configured, found: &mut Findings) {
     found.add("unit-network", Severity::Note, said, Some(&fix)).seen(&one.place, line);
 }
 
-fn port(one: &Configured, found: &mut Findings) {
+fn port(one: &ConfiguredMount, found: &mut Findings) {
     if !one.is_rdma() || one.has_port() {
         return;
     }
@@ -113,7 +113,7 @@ fn port(one: &Configured, found: &mut Findings) {
 }
 
 /// Adds the port behind `rdma`, as an option of its own: in fstab of this point's lines, in a unit of `Options=`.
-fn add_port(one: &Configured) -> String {
+fn add_port(one: &ConfiguredMount) -> String {
     let (lines, before, then) = if one.unit.is_some() {
         (r"^\s*Options=".to_owned(), r"\s*Options=\s*", "; sudo systemctl daemon-reload")
     } else {
@@ -154,12 +154,12 @@ fn listed(facts: &Facts<'_>) -> Vec<String> {
 
 fn modules(
     facts: &Facts<'_>,
-    mounted: &[Mounted],
-    configured: &[Configured],
+    mounted: &[MountedNfs],
+    configured: &[ConfiguredMount],
     ports: &[Port],
     found: &mut Findings,
 ) {
-    let is_there = mounted.iter().any(Mounted::is_rdma);
+    let is_there = mounted.iter().any(MountedNfs::is_rdma);
     let is_wanted = configured.iter().any(|one| one.is_rdma() && one.at_boot);
     if !is_there && !is_wanted {
         return;

@@ -2,6 +2,7 @@
 
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
+use crate::gpu::BUS;
 use crate::machine::meminfo;
 use crate::storage::{DiskKind, StoragePlace};
 
@@ -70,7 +71,7 @@ fn queue(facts: &Facts<'_>, place: &StoragePlace, disk: &str, found: &mut Findin
 }
 
 fn link(facts: &Facts<'_>, disk: &str, pci: &str, found: &mut Findings) {
-    let path = |file: &str| format!("/sys/bus/pci/devices/{pci}/{file}");
+    let path = |file: &str| format!("{BUS}/{pci}/{file}");
     let text = |file: &str| facts.system.text(&path(file));
     for (what, now, most) in
         [("lanes", "current_link_width", "max_link_width"), ("GT/s", "current_link_speed", "max_link_speed")]

@@ -3,7 +3,7 @@
 use crate::exercise::Hinted;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
-use crate::gpu::GpuFacts;
+use crate::gpu::{BUS, GpuFacts};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     for gpu in facts.gpus.iter().filter(|gpu| gpu.maker == "AMD" && gpu.index.is_none()) {
@@ -24,7 +24,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
 }
 
 fn bus_file(gpu: &GpuFacts) -> String {
-    format!("/sys/bus/pci/devices/{}/vendor", gpu.pci)
+    format!("{BUS}/{}/vendor", gpu.pci)
 }
 
 /// The driver offers no GPU.
@@ -64,7 +64,7 @@ fn none(facts: &Facts<'_>, on_bus: Option<&GpuFacts>, why: &Hinted, found: &mut 
                 "use a machine with an NVIDIA GPU; forebay works with host memory until then"
             };
             let finding = found.add("no-gpu", Severity::Slower, text, Some(fix));
-            finding.seen("/sys/bus/pci/devices/*/vendor", "none is 0x10de with a GPU's class");
+            finding.seen(&format!("{BUS}/*/vendor"), "none is 0x10de with a GPU's class");
         }
     }
 }

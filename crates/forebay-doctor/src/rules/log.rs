@@ -2,11 +2,11 @@
 
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity, quoted};
-use crate::nfs::{Configured, Mounted};
+use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 
 /// What concerns transfers, in a denial of AppArmor or SELinux.
-const CONCERNS: [&str; 12] = [
+const TRANSFER_FILES: [&str; 12] = [
     "nvidia",
     "infiniband",
     "uverbs",
@@ -21,7 +21,7 @@ const CONCERNS: [&str; 12] = [
     "/dev/shm",
 ];
 /// What the kernel and mount.nfs say when a mount fails: parts of the line, what they mean, what to do.
-const MOUNT_FAILS: [(&[&str], &str, &str); 4] = [
+const MOUNT_FAILURES: [(&[&str], &str, &str); 4] = [
     (
         &[
             "nfs4_discover_server_trunking unhandled error",
@@ -55,8 +55,8 @@ const RECENT_S: f64 = 3600.0;
 
 pub(super) fn find(
     facts: &Facts<'_>,
-    mounted: &[Mounted],
-    configured: &[Configured],
+    mounted: &[MountedNfs],
+    configured: &[ConfiguredMount],
     ports: &[Port],
     found: &mut Findings,
 ) {
@@ -74,7 +74,8 @@ pub(super) fn find(
     let uptime = facts.system.text("/proc/uptime").filter(|_| facts.log.is_none());
     let uptime = uptime.and_then(|text| text.split_whitespace().next()?.parse().ok());
     let log = Log { text, place, uptime };
-    let missing = |one: &Configured| one.at_boot && mounted.iter().all(|mount| mount.line.point != one.point);
+    let missing =
+        |one: &ConfiguredMount| one.at_boot && mounted.iter().all(|mount| mount.line.point != one.point);
     let nfs_lacks = mounted.is_empty() || configured.iter().any(missing);
     not_responding(facts, &log, mounted, found);
     mount_fails(&log, nfs_lacks, found);
@@ -110,7 +111,7 @@ impl Log {
 }
 
 /// `nfs: server NAME not responding, still trying`, until `nfs: server NAME OK`.
-fn not_responding(facts: &Facts<'_>, log: &Log, mounted: &[Mounted], found: &mut Findings) {
+fn not_responding(facts: &Facts<'_>, log: &Log, mounted: &[MountedNfs], found: &mut Findings) {
     let server = |line: &str, end: &str| {
         let (_, rest) = line.split_once("nfs: server ")?;
         Some(rest.split_once(end)?.0.to_owned())
@@ -119,7 +120,7 @@ fn not_responding(facts: &Facts<'_>, log: &Log, mounted: &[Mounted], found: &mut
     let name = server(last, " not responding").unwrap_or_default();
     let after = log.text.rsplit_once(last).map_or("", |(_, after)| after);
     let back = after.lines().any(|line| server(line, " OK").as_deref() == Some(name.as_str()));
-    let of_it = |mount: &Mounted| {
+    let of_it = |mount: &MountedNfs| {
         mount.option("addr") == Some(name.as_str()) || mount.line.source.starts_with(&format!("{name}:"))
     };
     let points = || mounted.iter().filter(|mount| of_it(mount)).map(|mount| mount.line.point.as_str());
@@ -158,7 +159,7 @@ fn of_mounts(log: &Log, line: &str, nfs_lacks: bool) -> Severity {
 }
 
 fn mount_fails(log: &Log, nfs_lacks: bool, found: &mut Findings) {
-    for (parts, text, fix) in MOUNT_FAILS {
+    for (parts, text, fix) in MOUNT_FAILURES {
         let Some((last, seen)) = log.last(|line| parts.iter().any(|part| line.contains(part))) else {
             continue;
         };
@@ -193,7 +194,7 @@ fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
         if ours && log.is_recent(line) { Severity::Blocks } else { Severity::Note }
     };
     let is = |mark: &'static str| {
-        move |line: &str| line.contains(mark) && CONCERNS.iter().any(|word| line.contains(word))
+        move |line: &str| line.contains(mark) && TRANSFER_FILES.iter().any(|word| line.contains(word))
     };
     if let Some((last, seen)) = log.last(is("apparmor=\"DENIED\"")) {
         let profile = last.split_once("profile=\"").and_then(|(_, rest)| rest.split('"').next());

@@ -3,26 +3,26 @@
 use crate::engines::size;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity, quoted};
-use crate::nfs::{Calls, Mounted};
+use crate::nfs::{CallCounters, MountedNfs};
 use crate::rdma::Port;
 
 /// Fewer calls prove nothing.
-const ENOUGH: u64 = 100;
+const MIN_CALLS: u64 = 100;
 /// A server that has the bytes in memory answers within a fraction of this, and of what they take at 1 GB/s.
 const SLOW_SERVER_MS: f64 = 5.0;
 /// Calls wait here for a free slot.
 const SLOW_QUEUE_MS: f64 = 1.0;
 
 /// The mounts that are asked about: those of the places asked for, or all.
-pub(super) fn relevant<'a>(facts: &Facts<'_>, mounted: &'a [Mounted]) -> Vec<(&'a Mounted, bool)> {
-    let asked = |mount: &Mounted| {
+pub(super) fn relevant<'a>(facts: &Facts<'_>, mounted: &'a [MountedNfs]) -> Vec<(&'a MountedNfs, bool)> {
+    let asked = |mount: &MountedNfs| {
         facts.places.iter().any(|place| place.asked && place.mount_point == mount.line.point)
     };
     let any = facts.places.iter().any(|place| place.asked);
     mounted.iter().map(|mount| (mount, asked(mount))).filter(|(_, asked)| *asked || !any).collect()
 }
 
-pub(super) fn find(facts: &Facts<'_>, mounted: &[Mounted], ports: &[Port], found: &mut Findings) {
+pub(super) fn find(facts: &Facts<'_>, mounted: &[MountedNfs], ports: &[Port], found: &mut Findings) {
     for (mount, asked) in relevant(facts, mounted) {
         if mount.is_rdma() {
             version(mount, found);
@@ -35,7 +35,7 @@ pub(super) fn find(facts: &Facts<'_>, mounted: &[Mounted], ports: &[Port], found
 }
 
 /// What client and server agreed upon, as evidence.
-fn options(mount: &Mounted) -> String {
+fn options(mount: &MountedNfs) -> String {
     let mut kept: Vec<String> = Vec::new();
     for name in ["vers", "rsize", "wsize", "nconnect", "proto", "port"] {
         kept.extend(mount.option(name).map(|value| format!("{name}={value}")));
@@ -44,14 +44,14 @@ fn options(mount: &Mounted) -> String {
 }
 
 /// How to mount it again, with these options in place of its own of their names.
-fn mount_again(mount: &Mounted, changes: &[&str]) -> String {
+fn mount_again(mount: &MountedNfs, changes: &[&str]) -> String {
     let (source, point) = (quoted(&mount.line.source), quoted(&mount.line.point));
     let options = quoted(&with(mount, changes));
     format!("sudo umount {point} && sudo mount -t nfs -o {options} {source} {point}")
 }
 
 /// How to mount it over RDMA. Versions 3 and 4.0 are what servers do there most reliably.
-fn remount(mount: &Mounted, version: &str) -> String {
+fn remount(mount: &MountedNfs, version: &str) -> String {
     let proto = if mount.nfs.transport.ends_with('6') { "proto=rdma6" } else { "proto=rdma" };
     let version = format!("vers={version}");
     let mut changes = vec![version.as_str(), proto, "port=20049"];
@@ -62,14 +62,14 @@ fn remount(mount: &Mounted, version: &str) -> String {
 }
 
 /// The options of a mount with some in place of its own. Defaults are left out, and what the kernel adds by itself.
-pub(super) fn with(mount: &Mounted, changes: &[&str]) -> String {
-    const LEFT_OUT: [&str; 8] =
+pub(super) fn with(mount: &MountedNfs, changes: &[&str]) -> String {
+    const DEFAULT_OPTIONS: [&str; 8] =
         ["rw", "relatime", "seclabel", "addr", "clientaddr", "mountaddr", "mountport", "namlen"];
     let name = |option: &str| option.split('=').next().unwrap_or_default().to_owned();
     let mut all: Vec<&str> = changes.to_vec();
     for option in mount.line.options.split(',').chain(mount.line.flags.split(',')) {
         let own = name(option);
-        if !LEFT_OUT.contains(&own.as_str())
+        if !DEFAULT_OPTIONS.contains(&own.as_str())
             && !all.contains(&option)
             && changes.iter().all(|change| name(change) != own)
         {
@@ -79,8 +79,8 @@ pub(super) fn with(mount: &Mounted, changes: &[&str]) -> String {
     all.join(",")
 }
 
-fn not_rdma(facts: &Facts<'_>, mount: &Mounted, ports: &[Port], asked: bool, found: &mut Findings) {
-    let Mounted { line, nfs, .. } = mount;
+fn not_rdma(facts: &Facts<'_>, mount: &MountedNfs, ports: &[Port], asked: bool, found: &mut Findings) {
+    let MountedNfs { line, nfs, .. } = mount;
     let transport = &nfs.transport;
     let version = if nfs.version == "3" { "3" } else { "4.0" };
     if let Some(port) = ports.iter().find(|port| port.is_active()) {
@@ -98,8 +98,8 @@ fn not_rdma(facts: &Facts<'_>, mount: &Mounted, ports: &[Port], asked: bool, fou
     }
 }
 
-fn version(mount: &Mounted, found: &mut Findings) {
-    let Mounted { line, nfs, .. } = mount;
+fn version(mount: &MountedNfs, found: &mut Findings) {
+    let MountedNfs { line, nfs, .. } = mount;
     if matches!(nfs.version.as_str(), "3" | "4.0") {
         return;
     }
@@ -111,10 +111,10 @@ fn version(mount: &Mounted, found: &mut Findings) {
     finding.seen("/proc/self/mountinfo", options(mount));
 }
 
-fn calls(mount: &Mounted, found: &mut Findings) {
+fn calls(mount: &MountedNfs, found: &mut Findings) {
     let point = &mount.line.point;
     for (name, calls) in [("READ", mount.counted.read), ("WRITE", mount.counted.write)] {
-        if calls.count < ENOUGH {
+        if calls.count < MIN_CALLS {
             continue;
         }
         let (queue, server) = (calls.mean(calls.queue_ms), calls.mean(calls.server_ms));
@@ -158,17 +158,17 @@ fn calls(mount: &Mounted, found: &mut Findings) {
     }
 }
 
-fn seen(name: &str, calls: Calls) -> String {
+fn seen(name: &str, calls: CallCounters) -> String {
     format!(
         "{name}: {} calls, {} sent, queue {} ms, server {} ms, in all {} ms",
         calls.count, calls.sent, calls.queue_ms, calls.server_ms, calls.all_ms
     )
 }
 
-fn reading(facts: &Facts<'_>, mount: &Mounted, asked: bool, found: &mut Findings) {
-    const MUCH: u64 = 64 << 20;
-    let Mounted { line, nfs, counted } = mount;
-    if asked && counted.normal_read >= MUCH && counted.direct_read == 0 {
+fn reading(facts: &Facts<'_>, mount: &MountedNfs, asked: bool, found: &mut Findings) {
+    const MIN_CACHED_BYTES: u64 = 64 << 20;
+    let MountedNfs { line, nfs, counted } = mount;
+    if asked && counted.normal_read >= MIN_CACHED_BYTES && counted.direct_read == 0 {
         let text = format!(
             "all {} read at {} went through the page cache, none by O_DIRECT",
             size(counted.normal_read),

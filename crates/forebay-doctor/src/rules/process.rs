@@ -136,7 +136,7 @@ fn what_to_try(process: &ProcessFacts, engine: &str) -> Option<String> {
 /// Files that NVIDIA's library reads through host memory because they were opened without O_DIRECT. Readers open a file
 /// twice, for both ways; what is small or only written is no data that is loaded.
 fn buffered_files(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
-    const SMALL: u64 = 1 << 20;
+    const MIN_DATA_BYTES: u64 = 1 << 20;
     let dir = format!("/proc/{}/fd", process.pid);
     let open: Vec<(String, String)> = facts
         .system
@@ -153,7 +153,7 @@ fn buffered_files(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Finding
         let reads = |flags: i32| flags & libc::O_ACCMODE != libc::O_WRONLY && flags & libc::O_APPEND == 0;
         let Some((buffered, info)) = flags.iter().find(|(flags, _)| reads(*flags)) else { continue };
         let is_direct = flags.iter().any(|(flags, _)| flags & libc::O_DIRECT != 0);
-        if is_direct || facts.system.file_len(path).is_none_or(|len| len < SMALL) {
+        if is_direct || facts.system.file_len(path).is_none_or(|len| len < MIN_DATA_BYTES) {
             continue;
         }
         let said =

@@ -3,7 +3,8 @@
 use super::nfs;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
-use crate::nfs::{Configured, Mounted};
+use crate::gpu::BUS;
+use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 use crate::system::System;
 
@@ -24,14 +25,14 @@ const TRAFFIC: [&str; 4] = ["port_xmit_data", "port_rcv_data", "sent_pkts", "rcv
 
 pub(super) fn find(
     facts: &Facts<'_>,
-    mounted: &[Mounted],
-    configured: &[Configured],
+    mounted: &[MountedNfs],
+    configured: &[ConfiguredMount],
     ports: &[Port],
     found: &mut Findings,
 ) {
     let asked = nfs::relevant(facts, mounted).into_iter().map(|(mount, _)| mount);
-    let rdma_mounts: Vec<&Mounted> = asked.filter(|mount| mount.is_rdma()).collect();
-    let wanted = !rdma_mounts.is_empty() || configured.iter().any(Configured::is_rdma);
+    let rdma_mounts: Vec<&MountedNfs> = asked.filter(|mount| mount.is_rdma()).collect();
+    let wanted = !rdma_mounts.is_empty() || configured.iter().any(ConfiguredMount::is_rdma);
     no_device(facts, &rdma_mounts, configured, found);
     links(ports, wanted, found);
     let any_works = ports.iter().any(|port| works(facts, port));
@@ -46,7 +47,12 @@ pub(super) fn find(
 }
 
 /// Something is to go over RDMA, and there is no device for it.
-fn no_device(facts: &Facts<'_>, mounts: &[&Mounted], configured: &[Configured], found: &mut Findings) {
+fn no_device(
+    facts: &Facts<'_>,
+    mounts: &[&MountedNfs],
+    configured: &[ConfiguredMount],
+    found: &mut Findings,
+) {
     if !facts.machine.rdma.devices.is_empty() {
         return;
     }
@@ -66,14 +72,13 @@ fn no_device(facts: &Facts<'_>, mounts: &[&Mounted], configured: &[Configured], 
     let finding = found.add("rdma-no-device", Severity::Blocks, text, Some(fix));
     finding.missing("/sys/class/infiniband/*").seen(place, line);
     if let Some(card) = card {
-        finding.seen(&format!("/sys/bus/pci/devices/{card}/vendor"), "0x15b3 (a Mellanox card)");
+        finding.seen(&format!("{BUS}/{card}/vendor"), "0x15b3 (a Mellanox card)");
     }
 }
 
 fn mellanox(facts: &Facts<'_>) -> Option<String> {
-    let bus = "/sys/bus/pci/devices";
-    let mut devices = facts.system.list(bus).into_iter();
-    devices.find(|pci| facts.system.number(&format!("{bus}/{pci}/vendor")) == Some(0x15b3))
+    let mut devices = facts.system.list(BUS).into_iter();
+    devices.find(|pci| facts.system.number(&format!("{BUS}/{pci}/vendor")) == Some(0x15b3))
 }
 
 fn links(ports: &[Port], wanted: bool, found: &mut Findings) {
@@ -200,9 +205,9 @@ fn counted(counters: &[(String, i64)]) -> Option<u64> {
 }
 
 /// A mount over RDMA moved bytes, and the ports counted hardly any.
-fn no_traffic(facts: &Facts<'_>, mounts: &[&Mounted], ports: &[Port], found: &mut Findings) {
-    const MUCH: u64 = 1 << 20;
-    let Some(mount) = mounts.iter().find(|mount| mount.counted.wire > MUCH) else { return };
+fn no_traffic(facts: &Facts<'_>, mounts: &[&MountedNfs], ports: &[Port], found: &mut Findings) {
+    const MIN_MOVED_BYTES: u64 = 1 << 20;
+    let Some(mount) = mounts.iter().find(|mount| mount.counted.wire > MIN_MOVED_BYTES) else { return };
     let counters: Vec<(String, i64)> =
         ports.iter().flat_map(|port| port.counters(facts.system, &TRAFFIC)).collect();
     if counters.is_empty() || counted(&counters).is_none_or(|bytes| bytes > mount.counted.wire / 8) {

@@ -2,7 +2,7 @@
 
 use crate::engines::{EngineState, Verdict};
 use crate::exercise::{ExerciseOutcome, ExerciseTarget, Hinted};
-use crate::facts::{Facts, Tried};
+use crate::facts::{ExerciseResults, Facts};
 use crate::finding::{Findings, Severity};
 use crate::machine::IoUring;
 
@@ -35,7 +35,7 @@ fn verdict_name(verdict: &Verdict) -> String {
 }
 
 /// Nothing moved a byte. Where nothing was tried either, that is no failure.
-fn nothing_works(facts: &Facts<'_>, tried: Tried<'_>, found: &mut Findings) {
+fn nothing_works(facts: &Facts<'_>, tried: ExerciseResults<'_>, found: &mut Findings) {
     let exercises = || tried.verdicts.iter().filter_map(|verdict| verdict.exercise.as_ref());
     let mut outcomes = exercises().flat_map(|exercise| exercise.outcomes().map(|(_, outcome)| outcome));
     if tried.file_was_read || outcomes.any(|outcome| matches!(outcome, ExerciseOutcome::Works { .. })) {
@@ -76,7 +76,7 @@ fn verdict_finding(facts: &Facts<'_>, verdict: &Verdict, found: &mut Findings) {
     }
 }
 
-fn lane_findings(facts: &Facts<'_>, tried: Tried<'_>, found: &mut Findings) {
+fn lane_findings(facts: &Facts<'_>, tried: ExerciseResults<'_>, found: &mut Findings) {
     for failed in tried.lanes.iter().filter_map(|lanes| lanes.as_ref().err()) {
         let hinted = Hinted {
             text: format!("no lanes for {}: {}", target_name(&failed.0), failed.1.text),

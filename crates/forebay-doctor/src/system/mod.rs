@@ -99,10 +99,10 @@ pub trait System {
 pub struct RealSystem;
 
 /// What a mount whose server is gone may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HANG_LIMIT: Duration = Duration::from_secs(2);
 
 /// Asks the file system of `path` on a thread of its own: some never answer.
-fn patiently<T: Send + 'static>(
+fn with_time_limit<T: Send + 'static>(
     path: &str,
     ask: impl FnOnce(&str) -> Option<T> + Send + 'static,
 ) -> Option<T> {
@@ -112,7 +112,7 @@ fn patiently<T: Send + 'static>(
         // Nobody listens any more if it took too long.
         let _ = tell.send(ask(&path));
     });
-    told.recv_timeout(PATIENCE).ok().flatten()
+    told.recv_timeout(HANG_LIMIT).ok().flatten()
 }
 
 /// `<5>[ 1.0] …` as dmesg shows it.
@@ -142,7 +142,7 @@ impl System for RealSystem {
         if ["/proc", "/sys"].iter().any(|dir| path.starts_with(dir)) {
             return names(path);
         }
-        patiently(path, |path| Some(names(path))).unwrap_or_default()
+        with_time_limit(path, |path| Some(names(path))).unwrap_or_default()
     }
 
     fn exists(&self, path: &str) -> bool {
@@ -150,11 +150,11 @@ impl System for RealSystem {
     }
 
     fn is_dir(&self, path: &str) -> bool {
-        patiently(path, |path| Some(Path::new(path).is_dir())).unwrap_or(false)
+        with_time_limit(path, |path| Some(Path::new(path).is_dir())).unwrap_or(false)
     }
 
     fn resolve(&self, path: &str) -> Option<String> {
-        patiently(path, |path| Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned()))
+        with_time_limit(path, |path| Some(std::fs::canonicalize(path).ok()?.to_string_lossy().into_owned()))
     }
 
     fn link(&self, path: &str) -> Option<String> {
@@ -213,11 +213,11 @@ impl System for RealSystem {
             // SAFETY: `path` is a C string that outlives the call.
             Some(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) } == 0)
         };
-        patiently(path, ask).unwrap_or(false)
+        with_time_limit(path, ask).unwrap_or(false)
     }
 
     fn free_space(&self, path: &str) -> Option<u64> {
-        patiently(path, |path| {
+        with_time_limit(path, |path| {
             let path = c_path(path)?;
             // SAFETY: an all-zero statvfs is valid: it holds only integers.
             let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
@@ -237,7 +237,7 @@ impl System for RealSystem {
     }
 
     fn file_len(&self, path: &str) -> Option<u64> {
-        patiently(path, |path| {
+        with_time_limit(path, |path| {
             std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file).map(|facts| facts.len())
         })
     }

@@ -13,7 +13,7 @@ pub struct RootedSystem {
 }
 
 /// Links that are followed before a path counts as a circle.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 impl RootedSystem {
     /// The machine below `root`.
@@ -42,7 +42,7 @@ impl RootedSystem {
                 continue;
             };
             links += 1;
-            if links > MOST_LINKS {
+            if links > MAX_LINKS {
                 return None;
             }
             if target.is_absolute() {

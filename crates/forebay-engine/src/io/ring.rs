@@ -9,7 +9,7 @@ use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_sys::descriptor_table::APART;
+use forebay_sys::descriptor_table::HIGH_DESCRIPTOR;
 
 use super::wake::WakeEvent;
 use crate::request::receipt::Note;
@@ -19,13 +19,13 @@ use crate::source::piece::Direction;
 use crate::tuning::ring::{ENTRIES, FILES, POLL_IDLE, SETTLES};
 
 /// User data of the eventfd's read.
-const WAKE: u64 = u64::MAX;
+const WAKE_DATA: u64 = u64::MAX;
 /// The most bytes of one operation: above this the kernel's 32-bit result would not hold it.
-const OPERATION_MOST: usize = 1 << 30;
+const MAX_OPERATION_BYTES: usize = 1 << 30;
 /// Where the eventfd is registered, behind the files.
-const WAKE_AT: u32 = FILES;
+const WAKE_SLOT: u32 = FILES;
 /// Pieces of memory that can be registered: a lane's memory grows twice.
-const BUFFERS: u32 = 3;
+const MAX_BUFFERS: u32 = 3;
 
 /// A descriptor and its file: when a file is closed, the number may become another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl Ring {
         notes: &mut Vec<Note>,
     ) -> Result<Self> {
         let ring = if polled { build_polled() } else { build() }.map_err(|error| explain(&error))?;
-        let ring = apart(ring);
+        let ring = move_high(ring);
         let fixed = match memory.map(|memory| register_first(&ring, memory)) {
             None => Vec::new(),
             Some(Ok(())) => memory.map(range).into_iter().collect(),
@@ -102,7 +102,7 @@ impl Ring {
         let files = ring
             .submitter()
             .register_files_sparse(FILES + 1)
-            .and_then(|()| ring.submitter().register_files_update(WAKE_AT, &[wake.as_raw_fd()]))
+            .and_then(|()| ring.submitter().register_files_update(WAKE_SLOT, &[wake.as_raw_fd()]))
             .is_ok()
             .then(|| vec![None; FILES as usize]);
         let index = register_ring(ring.as_raw_fd());
@@ -127,7 +127,7 @@ impl Ring {
         let at = self.fixed.len() as u32;
         // SAFETY: the memory is the lane's, which outlives the ring.
         let more = || unsafe { self.uring.submitter().register_buffers_update(at, &[iovec], None) };
-        if (1..BUFFERS).contains(&at) && more().is_ok() {
+        if (1..MAX_BUFFERS).contains(&at) && more().is_ok() {
             self.fixed.push(range(memory));
         }
     }
@@ -152,7 +152,7 @@ impl Ring {
 
     fn entry(&self, operation: &RingOperation, file: Option<usize>) -> squeue::Entry {
         let RingOperation { direction, on: RingFile { fd, .. }, buffer, offset, .. } = *operation;
-        let len = operation.len.min(OPERATION_MOST) as u32;
+        let len = operation.len.min(MAX_OPERATION_BYTES) as u32;
         let is_in = |(start, end): &(usize, usize)| (*start..*end).contains(&(buffer as usize));
         let fixed = operation.registered.then(|| self.fixed.iter().position(is_in)).flatten();
         let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
@@ -268,11 +268,11 @@ impl Ring {
     fn arm(&mut self) {
         let count = (&raw mut **self.count).cast();
         let read = match self.files {
-            Some(_) => opcode::Read::new(Fixed(WAKE_AT), count, 8).build(),
+            Some(_) => opcode::Read::new(Fixed(WAKE_SLOT), count, 8).build(),
             None => opcode::Read::new(Fd(self.wake_fd), count, 8).build(),
         };
         // If the ring does not take it, the ring is broken.
-        self.armed = self.push(&read.user_data(WAKE)).is_ok();
+        self.armed = self.push(&read.user_data(WAKE_DATA)).is_ok();
     }
 
     /// Whether the kernel takes no more operations from it.
@@ -297,7 +297,7 @@ impl Ring {
     pub(crate) fn harvest(&mut self, into: &mut Vec<RingCompletion>) {
         for entry in self.uring.completion().map(|entry: cqueue::Entry| (entry.user_data(), entry.result())) {
             match entry {
-                (WAKE, _) => self.armed = false,
+                (WAKE_DATA, _) => self.armed = false,
                 (user, result) => {
                     self.outstanding -= 1;
                     into.push(RingCompletion { user, result });
@@ -428,7 +428,7 @@ fn register_first(ring: &IoUring, (start, len): (*mut u8, usize)) -> io::Result<
     let (iovec, submitter) = (libc::iovec { iov_base: start.cast(), iov_len: len }, ring.submitter());
     // SAFETY: the memory is the lane's, which outlives the ring.
     unsafe {
-        match submitter.register_buffers_sparse(BUFFERS) {
+        match submitter.register_buffers_sparse(MAX_BUFFERS) {
             Ok(()) => submitter.register_buffers_update(0, &[iovec], None),
             Err(_) => submitter.register_buffers(&[iovec]),
         }
@@ -445,9 +445,9 @@ fn register_ring(fd: RawFd) -> Option<u32> {
 }
 
 /// The same ring under a high descriptor, which a program's own files do not get.
-fn apart(ring: IoUring) -> IoUring {
+fn move_high(ring: IoUring) -> IoUring {
     // SAFETY: no pointers are passed.
-    let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
+    let copy = unsafe { libc::fcntl(ring.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
     if copy < 0 {
         return ring;
     }

@@ -99,7 +99,7 @@ pub(crate) struct WakeEvent(Owned);
 
 impl WakeEvent {
     fn new() -> Result<Self> {
-        Owned::apart(sys::eventfd()?).map(Self)
+        Owned::at_high_number(sys::eventfd()?).map(Self)
     }
 
     fn signal(&self) {

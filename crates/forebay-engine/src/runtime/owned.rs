@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_error::{Error, Result};
-use forebay_sys::descriptor_table::APART;
+use forebay_sys::descriptor_table::HIGH_DESCRIPTOR;
 
 use crate::runtime::sys::{self, Identity};
 
@@ -39,8 +39,8 @@ impl Owned {
     }
 
     /// A new descriptor of ours, moved to a high number, away from the program's own.
-    pub(crate) fn apart(fd: OwnedFd) -> Result<Self> {
-        let fd = apart(fd);
+    pub(crate) fn at_high_number(fd: OwnedFd) -> Result<Self> {
+        let fd = move_high(fd);
         let identity = sys::identity(fd.as_raw_fd());
         identity.map(|identity| Self::new(fd, identity)).ok_or_else(lost)
     }
@@ -82,9 +82,9 @@ pub(crate) fn lost() -> Error {
 
 /// The same descriptor under a high number, if the limit of open files allows. Not for files: closing one of their descriptors
 /// releases the process's POSIX locks.
-pub(crate) fn apart(fd: OwnedFd) -> OwnedFd {
+pub(crate) fn move_high(fd: OwnedFd) -> OwnedFd {
     // SAFETY: no pointers are passed.
-    let moved = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, APART) };
+    let moved = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
     if moved < 0 {
         return fd;
     }
@@ -108,7 +108,7 @@ mod tests {
         let path = std::env::current_exe().unwrap();
         let open = || OwnedFd::from(File::open(&path).unwrap());
         for is_replaced in [false, true] {
-            let fd = apart(open());
+            let fd = move_high(open());
             let (number, identity) = (fd.as_raw_fd(), sys::identity(fd.as_raw_fd()).unwrap());
             let owned = Owned::new(fd, identity);
             assert!(owned.is_ours());

@@ -18,13 +18,13 @@ use forebay_config::{ProfileUse, allowed_cpus, env};
 use forebay_gpu::DeviceInfo;
 use forebay_sys::threads;
 
-use crate::runtime::owned::apart;
+use crate::runtime::owned::move_high;
 
-const HEAD: &str = "forebay profile 1";
+const FIRST_LINE: &str = "forebay profile 1";
 /// Larger files are not read, and none is written.
-const MOST_BYTES: u64 = 8 << 10;
+const MAX_BYTES: u64 = 8 << 10;
 /// Values that are kept: those written last.
-const MOST_LINES: usize = 64;
+const MAX_LINES: usize = 64;
 
 /// Its folder, in the user's cache folder, and its own name.
 const FOLDER: &CStr = c"forebay";
@@ -67,8 +67,8 @@ impl Profile {
         let mut lines = read(&folder).unwrap_or_default();
         lines.retain(|line| line.0 != self.key || values.iter().all(|value| value.0 != line.2));
         lines.extend(values.iter().map(|value| (self.key, value.1, value.0.to_owned())));
-        let mut text = format!("{HEAD}\n");
-        for (key, value, name) in lines.iter().skip(lines.len().saturating_sub(MOST_LINES)) {
+        let mut text = format!("{FIRST_LINE}\n");
+        for (key, value, name) in lines.iter().skip(lines.len().saturating_sub(MAX_LINES)) {
             writeln!(text, "{key:016x} {value} {name}").ok()?;
         }
         // A reader sees the old file or the new one.
@@ -111,7 +111,7 @@ fn open(at: RawFd, name: &CStr, flags: i32) -> Option<File> {
     let fd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })?;
     // A number that is hardly ever the program's. To close one of a file's descriptors releases the process's POSIX locks on it:
     // nobody locks these.
-    let file = File::from(apart(fd));
+    let file = File::from(move_high(fd));
     // SAFETY: no pointers are passed.
     (file.metadata().ok()?.uid() == unsafe { libc::geteuid() }).then_some(file)
 }
@@ -121,18 +121,18 @@ fn read(folder: &File) -> Option<Lines> {
     let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut file = open(folder.as_raw_fd(), FILE, flags)?;
     let facts = file.metadata().ok()?;
-    if !facts.is_file() || facts.mode() & 0o022 != 0 || facts.len() > MOST_BYTES {
+    if !facts.is_file() || facts.mode() & 0o022 != 0 || facts.len() > MAX_BYTES {
         return None;
     }
     let mut text = String::new();
-    (&mut file).take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    (&mut file).take(MAX_BYTES).read_to_string(&mut text).ok()?;
     parse(&text)
 }
 
 /// `None` for a text that is not wholly understood, also one that was cut off.
 fn parse(text: &str) -> Option<Lines> {
     let mut lines = text.strip_suffix('\n')?.split('\n');
-    if lines.next()? != HEAD {
+    if lines.next()? != FIRST_LINE {
         return None;
     }
     let parts = |line: &str| {
@@ -228,15 +228,15 @@ mod tests {
             Profile { key, ..kept.0.clone() }.write(&[("page cache", 8)]).unwrap();
         }
         let text = fs::read_to_string(kept.path()).unwrap();
-        assert_eq!(text.lines().count(), MOST_LINES + 1);
-        assert!(text.len() as u64 <= MOST_BYTES);
+        assert_eq!(text.lines().count(), MAX_LINES + 1);
+        assert!(text.len() as u64 <= MAX_BYTES);
         assert_eq!(Profile { key: 199, ..kept.0.clone() }.value("page cache"), Some(8));
     }
 
     #[test]
     fn a_file_that_is_not_understood_says_nothing() {
         let line = format!("{KEY:016x} 12 page cache\n");
-        let good = format!("{HEAD}\n{line}");
+        let good = format!("{FIRST_LINE}\n{line}");
         assert_eq!(Kept::with("good", good.as_bytes()).0.value("page cache"), Some(12));
         let bad = [
             String::new(),
@@ -247,7 +247,7 @@ mod tests {
             format!("{good}{KEY:016x} -1 page cache\n"),
             format!("{good}{KEY:016x} 99999999999999999999 page cache\n"),
             format!("{good}12 page cache\n"),
-            format!("{HEAD}\n{}", line.repeat(400)),
+            format!("{FIRST_LINE}\n{}", line.repeat(400)),
             format!("{good}\0\n"),
         ];
         for (at, text) in bad.into_iter().enumerate() {
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_file_that_others_could_have_written_says_nothing() {
-        let good = format!("{HEAD}\n{KEY:016x} 12 page cache\n");
+        let good = format!("{FIRST_LINE}\n{KEY:016x} 12 page cache\n");
         for mode in [0o620, 0o602, 0o666] {
             let kept = Kept::with(&format!("mode-{mode:o}"), good.as_bytes());
             fs::set_permissions(kept.path(), fs::Permissions::from_mode(mode)).unwrap();
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_others_could_have_made_is_not_used() {
-        let text = format!("{HEAD}\n{KEY:016x} 12 page cache\n");
+        let text = format!("{FIRST_LINE}\n{KEY:016x} 12 page cache\n");
         let both = |kept: &Kept| (kept.0.value("page cache"), kept.0.write(&[("page cache", 1)]));
         let kept = Kept::with("folder-mode", text.as_bytes());
         fs::set_permissions(kept.folder(), fs::Permissions::from_mode(0o770)).unwrap();

@@ -12,14 +12,14 @@ use super::target::Target;
 /// Hexadecimal digits at the end of a hidden name.
 const DIGITS: usize = 16;
 /// As much of a target's name as leaves room for the rest within the 255 bytes of a name.
-const MOST_OF_NAME: usize = 200;
+const MAX_NAME_PART: usize = 200;
 
 /// What all hidden names for this target begin with.
 fn prefix(name: &CString) -> Vec<u8> {
     let name = name.as_bytes();
     let cut = match std::str::from_utf8(name) {
-        Ok(text) => &name[..text.floor_char_boundary(MOST_OF_NAME)],
-        Err(_) => &name[..name.len().min(MOST_OF_NAME)],
+        Ok(text) => &name[..text.floor_char_boundary(MAX_NAME_PART)],
+        Err(_) => &name[..name.len().min(MAX_NAME_PART)],
     };
     [b".", cut, b".forebay-"].concat()
 }

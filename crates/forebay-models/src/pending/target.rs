@@ -11,7 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::sys;
 
 /// As many links as the kernel follows.
-const MOST_LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// A name in a folder, with symbolic links followed.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn find(path: &Path) -> Result<Self> {
-        Self::find_within(path, MOST_LINKS)
+        Self::find_within(path, MAX_LINKS)
     }
 
     fn find_within(path: &Path, links: usize) -> Result<Self> {

@@ -11,7 +11,7 @@ use super::sys::last_errno;
 type Sys<T> = Result<T, i32>;
 
 /// The longest value, and the longest list, that the kernel has.
-const MOST: usize = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 
 /// Names of the file's attributes.
 pub(super) fn names(path: &Path) -> Sys<Vec<CString>> {
@@ -30,7 +30,7 @@ pub(super) fn get(path: &Path, name: &CStr) -> Sys<Option<Vec<u8>>> {
 /// What a call wrote that returns its length.
 fn filled(path: &Path, call: impl Fn(*const libc::c_char, *mut u8, usize) -> isize) -> Sys<Option<Vec<u8>>> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| libc::EINVAL)?;
-    let mut room = vec![0_u8; MOST];
+    let mut room = vec![0_u8; MAX_BYTES];
     match usize::try_from(call(path.as_ptr(), room.as_mut_ptr(), room.len())) {
         Ok(len) => {
             room.truncate(len);

@@ -10,14 +10,14 @@ use crate::quantity::figure;
 
 const WIDTH: f64 = 760.0;
 /// About how wide a small letter of 12 px is.
-const CHARACTER: f64 = 6.6;
+const CHARACTER_WIDTH: f64 = 6.6;
 /// Room for the names of bars.
-const NAMES: f64 = 240.0;
-/// Characters that fit there.
-const LONGEST: usize = 36;
-const BAR: f64 = 15.0;
+const NAME_WIDTH: f64 = 240.0;
+/// Characters of a name that fit into [`NAME_WIDTH`].
+const MAX_NAME: usize = 36;
+const BAR_HEIGHT: f64 = 15.0;
 /// Height of a line of the legend.
-const LINE: f64 = 20.0;
+const LINE_HEIGHT: f64 = 20.0;
 
 /// Draws a chart; `id` is unique in the page.
 pub(super) fn draw(plot: &Plot<'_>, id: &str) -> String {
@@ -58,7 +58,7 @@ fn legend(plot: &Plot<'_>) -> (String, f64) {
     for one in &plot.series {
         let room = 30.0 + width(&one.name);
         if x > 8.0 && x + room > WIDTH - 8.0 {
-            (x, y) = (8.0, y + LINE);
+            (x, y) = (8.0, y + LINE_HEIGHT);
         }
         let class = class(one);
         let mark = match plot.kind {
@@ -80,7 +80,7 @@ fn legend(plot: &Plot<'_>) -> (String, f64) {
 
 /// About how wide a text of 12 px is.
 fn width(text: &str) -> f64 {
-    text.chars().map(|c| if c.is_uppercase() || "→–_".contains(c) { 9.0 } else { CHARACTER }).sum()
+    text.chars().map(|c| if c.is_uppercase() || "→–_".contains(c) { 9.0 } else { CHARACTER_WIDTH }).sum()
 }
 
 fn class(series: &Series) -> String {
@@ -103,8 +103,8 @@ fn values(plot: &Plot<'_>) -> Vec<f64> {
 /// Horizontal bars: their names need room.
 fn bars(plot: &Plot<'_>, top: f64) -> (String, f64) {
     let axis = Axis::of(&values(plot), true);
-    let (left, right) = (NAMES + 10.0, WIDTH - 70.0);
-    let group = plot.series.len() as f64 * BAR + 12.0;
+    let (left, right) = (NAME_WIDTH + 10.0, WIDTH - 70.0);
+    let group = plot.series.len() as f64 * BAR_HEIGHT + 12.0;
     let bottom = top + plot.xs.len() as f64 * group;
     let mut text = String::new();
     for (value, label) in &axis.ticks {
@@ -120,12 +120,12 @@ fn bars(plot: &Plot<'_>, top: f64) -> (String, f64) {
         let middle = y + group / 2.0 + 4.0;
         let _ = write!(
             text,
-            "<text text-anchor=\"end\" x=\"{NAMES}\" y=\"{middle:.1}\">{}</text>",
+            "<text text-anchor=\"end\" x=\"{NAME_WIDTH}\" y=\"{middle:.1}\">{}</text>",
             escape(&short(name))
         );
         for (place, one) in plot.series.iter().enumerate() {
             let Some(point) = one.points.iter().find(|point| point.x == index) else { continue };
-            let y = y + 6.0 + place as f64 * BAR;
+            let y = y + 6.0 + place as f64 * BAR_HEIGHT;
             let end = left + axis.at(point.y) * (right - left);
             let _ = write!(
                 text,
@@ -133,9 +133,10 @@ fn bars(plot: &Plot<'_>, top: f64) -> (String, f64) {
                 class(one),
                 y + 1.0,
                 (end - left).max(1.0),
-                BAR - 3.0
+                BAR_HEIGHT - 3.0
             );
-            let reach = whisker(&mut text, &axis, point, (left, right), y + (BAR - 1.0) / 2.0).max(end);
+            let reach =
+                whisker(&mut text, &axis, point, (left, right), y + (BAR_HEIGHT - 1.0) / 2.0).max(end);
             let _ = write!(
                 text,
                 "<text class=\"value\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
@@ -176,10 +177,10 @@ fn whisker(text: &mut String, axis: &Axis, point: &Point, (left, right): (f64, f
 }
 
 fn short(name: &str) -> String {
-    if name.chars().count() <= LONGEST {
+    if name.chars().count() <= MAX_NAME {
         return name.to_owned();
     }
-    name.chars().take(LONGEST - 1).chain(['…']).collect()
+    name.chars().take(MAX_NAME - 1).chain(['…']).collect()
 }
 
 /// Lines over a logarithmic x axis.

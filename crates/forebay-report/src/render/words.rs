@@ -6,8 +6,8 @@ use std::fmt::Write;
 use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
-/// Percent of a ceiling from which on it is none: the storage's speed changed, or the engine asks for more at once.
-const BEYOND: f64 = 110.0;
+/// A row above this percentage of its ceiling has no ceiling: the storage's speed changed, or the engine asks for more at once.
+const MAX_PERCENT: f64 = 110.0;
 
 /// Where nothing was measured.
 pub(super) const NONE: &str = "–";
@@ -143,7 +143,7 @@ pub(super) fn cache(row: &Row) -> String {
 pub(super) fn ceiling(table: &Table, row: &Row) -> String {
     let Some(ceiling) = table.ceiling_of(row) else { return NONE.to_owned() };
     let reached = match ceiling.percent {
-        percent if percent > BEYOND => "above raw calls:".to_owned(),
+        percent if percent > MAX_PERCENT => "above raw calls:".to_owned(),
         percent if percent > 100.0 => "at the ceiling of".to_owned(),
         percent => format!("{percent:.0} % of"),
     };
@@ -245,7 +245,7 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
         let ceiling = table.ceiling_of(row);
         let method = ceiling
             .map(|one| format!("Ceiling: {}; the greatest of all measured beside the runs.", one.method));
-        let above = ceiling.filter(|one| one.percent > BEYOND).map(|_| ABOVE.to_owned());
+        let above = ceiling.filter(|one| one.percent > MAX_PERCENT).map(|_| ABOVE_CEILING.to_owned());
         let mut own = Vec::new();
         for text in whys.chain(method).chain(above) {
             let at = all.iter().position(|known| *known == text).unwrap_or_else(|| {
@@ -262,7 +262,7 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
 }
 
 /// What a row means that was above its ceiling.
-const ABOVE: &str = "Above what raw calls reached: the storage was faster during the row than beside it, or the engine asks it for \
+const ABOVE_CEILING: &str = "Above what raw calls reached: the storage was faster during the row than beside it, or the engine asks it for \
     more at once than raw calls of as many threads. A percentage would tell nothing.";
 
 fn why(one: &Why) -> String {
@@ -298,7 +298,7 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
 }
 
 /// forebay's engines.
-const OURS: [&str; 7] = ["p2p", "rdma", "mapped", "staged", "host", "libcufile", "noop"];
+const FOREBAY_ENGINES: [&str; 7] = ["p2p", "rdma", "mapped", "staged", "host", "libcufile", "noop"];
 
 /// What the words of "moved by" mean.
 pub(super) const ENGINES: &str = "staged: through pinned host memory; mapped: the device reads the page cache; p2p: the drive's own DMA \
@@ -309,7 +309,7 @@ pub(super) fn ours(report: &Report, table: &Table) -> String {
     let mut runs: Vec<Run> = table.rows.iter().flat_map(|row| row.runs.clone()).collect();
     // The other paths' bytes, and other programs', are not ours.
     for run in &mut runs {
-        run.engines.retain(|share| OURS.contains(&share.engine.as_str()));
+        run.engines.retain(|share| FOREBAY_ENGINES.contains(&share.engine.as_str()));
     }
     let device = report.machine.devices.first();
     let name = device
@@ -328,7 +328,7 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
     let uses = |what: &str| table.rows.iter().any(|row| row.command.contains(what));
     let mut lines = Vec::new();
     for path in &report.command.paths {
-        let file = format!("{}/{}", path.trim_end_matches('/'), crate::targets::NAME);
+        let file = format!("{}/{}", path.trim_end_matches('/'), crate::targets::FILE_NAME);
         let found = report.files.iter().find(|one| one.path == file);
         if let Some(facts) = found.filter(|_| uses(&file)) {
             let size = crate::work::size(facts.size);

@@ -15,24 +15,24 @@ use forebay_doctor::machine::{meminfo, memory_limits};
 
 use crate::model::{Load, Why};
 
-/// Of CPU and memory.
-const PART: f64 = 0.8;
-/// A thread works for [`PART`] of this, then sleeps.
-const CYCLE: Duration = Duration::from_millis(10);
-/// What a thread copies back and forth: more than caches hold.
-const BUFFER: usize = 32 << 20;
-/// Copied between two looks at the clock.
-const PIECE: usize = 256 << 10;
-/// Never filled: what the row itself and everything else need.
-const SPARE: u64 = 4 << 30;
-/// How long the load is looked at before a run.
-const LOOK: Duration = Duration::from_millis(500);
-/// stress-ng needs this to start its workers.
-const START: Duration = Duration::from_secs(2);
-/// Memory that is not filled by then never is.
-const FILL: Duration = Duration::from_mins(2);
+/// Part of CPU and memory that the load uses.
+const LOAD_FRACTION: f64 = 0.8;
+/// A thread works for [`LOAD_FRACTION`] of this, then sleeps.
+const LOAD_CYCLE: Duration = Duration::from_millis(10);
+/// Bytes that a thread copies back and forth: more than CPU caches hold.
+const COPY_BUFFER_BYTES: usize = 32 << 20;
+/// Bytes that are copied between two looks at the clock.
+const COPY_PIECE_BYTES: usize = 256 << 10;
+/// Memory that is never filled: the row itself and the rest of the machine need it.
+const SPARE_BYTES: u64 = 4 << 30;
+/// How long CPU use is measured before a run.
+const LOOK_TIME: Duration = Duration::from_millis(500);
+/// Wait after starting stress-ng: it starts its workers meanwhile.
+const STRESS_START: Duration = Duration::from_secs(2);
+/// Longest wait until memory is filled.
+const FILL_LIMIT: Duration = Duration::from_mins(2);
 /// What [`load_machine`] says when its memory is filled.
-const READY: &str = "ready\n";
+const READY_LINE: &str = "ready\n";
 
 /// Ticks of all CPUs.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,14 +91,15 @@ impl Generator {
         let mut stress = Command::new("stress-ng");
         stress.args(["--quiet", "--cpu", &cpus.to_string(), "--cpu-load", "80"]);
         let mut one = if let Ok(stress) = Process::start(stress.stdout(Stdio::null())) {
-            wait(START, stopped);
+            wait(STRESS_START, stopped);
             Self { by: "stress-ng".to_owned(), processes: vec![stress] }
         } else {
-            let by = format!("{cpus} threads that copy memory for {:.0} % of the time", PART * 100.0);
+            let by =
+                format!("{cpus} threads that copy memory for {:.0} % of the time", LOAD_FRACTION * 100.0);
             Self { by, processes: Vec::new() }
         };
         let threads = if one.processes.is_empty() { cpus } else { 0 };
-        let fill = fill.saturating_sub((threads * 2 * BUFFER) as u64);
+        let fill = fill.saturating_sub((threads * 2 * COPY_BUFFER_BYTES) as u64);
         if threads > 0 || fill > 0 {
             one.processes.push(Process::ours(own, threads, fill, stopped)?);
         }
@@ -150,8 +151,8 @@ impl Process {
         let (said, ready) = channel();
         if let Some(mut out) = one.0.stdout.take() {
             std::thread::spawn(move || {
-                let mut text = [0; READY.len()];
-                let read = out.read_exact(&mut text).is_ok_and(|()| text == *READY.as_bytes());
+                let mut text = [0; READY_LINE.len()];
+                let read = out.read_exact(&mut text).is_ok_and(|()| text == *READY_LINE.as_bytes());
                 let _ = said.send(read);
             });
         }
@@ -159,9 +160,9 @@ impl Process {
         while !stopped() {
             match ready.recv_timeout(Duration::from_millis(50)) {
                 Ok(true) => break,
-                Err(RecvTimeoutError::Timeout) if began.elapsed() < FILL => {}
+                Err(RecvTimeoutError::Timeout) if began.elapsed() < FILL_LIMIT => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(why(format!("memory was not filled in {} s", FILL.as_secs())));
+                    return Err(why(format!("memory was not filled in {} s", FILL_LIMIT.as_secs())));
                 }
                 Ok(false) | Err(RecvTimeoutError::Disconnected) => {
                     return Err(why("the load beside it ended before its memory was filled".to_owned()));
@@ -178,7 +179,7 @@ impl Drop for Process {
         // SAFETY: no pointers are passed; the process is our child and has not been waited for, or its number is its group's.
         unsafe { libc::kill(group, libc::SIGTERM) };
         let began = Instant::now();
-        while matches!(self.0.try_wait(), Ok(None)) && began.elapsed() < START {
+        while matches!(self.0.try_wait(), Ok(None)) && began.elapsed() < STRESS_START {
             std::thread::sleep(Duration::from_millis(10));
         }
         // SAFETY: as above.
@@ -195,13 +196,13 @@ pub fn load_machine(threads: usize, memory: u64) {
 fn load_until(threads: usize, memory: u64, stop: &AtomicBool) {
     let held = fill_memory(memory);
     let mut out = std::io::stdout();
-    let _ = out.write_all(READY.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(READY_LINE.as_bytes()).and_then(|()| out.flush());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| copy(stop));
         }
         while !stop.load(Ordering::Relaxed) {
-            std::thread::sleep(CYCLE);
+            std::thread::sleep(LOAD_CYCLE);
         }
     });
     drop(std::hint::black_box(held));
@@ -220,7 +221,7 @@ fn fill_memory(memory: u64) -> Vec<Vec<u8>> {
 /// Looks at the machine before a run.
 pub(super) fn before() -> Before {
     let start = Ticks::now();
-    std::thread::sleep(LOOK);
+    std::thread::sleep(LOOK_TIME);
     let ticks = Ticks::now();
     let alone_percent = start.zip(ticks).map_or(0.0, |(start, now)| now.percent_since(start));
     Before { alone_percent, memory_percent: memory_percent(), ticks }
@@ -239,20 +240,20 @@ pub(super) fn after(before: &Before, by: Option<&str>) -> Load {
 
 /// Copies memory for a part of the time.
 fn copy(stop: &AtomicBool) {
-    let (from, mut to) = (vec![1_u8; BUFFER], vec![0_u8; BUFFER]);
+    let (from, mut to) = (vec![1_u8; COPY_BUFFER_BYTES], vec![0_u8; COPY_BUFFER_BYTES]);
     let mut at = 0;
     while !stop.load(Ordering::Relaxed) {
         let started = Instant::now();
-        while started.elapsed() < CYCLE.mul_f64(PART) {
-            to[at..at + PIECE].copy_from_slice(&from[at..at + PIECE]);
+        while started.elapsed() < LOAD_CYCLE.mul_f64(LOAD_FRACTION) {
+            to[at..at + COPY_PIECE_BYTES].copy_from_slice(&from[at..at + COPY_PIECE_BYTES]);
             std::hint::black_box(&mut to);
-            at = (at + PIECE) % BUFFER;
+            at = (at + COPY_PIECE_BYTES) % COPY_BUFFER_BYTES;
         }
-        std::thread::sleep(CYCLE.saturating_sub(started.elapsed()));
+        std::thread::sleep(LOAD_CYCLE.saturating_sub(started.elapsed()));
     }
 }
 
-/// Bytes to fill, so that [`PART`] of memory is in use, as far as that leaves [`SPARE`].
+/// Bytes to fill, so that [`LOAD_FRACTION`] of memory is in use, as far as that leaves [`SPARE_BYTES`].
 fn room() -> u64 {
     let total = memory("MemTotal:");
     let of_machine = fill(total, total.saturating_sub(memory("MemAvailable:")));
@@ -260,8 +261,8 @@ fn room() -> u64 {
 }
 
 fn fill(total: u64, used: u64) -> u64 {
-    let wanted = ((total as f64 * PART) as u64).saturating_sub(used);
-    wanted.min(total.saturating_sub(used).saturating_sub(SPARE))
+    let wanted = ((total as f64 * LOAD_FRACTION) as u64).saturating_sub(used);
+    wanted.min(total.saturating_sub(used).saturating_sub(SPARE_BYTES))
 }
 
 fn memory(line: &str) -> u64 {

@@ -9,11 +9,11 @@ use crate::child::{Child, Ended};
 use crate::model::Why;
 
 /// How long the server is looked at before a run: what it does anyway.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK_TIME: Duration = Duration::from_secs(1);
 /// A look that takes longer has failed: its connection stands, and nothing comes.
-const LIMIT: Duration = Duration::from_secs(10);
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
 /// Failures in a row after which the server is not asked again.
-const TRIES: usize = 3;
+const MAX_FAILURES: usize = 3;
 /// The kernel tells times to programs in hundredths of a second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
@@ -44,13 +44,13 @@ impl Server {
         let host = name.strip_prefix("ssh:").unwrap_or(name).to_owned();
         let words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--", &host, "cat /proc/stat"];
         let command = words.map(OsString::from).into();
-        Self { host, command, limit: LIMIT, failed: RefCell::default() }
+        Self { host, command, limit: LOOK_LIMIT, failed: RefCell::default() }
     }
 
     /// A server that does not answer is not asked for each run.
     fn look(&self, stopped: &dyn Fn() -> bool) -> Result<Look, String> {
         let mut failed = self.failed.borrow_mut();
-        if failed.0 >= TRIES {
+        if failed.0 >= MAX_FAILURES {
             return Err(failed.1.clone());
         }
         let look = self.ask(stopped);
@@ -76,7 +76,7 @@ impl Server {
     /// Looks at it before a run.
     pub(super) fn before(&self, stopped: &dyn Fn() -> bool) -> Before {
         let first = self.look(stopped)?;
-        std::thread::sleep(LOOK);
+        std::thread::sleep(LOOK_TIME);
         Ok([first, self.look(stopped)?])
     }
 
@@ -124,7 +124,7 @@ mod tests {
         let words = ["sh", "-c", "echo asked >&2; sleep 100"].map(OsString::from).into();
         let server = Server { command: words, limit: Duration::from_millis(100), ..Server::new("ssh:store") };
         let began = std::time::Instant::now();
-        for _ in 0..TRIES + 50 {
+        for _ in 0..MAX_FAILURES + 50 {
             let why = server.look(&|| false).err().unwrap_or_default();
             assert!(why.starts_with("ssh store cat /proc/stat: no end after"), "{why}");
         }
