@@ -39,9 +39,10 @@ _nbytes = itemgetter(4)
 _WINDOW = 64 << 20
 _GROUP_BYTES = 8 * _WINDOW
 _GROUP_TENSORS = 16384
-# Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
-# window as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
+# Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read in groups of
+# few lanes' slots as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
 _SMALL = 512 << 10
+_SMALL_GROUP = 16 << 20
 # So much of a window is enough for it to be registered.
 _ENOUGH = _WINDOW // 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
@@ -301,7 +302,7 @@ class Loader:
         if self._cast is not None:
             return _groups(entries, _CAST_BYTES)
         if _fill_windows(entries):
-            return _windows(entries, _WINDOW if are_small else _GROUP_BYTES)
+            return _windows(entries, _SMALL_GROUP if are_small else _GROUP_BYTES)
         return _groups(entries, _GROUP_BYTES)
 
     def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:
