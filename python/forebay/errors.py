@@ -31,6 +31,7 @@ __all__ = [
     "ReadOnlyError",
     "ShortReadError",
     "StrictError",
+    "TooManyFilesError",
     "UnsupportedError",
 ]
 
@@ -143,6 +144,13 @@ class OutOfMemoryError(Error, MemoryError):
     """Host memory, or the memory that may be locked, is used up."""
 
     kind = "OutOfMemory"
+
+
+class TooManyFilesError(Error, OSError):
+    """The limit of open files is reached: the process's, or the machine's."""
+
+    kind = "TooManyFiles"
+    _errno = _errno.EMFILE
 
 
 class DeviceOutOfMemoryError(Error, MemoryError):

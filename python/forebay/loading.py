@@ -39,9 +39,10 @@ _nbytes = itemgetter(4)
 _WINDOW_BYTES = 64 << 20
 _GROUP_BYTES = 8 * _WINDOW_BYTES
 _GROUP_TENSORS = 16384
-# Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read window by
-# window as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
+# Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read in groups of
+# few lanes' slots as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
 _SMALL_TENSOR_BYTES = 512 << 10
+_SMALL_GROUP_BYTES = 16 << 20
 # A group takes at least this part of its last window: less would not be worth registering.
 _MIN_WINDOW_PART = _WINDOW_BYTES // 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
@@ -301,7 +302,7 @@ class Loader:
         if self._cast is not None:
             return _groups(entries, _CAST_BYTES)
         if _fill_windows(entries):
-            return _windows(entries, _WINDOW_BYTES if are_small else _GROUP_BYTES)
+            return _windows(entries, _SMALL_GROUP_BYTES if are_small else _GROUP_BYTES)
         return _groups(entries, _GROUP_BYTES)
 
     def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:

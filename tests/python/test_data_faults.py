@@ -556,13 +556,13 @@ for free in (0, 8):
         found = data.ranges(paths, **WORDS)[list(range(40))]
         print("read", bytes(found.values) == whole)
     except forebay.Error as error:
-        print(type(error).__name__, error.hints, error)
+        print(type(error).__name__, error.errno, error.hints, error)
 for number in taken:
     os.close(number)
 print("read", bytes(data.ranges(paths, **WORDS)[list(range(40))].values) == whole)
 """,
     ).splitlines()
-    assert told[0].startswith("OutOfMemoryError ['raise the limit of open files: ulimit -n"), told
+    assert told[0].startswith("TooManyFilesError 24 ['raise the limit of open files: ulimit -n"), told
     assert "Too many open files" in told[0]
     assert told[1:] == ["read True", "read True"]
 

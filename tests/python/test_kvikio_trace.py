@@ -1,4 +1,5 @@
-"""A program that uses KvikIO, recorded as it runs on the drop-in over the software GPU, and replayed: the same calls and bytes."""
+"""A program that uses KvikIO, recorded as it runs on the drop-in over the software GPU, and replayed: the same calls and bytes, in
+the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ PACKAGED = Path(forebay.__file__).parent / "lib" / "libcufile.so.0"
 # GPU memory by the driver's own library: no CuPy. KvikIO's logger is loaded first, since its wheel does so only where CUDA's
 # own packages are installed.
 PROGRAM = """
-import ctypes, os, sys
+import ctypes, os, sys, time
 import rapids_logger
 rapids_logger.load_library()
 import kvikio, kvikio.cufile_driver
@@ -58,13 +59,16 @@ with kvikio.CuFile(source, "r") as file:
     assert file.read(array) == len(data)
 assert array.get() == data
 array.set(data[::-1])
+time.sleep(0.3)
 with kvikio.CuFile(copy, "w") as file:
     assert file.write(array) == len(data)
 assert open(copy, "rb").read() == data[::-1]
 part = Array(3 * 4096)
 with kvikio.CuFile(source, "r") as file:
-    parts = [file.pread(part, 4096, 4096 * at, 4096) for at in range(8)]
-    assert [one.get() for one in parts] == [4096] * 8
+    for at in range(0, 8, 2):
+        time.sleep(0.3)
+        parts = [file.pread(part, 4096, 4096 * place, 4096) for place in (at, at + 1)]
+        assert [one.get() for one in parts] == [4096] * 2
 """
 
 
@@ -114,3 +118,7 @@ def test_a_program_of_kvikio_is_recorded_and_replayed(tmp_path: Path, software: 
         for turn in report["turns"]:
             found = [turn[name] for name in ("calls", "read", "written", "errors")]
             assert found == [recorded["calls"], recorded["read"], recorded["written"], 0], turn
+            # Five pauses of 0.3 s: in their own time, or without them.
+            assert recorded["seconds"] > 1.5
+            off = abs(turn["seconds"] / recorded["seconds"] - 1)
+            assert off > 0.5 if gaps else off <= 0.05, (turn, recorded["seconds"])

@@ -24,6 +24,7 @@ from forebay.loading import Entry
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
     """Windows of 64 KiB, and a file of about twenty of them."""
     monkeypatch.setattr(loading, "_WINDOW_BYTES", 64 << 10)
+    monkeypatch.setattr(loading, "_SMALL_GROUP_BYTES", 64 << 10)
     monkeypatch.setattr(loading, "_MIN_WINDOW_PART", 16 << 10)
     sizes = [0, 1, 300, 999, 5000]
     tensors = {f"t{i:03}": np.full(sizes[i % 5], i, "f4") for i in range(200)}

@@ -66,15 +66,13 @@ pub fn reason_of(errno: c_int) -> String {
 
 /// The code that says most of what an error says.
 pub fn code_of(error: &Error) -> c_int {
-    if matches!(error.errno(), libc::EMFILE | libc::ENFILE) {
-        return code::GETNEWFD_FAILED;
-    }
     match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnly => code::PERMISSION_DENIED,
         ErrorKind::IsDirectory => code::INVALID_FILE_TYPE,
         ErrorKind::InvalidInput => code::INVALID_VALUE,
         ErrorKind::Unsupported | ErrorKind::Strict => code::IO_NOT_SUPPORTED,
         ErrorKind::OutOfMemory | ErrorKind::DeviceOutOfMemory => code::NOMEM_ERROR,
+        ErrorKind::TooManyFiles => code::GETNEWFD_FAILED,
         ErrorKind::DeviceLost => code::CUDA_DRIVER_ERROR,
         ErrorKind::DriverMissing | ErrorKind::NotFound => code::DEVICE_NOT_FOUND,
         ErrorKind::Io | ErrorKind::ShortRead | ErrorKind::NoSpace | ErrorKind::Corrupt => code::IO_ERROR,

@@ -3,22 +3,23 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "common/crowd.rs"]
+mod crowd;
 #[path = "common/pages.rs"]
 mod pages;
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Scratch, Stop, Turn, chill, config, disk, in_process, pattern, soon, turn};
-use forebay_config::{CachePolicy, Config, IoBackend, Resident};
+use common::{Random, Scratch, Stop, Turn, chill, in_process, pattern, soon, turn};
+use crowd::{BLOCKING, GLOBAL, LEN, NON_BLOCKING, plain, set_up, until_resident};
+use forebay_config::{Config, Resident};
 use forebay_engine::source::{Calls, Fault, Faulty};
 use forebay_engine::{Batch, Direction, File, Memory, Note, Outcome, Piece, Session, Ticket, Transfer};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
 
 const KEY: u64 = 53;
-const LEN: usize = 5_000_003;
 const CALLERS: u64 = 4;
 /// Pieces of a batch and their bytes at most, and bytes of a piece.
 const FEW: usize = 16;
@@ -28,18 +29,6 @@ const PIECE: usize = 64 << 10;
 const ROOM: usize = FEW_BYTES + FEW * GAP;
 const GAP: usize = 64;
 const BLANK: u8 = 0xA5;
-/// Global captures forbid unsafe calls of all threads.
-const GLOBAL: i32 = 0;
-const BLOCKING: u32 = 0;
-const NON_BLOCKING: u32 = 1;
-
-fn plain() -> Config {
-    config(IoBackend::Auto, CachePolicy::Auto)
-}
-
-fn open(scratch: &Scratch) -> File {
-    File::options().write(true).open(scratch.path()).unwrap()
-}
 
 fn with_calls(scratch: &Scratch, calls: impl Calls + 'static) -> File {
     File::options().write(true).calls(Box::new(calls)).open(scratch.path()).unwrap()
@@ -98,7 +87,8 @@ fn read(
     Ok(moved.resident > 0)
 }
 
-/// Callers that read until `is_enough`, or for this number of batches each. Returns batches by the kernel, and what went wrong.
+/// Callers that read batches until `is_enough`, or for this number of batches each. Returns batches by the kernel, and what went
+/// wrong.
 fn crowd(
     turn: &Turn,
     session: &Session,
@@ -106,26 +96,9 @@ fn crowd(
     rounds: u64,
     is_enough: impl Fn() -> bool + Sync,
 ) -> (u64, Vec<ErrorKind>) {
-    let (resident, errors) = (AtomicU64::new(0), Mutex::new(Vec::new()));
-    let buffers: Vec<_> = (0..CALLERS).map(|_| session.buffer(0, ROOM).unwrap()).collect();
-    std::thread::scope(|scope| {
-        for (caller, buffer) in buffers.iter().enumerate() {
-            let (resident, errors, is_enough) = (&resident, &errors, &is_enough);
-            scope.spawn(move || {
-                let mut random = Random(caller as u64 + 1);
-                for _ in 0..rounds {
-                    if is_enough() {
-                        return;
-                    }
-                    match read(turn, session, file, &buffer.memory(), &some(&mut random)) {
-                        Ok(is_resident) => drop(resident.fetch_add(is_resident.into(), Ordering::Relaxed)),
-                        Err(error) => errors.lock().unwrap().push(error.kind()),
-                    }
-                }
-            });
-        }
-    });
-    (resident.into_inner(), errors.into_inner().unwrap())
+    crowd::crowd(session, (CALLERS, rounds, ROOM), is_enough, |memory, random| {
+        read(turn, session, file, memory, &some(random))
+    })
 }
 
 /// The same without errors.
@@ -142,23 +115,9 @@ fn ready(turn: &Turn, file: &File, config: Config) -> Session {
     session
 }
 
-/// Repeats a test's work until some of it went by the kernel: on a busy machine lanes do it for a moment.
-fn until_resident(work: impl Fn() -> bool) {
-    let is_used = || {
-        let used = work();
-        if !used {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        used
-    };
-    assert!((0..30).any(|_| is_used()), "nothing went by the kernel");
-}
-
 #[test]
 fn pieces_need_no_driver_call_each() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     const ROUNDS: u64 = 100;
     // Lanes copy one piece by a copy, several by a kernel.
@@ -177,9 +136,7 @@ fn pieces_need_no_driver_call_each() {
 /// Nothing is in flight when such a submission returns: there is nothing to give up.
 #[test]
 fn a_ticket_is_resolved_when_it_is_given_out() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     let buffer = session.buffer(0, ROOM).unwrap();
     let pieces = pieces(&buffer.memory(), &[(5, 4096); 8]);
@@ -200,9 +157,7 @@ fn a_ticket_is_resolved_when_it_is_given_out() {
 
 #[test]
 fn it_can_be_switched_off() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = Session::with_config(Config { resident: Resident::Off, ..plain() }).unwrap();
     assert_eq!((good(&turn, &session, &file, 30), turn.fake.calls("async:resident")), (0, 0));
 }
@@ -210,9 +165,7 @@ fn it_can_be_switched_off() {
 /// Many, large or written pieces go the other ways.
 #[test]
 fn other_batches_are_for_lanes() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     let buffer = session.buffer(0, 2 * ROOM).unwrap();
     let memory = buffer.memory();
@@ -245,9 +198,7 @@ fn other_batches_are_for_lanes() {
 /// A piece of which bytes are not in the page cache, or cannot be read: lanes read all, and each has its own result.
 #[test]
 fn a_piece_that_is_not_there_at_once_is_for_lanes() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     let buffer = session.buffer(0, ROOM).unwrap();
     let memory = buffer.memory();
@@ -316,9 +267,7 @@ fn pinned_pages_are_read_by_mailboxes_where_callers_are_many() {
 /// What stands on the default stream when a batch is submitted is done before its bytes come, and is not waited for.
 #[test]
 fn copies_come_after_the_default_stream() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain()).behind_default_streams();
     let device = forebay_gpu::cuda::devices().unwrap()[0].clone();
     let resident = AtomicU64::new(0);
@@ -374,9 +323,7 @@ fn copies_come_after_the_default_stream() {
 /// Captures go on. One that forbids to ask what stands on the default streams is told by each receipt, of those who did not ask too.
 #[test]
 fn a_capture_elsewhere_goes_on() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain()).behind_default_streams();
     turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
     let buffers: Vec<_> = (0..CALLERS).map(|_| session.buffer(0, ROOM).unwrap()).collect();
@@ -409,9 +356,7 @@ fn a_capture_elsewhere_goes_on() {
 /// Operations of streams, and synchronous callers, beside batches: all get their bytes.
 #[test]
 fn stream_ordered_work_and_callers_go_beside_it() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
     let streams: Vec<_> = (0..2).map(|_| turn.fake.create_stream(NON_BLOCKING).unwrap()).collect();
@@ -454,9 +399,7 @@ fn stream_ordered_work_and_callers_go_beside_it() {
 /// The GPU is full of the user's blocks: lanes read what was posted, and the mailboxes are used again.
 #[test]
 fn a_kernel_that_never_starts_holds_nobody_up() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     std::thread::sleep(Duration::from_millis(20));
     turn.fake.hang_next("async:resident", 1500);
@@ -476,9 +419,7 @@ fn a_kernel_that_never_starts_holds_nobody_up() {
 /// The GPU breaks with requests posted: all end, with the reason.
 #[test]
 fn a_kernel_that_breaks_fails_batches_and_hangs_none() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     for after in 0..3 {
         let session = ready(&turn, &file, plain());
         turn.fake.fail_next("async:resident", 700, after, 1);
@@ -494,9 +435,7 @@ fn a_kernel_that_breaks_fails_batches_and_hangs_none() {
 /// A context is destroyed with requests posted: all end with the reason, and another context's go on.
 #[test]
 fn a_context_that_is_destroyed_hangs_nobody() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     let theirs = turn.fake.create_context(0).unwrap();
     let place = turn.fake.allocate(CALLERS as usize * ROOM).unwrap();
@@ -537,9 +476,7 @@ fn a_context_that_is_destroyed_hangs_nobody() {
 fn a_fork_with_requests_posted() {
     let name = "a_fork_with_requests_posted";
     in_process(name, &[], &[], || {
-        let turn = turn();
-        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-        let file = open(&scratch);
+        let (turn, _scratch, file) = set_up(KEY);
         let session = ready(&turn, &file, plain());
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -574,9 +511,7 @@ fn a_fork_with_requests_posted() {
 fn a_process_may_exit_with_requests_posted() {
     let name = "a_process_may_exit_with_requests_posted";
     in_process(name, &[], &[], || {
-        let turn = turn();
-        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-        let file = open(&scratch);
+        let (turn, scratch, file) = set_up(KEY);
         let session = ready(&turn, &file, plain());
         for _ in 0..CALLERS {
             let (session, file) = (session.clone(), file.clone());

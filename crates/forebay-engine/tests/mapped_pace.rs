@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Stop, Turn, disk, in_process, pattern, soon, turn};
 use forebay_config::Config;
-use forebay_engine::{File, Session};
+use forebay_engine::{File, ReadPiece, Session};
 use pages::{MIB, SETTLE, fetch, gpu, memory, open, pins, warm, why};
 
 const KEY: u64 = 31;
@@ -283,4 +283,33 @@ fn pages_of_a_window_are_looked_at_when_its_turn_comes() {
     }
     assert_eq!(receipt.moved.mapped, WINDOW as u64, "{receipt}");
     assert!(why(&receipt).reason.contains("in the page cache"), "{receipt}");
+}
+
+#[test]
+fn small_tensors_are_not_registered_before_their_third_load() {
+    const TENSOR: usize = 96 << 10;
+    let turn = turn();
+    let session = session(&turn, 10);
+    let (_scratch, file) = subject(&disk());
+    let pieces: Vec<_> = (0..LEN / TENSOR)
+        .map(|at| ReadPiece { offset: (at * TENSOR) as u64, range: at * TENSOR..(at + 1) * TENSOR })
+        .collect();
+    let expected = pattern(KEY, 0, LEN / TENSOR * TENSOR);
+    let before = turn.fake.calls(REGISTER);
+    let load = || {
+        let buffer = session.buffer(0, LEN).unwrap();
+        let (receipt, buffer) =
+            session.read_batch(&file, &pieces, buffer).unwrap().wait().into_result().unwrap();
+        assert!(buffer.to_vec().unwrap()[..expected.len()] == expected, "wrong bytes: {receipt}");
+        receipt
+    };
+    for pass in 1..3 {
+        let receipt = load();
+        if why(&receipt).reason.contains("page cache") {
+            return println!("skipped: the machine took the file out of the page cache");
+        }
+        assert!(why(&receipt).reason.contains("small pieces"), "load {pass}: {receipt}");
+        assert_eq!(turn.fake.calls(REGISTER), before, "load {pass} registered something");
+    }
+    assert!(soon(|| load().moved.mapped > 0), "a loop is never in place");
 }

@@ -4,36 +4,26 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "common/crowd.rs"]
+mod crowd;
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Scratch, Stop, Turn, config, disk, in_process, pattern, soon, turn};
+use common::{Random, Stop, Turn, config, in_process, pattern, soon};
+use crowd::{BLOCKING, GLOBAL, LEN, NON_BLOCKING, plain, set_up, until_resident};
 use forebay_config::{CachePolicy, Config, IoBackend, Resident};
 use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
 
 const KEY: u64 = 31;
-const LEN: usize = 5_000_003;
 /// The kernel's longest piece by a slot.
 const MOST: u64 = 1 << 20;
 /// Reads of fewer bytes are one piece.
 const PART: u64 = 64 << 10;
 const CALLERS: u64 = 8;
-/// Global captures forbid unsafe calls of all threads.
-const GLOBAL: i32 = 0;
-const BLOCKING: u32 = 0;
-const NON_BLOCKING: u32 = 1;
-
-fn plain() -> Config {
-    config(IoBackend::Auto, CachePolicy::Auto)
-}
-
-fn open(scratch: &Scratch) -> File {
-    File::options().write(true).open(scratch.path()).unwrap()
-}
 
 fn run(
     session: &Session,
@@ -80,51 +70,26 @@ fn crowd(
     (callers, rounds, most): (u64, u64, u64),
     is_enough: impl Fn() -> bool + Sync,
 ) -> (u64, Vec<ErrorKind>) {
-    let resident = AtomicU64::new(0);
-    let errors = std::sync::Mutex::new(Vec::new());
-    let buffers: Vec<_> = (0..callers).map(|_| session.buffer(0, most as usize + 16).unwrap()).collect();
-    std::thread::scope(|scope| {
-        for (caller, buffer) in buffers.iter().enumerate() {
-            let (resident, errors, is_enough) = (&resident, &errors, &is_enough);
-            scope.spawn(move || {
-                let mut random = Random(caller as u64 + 1);
-                for _ in 0..rounds {
-                    if is_enough() {
-                        return;
-                    }
-                    match read(turn, session, file, &buffer.memory(), &mut random, most) {
-                        Ok(is_resident) => drop(resident.fetch_add(is_resident.into(), Ordering::Relaxed)),
-                        Err(error) => errors.lock().unwrap().push(error.kind()),
-                    }
-                }
-            });
-        }
-    });
-    (resident.into_inner(), errors.into_inner().unwrap())
+    crowd::crowd(session, (callers, rounds, most as usize + 16), is_enough, |memory, random| {
+        read(turn, session, file, memory, random, most)
+    })
+}
+
+/// The same without errors.
+fn good(turn: &Turn, session: &Session, file: &File, work: (u64, u64, u64)) -> u64 {
+    let (resident, errors) = crowd(turn, session, file, work, || false);
+    assert!(errors.is_empty(), "{errors:?}");
+    resident
 }
 
 /// A session whose kernel is at work, as some callers find.
 fn ready(turn: &Turn, file: &File, config: Config) -> Session {
     let session = Session::with_config(config).unwrap();
-    let is_used = || {
-        let (resident, errors) = crowd(turn, &session, file, (CALLERS, 20, 4096), || false);
-        assert!(errors.is_empty(), "{errors:?}");
-        resident > 0
-    };
-    assert!(soon(is_used), "nobody's bytes went by the kernel");
+    assert!(
+        soon(|| good(turn, &session, file, (CALLERS, 20, 4096)) > 0),
+        "nobody's bytes went by the kernel"
+    );
     session
-}
-
-/// Repeats a test's work until some of it went by the kernel: on a busy machine callers copy by themselves for a moment.
-fn until_resident(work: impl Fn() -> u64) {
-    let is_used = || {
-        let used = work() > 0;
-        if !used {
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        used
-    };
-    assert!((0..30).any(|_| is_used()), "nothing went by the kernel");
 }
 
 fn launches(turn: &Turn) -> u64 {
@@ -133,30 +98,25 @@ fn launches(turn: &Turn) -> u64 {
 
 #[test]
 fn pieces_need_no_driver_call_each() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     const ROUNDS: u64 = 400;
     let copies = || turn.fake.calls("cuMemcpyHtoDAsync_v2");
     until_resident(|| {
         let (copied, launched) = (copies(), launches(&turn));
-        let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, ROUNDS, 4096), || false);
-        assert!(errors.is_empty(), "{errors:?}");
+        let resident = good(&turn, &session, &file, (CALLERS, ROUNDS, 4096));
         println!("{resident} of {} pieces by {} lives", CALLERS * ROUNDS, launches(&turn) - launched);
         // A copy, or two parts, for each of the others.
         let others = CALLERS * ROUNDS - resident;
         assert!((others..=2 * others).contains(&(copies() - copied)));
-        resident
+        resident > 0
     });
     assert_eq!(turn.fake.unpinned_copies(), 0);
 }
 
 #[test]
 fn the_kernel_ends_when_nobody_calls() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let _session = ready(&turn, &file, plain());
     std::thread::sleep(Duration::from_millis(100));
     let before = launches(&turn);
@@ -166,24 +126,16 @@ fn the_kernel_ends_when_nobody_calls() {
 
 #[test]
 fn middle_pieces_go_the_same_way() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
-    until_resident(|| {
-        let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 40, MOST), || false);
-        assert!(errors.is_empty(), "{errors:?}");
-        resident
-    });
+    until_resident(|| good(&turn, &session, &file, (CALLERS, 40, MOST)) > 0);
 }
 
 /// The same slots and buffers with other bytes each time, many times within one life, in both directions.
 #[test]
 fn new_bytes_in_the_same_place_are_the_new_ones() {
     const SHARE: u64 = 70_000;
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     until_resident(|| {
         let resident = AtomicU64::new(0);
@@ -221,31 +173,25 @@ fn new_bytes_in_the_same_place_are_the_new_ones() {
                 });
             }
         });
-        resident.into_inner()
+        resident.into_inner() > 0
     });
 }
 
 #[test]
 fn a_thousand_callers_get_their_bytes() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
-    let (resident, errors) = crowd(&turn, &session, &file, (1000, 3, 4096), || false);
-    assert!(errors.is_empty(), "{errors:?}");
+    let resident = good(&turn, &session, &file, (1000, 3, 4096));
     println!("{resident} pieces by the kernel");
 }
 
 #[test]
 fn the_kernel_can_be_switched_off() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let config = Config { resident: Resident::Off, ..plain() };
     let session = Session::with_config(config).unwrap();
     let before = launches(&turn);
-    let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 50, 4096), || false);
-    assert!(errors.is_empty(), "{errors:?}");
+    let resident = good(&turn, &session, &file, (CALLERS, 50, 4096));
     assert_eq!((resident, launches(&turn)), (0, before));
 }
 
@@ -253,10 +199,9 @@ fn the_kernel_can_be_switched_off() {
 fn tools_and_blocking_launches_switch_it_off() {
     let name = "tools_and_blocking_launches_switch_it_off";
     in_process(name, &[], &[("CUDA_LAUNCH_BLOCKING", "1")], || {
-        let turn = turn();
-        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let (turn, _scratch, file) = set_up(KEY);
         let session = Session::with_config(plain()).unwrap();
-        let (resident, _) = crowd(&turn, &session, &open(&scratch), (CALLERS, 50, 4096), || false);
+        let (resident, _) = crowd(&turn, &session, &file, (CALLERS, 50, 4096), || false);
         assert_eq!((resident, launches(&turn)), (0, 0));
     });
 }
@@ -266,9 +211,7 @@ fn tools_and_blocking_launches_switch_it_off() {
 /// The GPU is full of the user's blocks: callers copy by themselves, and their mailboxes are used again.
 #[test]
 fn a_kernel_that_never_starts_holds_nobody_up() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     for _ in 0..3 {
         std::thread::sleep(Duration::from_millis(20));
@@ -297,9 +240,7 @@ fn a_kernel_that_never_starts_holds_nobody_up() {
 /// The longer it is late, the less often the driver is asked: the lock is the program's, too.
 #[test]
 fn a_late_kernel_is_looked_at_less_and_less() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     std::thread::sleep(Duration::from_millis(20));
     turn.fake.hang_next("async:resident", 1500);
@@ -322,21 +263,16 @@ fn a_late_kernel_is_looked_at_less_and_less() {
 
 #[test]
 fn a_launch_that_is_refused_is_no_error() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     turn.fake.fail_next("cuLaunchKernel", 2, 5, 1);
-    let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 300, 4096), || false);
-    assert!(errors.is_empty(), "{errors:?}");
+    good(&turn, &session, &file, (CALLERS, 300, 4096));
 }
 
 /// The GPU breaks with requests posted: all end, with the reason.
 #[test]
 fn a_kernel_that_breaks_fails_callers_and_hangs_none() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     for after in 0..4 {
         let session = ready(&turn, &file, plain());
         turn.fake.fail_next("async:resident", 700, after, 1);
@@ -355,9 +291,7 @@ fn a_kernel_that_breaks_fails_callers_and_hangs_none() {
 /// A context is destroyed with requests posted: all end with the reason, and another context's go on.
 #[test]
 fn a_context_that_is_destroyed_hangs_nobody() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     let theirs = turn.fake.create_context(0).unwrap();
     let place = turn.fake.allocate(CALLERS as usize * 8192).unwrap();
@@ -387,17 +321,14 @@ fn a_context_that_is_destroyed_hangs_nobody() {
         is_gone.store(true, Ordering::SeqCst);
         turn.fake.destroy_context(theirs).unwrap();
     });
-    let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 20, 4096), || false);
-    assert!(errors.is_empty(), "{errors:?}");
+    good(&turn, &session, &file, (CALLERS, 20, 4096));
 }
 
 extern "C" fn ignore(_signal: libc::c_int) {}
 
 #[test]
 fn callers_that_are_interrupted_get_their_bytes() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     // SAFETY: a zeroed action is valid; the handler does nothing.
     unsafe {
@@ -433,19 +364,13 @@ fn callers_that_are_interrupted_get_their_bytes() {
 /// Each session has lives of its own.
 #[test]
 fn two_sessions_do_not_meet() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let sessions = [ready(&turn, &file, plain()), ready(&turn, &file, plain())];
     std::thread::scope(|scope| {
         for session in &sessions {
             let (turn, file) = (&turn, &file);
             scope.spawn(move || {
-                until_resident(|| {
-                    let (resident, errors) = crowd(turn, session, file, (CALLERS, 200, 4096), || false);
-                    assert!(errors.is_empty(), "{errors:?}");
-                    resident
-                });
+                until_resident(|| good(turn, session, file, (CALLERS, 200, 4096)) > 0);
             });
         }
     });
@@ -454,9 +379,7 @@ fn two_sessions_do_not_meet() {
 /// Operations of streams beside callers: both get their bytes.
 #[test]
 fn stream_ordered_work_goes_beside_it() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain());
     turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
     let streams: Vec<_> = (0..4).map(|_| turn.fake.create_stream(NON_BLOCKING).unwrap()).collect();
@@ -487,11 +410,7 @@ fn stream_ordered_work_goes_beside_it() {
                 }
             });
         }
-        until_resident(|| {
-            let (resident, errors) = crowd(&turn, &session, &file, (CALLERS, 200, 4096), || false);
-            assert!(errors.is_empty(), "{errors:?}");
-            resident
-        });
+        until_resident(|| good(&turn, &session, &file, (CALLERS, 200, 4096)) > 0);
     });
     for stream in streams {
         turn.fake.destroy_stream(stream).unwrap();
@@ -500,18 +419,15 @@ fn stream_ordered_work_goes_beside_it() {
 
 #[test]
 fn a_capture_elsewhere_goes_on() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain()).behind_default_streams();
     turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
     let stream = turn.fake.create_stream(NON_BLOCKING).unwrap();
     let launched = launches(&turn);
     turn.fake.begin_capture(stream, GLOBAL).unwrap();
     until_resident(|| {
-        let (_, errors) = crowd(&turn, &session, &file, (CALLERS, 100, 4096), || false);
-        assert!(errors.is_empty(), "{errors:?}");
-        launches(&turn) - launched
+        good(&turn, &session, &file, (CALLERS, 100, 4096));
+        launches(&turn) > launched
     });
     turn.fake.end_capture(stream).expect("the capture survives");
     turn.fake.destroy_stream(stream).unwrap();
@@ -521,9 +437,7 @@ fn a_capture_elsewhere_goes_on() {
 /// one caller for all.
 #[test]
 fn a_capture_in_the_way_is_told_by_those_who_did_not_ask() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain()).behind_default_streams();
     turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
     let stream = turn.fake.create_stream(BLOCKING).unwrap();
@@ -548,7 +462,7 @@ fn a_capture_in_the_way_is_told_by_those_who_did_not_ask() {
                     });
                 }
             });
-            resident.into_inner()
+            resident.into_inner() > 0
         });
         if is_captured {
             turn.fake.end_capture(stream).expect("the capture survives");
@@ -560,9 +474,7 @@ fn a_capture_in_the_way_is_told_by_those_who_did_not_ask() {
 /// What stands on the default stream when a call begins is done before its bytes come.
 #[test]
 fn copies_come_after_the_default_stream() {
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, plain()).behind_default_streams();
     turn.fake.set_default_stream_delay_us(300);
     until_resident(|| {
@@ -590,7 +502,7 @@ fn copies_come_after_the_default_stream() {
                 });
             }
         });
-        resident.into_inner()
+        resident.into_inner() > 0
     });
 }
 
@@ -598,9 +510,7 @@ fn copies_come_after_the_default_stream() {
 fn a_process_may_exit_with_requests_posted() {
     let name = "a_process_may_exit_with_requests_posted";
     in_process(name, &[], &[], || {
-        let turn = turn();
-        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-        let file = open(&scratch);
+        let (turn, scratch, file) = set_up(KEY);
         let session = ready(&turn, &file, plain());
         for caller in 0..CALLERS {
             let (session, file) = (session.clone(), file.clone());
@@ -621,9 +531,7 @@ fn a_process_may_exit_with_requests_posted() {
 #[test]
 fn long_cold_reads_come_after_the_default_stream() {
     const LONG: usize = 1 << 20;
-    let turn = turn();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let file = open(&scratch);
+    let (turn, _scratch, file) = set_up(KEY);
     let session = ready(&turn, &file, config(IoBackend::Auto, CachePolicy::Bypass)).behind_default_streams();
     turn.fake.set_default_stream_delay_us(20_000);
     std::thread::scope(|scope| {

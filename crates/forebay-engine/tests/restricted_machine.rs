@@ -248,7 +248,14 @@ fn too_few_descriptors_are_an_error_and_leave_no_lane_behind() {
                 assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
                 match result {
                     Ok(_) => assert!(spare > 0 && buffer.to_vec().unwrap() == pattern(KEY, 0, LEN)),
-                    Err(error) => assert_eq!(error.errno(), libc::EMFILE, "{error:?}"),
+                    Err(error) => {
+                        assert_eq!(
+                            (error.kind(), error.errno()),
+                            (ErrorKind::TooManyFiles, libc::EMFILE),
+                            "{error:?}"
+                        );
+                        assert!(has_hint(&error, "ulimit -n"), "{error:?}");
+                    }
                 }
                 // Lanes that did start have gone to sleep by now.
                 std::thread::sleep(Duration::from_millis(50));

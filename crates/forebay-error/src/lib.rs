@@ -47,6 +47,8 @@ pub enum ErrorKind {
     NoSpace,
     /// Host memory, or the memory that may be locked, is used up.
     OutOfMemory,
+    /// The limit of open files is reached: the process's, or the machine's.
+    TooManyFiles,
     /// The device's memory is used up.
     DeviceOutOfMemory,
     /// The device is gone or its context is broken.
@@ -83,6 +85,7 @@ impl ErrorKind {
             Self::ShortRead => libc::ENODATA,
             Self::NoSpace => libc::ENOSPC,
             Self::OutOfMemory | Self::DeviceOutOfMemory => libc::ENOMEM,
+            Self::TooManyFiles => libc::EMFILE,
             Self::DeviceLost | Self::DriverMissing => libc::ENODEV,
             Self::Strict => libc::ENOTSUP,
             Self::Corrupt => libc::EBADMSG,
@@ -107,7 +110,8 @@ impl ErrorKind {
             }
             libc::EOPNOTSUPP | libc::ENOSYS => Self::Unsupported,
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Self::NoSpace,
-            libc::ENOMEM | libc::EMFILE | libc::ENFILE => Self::OutOfMemory,
+            libc::ENOMEM => Self::OutOfMemory,
+            libc::EMFILE | libc::ENFILE => Self::TooManyFiles,
             libc::EBUSY | libc::ETXTBSY | libc::EAGAIN => Self::Busy,
             libc::ECANCELED => Self::Cancelled,
             libc::ETIMEDOUT => Self::Timeout,
@@ -149,7 +153,11 @@ impl Error {
         let mut error =
             Self::new(ErrorKind::from_errno(errno), format!("{}: {}", doing.into(), describe(&os)));
         Arc::make_mut(&mut error.0).errno = Some(errno);
-        error
+        match errno {
+            libc::EMFILE => error.hint("raise the limit of open files: ulimit -n 65536"),
+            libc::ENFILE => error.hint("as root: sysctl -w fs.file-max=9223372036854775807"),
+            _ => error,
+        }
     }
 
     /// The error of the system call that failed last on this thread.
@@ -258,6 +266,17 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::NoSpace);
         assert_eq!(error.errno(), libc::EDQUOT);
         assert_eq!(error.to_string(), "cannot write: Disk quota exceeded");
+    }
+
+    #[test]
+    fn too_many_files_are_no_lack_of_memory() {
+        for (errno, hint) in [(libc::EMFILE, "ulimit -n"), (libc::ENFILE, "fs.file-max")] {
+            let error = Error::from_errno(errno, "cannot open file");
+            assert_eq!((error.kind(), error.errno()), (ErrorKind::TooManyFiles, errno));
+            assert!(error.hints().len() == 1 && error.hints()[0].contains(hint), "{error:?}");
+        }
+        assert_eq!(ErrorKind::TooManyFiles.errno(), libc::EMFILE);
+        assert!(Error::from_errno(libc::ENOMEM, "cannot map").hints().is_empty());
     }
 
     #[test]

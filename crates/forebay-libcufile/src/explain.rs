@@ -36,7 +36,8 @@ pub(super) fn bytes(answer: isize, errno: i32, doing: &str) -> Error {
 /// What a code says, what kind of failure it is, and what helps.
 fn meaning(code: i32) -> (ErrorKind, &'static str, &'static [&'static str]) {
     use ErrorKind::{
-        Busy, DeviceLost, DeviceOutOfMemory, InvalidInput, Io, OutOfMemory, PermissionDenied, Unsupported,
+        Busy, DeviceLost, DeviceOutOfMemory, InvalidInput, Io, OutOfMemory, PermissionDenied, TooManyFiles,
+        Unsupported,
     };
     match code {
         5001 => (
@@ -76,7 +77,7 @@ fn meaning(code: i32) -> (ErrorKind, &'static str, &'static [&'static str]) {
         5028 => (Busy, "the file's descriptor is registered already", &[]),
         5029 => (DeviceLost, "it finds no GPU", &["nvidia-smi"]),
         INTERNAL => (Io, "it failed inside", &[SEE_LOG]),
-        5031 => (OutOfMemory, "it could not get a descriptor", &["ulimit -n 65536"]),
+        5031 => (TooManyFiles, "it could not get a descriptor", &["ulimit -n 65536"]),
         5034 => {
             (Unsupported, "its configuration excludes this file", &["look at denylist in /etc/cufile.json"])
         }

@@ -126,11 +126,11 @@ impl Slot {
         }
         let mut opened = self.open_now();
         // The program has the others.
-        if opened.as_ref().is_err_and(is_out_of_descriptors) {
+        if opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooManyFiles) {
             files.close_idle();
             let count = files.count();
             opened = self.open_now();
-            if count > 0 && opened.as_ref().is_err_and(is_out_of_descriptors) {
+            if count > 0 && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooManyFiles) {
                 return Ok(Opening::Later(count));
             }
         }
@@ -170,10 +170,6 @@ impl Slot {
             .with("before", self.size)
             .hint("open the data set anew"))
     }
-}
-
-fn is_out_of_descriptors(error: &Error) -> bool {
-    matches!(error.errno(), libc::EMFILE | libc::ENFILE)
 }
 
 /// A file takes two descriptors: half of them are left to the program.

@@ -139,7 +139,12 @@ impl PriorWork {
             // A capture may have begun since.
             return if device.is_legacy_captured(context)? { Ok(None) } else { Err(error) };
         }
-        Ok(Some(Self { event, is_done: AtomicBool::new(false), looked: Mutex::new(Instant::now()) }))
+        Ok(Some(Self::after(event)))
+    }
+
+    /// The work before this event.
+    pub(crate) fn after(event: Box<dyn Event>) -> Self {
+        Self { event, is_done: AtomicBool::new(false), looked: Mutex::new(Instant::now()) }
     }
 
     /// Whether it is done. Asks the driver from time to time.

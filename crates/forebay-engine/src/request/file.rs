@@ -320,7 +320,7 @@ fn duplicate(fd: &Fd) -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
-        return Err(Error::last_os("cannot duplicate a descriptor").hint("ulimit -n 65536"));
+        return Err(Error::last_os("cannot duplicate a descriptor"));
     }
     // SAFETY: the descriptor is new and ours alone.
     let copy = unsafe { OwnedFd::from_raw_fd(copy) };

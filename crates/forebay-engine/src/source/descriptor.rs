@@ -48,9 +48,7 @@ pub(super) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
     // SAFETY: no pointers are passed.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST_FREE) };
     if copy < 0 {
-        return Err(Error::last_os("cannot duplicate the descriptor")
-            .with("fd", fd)
-            .hint("raise the limit of open files: ulimit -n 65536"));
+        return Err(Error::last_os("cannot duplicate the descriptor").with("fd", fd));
     }
     // SAFETY: the descriptor is new and ours alone.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })

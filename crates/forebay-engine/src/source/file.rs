@@ -353,7 +353,6 @@ fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
         libc::EROFS => {
             error.hint("the file system is mounted read-only: write elsewhere or mount -o remount,rw")
         }
-        libc::EMFILE | libc::ENFILE => error.hint("raise the limit of open files: ulimit -n 65536"),
         _ => error,
     }
 }

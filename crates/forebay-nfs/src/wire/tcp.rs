@@ -164,7 +164,7 @@ impl Socket<'_> {
                 let mut state = lock(&self.wire.state);
                 state.table.unpark(&self.wire.server)?;
                 if state.link.is_none() {
-                    return Err(Lost::Broken(Error::new(ErrorKind::OutOfMemory, "no descriptor is left")));
+                    return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
                 pump_wire(&mut state);
                 let limit = self.wire.patience(&state, woken, self.turn.heard, idle_since)?;

@@ -216,7 +216,12 @@ fn try_page(
     match read {
         Ok(Ok(())) => Ok(Ok(())),
         // Such an error says nothing of the device or the file system.
-        Ok(Err(error)) if matches!(error.kind(), ErrorKind::ShortRead | ErrorKind::OutOfMemory) => {
+        Ok(Err(error))
+            if matches!(
+                error.kind(),
+                ErrorKind::ShortRead | ErrorKind::OutOfMemory | ErrorKind::TooManyFiles
+            ) =>
+        {
             Err(Reason::from(&error))
         }
         Ok(Err(error)) => {

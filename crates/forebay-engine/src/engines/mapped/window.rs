@@ -277,6 +277,11 @@ impl PinnedFile {
             .map_or(0, |window| window.demand.load(Ordering::Relaxed) / self.extent(index).1.max(1))
     }
 
+    /// Whether no window of these is pinned or read for the third time. The bytes were counted.
+    pub(super) fn is_new_to(&self, demand: &[(usize, u64)]) -> bool {
+        demand.iter().all(|(index, _)| !self.is_worth_it(*index, true) && !self.has_pin(*index))
+    }
+
     fn worth(&self, index: usize) -> WindowWorth {
         let len = self.len();
         let start = index as u64 * WINDOW;

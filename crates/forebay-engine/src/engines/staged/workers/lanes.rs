@@ -78,25 +78,7 @@ pub(crate) struct Lanes {
 
 impl Lanes {
     pub(crate) fn new(device: Arc<dyn Device>, config: Config) -> Self {
-        let (start, most) = (config.effective_lanes(), (config.most_lanes(), config.lanes_limit()));
-        let meter = |kind| {
-            let start = if kind == SourceKind::Drive { COLD_LANES.min(start) } else { start };
-            Arc::new(Meter::new(start, most, config.lanes > 0))
-        };
-        let shared = LaneShared {
-            device,
-            queue: WorkQueue::default(),
-            stop: AtomicBool::new(false),
-            works: AtomicUsize::new(0),
-            is_growing: AtomicBool::new(false),
-            expects: AtomicBool::new(false),
-            meters: SourceKind::ALL.map(meter),
-            threads: LaneThreads::new(most.1),
-            profile: OnceLock::new(),
-            kept: Default::default(),
-            config,
-        };
-        Self { shared: Arc::new(shared), ring: OnceLock::new() }
+        Self { shared: Arc::new(LaneShared::new(device, config)), ring: OnceLock::new() }
     }
 
     /// Lanes that warm reads use, as far as is known now.
@@ -208,6 +190,27 @@ impl Lanes {
 }
 
 impl LaneShared {
+    pub(super) fn new(device: Arc<dyn Device>, config: Config) -> Self {
+        let (start, most) = (config.effective_lanes(), (config.most_lanes(), config.lanes_limit()));
+        let meter = |kind| {
+            let start = if kind == SourceKind::Drive { COLD_LANES.min(start) } else { start };
+            Arc::new(Meter::new(start, most, config.lanes > 0))
+        };
+        Self {
+            device,
+            queue: WorkQueue::default(),
+            stop: AtomicBool::new(false),
+            works: AtomicUsize::new(0),
+            is_growing: AtomicBool::new(false),
+            expects: AtomicBool::new(false),
+            meters: SourceKind::ALL.map(meter),
+            threads: LaneThreads::new(most.1),
+            profile: OnceLock::new(),
+            kept: Default::default(),
+            config,
+        }
+    }
+
     /// Starts lanes until there are `count`, all at once. They may not work yet when this returns.
     #[inline]
     pub(super) fn begin(self: &Arc<Self>, count: usize) -> Result<()> {

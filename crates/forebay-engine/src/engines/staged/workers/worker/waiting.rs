@@ -53,16 +53,21 @@ impl Lane {
             ring.forget_files();
         }
         self.wake.set(if self.outstanding() > 0 { WorkerRest::AtRing } else { WorkerRest::Asleep });
-        let can_start = self.stash.is_none() && !self.free_slots.is_empty();
-        // For a work whose copy has to wait it gets more memory first: one that has come since the look above wakes nobody again.
-        let may_hold = self.may_hold() || self.has < LaneMemory::All;
-        let must_look = self.wake.has_answers()
-            || (can_start && self.shared.queue.has_work(self.index, may_hold))
-            || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle());
-        if !must_look {
+        if !self.must_look() {
             self.wait_for_kernel(None);
         }
         self.wake.set(WorkerRest::Awake);
+    }
+
+    /// Whether anything is there that the lane can do. Asked once more after it has said that it rests: what came before that
+    /// wakes nobody.
+    fn must_look(&self) -> bool {
+        let can_start = self.stash.is_none() && !self.free_slots.is_empty();
+        // For a work whose copy has to wait it gets more memory first.
+        let may_hold = self.may_hold() || self.has < LaneMemory::All;
+        self.wake.has_answers()
+            || (can_start && self.shared.queue.has_work(self.index, may_hold))
+            || (self.shared.stop.load(Ordering::SeqCst) && self.is_idle())
     }
 
     /// Waits for the kernel. With many operations in flight it waits for several, since a wake-up for each costs more
@@ -75,5 +80,104 @@ impl Lane {
             (_, Some(limit)) => std::thread::sleep(limit),
             (_, None) => std::thread::park(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_config::{CachePolicy, Config, IoBackend};
+    use forebay_error::Result;
+    use forebay_gpu::Event;
+
+    use super::*;
+    use crate::engines::staged::job::{Job, JobParts, JobWidth};
+    use crate::engines::staged::workers::LaneShared;
+    use crate::engines::staged::workers::slots::LanePart;
+    use crate::io::plan::{Plan, Work};
+    use crate::io::wake::WorkerWake;
+    use crate::request::copy_order::PriorWork;
+    use crate::request::file::File;
+    use crate::request::receipt::{Election, EngineKind};
+    use crate::request::ticket::Completion;
+    use crate::request::transfer::{Batch, Memory, Transfer};
+    use crate::source::piece::Direction;
+    use crate::source::residency::Warmth;
+
+    /// Work of the user's that does not end.
+    #[derive(Debug)]
+    struct Endless;
+
+    impl Event for Endless {
+        fn is_done(&self) -> Result<bool> {
+            Ok(false)
+        }
+
+        fn wait(&self, _wait: Wait) -> Result<()> {
+            Ok(())
+        }
+
+        fn handle(&self) -> u64 {
+            0
+        }
+    }
+
+    /// A lane as it begins, with one slot, on this thread: over host memory, which it serves like any device's.
+    fn lane() -> Lane {
+        let config = Config { lanes: 1, slots: 3, io: IoBackend::Threads, ..Config::default() };
+        let device = forebay_gpu::host::device();
+        let memory = LanePart::first(&device, 1, config.slot_size).unwrap().pop().unwrap();
+        let shared = Arc::new(LaneShared::new(device, config));
+        let wake = Arc::new(WorkerWake::new().unwrap());
+        Lane::new(0, shared, memory, &wake, &mut Vec::new()).unwrap()
+    }
+
+    /// A read of one slot whose copy comes after work that does not end.
+    fn held() -> Arc<Job> {
+        let file = File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
+        let memory = Memory::new(forebay_gpu::host::device(), 0);
+        let (direction, len) = (Direction::Read, 1 << 20);
+        let batch = Batch::of(&Transfer { file, offset: 0, memory, len, direction, allow_short: false });
+        let (engine, mode) = (EngineKind::Staged, None);
+        let election = Arc::new(Election { engine, refused: Vec::new(), notes: Vec::new(), mode });
+        let completion = Completion::new([len as u64].into(), 1, vec![false], election, Arc::default(), None);
+        completion.come_after(Some(PriorWork::after(Box::new(Endless))));
+        Job::new(JobParts {
+            batch: Arc::new(batch),
+            plan: Plan::of_work(Work::Chunk { entry: 0, start: 0, end: len as u64 }),
+            base: 0,
+            cache: CachePolicy::Auto,
+            align: 1,
+            width: JobWidth::Fixed(1),
+            warmth: Warmth::Warm,
+            placing: None,
+            mount: None,
+            completion,
+        })
+    }
+
+    // It came after the lane had looked and before it rested, and was not seen again: the lane slept for good.
+    #[test]
+    fn a_lane_with_one_slot_does_not_rest_beside_a_work_whose_copy_waits() {
+        let mut lane = lane();
+        assert!(!lane.must_look(), "nothing is there");
+        lane.shared.queue.push(held());
+        assert!(lane.take_work().is_none(), "its only slot is for others");
+        assert!(lane.must_look());
+        // It has work to do, so this returns.
+        lane.sleep();
+        let (job, work) = lane.take_work().expect("there is room for it now");
+        job.leave_out(work);
+        assert!(!lane.must_look(), "nothing is left");
+    }
+
+    #[test]
+    fn the_last_slot_is_left_free_of_works_whose_copies_wait() {
+        let mut lane = lane();
+        lane.grow(LaneMemory::All);
+        lane.free_slots.truncate(1);
+        lane.shared.queue.push(held());
+        assert!(lane.take_work().is_none() && !lane.must_look());
     }
 }
