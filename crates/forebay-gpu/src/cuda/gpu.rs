@@ -146,7 +146,7 @@ impl CudaGpu {
         Ok(kernels)
     }
 
-    /// A number for a stream that runs resident kernels, of no other such stream: at most 64, as in `forebay.cu`.
+    /// A number for a stream that runs resident kernels, of no other such stream: at most 64, as in `resident.cuh`.
     pub(super) fn take_lives(&self) -> Result<u32> {
         let lowest = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
         let before = self.lives.fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowest);
