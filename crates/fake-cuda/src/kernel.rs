@@ -218,7 +218,7 @@ fn check(gpu: usize, src: u64, len: usize, key: u64, offset: u64, result: u64) -
     put_words(gpu, result, [before + wrong, least.min(first)])
 }
 
-/// The pattern's word at `offset`: the same arithmetic as in `forebay.cu`, written down once more so that the two
+/// The pattern's word at `offset`: the same arithmetic as in `pattern.cuh`, written down once more so that the two
 /// can disagree.
 fn word(key: u64, offset: u64) -> [u8; 8] {
     let mut z = key.wrapping_add((offset / 8).wrapping_mul(0x9E37_79B9_7F4A_7C15));

@@ -267,6 +267,28 @@ fn use_cpus(all: &libc::cpu_set_t, is_one: bool) {
     }
 }
 
+/// A second, and what a machine that is busy with other tests adds.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Reads until it is enough, judged by the time, the lanes of those that may be, and the receipt. How long it took.
+fn read_until(
+    session: &Session,
+    file: &File,
+    is_enough: impl Fn(Duration, (usize, usize), &str) -> bool,
+) -> Duration {
+    let (device, begun) = (session.device(0).unwrap(), Instant::now());
+    loop {
+        let ticket = session.submit_read(file, 0, session.buffer(0, LEN).unwrap()).unwrap();
+        let (receipt, buffer) = ticket.wait().into_result().unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
+        let (report, receipt) = (session.report(&device).unwrap(), receipt.to_string());
+        if is_enough(begun.elapsed(), (report.lanes, report.most), &receipt) {
+            return begun.elapsed();
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{report:?}; {receipt}");
+    }
+}
+
 #[test]
 fn lanes_follow_cpus_that_go_and_come() {
     if allowed_cpus() < 2 {
@@ -284,28 +306,87 @@ fn lanes_follow_cpus_that_go_and_come() {
             all
         };
         let session = open(Config { slot_size: MIB, profile: ProfileUse::Off, ..Config::default() });
-        let device = session.device(0).unwrap();
-        let read_until = |is_enough: &dyn Fn(Duration, (usize, usize)) -> bool| {
-            let begun = Instant::now();
-            loop {
-                let buffer = session.buffer(0, LEN).unwrap();
-                drop(session.submit_read(&file, 0, buffer).unwrap().wait());
-                let report = session.report(&device).unwrap();
-                if is_enough(begun.elapsed(), (report.lanes, report.most)) {
-                    return begun.elapsed();
-                }
-                assert!(begun.elapsed() < Duration::from_secs(20), "{report:?}");
-            }
-        };
-        // A second, and what a machine that is busy with other tests adds.
-        const SOON: Duration = Duration::from_secs(3);
-        read_until(&|took, _| took > Duration::from_millis(700));
+        read_until(&session, &file, |took, _, _| took > Duration::from_millis(700));
         for is_one in [true, false, true] {
             use_cpus(&all, is_one);
             let most = if is_one { 1 } else { allowed_cpus().min(32) };
-            let took = read_until(&|_, (lanes, found)| found == most && lanes <= most);
+            let took = read_until(&session, &file, |_, (lanes, found), _| found == most && lanes <= most);
             println!("{most} lanes at most after {took:?}");
             assert!(took < SOON, "{took:?}");
+        }
+    });
+}
+
+/// A cgroup with this process in it, below those of the machine; goes when it is dropped.
+struct Group {
+    folder: PathBuf,
+    /// The file of the quota, what stands in it behind the number, and what stands for none.
+    quota: (&'static str, &'static str, &'static str),
+}
+
+impl Group {
+    /// `None`, with the reason printed, where none with a CPU quota can be made.
+    fn new() -> Option<Self> {
+        let name = format!("forebay-test-{}", std::process::id());
+        let kinds = [
+            ("/sys/fs/cgroup", ("cpu.max", " 100000", "max 100000")),
+            ("/sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "", "-1")),
+        ];
+        for (mount, quota) in kinds {
+            let group = Self { folder: Path::new(mount).join(&name), quota };
+            if std::fs::create_dir(&group.folder).is_ok()
+                && group.folder.join(quota.0).exists()
+                && Self::enter(&group.folder)
+            {
+                return Some(group);
+            }
+        }
+        println!("skipped: no cgroup with a CPU quota can be made here");
+        None
+    }
+
+    fn enter(group: &Path) -> bool {
+        std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).is_ok()
+    }
+
+    /// Allows this number of CPUs, or all.
+    fn allow(&self, cpus: Option<usize>) {
+        let (file, behind, all) = self.quota;
+        let text = cpus.map_or_else(|| all.to_owned(), |cpus| format!("{}{behind}", cpus * 100_000));
+        std::fs::write(self.folder.join(file), text).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        Self::enter(self.folder.parent().unwrap());
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+/// A quota that is there from the beginning, goes, and comes back; bytes are the file's, and receipts say how many lanes there may be.
+#[test]
+fn lanes_follow_a_cpu_quota() {
+    if allowed_cpus() < 2 {
+        println!("skipped: one CPU has one lane");
+        return;
+    }
+    in_process("lanes_follow_a_cpu_quota", &[], &[], || {
+        let Some(group) = Group::new() else { return };
+        let _turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+        let file = File::open(scratch.path()).unwrap();
+        let all = allowed_cpus();
+        group.allow(Some(1));
+        // Slots that are large enough to be counted, and so small that a read has enough of them to be told.
+        let session = open(Config { slot_size: MIB / 2, profile: ProfileUse::Off, ..Config::default() });
+        for allowed in [Some(1), None, Some(1)] {
+            group.allow(allowed);
+            let most = allowed.unwrap_or(all).min(32);
+            let took = read_until(&session, &file, |_, (lanes, found), _| found == most && lanes <= most);
+            println!("{most} lanes at most after {took:?}");
+            assert!(took < SOON, "{took:?}");
+            read_until(&session, &file, |_, _, receipt| receipt.contains(&format!(" of {most} lanes (")));
         }
     });
 }

@@ -2,7 +2,7 @@
 //!
 //! A value of 32 bits stands for a polynomial over GF(2), its highest bit for x^0 (the "reflected" order), modulo P.
 //! Adding n bytes to a message multiplies its part of the checksum by x^(8n): that is how parts are joined here, and
-//! how the kernel in `kernels/forebay.cu` joins those of its threads.
+//! how the kernel in `kernels/checksums.cuh` joins those of its threads.
 
 use std::fmt;
 

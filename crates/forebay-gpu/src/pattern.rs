@@ -1,6 +1,6 @@
 //! The test pattern: every 8-byte word of a file has a value that follows from (key, offset).
 //!
-//! The same arithmetic stands in `kernels/forebay.cu`. The mixing step is SplitMix64's finaliser (Steele, Lea,
+//! The same arithmetic stands in `kernels/pattern.cuh`. The mixing step is SplitMix64's finaliser (Steele, Lea,
 //! Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
 /// The little-endian word at file offset `offset` (a multiple of 8) under `key`.

@@ -40,7 +40,7 @@ impl Resident {
     /// Blocks at most: a small part of the device's threads, and more bytes in flight than a link needs.
     pub const BLOCKS: u32 = 32;
 
-    /// What the kernel reckons for a piece, in nanoseconds: one that takes longer than a life is never begun. As in `forebay.cu`.
+    /// What the kernel reckons for a piece, in nanoseconds: one that takes longer than a life is never begun. As in `resident.cuh`.
     pub const fn takes(len: usize) -> u64 {
         5000 + len as u64 / 4
     }

@@ -29,11 +29,11 @@ const PART_BYTES: usize = 64 << 10;
 const ENOUGH_BLOCKS: usize = 4096;
 /// The greatest second dimension of a grid.
 const GRID_Y_MAX: usize = 65_535;
-/// From this size on a whole block of the gather kernel copies a piece, below it a warp or less. As in `forebay.cu`.
+/// From this size on a whole block of the gather kernel copies a piece, below it a warp or less. As in `gather.cuh`.
 const GATHER_BLOCK_BYTES: u64 = 32 << 10;
 /// Blocks of the gather kernel: 2048 threads for each of 132 multiprocessors.
 const GATHER_BLOCKS: u64 = 132 * 2048 / BLOCK_THREADS as u64;
-/// Mailboxes of one block at most. As in `forebay.cu`.
+/// Mailboxes of one block at most. As in `resident.cuh`.
 const MAILBOXES_OF_BLOCK: u32 = 4;
 const _: () = assert!(Resident::MAILBOXES as u32 <= Resident::BLOCKS * MAILBOXES_OF_BLOCK);
 /// Blocks of the pattern kernels; each walks over the memory in strides of the whole grid.
@@ -50,7 +50,7 @@ pub(crate) struct Kernels {
     resident: Handle,
 }
 
-/// What the check kernel counts into: device memory, laid out as in `forebay.cu`.
+/// What the check kernel counts into: device memory, laid out as in `base.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CheckResult {

@@ -236,7 +236,9 @@ impl BatchRoute {
             }
         }
         // A copy for each small piece is slower than the lanes' packs.
-        let is_left = piece.len <= CELL && !must_pin;
+        let is_none_registered =
+            all(|known| matches!(known, WindowStatus::Untouched | WindowStatus::Declined));
+        let is_left = !must_pin && (piece.len <= CELL || is_none_registered);
         if is_left {
             self.leave_entry(entry);
         }

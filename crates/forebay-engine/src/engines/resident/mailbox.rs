@@ -1,7 +1,7 @@
 //! The protocol of a mailbox, alone: what the host writes and reads. A test includes this file once more, over atomics that try
 //! out all orders (`model.rs`).
 //!
-//! Each word has one writer. Numbers count up and may wrap. The kernel's side is in `forebay.cu`, and in words in
+//! Each word has one writer. Numbers count up and may wrap. The kernel's side is in `resident.cuh`, and in words in
 //! [`forebay_gpu::Resident`].
 
 use forebay_gpu::CopyPiece;

@@ -51,7 +51,7 @@ impl Model {
         }
     }
 
-    // ---- the kernel, as in `forebay.cu` ---------------------------------------------------------------------------
+    // ---- the kernel, as in `resident.cuh` ------------------------------------------------------------------------
 
     /// Looks so often; a request that it finds it answers.
     fn life(&self, looks: usize) {
