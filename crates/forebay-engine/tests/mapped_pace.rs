@@ -161,8 +161,6 @@ fn one_load_registers_no_more_than_tells_how_slow_that_is() {
         assert!(soon(|| registered() == 3 && turn.fake.registered_bytes() == 0), "{}", registered());
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(registered(), 3);
-        let (held, _) = turn.fake.registering_us();
-        assert!(held < 3 * 400 * 8, "{held} µs");
         let (_, receipt) = fetch(&session, &file, 0, LEN).unwrap();
         assert!(why(&receipt).reason.contains("third time"), "{receipt}");
     });
