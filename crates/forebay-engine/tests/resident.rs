@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{Random, Stop, Turn, config, in_process, pattern, soon};
 use crowd::{BLOCKING, GLOBAL, LEN, NON_BLOCKING, plain, set_up, until_resident};
 use forebay_config::{CachePolicy, Config, IoBackend, Resident};
-use forebay_engine::{Direction, File, Memory, Receipt, Session, Transfer};
+use forebay_engine::{Buffer, Direction, File, Memory, Receipt, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
 
@@ -322,6 +322,43 @@ fn a_context_that_is_destroyed_hangs_nobody() {
         turn.fake.destroy_context(theirs).unwrap();
     });
     good(&turn, &session, &file, (CALLERS, 20, 4096));
+}
+
+/// `cudaDeviceReset` with requests posted: all callers are told.
+#[test]
+fn a_reset_hangs_nobody() {
+    in_process("a_reset_hangs_nobody", &[], &[], || {
+        let (turn, _scratch, file) = set_up(KEY);
+        let session = ready(&turn, &file, plain());
+        let buffers: Vec<_> = (0..CALLERS).map(|_| session.buffer(0, 8192).unwrap()).collect();
+        let (resident, is_gone) = (AtomicU64::new(0), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let call = |(caller, buffer): (usize, &Buffer)| {
+                let memory = buffer.memory();
+                let (turn, session, file, resident, is_gone) = (&turn, &session, &file, &resident, &is_gone);
+                scope.spawn(move || {
+                    let mut random = Random(caller as u64 + 1);
+                    loop {
+                        match read(turn, session, file, &memory, &mut random, 4096) {
+                            Ok(is_resident) => drop(resident.fetch_add(is_resident.into(), Ordering::SeqCst)),
+                            Err(error) => {
+                                assert!(is_gone.load(Ordering::SeqCst), "{error}");
+                                return error;
+                            }
+                        }
+                    }
+                })
+            };
+            let callers: Vec<_> = buffers.iter().enumerate().map(call).collect();
+            assert!(soon(|| resident.load(Ordering::SeqCst) > 0), "nobody's bytes went by the kernel");
+            is_gone.store(true, Ordering::SeqCst);
+            turn.fake.reset_primary(0).unwrap();
+            for caller in callers {
+                let error = caller.join().unwrap();
+                assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error:?}");
+            }
+        });
+    });
 }
 
 extern "C" fn ignore(_signal: libc::c_int) {}

@@ -25,15 +25,16 @@ impl CudaFailure {
             // package on a GPU that does not take it.
             3 | 34 | 803 | 804 => ErrorKind::DriverMissing,
             100 | 101 => ErrorKind::NotFound,
-            1 | 200 | 201 | 400 | 500 | 713 => ErrorKind::InvalidInput,
+            1 | 200 | 400 | 500 | 713 => ErrorKind::InvalidInput,
             // The device is in exclusive use; a stream is being captured.
             46 | 802 | 900..=908 => ErrorKind::Busy,
             712 => ErrorKind::AlreadyExists,
             800 => ErrorKind::PermissionDenied,
             // No binary, invalid or too new PTX, no JIT compiler, plainly not supported, function absent.
             MISSING | 209 | 218 | 221..=223 | 801 => ErrorKind::Unsupported,
-            // ECC, NVLink, broken channels; faults of a kernel, after which the context answers nothing else.
-            4 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=721 | 819 | 999 => {
+            // A context that is gone; ECC, NVLink, broken channels; faults of a kernel, after which the context answers nothing
+            // else.
+            4 | 201 | 214 | 219 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=721 | 819 | 999 => {
                 ErrorKind::DeviceLost
             }
             909 => ErrorKind::Timeout,
@@ -56,6 +57,7 @@ impl CudaFailure {
             803 => "driver library and kernel module differ: reboot, or reload the nvidia modules",
             804 => "take the cuda-compat library out of LD_LIBRARY_PATH, or update the driver",
             805..=807 => "check that the MPS daemon runs: echo get_server_list | nvidia-cuda-mps-control",
+            201 | 709 => "its context is gone: end all transfers before cuCtxDestroy or cudaDeviceReset",
             214 => "the GPU reports an uncorrectable memory error: nvidia-smi -q -d ECC",
             304 | 999 if self.call == "cuInit" => {
                 "check ls -l /dev/nvidia* and load the module: sudo modprobe nvidia-uvm; then dmesg | grep -i nvrm"
@@ -99,6 +101,7 @@ mod tests {
             (1, ErrorKind::InvalidInput),
             (2, ErrorKind::DeviceOutOfMemory),
             (100, ErrorKind::NotFound),
+            (201, ErrorKind::DeviceLost),
             (700, ErrorKind::DeviceLost),
             (719, ErrorKind::DeviceLost),
             (801, ErrorKind::Unsupported),
