@@ -25,6 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 K, M = 1 << 10, 1 << 20
+#: The software GPU's memory can be registered with a NIC.
+RDMA = {"FOREBAY_ENGINE": "rdma", "FAKE_CUDA_ATTRIBUTES": "124=1"}
 #: Memory, form, bytes, operations of the shorter run (whole batches), variables.
 ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
     "noop read": ("host", "read", 4 * K, 2048, {"FOREBAY_ENGINE": "noop"}),
@@ -46,8 +48,15 @@ ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
     "nfs placed 64K": ("placed", "read", 64 * K, 64, {}),
     "nfs placed 1M": ("placed", "read", M, 64, {}),
     "nfs placed 16M": ("placed", "read", 16 * M, 8, {}),
+    "nfs rdma 1M": ("rdma", "read", M, 64, RDMA),
+    "nfs rdma 16M": ("rdma", "read", 16 * M, 8, RDMA),
     "nfs client 1M": ("client", "read", M, 64, {}),
     "nfs client 1M, registered": ("client", "registered", M, 64, {}),
+    **{
+        f"nfs {form} {size >> 20}M": ("calls", form, size, count, {})
+        for form in ("start", "place", "bare")
+        for size, count in ((M, 32), (16 * M, 2))
+    },
     "nfs placed write 1M": ("placed", "write", M, 32, {}),
     "cufile read": ("cufile", "read", 4 * K, 2048, {}),
     "cufile write": ("cufile", "write", 4 * K, 2048, {}),
@@ -58,7 +67,7 @@ ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
     },
 }
 #: Rows whose bytes a server in the process places: counted by thread.
-ON_SERVER = ("placed", "client")
+ON_SERVER = ("placed", "rdma", "client", "calls")
 #: Asked of each further call of 1 MiB in a transfer.
 CALL_MOST = 1500
 #: The longer run has so many times the operations.
@@ -70,10 +79,11 @@ PATIENCE, TRIES = 90, 4
 COPIES = re.compile(r"HostStream as .*Stream>::(copy_in|copy_out|scatter)\b")
 #: Nor is what it has the C library do.
 UNCOUNTED, LIBC = "libfake_cuda.so", re.compile(r"/libc\.so")
-#: Functions of the fabric in the process, which stand for a card and its driver; what counters do once a second, of which valgrind
-#: makes many; and threads of the server there.
+#: Functions of the fabric and of the software GPU in the process, which stand for cards and their drivers; what counters do
+#: once a second, of which valgrind makes many; and threads of the server there.
 FABRIC = re.compile(
-    r"^(<|core::ptr::drop_in_place<)?fake_verbs::|^forebay_stats::layout::CounterRegion<.*>::(write_)?sums"
+    r"^(<|core::ptr::drop_in_place<)?fake_(verbs|cuda)::|^cu[A-Z]\w+$"
+    r"|^forebay_stats::layout::CounterRegion<.*>::(write_)?sums"
 )
 SERVER = re.compile(
     r"^fn=\(\d+\) .*(fake_nfs::(serve|rdma)::.*(serve|accept|answer|\{\{closure)|FakeIncoming as|FakeListener as)"
@@ -82,7 +92,7 @@ SERVER = re.compile(
     re.M,
 )
 #: valgrind gives a thread the number of one that has ended, and both the same file: a lane that has that of a thread of the server counts.
-OURS = re.compile(r"^fn=\(\d+\) <?forebay_(engine|nfs::wire)::", re.M)
+OURS = re.compile(r"^fn=\(\d+\) <?(forebay_(engine|nfs::wire)|nfs_calls)::", re.M)
 
 
 def build() -> None:
@@ -95,6 +105,7 @@ def build() -> None:
     for what in (
         ["-p", "fake-cuda", "-p", "forebay-cufile"],
         ["-p", "forebay-engine", "--example", "operations"],
+        ["-p", "forebay-nfs", "--example", "nfs_calls"],
     ):
         line = [str(ROOT / ".ci/cargo"), "build", "--quiet", "--release", *what]
         subprocess.run(line, cwd=ROOT, check=True, env=environment)
@@ -176,9 +187,9 @@ def count(row: str, times: int, folder: Path) -> tuple[int, int]:
     out = folder / "callgrind.out"
     line = ["valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={out}"]
     line += ["--separate-threads=yes"] * (memory in ON_SERVER)
+    calls, operation = (str(TARGET / f"release/examples/{name}") for name in ("nfs_calls", "operations"))
+    line += [calls] if memory == "calls" else [operation, memory]
     line += [
-        str(TARGET / "release/examples/operations"),
-        memory,
         form,
         str(size),
         str(operations * times),
@@ -225,13 +236,14 @@ def check(found: dict[str, dict[str, float]]) -> None:
         print(f"{form}: p2p {p2p:.0f}, staged without copies {rest:.0f}")
         if p2p > rest:
             sys.exit(f"error: p2p costs more than staged without its copies ({form})")
-    small, large, many = (found[f"nfs placed {size}"] for size in ("64K", "1M", "16M"))
+    small, large = (found[f"nfs placed {size}"] for size in ("64K", "1M"))
     # A copy, or a look at them, would cost an instruction for each 32 bytes at least.
     if large["instructions"] - small["instructions"] > (M - 64 * K) / 200:
         sys.exit("error: bytes that a server places cost instructions")
-    further = (many["instructions"] - large["instructions"]) / 15
     # Told, not judged: how many replies one wake brings differs from run to run.
-    print(f"placed: {further:.0f} for each further call of 1 MiB (asked {CALL_MOST})")
+    for kind in ("placed", "rdma", "start", "place", "bare"):
+        one, many = (found[f"nfs {kind} {size}M"]["instructions"] for size in (1, 16))
+        print(f"{kind}: {(many - one) / 15:.0f} for each further call of 1 MiB (asked {CALL_MOST})")
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 //! Whatever a server sends, no more bytes are said to have moved than were asked for, and handles and limits are sane.
 #![no_main]
 
-use forebay_nfs::ask::{Ask, Operation, Said};
+use forebay_nfs::ask::{Ask, Operation, Reply};
 use forebay_nfs::handle::{Limits, Version};
 use forebay_nfs::v4::{self, Place};
 use forebay_nfs::xdr::Reader;
@@ -26,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
             for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
                 let ask = Ask { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();
-                if let Ok(Said::Read { count, .. } | Said::Written { count, .. }) =
+                if let Ok(Reply::Read { count, .. } | Reply::Written { count, .. }) =
                     ask.decode(&mut from, version, place.as_ref())
                 {
                     assert!(count <= COUNT);

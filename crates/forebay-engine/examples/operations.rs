@@ -1,9 +1,10 @@
 //! Operations to count instructions of: `operations MEMORY FORM BYTES COUNT FILE`.
 //!
 //! Memory is `host`, `gpu` (0), `bar` (memory that behaves as a PCI BAR), `cufile` (GPU 0 through the libcufile.so that
-//! `LIBCUFILE` names), `placed` (host memory, into which an NFS server in this process places bytes over a fabric in this process) or
-//! `client` (the same without the engine: eight reads under way, and each answer asks for the next); forms are `read` and `write` (synchronous), `submit` (reads with a ticket), `batch` (256 reads) and
-//! `stream` (reads in the order of a stream). Variables choose engine, lanes and cache policy. `bench/instructions.py` runs it.
+//! `LIBCUFILE` names), `placed` (host memory, into which an NFS server in this process places bytes over a fabric in this process),
+//! `rdma` (the same into memory of GPU 0) or `client` (host memory, without the engine: eight reads under way, and each answer asks
+//! for the next); forms are `read` and `write` (synchronous), `submit` (reads with a ticket), `batch` (256 reads) and `stream` (reads
+//! in the order of a stream). Variables choose engine, lanes and cache policy. `bench/instructions.py` runs it.
 
 use std::error::Error;
 use std::ffi::c_int;
@@ -211,7 +212,7 @@ fn main() -> Outcome {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, memory, form, bytes, count, path] = arguments.as_slice() else {
         return Err(
-            "use: operations host|gpu|bar|cufile|placed|client read|write|submit|batch|stream|registered BYTES COUNT FILE"
+            "use: operations host|gpu|bar|cufile|placed|rdma|client read|write|submit|batch|stream|registered BYTES COUNT FILE"
                 .into(),
         );
     };
@@ -225,14 +226,14 @@ fn main() -> Outcome {
         Devices { gpus: Vec::new(), bars: vec![bar::device(Memfd, 0)], host: host::device(), missing: None };
     let session =
         if memory == "bar" { Session::on_devices(Config::from_env()?, devices)? } else { Session::open()? };
-    let file = if memory == "placed" {
+    let file = if matches!(memory.as_str(), "placed" | "rdma") {
         forebay_engine::File::from_source(Arc::new(NfsSource::new(on_server(path)?, (true, true))))
     } else {
         forebay_engine::File::options().write(true).open(path)?
     };
     let places = file.len()? / (bytes as u64).max(PAGE);
     let device = match memory.as_str() {
-        "gpu" => session.devices().gpus.first(),
+        "gpu" | "rdma" => session.devices().gpus.first(),
         "bar" => session.devices().bars.first(),
         _ => Some(&session.devices().host),
     };

@@ -193,6 +193,9 @@ pub(crate) mod plan {
     pub(crate) const PACK_LEAST: usize = 128;
     /// Least bytes of a chunk when a transfer is spread over lanes: cheap enough, and each lane still gets work. Chosen.
     pub(crate) const CHUNK_LEAST: u64 = 1 << 20;
+    /// Most bytes that a source without a descriptor is asked for at a time, straight into the caller's memory: those of a transfer
+    /// that is cancelled are waited for. A request costs a lane some 2 000 instructions.
+    pub(crate) const REQUEST_MOST: usize = 16 << 20;
     /// Neighbours of fewer bytes than this together are packed like others, which takes no slot.
     pub(crate) const RUN_LEAST: u64 = CELL as u64;
 }

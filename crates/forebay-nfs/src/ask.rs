@@ -4,7 +4,7 @@ use crate::handle::{FileState, Handle, Version};
 use crate::rpc::{self, Credential, Rejected};
 use crate::status::Status;
 use crate::v3;
-use crate::v4::{self, Place, op};
+use crate::v4::{self, SequenceSlot, op};
 use crate::xdr::{Malformed, Reader, Writer, pad};
 
 /// What is asked of a server.
@@ -34,9 +34,9 @@ pub struct Ask {
     pub tells_state: bool,
 }
 
-/// What a server says to an [`Ask`].
+/// The reply to an [`Ask`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum Reply {
     /// `count` bytes of the file follow.
     Read {
         /// Bytes.
@@ -63,7 +63,7 @@ pub enum Said {
     /// The operation failed.
     Failed(Status),
     /// The place in the session was refused: the slot stands where it stood.
-    NotPlaced(Status),
+    SequenceRefused(Status),
     /// It was not carried out.
     Rejected(Rejected),
 }
@@ -79,7 +79,7 @@ impl Ask {
         (version, handle): (Version, &Handle),
         xid: u32,
         who: &Credential,
-        place: Option<&Place>,
+        place: Option<&SequenceSlot>,
     ) {
         match version {
             Version::V3 => {
@@ -120,49 +120,53 @@ impl Ask {
         to.u32(self.count);
     }
 
-    /// Reads a reply from behind its number. The bytes of a READ are what is left. No more is said to have moved than was asked.
+    /// Reads a reply from behind its number. The bytes of a READ are what is left. A reply never moves more than was asked.
     #[inline]
     pub fn decode(
         &self,
         from: &mut Reader<'_>,
         version: Version,
-        place: Option<&Place>,
-    ) -> Result<Said, Malformed> {
+        place: Option<&SequenceSlot>,
+    ) -> Result<Reply, Malformed> {
         if let Err(rejected) = rpc::reply(from)? {
-            return Ok(Said::Rejected(rejected));
+            return Ok(Reply::Rejected(rejected));
         }
         if version != Version::V3 {
             if let Err(status) = v4::get_begin(from, place)? {
-                return Ok(if place.is_some() { Said::NotPlaced(status) } else { Said::Failed(status) });
+                return Ok(if place.is_some() {
+                    Reply::SequenceRefused(status)
+                } else {
+                    Reply::Failed(status)
+                });
             }
             if let Err(status) = v4::get_op(from, op::PUTFH)? {
-                return Ok(Said::Failed(status));
+                return Ok(Reply::Failed(status));
             }
         }
         let is_v3 = version == Version::V3;
-        let said = match self.operation {
+        let reply = match self.operation {
             Operation::Read if is_v3 => {
-                v3::get_read(from)?.map(|(count, is_end, state)| Said::Read { count, is_end, state })
+                v3::get_read(from)?.map(|(count, is_end, state)| Reply::Read { count, is_end, state })
             }
             Operation::Read => {
-                v4::get_read(from)?.map(|(count, is_end)| Said::Read { count, is_end, state: None })
+                v4::get_read(from)?.map(|(count, is_end)| Reply::Read { count, is_end, state: None })
             }
             Operation::Write { .. } => if is_v3 { v3::get_write(from)? } else { v4::get_write(from)? }.map(
-                |(count, stable, verifier)| Said::Written { count, durable: stable >= FILE_SYNC, verifier },
+                |(count, stable, verifier)| Reply::Written { count, durable: stable >= FILE_SYNC, verifier },
             ),
             Operation::Commit => if is_v3 { v3::get_commit(from)? } else { v4::get_commit(from)? }
-                .map(|verifier| Said::Committed { verifier }),
+                .map(|verifier| Reply::Committed { verifier }),
         };
-        match said {
-            Ok(Said::Read { count, .. } | Said::Written { count, .. }) if count > self.count => {
+        match reply {
+            Ok(Reply::Read { count, .. } | Reply::Written { count, .. }) if count > self.count => {
                 Err(Malformed("more bytes than were asked for"))
             }
-            Ok(Said::Written { count: 0, .. }) if self.count > 0 => Err(Malformed("a WRITE took no bytes")),
-            Ok(Said::Read { count: 0, is_end: false, .. }) if self.count > 0 => {
+            Ok(Reply::Written { count: 0, .. }) if self.count > 0 => Err(Malformed("a WRITE took no bytes")),
+            Ok(Reply::Read { count: 0, is_end: false, .. }) if self.count > 0 => {
                 Err(Malformed("a READ without bytes before the end"))
             }
-            Ok(said) => Ok(said),
-            Err(status) => Ok(Said::Failed(status)),
+            Ok(reply) => Ok(reply),
+            Err(status) => Ok(Reply::Failed(status)),
         }
     }
 

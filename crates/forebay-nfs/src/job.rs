@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::ask::{Ask, Operation, Said};
+use crate::ask::{Ask, Operation, Reply};
 use crate::handle::{FileState, Handle, Limits};
 use crate::lock;
 use crate::place::Registered;
@@ -109,12 +109,12 @@ pub(crate) enum Next {
     /// More calls.
     Again,
     /// The caller is told.
-    Tell(Answer, Result<usize>),
+    Complete(Answer, Result<usize>),
 }
 
 impl Next {
-    pub(crate) fn tell(self) {
-        if let Self::Tell(answer, result) = self {
+    pub(crate) fn complete(self) {
+        if let Self::Complete(answer, result) = self {
             answer(result);
         }
     }
@@ -155,29 +155,39 @@ impl Job {
         let mut state = lock(&self.state);
         // The caller was told, and has its memory back.
         state.answer.as_ref()?;
+        if state.is_committing && state.pending == 0 {
+            state.pending = 1;
+            let len = u32::try_from(self.request.len).unwrap_or(0);
+            return Some((self.part(Operation::Commit, 0, len), false));
+        }
+        let part = self.cut(&mut state, limits)?;
+        state.pending += 1;
+        Some((part, state.issued < state.end))
+    }
+
+    /// The next range to read or write.
+    #[inline]
+    fn cut(&self, state: &mut State, limits: Limits) -> Option<Part> {
+        if state.is_committing || state.issued >= state.end || state.error.is_some() {
+            return None;
+        }
         let most = match self.request.direction {
             Direction::Read => limits.read,
             Direction::Write => limits.write,
         };
-        if state.is_committing && state.pending == 0 {
-            state.pending = 1;
-            return Some((
-                self.part(Operation::Commit, 0, u32::try_from(self.request.len).unwrap_or(0)),
-                false,
-            ));
-        }
-        if state.is_committing || state.issued >= state.end || state.error.is_some() {
-            return None;
-        }
         let (at, count) = (state.issued, (state.end - state.issued).min(most as usize));
         state.issued += count;
-        state.pending += 1;
         let operation = match self.request.direction {
             Direction::Read => Operation::Read,
             // A single piece is made durable at once; many share a COMMIT.
             Direction::Write => Operation::Write { durable: self.request.len <= most as usize },
         };
-        Some((self.part(operation, at, count as u32), state.issued < state.end))
+        Some(self.part(operation, at, count as u32))
+    }
+
+    /// How many calls it takes at most.
+    pub(crate) fn calls(&self, limits: Limits) -> usize {
+        self.request.len.div_ceil(limits.read.min(limits.write) as usize)
     }
 
     const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
@@ -187,36 +197,45 @@ impl Job {
         Part { ask, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
     }
 
-    /// Takes note of what the server said of a part. `None`: the rest of the part is to be asked for; else the part has ended.
+    /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
+    /// the job if `limits` are given; else the part has ended.
     #[inline]
-    pub(crate) fn took(&self, part: &Part, said: Said) -> Option<Next> {
+    pub(crate) fn took(&self, part: &mut Part, reply: Reply, limits: Option<Limits>) -> Option<Next> {
         let mut state = lock(&self.state);
-        let goes_on = match said {
-            Said::Read { state: told, .. } if self.request.state.is_some() && told != self.request.state => {
+        let left = match reply {
+            Reply::Read { state: told, .. } if self.request.state.is_some() && told != self.request.state => {
                 return Some(self.ended_in(&mut state, Some(changed(told))));
             }
-            Said::Read { count, is_end, .. } => {
+            Reply::Read { count, is_end, .. } => {
                 if is_end && count < part.ask.count {
                     state.end = state.end.min(part.at + count as usize);
                 }
-                count < part.ask.count && !is_end
+                (count < part.ask.count && !is_end).then_some(count)
             }
-            Said::Written { count, durable, verifier } => {
+            Reply::Written { count, durable, verifier } => {
                 if !durable {
                     state.is_lost |= state.verifier.is_some_and(|before| before != verifier);
                     state.verifier = Some(verifier);
                     state.is_volatile = true;
                 }
-                count < part.ask.count
+                (count < part.ask.count).then_some(count)
             }
-            Said::Committed { verifier } => {
+            Reply::Committed { verifier } => {
                 state.is_lost |= state.verifier != Some(verifier);
                 state.is_volatile = false;
-                false
+                None
             }
-            Said::Failed(_) | Said::NotPlaced(_) | Said::Rejected(_) => false,
+            Reply::Failed(_) | Reply::SequenceRefused(_) | Reply::Rejected(_) => None,
         };
-        if goes_on { None } else { Some(self.ended_in(&mut state, None)) }
+        // One part ends and another begins: as many are under way as before.
+        let next = match (left, limits) {
+            (Some(count), _) => Some(part.after(count)),
+            (None, Some(limits)) => self.cut(&mut state, limits),
+            (None, None) => None,
+        };
+        let Some(next) = next else { return Some(self.ended_in(&mut state, None)) };
+        *part = next;
+        None
     }
 
     /// Ends a part, with its error if it failed.
@@ -261,7 +280,7 @@ impl Job {
 
     fn over(&self, state: &mut State) -> Next {
         let result = state.error.take().map_or(Ok(state.end), |error| Err(self.request.name(error)));
-        state.answer.take().map_or(Next::Wait, |answer| Next::Tell(answer, result))
+        state.answer.take().map_or(Next::Wait, |answer| Next::Complete(answer, result))
     }
 }
 
@@ -284,12 +303,8 @@ mod tests {
 
     use super::*;
 
-    /// The caller has its memory back, whatever was not asked for yet.
-    #[test]
-    fn a_request_that_was_answered_asks_for_nothing_more() {
-        let mut memory = [0u8; 1024];
-        let limits = Limits { read: 512, write: 512 };
-        let answer: Answer = Box::new(drop);
+    /// A read of `memory`, whose caller's answer is thrown away.
+    fn read(memory: &mut [u8]) -> Arc<Job> {
         let request = Request {
             file: Arc::new(Named { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
             direction: Direction::Read,
@@ -300,10 +315,50 @@ mod tests {
             state: None,
         };
         // SAFETY: nothing is read into the memory.
-        let job = unsafe { Job::new(request, answer) };
-        assert!(matches!(job.next(limits), Some((_, true))));
+        unsafe { Job::new(request, Box::new(drop)) }
+    }
+
+    const LIMITS: Limits = Limits { read: 512, write: 512 };
+
+    /// The caller has its memory back, whatever was not asked for yet.
+    #[test]
+    fn a_request_that_was_answered_asks_for_nothing_more() {
+        let mut memory = [0u8; 1024];
+        let job = read(&mut memory);
+        assert!(matches!(job.next(LIMITS), Some((_, true))));
         let ended = job.ended(Some(Error::new(ErrorKind::Io, "refused")));
-        assert!(matches!(ended, Next::Tell(_, Err(_))));
-        assert!(job.next(limits).is_none());
+        assert!(matches!(ended, Next::Complete(_, Err(_))));
+        assert!(job.next(LIMITS).is_none());
+    }
+
+    #[test]
+    fn a_call_goes_on_with_what_is_left_of_its_part_and_then_with_the_next_one() {
+        let mut memory = [0u8; 1200];
+        let job = read(&mut memory);
+        let reply = |count, is_end| Reply::Read { count, is_end, state: None };
+        let range = |part: &Part| (part.at, part.ask.offset, part.ask.count);
+        let (mut part, _) = job.next(LIMITS).unwrap();
+        assert!(job.took(&mut part, reply(100, false), None).is_none());
+        assert_eq!(range(&part), (100, 100, 412));
+        assert!(job.took(&mut part, reply(412, false), Some(LIMITS)).is_none());
+        assert_eq!(range(&part), (512, 512, 512));
+        // Another wire has the last part.
+        let (mut last, more) = job.next(LIMITS).unwrap();
+        assert!(!more);
+        assert!(matches!(job.took(&mut part, reply(512, false), Some(LIMITS)), Some(Next::Wait)));
+        let ended = job.took(&mut last, reply(100, true), Some(LIMITS));
+        assert!(matches!(ended, Some(Next::Complete(_, Ok(1124)))));
+    }
+
+    /// A part that fails ends the job: none of it is asked for again, by no call.
+    #[test]
+    fn a_call_does_not_go_on_with_a_job_that_failed() {
+        let mut memory = [0u8; 2048];
+        let job = read(&mut memory);
+        let (mut part, _) = job.next(LIMITS).unwrap();
+        job.next(LIMITS).unwrap();
+        assert!(matches!(job.ended(Some(Error::new(ErrorKind::Io, "refused"))), Next::Wait));
+        let reply = Reply::Read { count: 512, is_end: false, state: None };
+        assert!(matches!(job.took(&mut part, reply, Some(LIMITS)), Some(Next::Complete(_, Err(_)))));
     }
 }

@@ -29,7 +29,7 @@ pub struct Options {
 
 /// How many ranges are registered for calls, or being registered, and how many ever were.
 #[derive(Debug, Default)]
-pub(crate) struct Holdings {
+pub(crate) struct RegionCounts {
     pub(crate) now: AtomicUsize,
     pub(crate) begun: AtomicUsize,
 }
@@ -44,7 +44,7 @@ pub struct Rdma {
     /// Its port.
     pub port: u16,
     /// Ranges of memory that are registered for calls under way: of all servers on the fabric, because they share what may be locked.
-    pub(crate) held: Arc<Holdings>,
+    pub(crate) held: Arc<RegionCounts>,
 }
 
 impl Rdma {
@@ -92,12 +92,12 @@ impl Default for Options {
 }
 
 /// After how long without a sign of life a server is asked for one, at most.
-const DOUBT: Duration = Duration::from_secs(5);
+const PROBE_AFTER: Duration = Duration::from_secs(5);
 
 impl Options {
     /// After how long a server that calls wait for is asked for a sign of life.
-    pub(crate) fn doubt(&self) -> Duration {
-        DOUBT.min(self.silence / 4)
+    pub(crate) fn probe_after(&self) -> Duration {
+        PROBE_AFTER.min(self.silence / 4)
     }
 
     /// The same within what is allowed.

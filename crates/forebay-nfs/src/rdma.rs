@@ -34,6 +34,16 @@ const ERROR: u32 = 4;
 /// The most segments of a reply's chunk. We offer one.
 const SEGMENTS_MOST: u32 = 16;
 
+impl Chunk {
+    /// Bytes of the header of a call with it.
+    pub const fn header_len(self) -> usize {
+        match self {
+            Self::None => 28,
+            Self::Write(_) | Self::Read(..) => 52,
+        }
+    }
+}
+
 /// Writes the header of a call.
 pub fn call(to: &mut Writer<'_>, xid: u32, credits: u32, chunk: Chunk) {
     let split = |place: Segment| (place.key, place.len, (place.address >> 32) as u32, place.address as u32);
@@ -52,7 +62,7 @@ pub fn call(to: &mut Writer<'_>, xid: u32, credits: u32, chunk: Chunk) {
 
 /// The header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub struct ReplyHeader {
     /// The call's number.
     pub xid: u32,
     /// Calls that the server takes at a time.
@@ -74,12 +84,12 @@ pub enum Body {
 
 /// Reads the header of a reply; the message is what is left.
 #[inline]
-pub fn reply(from: &mut Reader<'_>) -> Result<Reply, Malformed> {
+pub fn reply(from: &mut Reader<'_>) -> Result<ReplyHeader, Malformed> {
     // One segment was filled: all but few replies to a READ.
     if let Ok([xid, VERSION, credits, MESSAGE, 0, 1, 1, _key, len, _high, _low, 0, 0]) = from.clone().words()
     {
         from.skip(13 * 4)?;
-        return Ok(Reply { xid, credits, body: Body::Message(Some(len.into())) });
+        return Ok(ReplyHeader { xid, credits, body: Body::Message(Some(len.into())) });
     }
     let [xid, version, credits, procedure] = from.words()?;
     if version != VERSION {
@@ -104,7 +114,7 @@ pub fn reply(from: &mut Reader<'_>) -> Result<Reply, Malformed> {
         },
         _ => return Err(Malformed("an unknown message of RPC over RDMA")),
     };
-    Ok(Reply { xid, credits, body })
+    Ok(ReplyHeader { xid, credits, body })
 }
 
 /// Bytes that went into the chunks of a write list.
@@ -135,6 +145,7 @@ mod tests {
         let mut writer = Writer::new(&mut place);
         call(&mut writer, 9, 64, chunk);
         let len = writer.finish().unwrap();
+        assert_eq!(len, chunk.header_len());
         place[..len].chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect()
     }
 
@@ -146,14 +157,14 @@ mod tests {
         assert_eq!(words(Chunk::Read(112, segment)), [9, 1, 64, 0, 1, 112, 7, 100, 1, 2, 0, 0, 0]);
     }
 
-    fn read(words: &[u32]) -> Result<Reply, Malformed> {
+    fn read(words: &[u32]) -> Result<ReplyHeader, Malformed> {
         let bytes: Vec<_> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         reply(&mut Reader::new(&bytes))
     }
 
     #[test]
     fn replies_are_read_and_lies_refused() {
-        let of = |body| Ok(Reply { xid: 9, credits: 32, body });
+        let of = |body| Ok(ReplyHeader { xid: 9, credits: 32, body });
         assert_eq!(read(&[9, 1, 32, 0, 0, 0, 0]), of(Body::Message(None)));
         assert_eq!(read(&[9, 1, 32, 0, 0, 1, 1, 7, 55, 0, 0, 0, 0]), of(Body::Message(Some(55))));
         assert_eq!(read(&[9, 1, 32, 4, 1, 1, 2]), of(Body::OtherVersions(1, 2)));

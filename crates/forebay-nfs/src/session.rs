@@ -16,7 +16,7 @@ use crate::options::{Options, Rdma};
 use crate::rpc::{Credential, random};
 use crate::status::Status;
 use crate::v3::{self, Outcome};
-use crate::v4::{self, Granted, Place, op};
+use crate::v4::{self, Granted, SequenceSlot, op};
 use crate::xdr::{Reader, Writer};
 
 /// A server in one version, for one user.
@@ -298,14 +298,19 @@ impl Server {
     }
 
     /// The next place in slot 0.
-    fn place(&self, sequence: &mut (u32, u32)) -> Option<Place> {
+    fn place(&self, sequence: &mut (u32, u32)) -> Option<SequenceSlot> {
         let session = self.session();
         let granted = session.granted?;
         if sequence.1 != session.epoch {
             *sequence = (0, session.epoch);
         }
         sequence.0 += 1;
-        Some(Place { session: granted.session, slot: 0, sequence: sequence.0, highest: granted.slots - 1 })
+        Some(SequenceSlot {
+            session: granted.session,
+            slot: 0,
+            sequence: sequence.0,
+            highest: granted.slots - 1,
+        })
     }
 
     /// A call of version 3; waits where the server asks for it.

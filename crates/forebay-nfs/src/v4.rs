@@ -51,7 +51,7 @@ const OF_STATE: u32 = 1 << 3 | 1 << 4;
 
 /// The place of a call in a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct SequenceSlot {
     /// The session.
     pub session: [u8; 16],
     /// The slot.
@@ -63,7 +63,7 @@ pub struct Place {
 }
 
 /// Begins a compound of `count` operations, and one more for its place in a session.
-pub fn begin(to: &mut Writer<'_>, version: Version, place: Option<&Place>, count: u32) {
+pub fn begin(to: &mut Writer<'_>, version: Version, place: Option<&SequenceSlot>, count: u32) {
     let minor = match version {
         Version::V3 => 0,
         Version::V4(minor) => u32::from(minor),
@@ -123,7 +123,7 @@ pub fn get_state(from: &mut Reader<'_>) -> Outcome<FileState> {
 
 /// The begin of a reply, up to the first operation that was asked for; fails with the compound's status if the place in the session
 /// was refused.
-pub fn get_begin(from: &mut Reader<'_>, place: Option<&Place>) -> Outcome<()> {
+pub fn get_begin(from: &mut Reader<'_>, place: Option<&SequenceSlot>) -> Outcome<()> {
     let status = from.u32()?;
     from.opaque(256)?;
     let count = from.u32()?;

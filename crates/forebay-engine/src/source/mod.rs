@@ -312,4 +312,9 @@ pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
 pub trait Requests: Send + Sync + fmt::Debug {
     /// Starts a request; `done` is called exactly once, from any thread, perhaps before this returns.
     fn start(&self, request: Request, done: Answer);
+
+    /// Whether it cuts a long request into calls of its own, many of which are under way at a time. It is given longer ones then.
+    fn cuts_requests(&self) -> bool {
+        false
+    }
 }

@@ -126,4 +126,8 @@ impl Requests for NfsSource {
         // SAFETY: the lane keeps the buffer valid and untouched until the answer.
         unsafe { self.file.start(way, request.offset, (request.buffer, request.len), done) };
     }
+
+    fn cuts_requests(&self) -> bool {
+        true
+    }
 }

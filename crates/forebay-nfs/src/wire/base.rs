@@ -14,18 +14,18 @@ use super::rdma::RdmaLink;
 use super::shared::Shared;
 use super::table::{Call, CallState, Table};
 use super::tcp;
-use crate::ask::Said;
+use crate::ask::Reply;
 use crate::job::{Job, Next, Part};
 use crate::lock;
 use crate::session::Server;
-use crate::v4::Place;
+use crate::v4::SequenceSlot;
 use crate::xdr::Malformed;
 
-/// How many replies in a row may be none before calls fail.
-const LIES_MOST: u32 = 4;
+/// How many connections in a row may end by a malformed reply before calls fail.
+const BAD_REPLIES_MAX: u32 = 4;
 
-/// The first wait of a thread, at most.
-const BREATH: Duration = Duration::from_millis(250);
+/// After how long a waiting thread first looks whether the server is silent.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A connection, made when there is work for it.
 pub(crate) struct Wire {
@@ -41,8 +41,8 @@ pub(crate) struct Wire {
     pub(super) refuses_probes: AtomicBool,
     /// Ends the thread's wait.
     signal: Option<OwnedFd>,
-    /// The first wait of the thread, at most: then it looks how long the server has been silent.
-    breath: Duration,
+    /// After how long the waiting thread first looks how long the server has been silent.
+    check_interval: Duration,
 }
 
 pub(super) struct State {
@@ -73,9 +73,9 @@ impl State {
 }
 
 /// Replies that are taken under one lock, and what is left to do behind it.
-pub(super) struct Turn {
+pub(super) struct ReplyBatch {
     /// When the last ones came.
-    pub(super) heard: Instant,
+    pub(super) last_reply: Instant,
     ended: Vec<(Arc<Job>, Next)>,
     /// Entries are free, and parts wait.
     made_room: bool,
@@ -83,13 +83,13 @@ pub(super) struct Turn {
     lost_session: Option<u32>,
 }
 
-impl Turn {
+impl ReplyBatch {
     pub(super) fn new() -> Self {
-        Self { heard: Instant::now(), ended: Vec::new(), made_room: false, lost_session: None }
+        Self { last_reply: Instant::now(), ended: Vec::new(), made_room: false, lost_session: None }
     }
 
     /// Whether nothing is left to do.
-    pub(super) const fn is_over(&self) -> bool {
+    pub(super) const fn is_done(&self) -> bool {
         !self.made_room && self.ended.is_empty() && self.lost_session.is_none()
     }
 
@@ -104,13 +104,13 @@ impl Turn {
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Woken {
+pub(super) enum WakeReason {
     /// The connection has something.
     Readable,
     /// There is something to send, or the end is near.
-    Called,
+    Signalled,
     /// The time is over.
-    Rested,
+    TimedOut,
 }
 
 /// Why a connection is of no use any more.
@@ -120,16 +120,16 @@ pub(super) enum Lost {
     /// It broke.
     Broken(Error),
     /// The server sends what is no reply.
-    Lied(Malformed),
+    BadReply(Malformed),
     /// Another connection would not help.
     Refused(Error),
     /// No memory may be locked for one, but others work.
-    Crowded,
+    NoLockedMemory,
 }
 
 impl From<Malformed> for Lost {
     fn from(malformed: Malformed) -> Self {
-        Self::Lied(malformed)
+        Self::BadReply(malformed)
     }
 }
 
@@ -143,7 +143,7 @@ impl Wire {
             (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
         };
         Arc::new(Self {
-            breath: BREATH.min(server.options.silence / 4),
+            check_interval: CHECK_INTERVAL.min(server.options.silence / 4),
             server,
             index: number.0,
             depth,
@@ -171,47 +171,46 @@ impl Wire {
         self.busy() < self.room.load(Ordering::Relaxed)
     }
 
-    /// Keeps an entry for a call, if there is one.
-    pub(crate) fn reserve(&self) -> bool {
+    /// Keeps entries for calls, at most `most`; how many.
+    pub(crate) fn reserve(&self, most: usize) -> usize {
         let room = self.room.load(Ordering::Relaxed);
-        let more = |busy| (busy < room).then_some(busy + 1);
-        self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        let more = |busy: usize| (busy < room).then(|| busy + most.min(room - busy));
+        let before = self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        before.map_or(0, |busy| most.min(room - busy))
     }
 
-    /// Gives it back.
-    pub(crate) fn release(&self) {
-        self.busy.fetch_sub(1, Ordering::SeqCst);
+    /// Gives some back.
+    pub(crate) fn release(&self, entries: usize) {
+        self.busy.fetch_sub(entries, Ordering::SeqCst);
     }
 
-    /// Makes a call, for which an entry is reserved.
-    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, (job, part): (Arc<Job>, Part), now: Instant) {
+    /// Makes calls of what waits, for which entries are reserved. Entries for which nothing waits are given back.
+    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, reserved: usize, now: Instant) {
         let mut state = lock(&self.state);
-        let free = state.table.free();
-        let put = free.and_then(|index| state.table.put(&self.server, index, (job.clone(), part), now));
-        if let Err(malformed) = put {
-            drop(state);
-            self.release();
-            let next = job.ended(Some(malformed.into()));
-            return follow(shared, &job, next);
-        }
-        pump(&mut state);
+        let mut refused = Vec::new();
+        let table = &mut state.table;
+        let taken = shared.take(reserved, |job, part| {
+            let put = table.free().and_then(|index| table.put(&self.server, index, (job.clone(), part), now));
+            refused.extend(put.err().map(|malformed| (job, Error::from(malformed))));
+        });
+        send_queued(&mut state);
         let left = state.needs_thread();
-        if !state.has_thread {
+        if !state.has_thread && taken > refused.len() {
             match self.start(shared) {
                 Ok(()) => (state.has_thread, state.is_refused) = (true, false),
                 Err(error) => {
                     // Under the lock: another caller may start the thread the moment after.
-                    let ended: Vec<_> = (0..self.depth).filter_map(|index| state.table.end(index)).collect();
-                    drop(state);
-                    for job in ended {
-                        self.release();
-                        follow(shared, &job, job.ended(Some(error.clone())));
-                    }
-                    return;
+                    let ended = (0..self.depth).filter_map(|index| state.table.end(index));
+                    refused.extend(ended.map(|job| (job, error.clone())));
                 }
             }
         }
         drop(state);
+        self.release(reserved - taken + refused.len());
+        for (job, error) in refused {
+            let next = job.ended(Some(error));
+            follow(shared, &job, next);
+        }
         if left {
             self.wake();
         }
@@ -242,7 +241,7 @@ impl Wire {
 
     fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mut pause = Duration::from_millis(50);
-        let (mut lies, mut port, mut ended) = (0, 0, None);
+        let (mut bad_replies, mut port, mut ended) = (0, 0, None);
         loop {
             let calls_before = shared.traffic.calls.load(Ordering::Relaxed);
             let lost = if self.server.options.rdma.is_some() {
@@ -253,21 +252,25 @@ impl Wire {
             // No byte arrives in memory of calls any more, nor leaves it.
             lock(&self.state).link = None;
             if shared.traffic.calls.load(Ordering::Relaxed) != calls_before {
-                (pause, lies) = (Duration::from_millis(50), 0);
+                (pause, bad_replies) = (Duration::from_millis(50), 0);
             }
-            if !matches!(lost, Lost::Crowded) {
+            if !matches!(lost, Lost::NoLockedMemory) {
                 ended = Some(Instant::now());
             }
             match lost {
                 Lost::Idle => {}
-                Lost::Lied(malformed) => {
-                    lies += 1;
+                Lost::BadReply(malformed) => {
+                    bad_replies += 1;
                     let error = Error::from(malformed).with("server", &self.server.name);
-                    let limit = if lies > LIES_MOST { Duration::ZERO } else { self.server.options.deadline };
+                    let limit = if bad_replies > BAD_REPLIES_MAX {
+                        Duration::ZERO
+                    } else {
+                        self.server.options.deadline
+                    };
                     self.fail_older(shared, limit, &error);
                 }
                 Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
-                Lost::Crowded => self.stand_aside(shared, ended),
+                Lost::NoLockedMemory => self.hand_over_calls(shared, ended),
                 Lost::Broken(error) => {
                     let error = Error::new(ErrorKind::Timeout, "the server does not answer")
                         .with("server", &self.server.name)
@@ -296,11 +299,11 @@ impl Wire {
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
         shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
         (state.link, state.is_refused) = (link, false);
-        pump(&mut state);
+        send_queued(&mut state);
     }
 
     /// The call that a reply is of, which is being received from now on.
-    pub(super) fn claim(&self, xid: u32) -> Result<Option<(usize, Part, Option<Place>)>, Malformed> {
+    pub(super) fn claim(&self, xid: u32) -> Result<Option<(usize, Part, Option<SequenceSlot>)>, Malformed> {
         let mut state = lock(&self.state);
         let Some(index) = state.table.find(xid)? else { return Ok(None) };
         let call = &mut state.table.calls[index];
@@ -309,7 +312,7 @@ impl Wire {
     }
 
     /// Waits for a descriptor, or a call to be sent, for at most `limit`.
-    pub(super) fn poll(&self, fd: RawFd, wants_to_send: bool, limit: Duration) -> Woken {
+    pub(super) fn poll(&self, fd: RawFd, wants_to_send: bool, limit: Duration) -> WakeReason {
         let events = libc::POLLIN | if wants_to_send { libc::POLLOUT } else { 0 };
         let signal = self.signal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polled = [
@@ -327,34 +330,34 @@ impl Wire {
             unsafe { libc::read(signal, count.as_mut_ptr().cast(), 8) };
         }
         match polled[0].revents & !libc::POLLOUT {
-            0 if count > 0 => Woken::Called,
-            0 => Woken::Rested,
-            _ => Woken::Readable,
+            0 if count > 0 => WakeReason::Signalled,
+            0 => WakeReason::TimedOut,
+            _ => WakeReason::Readable,
         }
     }
 
-    /// How long to wait at most, after what woke the thread last. `heard` and `idle_since` as of [`Wire::limit`].
-    pub(super) fn patience(
+    /// How long to wait at most, after what woke the thread last. `last_reply` and `idle_since` as of [`Wire::limit`].
+    pub(super) fn next_wait(
         &self,
         state: &State,
-        woken: Woken,
-        heard: Instant,
+        reason: WakeReason,
+        last_reply: Instant,
         idle_since: Instant,
     ) -> Result<Duration, Lost> {
         // Who is spoken to all the time has no need to look at each call's time.
-        let is_lively = woken != Woken::Rested && !state.is_closing && !state.table.has_parked();
-        if is_lively { Ok(self.breath) } else { self.limit(state, heard, idle_since) }
+        let is_lively = reason != WakeReason::TimedOut && !state.is_closing && !state.table.has_parked();
+        if is_lively { Ok(self.check_interval) } else { self.limit(state, last_reply, idle_since) }
     }
 
-    /// How long to wait at most. `heard`: when the last reply came; `idle_since`: when this wait began.
-    fn limit(&self, state: &State, heard: Instant, idle_since: Instant) -> Result<Duration, Lost> {
+    /// How long to wait at most. `last_reply`: when the last reply came; `idle_since`: when this wait began.
+    fn limit(&self, state: &State, last_reply: Instant, idle_since: Instant) -> Result<Duration, Lost> {
         let now = Instant::now();
         let options = &self.server.options;
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
         let mut limit = options.idle.min(options.silence);
         if let Some(oldest) = state.table.oldest_asked() {
             // A call that came after a pause is waited for from then on. One that others overtake has twice the time.
-            let silent = now.saturating_duration_since(heard.max(oldest));
+            let silent = now.saturating_duration_since(last_reply.max(oldest));
             let silent = silent.max(now.saturating_duration_since(oldest) / 2);
             if silent >= options.silence {
                 return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
@@ -372,28 +375,28 @@ impl Wire {
         Ok(limit)
     }
 
-    /// Goes on with a call that was answered. What it makes is sent by the next [`pump`].
+    /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].
     pub(super) fn answered(
         &self,
         shared: &Shared,
         state: &mut State,
-        (index, said): (usize, Said),
-        turn: &mut Turn,
+        (index, reply): (usize, Reply),
+        batch: &mut ReplyBatch,
     ) -> Result<(), Malformed> {
         let traffic = &shared.traffic;
         traffic.calls.fetch_add(1, Ordering::Relaxed);
-        match said {
-            Said::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
-            Said::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
+        match reply {
+            Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
+            Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
             _ => 0,
         };
         if let Some(Link::Rdma(link)) = &mut state.link {
             // The server reaches the memory no more.
             link.release(index);
         }
-        let (error, next) = match said {
-            Said::Failed(status) | Said::NotPlaced(status) if status.is_to_wait() => {
-                if matches!(said, Said::NotPlaced(_)) {
+        let (error, next) = match reply {
+            Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_to_wait() => {
+                if matches!(reply, Reply::SequenceRefused(_)) {
                     state.table.take_back_place(index);
                 }
                 if state.table.calls[index].began.elapsed() < self.server.options.deadline {
@@ -403,61 +406,71 @@ impl Wire {
                 }
                 (Some(status.error(doing(state, index), self.server.who.uid())), None)
             }
-            Said::Failed(status) | Said::NotPlaced(status)
+            Reply::Failed(status) | Reply::SequenceRefused(status)
                 if status.is_session_lost()
                     && self.server.version.has_session()
                     && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
             {
-                turn.lost_session = Some(state.table.calls[index].epoch());
+                batch.lost_session = Some(state.table.calls[index].epoch());
                 state.table.again(index);
                 return Ok(());
             }
-            Said::Failed(status) | Said::NotPlaced(status) if status.is_uncached() => {
+            Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_uncached() => {
                 state.table.again(index);
                 return Ok(());
             }
-            Said::Failed(status) | Said::NotPlaced(status) => {
+            Reply::Failed(status) | Reply::SequenceRefused(status) => {
                 (Some(status.error(doing(state, index), self.server.who.uid())), None)
             }
-            Said::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
-            moved => match state.table.took(index, moved, turn.heard) {
-                None => return state.table.ask(&self.server, index, turn.heard),
-                next => (None, next),
-            },
+            Reply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
+            moved => {
+                let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
+                let limits = (has_entry && !shared.has_parts()).then_some(shared.limits);
+                match state.table.took(index, moved, limits, batch.last_reply) {
+                    None => return state.table.ask(&self.server, index, batch.last_reply),
+                    next => (None, next),
+                }
+            }
         };
         if let Some(job) = state.table.end(index) {
-            turn.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
+            batch.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
         }
-        self.refill(shared, state, index, turn);
+        self.refill(shared, state, index, batch);
         Ok(())
     }
 
     /// Gives a free entry to the next part that waits.
     #[inline]
-    fn refill(&self, shared: &Shared, state: &mut State, index: usize, turn: &mut Turn) {
-        if shared.waiting.load(Ordering::SeqCst) > 0
-            && self.busy() <= self.room.load(Ordering::Relaxed)
-            && let Some((job, part)) = shared.next()
-        {
-            match state.table.put(&self.server, index, (job.clone(), part), turn.heard) {
-                Ok(()) => return,
-                Err(malformed) => turn.end(job, |job| job.ended(Some(malformed.into()))),
+    fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
+        if shared.waiting.load(Ordering::SeqCst) > 0 && self.busy() <= self.room.load(Ordering::Relaxed) {
+            let mut put = Ok(false);
+            shared.take(1, |job, part| {
+                put = state
+                    .table
+                    .put(&self.server, index, (job.clone(), part), batch.last_reply)
+                    .map(|()| true);
+                if let Err(malformed) = put {
+                    batch.end(job, |job| job.ended(Some(malformed.into())));
+                }
+            });
+            if put == Ok(true) {
+                return;
             }
         }
-        self.release();
+        self.release(1);
         // Room is made before what waits is looked for: see `Shared::feed`.
-        turn.made_room |= shared.waiting.load(Ordering::SeqCst) > 0;
+        batch.made_room |= shared.waiting.load(Ordering::SeqCst) > 0;
     }
 
-    /// Does what a turn left. The next calls have gone: a wire that has nothing to do waits for nobody.
-    pub(super) fn finish(&self, shared: &Arc<Shared>, turn: &mut Turn) -> Result<(), Lost> {
-        if std::mem::take(&mut turn.made_room) {
+    /// Does what a batch left. The next calls have gone: a wire that has nothing to do waits for nobody.
+    pub(super) fn finish(&self, shared: &Arc<Shared>, batch: &mut ReplyBatch) -> Result<(), Lost> {
+        if std::mem::take(&mut batch.made_room) {
             shared.feed();
         }
-        for (job, next) in turn.ended.drain(..) {
+        for (job, next) in batch.ended.drain(..) {
             follow(shared, &job, next);
         }
-        turn.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
+        batch.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
     }
 
     /// Ends calls that wait since `limit` or longer with an error. There is no connection.
@@ -478,7 +491,7 @@ impl Wire {
                 }
                 state.table.end(index)
             };
-            self.release();
+            self.release(1);
             if let Some(job) = ended {
                 let next = job.ended(Some(error.clone()));
                 follow(shared, &job, next);
@@ -492,7 +505,7 @@ impl Wire {
 fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
     match next {
         Next::Again => shared.push(job.clone()),
-        next => next.tell(),
+        next => next.complete(),
     }
 }
 
@@ -507,16 +520,13 @@ fn doing(state: &State, index: usize) -> &'static str {
 
 /// Sends what can be sent at once.
 #[inline]
-pub(super) fn pump(state: &mut State) {
-    if state.table.first_to_send().is_some() {
-        send(state);
+pub(super) fn send_queued(state: &mut State) {
+    if state.table.first_to_send().is_none() {
+        return;
     }
-}
-
-fn send(state: &mut State) {
     match &mut state.link {
-        Some(Link::Tcp(stream)) => tcp::pump(stream, &mut state.table),
-        Some(Link::Rdma(link)) => link.pump(&mut state.table),
+        Some(Link::Tcp(stream)) => tcp::send_queued(stream, &mut state.table),
+        Some(Link::Rdma(link)) => link.send_queued(&mut state.table),
         None => {}
     }
 }

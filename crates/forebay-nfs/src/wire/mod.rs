@@ -3,6 +3,7 @@
 mod base;
 mod input;
 mod rdma;
+mod read_reply;
 mod shared;
 mod table;
 mod tcp;

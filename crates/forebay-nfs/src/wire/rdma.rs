@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Why};
 
-use super::base::{Link, Lost, State, Turn, Wire, Woken, pump};
+use super::base::{Link, Lost, ReplyBatch, State, WakeReason, Wire, send_queued};
+use super::read_reply::ReadReply;
 use super::shared::Shared;
 use super::table::{Call, Table};
-use crate::ask::{Operation, Said};
+use crate::ask::{Operation, Reply};
 use crate::handle::Version;
 use crate::job::{Job, Part};
 use crate::lock;
-use crate::options::Holdings;
+use crate::options::RegionCounts;
 use crate::rdma::{self, Body, Chunk, Segment};
 use crate::rpc;
 use crate::session::Server;
@@ -32,17 +33,17 @@ const CALL_MOST: usize = 1024;
 const PROBE: u64 = u64::MAX;
 
 /// What RFC 8797 has a client say when it connects: magic, version, no remote invalidation, 4096 bytes each way.
-const PRIVATE: [u8; 8] = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3];
+const PRIVATE_DATA: [u8; 8] = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3];
 
 /// A connection with what is registered for its calls.
 pub(super) struct RdmaLink {
     // Dropped first: afterwards nothing of the server's arrives.
     connection: Box<dyn Connection>,
-    regions: Box<[Option<Held>]>,
+    regions: Box<[Option<CallRegion>]>,
     /// How many there are on all connections of the process.
-    held: Arc<Holdings>,
+    held: Arc<RegionCounts>,
     /// Why no memory could be locked for a call that waits for what others have.
-    starved: Option<Error>,
+    memlock_wait: Option<Error>,
     domain: Arc<dyn Domain>,
     /// Calls that the server takes at a time: one until its first reply.
     credits: usize,
@@ -54,51 +55,51 @@ pub(super) struct RdmaLink {
 }
 
 /// Memory that is registered for a call. It ends before it is counted out.
-struct Held {
+struct CallRegion {
     _region: Region,
-    _counted: Counted,
+    _counted: RegionCount,
 }
 
 /// One of the ranges that are registered, or being registered, for calls.
-struct Counted(Arc<Holdings>);
+struct RegionCount(Arc<RegionCounts>);
 
-impl Counted {
+impl RegionCount {
     /// With what tells whether others have some.
-    fn new(held: &Arc<Holdings>) -> (Self, Seen) {
+    fn new(held: &Arc<RegionCounts>) -> (Self, OtherRegions) {
         let before = held.begun.load(Ordering::SeqCst);
         let others = held.now.fetch_add(1, Ordering::SeqCst);
         held.begun.fetch_add(1, Ordering::SeqCst);
-        (Self(held.clone()), Seen { others, begun: before.wrapping_add(1) })
+        (Self(held.clone()), OtherRegions { others, begun: before.wrapping_add(1) })
     }
 }
 
-impl Drop for Counted {
+impl Drop for RegionCount {
     fn drop(&mut self) {
         self.0.now.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 /// What others had registered when something was begun.
-struct Seen {
+struct OtherRegions {
     others: usize,
     begun: usize,
 }
 
-impl Seen {
+impl OtherRegions {
     /// Before something that is not counted itself.
-    fn now(held: &Holdings) -> Self {
+    fn now(held: &RegionCounts) -> Self {
         let begun = held.begun.load(Ordering::SeqCst);
         Self { others: held.now.load(Ordering::SeqCst), begun }
     }
 
     /// Whether what failed may have failed by what others had: then, or since.
-    fn has_others(&self, held: &Holdings) -> bool {
+    fn has_others(&self, held: &RegionCounts) -> bool {
         self.others > 0 || held.begun.load(Ordering::SeqCst) != self.begun
     }
 }
 
 /// How soon it is tried again to lock memory of which others have some.
-const SOON: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 fn is_limit(error: &Error) -> bool {
     Why::of(error) == Some(Why::Memlock)
@@ -110,14 +111,14 @@ fn connect_in_turn(server: &Server, depth: usize, waits: impl Fn(bool) -> bool) 
     let (rdma, _) = server.rdma_address()?;
     let began = Instant::now();
     loop {
-        let seen = Seen::now(&rdma.held);
+        let seen = OtherRegions::now(&rdma.held);
         match connect(server, depth) {
             Err(error)
                 if is_limit(&error)
                     && waits(seen.has_others(&rdma.held))
                     && began.elapsed() < server.options.silence =>
             {
-                std::thread::sleep(SOON);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             connected => return connected,
         }
@@ -130,7 +131,7 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
     let (rdma, to) = server.rdma_address()?;
     let domain = server.domain()?;
     let with = Options {
-        private_data: PRIVATE.to_vec(),
+        private_data: PRIVATE_DATA.to_vec(),
         receives: depth as u32 + 2,
         receive_size: RECEIVE,
         sends: depth as u32 * 2,
@@ -149,7 +150,7 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         connection,
         regions,
         held,
-        starved: None,
+        memlock_wait: None,
         domain,
         credits: 1,
         in_flight: 0,
@@ -184,7 +185,7 @@ impl Wire {
                 self.connected(shared, Some(Link::Rdma(link)));
                 self.receive_rdma(shared, fd)
             }
-            Err(error) if is_limit(&error) && shared.others(self).0 => Lost::Crowded,
+            Err(error) if is_limit(&error) && shared.others(self).0 => Lost::NoLockedMemory,
             Err(error) => lost(error),
         }
     }
@@ -197,32 +198,28 @@ impl Wire {
     }
 
     /// Leaves its calls to wires that have connections, and takes none for a while. `ended`: when its last connection did.
-    pub(super) fn stand_aside(self: &Arc<Self>, shared: &Arc<Shared>, ended: Option<Instant>) {
+    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<Shared>, ended: Option<Instant>) {
         let until = Instant::now() + self.server.options.idle;
         let mut kept = 0;
         loop {
             // No more calls come where no entry is left.
-            while self.reserve() {
-                kept += 1;
-            }
-            let (given, is_closing) = self.give_all(ended);
+            kept += self.reserve(self.depth);
+            let (given, is_closing) = self.take_all_calls(ended);
             kept += given.len();
             shared.pass_on(given);
             let left = until.saturating_duration_since(Instant::now());
             if is_closing || left.is_zero() {
                 break;
             }
-            // Woken by a call for which an entry was reserved before.
+            // WakeReason by a call for which an entry was reserved before.
             self.poll(-1, false, left);
         }
-        for _ in 0..kept {
-            self.release();
-        }
+        self.release(kept);
         shared.feed();
     }
 
     /// Takes out all calls; and whether no more will come.
-    fn give_all(&self, ended: Option<Instant>) -> (Vec<(Arc<Job>, Part)>, bool) {
+    fn take_all_calls(&self, ended: Option<Instant>) -> (Vec<(Arc<Job>, Part)>, bool) {
         let mut state = lock(&self.state);
         let table = &mut state.table;
         let is_known = |call: &Call| ended.is_some_and(|ended| call.began < ended);
@@ -232,12 +229,12 @@ impl Wire {
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
-        let (mut turn, mut woken) = (Turn::new(), Woken::Called);
+        let (mut batch, mut reason) = (ReplyBatch::new(), WakeReason::Signalled);
         loop {
-            let taken = self.completions(shared, &mut completions, &mut turn, woken);
-            let finished = if turn.is_over() { Ok(()) } else { self.finish(shared, &mut turn) };
-            woken = match taken.and_then(|taken| finished.map(|()| taken)) {
-                Ok(None) => Woken::Readable,
+            let taken = self.completions(shared, &mut completions, &mut batch, reason);
+            let finished = if batch.is_done() { Ok(()) } else { self.finish(shared, &mut batch) };
+            reason = match taken.and_then(|taken| finished.map(|()| taken)) {
+                Ok(None) => WakeReason::Readable,
                 Ok(Some(limit)) => self.poll(fd, false, limit),
                 Err(lost) => return lost,
             }
@@ -250,13 +247,13 @@ impl Wire {
         &self,
         shared: &Shared,
         into: &mut Vec<Completion>,
-        turn: &mut Turn,
-        woken: Woken,
+        batch: &mut ReplyBatch,
+        reason: WakeReason,
     ) -> Result<Option<Duration>, Lost> {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
-        pump(&mut state);
-        let oldest = if woken == Woken::Rested { state.table.oldest_asked() } else { None };
+        send_queued(&mut state);
+        let oldest = if reason == WakeReason::TimedOut { state.table.oldest_asked() } else { None };
         let link = loop {
             let Some(Link::Rdma(link)) = &mut state.link else {
                 return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
@@ -272,32 +269,33 @@ impl Wire {
             if any == 0 {
                 break link;
             }
-            turn.heard = Instant::now();
+            batch.last_reply = Instant::now();
             for completion in into.drain(..) {
-                self.completed(shared, &mut state, completion, turn)?;
+                self.completed(shared, &mut state, completion, batch)?;
             }
-            pump(&mut state);
-            if !turn.is_over() || state.table.has_parked() {
+            send_queued(&mut state);
+            if !batch.is_done() || state.table.has_parked() {
                 return Ok(None);
             }
         };
-        let heard = turn.heard;
+        let last_reply = batch.last_reply;
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        let mut most = self.server.options.doubt();
+        let mut most = self.server.options.probe_after();
         let may_probe = link.in_flight > 0 && !self.refuses_probes.load(Ordering::Relaxed);
         if let Some(oldest) = oldest.filter(|_| may_probe) {
-            most = link.probe(heard.max(oldest), most);
+            most = link.probe(last_reply.max(oldest), most);
         }
-        let starved = link.starved.take();
+        let memlock_wait = link.memlock_wait.take();
         let waits_for_others = link.in_flight == 0;
-        let limit = self.patience(&state, woken, heard, heard).map_err(|lost| match &starved {
-            // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
-            Some(error) if waits_for_others => Lost::Refused(error.clone()),
-            _ => lost,
-        })?;
-        Ok(Some(limit.min(if starved.is_some() { SOON } else { most })))
+        let limit =
+            self.next_wait(&state, reason, last_reply, last_reply).map_err(|lost| match &memlock_wait {
+                // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
+                Some(error) if waits_for_others => Lost::Refused(error.clone()),
+                _ => lost,
+            })?;
+        Ok(Some(limit.min(if memlock_wait.is_some() { RETRY_INTERVAL } else { most })))
     }
 
     fn completed(
@@ -305,7 +303,7 @@ impl Wire {
         shared: &Shared,
         state: &mut State,
         completion: Completion,
-        turn: &mut Turn,
+        batch: &mut ReplyBatch,
     ) -> Result<(), Lost> {
         let message = match completion {
             Completion::Received(message) => message,
@@ -327,7 +325,7 @@ impl Wire {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         };
-        Ok(self.answered(shared, state, answered, turn)?)
+        Ok(self.answered(shared, state, answered, batch)?)
     }
 }
 
@@ -337,21 +335,37 @@ fn lost(error: Error) -> Lost {
 }
 
 /// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.
-type Heard = (Option<u32>, Option<(usize, Said)>);
+type Received = (Option<u32>, Option<(usize, Reply)>);
+
+/// The usual reply to a READ, if it is one, and fits its call.
+#[inline]
+fn read_usual(bytes: &[u8], table: &mut Table) -> Option<Received> {
+    let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
+    let index = table.find(xid).ok()??;
+    let ask = &table.calls[index].part.as_ref()?.ask;
+    let fits = ask.operation == Operation::Read && (1..=ask.count).contains(&count);
+    (fits && (count..=ask.count).contains(&written))
+        .then_some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
+}
 
 /// Reads a message. The bytes of a READ are in their place afterwards.
-fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Heard, Malformed> {
+fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, Malformed> {
+    if version == Version::V3
+        && let Some(received) = read_usual(bytes, table)
+    {
+        return Ok(received);
+    }
     let mut from = Reader::new(bytes);
     let head = rdma::reply(&mut from)?;
     let written = match head.body {
         Body::Message(written) => written,
         Body::OtherVersions(low, high) => {
-            let said = Said::Rejected(rpc::Rejected::Versions(low, high));
-            return Ok((None, table.find(head.xid)?.map(|index| (index, said))));
+            let reply = Reply::Rejected(rpc::Rejected::Versions(low, high));
+            return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
         Body::WrongChunks => {
-            let said = Said::Rejected(rpc::Rejected::Arguments);
-            return Ok((None, table.find(head.xid)?.map(|index| (index, said))));
+            let reply = Reply::Rejected(rpc::Rejected::Arguments);
+            return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
     };
     if rpc::reply_xid(&mut from)? != head.xid {
@@ -360,15 +374,15 @@ fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Heard, Malf
     let Some(index) = table.find(head.xid)? else { return Ok((None, None)) };
     let call = &table.calls[index];
     let Some(part) = &call.part else { return Ok((None, None)) };
-    let said = part.ask.decode(&mut from, version, call.place.as_ref())?;
+    let reply = part.ask.decode(&mut from, version, call.place.as_ref())?;
     let offered = if part.ask.operation == Operation::Read { part.ask.count } else { 0 };
     if written.is_some_and(|written| written > offered.into()) {
         return Err(Malformed("more bytes were placed than there is room for"));
     }
-    if let Said::Read { count, .. } = said {
+    if let Reply::Read { count, .. } = reply {
         take(part, count as usize, written, from.rest())?;
     }
-    Ok((Some(head.credits), Some((index, said))))
+    Ok((Some(head.credits), Some((index, reply))))
 }
 
 /// The bytes of a READ are in their place, or in the message, if the server did not use the chunk.
@@ -387,10 +401,10 @@ fn take(part: &Part, count: usize, written: Option<u64>, inline: &[u8]) -> Resul
 }
 
 impl RdmaLink {
-    /// Asks whether the server still has the connection, every so often while nothing is heard; how long until the next time.
+    /// Asks whether the server still has the connection, every so often while nothing is last_reply; how long until the next time.
     /// A call that arrived leaves nothing to be repeated: a server that is gone without a word would not be missed.
-    fn probe(&mut self, heard: Instant, every: Duration) -> Duration {
-        let left = every.saturating_sub(heard.max(self.probed).elapsed());
+    fn probe(&mut self, last_reply: Instant, every: Duration) -> Duration {
+        let left = every.saturating_sub(last_reply.max(self.probed).elapsed());
         if !left.is_zero() {
             return left;
         }
@@ -408,15 +422,15 @@ impl RdmaLink {
 
     /// Whether calls wait for something else than replies.
     pub(super) const fn is_stuck(&self) -> bool {
-        self.refused.is_some() || self.starved.is_some()
+        self.refused.is_some() || self.memlock_wait.is_some()
     }
 
     /// Sends calls, as many as the server takes.
-    pub(super) fn pump(&mut self, table: &mut Table) {
-        self.starved = None;
+    pub(super) fn send_queued(&mut self, table: &mut Table) {
+        self.memlock_wait = None;
         while self.in_flight < self.credits
             && self.refused.is_none()
-            && self.starved.is_none()
+            && self.memlock_wait.is_none()
             && let Some(index) = table.first_to_send()
         {
             match self.send(table, index) {
@@ -447,12 +461,12 @@ impl RdmaLink {
         if let Some(registered) = call.registered() {
             chunk = Chunk::Write(registered.segment(part.buffer as u64, part.ask.count)?);
         } else if let Some(access) = access {
-            let (counted, seen) = Counted::new(&self.held);
+            let (counted, seen) = RegionCount::new(&self.held);
             let memory = Memory::Host { address: part.buffer, len: part.ask.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
             let region = match unsafe { self.domain.register(memory, access) } {
                 Err(error) if is_limit(&error) && seen.has_others(&self.held) => {
-                    self.starved = Some(error);
+                    self.memlock_wait = Some(error);
                     return Ok(false);
                 }
                 registered => registered?,
@@ -464,13 +478,13 @@ impl RdmaLink {
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),
             };
-            self.regions[index] = Some(Held { _region: region, _counted: counted });
+            self.regions[index] = Some(CallRegion { _region: region, _counted: counted });
         }
-        let mut place = [0; 64];
-        let mut to = Writer::new(&mut place);
-        rdma::call(&mut to, call.xid, self.regions.len() as u32, chunk);
-        let len = to.finish()?;
-        self.connection.send(index as u64, call.message(&place[..len]), Post::QUIET)?;
+        let (xid, len) = (call.xid, chunk.header_len());
+        let mut to = Writer::new(call.rdma_header(len));
+        rdma::call(&mut to, xid, self.regions.len() as u32, chunk);
+        to.finish()?;
+        self.connection.send(index as u64, call.message(len), Post::QUIET)?;
         Ok(true)
     }
 }

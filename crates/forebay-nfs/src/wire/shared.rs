@@ -1,7 +1,7 @@
 //! What the connections of a client share: the requests that wait for them, and what has happened.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -17,8 +17,10 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
     queue: Mutex<Queue>,
-    /// How many are in it.
+    /// How many are in it. A job of which all calls were made may still be counted.
     pub(super) waiting: AtomicUsize,
+    /// Parts from wires without a connection are among them.
+    has_parts: AtomicBool,
     pub(crate) traffic: Counters,
 }
 
@@ -57,6 +59,7 @@ impl Shared {
             server,
             queue: Mutex::default(),
             waiting: AtomicUsize::new(0),
+            has_parts: AtomicBool::new(false),
             traffic: Counters::default(),
         }
     }
@@ -75,12 +78,14 @@ impl Shared {
 
     /// Adds a job, or one that has more to do.
     pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
+        // All wires share a job.
+        let share = job.calls(self.limits).div_ceil(self.wires.len());
         {
             let mut queue = lock(&self.queue);
             queue.jobs.push_back(job);
-            self.waiting.store(queue.len(), Ordering::SeqCst);
+            self.count(&queue);
         }
-        self.feed();
+        self.feed_each(share);
     }
 
     /// Adds parts for other wires than the one that had them.
@@ -88,7 +93,7 @@ impl Shared {
         {
             let mut queue = lock(&self.queue);
             queue.parts.extend(parts);
-            self.waiting.store(queue.len(), Ordering::SeqCst);
+            self.count(&queue);
         }
         self.feed();
     }
@@ -106,35 +111,50 @@ impl Shared {
 
     /// Gives waiting parts to wires, the least busy first, as far as these take them.
     pub(crate) fn feed(self: &Arc<Self>) {
+        self.feed_each(1);
+    }
+
+    /// The same, at most `share` parts to a wire at a time: these are sent under one lock.
+    fn feed_each(self: &Arc<Self>, share: usize) {
         // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
         let mut now = None;
         while self.waiting.load(Ordering::SeqCst) > 0 {
             let free = self.wires.iter().filter(|wire| wire.has_room());
             let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
-            if !wire.reserve() {
-                continue;
-            }
-            match self.next() {
-                Some(found) => wire.issue(self, found, *now.get_or_insert_with(Instant::now)),
-                None => wire.release(),
+            let reserved = wire.reserve(share);
+            if reserved > 0 {
+                wire.issue(self, reserved, *now.get_or_insert_with(Instant::now));
             }
         }
     }
 
-    /// The next part that waits. Locked within the state of a wire.
-    pub(super) fn next(&self) -> Option<(Arc<Job>, Part)> {
+    /// Whether parts wait that a wire without a connection had.
+    pub(super) fn has_parts(&self) -> bool {
+        self.has_parts.load(Ordering::Relaxed)
+    }
+
+    /// Takes at most `most` parts that wait; how many there were. Called within the state of a wire.
+    #[inline]
+    pub(super) fn take(&self, most: usize, mut into: impl FnMut(Arc<Job>, Part)) -> usize {
         let mut queue = lock(&self.queue);
-        let found = queue.parts.pop().or_else(|| queue.cut(self.limits));
-        self.waiting.store(queue.len(), Ordering::SeqCst);
-        found
+        let mut taken = 0;
+        while taken < most
+            && let Some((job, part)) = queue.parts.pop().or_else(|| queue.cut(self.limits))
+        {
+            into(job, part);
+            taken += 1;
+        }
+        self.count(&queue);
+        taken
+    }
+
+    fn count(&self, queue: &Queue) {
+        self.has_parts.store(!queue.parts.is_empty(), Ordering::Relaxed);
+        self.waiting.store(queue.jobs.len() + queue.parts.len(), Ordering::SeqCst);
     }
 }
 
 impl Queue {
-    fn len(&self) -> usize {
-        self.jobs.len() + self.parts.len()
-    }
-
     /// The next part of the first job that has one.
     #[inline]
     fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, Part)> {

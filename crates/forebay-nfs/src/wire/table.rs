@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use forebay_verbs::Domain;
 
-use crate::ask::{Ask, Operation, Said};
-use crate::handle::Version;
+use crate::ask::{Ask, Operation, Reply};
+use crate::handle::{Limits, Version};
 use crate::job::{Job, Named, Next, Part};
 use crate::place::Registered;
 use crate::rpc::next_xid;
 use crate::session::{Server, Session, WAIT_FIRST, WAIT_MOST};
-use crate::v4::Place;
+use crate::v4::SequenceSlot;
 use crate::xdr::{Malformed, Writer, pad};
 
 /// The most bytes of a call before the bytes of a WRITE: record mark, header, credential, handle, place in a session.
 const HEADER: usize = 640;
 
 /// Room in front of it for the header of RDMA.
-const FRONT: usize = 64;
+const RDMA_HEADER: usize = 64;
 
 /// What a call does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub(crate) struct Call {
     pub(crate) state: CallState,
     pub(crate) part: Option<Part>,
     pub(crate) job: Option<Arc<Job>>,
-    pub(crate) place: Option<Place>,
-    header: [u8; FRONT + HEADER],
+    pub(crate) place: Option<SequenceSlot>,
+    header: [u8; RDMA_HEADER + HEADER],
     /// The file, where the header is that of a READ of version 3: the next one of it differs in number and range alone.
     reads: Option<Arc<Named>>,
     /// Of the header, without what RDMA puts in front.
@@ -64,7 +64,7 @@ pub(crate) struct Call {
 pub(crate) struct Table {
     pub(crate) calls: Box<[Call]>,
     to_send: VecDeque<usize>,
-    /// Which wire it is of, and of how many: they take the session's slots in turn.
+    /// Which wire it is of, and of how many: they take the session's slots in batch.
     wire: (usize, usize),
     /// Some calls may be parked.
     parks: bool,
@@ -72,6 +72,8 @@ pub(crate) struct Table {
     epoch: u32,
     /// Entries that have a slot in it.
     room: Arc<AtomicUsize>,
+    /// The entry behind the one that was answered last: replies mostly come in the order of calls.
+    expected: usize,
 }
 
 /// What to send next of a call: up to three ranges.
@@ -86,7 +88,7 @@ impl Table {
             part: None,
             job: None,
             place: None,
-            header: [0; FRONT + HEADER],
+            header: [0; RDMA_HEADER + HEADER],
             reads: None,
             len: 0,
             sent: 0,
@@ -97,7 +99,15 @@ impl Table {
         };
         let calls = (0..depth).map(|_| call()).collect();
         let room = Arc::new(AtomicUsize::new(depth));
-        Self { calls, to_send: VecDeque::with_capacity(depth), wire, parks: false, epoch: 0, room }
+        Self {
+            calls,
+            to_send: VecDeque::with_capacity(depth),
+            wire,
+            parks: false,
+            epoch: 0,
+            room,
+            expected: 0,
+        }
     }
 
     /// How many calls have room: fewer where a new session has fewer slots.
@@ -193,7 +203,12 @@ impl Table {
                 call.sequence = (session.epoch, 0);
             }
             call.sequence.1 += 1;
-            Place { session: granted.session, slot, sequence: call.sequence.1, highest: granted.slots - 1 }
+            SequenceSlot {
+                session: granted.session,
+                slot,
+                sequence: call.sequence.1,
+                highest: granted.slots - 1,
+            }
         });
         call.xid = next_xid();
         if call.reads.as_ref().is_some_and(|file| Arc::ptr_eq(file, job.file()))
@@ -202,16 +217,16 @@ impl Table {
             let ask = part.ask;
             call.read_another(ask);
         } else {
-            let mut to = Writer::new(&mut call.header[FRONT..]);
+            let mut to = Writer::new(&mut call.header[RDMA_HEADER..]);
             to.u32(0);
             let what = (server.version, &job.file().handle);
             part.ask.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
             call.len = to.finish()?;
             let is_read = server.version == Version::V3 && part.ask.operation == Operation::Read;
             call.reads = is_read.then(|| job.file().clone());
+            let mark = 1 << 31 | (call.len + call.payload() - 4) as u32;
+            call.header[RDMA_HEADER..RDMA_HEADER + 4].copy_from_slice(&mark.to_be_bytes());
         }
-        let all = call.len + call.payload();
-        call.header[FRONT..FRONT + 4].copy_from_slice(&(1 << 31 | (all - 4) as u32).to_be_bytes());
         self.send(index, now);
         Ok(())
     }
@@ -323,11 +338,13 @@ impl Table {
     pub(crate) fn find(&mut self, xid: u32) -> Result<Option<usize>, Malformed> {
         let is_it =
             |call: &Call| call.xid == xid && !matches!(call.state, CallState::Free | CallState::Parked(_));
-        match self.calls.iter().position(is_it) {
-            None => Ok(None),
-            Some(index) if self.calls[index].state == CallState::Sent => Ok(Some(index)),
-            Some(_) => Err(Malformed("a reply to a call that was not sent yet")),
+        let expected = self.calls.get(self.expected).is_some_and(is_it).then_some(self.expected);
+        let Some(index) = expected.or_else(|| self.calls.iter().position(is_it)) else { return Ok(None) };
+        if self.calls[index].state != CallState::Sent {
+            return Err(Malformed("a reply to a call that was not sent yet"));
         }
+        self.expected = if index + 1 == self.calls.len() { 0 } else { index + 1 };
+        Ok(Some(index))
     }
 
     /// Frees an entry.
@@ -351,16 +368,20 @@ impl Table {
         self.end(index).zip(part)
     }
 
-    /// Takes note of a reply that moved bytes. `None`: the call goes on with the rest of its part.
+    /// Takes note of a reply that moved bytes. `None`: the entry has what to ask for next, of the same job; a new part of it only if
+    /// `limits` are given.
     #[inline]
-    pub(crate) fn took(&mut self, index: usize, said: Said, now: Instant) -> Option<Next> {
+    pub(crate) fn took(
+        &mut self,
+        index: usize,
+        reply: Reply,
+        limits: Option<Limits>,
+        now: Instant,
+    ) -> Option<Next> {
         let call = &mut self.calls[index];
         let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
-        let next = job.took(part, said);
-        if next.is_none()
-            && let Said::Read { count, .. } | Said::Written { count, .. } = said
-        {
-            *part = part.after(count);
+        let next = job.took(part, reply, limits);
+        if next.is_none() {
             (call.pause, call.began) = (WAIT_FIRST, now);
         }
         next
@@ -370,7 +391,7 @@ impl Table {
 impl Call {
     /// Makes the header that of a READ of another range of the same file: number and range stand at both its ends.
     fn read_another(&mut self, ask: Ask) {
-        let (xid, call) = (self.xid, &mut self.header[FRONT + 4..FRONT + self.len]);
+        let (xid, call) = (self.xid, &mut self.header[RDMA_HEADER + 4..RDMA_HEADER + self.len]);
         if let Some(place) = call.first_chunk_mut() {
             *place = xid.to_be_bytes();
         }
@@ -385,11 +406,14 @@ impl Call {
         self.len - 4
     }
 
-    /// The call behind a header of at most [`FRONT`] bytes, without a record mark, and without the bytes of a WRITE.
-    pub(crate) fn message(&mut self, front: &[u8]) -> &[u8] {
-        let start = FRONT + 4 - front.len();
-        self.header[start..FRONT + 4].copy_from_slice(front);
-        &self.header[start..FRONT + self.len]
+    /// Where the header of RDMA goes, which has `len` bytes: in front of the call, over the record mark.
+    pub(crate) fn rdma_header(&mut self, len: usize) -> &mut [u8] {
+        &mut self.header[RDMA_HEADER + 4 - len..RDMA_HEADER + 4]
+    }
+
+    /// The call behind a header of RDMA, without the bytes of a WRITE.
+    pub(crate) fn message(&self, header_len: usize) -> &[u8] {
+        &self.header[RDMA_HEADER + 4 - header_len..RDMA_HEADER + self.len]
     }
 
     /// The session that it was asked in.
@@ -423,7 +447,7 @@ impl Call {
         let count = self.part.as_ref().map_or(0, |part| part.ask.count as usize).min(self.payload());
         let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.buffer.cast_const());
         let parts = [
-            (self.header[FRONT..].as_ptr(), self.len),
+            (self.header[RDMA_HEADER..].as_ptr(), self.len),
             (buffer, count),
             ([0u8; 3].as_slice().as_ptr(), self.payload() - count),
         ];
@@ -481,7 +505,7 @@ mod tests {
                 let mut to = Writer::new(&mut place);
                 ask.encode(&mut to, (version, &file.handle), call.xid, &server.who, None);
                 let len = to.finish().unwrap();
-                assert_eq!(call.message(&[]), &place[..len], "{version} {operation:?}");
+                assert_eq!(call.message(0), &place[..len], "{version} {operation:?}");
                 table.end(0);
             }
         }

@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::base::{Link, Lost, Turn, Wire, Woken, pump as pump_wire};
+use super::base::{self, Link, Lost, ReplyBatch, WakeReason, Wire};
 use super::input::{Input, Stream};
 use super::shared::Shared;
 use super::table::Table;
-use crate::ask::{Ask, Said};
+use crate::ask::{Ask, Reply};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
 use crate::lock;
 use crate::rpc;
@@ -37,9 +37,9 @@ impl Wire {
         };
         *port = stream.local_addr().map_or(0, |address| address.port());
         end_unsent(&stream);
-        keep_alive(&stream, options.doubt());
+        keep_alive(&stream, options.probe_after());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), turn: Turn::new() };
+        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -71,8 +71,8 @@ impl Wire {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return input.skip(link);
         };
-        let mut said = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
-        if let Said::Read { count, state, .. } = &mut said {
+        let mut reply = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
+        if let Reply::Read { count, state, .. } = &mut reply {
             let count = *count;
             let here = from.rest().len().min(count as usize);
             // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
@@ -91,20 +91,20 @@ impl Wire {
             }
         }
         input.skip(link)?;
-        link.turn.heard = Instant::now();
+        link.batch.last_reply = Instant::now();
         let taken = {
             let mut state = lock(&self.state);
-            let taken = self.answered(shared, &mut state, (index, said), &mut link.turn);
-            pump_wire(&mut state);
+            let taken = self.answered(shared, &mut state, (index, reply), &mut link.batch);
+            base::send_queued(&mut state);
             taken
         };
-        self.finish(shared, &mut link.turn)?;
+        self.finish(shared, &mut link.batch)?;
         Ok(taken?)
     }
 }
 
 /// Sends what the socket takes at once. An error shows when the thread receives.
-pub(super) fn pump(stream: &TcpStream, table: &mut Table) {
+pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
     let fd = stream.as_raw_fd();
     while let Some(ranges) = table.next_to_send() {
         let mut list =
@@ -127,7 +127,7 @@ pub(super) fn pump(stream: &TcpStream, table: &mut Table) {
 struct Socket<'a> {
     wire: &'a Wire,
     fd: RawFd,
-    turn: Turn,
+    batch: ReplyBatch,
 }
 
 impl Stream for Socket<'_> {
@@ -158,7 +158,7 @@ impl Stream for Socket<'_> {
 impl Socket<'_> {
     /// Waits until the socket has bytes; sends what is left meanwhile.
     fn wait(&mut self) -> Result<(), Lost> {
-        let (idle_since, mut woken) = (Instant::now(), Woken::Called);
+        let (idle_since, mut reason) = (Instant::now(), WakeReason::Signalled);
         loop {
             let (wants_to_send, limit) = {
                 let mut state = lock(&self.wire.state);
@@ -166,12 +166,12 @@ impl Socket<'_> {
                 if state.link.is_none() {
                     return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
-                pump_wire(&mut state);
-                let limit = self.wire.patience(&state, woken, self.turn.heard, idle_since)?;
+                base::send_queued(&mut state);
+                let limit = self.wire.next_wait(&state, reason, self.batch.last_reply, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
-            woken = self.wire.poll(self.fd, wants_to_send, limit);
-            if woken == Woken::Readable {
+            reason = self.wire.poll(self.fd, wants_to_send, limit);
+            if reason == WakeReason::Readable {
                 return Ok(());
             }
         }

@@ -26,6 +26,7 @@ use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE, RECALLED};
+use crate::tuning::plan::REQUEST_MOST;
 use crate::tuning::width::WORKS;
 
 /// Makes jobs for the lanes of a device, and hands them over.
@@ -116,8 +117,14 @@ impl Stage {
         (is_cold, merge, is_placed): (bool, bool, bool),
     ) -> Staged {
         let width = self.width(batch, is_cold, is_placed);
-        let (align, lanes) = (known.align, self.lanes.spare(width.lanes()));
-        let limits = Limits { slot: self.slot_size, lanes, align, merge };
+        let align = known.align;
+        let cuts = matches!(batch.file.source().fill(), Fill::Requests(source) if source.cuts_requests());
+        let limits = if cuts && self.lanes.are_of_host() {
+            // Bytes come straight into the caller's memory, and no lane has to help: no slot bounds a request.
+            Limits { slot: self.slot_size.max(REQUEST_MOST), lanes: 0, align, merge }
+        } else {
+            Limits { slot: self.slot_size, lanes: self.lanes.spare(width.lanes()), align, merge }
+        };
         let plan = match parts {
             None => Plan::new(&batch.pieces, batch.direction, limits),
             Some(parts) => Plan::of_parts(&batch.pieces, batch.direction, parts, limits),

@@ -16,9 +16,9 @@ use crate::tuning::plan::{CHUNK_LEAST, PACK_LEAST};
 /// Limits of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes per slot: a power of two.
+    /// Bytes of a work at most, which are those of a slot where it needs one: a power of two.
     pub(crate) slot: usize,
-    /// Lanes that may help.
+    /// Lanes that may help; 0: none has to, since the source moves the bytes.
     pub(crate) lanes: usize,
     /// Alignment for O_DIRECT, a power of two, at most [`CELL`] / 2.
     pub(crate) align: u64,
@@ -237,7 +237,7 @@ impl PendingPack {
 
 /// Chunks large enough to be cheap, small enough to keep every lane busy: a power of two within the slot.
 fn chunk_size(len: u64, limits: Limits) -> u64 {
-    let spread = (len / (limits.lanes as u64 * 2)).max(1).next_power_of_two();
+    let spread = (len / (limits.lanes as u64 * 2).max(1)).max(1).next_power_of_two();
     spread.clamp(CHUNK_LEAST.max(limits.align).min(limits.slot as u64), limits.slot as u64)
 }
 
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     fn limits() -> impl Strategy<Value = Limits> {
-        (16u32..=22, 1usize..=8, 9u32..=12, any::<bool>()).prop_map(|(slot, lanes, align, merge)| Limits {
+        (16u32..=22, 0usize..=8, 9u32..=12, any::<bool>()).prop_map(|(slot, lanes, align, merge)| Limits {
             merge,
             slot: 1 << slot,
             lanes,
@@ -381,6 +381,15 @@ mod tests {
                 prop_assert!(aligned || end - start < 2 * limits.align);
             }
         }
+    }
+
+    /// Where no lane has to help, the works are as long as they may be.
+    #[test]
+    fn what_a_source_cuts_by_itself_is_one_work() {
+        let pieces = [Piece { offset: 4096, address: 0, len: (16 << 20) - 4096 }];
+        let limits = |lanes| Limits { slot: 16 << 20, lanes, align: 512, merge: false };
+        assert_eq!(Plan::new(&pieces, Direction::Read, limits(0)).len(), 1);
+        assert_eq!(Plan::new(&pieces, Direction::Read, limits(1)).len(), 2);
     }
 
     #[test]
