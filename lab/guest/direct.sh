@@ -135,7 +135,7 @@ both_ways() {
     pattern /mnt/large $bytes "both ways $1"
     drop_caches
     kernel=$(nfs_bytes read) io=$(server_count read)
-    quiet gpu forebay verify -f /mnt/large -n 60
+    quiet gpu forebay verify -f /mnt/large -n 28
     kernel=$(($(nfs_bytes read) - kernel)) io=$(($(server_count read) - io))
     grep -q "Data Verification Success" <<<"$said" || fail "wrong bytes: $said"
     echo "  auto on a mount of $1: of $io bytes that the server read, the kernel's client asked for $kernel"

@@ -301,7 +301,9 @@ mod tests {
                     piece.done(4 << 20, self.now);
                 }
             }
-            flying.into_iter().for_each(|piece| piece.done(4 << 20, self.now));
+            for piece in flying {
+                piece.done(4 << 20, self.now);
+            }
             (by, readers)
         }
     }
