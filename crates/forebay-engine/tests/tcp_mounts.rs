@@ -354,7 +354,7 @@ fn a_lane_that_panics_waits_for_what_the_server_was_asked_for() {
     read(&session, &other, Target::Host, (0, LEN));
     place
         .server
-        .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(100))));
+        .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(800))));
     chill(&file);
     let mut buffer = Target::Host.buffer(&session, LEN);
     buffer.copy_from_slice(&vec![0xA5; LEN]).unwrap();
@@ -368,7 +368,7 @@ fn a_lane_that_panics_waits_for_what_the_server_was_asked_for() {
     let broken = session.submit_read(&other, 0, Target::Host.buffer(&session, 1 << 19)).unwrap();
     let outcome = ticket.wait();
     let then = outcome.buffer.to_vec().unwrap();
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_millis(1500));
     assert!(
         outcome.buffer.to_vec().unwrap() == then,
         "the memory was written to when it had been given back"
