@@ -137,10 +137,13 @@ pub(crate) fn server_of(
     Err(soon())
 }
 
-/// Whether a file was found on its server.
-pub(crate) fn is_found(descriptors: &Descriptors, by: By) -> bool {
+/// A file that was found on its server.
+pub(crate) fn found(descriptors: &Descriptors, by: By) -> Option<Arc<forebay_nfs::File>> {
     let state: Arc<MountState> = descriptors.attached.get();
-    matches!(&*lock(&state.found[by as usize]), Found::Looked(Ok(_), _))
+    match &*lock(&state.found[by as usize]) {
+        Found::Looked(Ok(file), _) => Some(file.clone()),
+        _ => None,
+    }
 }
 
 fn soon() -> Arc<Note> {

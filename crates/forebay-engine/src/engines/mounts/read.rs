@@ -79,8 +79,15 @@ impl MountReads {
 
     /// Whether a transfer that the caller's thread could do is better left to the lanes.
     pub(crate) fn may_take(&self, known: &Known<'_>, direction: Direction, bytes: u64) -> bool {
-        let may = |file: &Descriptors| self.0.reach.is_asked || find::is_found(file, By::Tcp);
+        let may = |file: &Descriptors| self.0.reach.is_asked || self.is_contested(file);
         self.may_read(known, direction, bytes).is_some_and(may)
+    }
+
+    /// Whether a file was found, and the kernel has not won it.
+    fn is_contested(&self, file: &Descriptors) -> bool {
+        let found = find::found(file, By::Tcp);
+        let address = found.and_then(|found| found.client().addresses().first().copied());
+        address.is_some_and(|address| find::contest(address, self.0.reach.connections).rests(0).is_none())
     }
 
     /// Who reads what was asked.
