@@ -130,7 +130,7 @@ by_mount() {
 # both_ways VERSION: what FOREBAY_NFS=auto makes of a large file on /mnt: the first 16 MiB are the kernel's, then rounds of 64 MiB by each way in
 # turns, and all is right. (Which way is faster is not the question here: the server is of the same machine.)
 both_ways() {
-    local kernel io bytes=167772160
+    local kernel io bytes=234881024
     head -c $bytes /dev/urandom >/export/tmp/large
     drop_caches
     kernel=$(nfs_bytes read) io=$(server_count read)

@@ -226,7 +226,7 @@ pub(crate) mod mounts {
     pub(crate) const ROUND: u64 = 64 << 20;
     pub(crate) const ROUND_TIME: Duration = Duration::from_millis(20);
     /// A round has this many times the bytes that are under way at once.
-    pub(crate) const IN_FLIGHT: u64 = 4;
+    pub(crate) const IN_FLIGHT: u64 = 2;
     /// Rounds of each way before one wins.
     pub(crate) const TURNS: usize = 3;
     /// Own connections cost more of the CPU, and a share of the link that is others': they must bring this much more.

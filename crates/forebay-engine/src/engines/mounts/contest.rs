@@ -156,7 +156,7 @@ impl State {
         self.since = (self.pieces > 0 && self.before == 0).then_some(now);
     }
 
-    /// Whether the round tells enough: much more than what is under way at its ends.
+    /// Whether the round tells enough: more than what is under way at its ends.
     fn is_over(&self) -> bool {
         self.took >= ROUND_TIME && self.bytes >= ROUND.max(IN_FLIGHT * self.under_way.1)
     }
