@@ -76,8 +76,6 @@ pub enum Nfs {
     /// `nfs://` by forebay's own client; mounts by the kernel, and beside it by their server where they are mounted over RDMA.
     #[default]
     Auto,
-    /// As `auto`, and mounts over TCP by the own client where that measures faster than the kernel.
-    Faster,
     /// By the kernel's mounts alone.
     Off,
     /// By the own client, over TCP; mounts, too, where reads are large.
@@ -125,7 +123,7 @@ words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(ProfileUse, "profile", "auto" => Self::Auto, "off" => Self::Off);
-words!(Nfs, "way to NFS", "auto" => Self::Auto, "faster" => Self::Faster, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
+words!(Nfs, "way to NFS", "auto" => Self::Auto, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
@@ -310,9 +308,9 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_NFS",
-        values: "auto, faster, off, tcp, rdma",
+        values: "auto, off, tcp, rdma",
         default: "auto",
-        about: "How files on NFS are reached. `auto`, `faster` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's, but for large cold reads: with `auto` and `faster` on mounts over RDMA, with `rdma` on all whose server takes it, the server places them in GPU memory (engine `rdma`); with `faster` on mounts over TCP, where that measures faster, with `tcp` on all, they come over TCP connections beside the kernel's. `off`: the kernel's alone.",
+        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's, but for large cold reads: with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, the server places them in GPU memory (engine `rdma`); with `auto` on mounts over TCP, where that measured clearly faster, with `tcp` on all, they come over TCP connections beside the kernel's. `off`: the kernel's alone.",
     },
     Variable {
         name: "FOREBAY_NFS_CONNECTIONS",

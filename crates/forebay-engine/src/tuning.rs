@@ -209,14 +209,35 @@ pub(crate) mod reads {
     pub(crate) const SHARES: usize = 16;
     /// One of 64 works still goes a way that is not chosen, to measure it: if that takes 1.5 times as long, it costs 0.8 %.
     pub(crate) const EXPLORE: usize = 64;
-    /// While no work is to go the second way, one of 8 transfers prepares for it and measures it: preparing takes time. Chosen.
-    pub(crate) const RESTS: usize = 8;
     /// Works between two steps of the share: lanes end what they began. Chosen.
     pub(crate) const STEP: usize = 8;
     /// The mapping is clearly faster if calls take longer by more than this part: an eighth. Chosen.
     pub(crate) const CLEARLY: u64 = 8;
     /// Part of a pace that a new measurement makes: a quarter. Chosen.
     pub(crate) const NEWS: u64 = 4;
+}
+
+/// Who reads files of mounts over TCP: the kernel, or own connections (`engines/mounts/contest.rs`). Chosen: no real mount with a GPU has
+/// been seen.
+pub(crate) mod mounts {
+    use std::time::Duration;
+
+    /// Bytes of cold reads of a file before its server is looked for.
+    pub(crate) const SHOWN: u64 = 16 << 20;
+    /// Files that wait for that at a time, each with its descriptor.
+    pub(crate) const LOOKS: usize = 16;
+    /// Bytes and time of a round at least.
+    pub(crate) const ROUND: u64 = 64 << 20;
+    pub(crate) const ROUND_TIME: Duration = Duration::from_millis(20);
+    /// A round has this many times the bytes that are under way at once.
+    pub(crate) const IN_FLIGHT: u64 = 2;
+    /// Rounds of each way before one wins.
+    pub(crate) const TURNS: usize = 3;
+    /// Own connections cost more of the CPU, and a share of the link that is others': they must bring this much more.
+    pub(crate) const CLEARLY: f64 = 1.1;
+    /// Bytes until the next trial: at first, and at most. A trial has 7 to 10 rounds.
+    pub(crate) const REST_FIRST: u64 = 4 << 30;
+    pub(crate) const REST_MOST: u64 = 64 << 30;
 }
 
 /// Kernel calls for a range (`io/segment.rs`).

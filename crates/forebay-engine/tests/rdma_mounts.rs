@@ -73,9 +73,9 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
     let text = receipt.to_string();
     assert!(text.contains("what this host had written was on the server before"), "{text}");
     assert!(text.contains("keys: per buffer"), "{text}");
-    // The kernel is asked what the mount is, then, when all is written back, what the file is; never again for an open file.
+    // The kernel is asked what the file is when all is written back; never again for an open file.
     read(&session, &file, LEN);
-    assert_eq!(facts.asked.load(Ordering::Relaxed), 2);
+    assert_eq!(facts.asked.load(Ordering::Relaxed), 1);
 }
 
 #[test]

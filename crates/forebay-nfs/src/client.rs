@@ -88,6 +88,21 @@ impl Client {
         self.shared.connections()
     }
 
+    /// Has what comes from now on go over this many connections at most.
+    pub fn use_connections(&self, most: usize) {
+        self.shared.use_at_most(most);
+    }
+
+    /// A request has taken so long: what requests take of late, the server may be silent beyond what the options say.
+    pub fn took(&self, took: Duration) {
+        self.shared.server.took(took);
+    }
+
+    /// Ends what waits for a connection that has room with an error. What was sent ends by itself.
+    pub fn fail_waiting(&self, error: &Error) {
+        self.shared.fail_waiting(error);
+    }
+
     /// What has happened so far.
     pub fn traffic(&self) -> Traffic {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

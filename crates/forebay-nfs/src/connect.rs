@@ -1,4 +1,4 @@
-//! Connections over TCP, from a port below 1024 where the process may have one: many exports ask for that.
+//! Connections over TCP, from a port below 1024 where that is wanted and the process may have one.
 
 use std::fmt;
 use std::io;
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use crate::options::Options;
 use crate::rpc::random;
 
 /// The reason within an error: the server has no address, or takes no connection there.
@@ -52,15 +53,15 @@ fn unknown(host: &str, why: Option<io::Error>) -> Error {
 }
 
 /// A connection to the first address that takes one.
-pub(crate) fn connect(addresses: &[SocketAddr], limit: Duration) -> Result<TcpStream> {
-    connect_from(0, addresses, limit)
+pub(crate) fn connect(addresses: &[SocketAddr], options: &Options) -> Result<TcpStream> {
+    connect_from(0, addresses, options)
 }
 
 /// The same from a port of this side's, if it is free; 0: any. Servers know calls that come again by it.
-pub(crate) fn connect_from(port: u16, addresses: &[SocketAddr], limit: Duration) -> Result<TcpStream> {
+pub(crate) fn connect_from(port: u16, addresses: &[SocketAddr], options: &Options) -> Result<TcpStream> {
     let mut last = None;
     for address in addresses {
-        match connect_to(*address, port, limit) {
+        match connect_to(*address, port, options) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = Some(error),
         }
@@ -68,11 +69,11 @@ pub(crate) fn connect_from(port: u16, addresses: &[SocketAddr], limit: Duration)
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a server without an address")))
 }
 
-fn connect_to(address: SocketAddr, port: u16, limit: Duration) -> Result<TcpStream> {
+fn connect_to(address: SocketAddr, port: u16, options: &Options) -> Result<TcpStream> {
     static MAY_NOT: AtomicBool = AtomicBool::new(false);
     let began = Instant::now();
     for attempt in 0..4 {
-        let wants_low = attempt < 3 && !MAY_NOT.load(Ordering::Relaxed);
+        let wants_low = options.low_ports && attempt < 3 && !MAY_NOT.load(Ordering::Relaxed);
         let socket = socket(address).map_err(|errno| Error::from_errno(errno, "cannot make a socket"))?;
         let is_bound = attempt == 0 && port > 0 && bind(&socket, address, port).is_ok();
         if !is_bound
@@ -81,7 +82,7 @@ fn connect_to(address: SocketAddr, port: u16, limit: Duration) -> Result<TcpStre
         {
             MAY_NOT.fetch_or(errno == libc::EACCES, Ordering::Relaxed);
         }
-        match finish(&socket, address, limit.saturating_sub(began.elapsed())) {
+        match finish(&socket, address, options.connect.saturating_sub(began.elapsed())) {
             Ok(()) => {
                 let stream = TcpStream::from(socket);
                 let _ = stream.set_nodelay(true);
@@ -253,7 +254,7 @@ mod tests {
     fn what_is_not_sent_ends_with_the_connection_wherever_that_is_open() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let limit = Duration::from_secs(5);
-        let mut stream = connect(&[listener.local_addr().unwrap()], limit).unwrap();
+        let mut stream = connect(&[listener.local_addr().unwrap()], &Options::default()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
         let _elsewhere = stream.try_clone().unwrap();
         let mut sent = 0;

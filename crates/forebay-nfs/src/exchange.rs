@@ -115,7 +115,7 @@ impl Exchange {
 
     fn attempt(&mut self, xid: u32, call: &[u8]) -> Result<(), Lost> {
         if self.stream.is_none() {
-            let stream = connect(&self.addresses, self.options.connect).map_err(Lost::Connection)?;
+            let stream = connect(&self.addresses, &self.options).map_err(Lost::Connection)?;
             stream.set_nonblocking(false)?;
             self.stream = Some(stream);
         }

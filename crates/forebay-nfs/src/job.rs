@@ -238,6 +238,13 @@ impl Job {
         None
     }
 
+    /// Asks for nothing more: it ends with its last call, or now.
+    pub(crate) fn refuse(&self, error: &Error) -> Next {
+        let mut state = lock(&self.state);
+        state.error.get_or_insert_with(|| error.clone());
+        if state.pending > 0 { Next::Wait } else { self.over(&mut state) }
+    }
+
     /// Ends a part, with its error if it failed.
     pub(crate) fn ended(&self, error: Option<Error>) -> Next {
         self.ended_in(&mut lock(&self.state), error)

@@ -28,6 +28,8 @@ pub struct Mount {
     pub port: u16,
     /// Where it takes calls over TCP.
     pub tcp_port: u16,
+    /// That is a guess: in version 3 without the option `port` the kernel was told by the portmapper.
+    pub is_guess: bool,
     /// Where its mountd listens, for version 3.
     pub mount_port: Option<u16>,
     /// How the kernel reaches it: `tcp`, `rdma`, …
@@ -89,9 +91,7 @@ fn refused(why: impl Into<String>) -> Error {
 /// not asked for (`elsewhere`) a mount of another network namespace, too, where the same address may be another server.
 pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
     let stat = stat(fd)?;
-    let text = fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|error| Error::from_io(&error, "cannot read /proc/self/mountinfo"))?;
-    let device = (libc::major(stat.st_dev), libc::minor(stat.st_dev));
+    let (text, device) = (mountinfo()?, device_of(&stat));
     let mut mount = find(&text, device)?;
     let volumes = fs::read_to_string("/proc/self/net/nfsfs/volumes").unwrap_or_default();
     let file_system = file_system(&volumes, device)?;
@@ -115,7 +115,28 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
             named.map(Named::Path).map_err(|why| refused(format!("{untold}, and {why}")))?
         }
     };
+    if let Some(port) = port_of(&volumes, device).filter(|_| mount.is_guess) {
+        (mount.port, mount.tcp_port, mount.is_guess) = (port, port, false);
+    }
+    if mount.is_guess && !elsewhere {
+        let why = "the kernel does not tell the server's port, which in version 3 may be any";
+        return Err(refused(why).hint("mount with port=2049 (as root), or FOREBAY_NFS=tcp"));
+    }
     Ok(Mounted { mount, named, file_system, seen: of_stat(&stat) })
+}
+
+/// The mount of an open file, of which the server is asked nothing.
+pub fn mount_of(fd: BorrowedFd<'_>) -> Result<Mount> {
+    find(&mountinfo()?, device_of(&told(fd)?))
+}
+
+fn mountinfo() -> Result<String> {
+    fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|error| Error::from_io(&error, "cannot read /proc/self/mountinfo"))
+}
+
+fn device_of(stat: &libc::stat) -> (u32, u32) {
+    (libc::major(stat.st_dev), libc::minor(stat.st_dev))
 }
 
 /// What the kernel says of an open file, when it has asked the server anew.
@@ -128,11 +149,19 @@ const fn of_stat(stat: &libc::stat) -> Seen {
 }
 
 fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat> {
-    // SAFETY: all-zero bytes are valid for both, and the calls write only those.
+    // SAFETY: all-zero bytes are valid, and the call writes only those.
     unsafe {
         // Has the kernel ask the server: what it remembers may be seconds old.
         let (fresh, mut told) = (libc::AT_EMPTY_PATH | libc::AT_STATX_FORCE_SYNC, std::mem::zeroed());
         libc::statx(fd.as_raw_fd(), c"".as_ptr(), fresh, libc::STATX_BASIC_STATS, &raw mut told);
+    }
+    told(fd)
+}
+
+/// What the kernel remembers.
+fn told(fd: BorrowedFd<'_>) -> Result<libc::stat> {
+    // SAFETY: all-zero bytes are valid, and the call writes only those.
+    unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         if libc::fstat(fd.as_raw_fd(), &mut stat) != 0 {
             return Err(Error::last_os("cannot look at the file"));
@@ -169,16 +198,26 @@ fn below<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
 /// The file system on the server that a device number stands for. `volumes` is /proc/self/net/nfsfs/volumes, where the kernel lists
 /// the mounts of this process's network namespace; `None`: it is one of another.
 fn file_system(volumes: &str, device: (u32, u32)) -> Result<Option<(u64, u64)>> {
-    let wanted = format!("{}:{}", device.0, device.1);
-    let words = |line: &'_ str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    let found = volumes.lines().map(words).find(|words| words.get(3) == Some(&wanted));
-    let Some(found) = found else { return Ok(None) };
+    let Some(found) = volume(volumes, device) else { return Ok(None) };
     let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
     let parts = found.get(4).and_then(|text| text.split_once(':'));
     parts
         .and_then(|(major, minor)| number(major).zip(number(minor)))
         .map(Some)
         .ok_or_else(|| refused("the kernel does not tell its file system on the server"))
+}
+
+/// The port that the kernel's connection goes to.
+fn port_of(volumes: &str, device: (u32, u32)) -> Option<u16> {
+    let digits = *volume(volumes, device)?.get(2)?;
+    u16::from_str_radix(digits, 16).ok().filter(|port| *port > 0)
+}
+
+/// The words of a device number's line: version, address, port, device, file system.
+fn volume(volumes: &str, device: (u32, u32)) -> Option<Vec<&str>> {
+    let wanted = format!("{}:{}", device.0, device.1);
+    let mut lines = volumes.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    lines.find(|words| words.get(3) == Some(&wanted.as_str()))
 }
 
 /// The mount of a device number.
@@ -249,6 +288,7 @@ pub fn parse(line: &str) -> Result<Mount> {
         port,
         // The port of a mount over RDMA is that of RDMA.
         tcp_port: if usual == 2049 { port } else { 2049 },
+        is_guess: version == Version::V3 && usual == 2049 && option("port").is_none(),
         mount_port: number("mountport").and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
         transport,
         sizes: (number("rsize").unwrap_or(0), number("wsize").unwrap_or(0)),
@@ -374,6 +414,7 @@ mod tests {
             address: [10, 9, 0, 1].into(),
             port: 20049,
             tcp_port: 2049,
+            is_guess: false,
             mount_port: None,
             transport: "rdma".into(),
             sizes: (262_144, 262_144),
@@ -423,6 +464,18 @@ mod tests {
             assert_eq!(file_system(text, device).unwrap(), None);
         }
         assert!(file_system(volumes, (0, 53)).unwrap_err().to_string().contains("does not tell"));
+    }
+
+    /// In version 3 the portmapper tells the kernel the port, and mountinfo has none.
+    #[test]
+    fn the_port_of_version_3_is_that_of_the_kernels_connection() {
+        let line = LINE.replace("vers=4.2", "vers=3").replace("=rdma", "=tcp");
+        let (told, untold) = (parse(&line).unwrap(), parse(&line.replace("port=20049,", "")).unwrap());
+        assert_eq!((told.tcp_port, told.is_guess), (20049, false));
+        assert_eq!((untold.tcp_port, untold.is_guess), (2049, true));
+        let volumes = "v3 0a090001 1267 0:52 1f:a0 no\nv3 0a090001 0 0:53 1f:a0 no\n";
+        let ports = [52, 53, 54].map(|minor| port_of(volumes, (0, minor)));
+        assert_eq!(ports, [Some(4711), None, None]);
     }
 
     /// Without a handle a file has its path on the server: what was mounted, and what lies below the place of the mount.

@@ -131,9 +131,27 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
 pub const OTHER_FACTS: &str = "the server tells other facts of the file than the kernel";
 
 /// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
-/// mount's address. Fails where what the server says of the file does not fit: then it is another one.
+/// mount's address. Fails where what the server says of the file does not fit: then it is another one. Without `low_ports` these are taken
+/// where the server refuses others.
 pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
     let options = options.clone().checked();
+    if options.low_ports {
+        return of_mount_by(mounted, options);
+    }
+    let low = Options { low_ports: true, ..options.clone() };
+    let server = (mounted.mount.address.to_string(), mounted.mount.tcp_port);
+    if known((&server.0, server.1), mounted.mount.version, &low).is_some() {
+        return of_mount_by(mounted, low);
+    }
+    match of_mount_by(mounted, options) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            of_mount_by(mounted, low).map_err(|_| error)
+        }
+        found => found,
+    }
+}
+
+fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     let mount = &mounted.mount;
     let port = mount.tcp_port;
     let address = mount.address.to_string();

@@ -19,6 +19,8 @@ pub struct Options {
     pub connect: Duration,
     /// How long a server may be silent while calls wait, before they are sent again on a new connection.
     pub silence: Duration,
+    /// Connections come from a port below 1024, where the process may have one: many exports ask for that.
+    pub low_ports: bool,
     /// Bytes by RDMA; all else goes over TCP. `None`: all by TCP.
     pub rdma: Option<Rdma>,
     /// After how long a connection that nothing uses is closed; its thread ends with it.
@@ -84,6 +86,7 @@ impl Default for Options {
             depth: 8,
             connect: Duration::from_secs(5),
             silence: Duration::from_mins(1),
+            low_ports: true,
             rdma: None,
             idle: Duration::from_secs(30),
             deadline: Duration::from_mins(5),

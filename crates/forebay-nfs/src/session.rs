@@ -2,6 +2,7 @@
 //! connections share: each call of theirs stands in a slot of its own.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,8 @@ pub(crate) struct Server {
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
+    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::took`].
+    more: AtomicU64,
     /// The process that made it.
     birth: u64,
 }
@@ -54,6 +57,9 @@ pub(crate) struct Session {
 pub(crate) const WAIT_FIRST: Duration = Duration::from_millis(100);
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(5);
 
+/// How much longer than its options say a slow server is waited for, at most.
+const MORE_MOST: Duration = Duration::from_secs(8);
+
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
 
@@ -70,8 +76,22 @@ impl Server {
             control: Mutex::new(Control { exchange, sequence: (0, 0), client: 0 }),
             session: Mutex::default(),
             domain: Mutex::default(),
+            more: AtomicU64::new(0),
             birth: forks::count(),
         }
+    }
+
+    /// How long the server may be silent while calls wait, and how long these are sent again.
+    pub(crate) fn patience(&self) -> (Duration, Duration) {
+        let more = Duration::from_nanos(self.more.load(Ordering::Relaxed));
+        (self.options.silence + more, self.options.deadline + more)
+    }
+
+    /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
+    pub(crate) fn took(&self, took: Duration) {
+        let took = took.min(MORE_MOST).as_nanos() as u64;
+        let before = self.more.load(Ordering::Relaxed);
+        self.more.store(before - before / 4 + took / 4, Ordering::Relaxed);
     }
 
     /// Where the server takes RDMA.

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 
-use forebay_error::Result;
+use forebay_error::{Error, ErrorKind, Result};
 
 use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
@@ -91,6 +91,33 @@ impl WorkerWake {
 
     pub(crate) fn has_answers(&self) -> bool {
         !lock(&self.inbox).is_empty()
+    }
+}
+
+/// An answer that a lane waits for. It comes even where what is to give it panics, or is dropped: nothing writes to the memory any more.
+pub(crate) struct DueAnswer {
+    wake: Arc<WorkerWake>,
+    user: u64,
+    is_given: bool,
+}
+
+impl DueAnswer {
+    pub(crate) const fn new(wake: Arc<WorkerWake>, user: u64) -> Self {
+        Self { wake, user, is_given: false }
+    }
+
+    pub(crate) fn give(mut self, result: Result<usize>) {
+        self.is_given = true;
+        self.wake.answer(self.user, result);
+    }
+}
+
+impl Drop for DueAnswer {
+    fn drop(&mut self) {
+        if !self.is_given {
+            let error = Error::new(ErrorKind::Internal, "a request was not answered");
+            self.wake.answer(self.user, Err(error));
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::Rdma;
-use forebay_nfs::mount::{self, Mounted, Seen};
+use forebay_nfs::mount::{self, Mount, Mounted, Seen};
 
 use crate::runtime::sys;
 use crate::source::piece::Direction;
@@ -46,6 +46,11 @@ pub trait Mounts {
     /// Whether files of a file system with this magic number are on such a mount.
     fn is_one(&self, magic: i64) -> bool {
         magic == NFS_MAGIC
+    }
+
+    /// The mount of an open file, of which the server is asked nothing.
+    fn mount_of(&self, fd: BorrowedFd<'_>) -> Result<Mount> {
+        mount::mount_of(fd)
     }
 
     /// Where an open file is on its server; or why it must not, or cannot, be reached there. `elsewhere`: mounts of another network

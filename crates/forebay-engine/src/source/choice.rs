@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, RESTS, SHARES, STEP};
+use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, SHARES, STEP};
 
 /// A way of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,24 +19,11 @@ pub(crate) struct Choice {
     works: AtomicUsize,
     /// How many of [`SHARES`] works go the other way.
     share: AtomicUsize,
-    /// Transfers that could have had works of the other way while none goes it.
-    rests: AtomicUsize,
     /// Nanoseconds for a mebibyte of late, the usual way and the other; 0: not known.
     paces: [AtomicU64; 2],
 }
 
 impl Choice {
-    /// One that begins with both ways in turns.
-    pub(crate) fn in_turns() -> Self {
-        Self { share: AtomicUsize::new(SHARES / 2), ..Self::default() }
-    }
-
-    /// Whether a transfer is not to prepare for the other way: of those that have few works for it, or none, most do not.
-    pub(crate) fn rests(&self) -> bool {
-        self.share.load(Ordering::Relaxed) == 0
-            && !self.rests.fetch_add(1, Ordering::Relaxed).is_multiple_of(RESTS)
-    }
-
     /// The way of the next work.
     pub(crate) fn next(&self) -> Way {
         let work = self.works.fetch_add(1, Ordering::Relaxed);
@@ -75,14 +62,6 @@ impl Choice {
         };
         self.share.store(next, Ordering::Relaxed);
     }
-
-    /// Bytes per second of a work, each way, where both are known; and whether nearly all works go the usual way.
-    pub(crate) fn measured(&self) -> Option<([f64; 2], bool)> {
-        let paces = [0, 1].map(|way: usize| self.paces[way].load(Ordering::Relaxed));
-        let is_usual = self.share.load(Ordering::Relaxed) < SHARES / 4;
-        let rates = paces.map(|pace| (1u64 << 20) as f64 / (pace as f64 / 1e9));
-        (!paces.contains(&0)).then_some((rates, is_usual))
-    }
 }
 
 #[cfg(test)]
@@ -107,9 +86,6 @@ mod tests {
     fn the_usual_way_stays_where_it_is_faster() {
         let choice = Choice::default();
         assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
-        let choice = Choice::in_turns();
-        run(&choice, 64 * SHARES, 1400, 0);
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
     }
 
     #[test]
@@ -122,18 +98,5 @@ mod tests {
         // Nothing waits any more.
         run(&choice, 640, 1400, 0);
         assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
-    }
-
-    #[test]
-    fn ways_in_turns_soon_leave_the_slower_one() {
-        for (other, is_other) in [(300, true), (3000, false)] {
-            let choice = Choice::in_turns();
-            let first = run(&choice, 16, other, 0);
-            assert!((6..=10).contains(&first), "{first} of the first 16");
-            run(&choice, 16 * STEP, other, 0);
-            let later = run(&choice, 64, other, 0);
-            assert_eq!((later > 56, later < 8), (is_other, !is_other), "{later} of 64");
-            assert_eq!(choice.measured().unwrap().1, !is_other);
-        }
     }
 }

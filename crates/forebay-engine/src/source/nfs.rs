@@ -46,7 +46,7 @@ impl NfsSource {
                 .hint(hint))
         };
         match config.nfs {
-            Nfs::Auto | Nfs::Faster | Nfs::Tcp | Nfs::Rdma => {}
+            Nfs::Auto | Nfs::Tcp | Nfs::Rdma => {}
             Nfs::Off => {
                 return refused("FOREBAY_NFS=off refuses URLs", "unset FOREBAY_NFS, or name a mounted path");
             }

@@ -47,6 +47,8 @@ pub struct Facts {
     pub slow: Duration,
     /// The kernel reads nothing.
     pub is_stuck: AtomicBool,
+    /// Its reads panic.
+    pub breaks: AtomicBool,
 }
 
 impl Facts {
@@ -59,6 +61,10 @@ impl Facts {
 impl Mounts for Facts {
     fn is_one(&self, _magic: i64) -> bool {
         true
+    }
+
+    fn mount_of(&self, _fd: BorrowedFd<'_>) -> Result<Mount> {
+        Ok(self.mount.clone())
     }
 
     fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
@@ -97,6 +103,7 @@ impl Calls for OnMount {
         if self.0.is_stuck.load(Ordering::Relaxed) {
             return -(libc::EIO as isize);
         }
+        assert!(!self.0.breaks.load(Ordering::Relaxed), "asked for");
         std::thread::sleep(if nowait { Duration::ZERO } else { self.0.slow });
         // SAFETY: passed on.
         unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
@@ -144,6 +151,7 @@ impl Place {
             address: at.ip(),
             port: at.port(),
             tcp_port: at.port(),
+            is_guess: false,
             mount_port: Some(at.port()),
             transport: transport.to_owned(),
             sizes: (1 << 20, 1 << 20),
@@ -164,6 +172,7 @@ impl Place {
             wrong_later: AtomicU64::new(0),
             slow: Duration::ZERO,
             is_stuck: AtomicBool::new(false),
+            breaks: AtomicBool::new(false),
         }
     }
 

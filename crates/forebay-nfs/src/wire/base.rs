@@ -272,12 +272,13 @@ impl Wire {
                 Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
                 Lost::NoLockedMemory => self.hand_over_calls(shared, ended),
                 Lost::Broken(error) => {
+                    let (_, deadline) = self.server.patience();
                     let error = Error::new(ErrorKind::Timeout, "the server does not answer")
                         .with("server", &self.server.name)
-                        .with("seconds", self.server.options.deadline.as_secs_f32())
+                        .with("seconds", deadline.as_secs_f32())
                         .hint("look at the server and the way to it; calls are sent again until then")
                         .source(error);
-                    self.fail_older(shared, self.server.options.deadline, &error);
+                    self.fail_older(shared, deadline, &error);
                 }
             }
             {
@@ -352,17 +353,17 @@ impl Wire {
     /// How long to wait at most. `last_reply`: when the last reply came; `idle_since`: when this wait began.
     fn limit(&self, state: &State, last_reply: Instant, idle_since: Instant) -> Result<Duration, Lost> {
         let now = Instant::now();
-        let options = &self.server.options;
+        let (options, (silence, _)) = (&self.server.options, self.server.patience());
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
-        let mut limit = options.idle.min(options.silence);
+        let mut limit = options.idle.min(silence);
         if let Some(oldest) = state.table.oldest_asked() {
             // A call that came after a pause is waited for from then on. One that others overtake has twice the time.
             let silent = now.saturating_duration_since(last_reply.max(oldest));
             let silent = silent.max(now.saturating_duration_since(oldest) / 2);
-            if silent >= options.silence {
+            if silent >= silence {
                 return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
             }
-            limit = limit.min(options.silence.saturating_sub(silent));
+            limit = limit.min(silence.saturating_sub(silent));
         } else if state.table.is_idle() {
             if state.is_closing || idle_since.elapsed() >= options.idle {
                 return Err(Lost::Idle);
@@ -442,7 +443,10 @@ impl Wire {
     /// Gives a free entry to the next part that waits.
     #[inline]
     fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
-        if shared.waiting.load(Ordering::SeqCst) > 0 && self.busy() <= self.room.load(Ordering::Relaxed) {
+        if shared.waiting.load(Ordering::SeqCst) > 0
+            && self.index < shared.connections()
+            && self.busy() <= self.room.load(Ordering::Relaxed)
+        {
             let mut put = Ok(false);
             shared.take(1, |job, part| {
                 put = state

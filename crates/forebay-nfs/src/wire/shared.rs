@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use forebay_error::Error;
+
 use super::base::Wire;
 use crate::handle::Limits;
 use crate::job::{Job, Part};
@@ -16,6 +18,8 @@ pub(crate) struct Shared {
     pub(crate) server: Arc<Server>,
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
+    /// How many of them are given work.
+    used: AtomicUsize,
     queue: Mutex<Queue>,
     /// How many are in it. A job of which all calls were made may still be counted.
     pub(super) waiting: AtomicUsize,
@@ -56,6 +60,7 @@ impl Shared {
             wires: (0..connections)
                 .map(|index| Wire::new(server.clone(), (index, connections), depth))
                 .collect(),
+            used: AtomicUsize::new(connections),
             server,
             queue: Mutex::default(),
             waiting: AtomicUsize::new(0),
@@ -64,9 +69,30 @@ impl Shared {
         }
     }
 
-    /// How many wires there are.
+    /// How many wires there are to use.
     pub(crate) fn connections(&self) -> usize {
-        self.wires.len()
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Has the first `most` of them do what comes from now on.
+    pub(crate) fn use_at_most(&self, most: usize) {
+        self.used.store(most.clamp(1, self.wires.len()), Ordering::Relaxed);
+    }
+
+    /// Ends what waits for a wire with an error.
+    pub(crate) fn fail_waiting(&self, error: &Error) {
+        let (jobs, parts) = {
+            let mut queue = lock(&self.queue);
+            let waiting = (std::mem::take(&mut queue.jobs), std::mem::take(&mut queue.parts));
+            self.count(&queue);
+            waiting
+        };
+        for job in jobs {
+            job.refuse(error).complete();
+        }
+        for (job, _) in parts {
+            job.ended(Some(error.clone())).complete();
+        }
     }
 
     /// No more requests will come.
@@ -79,7 +105,7 @@ impl Shared {
     /// Adds a job, or one that has more to do.
     pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
         // All wires share a job.
-        let share = job.calls(self.limits).div_ceil(self.wires.len());
+        let share = job.calls(self.limits).div_ceil(self.connections());
         {
             let mut queue = lock(&self.queue);
             queue.jobs.push_back(job);
@@ -119,7 +145,7 @@ impl Shared {
         // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
         let mut now = None;
         while self.waiting.load(Ordering::SeqCst) > 0 {
-            let free = self.wires.iter().filter(|wire| wire.has_room());
+            let free = self.wires.iter().take(self.connections()).filter(|wire| wire.has_room());
             let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
             let reserved = wire.reserve(share);
             if reserved > 0 {

@@ -31,7 +31,7 @@ impl Wire {
     pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
-        let stream = match connect_from(take(port), &self.server.addresses, options.connect) {
+        let stream = match connect_from(take(port), &self.server.addresses, options) {
             Ok(stream) => stream,
             Err(error) => return Lost::Broken(error),
         };

@@ -1,11 +1,12 @@
 //! Files on mounts of the kernel's NFS client whose server this process can reach by itself: same server, version and handle, as the
 //! kernel tells them. Facts that the server tells of the handle are compared with the kernel's before it is trusted.
 //!
-//! With `FOREBAY_NFS=auto` (by RDMA) and `faster` (over TCP) a server is contacted by the transport of its mount alone, which shows that
-//! it takes that, and not at all where the mount is of another network namespace. `FOREBAY_NFS=tcp` and `rdma` ask for more.
+//! With `FOREBAY_NFS=auto` a server is contacted by the transport of its mount alone, which shows that it takes that, over TCP only for
+//! files of which much was read, and not at all where the mount is of another network namespace. `FOREBAY_NFS=tcp` and `rdma` ask for more.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,21 +15,25 @@ use forebay_nfs::handle::Version;
 use forebay_nfs::mount::{Mount, Mounted, Named};
 use forebay_nfs::{Options, Rdma, open};
 
+use super::contest::Contest;
 use super::task_thread::{TaskThread, answer};
 use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::source::Descriptors;
+use crate::tuning::mounts::{LOOKS, SHOWN};
 
 /// Bytes of a transfer, at least: the server is asked before it.
 pub(crate) const LEAST: u64 = 1 << 20;
 /// How long a server is left alone that could not be reached, and a file that was not found there.
 const SERVER_PAUSE: Duration = Duration::from_mins(1);
 const FILE_PAUSE: Duration = Duration::from_secs(1);
-/// How long it is waited for: the kernel has a way, too.
+/// How long it may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel has a way, too. Over TCP what its requests
+/// take of late comes on top; of calls that were sent about together none is sent again when the first has waited for too long.
+const SILENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+const DEADLINE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 const CONNECT: Duration = Duration::from_secs(2);
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The file on its server, or why it is left to the kernel.
 pub(crate) type Looked = std::result::Result<Arc<forebay_nfs::File>, Arc<Note>>;
@@ -51,7 +56,11 @@ pub(crate) struct Reach {
 
 /// What is known of an open file.
 #[derive(Default)]
-struct MountState([Mutex<Found>; 2]);
+pub(crate) struct MountState {
+    found: [Mutex<Found>; 2],
+    /// Bytes that cold reads have asked for.
+    shown: AtomicU64,
+}
 
 #[derive(Default)]
 enum Found {
@@ -63,9 +72,13 @@ enum Found {
     Looked(Looked, Option<Instant>),
 }
 
-/// Servers that could not be reached, until when they are left alone, and why.
+/// Servers of mounts, for all sessions of the process.
 #[derive(Default)]
-struct Unreached(Mutex<Vec<(Server, Instant, Arc<Note>)>>);
+struct Servers {
+    /// Those that could not be reached, until when they are left alone, and why.
+    unreached: Mutex<Vec<(Server, Instant, Arc<Note>)>>,
+    contests: Mutex<Vec<(SocketAddr, Arc<Contest>)>>,
+}
 
 /// A server, and how it is reached.
 type Server = (SocketAddr, By);
@@ -74,8 +87,25 @@ type Server = (SocketAddr, By);
 type Left = (Arc<Note>, Option<Duration>);
 
 // SAFETY: no other kind has the name.
-unsafe impl PerProcess for Unreached {
-    const NAME: &'static str = "servers of mounts that were not reached";
+unsafe impl PerProcess for Servers {
+    const NAME: &'static str = "servers of mounts";
+}
+
+/// Who reads a server's files: of all sessions, which would otherwise measure each other.
+pub(crate) fn contest(address: SocketAddr, connections: usize) -> Arc<Contest> {
+    let mut all = lock(&Servers::of_process().contests);
+    if let Some((_, contest)) = all.iter().find(|(known, _)| *known == address) {
+        return contest.clone();
+    }
+    let contest = Contest::new(connections);
+    all.push((address, contest.clone()));
+    contest
+}
+
+/// Adds bytes that a cold read asks for, and says whether enough were read to look for the file's server.
+pub(crate) fn has_shown(descriptors: &Descriptors, bytes: u64) -> bool {
+    let state: Arc<MountState> = descriptors.attached.get();
+    state.shown.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) >= SHOWN
 }
 
 /// The file on its server. Looked for beside the first transfers, which go the kernel's way; where it is urgent they wait.
@@ -87,7 +117,7 @@ pub(crate) fn server_of(
 ) -> Looked {
     let state: Arc<MountState> = descriptors.attached.get();
     {
-        let mut found = lock(&state.0[reach.by as usize]);
+        let mut found = lock(&state.found[reach.by as usize]);
         match &*found {
             Found::Looked(looked, until) if until.is_none_or(|until| Instant::now() < until) => {
                 return looked.clone();
@@ -99,9 +129,21 @@ pub(crate) fn server_of(
     if is_urgent {
         return state.look(file, reach);
     }
-    let file = file.clone();
-    looks.add(Box::new(move || drop(state.look(&file, reach))));
+    let (file, looking) = (file.clone(), state.clone());
+    if looks.offer(Box::new(move || drop(looking.look(&file, reach))), LOOKS).is_err() {
+        // The next transfer asks again: each file that waits keeps its descriptor.
+        *lock(&state.found[reach.by as usize]) = Found::Nothing;
+    }
     Err(soon())
+}
+
+/// A file that was found on its server.
+pub(crate) fn found(descriptors: &Descriptors, by: By) -> Option<Arc<forebay_nfs::File>> {
+    let state: Arc<MountState> = descriptors.attached.get();
+    match &*lock(&state.found[by as usize]) {
+        Found::Looked(Ok(file), _) => Some(file.clone()),
+        _ => None,
+    }
 }
 
 fn soon() -> Arc<Note> {
@@ -119,11 +161,18 @@ pub(crate) fn because(error: &Error) -> Arc<Note> {
 }
 
 impl MountState {
+    /// The file is not what it was when it was found: it is looked for anew, where nobody has asked for it, after a while.
+    pub(crate) fn forget(&self, reach: Reach, why: &Arc<Note>) {
+        let again = if reach.is_asked { Duration::ZERO } else { FILE_PAUSE };
+        let found = Found::Looked(Err(why.clone()), Instant::now().checked_add(again));
+        *lock(&self.found[reach.by as usize]) = found;
+    }
+
     fn look(&self, file: &File, reach: Reach) -> Looked {
         let panicked = |error| (Err(because(&error)), Some(FILE_PAUSE));
         let (looked, pause) = answer(|| Ok(look(file, reach))).unwrap_or_else(panicked);
         let until = pause.and_then(|pause| Instant::now().checked_add(pause));
-        *lock(&self.0[reach.by as usize]) = Found::Looked(looked.clone(), until);
+        *lock(&self.found[reach.by as usize]) = Found::Looked(looked.clone(), until);
         looked
     }
 }
@@ -137,8 +186,9 @@ fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
     let options = Options {
         connections: reach.connections,
         connect: CONNECT,
-        deadline: DEADLINE,
-        silence: DEADLINE / 2,
+        deadline: DEADLINE[reach.by as usize],
+        silence: SILENCE[reach.by as usize],
+        low_ports: false,
         rdma,
         ..Options::default()
     };
@@ -146,7 +196,9 @@ fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
         Ok(found) => (Ok(Arc::new(found)), None),
         Err(error) => {
             let why = because(&error);
-            if is_of_server(&error, reach.by) {
+            // An export that refuses this process refuses all its files.
+            let is_refused = error.kind() == ErrorKind::PermissionDenied && !reach.is_asked;
+            if is_of_server(&error, reach.by) || is_refused {
                 leave_alone(address_of(&mounted.mount), reach.by, &why);
             }
             (Err(why), Some(FILE_PAUSE))
@@ -168,14 +220,14 @@ fn address_of(mount: &Mount) -> SocketAddr {
 
 /// Leaves a server alone for a while.
 pub(crate) fn leave_alone(address: SocketAddr, by: By, why: &Arc<Note>) {
-    let mut all = lock(&Unreached::of_process().0);
+    let mut all = lock(&Servers::of_process().unreached);
     all.retain(|(other, until, _)| *other != (address, by) && Instant::now() < *until);
     all.push(((address, by), Instant::now() + SERVER_PAUSE, why.clone()));
 }
 
 /// Why a server is left alone, if it is.
 pub(crate) fn unreached(address: SocketAddr, by: By) -> Option<Arc<Note>> {
-    let all = lock(&Unreached::of_process().0);
+    let all = lock(&Servers::of_process().unreached);
     let found = all.iter().find(|(other, until, _)| *other == (address, by) && Instant::now() < *until);
     found.map(|(_, _, why)| why.clone())
 }
@@ -199,23 +251,32 @@ fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma
     // SAFETY: the file keeps the descriptor open.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let mounts = descriptors.calls.mounts();
-    let mounted = mounts.of_file(fd, reach.is_asked).map_err(why)?;
+    let mount = mounts.mount_of(fd).map_err(why)?;
     if !reach.is_asked {
-        may_be_contacted(&mounted, reach.by).map_err(|note| (note, None))?;
+        may_be_contacted(&mount, reach.by).map_err(|note| (note, None))?;
     }
-    if let Some(why) = unreached(address_of(&mounted.mount), reach.by) {
+    if let Some(why) = unreached(address_of(&mount), reach.by) {
         return Err((why, Some(FILE_PAUSE)));
     }
     // The kernel's facts are of what is written: times and sizes of what is not are its own.
     file.sync().map_err(why)?;
     let mounted = mounts.of_file(fd, reach.is_asked).map_err(why)?;
+    if let Some(why) = unreached(address_of(&mounted.mount), reach.by) {
+        return Err((why, Some(FILE_PAUSE)));
+    }
+    let needs_mountd = mounted.mount.version == Version::V3 && matches!(mounted.named, Named::Path(_));
+    if reach.by == By::Tcp && needs_mountd && !reach.is_asked {
+        // Other ports than the mount's would be asked.
+        let text = "the kernel tells no handle of it, and in version 3 its path is mountd's";
+        return Err((note(text, Some("FOREBAY_NFS=tcp")), None));
+    }
     let rdma = if reach.by == By::Rdma { Some(mounts.rdma().map_err(why)?) } else { None };
     Ok((mounted, rdma))
 }
 
 /// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes the transport.
-fn may_be_contacted(mounted: &Mounted, by: By) -> std::result::Result<(), Arc<Note>> {
-    let transport = mounted.mount.transport.as_str();
+fn may_be_contacted(mount: &Mount, by: By) -> std::result::Result<(), Arc<Note>> {
+    let transport = mount.transport.as_str();
     let (is_its, hint) = match by {
         By::Rdma => {
             let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
@@ -225,13 +286,6 @@ fn may_be_contacted(mounted: &Mounted, by: By) -> std::result::Result<(), Arc<No
     };
     if !is_its {
         return Err(note(format!("it is mounted over {transport}"), Some(hint)));
-    }
-    if by == By::Tcp && mounted.mount.version == Version::V3 && matches!(mounted.named, Named::Path(_)) {
-        // Other ports than the mount's would be asked.
-        return Err(note(
-            "the kernel tells no handle of it, and in version 3 its path is mountd's",
-            Some(hint),
-        ));
     }
     Ok(())
 }

@@ -1,21 +1,22 @@
-//! Reads of files on mounts over TCP, by several connections of forebay's own, into the memory of the lanes: beside the kernel, which
-//! reads what the server does not give.
+//! Reads of files on mounts over TCP, by connections of forebay's own, into the memory of the lanes: beside the kernel, which reads what
+//! the server does not give.
 //!
 //! A piece is told to the ticket when its copy has ended, and is not taken back. So each is looked at before its copy: the server's reply
-//! to each READ tells the file's state behind it, which must be the one of the transfer's start. Where it is not, the piece and all that
-//! follow are read by the kernel, and the receipt says so. A piece has bytes of one state, as with the kernel's own calls.
+//! to each READ tells the file's state behind it, which must be the one in which the file was found. Where it is not, the piece and all
+//! that follow are read by the kernel, and the receipt says so. A piece has bytes of one state, as with the kernel's own calls, and the
+//! server is asked nothing before.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::FileState;
 
-use super::find::{self, By, LEAST, Reach, because};
+use super::contest::{Contest, Piece, Reader};
+use super::find::{self, By, LEAST, MountState, Reach, because};
 use super::task_thread::{ServerThreads, TaskThread, answer};
 use crate::engines::{Asked, Known};
 use crate::io::plan::CELL;
@@ -23,12 +24,11 @@ use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::request::ticket::Completion;
 use crate::runtime::lock::lock;
-use crate::source::choice::{Choice, Way};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::{Answer, Descriptors, Fill, Request, Requests};
 
-/// Finds servers of mounted files for the lanes of a device, and learns where TCP is faster than the kernel.
+/// Finds servers of mounted files for the lanes of a device.
 #[derive(Clone)]
 pub(crate) struct MountReads(Arc<Parts>);
 
@@ -36,9 +36,8 @@ struct Parts {
     nfs: Nfs,
     reach: Reach,
     looks: TaskThread,
-    /// What is asked of each server before a transfer.
+    /// What is looked at before a transfer.
     checks: ServerThreads,
-    choices: Mutex<Vec<(SocketAddr, Arc<Choice>)>>,
     /// The last file of each server: its connections stay while a program closes one file and opens the next.
     last: Mutex<Vec<(SocketAddr, Arc<forebay_nfs::File>)>>,
 }
@@ -47,51 +46,53 @@ struct Parts {
 pub(crate) struct MountRead {
     server: Arc<forebay_nfs::File>,
     address: SocketAddr,
-    /// What the file was when the transfer began.
-    state: OnceLock<FileState>,
+    found: Arc<MountState>,
+    reach: Reach,
     /// The kernel reads all that was not asked for yet.
     is_over: AtomicBool,
     is_told: AtomicBool,
-    /// How long it took to ask, until a piece has that among its time.
-    asked: Mutex<Duration>,
-    /// Where both ways are measured.
-    choice: Option<Arc<Choice>>,
+    /// When the transfer began, and what it waited for before its pieces, until one has that among its time.
+    begun: Instant,
+    lead: Mutex<Duration>,
+    /// Where nobody has asked for the server.
+    contest: Option<Arc<Contest>>,
 }
 
 /// Who reads a transfer: `Ok(None)` where there is nothing to say.
-pub(crate) type Reader = std::result::Result<Option<Arc<MountRead>>, Note>;
+pub(crate) type Beside = std::result::Result<Option<Arc<MountRead>>, Note>;
 
 impl MountReads {
     pub(crate) fn new(config: &Config) -> Self {
         let is_asked = config.nfs == Nfs::Tcp;
         let reach = Reach { by: By::Tcp, is_asked, connections: config.nfs_connections };
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
-        Self(Arc::new(Parts {
-            nfs: config.nfs,
-            reach,
-            looks,
-            checks,
-            choices: Mutex::default(),
-            last: Mutex::default(),
-        }))
+        Self(Arc::new(Parts { nfs: config.nfs, reach, looks, checks, last: Mutex::default() }))
     }
 
     /// Whether a transfer is large enough, and its file of a kind, to ask further.
-    pub(crate) fn may_read<'a>(
-        &self,
-        known: &Known<'a>,
-        direction: Direction,
-        bytes: u64,
-    ) -> Option<&'a Descriptors> {
+    fn may_read<'a>(&self, known: &Known<'a>, direction: Direction, bytes: u64) -> Option<&'a Descriptors> {
         let may =
-            bytes >= LEAST && direction == Direction::Read && matches!(self.0.nfs, Nfs::Faster | Nfs::Tcp);
+            bytes >= LEAST && direction == Direction::Read && matches!(self.0.nfs, Nfs::Auto | Nfs::Tcp);
         let is_one = |file: &&Descriptors| file.calls.mounts().is_one(file.nature.magic);
         known.descriptors().filter(|_| may).filter(is_one).filter(|_| known.file.access().0)
     }
 
+    /// Whether a transfer that the caller's thread could do is better left to the lanes.
+    pub(crate) fn may_take(&self, known: &Known<'_>, direction: Direction, bytes: u64) -> bool {
+        let may = |file: &Descriptors| self.0.reach.is_asked || self.is_contested(file);
+        self.may_read(known, direction, bytes).is_some_and(may)
+    }
+
+    /// Whether a file was found, and the kernel has not won it.
+    fn is_contested(&self, file: &Descriptors) -> bool {
+        let found = find::found(file, By::Tcp);
+        let address = found.and_then(|found| found.client().addresses().first().copied());
+        address.is_some_and(|address| find::contest(address, self.0.reach.connections).rests(0).is_none())
+    }
+
     /// Who reads what was asked.
-    pub(crate) fn of(&self, asked: &Asked<'_>) -> Reader {
-        let known = asked.known;
+    pub(crate) fn of(&self, asked: &Asked<'_>) -> Beside {
+        let (known, begun, is_asked) = (asked.known, Instant::now(), self.0.reach.is_asked);
         let Some(descriptors) = self.may_read(known, asked.batch.direction, asked.bytes()) else {
             return Ok(None);
         };
@@ -100,28 +101,34 @@ impl MountReads {
         if is_small || known.policy == CachePolicy::Keep || asked.warmth() == Warmth::Warm {
             return Ok(None);
         }
-        let reach = (self.0.reach, self.0.reach.is_asked);
-        let server =
-            find::server_of(known.file, descriptors, &self.0.looks, reach).map_err(|why| by_kernel(&why))?;
+        // What the page cache has in part costs a question of the kernel's before the transfer.
+        if !is_asked && (asked.warmth() != Warmth::Cold || !find::has_shown(descriptors, asked.bytes())) {
+            return Ok(None);
+        }
+        let server = find::server_of(known.file, descriptors, &self.0.looks, (self.0.reach, is_asked))
+            .map_err(|why| by_kernel(&why))?;
         let Some(address) = server.client().addresses().first().copied() else { return Ok(None) };
         if let Some(why) = find::unreached(address, By::Tcp) {
             return Err(by_kernel(&why));
         }
         self.keep(address, &server);
-        let choice = (self.0.nfs == Nfs::Faster).then(|| self.choice(address));
-        if let Some((rates, true)) =
-            choice.as_ref().filter(|choice| choice.rests()).and_then(|choice| choice.measured())
-        {
+        let contest = (!is_asked).then(|| find::contest(address, self.0.reach.connections));
+        if let Some(rates) = contest.as_ref().and_then(|contest| contest.rests(asked.bytes())) {
             return Err(no_faster(rates));
+        }
+        if is_asked {
+            server.client().use_connections(self.0.reach.connections);
         }
         Ok(Some(Arc::new(MountRead {
             server,
             address,
-            state: OnceLock::new(),
+            found: descriptors.attached.get(),
+            reach: self.0.reach,
             is_over: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
-            asked: Mutex::default(),
-            choice,
+            begun,
+            lead: Mutex::default(),
+            contest,
         })))
     }
 
@@ -138,17 +145,7 @@ impl MountReads {
         drop(kept);
     }
 
-    fn choice(&self, address: SocketAddr) -> Arc<Choice> {
-        let mut all = lock(&self.0.choices);
-        if let Some((_, choice)) = all.iter().find(|(known, _)| *known == address) {
-            return choice.clone();
-        }
-        let choice = Arc::new(Choice::in_turns());
-        all.push((address, choice.clone()));
-        choice
-    }
-
-    /// The thread that asks a transfer's server how its file is.
+    /// The thread that looks at the files of a transfer's server.
     pub(crate) fn checks(&self, read: &MountRead) -> TaskThread {
         self.0.checks.of(read.server.client())
     }
@@ -163,54 +160,49 @@ fn by_kernel(why: &Note) -> Note {
 }
 
 impl MountRead {
-    /// Has what this host wrote go to the server, and asks which state the file has there. Where some of it is in the page cache
-    /// (`is_mixed`), the kernel's own facts must be those, asked anew: it then drops what is older.
+    /// Has what this host wrote go to the server. Where some of it is in the page cache (`is_mixed`), the kernel's own facts must be those
+    /// in which the file was found, asked anew: it then drops what is older.
     pub(crate) fn begin(&self, file: &File, is_mixed: bool, completion: &Completion) {
-        let begun = Instant::now();
-        // Others of its transfers may have waited for the server meanwhile, in vain.
-        let why = find::unreached(self.address, By::Tcp);
-        if why.is_some() || completion.is_cancelled() {
-            self.is_over.store(true, Ordering::Relaxed);
-            return why.into_iter().for_each(|why| completion.note(by_kernel(&why)));
+        if completion.is_cancelled() {
+            return self.is_over.store(true, Ordering::Relaxed);
         }
-        let told = answer(|| {
+        let settled = answer(|| {
             file.sync()?;
-            let told = self.server.attributes()?;
-            if is_mixed && !seen(file)?.agrees(&told) {
+            if is_mixed && !seen(file)?.agrees(self.server.opened()) {
                 let text = format!("{}: it has just changed", forebay_nfs::open::OTHER_FACTS);
                 return Err(Error::new(ErrorKind::Busy, text));
             }
-            Ok(told.state())
+            Ok(())
         });
-        match told {
-            Ok(state) => {
-                let _ = self.state.set(state);
-                *lock(&self.asked) = begun.elapsed();
-                if let Some((rates, true)) = self.choice.as_ref().and_then(|choice| choice.measured()) {
-                    self.is_told.store(true, Ordering::Relaxed);
-                    completion.note(no_faster(rates));
-                }
+        if let Err(error) = settled {
+            self.give_up(&error, completion);
+        }
+        *lock(&self.lead) = self.begun.elapsed();
+    }
+
+    /// Whether the next piece is to be asked of the server; and what is told when it has come, where that is measured.
+    pub(crate) fn takes(&self, bytes: usize, completion: &Completion) -> (bool, Option<Piece>) {
+        if self.is_over.load(Ordering::Relaxed) {
+            return (false, None);
+        }
+        // Other transfers may have waited for the server meanwhile, in vain.
+        if let Some(why) = find::unreached(self.address, By::Tcp) {
+            if !self.is_over.swap(true, Ordering::Relaxed) {
+                completion.note(by_kernel(&why));
             }
-            Err(error) => self.give_up(&error, completion),
+            return (false, None);
         }
-    }
-
-    /// Whether the next piece is to be asked of the server.
-    pub(crate) fn takes(&self) -> bool {
-        !self.is_over.load(Ordering::Relaxed)
-            && self.choice.as_ref().is_none_or(|choice| choice.next() == Way::Other)
-    }
-
-    /// Whether it is to be known how long the kernel takes.
-    pub(crate) fn measures(&self) -> bool {
-        self.choice.is_some() && !self.is_over.load(Ordering::Relaxed)
-    }
-
-    /// The kernel has read bytes that were not in the page cache.
-    pub(crate) fn learn_kernel(&self, bytes: usize, took: Duration) {
-        if let Some(choice) = &self.choice {
-            choice.learn(Way::Usual, bytes, took);
-        }
+        let Some(contest) = &self.contest else { return (true, None) };
+        let lead = std::mem::take(&mut *lock(&self.lead));
+        let piece = contest.begin(bytes as u64, lead, Instant::now());
+        let is_own = match piece.reader {
+            Reader::Kernel => false,
+            Reader::Own(connections) => {
+                self.server.client().use_connections(connections);
+                true
+            }
+        };
+        (is_own, Some(piece))
     }
 
     /// The kernel reads the rest. A server that cannot be reached is left alone for a while; other errors are of one file.
@@ -221,6 +213,10 @@ impl MountRead {
         let why = because(error);
         if find::is_of_server(error, By::Tcp) {
             find::leave_alone(self.address, By::Tcp, &why);
+            self.server.client().fail_waiting(error);
+        }
+        if error.kind() == ErrorKind::Busy {
+            self.found.forget(self.reach, &why);
         }
         completion.note(by_kernel(&why));
     }
@@ -234,8 +230,8 @@ impl MountRead {
 
     fn note(&self) -> Note {
         let client = self.server.client();
-        let rates = self.choice.as_ref().and_then(|choice| choice.measured());
-        let measured = rates.map_or_else(String::new, |(rates, _)| measured(rates));
+        let rates = self.contest.as_ref().and_then(|contest| contest.rates());
+        let measured = rates.map_or_else(String::new, |rates| format!("; {}", measured(rates)));
         Note {
             text: format!(
                 "NFS {} over {}, by forebay's own client beside the kernel's mount: server {}, up to {} connections; what this \
@@ -250,15 +246,15 @@ impl MountRead {
     }
 }
 
-/// Says that most pieces are the kernel's because it is as fast.
+/// Says that the kernel reads because it is as fast.
 fn no_faster(rates: [f64; 2]) -> Note {
-    let text = format!("that is no faster{}", measured(rates));
+    let text = format!("that is not clearly faster ({})", measured(rates));
     by_kernel(&Note { text, hint: Some("FOREBAY_NFS=tcp".to_owned()) })
 }
 
-/// How fast pieces came of late.
+/// How fast both ways were in the last trial.
 fn measured([kernel, own]: [f64; 2]) -> String {
-    format!(" (a piece at {:.2} GB/s, by the kernel at {:.2})", own / 1e9, kernel / 1e9)
+    format!("measured: {:.2} GB/s, by the kernel {:.2}", own / 1e9, kernel / 1e9)
 }
 
 /// What the kernel says of a file.
@@ -278,18 +274,15 @@ impl std::fmt::Debug for MountRead {
 
 impl Requests for MountRead {
     fn start(&self, request: Request, done: Answer) {
-        let Some(state) = self.state.get() else {
-            return done(Err(Error::new(ErrorKind::Internal, "the file's state is not known")));
-        };
-        let (choice, asked, begun) =
-            (self.choice.clone(), std::mem::take(&mut *lock(&self.asked)), Instant::now());
+        let (client, begun) = (self.server.client().clone(), Instant::now());
         let done: Answer = Box::new(move |result| {
-            if let (Some(choice), Ok(bytes)) = (choice, &result) {
-                choice.learn(Way::Other, *bytes, asked + begun.elapsed());
+            if result.is_ok() {
+                client.took(begun.elapsed());
             }
             done(result);
         });
+        let state = self.server.opened().state();
         // SAFETY: the lane keeps the buffer valid and untouched until the answer.
-        unsafe { self.server.start_in(*state, request.offset, (request.buffer, request.len), done) };
+        unsafe { self.server.start_in(state, request.offset, (request.buffer, request.len), done) };
     }
 }

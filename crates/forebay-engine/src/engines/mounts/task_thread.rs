@@ -40,17 +40,24 @@ impl TaskThread {
 
     /// Does it soon; at once, where no thread is to be had.
     pub(crate) fn add(&self, task: Task) {
+        if let Err(task) = self.offer(task, usize::MAX) {
+            task();
+        }
+    }
+
+    /// The same, if less than `most` tasks wait and there is a thread; otherwise the task comes back.
+    pub(crate) fn offer(&self, task: Task, most: usize) -> std::result::Result<(), Task> {
         let mut state = lock(&self.0.state);
         if !state.1 {
             let queue = self.0.clone();
             state.1 = threads::spawn(self.0.name, move || queue.run()).is_ok();
         }
-        if !state.1 {
-            drop(state);
-            return task();
+        if !state.1 || state.0.len() >= most {
+            return Err(task);
         }
         state.0.push_back(task);
         self.0.wake.notify_one();
+        Ok(())
     }
 }
 
@@ -114,5 +121,29 @@ mod tests {
         let wait = || told.recv_timeout(Duration::from_secs(10)).unwrap();
         assert_eq!(wait().unwrap_err().kind(), ErrorKind::Internal);
         wait().unwrap();
+    }
+
+    #[test]
+    fn what_waits_is_bounded_where_that_is_asked_for() {
+        let thread = TaskThread::new("test");
+        let (go, may_go) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        let begun = tell.clone();
+        thread.add(Box::new(move || {
+            begun.send(0).unwrap();
+            may_go.recv().unwrap();
+        }));
+        assert_eq!(told.recv().unwrap(), 0);
+        let taken: Vec<_> = (1..=5)
+            .filter(|task| {
+                let (task, tell) = (*task, tell.clone());
+                thread.offer(Box::new(move || tell.send(task).unwrap()), 3).is_ok()
+            })
+            .collect();
+        assert_eq!(taken, [1, 2, 3]);
+        go.send(()).unwrap();
+        drop(tell);
+        let done: Vec<_> = (0..3).map(|_| told.recv_timeout(Duration::from_secs(10)).unwrap()).collect();
+        assert_eq!(done, [1, 2, 3]);
     }
 }

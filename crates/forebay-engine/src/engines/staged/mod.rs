@@ -272,7 +272,7 @@ impl Engine for ByLanes {
     }
 
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
-        if self.stage.mounts.may_read(known, transfer.direction, transfer.len as u64).is_some()
+        if self.stage.mounts.may_take(known, transfer.direction, transfer.len as u64)
             && warmth_of(&Batch::of(transfer), known.policy) != Warmth::Warm
         {
             return Ok(Ran::Later);

@@ -10,6 +10,7 @@ use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
 use crate::io::segment::{Segment, SegmentStep, SegmentWay};
+use crate::io::wake::DueAnswer;
 use crate::source::choice::Way;
 use crate::source::piece::Direction;
 use crate::source::residency::{Warmth, is_counted_whole};
@@ -67,9 +68,9 @@ impl Lane {
         if segments.len() > 1 || segment.len == 0 || is_cached() {
             return false;
         }
-        let takes = mount.takes();
-        if let Some(active) = active.as_mut().filter(|_| !takes && mount.measures()) {
-            active.asked_kernel = Some(Instant::now());
+        let (takes, piece) = mount.takes(segment.len, &job.completion);
+        if let Some(active) = active {
+            active.contested = piece;
         }
         takes
     }
@@ -81,6 +82,9 @@ impl Lane {
             return self.fail(unit, index, error);
         };
         mount.give_up(&error, &job.completion);
+        if let Some(active) = &mut self.units[unit].active {
+            active.contested = None;
+        }
         // The program may have closed its descriptor since the server was asked.
         if let Err(error) = file.check() {
             return self.fail(unit, index, error);
@@ -193,8 +197,6 @@ impl Lane {
             (Fill::Descriptor(_), Some(mount)) => mount.as_ref(),
             (Fill::Descriptor(_), None) => return,
         };
-        self.add_pending(unit, 1);
-        self.asked += 1;
         let segment = &mut self.units[unit].segments[index];
         if job.mount.is_some() && self.is_host && segment.entries == 1 {
             // A server's bytes need no alignment.
@@ -211,8 +213,10 @@ impl Lane {
             buffer: segment.wanted(),
             len: segment.len,
         };
-        let (wake, user) = (self.wake.clone(), user_data(unit, index));
-        source.start(request, Box::new(move |result| wake.answer(user, result)));
+        self.add_pending(unit, 1);
+        self.asked += 1;
+        let due = DueAnswer::new(self.wake.clone(), user_data(unit, index));
+        source.start(request, Box::new(move |result| due.give(result)));
     }
 
     pub(super) fn take_answers(&mut self) -> bool {
@@ -224,8 +228,8 @@ impl Lane {
             return false;
         }
         let mut answers = std::mem::take(&mut self.answers);
+        self.asked -= answers.len();
         for (user, result) in answers.drain(..) {
-            self.asked -= 1;
             let (unit, index) = from_user_data(user);
             match result {
                 Ok(bytes) => self.came(unit, index, bytes),

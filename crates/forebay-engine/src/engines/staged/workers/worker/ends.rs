@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_config::cpus::cpus_now;
 use forebay_error::Error;
@@ -97,7 +98,7 @@ impl Lane {
 
     /// A read's bytes are in host memory.
     pub(super) fn loaded(&mut self, unit: usize) {
-        self.learn_kernel(unit);
+        self.tell_contest(unit);
         if !self.is_host {
             return self.ready.push(unit);
         }
@@ -112,16 +113,14 @@ impl Lane {
         self.finish(unit);
     }
 
-    /// Tells how long the kernel took for a piece of a mounted file, where the server's own way is measured, too.
-    fn learn_kernel(&mut self, unit: usize) {
+    /// Tells that a piece of a mounted file has come, where it is measured who reads faster.
+    fn tell_contest(&mut self, unit: usize) {
         let LaneUnit { active, segments, .. } = &mut self.units[unit];
-        let Some(active) = active else { return };
-        if let (Some(begun), Some(mount), [segment]) =
-            (active.asked_kernel.take(), &active.job.mount, segments.as_slice())
-            && segment.cached == 0
-            && segment.good() > 0
+        if let (Some(piece), [segment]) =
+            (active.as_mut().and_then(|active| active.contested.take()), segments.as_slice())
+            && !segment.failed
         {
-            mount.learn_kernel(segment.good(), begun.elapsed());
+            piece.done(segment.good(), Instant::now());
         }
     }
 

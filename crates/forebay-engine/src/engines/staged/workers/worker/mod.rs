@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::Duration;
 
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Wait};
@@ -19,6 +19,7 @@ use self::copies::{CopyFlight, LaneStream};
 use super::slots::{LanePart, SlotMemory};
 use super::threads::LaneStarted;
 use super::{LaneShared, StartReport, make_ring};
+use crate::engines::mounts::contest::Piece;
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
 use crate::io::ring::{Ring, RingCompletion};
@@ -59,8 +60,8 @@ struct ActiveWork {
     work: Work,
     /// Why the drive did not move it: it will be staged.
     detour: Option<Arc<Refusal>>,
-    /// When the kernel was asked for it, where that is measured.
-    asked_kernel: Option<Instant>,
+    /// Of a mounted file, where it is measured who reads faster.
+    contested: Option<Piece>,
 }
 
 impl Drop for ActiveWork {
@@ -383,7 +384,7 @@ impl Lane {
             lost: 0,
             work,
             detour: None,
-            asked_kernel: None,
+            contested: None,
         });
         Some(unit)
     }
@@ -439,6 +440,9 @@ impl Lane {
     }
 }
 
+/// How often a lane that ends looks for answers that are due.
+const LATE_ANSWERS: Duration = Duration::from_millis(10);
+
 impl Drop for Lane {
     /// Waits until nothing uses the memory: a lane that panicked may have left copies and reads behind.
     fn drop(&mut self) {
@@ -456,6 +460,15 @@ impl Drop for Lane {
                 break;
             }
             ring.harvest(&mut late);
+        }
+        // A server's bytes come into the units' memory, or the caller's, until it has answered.
+        while self.asked > 0 {
+            self.answers.clear();
+            self.wake.answers(&mut self.answers);
+            self.asked -= self.answers.len();
+            if self.asked > 0 {
+                std::thread::park_timeout(LATE_ANSWERS);
+            }
         }
     }
 }

@@ -1,0 +1,146 @@
+//! Files of the kernel's mounts: which ports of this side are used, how many connections, how long a server is waited for.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use fake_nfs::{Asked, Fault, Server};
+use forebay_error::{ErrorKind, Result};
+use forebay_nfs::handle::Version;
+use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
+use forebay_nfs::open::of_mount;
+use forebay_nfs::{File, Options, Url, open};
+
+const LEN: usize = 8 << 20;
+
+/// A server that may be told to refuse calls from ports that any program may have.
+fn server() -> Arc<Server> {
+    let server = Arc::new(Server::start());
+    server.put("/export/file", vec![7; LEN]);
+    server
+}
+
+fn refuse_high_ports(server: &Arc<Server>) {
+    let of = Arc::downgrade(server);
+    server.faults(move |seen| {
+        let port = of.upgrade()?.ports()[seen.connection as usize];
+        (port >= 1024).then_some(Fault::Status(1))
+    });
+}
+
+fn mounted(server: &Server) -> Mounted {
+    let url = Url::parse(&server.url("/export/file", "3")).unwrap();
+    let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
+    let (told, at) = (file.attributes().unwrap(), server.address());
+    let mount = Mount {
+        server: "server".to_owned(),
+        path: "/export".to_owned(),
+        place: "/mnt".to_owned(),
+        version: Version::V3,
+        address: at.ip(),
+        port: at.port(),
+        tcp_port: at.port(),
+        is_guess: false,
+        mount_port: None,
+        transport: "tcp".to_owned(),
+        sizes: (1 << 20, 1 << 20),
+        is_read_only: false,
+    };
+    let seen = Seen {
+        inode: told.file_id,
+        size: told.size,
+        modified: (told.modified.0 as i64, told.modified.1.into()),
+    };
+    Mounted { mount, named: Named::Handle(*file.handle()), file_system: Some(told.file_system), seen }
+}
+
+fn options() -> Options {
+    let second = Duration::from_secs(1);
+    Options { low_ports: false, silence: second, deadline: second / 2, ..Options::default() }
+}
+
+fn start(file: &File, place: &mut [u8]) -> Receiver<Result<usize>> {
+    let (tell, told) = sync_channel(1);
+    let state = file.opened().state();
+    let memory = (place.as_mut_ptr(), place.len());
+    // SAFETY: the tests wait for the answer before the place goes, and use it not before.
+    unsafe { file.start_in(state, 0, memory, Box::new(move |result| drop(tell.send(result)))) };
+    told
+}
+
+#[test]
+fn low_ports_are_taken_where_the_export_asks_for_them() {
+    let server = server();
+    let mounted = mounted(&server);
+    let before = server.ports().len();
+    let file = of_mount(&mounted, &options()).unwrap();
+    assert_eq!(start(&file, &mut vec![0; LEN]).recv().unwrap().unwrap(), LEN);
+    let ports = server.ports().split_off(before);
+    assert!(!ports.is_empty() && ports.iter().all(|port| *port >= 1024), "{ports:?}");
+    drop(file);
+    refuse_high_ports(&server);
+    let before = server.ports().len();
+    let found = of_mount(&mounted, &options());
+    if (900..910).all(|port| TcpListener::bind(("127.0.0.1", port)).is_err()) {
+        assert_eq!(found.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        println!("skipped: this process may have no port below 1024");
+        return;
+    }
+    let file = found.unwrap();
+    assert_eq!(start(&file, &mut vec![0; LEN]).recv().unwrap().unwrap(), LEN);
+    // The next file of the server asks no more.
+    drop(of_mount(&mounted, &options()).unwrap());
+    let ports = server.ports().split_off(before);
+    assert_eq!(ports.iter().filter(|port| **port >= 1024).count(), 1, "{ports:?}");
+}
+
+#[test]
+fn no_more_connections_than_are_to_be_used_are_made() {
+    let server = server();
+    let file = of_mount(&mounted(&server), &options()).unwrap();
+    for (most, more) in [(1, 1), (1, 0), (3, 2), (100, 5), (2, 0)] {
+        let before = server.connections();
+        file.client().use_connections(most);
+        assert_eq!(file.client().connections(), most.min(8));
+        for _ in 0..5 {
+            let mut places = vec![vec![0; LEN]; 8];
+            let told: Vec<_> = places.iter_mut().map(|place| start(&file, place)).collect();
+            for told in told {
+                assert_eq!(told.recv().unwrap().unwrap(), LEN);
+            }
+        }
+        assert_eq!(server.connections() - before, more, "{most}");
+    }
+}
+
+#[test]
+fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
+    let server = server();
+    let file = of_mount(&mounted(&server), &options()).unwrap();
+    file.client().use_connections(1);
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
+    let silent = || {
+        let mut places = vec![vec![0; LEN]; 4];
+        let begun = Instant::now();
+        let told: Vec<_> = places.iter_mut().map(|place| start(&file, place)).collect();
+        let error = told[0].recv().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        let first = begun.elapsed();
+        // What waits for room waits for the server, too, unless it is told.
+        file.client().fail_waiting(&error);
+        for told in &told[1..] {
+            told.recv().unwrap().unwrap_err();
+        }
+        assert!(begun.elapsed() < first * 5 / 2, "{first:?} {:?}", begun.elapsed());
+        first
+    };
+    let first = silent();
+    assert!((Duration::from_millis(900)..Duration::from_secs(2)).contains(&first), "{first:?}");
+    for _ in 0..20 {
+        file.client().took(Duration::from_secs(1));
+    }
+    let later = silent();
+    assert!((Duration::from_millis(1900)..Duration::from_secs(4)).contains(&later), "{later:?}");
+}
