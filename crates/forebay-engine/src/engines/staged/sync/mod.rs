@@ -33,8 +33,8 @@ use crate::source::residency::Warmth;
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{
-    CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY,
-    WRITE_SLOT_BYTES, WRITE_SLOTS,
+    COLD_POLLS, CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS,
+    TINY, WRITE_SLOT_BYTES, WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -65,6 +65,8 @@ pub(crate) struct Callers {
     are_many: AtomicBool,
     /// The same of those with long reads.
     are_crowd: AtomicBool,
+    /// Threads that wait for the copy of what they have read from a disk.
+    cold_polls: AtomicUsize,
     /// Threads that wait for lanes.
     pub(crate) waiting: AtomicUsize,
     objective: Objective,
@@ -110,6 +112,7 @@ impl Callers {
             active_writers: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
             are_crowd: AtomicBool::new(false),
+            cold_polls: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             objective: config.objective,
             cpus: allowed_cpus(),
@@ -281,8 +284,9 @@ impl Callers {
             Objective::Throughput if polls => {
                 CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + POLL, last: Wait::Block })
             }
-            // Its caller has waited for the disk, and the link is idle: the driver's sleep costs less than looks.
-            Objective::Throughput if is_cold => CopyWait::Poll(WaitPolicy::BLOCK),
+            Objective::Throughput if is_cold => {
+                CopyWait::Cold { polling: &self.cold_polls, most: self.cpus / COLD_POLLS }
+            }
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
         CopyMethod { resident, wait, overlap: callers <= FEW }
