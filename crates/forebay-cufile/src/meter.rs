@@ -31,7 +31,7 @@ pub(crate) struct CallMeter {
 /// When a call began.
 #[derive(Clone, Copy)]
 pub(crate) struct CallStart {
-    at: Instant,
+    pub(crate) at: Instant,
     traced: u64,
 }
 
@@ -240,7 +240,11 @@ impl CallMeter {
 
     /// Counts and traces a transfer that ended.
     pub(crate) fn moved(&self, done: &Transferred) {
-        let latency = done.begun.at.elapsed();
+        self.moved_in(done, done.begun.at.elapsed());
+    }
+
+    /// The same where it is known how long it took.
+    pub(crate) fn moved_in(&self, done: &Transferred, latency: Duration) {
         if let Some(counters) = &self.counters {
             let io = io_of(done, latency);
             count_io(counters, done.api, io);
@@ -315,16 +319,23 @@ impl CallMeter {
 
     /// Counts the engines of a transfer, and what kept better ones away.
     pub(crate) fn receipt(&self, receipt: &Receipt) {
-        let Some(counters) = &self.counters else { return };
-        for (engine, bytes) in receipt.engines() {
-            let name = receipt.election.title_of(engine);
-            counters.engine(&name, ways(engine, bytes, &receipt.moved));
+        let Some(counters) = self.counters else { return };
+        let (moved, election) = (&receipt.moved, &receipt.election);
+        let refused = receipt.bytes() - moved.mapped - moved.placed - moved.rdma;
+        let is_plain = refused > 0 && refused == receipt.bytes() && moved.peer == 0;
+        let places = if is_plain { election.places(counters) } else { None };
+        if let Some(places) = places {
+            counters.explained(places, ways(election.engine.for_the_rest(), refused, moved), refused);
+            return;
         }
-        let refused = receipt.bytes() - receipt.moved.mapped - receipt.moved.placed - receipt.moved.rdma;
-        for refusal in receipt.election.refused.iter().filter(|_| refused > 0) {
+        for (engine, bytes) in receipt.engines() {
+            let name = election.title_of(engine);
+            counters.engine(&name, ways(engine, bytes, moved));
+        }
+        for refusal in election.refused.iter().filter(|_| refused > 0) {
             counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), refused);
         }
-        for note in &receipt.election.notes {
+        for note in &election.notes {
             counters.note(&note.text, note.hint.as_deref());
         }
     }

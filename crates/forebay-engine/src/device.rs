@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Objective};
 use forebay_error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::engines::{self, About, Asked, Claimed, Done, Engine, Known, Onward, R
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Refusal};
 use crate::request::ticket::{Completion, Outcome, Ticket, short_read};
 use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Transfer};
@@ -142,9 +142,9 @@ impl DeviceEngines {
     pub(crate) unsafe fn run(
         &self,
         transfer: &Transfer,
-        order: Option<&CallOrder<'_>>,
+        (began, order): (Instant, Option<&CallOrder<'_>>),
     ) -> Result<Option<(Moved, Arc<Election>)>> {
-        let known = Known { order, ..self.known(&transfer.file) };
+        let known = Known { order, began: Some(began), ..self.known(&transfer.file) };
         let mut walk = None;
         for engine in self.list()?.iter().map(Arc::as_ref) {
             // SAFETY: passed on.
@@ -358,7 +358,7 @@ impl DeviceEngines {
         // An engine of somebody else runs because it was asked for, not because others refused.
         let is_asked = matches!(engine, EngineKind::Libcufile | EngineKind::Registered(_));
         let refused = if is_asked { Vec::new() } else { refused.clone() };
-        Ok(Arc::new(Election { engine: *engine, refused, notes, mode }))
+        Ok(Arc::new(Election { engine: *engine, refused, notes, mode, places: CountedPlaces::default() }))
     }
 
     pub(crate) fn stats(&self) -> EngineStats {

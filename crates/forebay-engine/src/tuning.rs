@@ -26,6 +26,9 @@ pub(crate) mod callers {
     pub(crate) const MANY: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
     pub(crate) const TINY: usize = 16 << 10;
+    /// A part of the CPUs that may poll for copies of what their threads have read from a disk: a quarter. A copy takes some 10 µs, a sleep in the
+    /// driver 20 more, and of 16 callers that wait for the disk one copies. Chosen.
+    pub(crate) const COLD_POLLS: usize = 4;
     /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each, once they are needed.
     pub(crate) const STREAM_SLOTS: usize = 64;
     /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
@@ -115,11 +118,9 @@ pub(crate) mod resident {
     pub(crate) const COLD_SPAN: Duration = Duration::from_micros(200);
     /// How long it lets others run before it sleeps.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
-    /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
-    /// disk it would only burn time. Chosen.
-    pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
-    /// Looks on one CPU, and times that others run, for each question to the clock, which costs about as much as a look. Chosen.
-    pub(crate) const LONE_LOOKS: u32 = 4;
+    /// Looks on one CPU, and times that others run, before the first sleep: for as long as the kernel reckons for the piece. A system call
+    /// that lets others run costs 0.3 µs where there are none, some 50 of them while 64 KiB are copied. Chosen.
+    pub(crate) const LONE_LOOKS: u32 = 2;
     /// Its shortest and longest sleep between looks: an eighth of the time so far between them.
     pub(crate) const CALLER_NAPS: (Duration, Duration) =
         (Duration::from_micros(20), Duration::from_millis(1));

@@ -36,6 +36,25 @@ pub struct Io {
     pub ok: bool,
 }
 
+/// Where an engine, refusals and notes are counted that many requests have in common: texts are compared once.
+#[derive(Debug)]
+pub struct TextPlaces {
+    /// The counters, by their address: they are never moved.
+    of: usize,
+    engine: Option<usize>,
+    refused: Box<[Option<usize>]>,
+    notes: Box<[Option<usize>]>,
+}
+
+impl TextPlaces {
+    /// Whether they are places of these counters, of as many refusals and notes.
+    #[inline]
+    pub fn are_of(&self, counters: &'static Counters, (refused, notes): (usize, usize)) -> bool {
+        self.of == std::ptr::from_ref(counters) as usize
+            && (self.refused.len(), self.notes.len()) == (refused, notes)
+    }
+}
+
 /// The counters of this process. Counting is a handful of relaxed additions, in a place of the thread's own.
 ///
 /// After a fork the child's copy is private memory that starts at zero: nothing reaches the parent's counters, and
@@ -196,8 +215,16 @@ impl Counters {
     /// Counts a request that an engine carried out. `ways` are its bytes: cached, direct, buffered, requested, mapped,
     /// peer.
     pub fn engine(&self, engine: &str, ways: [u64; WAYS]) {
-        let place = self.engines.place(engine, "", |place| self.memory.engines[place].write(engine));
-        let Some(place) = place else { return };
+        if let Some(place) = self.place_of_engine(engine) {
+            self.count_engine(place, ways);
+        }
+    }
+
+    fn place_of_engine(&self, engine: &str) -> Option<usize> {
+        self.engines.place(engine, "", |place| self.memory.engines[place].write(engine))
+    }
+
+    fn count_engine(&self, place: usize, ways: [u64; WAYS]) {
         let sums = &self.shard().engines[place];
         for (sum, bytes) in sums.iter().zip(ways) {
             if bytes > 0 {
@@ -209,12 +236,20 @@ impl Counters {
 
     /// Counts a request for which an engine was refused, and the bytes that it would have moved.
     pub fn refused(&self, engine: &str, reason: &str, hint: Option<&str>, bytes: u64) {
+        self.count_refused(self.place_of_refusal(engine, reason, hint), bytes);
+    }
+
+    fn place_of_refusal(&self, engine: &str, reason: &str, hint: Option<&str>) -> Option<usize> {
         let publish = |place: usize| {
             let (reason, hint) =
                 (crate::layout::cut(reason, 200), crate::layout::cut(hint.unwrap_or(""), 200));
             self.memory.refusals[place].write(&format!("{engine}\0{reason}\0{hint}"));
         };
-        if let Some(place) = self.refusals.place(engine, reason, publish) {
+        self.refusals.place(engine, reason, publish)
+    }
+
+    fn count_refused(&self, place: Option<usize>, bytes: u64) {
+        if let Some(place) = place {
             let sums = &self.shard().refusals[place];
             sums[0].fetch_add(1, Relaxed);
             sums[1].fetch_add(bytes, Relaxed);
@@ -225,12 +260,46 @@ impl Counters {
 
     /// Keeps something worth knowing, and counts how often it was said.
     pub fn note(&self, text: &str, hint: Option<&str>) {
+        if let Some(place) = self.place_of_note(text, hint) {
+            self.shard().notes[place].fetch_add(1, Relaxed);
+        }
+    }
+
+    fn place_of_note(&self, text: &str, hint: Option<&str>) -> Option<usize> {
         let publish = |place: usize| {
             let (text, hint) = (crate::layout::cut(text, 200), crate::layout::cut(hint.unwrap_or(""), 200));
             self.memory.notes[place].write(&format!("{text}\0{hint}"));
         };
-        if let Some(place) = self.notes.place(text, "", publish) {
-            self.shard().notes[place].fetch_add(1, Relaxed);
+        self.notes.place(text, "", publish)
+    }
+
+    /// Finds, or makes, the places of an engine, of refusals (engine, reason, hint) and of notes (text, hint).
+    pub fn places<'a>(
+        &'static self,
+        engine: &str,
+        refused: impl Iterator<Item = (&'a str, &'a str, Option<&'a str>)>,
+        notes: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> TextPlaces {
+        TextPlaces {
+            of: std::ptr::from_ref(self) as usize,
+            engine: self.place_of_engine(engine),
+            refused: refused
+                .map(|(engine, reason, hint)| self.place_of_refusal(engine, reason, hint))
+                .collect(),
+            notes: notes.map(|(text, hint)| self.place_of_note(text, hint)).collect(),
+        }
+    }
+
+    /// Counts a request as [`engine`](Self::engine), [`refused`](Self::refused) and [`note`](Self::note) do.
+    pub fn explained(&self, places: &TextPlaces, ways: [u64; WAYS], refused: u64) {
+        if let Some(place) = places.engine {
+            self.count_engine(place, ways);
+        }
+        for place in &places.refused {
+            self.count_refused(*place, refused);
+        }
+        for place in places.notes.iter().flatten() {
+            self.shard().notes[*place].fetch_add(1, Relaxed);
         }
     }
 
@@ -372,6 +441,34 @@ fn shard_number() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Words;
+
+    #[test]
+    fn texts_that_were_looked_up_count_as_others() {
+        let [one, other]: [&'static Counters; 2] =
+            std::array::from_fn(|_| &*Box::leak(Box::new(Counters::hidden().unwrap())));
+        let (refused, note) = (("p2p", "no BAR", Some("lspci")), ("few lanes", None));
+        let ways = [1, 2, 0, 0, 0, 3];
+        for counters in [one, other] {
+            counters.engine("mapped", ways);
+            counters.note("another", None);
+        }
+        let places = one.places("staged", [refused].into_iter(), [note].into_iter());
+        assert!(places.are_of(one, (1, 1)) && !places.are_of(one, (1, 2)) && !places.are_of(other, (1, 1)));
+        for bytes in [4096, 7] {
+            one.explained(&places, ways, bytes);
+            other.engine("staged", ways);
+            other.refused(refused.0, refused.1, refused.2, bytes);
+            other.note(note.0, note.1);
+        }
+        assert_eq!(one.memory.sums().words(), other.memory.sums().words());
+        let texts = |counters: &Counters| {
+            let copy = counters.memory.copy();
+            (copy.engines[1].read(), copy.refusals[0].read(), copy.notes[1].read())
+        };
+        assert_eq!(texts(one), texts(other));
+        assert_eq!(texts(one).0.as_deref(), Some("staged"));
+    }
 
     #[test]
     fn sizes_fall_into_buckets_by_powers_of_two() {

@@ -33,7 +33,7 @@ mod reader;
 pub mod render;
 mod snapshot;
 
-pub use counters::{Counters, Io};
+pub use counters::{Counters, Io, TextPlaces};
 pub use files::FileCounter;
 pub use memory::DIRECTORY_VARIABLE;
 pub use ops::{CallCounts, Count, Op};

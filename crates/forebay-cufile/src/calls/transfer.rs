@@ -1,6 +1,7 @@
 //! Synchronous reads and writes.
 
 use std::ffi::{c_int, c_void};
+use std::time::Instant;
 
 use forebay_engine::{BorrowedTransfer, Direction, File, Receipt, Session};
 use forebay_error::Error;
@@ -96,18 +97,18 @@ fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usiz
     let file = usable(&registered, asked.direction).map_err(refuse)?;
     let target = target(session, &asked).map_err(refuse)?;
     let PointerTarget { kind, gpu, address, .. } = target;
-    let result = run(session, file, &target, &asked);
+    let result = run(session, file, &target, &asked, begun.at);
     if let Ok(Some(receipt)) = &result {
         meter().receipt(receipt);
     }
-    let engine = match &result {
-        Ok(Some(receipt)) => engine_of(receipt),
-        _ => EngineCode::None,
+    let (engine, latency) = match &result {
+        Ok(Some(receipt)) => (engine_of(receipt), receipt.elapsed),
+        _ => (EngineCode::None, begun.at.elapsed()),
     };
     let result = result
         .map(|receipt| receipt.map_or(0, |receipt| receipt.bytes()))
         .map_err(|error| logged_errno(&error));
-    meter().moved(&Transferred {
+    let done = Transferred {
         api,
         begun,
         file: &registered,
@@ -120,7 +121,8 @@ fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usiz
         flags: CallFlags::default(),
         result,
         engine,
-    });
+    };
+    meter().moved_in(&done, latency);
     probe(api, registered.fd, &asked, engine, result, gpu);
     result.map(|bytes| bytes as usize)
 }
@@ -151,6 +153,7 @@ fn run(
     file: &File,
     target: &PointerTarget,
     asked: &AskedTransfer,
+    began: Instant,
 ) -> Result<Option<Receipt>, Error> {
     if asked.size == 0 {
         return Ok(None);
@@ -159,7 +162,7 @@ fn run(
     let range = (asked.size, asked.direction, true);
     let transfer = BorrowedTransfer::new((file, asked.file_offset as u64), (device, context, address), range);
     // SAFETY: the interface demands that the memory is valid and unused until the call returns.
-    unsafe { session.run(&transfer) }.map(Some)
+    unsafe { session.run_since(&transfer, began) }.map(Some)
 }
 
 /// Reads into device or host memory. Gives the bytes that were there, 0 at the end of the file, −1 with `errno`.

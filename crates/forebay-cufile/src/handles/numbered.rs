@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_uint;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use forebay_gpu::{Context, MemoryKind};
@@ -24,10 +25,34 @@ pub(crate) struct RegisteredStream {
     pub(crate) group: u32,
 }
 
+/// Numbers are a program's own addresses and handles: nobody else chooses them, and one multiplication spreads them.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // The table looks at the highest bits and at the lowest ones.
+        let product = u128::from(number ^ self.0) * 0x9E37_79B9_7F4A_7C15;
+        self.0 = product as u64 ^ (product >> 64) as u64;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+}
+
+type Numbers<V> = HashMap<u64, V, BuildHasherDefault<NumberHasher>>;
+
 /// Values by their numbers. Every transfer looks here: threads do so in copies of their own, so that none writes what another
 /// one reads.
 pub(crate) struct NumberTable<V> {
-    copies: Striped<RwLock<HashMap<u64, V>>>,
+    copies: Striped<RwLock<Numbers<V>>>,
     changing: Mutex<()>,
 }
 
@@ -68,7 +93,7 @@ impl<V: Copy> NumberTable<V> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all(&self) -> impl Iterator<Item = RwLockWriteGuard<'_, HashMap<u64, V>>> {
+    fn all(&self) -> impl Iterator<Item = RwLockWriteGuard<'_, Numbers<V>>> {
         self.copies.all().map(|copy| copy.write().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -77,6 +102,23 @@ impl<V: Copy> NumberTable<V> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// Buckets are chosen by low bits, and told apart by the highest seven.
+    #[test]
+    fn numbers_that_differ_by_pages_are_spread() {
+        let hash = |number: u64| {
+            let mut hasher = NumberHasher::default();
+            hasher.write_u64(number);
+            hasher.finish()
+        };
+        for step in [256, 4096, 1 << 21, 1 << 30] {
+            let hashes: Vec<_> = (0..64).map(|n| hash(0x7F00_0000_0000 + n * step)).collect();
+            let different = |part: fn(u64) -> u64| {
+                hashes.iter().map(|hash| part(*hash)).collect::<std::collections::HashSet<_>>().len()
+            };
+            assert!(different(|hash| hash & 127) > 32 && different(|hash| hash >> 57) > 16, "{step}");
+        }
+    }
 
     #[test]
     fn all_threads_see_what_one_changes() {

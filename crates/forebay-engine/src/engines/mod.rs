@@ -22,6 +22,7 @@ pub(crate) mod trial_memory;
 
 use std::cell::OnceCell;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, ErrorKind, Result};
@@ -97,6 +98,8 @@ pub struct Known<'a> {
     pub(crate) align: u64,
     /// Of device copies that wait for work on the default streams.
     pub(crate) order: Option<&'a CallOrder<'a>>,
+    /// When a synchronous call began: what need not be the time to the nanosecond asks no clock.
+    pub(crate) began: Option<Instant>,
 }
 
 impl<'a> Known<'a> {
@@ -107,7 +110,7 @@ impl<'a> Known<'a> {
             Fill::Requests(_) => policy,
         };
         let align = granularity(&fill);
-        Self { file, policy, fill, align, order: None }
+        Self { file, policy, fill, align, order: None, began: None }
     }
 
     /// The file's descriptors; `None` for a source that has none.

@@ -49,13 +49,20 @@ pub(crate) enum CopyOrder {
 pub(crate) struct CallOrder<'a> {
     device: &'a dyn Device,
     context: Context,
+    /// When the call began.
+    began: Instant,
     found: OnceCell<CopyOrder>,
 }
 
 impl<'a> CallOrder<'a> {
     /// Of a call whose copies are to come after the default streams.
-    pub(crate) fn behind(device: &'a dyn Device, context: Context) -> Self {
-        Self { device, context, found: OnceCell::new() }
+    pub(crate) fn behind(device: &'a dyn Device, context: Context, began: Instant) -> Self {
+        Self { device, context, began, found: OnceCell::new() }
+    }
+
+    /// When the call began: what was queued before comes first.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
     }
 
     /// The order. Asks the driver the first time.

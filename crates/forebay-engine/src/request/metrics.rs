@@ -102,6 +102,13 @@ impl RequestCounter {
     /// Which engines did it, and what kept better ones away.
     fn count_engines(&self, moved: Moved, election: &Election) {
         let Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, .. } = moved;
+        let rest = moved.total() - mapped - placed - rdma;
+        let ways = [cached, direct, buffered, requested, 0, peer];
+        let is_plain = rest > 0 && mapped + placed + rdma == 0;
+        if let Some(places) = is_plain.then(|| election.places(self.counters)).flatten() {
+            self.counters.explained(places, ways, rest);
+            return;
+        }
         if mapped > 0 {
             self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
         }
@@ -111,12 +118,11 @@ impl RequestCounter {
         if rdma > 0 {
             self.counters.engine(EngineKind::Rdma.name(), [0, 0, 0, rdma, 0, 0]);
         }
-        let rest = moved.total() - mapped - placed - rdma;
         if rest == 0 {
             return;
         }
         let name = election.title_of(election.engine.for_the_rest());
-        self.counters.engine(&name, [cached, direct, buffered, requested, 0, peer]);
+        self.counters.engine(&name, ways);
         for refusal in &election.refused {
             self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);
         }

@@ -3,10 +3,11 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_stats::{Counters, TextPlaces};
 
 /// An engine: joins a capability of a source with a kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -196,9 +197,47 @@ pub struct Election {
     pub notes: Vec<Note>,
     /// The mode that an engine with several works in: `compat`, of `libcufile`.
     pub mode: Option<&'static str>,
+    /// Where the live counters count it.
+    pub(crate) places: CountedPlaces,
 }
 
+/// Where an election's texts are counted, looked up once for all requests that share it. A copy looks for itself, since its texts may be
+/// changed.
+#[derive(Debug, Default)]
+pub(crate) struct CountedPlaces(OnceLock<TextPlaces>);
+
+impl Clone for CountedPlaces {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for CountedPlaces {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for CountedPlaces {}
+
 impl Election {
+    /// Where the counters count requests of which the chosen engine (or what is left of one that moves bytes by itself: see
+    /// [`EngineKind::for_the_rest`]) moves all; `None` for counters other than those that asked first.
+    #[inline]
+    pub fn places(&self, counters: &'static Counters) -> Option<&TextPlaces> {
+        let find = || {
+            let refused = self.refused.iter();
+            counters.places(
+                &self.title_of(self.engine.for_the_rest()),
+                refused
+                    .map(|refusal| (refusal.engine.name(), refusal.reason.as_str(), refusal.hint.as_deref())),
+                self.notes.iter().map(|note| (note.text.as_str(), note.hint.as_deref())),
+            )
+        };
+        let places = self.places.0.get_or_init(find);
+        places.are_of(counters, (self.refused.len(), self.notes.len())).then_some(places)
+    }
+
     /// The same with one more refusal, in place of an earlier one of the same engine.
     #[must_use]
     pub(crate) fn refusing(&self, refusal: &Refusal) -> Self {

@@ -254,11 +254,20 @@ impl Session {
     /// # Safety
     /// The transfer's memory is valid, and nobody else uses it, until this returns.
     pub unsafe fn run(&self, transfer: &Transfer) -> Result<Receipt> {
-        let started = Instant::now();
-        let order = self.order_of(&transfer.memory);
         // SAFETY: passed on.
-        let done = unsafe { self.run_here(transfer, order.as_ref()) };
-        let elapsed = started.elapsed();
+        unsafe { self.run_since(transfer, Instant::now()) }
+    }
+
+    /// As [`Session::run`], for a front whose call began earlier: the receipt tells the time since, and device copies come after what was
+    /// queued by then, if they come after the default streams.
+    ///
+    /// # Safety
+    /// As [`Session::run`].
+    pub unsafe fn run_since(&self, transfer: &Transfer, began: Instant) -> Result<Receipt> {
+        let order = self.order_of(&transfer.memory, began);
+        // SAFETY: passed on.
+        let done = unsafe { self.run_here(transfer, (began, order.as_ref())) };
+        let elapsed = began.elapsed();
         let result = done.map(|(moved, mut election)| {
             if let Some(order) = &order {
                 order.tell(&mut election);
@@ -282,13 +291,13 @@ impl Session {
     unsafe fn run_here(
         &self,
         transfer: &Transfer,
-        order: Option<&CallOrder<'_>>,
+        (began, order): (Instant, Option<&CallOrder<'_>>),
     ) -> Result<(Moved, Arc<Election>)> {
         check_offset(transfer.offset, transfer.len)?;
         let engines = self.engines_of(&transfer.memory.device)?;
         self.before_write(transfer.direction, &transfer.file);
         // SAFETY: passed on.
-        if let Some(done) = unsafe { engines.run(transfer, order) }? {
+        if let Some(done) = unsafe { engines.run(transfer, (began, order)) }? {
             return Ok(done);
         }
         let order = order.map_or(CopyOrder::Free, CallOrder::get);
@@ -436,7 +445,7 @@ impl Session {
     }
 
     /// Whether a transfer's device copies wait for the default streams of its memory's context.
-    fn order_of<'a>(&self, memory: &'a Memory) -> Option<CallOrder<'a>> {
+    fn order_of<'a>(&self, memory: &'a Memory, began: Instant) -> Option<CallOrder<'a>> {
         if !self.1.is_behind_default_streams || self.config().order != Order::Default {
             return None;
         }
@@ -444,13 +453,13 @@ impl Session {
         if info.is_host || info.is_bar {
             return None;
         }
-        Some(CallOrder::behind(memory.device.as_ref(), memory.context))
+        Some(CallOrder::behind(memory.device.as_ref(), memory.context, began))
     }
 
     /// The order of a submission that begins with this batch. Of one batch it is free where nothing stands there that it comes after.
     fn order_of_batches(&self, first: &Batch, is_alone: bool) -> Result<CopyOrder> {
         let memory = &first.memory;
-        let Some(order) = self.order_of(memory) else { return Ok(CopyOrder::Free) };
+        let Some(order) = self.order_of(memory, Instant::now()) else { return Ok(CopyOrder::Free) };
         let shared =
             if is_alone { self.engines_of(&memory.device)?.shared_order(memory.context)? } else { None };
         Ok(shared.unwrap_or_else(|| order.get()))

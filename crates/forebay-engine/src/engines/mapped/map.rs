@@ -18,7 +18,7 @@ use super::state::{MappedState, REGISTER_LIMIT, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Receipt};
 use crate::runtime::fork::{Native, from_before};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
@@ -516,8 +516,13 @@ impl MapState {
                 .with("file bytes", self.version.len));
         }
         self.check()?;
-        let base =
-            Election { engine: EngineKind::Mapped, refused: Vec::new(), notes: Vec::new(), mode: None };
+        let base = Election {
+            engine: EngineKind::Mapped,
+            refused: Vec::new(),
+            notes: Vec::new(),
+            mode: None,
+            places: CountedPlaces::default(),
+        };
         let bytes = (count * length) as u64;
         let moved = Moved { mapped: bytes, ..Moved::default() };
         Ok(Receipt { election: in_place(&Arc::new(base), bytes, 0, None, self.notes()), moved, elapsed })

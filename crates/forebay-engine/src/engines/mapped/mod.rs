@@ -54,7 +54,7 @@ use crate::engines::staged::sync::{Callers, Pulled};
 use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::io::plan::Part;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Moved, Refusal, Told};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Refusal, Told};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
@@ -278,7 +278,7 @@ impl Mapped {
         let piece = pins.iter().map(|pin| pin.piece()).min().unwrap_or(WINDOW);
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
-        let copied = unsafe { self.state.callers.pull(transfer, page, piece, known.order) };
+        let copied = unsafe { self.state.callers.pull(transfer, page, piece, (known.began, known.order)) };
         drop(pins);
         match copied {
             Ok(Pulled::Busy) => None,
@@ -358,6 +358,7 @@ impl Mapped {
             refused: Vec::new(),
             notes: Vec::new(),
             mode: None,
+            places: CountedPlaces::default(),
         });
         let outcome = SecondRead::new(&self.state, &batch, parts, &election, None).finish(&self.state);
         let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;

@@ -105,7 +105,7 @@ impl P2p {
                 (part.offset, part.len) = (from, (to - from) as usize);
                 // Memory in a BAR has no default streams.
                 // SAFETY: a part of what the caller vouched for.
-                match unsafe { self.callers.run(&part, known.policy, align, None) }? {
+                match unsafe { self.callers.run(&part, known, align) }? {
                     Attempt::Done(good, moved) => Attempted::Done(good, moved),
                     Attempt::Busy => return Ok(Attempted::Busy),
                 }

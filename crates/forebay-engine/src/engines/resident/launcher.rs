@@ -70,7 +70,7 @@ pub(super) struct Launcher {
     /// Why no life will come.
     reason: OnceLock<Error>,
     clock: Instant,
-    /// Microseconds of the clock until which callers copy by themselves.
+    /// Microseconds of the clock until which callers copy by themselves; 0 where they need not.
     paused_until: AtomicU64,
 }
 
@@ -122,7 +122,15 @@ impl Launcher {
 
     fn is_paused(&self) -> bool {
         let until = self.paused_until.load(Ordering::Relaxed);
-        until != 0 && (self.clock.elapsed().as_micros() as u64) < until
+        if until == 0 {
+            return false;
+        }
+        let is_paused = (self.clock.elapsed().as_micros() as u64) < until;
+        if !is_paused {
+            // Later calls need no clock.
+            let _ = self.paused_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        is_paused
     }
 
     /// A piece was not begun in time. If its life is not prompt, callers copy by themselves for a while; it may as well be that
@@ -397,6 +405,18 @@ fn broken(message: &'static str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_that_is_over_is_forgotten() {
+        let launcher = Launcher::new(forebay_gpu::host::device(), Context::PRIMARY);
+        assert!(!launcher.is_paused());
+        launcher.pause();
+        assert!(launcher.is_paused());
+        launcher.paused_until.store(1, Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(!launcher.is_paused());
+        assert_eq!(launcher.paused_until.load(Ordering::Relaxed), 0, "the clock is asked no more");
+    }
 
     #[test]
     fn a_thread_that_dies_ends_it_for_good() {

@@ -29,7 +29,6 @@ use std::time::{Duration, Instant};
 use self::launcher::Launcher;
 use self::long::PieceRoom;
 use self::mailbox::{Answer, Mailbox};
-pub(crate) use self::round::RoundMark;
 use self::round::Rounds;
 pub(crate) use self::wait::CallerWait;
 use crate::request::copy_order::{CallOrder, CopyOrder};
@@ -47,7 +46,7 @@ pub(crate) struct ResidentWay<'a> {
     /// Its bytes come from a disk: it is not worth a life of its own.
     is_cold: bool,
     /// Of a copy that comes after the default streams.
-    after: Option<(RoundMark, &'a CallOrder<'a>)>,
+    after: Option<&'a CallOrder<'a>>,
 }
 
 /// The resident kernel of one context.
@@ -89,7 +88,7 @@ impl Resident {
         if !self.is_allowed || !(1..=MOST).contains(&len) || !self.is_ready() {
             return None;
         }
-        Some(ResidentWay { wait, is_cold, after: order.map(|order| (self.rounds.mark(), order)) })
+        Some(ResidentWay { wait, is_cold, after: order })
     }
 
     fn is_ready(&self) -> bool {
@@ -140,8 +139,8 @@ impl Resident {
 
     /// Waits for what copies of this way come after: for the first of them.
     pub(crate) fn come_after(&self, way: &mut ResidentWay<'_>) -> Result<()> {
-        if let Some((mark, order)) = way.after.take()
-            && self.rounds.pass(mark, way.wait, self.device.as_ref(), self.context)?
+        if let Some(order) = way.after.take()
+            && self.rounds.pass(order.began(), way.wait, self.device.as_ref(), self.context)?
         {
             order.met_capture();
         }
@@ -149,7 +148,7 @@ impl Resident {
     }
 
     fn wait(&self, mailbox: &Mailbox, number: u32, len: usize, wait: CallerWait) -> Result<bool> {
-        let mut waiting = wait.start();
+        let mut waiting = wait.start_piece(len);
         loop {
             for _ in 0..waiting.looks() {
                 match mailbox.answer(number) {

@@ -1,7 +1,7 @@
 //! Order behind the default streams for many callers: one asks the driver, and the answer counts for all whose calls had begun.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::Result;
 use forebay_gpu::{Context, DefaultWork, Device, Wait};
@@ -11,37 +11,40 @@ use super::wait::CallerWait;
 use crate::request::copy_order::{self, PriorWork};
 use crate::tuning::resident::{CALLER_POLL, SLOW};
 
-/// Questions to the default streams of one context, numbered. Those who wait look at `answered` alone most of the time, so
-/// that the others' words can be written meanwhile.
-#[derive(Debug, Default)]
+/// Questions to the default streams of one context. A call has read the clock when it began, and a question reads it before the driver
+/// is asked: the clock is the same on all CPUs, so that calls write nothing to be told apart. Those who wait look at `answered` alone
+/// most of the time, so that the other word can be written meanwhile.
+#[derive(Debug)]
 pub(super) struct Rounds {
-    /// The number of the last question that was begun.
-    begun: OwnLine<AtomicU64>,
+    clock: Instant,
     /// The last answer.
     answered: OwnLine<AtomicU64>,
     /// Whether somebody asks now.
     is_asked: OwnLine<AtomicBool>,
 }
 
-/// When a call began, in questions.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RoundMark(u64);
-
-/// Nothing is left of what stood on the streams when the question of this number began.
+/// Nothing is left of what stood on the streams when this question began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Answer {
-    number: u64,
+    /// When, in nanoseconds of the clock.
+    began: u64,
     /// A capture forbade to ask.
     met_capture: bool,
 }
 
 impl Answer {
     fn word(self) -> u64 {
-        self.number << 1 | u64::from(self.met_capture)
+        self.began << 1 | u64::from(self.met_capture)
     }
 
     fn of(word: u64) -> Self {
-        Self { number: word >> 1, met_capture: word & 1 == 1 }
+        Self { began: word >> 1, met_capture: word & 1 == 1 }
+    }
+}
+
+impl Default for Rounds {
+    fn default() -> Self {
+        Self { clock: Instant::now(), answered: OwnLine::default(), is_asked: OwnLine::default() }
     }
 }
 
@@ -63,16 +66,11 @@ enum Waited<'a> {
 }
 
 impl Rounds {
-    /// To be taken when the call begins.
-    pub(super) fn mark(&self) -> RoundMark {
-        RoundMark(self.begun.load(Ordering::SeqCst))
-    }
-
-    /// Waits until a question that began after the mark is answered; asks it if nobody does. Returns whether a capture forbade
+    /// Waits until a question that began after the call is answered; asks it if nobody does. Returns whether a capture forbade
     /// to ask.
     pub(super) fn pass(
         &self,
-        mark: RoundMark,
+        call: Instant,
         wait: CallerWait,
         device: &dyn Device,
         context: Context,
@@ -80,7 +78,7 @@ impl Rounds {
         // The user's work may take long.
         let wait = wait.at_most(SLOW);
         loop {
-            match self.wait(mark, wait, Duration::MAX) {
+            match self.wait(call, wait, Duration::MAX) {
                 Some(Waited::Asks(_asker)) => return self.ask(device, context),
                 Some(Waited::Answered(answer)) => return Ok(answer.met_capture),
                 None => {}
@@ -91,31 +89,37 @@ impl Rounds {
     /// Whether a capture forbade to ask, by a question that began after this call did: another caller's, if one asks. `None` if
     /// something stands on the streams, which is not waited for.
     pub(super) fn find_clear(&self, device: &dyn Device, context: Context) -> Result<Option<bool>> {
-        let _asker = match self.wait(self.mark(), CallerWait::POLL, CALLER_POLL) {
+        let _asker = match self.wait(Instant::now(), CallerWait::POLL, CALLER_POLL) {
             Some(Waited::Asks(asker)) => asker,
             Some(Waited::Answered(answer)) => return Ok(Some(answer.met_capture)),
             None => return Ok(None),
         };
-        let number = self.begin();
+        let began = self.now();
         match device.default_work(context)? {
             DefaultWork::Pending => Ok(None),
-            work => Ok(Some(self.answer(number, work))),
+            work => Ok(Some(self.answer(began, work))),
         }
     }
 
     /// Waits for an answer that counts, or until nobody asks. `None`: neither came within the limit.
-    fn wait(&self, mark: RoundMark, wait: CallerWait, limit: Duration) -> Option<Waited<'_>> {
+    fn wait(&self, call: Instant, wait: CallerWait, limit: Duration) -> Option<Waited<'_>> {
+        let call = self.nanoseconds(call);
         let mut waiting = wait.start();
         loop {
             for _ in 0..waiting.looks() {
-                // The answer last: an asker that is done has answered before.
-                let asker = self.try_ask();
+                // Many need no more than this: whose file was read while another asked.
                 let answer = Answer::of(self.answered.load(Ordering::SeqCst));
-                if answer.number > mark.0 {
+                if answer.began > call {
                     return Some(Waited::Answered(answer));
                 }
-                if let Some(asker) = asker {
-                    return Some(Waited::Asks(asker));
+                if let Some(asker) = self.try_ask() {
+                    // The answer of an asker that was done in between.
+                    let answer = Answer::of(self.answered.load(Ordering::SeqCst));
+                    return Some(if answer.began > call {
+                        Waited::Answered(answer)
+                    } else {
+                        Waited::Asks(asker)
+                    });
                 }
                 waiting.pause();
             }
@@ -135,7 +139,7 @@ impl Rounds {
     }
 
     fn ask(&self, device: &dyn Device, context: Context) -> Result<bool> {
-        let number = self.begin();
+        let began = self.now();
         let mut work = device.default_work(context)?;
         if work == DefaultWork::Pending {
             match PriorWork::recorded(device, context)? {
@@ -144,18 +148,23 @@ impl Rounds {
                 None => work = DefaultWork::Captured,
             }
         }
-        Ok(self.answer(number, work))
+        Ok(self.answer(began, work))
     }
 
-    /// The number of a new question.
-    fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::SeqCst) + 1
+    /// When a question begins.
+    fn now(&self) -> u64 {
+        self.nanoseconds(Instant::now())
+    }
+
+    /// A time by the clock; what was before it is its beginning.
+    fn nanoseconds(&self, time: Instant) -> u64 {
+        time.saturating_duration_since(self.clock).as_nanos() as u64
     }
 
     /// Answers a question: nothing is left of what stood there. Returns whether a capture forbade to ask.
-    fn answer(&self, number: u64, work: DefaultWork) -> bool {
+    fn answer(&self, began: u64, work: DefaultWork) -> bool {
         let met_capture = work == DefaultWork::Captured;
-        self.answered.store(Answer { number, met_capture }.word(), Ordering::SeqCst);
+        self.answered.store(Answer { began, met_capture }.word(), Ordering::SeqCst);
         met_capture
     }
 }
@@ -166,39 +175,44 @@ mod tests {
 
     use super::*;
 
-    fn pass(rounds: &Rounds, mark: RoundMark) -> bool {
+    fn pass(rounds: &Rounds, call: Instant) -> bool {
         let wait = CallerWait::new(Objective::Throughput, 16, 16, false);
-        rounds.pass(mark, wait, forebay_gpu::host::device().as_ref(), Context::PRIMARY).unwrap()
+        rounds.pass(call, wait, forebay_gpu::host::device().as_ref(), Context::PRIMARY).unwrap()
     }
 
     #[test]
     fn an_answer_counts_for_calls_that_began_before_its_question() {
         let rounds = Rounds::default();
-        let (first, second) = (rounds.mark(), rounds.mark());
-        assert!(!pass(&rounds, first) && !pass(&rounds, second));
-        assert_eq!(rounds.mark().0, 1, "one question for both");
-        assert!(!pass(&rounds, rounds.mark()));
-        assert_eq!(rounds.mark().0, 2, "this call began after the last one");
-        rounds.answered.store(Answer { number: 3, met_capture: true }.word(), Ordering::SeqCst);
-        assert!(pass(&rounds, RoundMark(2)), "the answer tells of the capture");
+        let last = || Answer::of(rounds.answered.load(Ordering::SeqCst)).began;
+        let (first, second) = (Instant::now(), Instant::now());
+        assert!(!pass(&rounds, first));
+        let answered = last();
+        assert!(answered > rounds.nanoseconds(first));
+        assert!(!pass(&rounds, second));
+        assert_eq!(last(), answered, "one question for both");
+        assert!(!pass(&rounds, Instant::now()));
+        assert!(last() > answered, "this call began after the last one");
+        let call = Instant::now();
+        std::thread::sleep(Duration::from_micros(1));
+        rounds.answer(rounds.now(), DefaultWork::Captured);
+        assert!(pass(&rounds, call), "the answer tells of the capture");
     }
 
     #[test]
     fn one_asks_and_the_others_wait_for_it() {
         let rounds = Rounds::default();
-        let mark = rounds.mark();
+        let call = Instant::now();
         let asker = rounds.try_ask().unwrap();
         assert!(rounds.try_ask().is_none());
         std::thread::scope(|scope| {
-            let others: Vec<_> = (0..8).map(|_| scope.spawn(|| pass(&rounds, mark))).collect();
+            let others: Vec<_> = (0..8).map(|_| scope.spawn(|| pass(&rounds, call))).collect();
             std::thread::sleep(Duration::from_millis(5));
             assert!(!others.iter().any(std::thread::ScopedJoinHandle::is_finished));
-            rounds.answer(rounds.begin(), DefaultWork::Done);
+            rounds.answer(rounds.now(), DefaultWork::Done);
             // Nobody is woken by the asker: those who wait look at the answer.
             assert!(others.into_iter().all(|other| !other.join().unwrap()));
         });
         drop(asker);
-        assert_eq!(rounds.mark().0, 1);
     }
 
     /// CPU time of this thread.
@@ -213,18 +227,18 @@ mod tests {
     fn who_waits_for_the_users_work_sleeps_whatever_the_objective() {
         let rounds = Rounds::default();
         for callers in [1, 16] {
-            let mark = rounds.mark();
+            let call = Instant::now();
             let asker = rounds.try_ask().unwrap();
             let took = std::thread::scope(|scope| {
                 let other = scope.spawn(|| {
                     let wait = CallerWait::new(Objective::Latency, callers, 16, false);
                     let device = forebay_gpu::host::device();
                     let before = busy();
-                    assert!(!rounds.pass(mark, wait, device.as_ref(), Context::PRIMARY).unwrap());
+                    assert!(!rounds.pass(call, wait, device.as_ref(), Context::PRIMARY).unwrap());
                     busy().saturating_sub(before)
                 });
                 std::thread::sleep(Duration::from_millis(200));
-                rounds.answer(rounds.begin(), DefaultWork::Done);
+                rounds.answer(rounds.now(), DefaultWork::Done);
                 drop(asker);
                 other.join().unwrap()
             });

@@ -285,7 +285,7 @@ impl Engine for ByLanes {
             return Ok(unsafe { self.callers.run_long(transfer, known) }?.into());
         }
         // SAFETY: passed on.
-        Ok(unsafe { self.callers.run(transfer, known.policy, known.align, known.order) }?.into())
+        Ok(unsafe { self.callers.run(transfer, known, known.align) }?.into())
     }
 
     fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {

@@ -14,7 +14,7 @@ use crate::engines::staged::Stage;
 use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind};
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::source::version::FileVersion;
 
@@ -35,7 +35,13 @@ fn subject() -> (File, Arc<PinnedFile>) {
 
 /// Of one entry of one byte.
 fn completion() -> Arc<Completion> {
-    let election = Election { engine: EngineKind::Host, refused: Vec::new(), notes: Vec::new(), mode: None };
+    let election = Election {
+        engine: EngineKind::Host,
+        refused: Vec::new(),
+        notes: Vec::new(),
+        mode: None,
+        places: CountedPlaces::default(),
+    };
     Completion::new([1].into(), 1, vec![false], Arc::new(election), Arc::default(), None)
 }
 

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece};
@@ -69,7 +70,8 @@ impl Callers {
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
             let Some(way) = self.way_of_few(slot, callers) else { return Ok(false) };
-            if !pieces.iter().all(|piece| slot.is_kernels_memory(piece.address, piece.len)) {
+            let now = Instant::now();
+            if !pieces.iter().all(|piece| slot.is_kernels_memory((piece.address, piece.len), now)) {
                 return Ok(false);
             }
             let all = pieces.iter().map(|piece| piece.len.next_multiple_of(ALIGN)).sum();
@@ -114,8 +116,8 @@ impl Callers {
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
             let Some(way) = self.way_of_few(slot, callers) else { return Ok(false) };
-            let mut known = pieces.clone();
-            if !known.all(|piece| slot.is_kernels_memory(piece.dst, piece.len as usize)) {
+            let (mut known, now) = (pieces.clone(), Instant::now());
+            if !known.all(|piece| slot.is_kernels_memory((piece.dst, piece.len as usize), now)) {
                 return Ok(false);
             }
             let mut pieces = pieces;

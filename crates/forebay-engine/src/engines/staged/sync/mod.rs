@@ -9,7 +9,7 @@ mod slot;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Objective, Resident, allowed_cpus};
 use forebay_error::Result;
@@ -27,14 +27,14 @@ use crate::request::copy_order::{self, CallOrder, CopyOrder};
 use crate::request::receipt::Moved;
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::wait::{self, CopyPace, WaitPolicy};
+use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill};
 use crate::tuning::callers::PART;
 pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{
-    CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS, TINY,
-    WRITE_SLOT_BYTES, WRITE_SLOTS,
+    COLD_POLLS, CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS,
+    TINY, WRITE_SLOT_BYTES, WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -47,6 +47,9 @@ struct CopyMethod<'a> {
     wait: CopyWait<'a>,
     overlap: bool,
 }
+
+/// When a call began, if that is known, and what its copies come after.
+type CallTime<'a> = (Option<Instant>, Option<&'a CallOrder<'a>>);
 
 /// Threads that use the stream slots of a device.
 pub(crate) struct Callers {
@@ -62,6 +65,8 @@ pub(crate) struct Callers {
     are_many: AtomicBool,
     /// The same of those with long reads.
     are_crowd: AtomicBool,
+    /// Threads that wait for the copy of what they have read from a disk.
+    cold_polls: AtomicUsize,
     /// Threads that wait for lanes.
     pub(crate) waiting: AtomicUsize,
     objective: Objective,
@@ -107,6 +112,7 @@ impl Callers {
             active_writers: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
             are_crowd: AtomicBool::new(false),
+            cold_polls: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             objective: config.objective,
             cpus: allowed_cpus(),
@@ -125,12 +131,12 @@ impl Callers {
         transfer: &Transfer,
         page: u64,
         window: u64,
-        order: Option<&CallOrder<'_>>,
+        call: CallTime<'_>,
     ) -> Result<Pulled> {
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
             let whole = Some(wait::expected(transfer.len));
-            let method = self.method(slot, callers, transfer, (whole, false), order);
+            let method = self.method(slot, callers, transfer, (whole, false), call);
             if let Some(way) = method.resident {
                 let piece = CopyPiece { src: page, dst: transfer.memory.address, len: transfer.len as u64 };
                 // SAFETY: as promised by the caller; it waits, and kernels reach the memory.
@@ -138,7 +144,7 @@ impl Callers {
                     return Ok(true);
                 }
             } else {
-                self.come_after(transfer, order)?;
+                self.come_after(transfer, call.1)?;
             }
             // SAFETY: as promised by the caller.
             unsafe { copy_windows(slot, transfer, page, window) }
@@ -154,14 +160,9 @@ impl Callers {
     ///
     /// # Safety
     /// The transfer's memory is valid.
-    pub(crate) unsafe fn run(
-        &self,
-        transfer: &Transfer,
-        policy: CachePolicy,
-        align: u64,
-        order: Option<&CallOrder<'_>>,
-    ) -> Result<Attempt> {
-        let Fill::Descriptor(file) = transfer.file.source().fill() else { return Ok(Attempt::Busy) };
+    pub(crate) unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>, align: u64) -> Result<Attempt> {
+        let Some(file) = known.descriptors() else { return Ok(Attempt::Busy) };
+        let (policy, call) = (known.policy, (known.began, known.order));
         file.check()?;
         if self.device.info().is_host {
             return on_host(transfer, file, policy, align);
@@ -172,10 +173,10 @@ impl Callers {
                 let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
                 // One CPU gains by pieces of several callers in one life, and waits for none.
                 let is_cold = warmth == Warmth::Cold && self.cpus > 1;
-                let method = self.method(slot, callers, transfer, (None, is_cold), order);
+                let method = self.method(slot, callers, transfer, (None, is_cold), call);
                 read(slot, transfer, file, (policy, align, warmth), method)
             } else {
-                let method = self.method(slot, callers, transfer, (None, false), order);
+                let method = self.method(slot, callers, transfer, (None, false), call);
                 write(slot, transfer, file, (policy, align), method)
             };
             // A copy may be in flight although a later step failed.
@@ -262,12 +263,12 @@ impl Callers {
         callers: usize,
         transfer: &Transfer,
         (whole, is_cold): (Option<Duration>, bool),
-        order: Option<&'a CallOrder<'a>>,
+        (began, order): CallTime<'a>,
     ) -> CopyMethod<'a> {
         let is_tiny = (1..=TINY).contains(&transfer.len);
         let is_in_parts = whole.is_none() && transfer.direction == Direction::Read;
         let longest = if is_in_parts { transfer.len.min(RESIDENT_PART as usize) } else { transfer.len };
-        let resident = self.resident_way(slot, (callers, is_cold), (transfer, longest), order);
+        let resident = self.resident_way(slot, (callers, is_cold), (transfer, longest), (began, order));
         // What the resident kernel leaves comes after the default streams by then.
         let is_default = resident.is_none()
             && transfer.len <= SMALL
@@ -283,8 +284,9 @@ impl Callers {
             Objective::Throughput if polls => {
                 CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + POLL, last: Wait::Block })
             }
-            // Its caller has waited for the disk, and the link is idle: the driver's sleep costs less than looks.
-            Objective::Throughput if is_cold => CopyWait::Poll(WaitPolicy::BLOCK),
+            Objective::Throughput if is_cold => {
+                CopyWait::Cold { polling: &self.cold_polls, most: self.cpus / COLD_POLLS }
+            }
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
         CopyMethod { resident, wait, overlap: callers <= FEW }
@@ -308,14 +310,15 @@ impl Callers {
         slot: &StreamSlot,
         (callers, is_cold): (usize, bool),
         (transfer, longest): (&Transfer, usize),
-        order: Option<&'a CallOrder<'a>>,
+        (began, order): CallTime<'a>,
     ) -> Option<ResidentWay<'a>> {
         if !self.are_many(callers) {
             return None;
         }
         let wait = CallerWait::new(self.objective, callers, self.cpus, is_cold);
         let way = slot.resident.way(longest, order, (wait, is_cold))?;
-        slot.is_kernels_memory(transfer.memory.address, transfer.len).then_some(way)
+        let now = began.unwrap_or_else(Instant::now);
+        slot.is_kernels_memory((transfer.memory.address, transfer.len), now).then_some(way)
     }
 }
 

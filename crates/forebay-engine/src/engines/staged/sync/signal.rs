@@ -1,12 +1,13 @@
 //! How a thread learns that its copies are done.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use forebay_error::Result;
-use forebay_gpu::{Event, Stream};
+use forebay_gpu::{Event, Stream, Wait};
 
 use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
+use crate::tuning::callers::POLL;
 
 /// How a caller waits for its copies.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,8 @@ pub(super) enum CopyWait<'a> {
     /// device does all of the transfer. A caller that also reads the file waits by the event, since streams that share a
     /// connection wait for each other's copies before they write their words.
     Nap { pace: &'a CopyPace, len: usize, by_word: bool },
+    /// Poll where at most this many do so, then wait in the driver: of callers that wait for a disk few copy at once.
+    Cold { polling: &'a AtomicUsize, most: usize },
 }
 
 /// A stream with a mark for the end of its copies: a word in pinned memory that the device counts up, which is read without
@@ -77,6 +80,13 @@ impl MarkedStream {
     pub(super) fn wait(&self, wait: CopyWait<'_>) -> Result<()> {
         let (pace, len, by_word) = match wait {
             CopyWait::Poll(policy) => return self.poll(policy),
+            CopyWait::Cold { polling, most } => {
+                let may_poll = polling.fetch_add(1, Ordering::Relaxed) < most;
+                let policy = WaitPolicy { poll: POLL, last: Wait::Block };
+                let waited = self.poll(if may_poll { policy } else { WaitPolicy::BLOCK });
+                polling.fetch_sub(1, Ordering::Relaxed);
+                return waited;
+            }
             CopyWait::Nap { pace, len, by_word } => (pace, len, by_word),
         };
         let found = if by_word {

@@ -129,20 +129,21 @@ impl StreamSlot {
         Ok(place.get_or_init(|| made))
     }
 
-    /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just now.
-    pub(super) fn is_kernels_memory(&self, address: u64, len: usize) -> bool {
+    /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just before `now`, when the call
+    /// began.
+    pub(super) fn is_kernels_memory(&self, (address, len): (u64, usize), now: Instant) -> bool {
         let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
         let known = self.known.take();
         if let Some((when, range)) = known
             && is_inside(&range)
-            && when.elapsed() < KNOWN_MEMORY
+            && now.saturating_duration_since(when) < KNOWN_MEMORY
         {
             self.known.set(Some((when, range)));
             return true;
         }
         let Some(range) = self.device.kernels_memory(self.context, address) else { return false };
         let is_inside = is_inside(&range);
-        self.known.set(Some((Instant::now(), range)));
+        self.known.set(Some((now, range)));
         is_inside
     }
 
