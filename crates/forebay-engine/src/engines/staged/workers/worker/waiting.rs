@@ -99,7 +99,7 @@ mod tests {
     use crate::io::wake::WorkerWake;
     use crate::request::copy_order::PriorWork;
     use crate::request::file::File;
-    use crate::request::receipt::{Election, EngineKind};
+    use crate::request::receipt::{CountedPlaces, Election, EngineKind};
     use crate::request::ticket::Completion;
     use crate::request::transfer::{Batch, Memory, Transfer};
     use crate::source::piece::Direction;
@@ -140,7 +140,13 @@ mod tests {
         let (direction, len) = (Direction::Read, 1 << 20);
         let batch = Batch::of(&Transfer { file, offset: 0, memory, len, direction, allow_short: false });
         let (engine, mode) = (EngineKind::Staged, None);
-        let election = Arc::new(Election { engine, refused: Vec::new(), notes: Vec::new(), mode });
+        let election = Arc::new(Election {
+            engine,
+            refused: Vec::new(),
+            notes: Vec::new(),
+            mode,
+            places: CountedPlaces::default(),
+        });
         let completion = Completion::new([len as u64].into(), 1, vec![false], election, Arc::default(), None);
         completion.come_after(Some(PriorWork::after(Box::new(Endless))));
         Job::new(JobParts {
