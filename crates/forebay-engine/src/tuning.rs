@@ -118,9 +118,11 @@ pub(crate) mod resident {
     pub(crate) const COLD_SPAN: Duration = Duration::from_micros(200);
     /// How long it lets others run before it sleeps.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
-    /// Looks on one CPU, and times that others run, before the first sleep: for as long as the kernel reckons for the piece. A system call
-    /// that lets others run costs 0.3 µs where there are none, some 50 of them while 64 KiB are copied. Chosen.
-    pub(crate) const LONE_LOOKS: u32 = 2;
+    /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
+    /// disk it would only burn time. Chosen.
+    pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
+    /// Looks on one CPU, and times that others run, for each question to the clock, which costs about as much as a look. Chosen.
+    pub(crate) const LONE_LOOKS: u32 = 4;
     /// Its shortest and longest sleep between looks: an eighth of the time so far between them.
     pub(crate) const CALLER_NAPS: (Duration, Duration) =
         (Duration::from_micros(20), Duration::from_millis(1));

@@ -148,7 +148,7 @@ impl Resident {
     }
 
     fn wait(&self, mailbox: &Mailbox, number: u32, len: usize, wait: CallerWait) -> Result<bool> {
-        let mut waiting = wait.start_piece(len);
+        let mut waiting = wait.start();
         loop {
             for _ in 0..waiting.looks() {
                 match mailbox.answer(number) {

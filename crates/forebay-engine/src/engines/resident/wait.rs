@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use forebay_config::Objective;
-use forebay_gpu::{Naps, Resident};
+use forebay_gpu::Naps;
 
-use crate::tuning::resident::{CALLER_NAPS, CALLER_POLL, CALLER_YIELD, COLD_POLL, CROWDED_POLL, LONE_LOOKS};
+use crate::tuning::resident::{
+    CALLER_NAPS, CALLER_POLL, CALLER_YIELD, COLD_POLL, CROWDED_POLL, LONE_LOOKS, LONE_YIELD,
+};
 use crate::tuning::waits::LOOKS;
 
 /// How a caller waits.
@@ -24,8 +26,6 @@ pub(super) struct Waiting {
     wait: CallerWait,
     /// When a pause was first needed: most waits need none, and no clock.
     started: Option<Instant>,
-    /// The shortest sleep between looks.
-    nap: Duration,
     naps: Option<Naps>,
 }
 
@@ -39,9 +39,8 @@ impl CallerWait {
     pub(crate) fn new(objective: Objective, callers: usize, cpus: usize, is_cold: bool) -> Self {
         let is_crowded = callers >= cpus;
         let (poll, yields) = match objective {
-            // Who has to do something needs the CPU. Where all wait for the disk or the device, a thread that lets others run again
-            // and again runs by itself all the time.
-            _ if cpus == 1 => (Duration::ZERO, Duration::ZERO),
+            // Who has to do something needs the CPU.
+            _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
             Objective::Latency if is_crowded => (CALLER_POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
             Objective::Throughput if is_cold => (COLD_POLL, Duration::ZERO),
@@ -60,13 +59,7 @@ impl CallerWait {
     }
 
     pub(super) fn start(self) -> Waiting {
-        Waiting { wait: self, started: None, nap: CALLER_NAPS.0, naps: None }
-    }
-
-    /// The same for a piece of this length: on one CPU the device has it for most of the time, and other threads run.
-    pub(super) fn start_piece(self, len: usize) -> Waiting {
-        let nap = if self.is_lone { Duration::from_nanos(Resident::takes(len)) } else { CALLER_NAPS.0 };
-        Waiting { nap, ..self.start() }
+        Waiting { wait: self, started: None, naps: None }
     }
 }
 
@@ -83,8 +76,7 @@ impl Waiting {
 
     /// The time since the first call.
     pub(super) fn elapsed(&mut self) -> Duration {
-        let now = Instant::now();
-        now - *self.started.get_or_insert(now)
+        self.started.get_or_insert_with(Instant::now).elapsed()
     }
 
     /// What is to be done before the next looks: nothing, to let others run, or to sleep.
@@ -96,7 +88,7 @@ impl Waiting {
         if elapsed < poll.saturating_add(yields) {
             std::thread::yield_now();
         } else {
-            let nap = (elapsed / 8).clamp(self.nap, CALLER_NAPS.1);
+            let nap = (elapsed / 8).clamp(CALLER_NAPS.0, CALLER_NAPS.1);
             self.naps.get_or_insert_with(Naps::start).sleep(nap);
         }
     }
@@ -113,16 +105,5 @@ mod tests {
             assert!(waiting.looks() > 1 && waiting.wait.is_lone);
             assert!(!CallerWait::new(objective, 4, 2, true).is_lone);
         }
-    }
-
-    #[test]
-    fn on_one_cpu_a_caller_sleeps_for_as_long_as_its_piece_takes() {
-        let wait = CallerWait::new(Objective::Throughput, 4, 1, true);
-        assert!(wait.start_piece(4096).nap < CALLER_NAPS.0 && wait.start().nap == CALLER_NAPS.0);
-        let mut waiting = wait.start_piece(64 << 10);
-        assert_eq!(waiting.nap, Duration::from_nanos(Resident::takes(64 << 10)));
-        let elapsed = waiting.elapsed();
-        waiting.rest(elapsed);
-        assert!(waiting.elapsed() >= waiting.nap, "it slept at the first rest");
     }
 }
