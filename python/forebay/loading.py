@@ -43,8 +43,8 @@ _GROUP_TENSORS = 16384
 # few lanes' slots as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
 _SMALL_TENSOR_BYTES = 512 << 10
 _SMALL_GROUP_BYTES = 16 << 20
-# A group takes at least this part of its last window: less would not be worth registering.
-_MIN_WINDOW_PART = _WINDOW_BYTES // 4
+# A group takes at least a quarter of its last window: less would not be worth registering.
+_MIN_PART = 4
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
@@ -446,13 +446,14 @@ def _fill_windows(entries: list[Entry]) -> bool:
 def _windows(entries: list[Entry], span: int) -> Iterator[list[Entry]]:
     """Neighbours, divided where windows end, about every ``span`` bytes. One that lies in two belongs to the later, whose
     group finds the earlier one registered; so that it is, a group has enough of its last window."""
+    part = min(span, _WINDOW_BYTES)
     first = 0
     while first < len(entries):
         cut = first
         while cut < len(entries):
             stop = (_end(entries[cut]) // span + 1) * span
             cut = bisect_right(entries, stop, cut, key=_end)
-            if _end(entries[cut - 1]) - max(stop - _WINDOW_BYTES, entries[first][3]) >= _MIN_WINDOW_PART:
+            if _end(entries[cut - 1]) - max(stop - part, entries[first][3]) >= part // _MIN_PART:
                 break
         yield entries[first:cut]
         first = cut

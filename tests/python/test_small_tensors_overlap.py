@@ -25,7 +25,6 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[s
     """Windows of 64 KiB, and a file of about twenty of them."""
     monkeypatch.setattr(loading, "_WINDOW_BYTES", 64 << 10)
     monkeypatch.setattr(loading, "_SMALL_GROUP_BYTES", 64 << 10)
-    monkeypatch.setattr(loading, "_MIN_WINDOW_PART", 16 << 10)
     sizes = [0, 1, 300, 999, 5000]
     tensors = {f"t{i:03}": np.full(sizes[i % 5], i, "f4") for i in range(200)}
     tensors |= {"t040": np.arange(50_000, dtype="f4"), "t041": np.array(5, "f4")}
@@ -207,7 +206,6 @@ def test_groups_have_enough_of_the_window_that_they_share_with_the_next() -> Non
         assert [row for part in parts for row in part] == rows and all(parts)
         for part, following in pairwise(parts):
             start, end = part[0][3], part[-1][3] + part[-1][4]
-            assert (
-                end - max(start, (end - 1) // loading._WINDOW_BYTES * loading._WINDOW_BYTES) >= loading._MIN_WINDOW_PART
-            )
+            window = (end - 1) // loading._WINDOW_BYTES * loading._WINDOW_BYTES
+            assert end - max(start, window) >= loading._WINDOW_BYTES // loading._MIN_PART
             assert (following[0][3] + following[0][4]) // loading._WINDOW_BYTES > (end - 1) // loading._WINDOW_BYTES

@@ -431,6 +431,19 @@ mod tests {
     }
 
     #[test]
+    fn small_neighbours_are_read_a_slot_at_a_time() {
+        let works = |len: usize, direction| {
+            let piece = |at| Piece { offset: (at * len) as u64, address: 0, len };
+            let pieces: Vec<_> = (0..(16 << 20) / len).map(piece).collect();
+            let limits = Limits { slot: 4 << 20, lanes: 8, align: 4096, merge: true };
+            Plan::new(&pieces, direction, limits).len()
+        };
+        assert_eq!(works(96 << 10, Direction::Read), 4);
+        assert_eq!(works(1 << 20, Direction::Read), 16, "spread over the lanes");
+        assert_eq!(works(64 << 10, Direction::Write), 16, "as many lanes write");
+    }
+
+    #[test]
     fn pieces_of_a_byte_make_progress() {
         let pieces: Vec<_> = (0..200_000).map(|at| Piece { offset: 3 + at, address: 0, len: 1 }).collect();
         for direction in [Direction::Read, Direction::Write] {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::plan::RUN_LEAST;
+use crate::tuning::plan::{RUN_LEAST, SMALL_RUN_MAX_MEAN, SMALL_RUN_MIN_PIECES};
 
 fn end_of(piece: &Piece) -> u64 {
     piece.offset + piece.len as u64
@@ -39,6 +39,13 @@ pub(super) fn neighbours(
     (last as u32 + 1, count > 1 && bytes >= RUN_LEAST)
 }
 
+/// Whether these are many small pieces. A chunk of them takes a launch, which takes the driver's lock: few large chunks leave the lock
+/// to a program that allocates meanwhile.
+fn is_of_many_small(run: &[Piece]) -> bool {
+    let bytes: usize = run.iter().map(|piece| piece.len).sum();
+    run.len() >= SMALL_RUN_MIN_PIECES && bytes <= run.len() * SMALL_RUN_MAX_MEAN
+}
+
 impl Plan {
     /// Cuts neighbours at aligned offsets of the file, wherever their own borders are. The unaligned head and tail of a
     /// write are works of their own.
@@ -54,7 +61,8 @@ impl Plan {
         let (Some(head), Some(tail)) = (run.first(), run.last()) else { return };
         let (start, end) = (head.offset, end_of(tail));
         let (low, high) = (start.next_multiple_of(limits.align), end & !(limits.align - 1));
-        let chunk = chunk_size(total, limits);
+        let is_one_launch_each = direction == Direction::Read && is_of_many_small(run);
+        let chunk = if is_one_launch_each { limits.slot as u64 } else { chunk_size(total, limits) };
         if direction == Direction::Write && low < high {
             for (from, to) in [(start, low), (low, high), (high, end)] {
                 self.cut(run, entries.start, (from, to), chunk, limits);
