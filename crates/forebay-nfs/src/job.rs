@@ -22,7 +22,7 @@ pub enum Direction {
 pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
 
 /// How often bytes are written anew because the server restarted before it made them durable.
-const ROUNDS_MOST: u32 = 5;
+const MAX_REWRITES: u32 = 5;
 
 /// A file, as its server and as errors name it.
 pub(crate) struct Named {
@@ -273,7 +273,7 @@ impl Job {
     /// The server has restarted and may have lost what it had taken. The memory is still ours: all is written again.
     fn write_anew(&self, state: &mut State) -> Next {
         state.rounds += 1;
-        if state.rounds > ROUNDS_MOST {
+        if state.rounds > MAX_REWRITES {
             state.error = Some(
                 Error::new(ErrorKind::Io, "cannot write: the server loses what it takes")
                     .hint("the write verifier changes with every call: look at the server's log"),

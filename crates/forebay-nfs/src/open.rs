@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Why;
 
 use crate::client::Client;
-use crate::connect::{Unreached, resolve};
+use crate::connect::{ServerUnreachable, resolve};
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
@@ -103,7 +103,7 @@ pub fn find(url: &Url, options: &Options) -> Result<Found> {
 
 /// Whether the server was not reached at all, over TCP or by RDMA, or did not answer.
 pub fn is_unreached(error: &Error) -> bool {
-    Unreached::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
+    ServerUnreachable::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
 }
 
 /// A version that is not spoken says less than one that refuses.
