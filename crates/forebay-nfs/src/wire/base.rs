@@ -383,7 +383,7 @@ impl Wire {
         state: &mut State,
         (index, reply): (usize, Reply),
         batch: &mut ReplyBatch,
-    ) -> Result<(), Malformed> {
+    ) {
         let traffic = &shared.traffic;
         traffic.calls.fetch_add(1, Ordering::Relaxed);
         match reply {
@@ -403,7 +403,7 @@ impl Wire {
                 if state.table.calls[index].began.elapsed() < self.server.options.deadline {
                     traffic.waited.fetch_add(1, Ordering::Relaxed);
                     state.table.park(index);
-                    return Ok(());
+                    return;
                 }
                 (Some(status.error(doing(state, index), self.server.who.uid())), None)
             }
@@ -414,11 +414,11 @@ impl Wire {
             {
                 batch.lost_session = Some(state.table.calls[index].epoch());
                 state.table.again(index);
-                return Ok(());
+                return;
             }
             Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_uncached() => {
                 state.table.again(index);
-                return Ok(());
+                return;
             }
             Reply::Failed(status) | Reply::SequenceRefused(status) => {
                 (Some(status.error(doing(state, index), self.server.who.uid())), None)
@@ -428,7 +428,11 @@ impl Wire {
                 let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
                 let limits = (has_entry && !shared.has_parts()).then_some(shared.limits);
                 match state.table.took(index, moved, limits, batch.last_reply) {
-                    None => return state.table.ask(&self.server, index, batch.last_reply),
+                    None => match state.table.ask(&self.server, index, batch.last_reply) {
+                        Ok(()) => return,
+                        // The entry has the bytes of the call before, which must not be sent again for this part.
+                        Err(malformed) => (Some(malformed.into()), None),
+                    },
                     next => (None, next),
                 }
             }
@@ -437,7 +441,6 @@ impl Wire {
             batch.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
         }
         self.refill(shared, state, index, batch);
-        Ok(())
     }
 
     /// Gives a free entry to the next part that waits.

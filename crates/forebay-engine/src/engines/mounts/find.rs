@@ -26,12 +26,13 @@ use crate::tuning::mounts::{LOOKS, SHOWN};
 
 /// Bytes of the shortest transfer for which the server is looked for.
 pub(crate) const MIN_TRANSFER: u64 = 1 << 20;
-/// A server that could not be reached is not called again before this has passed.
+/// A server that could not be reached is not called again before this has passed, nor asked for a file that it does not give.
 const SERVER_PAUSE: Duration = Duration::from_mins(1);
 /// A file that was not found on its server is not looked for again before this has passed.
 const FILE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel can read the file, too. Over TCP
-/// the time that its requests take of late comes on top; of calls that were sent about together none is sent again when the first has waited for too long.
+/// the time that its requests take of late comes on top; of calls that were sent about together none is sent again when the first has
+/// waited for too long.
 const SILENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 const DEADLINE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 const CONNECT: Duration = Duration::from_secs(2);
@@ -163,10 +164,15 @@ pub(crate) fn error_note(error: &Error) -> Arc<Note> {
 }
 
 impl MountState {
-    /// The file is not what it was when it was found. It is looked for anew: at once where the user asks for the server, else after
-    /// [`FILE_PAUSE`].
-    pub(crate) fn forget(&self, reach: Reach, why: &Arc<Note>) {
-        let again = if reach.is_asked { Duration::ZERO } else { FILE_PAUSE };
+    /// The file is not what it was when it was found, or the server does not give it. It is looked for anew: at once where the user asks
+    /// for the server, else after a while.
+    pub(crate) fn forget(&self, reach: Reach, error: &Error, why: &Arc<Note>) {
+        let again = match error.kind() {
+            _ if reach.is_asked => Duration::ZERO,
+            ErrorKind::Busy => FILE_PAUSE,
+            // Each transfer would be refused anew, or read twice.
+            _ => SERVER_PAUSE,
+        };
         let found = LookupState::Looked(Err(why.clone()), Instant::now().checked_add(again));
         *lock(&self.found[reach.transport as usize]) = found;
     }
