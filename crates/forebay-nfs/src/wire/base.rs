@@ -427,7 +427,7 @@ impl Wire {
             moved => {
                 let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
                 let limits = (has_entry && !shared.has_parts()).then_some(shared.limits);
-                match state.table.took(index, moved, limits, batch.last_reply) {
+                match state.table.note_reply(index, moved, limits, batch.last_reply) {
                     None => match state.table.ask(&self.server, index, batch.last_reply) {
                         Ok(()) => return,
                         // The entry has the bytes of the call before, which must not be sent again for this part.
