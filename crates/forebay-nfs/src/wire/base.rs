@@ -27,6 +27,9 @@ const MAX_BAD_REPLIES: u32 = 4;
 /// After how long a waiting thread first looks whether the server is silent.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
+/// A reply that is lost among others is noticed by then, or after twice the silence. Chosen.
+const OVERTAKEN_MAX: Duration = Duration::from_mins(2);
+
 /// A connection, made when there is work for it.
 pub(crate) struct Wire {
     pub(super) server: Arc<Server>,
@@ -357,13 +360,15 @@ impl Wire {
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
         let mut limit = options.idle.min(silence);
         if let Some(oldest) = state.table.oldest_asked() {
-            // A call that came after a pause is waited for from then on. One that others overtake has twice the time.
-            let silent = now.saturating_duration_since(last_reply.max(oldest));
-            let silent = silent.max(now.saturating_duration_since(oldest) / 2);
-            if silent >= silence {
-                return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+            // A call that came after a pause is waited for from then on.
+            let unanswered = now.saturating_duration_since(last_reply.max(oldest));
+            let age = now.saturating_duration_since(oldest);
+            for (waited, most) in [(unanswered, silence), (age, self.most_overtaken(silence))] {
+                if waited >= most {
+                    return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+                }
+                limit = limit.min(most.saturating_sub(waited));
             }
-            limit = limit.min(silence.saturating_sub(silent));
         } else if state.table.is_idle() {
             if state.is_closing || idle_since.elapsed() >= options.idle {
                 return Err(Lost::Idle);
@@ -374,6 +379,12 @@ impl Wire {
             limit = limit.min(until.saturating_duration_since(now));
         }
         Ok(limit)
+    }
+
+    /// How long a call may go unanswered while others are answered: a server that answers one of them within each silence gets to it
+    /// by then.
+    fn most_overtaken(&self, silence: Duration) -> Duration {
+        (silence * (self.depth as u32 + 1)).min(OVERTAKEN_MAX.max(silence * 2))
     }
 
     /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].
