@@ -3,7 +3,7 @@
 
 use forebay_nfs::ask::{Ask, Operation, Reply};
 use forebay_nfs::handle::{Limits, Version};
-use forebay_nfs::v4::{self, Place};
+use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::Reader;
 use forebay_nfs::{rdma, rpc, v3};
 use libfuzzer_sys::fuzz_target;
@@ -12,7 +12,7 @@ const COUNT: u32 = 4096;
 
 fn sane(limits: Limits) {
     for limit in [limits.read, limits.write] {
-        assert!((512..=Limits::MOST).contains(&limit));
+        assert!((512..=Limits::MAX_BYTES).contains(&limit));
     }
 }
 
@@ -22,7 +22,7 @@ fuzz_target!(|data: &[u8]| {
     match choice % 8 {
         0..=3 => {
             let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
-            let place = (version == Version::V4(1)).then(Place::default);
+            let place = (version == Version::V4(1)).then(SequenceSlot::default);
             for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
                 let ask = Ask { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();

@@ -15,12 +15,14 @@ use forebay_trace::{Api, CallFlags};
 
 use crate::abi::{STATUS_COMPLETE, STATUS_FAILED};
 use crate::handles::RegisteredFile;
+use crate::lock;
 use crate::log::logged_errno;
 use crate::meter::{BatchDone, CallStart, Transferred, engine_of, meter};
 
-/// How long to look again and again for what nobody wakes us for, and how long to sleep between looks after that.
-const SPIN: Duration = Duration::from_micros(200);
-const NAP: Duration = Duration::from_micros(50);
+/// A wait with a submission that wakes nobody (`is_driven`) spins this long before it sleeps. Chosen.
+const SPIN_TIME: Duration = Duration::from_micros(200);
+/// Sleep between two looks at such a submission after that. Chosen.
+const SLEEP_TIME: Duration = Duration::from_micros(50);
 
 /// A batch of the program.
 pub(crate) struct CufileBatch {
@@ -91,7 +93,7 @@ impl Wake for SubmissionWaker {
 
 impl BatchState {
     fn lock(&self) -> MutexGuard<'_, BatchProgress> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Takes in what is resolved.
@@ -101,8 +103,8 @@ impl BatchState {
         }
     }
 
-    /// Looks at submissions that go on only while somebody looks at them; whether there are any left.
-    fn drive(self: &Arc<Self>, inner: &mut BatchProgress) -> bool {
+    /// Looks at the submissions that wake nobody (`is_driven`). True if one of them is still not resolved.
+    fn look_at_driven(self: &Arc<Self>, inner: &mut BatchProgress) -> bool {
         let mut any = false;
         for place in 0..inner.flying.len() {
             let Some(flying) = &inner.flying[place] else { continue };
@@ -129,25 +131,25 @@ impl BatchState {
             }
             Poll::Ready(outcome) => {
                 inner.left -= flying.entries.len();
-                flying.tell(&outcome, &mut inner.events);
+                flying.push_events(&outcome, &mut inner.events);
             }
         }
     }
 }
 
 impl Submission {
-    /// Waits for the submission, of which nobody wants the events; how many entries it had.
-    fn land(mut self) -> usize {
+    /// Waits for the submission, drops its events, and returns how many entries it had.
+    fn wait_and_count(mut self) -> usize {
         self.ticket.wait_timeout(Duration::MAX);
         if let Poll::Ready(outcome) = Pin::new(&mut self.ticket).poll(&mut Context::from_waker(Waker::noop()))
         {
-            self.tell(&outcome, &mut VecDeque::new());
+            self.push_events(&outcome, &mut VecDeque::new());
         }
         self.entries.len()
     }
 
-    /// Makes events, counts and traces of an outcome.
-    fn tell(&self, outcome: &Outcome, events: &mut VecDeque<BatchEvent>) {
+    /// Appends an event for each entry of an outcome, and counts and traces them.
+    fn push_events(&self, outcome: &Outcome, events: &mut VecDeque<BatchEvent>) {
         let meter = meter();
         meter.receipt(&outcome.receipt);
         let (mut bytes, mut failed) = (0, 0);
@@ -252,7 +254,7 @@ impl CufileBatch {
     pub(crate) fn look(&self) {
         let mut inner = self.state.lock();
         self.state.collect(&mut inner);
-        self.state.drive(&mut inner);
+        self.state.look_at_driven(&mut inner);
     }
 
     /// Waits for all that is in flight: the program may free its memory.
@@ -266,7 +268,7 @@ impl CufileBatch {
         let flying = std::mem::take(&mut self.state.lock().flying);
         flying.iter().flatten().for_each(|flying| flying.ticket.cancel());
         for flying in flying.into_iter().flatten() {
-            let entries = flying.land();
+            let entries = flying.wait_and_count();
             self.state.lock().left -= entries;
         }
         // What another thread is submitting meanwhile.
@@ -297,21 +299,21 @@ impl CufileBatch {
         let mut inner = self.state.lock();
         loop {
             self.state.collect(&mut inner);
-            let driven = self.state.drive(&mut inner);
+            let driven = self.state.look_at_driven(&mut inner);
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if is_so(&inner) || left.is_some_and(|left| left.is_zero()) {
                 return inner;
             }
-            let pause = if driven { Some(NAP) } else { None };
+            let pause = if driven { Some(SLEEP_TIME) } else { None };
             inner = match (left, pause) {
-                (_, Some(_)) if begun.elapsed() < SPIN => {
+                (_, Some(_)) if begun.elapsed() < SPIN_TIME => {
                     drop(inner);
                     std::hint::spin_loop();
                     self.state.lock()
                 }
                 (None, None) => self.state.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
                 (left, pause) => {
-                    let pause = pause.into_iter().chain(left).min().unwrap_or(NAP);
+                    let pause = pause.into_iter().chain(left).min().unwrap_or(SLEEP_TIME);
                     self.state.changed.wait_timeout(inner, pause).unwrap_or_else(PoisonError::into_inner).0
                 }
             };

@@ -14,6 +14,7 @@ use crate::batch::CufileBatch;
 use crate::handles::{
     HandleKind, HandleTable, NumberTable, RegisteredFiles, RegisteredRange, RegisteredStream,
 };
+use crate::lock;
 use crate::log::{log, log_error};
 use crate::meter::meter;
 use crate::status::{RefusedCall, code_of};
@@ -133,7 +134,7 @@ impl CufileLibrary {
         open_log(&settings.log);
         forebay_sys::descriptor_table::make_room();
         if let Some(warning) = settings.compat_warning() {
-            tell(&warning);
+            warn_once(&warning);
         }
         let session = self.session_unopened()?;
         meter().begin(session, settings.size(SizeParameter::ProfileStats) as u32);
@@ -239,11 +240,11 @@ fn open_log(options: &LogOptions) {
     }
 }
 
-/// Tells what the user should know about the configuration: at the log's default level, if there is a log, and in the live
-/// counters. Once, however often the library is opened.
-fn tell(text: &str) {
+/// Writes a warning about the configuration to the log, if there is one, and to the live counters: once, however often the
+/// library is opened.
+fn warn_once(text: &str) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned()) {
+    if lock(&TOLD).insert(text.to_owned()) {
         log().line(LogLevel::default(), "config", text);
         meter().note(text);
     }
@@ -251,8 +252,8 @@ fn tell(text: &str) {
 
 fn note_settings(loaded: &Loaded) {
     open_log(&loaded.settings.log);
-    loaded.warnings.iter().for_each(|warning| tell(warning));
+    loaded.warnings.iter().for_each(|warning| warn_once(warning));
     for unknown in env::unknown() {
-        tell(&unknown.to_string());
+        warn_once(&unknown.to_string());
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_config::cufile::{Log as Options, LogLevel, LogPlace};
@@ -12,6 +12,7 @@ use forebay_config::{env, files};
 use forebay_error::{Error, Result};
 use forebay_sys::HeldFile;
 
+use crate::lock;
 use crate::meter::meter;
 
 /// Where forebay's own variable wants the log: a path, or `stderr`.
@@ -50,7 +51,7 @@ pub(crate) struct CallLog {
 /// The log of this process.
 pub(crate) fn log() -> MutexGuard<'static, CallLog> {
     static LOG: LazyLock<Mutex<CallLog>> = LazyLock::new(Mutex::default);
-    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&LOG)
 }
 
 /// Whether calls are logged.

@@ -44,8 +44,10 @@ pub(crate) struct BadPointer {
     pub(crate) errno: c_int,
 }
 
-const BEYOND: BadPointer = BadPointer { code: code::CUDA_POINTER_RANGE_ERROR, errno: libc::EIO };
-const UNKNOWN: BadPointer =
+/// The memory ends before the range does.
+const PAST_END: BadPointer = BadPointer { code: code::CUDA_POINTER_RANGE_ERROR, errno: libc::EIO };
+/// The driver does not know the address.
+const UNKNOWN_POINTER: BadPointer =
     BadPointer { code: code::CUDA_POINTER_INVALID, errno: code::CUDA_POINTER_INVALID };
 
 /// What a part of registered GPU memory is: as it was when it was registered, since a program that frees it has to deregister
@@ -68,14 +70,14 @@ pub(crate) fn registered(
 /// own, and memory may have been freed and allocated anew.
 pub(crate) fn find(session: &'static Session, address: u64, len: usize) -> Result<PointerTarget, BadPointer> {
     let devices = session.devices();
-    let end = address.checked_add(len as u64).ok_or(BEYOND)?;
+    let end = address.checked_add(len as u64).ok_or(PAST_END)?;
     // Any GPU of the driver knows the pointers of all.
     let Some(first) = devices.gpus.first() else { return Ok(on_host(session, address, MemoryKind::Host)) };
-    let info = first.classify(address).map_err(|_| UNKNOWN)?;
+    let info = first.classify(address).map_err(|_| UNKNOWN_POINTER)?;
     match (info.kind, info.device) {
         (MemoryKind::Device | MemoryKind::Managed, Some(owner)) => {
             reaches(first, info.range, end, owner)?;
-            let device = devices.gpus.get(owner).ok_or(UNKNOWN)?;
+            let device = devices.gpus.get(owner).ok_or(UNKNOWN_POINTER)?;
             let known = info.range.map_or((address, end), |(start, len)| (start, start + len as u64));
             let (context, kind) = (info.context, info.kind);
             Ok(PointerTarget { device, context, address, kind, gpu: Some(owner), known })
@@ -101,12 +103,12 @@ fn reaches(
         if end <= stop {
             return Ok(());
         }
-        let next = device.classify(stop).map_err(|_| BEYOND)?;
+        let next = device.classify(stop).map_err(|_| PAST_END)?;
         let goes_on = matches!(next.kind, MemoryKind::Device | MemoryKind::Managed)
             && next.device == Some(owner)
             && next.range.is_none_or(|(begin, len)| begin == stop && len > 0);
         if !goes_on {
-            return Err(BEYOND);
+            return Err(PAST_END);
         }
         range = next.range;
     }

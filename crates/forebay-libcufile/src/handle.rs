@@ -8,7 +8,7 @@ use forebay_engine::{File, Native, PerProcess};
 use forebay_error::{Error, Result};
 use forebay_gpu::{Context, Device};
 
-use crate::Calling;
+use crate::LibraryState;
 use crate::abi::{Calls, Description, FileHandle};
 use crate::explain;
 use crate::opened::Opened;
@@ -56,7 +56,7 @@ fn register(file: &File, device: &Arc<dyn Device>, opened: &Opened, limit: Durat
         Ok::<_, Error>((status, handle as usize, fd))
     };
     let (status, handle, fd) =
-        Calling::of_process().threads.call("cuFileHandleRegister", limit, register)??;
+        LibraryState::of_process().threads.call("cuFileHandleRegister", limit, register)??;
     if !explain::is_ok(status) {
         return Err(explain::registration(status, file.device_number(), file.file_system()));
     }
@@ -66,7 +66,7 @@ fn register(file: &File, device: &Arc<dyn Device>, opened: &Opened, limit: Durat
 impl Drop for Registered {
     fn drop(&mut self) {
         let (calls, handle, fd, device) = (self.calls, self.handle, self.fd.take(), self.device.clone());
-        Calling::of_process().threads.send("cuFileHandleDeregister", self.limit, move || {
+        LibraryState::of_process().threads.send("cuFileHandleDeregister", self.limit, move || {
             // Where there is no context any more, the library may do without.
             let _ = device.enter(Context::PRIMARY);
             // SAFETY: registered in `register`, and no transfer uses it any more: each keeps its file open.

@@ -33,21 +33,21 @@ use crate::opened::{Mode, Opened, mode_between, ways};
 use crate::threads::CallThreads;
 
 /// Bytes of the read that tries a file system out.
-const TRIAL: usize = 64 << 10;
+const TRIAL_BYTES: usize = 64 << 10;
 
 /// A file system, by its device number, with a GPU, by its UUID.
 type Place = ((u32, u32), [u8; 16]);
 
 /// What the process has of the library.
 #[derive(Default)]
-struct Calling {
+struct LibraryState {
     threads: CallThreads,
     opened: Mutex<Option<Result<Arc<Opened>>>>,
     trials: Mutex<HashMap<Place, Result<Mode>>>,
 }
 
 // SAFETY: no other kind has the name.
-unsafe impl PerProcess for Calling {
+unsafe impl PerProcess for LibraryState {
     const NAME: &'static str = "libcufile";
 }
 
@@ -122,7 +122,7 @@ impl Work for Calls {
         let (calls, limit, next) = (opened.library.calls, engine.limit, 0.into());
         let job = Arc::new(Job { batch, base, completion, chunks, calls, handle, limit, next });
         if threads > 0
-            && let Err(error) = Calling::of_process().threads.start(&job, threads)
+            && let Err(error) = LibraryState::of_process().threads.start(&job, threads)
         {
             job.refuse_rest(&error);
         }
@@ -133,18 +133,18 @@ impl Work for Calls {
 impl Libcufile {
     /// The open library.
     fn opened(&self) -> Result<Arc<Opened>> {
-        let calling = Calling::of_process();
-        if let Some(error) = calling.threads.refusal() {
+        let library_state = LibraryState::of_process();
+        if let Some(error) = library_state.threads.refusal() {
             return Err(error);
         }
-        let mut kept = lock(&calling.opened);
+        let mut kept = lock(&library_state.opened);
         if kept.is_none() {
             let device = self.device.clone();
             let open = move || {
                 device.enter(Context::PRIMARY)?;
                 opened::open()
             };
-            let made = calling.threads.call("cuFileDriverOpen", self.limit * 2, open);
+            let made = library_state.threads.call("cuFileDriverOpen", self.limit * 2, open);
             *kept = Some(made.and_then(|opened| opened).map(Arc::new));
         }
         match &*kept {
@@ -166,7 +166,7 @@ impl Libcufile {
         let explain = |error: Error| error.with("file", file.name());
         let registered = registration.get(file, &self.device, opened, self.limit).map_err(explain)?;
         let key = (file.device_number(), self.device.info().uuid);
-        let mut trials = lock(&Calling::of_process().trials);
+        let mut trials = lock(&LibraryState::of_process().trials);
         if let Some(known) = trials.get(&key) {
             return known.clone().map(|mode| (registered.handle, mode));
         }
@@ -193,7 +193,7 @@ impl Libcufile {
         let plain = std::fs::File::from(file.duplicate_buffered()?);
         for _ in 0..3 {
             let Some(before) = file.version() else { return Ok(None) };
-            let mut expected = vec![0; TRIAL];
+            let mut expected = vec![0; TRIAL_BYTES];
             // Whole blocks, where there are any: parts of them may go another way.
             let len = match plain.read_at(&mut expected, 0) {
                 Err(_) | Ok(0) => return Ok(None),
@@ -241,7 +241,7 @@ impl Libcufile {
             let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
             Ok((got, errno, mode_between(before, ways(&opened))))
         };
-        let done = Calling::of_process().threads.call("cuFileRead", self.limit, read);
+        let done = LibraryState::of_process().threads.call("cuFileRead", self.limit, read);
         let (got, errno, mode) = match done {
             Ok(done) => done?,
             Err(error) => {

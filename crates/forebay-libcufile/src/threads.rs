@@ -14,12 +14,12 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::job::Job;
 use crate::lock;
 
-/// The most threads: as many callers are served at once.
-const MOST: usize = 64;
-/// How long a thread waits for work before it ends.
-const KEEP: Duration = Duration::from_secs(10);
-/// How often the watch looks while calls are under way.
-const LOOK: Duration = Duration::from_millis(100);
+/// Threads at most, and so callers that are served at once. Chosen.
+const MAX_THREADS: usize = 64;
+/// A thread that gets no work for this long ends. Chosen.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+/// Time between two looks of the watch while calls are under way. Chosen.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Something to do.
 enum Task {
@@ -29,8 +29,8 @@ enum Task {
     Call(&'static str, Duration, Box<dyn FnOnce() + Send>),
 }
 
-/// What a thread is in the library for.
-struct Doing {
+/// The call of the library that a thread is in.
+struct CurrentCall {
     what: &'static str,
     limit: Duration,
     since: Instant,
@@ -40,7 +40,7 @@ struct Doing {
 
 /// A thread, as the watch sees it.
 #[derive(Default)]
-pub(super) struct CallPost(Mutex<Option<Doing>>);
+pub(super) struct CallPost(Mutex<Option<CurrentCall>>);
 
 impl CallPost {
     /// The thread is about to call.
@@ -50,7 +50,7 @@ impl CallPost {
         limit: Duration,
         waiting: Option<(Arc<Job>, usize, usize)>,
     ) {
-        *lock(&self.0) = Some(Doing { what, limit, since: Instant::now(), waiting });
+        *lock(&self.0) = Some(CurrentCall { what, limit, since: Instant::now(), waiting });
     }
 
     /// It came back; false if it was given up.
@@ -60,12 +60,12 @@ impl CallPost {
 
     /// When it will have taken too long.
     fn deadline(&self) -> Option<Instant> {
-        lock(&self.0).as_ref().map(|doing| doing.since + doing.limit)
+        lock(&self.0).as_ref().map(|call| call.since + call.limit)
     }
 
     /// Gives it up if it has taken too long.
-    fn give_up(&self, now: Instant) -> Option<Doing> {
-        lock(&self.0).take_if(|doing| now >= doing.since + doing.limit)
+    fn give_up(&self, now: Instant) -> Option<CurrentCall> {
+        lock(&self.0).take_if(|call| now >= call.since + call.limit)
     }
 }
 
@@ -148,7 +148,7 @@ impl CallThreads {
             state.has_watch = true;
         }
         state.queue.extend(tasks);
-        while state.queue.len() > state.idle && state.posts.len() < MOST {
+        while state.queue.len() > state.idle && state.posts.len() < MAX_THREADS {
             let (shared, post) = (self.0.clone(), Arc::<CallPost>::default());
             let own = post.clone();
             match spawn("forebay-cufile", move || serve(&shared, &own)) {
@@ -177,7 +177,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
     })
 }
 
-/// A thread of the crew.
+/// The body of a thread that calls the library.
 fn serve(shared: &Shared, post: &Arc<CallPost>) {
     while let Some(task) = next(shared, post) {
         let is_back = match task {
@@ -202,7 +202,8 @@ fn next(shared: &Shared, post: &Arc<CallPost>) -> Option<Task> {
             return Some(task);
         }
         state.idle += 1;
-        let (back, waited) = shared.work.wait_timeout(state, KEEP).unwrap_or_else(PoisonError::into_inner);
+        let (back, waited) =
+            shared.work.wait_timeout(state, IDLE_TIME).unwrap_or_else(PoisonError::into_inner);
         state = back;
         state.idle -= 1;
         if waited.timed_out() && state.queue.is_empty() {
@@ -216,16 +217,16 @@ fn next(shared: &Shared, post: &Arc<CallPost>) -> Option<Task> {
 fn watch(shared: &Shared) {
     let mut state = lock(&shared.state);
     loop {
-        state = rest(shared, state);
+        state = sleep_until_look(shared, state);
         let now = Instant::now();
-        let given_up: Vec<Doing> = state.posts.iter().filter_map(|post| post.give_up(now)).collect();
+        let given_up: Vec<CurrentCall> = state.posts.iter().filter_map(|post| post.give_up(now)).collect();
         let Some(first) = given_up.first() else { continue };
         // Threads in the library may be stuck as well: no one is counted on any more.
         state.hung.get_or_insert_with(|| not_again(first.what));
         let left: Vec<Task> = state.queue.drain(..).collect();
         let refusal = state.hung.clone();
         drop(state);
-        for Doing { what, limit, waiting, .. } in given_up {
+        for CurrentCall { what, limit, waiting, .. } in given_up {
             if let Some((job, chunk, good)) = waiting {
                 job.give_up(chunk, good, &hung(what, limit));
                 if let Some(error) = &refusal {
@@ -243,7 +244,7 @@ fn watch(shared: &Shared) {
 }
 
 /// Sleeps until the next call may have taken too long.
-fn rest<'a>(shared: &Shared, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+fn sleep_until_look<'a>(shared: &Shared, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
     let next = state.posts.iter().filter_map(|post| post.deadline()).min();
     if next.is_none() && state.queue.is_empty() && state.posts.len() == state.idle {
         state.watch_sleeps = true;
@@ -252,7 +253,7 @@ fn rest<'a>(shared: &Shared, mut state: MutexGuard<'a, State>) -> MutexGuard<'a,
         return state;
     }
     let now = Instant::now();
-    let left = next.map_or(LOOK, |next| next.saturating_duration_since(now).min(LOOK));
+    let left = next.map_or(LOOK_INTERVAL, |next| next.saturating_duration_since(now).min(LOOK_INTERVAL));
     let left = left.max(Duration::from_millis(1));
     shared.watch.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
 }

@@ -14,9 +14,9 @@ use crate::rpc::random;
 
 /// The reason within an error: the server has no address, or takes no connection there.
 #[derive(Debug)]
-pub(crate) struct Unreached(Option<io::Error>);
+pub(crate) struct ServerUnreachable(Option<io::Error>);
 
-impl Unreached {
+impl ServerUnreachable {
     /// Whether this is why.
     pub(crate) fn is_why(error: &Error) -> bool {
         let first = std::error::Error::source(error);
@@ -24,7 +24,7 @@ impl Unreached {
     }
 }
 
-impl fmt::Display for Unreached {
+impl fmt::Display for ServerUnreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Some(error) => error.fmt(f),
@@ -33,7 +33,7 @@ impl fmt::Display for Unreached {
     }
 }
 
-impl std::error::Error for Unreached {}
+impl std::error::Error for ServerUnreachable {}
 
 /// The addresses of a name.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
@@ -49,7 +49,7 @@ fn unknown(host: &str, why: Option<io::Error>) -> Error {
     Error::new(ErrorKind::NotFound, "cannot find the server: its name has no address")
         .with("server", host)
         .hint(format!("getent hosts {host}"))
-        .source(Unreached(why))
+        .source(ServerUnreachable(why))
 }
 
 /// A connection to the first address that takes one.
@@ -98,7 +98,7 @@ fn connect_to(address: SocketAddr, port: u16, options: &Options) -> Result<TcpSt
 
 fn refused(errno: i32, address: SocketAddr) -> Error {
     let error = Error::from_errno(errno, "cannot connect to the server");
-    let error = error.with("address", address).source(Unreached(None));
+    let error = error.with("address", address).source(ServerUnreachable(None));
     match errno {
         libc::ECONNREFUSED => error.hint(format!(
             "nothing listens on port {}: start the server, or name its port: nfs://SERVER:PORT/…",

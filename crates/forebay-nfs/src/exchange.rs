@@ -11,9 +11,10 @@ use crate::options::Options;
 use crate::rpc::{self, Credential, Program};
 use crate::xdr::{Malformed, Reader, Writer};
 
-/// The most bytes of a call, and of a reply.
-const CALL_MOST: usize = 8192;
-const REPLY_MOST: usize = 32 << 10;
+/// Bytes of a call at most.
+const MAX_CALL_BYTES: usize = 8192;
+/// Bytes of a reply at most.
+const MAX_REPLY_BYTES: usize = 32 << 10;
 
 /// A connection for calls, made when it is needed, and again when it is lost.
 #[derive(Debug)]
@@ -58,8 +59,8 @@ impl Exchange {
         self.stream.is_some()
     }
 
-    /// Bounds what comes next, for a farewell that nothing depends on.
-    pub(crate) fn hurry(&mut self) {
+    /// From now on calls fail soon: for the end of a session, on which nothing depends.
+    pub(crate) fn shorten_deadline(&mut self) {
         let short = Duration::from_millis(500);
         (self.options.silence, self.options.deadline) = (short, Duration::ZERO);
     }
@@ -74,7 +75,7 @@ impl Exchange {
         arguments: impl FnOnce(&mut Writer<'_>),
         results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
-        let mut place = [0; CALL_MOST];
+        let mut place = [0; MAX_CALL_BYTES];
         let mut writer = Writer::new(&mut place);
         let xid = rpc::next_xid();
         writer.u32(0);
@@ -134,7 +135,7 @@ impl Exchange {
     }
 }
 
-/// Reads a record of at most [`REPLY_MOST`] bytes, by `until`.
+/// Reads a record of at most [`MAX_REPLY_BYTES`] bytes, by `until`.
 fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant) -> Result<(), Lost> {
     record.clear();
     loop {
@@ -142,7 +143,7 @@ fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant) -> Resul
         read(stream, &mut mark, until)?;
         let mark = u32::from_be_bytes(mark);
         let (is_last, len) = (mark >> 31 != 0, (mark & !(1 << 31)) as usize);
-        if len == 0 && !is_last || record.len() + len > REPLY_MOST {
+        if len == 0 && !is_last || record.len() + len > MAX_REPLY_BYTES {
             return Err(Lost::Server(Malformed("a record of no sensible length")));
         }
         let start = record.len();

@@ -44,19 +44,19 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     len: u8,
-    bytes: [u8; Self::MOST],
+    bytes: [u8; Self::MAX_BYTES],
 }
 
 impl Handle {
     /// The most bytes, of version 4.
-    pub const MOST: usize = 128;
+    pub const MAX_BYTES: usize = 128;
 
     /// The handle of these bytes, of which there are 1 to 128.
     pub fn new(bytes: &[u8]) -> Result<Self, Malformed> {
-        if bytes.is_empty() || bytes.len() > Self::MOST {
+        if bytes.is_empty() || bytes.len() > Self::MAX_BYTES {
             return Err(Malformed("a file handle of no bytes, or too many"));
         }
-        let mut handle = Self { len: bytes.len() as u8, bytes: [0; Self::MOST] };
+        let mut handle = Self { len: bytes.len() as u8, bytes: [0; Self::MAX_BYTES] };
         handle.bytes[..bytes.len()].copy_from_slice(bytes);
         Ok(handle)
     }
@@ -142,15 +142,15 @@ pub struct Limits {
 
 impl Limits {
     /// More than this is never asked for in one call: servers announce up to 64 MiB and fail with less.
-    pub const MOST: u32 = 1 << 20;
+    pub const MAX_BYTES: u32 = 1 << 20;
     /// Less than this is no limit that a server means.
-    const LEAST: u32 = 512;
+    const MIN_BYTES: u32 = 512;
 
     /// What is used of what a server tells.
     pub fn of_told(read: u64, write: u64) -> Self {
-        let sane = |told: u64| match told.min(Self::MOST.into()) as u32 {
-            told if told < Self::LEAST => 4096,
-            told => told & !(Self::LEAST - 1),
+        let sane = |told: u64| match told.min(Self::MAX_BYTES.into()) as u32 {
+            told if told < Self::MIN_BYTES => 4096,
+            told => told & !(Self::MIN_BYTES - 1),
         };
         Self { read: sane(read), write: sane(write) }
     }

@@ -22,17 +22,17 @@ pub enum Direction {
 pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
 
 /// How often bytes are written anew because the server restarted before it made them durable.
-const ROUNDS_MOST: u32 = 5;
+const MAX_REWRITES: u32 = 5;
 
 /// A file, as its server and as errors name it.
-pub(crate) struct Named {
+pub(crate) struct FileTarget {
     pub(crate) handle: Handle,
     pub(crate) name: String,
 }
 
 /// What a caller asks for.
 pub(crate) struct Request {
-    pub(crate) file: Arc<Named>,
+    pub(crate) file: Arc<FileTarget>,
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
     pub(crate) buffer: *mut u8,
@@ -140,7 +140,7 @@ impl Job {
     }
 
     /// Its file.
-    pub(crate) const fn file(&self) -> &Arc<Named> {
+    pub(crate) const fn file(&self) -> &Arc<FileTarget> {
         &self.request.file
     }
 
@@ -200,7 +200,7 @@ impl Job {
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
     /// the job if `limits` are given; else the part has ended.
     #[inline]
-    pub(crate) fn took(&self, part: &mut Part, reply: Reply, limits: Option<Limits>) -> Option<Next> {
+    pub(crate) fn note_reply(&self, part: &mut Part, reply: Reply, limits: Option<Limits>) -> Option<Next> {
         let mut state = lock(&self.state);
         let left = match reply {
             Reply::Read { state: told, .. } if self.request.state.is_some() && told != self.request.state => {
@@ -273,7 +273,7 @@ impl Job {
     /// The server has restarted and may have lost what it had taken. The memory is still ours: all is written again.
     fn write_anew(&self, state: &mut State) -> Next {
         state.rounds += 1;
-        if state.rounds > ROUNDS_MOST {
+        if state.rounds > MAX_REWRITES {
             state.error = Some(
                 Error::new(ErrorKind::Io, "cannot write: the server loses what it takes")
                     .hint("the write verifier changes with every call: look at the server's log"),
@@ -313,7 +313,7 @@ mod tests {
     /// A read of `memory`, whose caller's answer is thrown away.
     fn read(memory: &mut [u8]) -> Arc<Job> {
         let request = Request {
-            file: Arc::new(Named { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
+            file: Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
             direction: Direction::Read,
             offset: 0,
             buffer: memory.as_mut_ptr(),
@@ -345,15 +345,15 @@ mod tests {
         let reply = |count, is_end| Reply::Read { count, is_end, state: None };
         let range = |part: &Part| (part.at, part.ask.offset, part.ask.count);
         let (mut part, _) = job.next(LIMITS).unwrap();
-        assert!(job.took(&mut part, reply(100, false), None).is_none());
+        assert!(job.note_reply(&mut part, reply(100, false), None).is_none());
         assert_eq!(range(&part), (100, 100, 412));
-        assert!(job.took(&mut part, reply(412, false), Some(LIMITS)).is_none());
+        assert!(job.note_reply(&mut part, reply(412, false), Some(LIMITS)).is_none());
         assert_eq!(range(&part), (512, 512, 512));
         // Another wire has the last part.
         let (mut last, more) = job.next(LIMITS).unwrap();
         assert!(!more);
-        assert!(matches!(job.took(&mut part, reply(512, false), Some(LIMITS)), Some(Next::Wait)));
-        let ended = job.took(&mut last, reply(100, true), Some(LIMITS));
+        assert!(matches!(job.note_reply(&mut part, reply(512, false), Some(LIMITS)), Some(Next::Wait)));
+        let ended = job.note_reply(&mut last, reply(100, true), Some(LIMITS));
         assert!(matches!(ended, Some(Next::Complete(_, Ok(1124)))));
     }
 
@@ -366,6 +366,6 @@ mod tests {
         job.next(LIMITS).unwrap();
         assert!(matches!(job.ended(Some(Error::new(ErrorKind::Io, "refused"))), Next::Wait));
         let reply = Reply::Read { count: 512, is_end: false, state: None };
-        assert!(matches!(job.took(&mut part, reply, Some(LIMITS)), Some(Next::Complete(_, Err(_)))));
+        assert!(matches!(job.note_reply(&mut part, reply, Some(LIMITS)), Some(Next::Complete(_, Err(_)))));
     }
 }

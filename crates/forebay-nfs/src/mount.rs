@@ -315,19 +315,19 @@ fn unescape(text: &str) -> String {
 }
 
 /// The most bytes that `name_to_handle_at` tells.
-const KERNEL_HANDLE_MOST: usize = 128;
+const MAX_KERNEL_HANDLE_BYTES: usize = 128;
 
 #[repr(C)]
 struct KernelHandle {
     bytes: u32,
     kind: i32,
-    handle: [u8; KERNEL_HANDLE_MOST],
+    handle: [u8; MAX_KERNEL_HANDLE_BYTES],
 }
 
 /// The handle that the kernel tells of an open file, or why it tells none.
 fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle, String> {
     let mut found =
-        KernelHandle { bytes: KERNEL_HANDLE_MOST as u32, kind: 0, handle: [0; KERNEL_HANDLE_MOST] };
+        KernelHandle { bytes: MAX_KERNEL_HANDLE_BYTES as u32, kind: 0, handle: [0; MAX_KERNEL_HANDLE_BYTES] };
     let mut id = 0i32;
     // SAFETY: the path is empty and ends with zero; both places are as long as they say.
     let got = unsafe {
@@ -343,7 +343,7 @@ fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle, String
     if got != 0 {
         return Err(untold(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)));
     }
-    let bytes = (found.bytes as usize).min(KERNEL_HANDLE_MOST);
+    let bytes = (found.bytes as usize).min(MAX_KERNEL_HANDLE_BYTES);
     let read = read_handle(&found.handle[..bytes], found.kind, inode, mode);
     read.map_err(|Malformed(why)| format!("its handle is not laid out as in Linux 4.13 to 6.18: {why}"))
 }

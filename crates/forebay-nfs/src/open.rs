@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Why;
 
 use crate::client::Client;
-use crate::connect::{Unreached, resolve};
+use crate::connect::{ServerUnreachable, resolve};
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
@@ -29,7 +29,7 @@ use crate::xdr::{Reader, Writer};
 #[derive(Clone)]
 pub struct File {
     client: Arc<Client>,
-    named: Arc<job::Named>,
+    named: Arc<job::FileTarget>,
     opened: Attributes,
 }
 
@@ -66,7 +66,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
             return Err(Error::new(ErrorKind::Unsupported, "it is no regular file").with("url", url));
         }
     }
-    let named = Arc::new(job::Named { handle: found.handle, name: url.to_string() });
+    let named = Arc::new(job::FileTarget { handle: found.handle, name: url.to_string() });
     Ok(File { client: found.client, named, opened: found.attributes })
 }
 
@@ -103,7 +103,7 @@ pub fn find(url: &Url, options: &Options) -> Result<Found> {
 
 /// Whether the server was not reached at all, over TCP or by RDMA, or did not answer.
 pub fn is_unreached(error: &Error) -> bool {
-    Unreached::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
+    ServerUnreachable::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
 }
 
 /// A version that is not spoken says less than one that refuses.
@@ -185,7 +185,7 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     }
     let client = known.unwrap_or_else(|| new_client(&server, port, limits));
     let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
-    Ok(File { client, named: Arc::new(job::Named { handle, name }), opened })
+    Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened })
 }
 
 /// What a handle is of, and what its server takes.

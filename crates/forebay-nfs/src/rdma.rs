@@ -32,7 +32,7 @@ const NO_MESSAGE: u32 = 1;
 const ERROR: u32 = 4;
 
 /// The most segments of a reply's chunk. We offer one.
-const SEGMENTS_MOST: u32 = 16;
+const MAX_SEGMENTS: u32 = 16;
 
 impl Chunk {
     /// Bytes of the header of a call with it.
@@ -123,7 +123,7 @@ fn written(from: &mut Reader<'_>) -> Result<Option<u64>, Malformed> {
     let mut sum = None;
     while from.bool()? {
         let count = from.u32()?;
-        if sum.is_some() || count > SEGMENTS_MOST {
+        if sum.is_some() || count > MAX_SEGMENTS {
             return Err(Malformed("more write chunks than were offered"));
         }
         let mut bytes = 0;

@@ -18,10 +18,10 @@ pub struct Program {
 }
 
 /// The most bytes of a verifier (RFC 5531 §8.2).
-const VERIFIER_MOST: usize = 400;
+const MAX_VERIFIER_BYTES: usize = 400;
 
 /// The most groups that a credential of AUTH_SYS names.
-const GROUPS_MOST: usize = 16;
+const MAX_GROUPS: usize = 16;
 
 /// The number of the next call. It begins at random: two processes of one host may share a server's cache of replies.
 pub fn next_xid() -> u32 {
@@ -65,7 +65,7 @@ impl Credential {
     }
 
     fn new(uid: u32, gid: u32, groups: &[u32]) -> Self {
-        let groups = &groups[..groups.len().min(GROUPS_MOST)];
+        let groups = &groups[..groups.len().min(MAX_GROUPS)];
         let mut place = [0; 400];
         let name = host_name();
         let mut body = Writer::new(&mut place);
@@ -207,7 +207,7 @@ pub fn reply(from: &mut Reader<'_>) -> Result<Result<(), Rejected>, Malformed> {
 
 fn accepted(from: &mut Reader<'_>) -> Result<Result<(), Rejected>, Malformed> {
     from.u32()?;
-    from.opaque(VERIFIER_MOST)?;
+    from.opaque(MAX_VERIFIER_BYTES)?;
     Ok(match from.u32()? {
         0 => Ok(()),
         1 => Err(Rejected::NoProgram),

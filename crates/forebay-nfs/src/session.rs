@@ -53,12 +53,12 @@ pub(crate) struct Session {
     pub(crate) granted: Option<Granted>,
 }
 
-/// The first pause of a call that is to wait, and the longest.
+/// The first pause of a call that the server asks to wait; each further one is longer, up to [`WAIT_MOST`].
 pub(crate) const WAIT_FIRST: Duration = Duration::from_millis(100);
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(5);
 
 /// How much longer than its options say a slow server is waited for, at most.
-const MORE_MOST: Duration = Duration::from_secs(8);
+const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
 
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
@@ -82,14 +82,14 @@ impl Server {
     }
 
     /// How long the server may be silent while calls wait, and how long these are sent again.
-    pub(crate) fn patience(&self) -> (Duration, Duration) {
+    pub(crate) fn wait_limits(&self) -> (Duration, Duration) {
         let more = Duration::from_nanos(self.more.load(Ordering::Relaxed));
         (self.options.silence + more, self.options.deadline + more)
     }
 
     /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
     pub(crate) fn took(&self, took: Duration) {
-        let took = took.min(MORE_MOST).as_nanos() as u64;
+        let took = took.min(MAX_EXTRA_WAIT).as_nanos() as u64;
         let before = self.more.load(Ordering::Relaxed);
         self.more.store(before - before / 4 + took / 4, Ordering::Relaxed);
     }
@@ -406,7 +406,7 @@ impl Drop for Server {
         if !control.exchange.is_connected() {
             return;
         }
-        control.exchange.hurry();
+        control.exchange.shorten_deadline();
         let client = control.client;
         let ended = self.outside(
             &mut control,

@@ -13,8 +13,6 @@ impl Status {
     pub const DELAY: Self = Self(10008);
     /// The server has just started, and lets old clients come back first.
     pub const GRACE: Self = Self(10013);
-    /// The minor version is not offered.
-    pub const MINOR_VERSION: Self = Self(10021);
     /// No such name.
     pub const NO_ENTRY: Self = Self(2);
 

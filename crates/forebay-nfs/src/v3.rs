@@ -30,7 +30,7 @@ pub const FSINFO: u32 = 19;
 pub const COMMIT: u32 = 21;
 
 /// The most bytes of a handle.
-const HANDLE_MOST: usize = 64;
+const MAX_HANDLE_BYTES: usize = 64;
 
 /// Results, or the status of a call that failed.
 pub type Outcome<T> = Result<Result<T, Status>, Malformed>;
@@ -51,7 +51,7 @@ pub fn get_port(from: &mut Reader<'_>) -> Result<Option<u16>, Malformed> {
 /// The handle of a mounted directory.
 pub fn get_mount(from: &mut Reader<'_>) -> Outcome<Handle> {
     Ok(match from.u32()? {
-        0 => Ok(Handle::new(from.opaque(HANDLE_MOST)?)?),
+        0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(Status(status)),
     })
 }
@@ -64,7 +64,7 @@ pub fn put_handle(to: &mut Writer<'_>, handle: &Handle) {
 /// Results of LOOKUP.
 pub fn get_lookup(from: &mut Reader<'_>) -> Outcome<Handle> {
     Ok(match from.u32()? {
-        0 => Ok(Handle::new(from.opaque(HANDLE_MOST)?)?),
+        0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(Status(status)),
     })
 }

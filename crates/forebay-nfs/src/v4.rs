@@ -189,7 +189,7 @@ pub fn get_handle(from: &mut Reader<'_>) -> Outcome<Handle> {
     if let Err(status) = get_op(from, op::GETFH)? {
         return Ok(Err(status));
     }
-    Ok(Ok(Handle::new(from.opaque(Handle::MOST)?)?))
+    Ok(Ok(Handle::new(from.opaque(Handle::MAX_BYTES)?)?))
 }
 
 /// Results of GETATTR: facts, and limits.
@@ -217,7 +217,7 @@ pub fn get_attributes(from: &mut Reader<'_>) -> Outcome<(Attributes, Limits)> {
         modified: (0, 0),
         change: 0,
     };
-    let (mut read, mut write) = (u64::from(Limits::MOST), u64::from(Limits::MOST));
+    let (mut read, mut write) = (u64::from(Limits::MAX_BYTES), u64::from(Limits::MAX_BYTES));
     for bit in (0..64).filter(|bit| told[bit / 32] & 1 << (bit % 32) != 0) {
         match bit {
             1 => found.kind = Kind::of(values.u32()?),
@@ -266,7 +266,7 @@ pub fn put_create_session(to: &mut Writer<'_>, client: u64, sequence: u32, slots
     to.u32(op::CREATE_SESSION);
     to.u64(client);
     to.words(&[sequence, 0]);
-    let most = Limits::MOST + 4096;
+    let most = Limits::MAX_BYTES + 4096;
     // Pad, request, response, cached response, operations, slots, no RDMA: for calls, and for calls back, of which there are none.
     to.words(&[0, most, most, 0, 8, slots, 0]);
     to.words(&[0, 4096, 4096, 0, 2, 1, 0]);

@@ -19,6 +19,7 @@ const BLOCKS: u64 = 64;
 const BLOCK: u64 = 64 << 10;
 /// The difference between neighbours of the pattern before they are mixed.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Bytes of one number of the pattern.
 const WORD: usize = 8;
 /// At most one byte in 8 may be unrecognised.
 const MOST_OTHERS: usize = 8;

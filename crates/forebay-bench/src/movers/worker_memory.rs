@@ -16,7 +16,7 @@ use crate::workload::{Workload, WriteFill};
 
 /// How long a device may take to scrub freed memory, where there is enough of it to matter.
 const SCRUB: Duration = Duration::from_millis(100);
-const SCRUBBED_LEAST: usize = 256 << 20;
+const MIN_SCRUBBED: usize = 256 << 20;
 
 /// The memory of a mover with what fills and checks it.
 pub(crate) struct WorkerMemory {
@@ -82,7 +82,7 @@ impl WorkerMemory {
         stream.synchronize(Wait::Block)?;
         // What the pass before has freed is scrubbed by the device meanwhile, which slows copies down (by a tenth, for
         // 4 GiB on an H200): no part of what is measured.
-        if len >= SCRUBBED_LEAST {
+        if len >= MIN_SCRUBBED {
             std::thread::sleep(SCRUB);
         }
         Ok(())

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device};
 
+/// Bytes of a page: mappings and registrations begin and end with one.
 const PAGE: usize = 4096;
 /// Bytes registered by one call.
 pub(crate) const WINDOW: usize = 64 << 20;

@@ -16,7 +16,7 @@ use crate::movers::TransferWay;
 use crate::observer::Observer;
 use crate::report::{FileReport, Pass, ResidencyReport};
 use crate::workers::measure::WorkerMeter;
-use crate::workers::{self, PassWatch};
+use crate::workers::{self, PassObserver};
 use crate::workload::Workload;
 use crate::workload::job::{Job, JobTarget};
 
@@ -234,7 +234,7 @@ pub(crate) fn pass(
         report.transpose().map(|report| report.map(|report| report.process_bytes))
     };
     let pinned_before = pins()?;
-    let watch = PassWatch { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
+    let watch = PassObserver { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
     let worked = workers::run(&readers, watch)?;
     let pinned_after = pins()?;
     let facts = PassFacts {

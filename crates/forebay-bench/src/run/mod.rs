@@ -27,6 +27,7 @@ use crate::workload::{BenchTask, Workload};
 
 /// How long gathers go on if nothing is said.
 const GATHER_TIME: Duration = Duration::from_secs(3);
+/// Bytes of a file's first page: a file with these in the page cache counts as warm.
 const PAGE: u64 = 4096;
 
 /// Runs a workload on a session of its own, which `forebay stats` sees.

@@ -14,6 +14,7 @@ use crate::report::{OpenCost, OpenStep, RefusalReport};
 use crate::workers::measure::median;
 use crate::workload::job::{Job, JobTarget};
 
+/// Bytes of the first read.
 const PAGE: usize = 4096;
 /// The first one in a process tries a page; later ones only look up what came of it.
 const PROBE: &str = "probe";

@@ -16,7 +16,7 @@ use crate::report::{
     RefusalReport, ResidencyReport,
 };
 use crate::workers::measure::WorkerMeter;
-use crate::workers::{self, PassWatch, WorkersDone};
+use crate::workers::{self, PassObserver, WorkersDone};
 use crate::workload::job::{IoAccess, IoSize};
 use crate::workload::{BenchTask, OffsetsIn, Workload};
 
@@ -34,7 +34,7 @@ pub(crate) fn run(
     let state = state(&before);
     let (raw, direct) = if way.raw() { with_raw(work, ready, way, state)? } else { (Vec::new(), false) };
     let ready = if way.raw() { &raw[..] } else { ready };
-    let watch = PassWatch {
+    let watch = PassObserver {
         total: matches!(length, PassLength::Once).then(|| ready.iter().map(ReadyJob::data_set).sum()),
         runtime: if let PassLength::For(time) = length { Some(*time) } else { None },
         observer,

@@ -8,6 +8,7 @@ use forebay_engine::{Election, EngineKind, Moved, Note, Receipt, Refusal};
 use forebay_error::{Error, ErrorKind, Result};
 use hdrhistogram::Histogram;
 
+/// Buckets of a timeline at most. They are 100 ms wide at first; where more are needed they become twice as wide.
 const BUCKETS: usize = 600;
 
 /// One bucket of a [`LatencyTimeline`].

@@ -48,7 +48,7 @@ pub(crate) struct WorkersDone {
 
 /// Who looks on, and what for.
 #[derive(Clone, Copy)]
-pub(crate) struct PassWatch<'a> {
+pub(crate) struct PassObserver<'a> {
     /// Bytes in all, if that is known.
     pub(crate) total: Option<u64>,
     /// How long it goes, if that is fixed.
@@ -84,7 +84,7 @@ enum WorkerNews {
 }
 
 /// Runs one thread for each worker.
-pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassWatch<'_>) -> Result<WorkersDone> {
+pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassObserver<'_>) -> Result<WorkersDone> {
     let shared = Arc::new(SharedMeter::default());
     let (begin, end) = (StartGate::default(), StartGate::default());
     let (send, receive) = channel();
@@ -112,7 +112,7 @@ pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassWatch<'_>) -> Result<
         let cpu = Cpu::now();
         let started = Instant::now();
         begin.open();
-        let watch = PassWatch { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
+        let watch = PassObserver { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
         let done = collect(watch, started, &receive, workers.len(), &shared);
         let cpu = Cpu::now().since(cpu);
         end.open();
@@ -169,7 +169,7 @@ fn wait_ready(receive: &Receiver<WorkerNews>, workers: usize) -> Result<()> {
 }
 
 fn collect(
-    watch: PassWatch<'_>,
+    watch: PassObserver<'_>,
     started: Instant,
     receive: &Receiver<WorkerNews>,
     workers: usize,

@@ -25,7 +25,7 @@ use crate::status::RefusedCall;
 use crate::target::PointerTarget;
 
 /// Entries up to this size share a submission, which resolves as a whole; larger ones have one each.
-const SHARED: usize = 64 << 10;
+const MAX_SHARED_ENTRY: usize = 64 << 10;
 
 /// Entries of one file, direction and device, on their way into a submission.
 struct EntryGroup {
@@ -68,7 +68,8 @@ impl EntryGroup {
     }
 }
 
-const BAD: RefusedCall = RefusedCall(code::INTERNAL_BATCH_SUBMIT_ERROR);
+/// The answer to a submission that is refused as a whole.
+const REFUSED_SUBMIT: RefusedCall = RefusedCall(code::INTERNAL_BATCH_SUBMIT_ERROR);
 
 /// What was found out about an entry: the next one is most likely of the same file and memory.
 struct SeenEntry {
@@ -115,7 +116,7 @@ impl EntrySorter {
             }
         };
         if entry.mode != BATCH_MODE {
-            return Err(BAD);
+            return Err(REFUSED_SUBMIT);
         }
         let memory = match self.seen.as_ref().and_then(|seen| seen.memory_of(entry)) {
             Some(memory) => memory,
@@ -128,9 +129,9 @@ impl EntrySorter {
                 Err(refused) => return Err(refused),
             },
         };
-        let Some(SeenEntry { file, target, is_itself, .. }) = &self.seen else { return Err(BAD) };
+        let Some(SeenEntry { file, target, is_itself, .. }) = &self.seen else { return Err(REFUSED_SUBMIT) };
         if file.file.is_none() || allows(file, direction).is_err() {
-            return Err(BAD);
+            return Err(REFUSED_SUBMIT);
         }
         if !is_itself {
             self.refuse(entry);
@@ -139,7 +140,7 @@ impl EntrySorter {
         let piece =
             Piece { offset: entry.batch.file_offset as u64, address: memory.address, len: entry.batch.size };
         let entry = BatchEntry { cookie: entry.cookie as usize, piece };
-        let is_shared = piece.len <= SHARED;
+        let is_shared = piece.len <= MAX_SHARED_ENTRY;
         let takes = |group: &&mut EntryGroup| {
             is_shared
                 && group.is_shared
@@ -175,12 +176,12 @@ impl EntrySorter {
         direction: Direction,
     ) -> Result<forebay_engine::Memory, RefusedCall> {
         let library = library();
-        let file = library.files.get(entry.fh).map_err(|_| BAD)?;
+        let file = library.files.get(entry.fh).map_err(|_| REFUSED_SUBMIT)?;
         let (base, size) = (entry.batch.base, entry.batch.size);
         let (file_offset, buffer_offset) = (entry.batch.file_offset, entry.batch.buffer_offset);
         let asked = AskedTransfer { direction, base, size, file_offset, buffer_offset };
-        let session = library.session().map_err(|_| BAD)?;
-        let target = target(session, &asked).map_err(|_| BAD)?;
+        let session = library.session().map_err(|_| REFUSED_SUBMIT)?;
+        let target = target(session, &asked).map_err(|_| REFUSED_SUBMIT)?;
         let memory = target.memory();
         let limit = library.buffers.get(base as u64).map(|range| range.len);
         let is_itself = file.is_itself();
@@ -194,7 +195,7 @@ fn submit(batch: &CufileBatch, entries: &[CUfileIOParams], begun: CallStart) -> 
     entries.iter().try_for_each(|entry| sorter.add(entry))?;
     let EntrySorter { groups, failed, .. } = sorter;
     if !batch.admit(failed, groups.iter().map(|group| group.entries.len()).sum()) {
-        return Err(BAD);
+        return Err(REFUSED_SUBMIT);
     }
     for group in groups {
         batch.submitted(group.submit(begun, batch.number));
@@ -249,10 +250,10 @@ pub unsafe extern "C-unwind" fn cuFileBatchIOSubmit(
     guarded(|| {
         let library = library();
         let begun = meter().begin_call();
-        let known = library.batches.get(batch).map_err(|_| BAD);
+        let known = library.batches.get(batch).map_err(|_| REFUSED_SUBMIT);
         let result = known.as_ref().map_err(|bad| *bad).and_then(|batch| {
             if entries.is_null() || count == 0 || count as usize > batch.room {
-                return Err(BAD);
+                return Err(REFUSED_SUBMIT);
             }
             // SAFETY: as the caller promises.
             submit(batch, unsafe { std::slice::from_raw_parts(entries, count as usize) }, begun)

@@ -28,8 +28,8 @@ unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// `PTHREAD_CANCEL_DISABLE`.
-const NOT_NOW: c_int = 1;
+/// `PTHREAD_CANCEL_DISABLE` of <pthread.h>.
+const CANCEL_DISABLE: c_int = 1;
 
 /// Runs a call of the interface; `None` where a panic ended it, or in a child of fork, before it touches any lock.
 ///
@@ -40,7 +40,7 @@ const NOT_NOW: c_int = 1;
 fn run<T: Copy>(call: impl FnOnce() -> T) -> Option<T> {
     let mut before = 0;
     // SAFETY: sets a state of this thread; a place of ours.
-    unsafe { pthread_setcancelstate(NOT_NOW, &raw mut before) };
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
     let result = caught(call);
     // SAFETY: sets it back.
     unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use forebay_engine::{Bound, Late, Session};
 use forebay_error::{Error, ErrorKind};
@@ -20,6 +20,7 @@ use crate::abi::{
 };
 use crate::handles::{RegisteredFile, RegisteredStream};
 use crate::library::library;
+use crate::lock;
 use crate::log::{log_error, logged_errno};
 use crate::meter::{CallStart, Transferred, meter};
 use crate::status::{RefusedCall, code_of};
@@ -188,7 +189,7 @@ impl StreamOperation {
         if !is_same && self.target.gpu.is_some() && self.target.moved_to(address, wanted.size).is_none() {
             return Err(bad("the offset leads out of the buffer").with("offset", wanted.buffer_offset));
         }
-        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = Some((wanted, address));
+        *lock(&self.bound) = Some((wanted, address));
         Ok(Bound { offset: wanted.file_offset as u64, address, len: wanted.size })
     }
 
@@ -208,7 +209,7 @@ impl StreamOperation {
             let errno = logged_errno(&error);
             if is_gone { code::HANDLE_NOT_REGISTERED } else { errno }
         });
-        let bound = *self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let bound = *lock(&self.bound);
         let (wanted, address) = bound.unwrap_or((self.first, self.base));
         let engine = if self.target.gpu.is_some() { EngineCode::Staged } else { EngineCode::Host };
         let meter = meter();

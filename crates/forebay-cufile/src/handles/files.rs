@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_engine::File;
@@ -14,6 +14,7 @@ use forebay_sys::threads;
 
 use super::table::{HandleKind, HandleTable, OwnedByFew, UnknownHandle};
 use crate::abi::{CUfileHandle, code};
+use crate::lock;
 use crate::status::RefusedCall;
 
 /// A file that a program registered.
@@ -52,10 +53,6 @@ impl RegisteredFiles {
         }
     }
 
-    fn by_fd(&self) -> MutexGuard<'_, HashMap<RawFd, usize>> {
-        self.by_fd.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The file of a handle, for a call that answers with a code.
     pub(crate) fn get(&self, handle: CUfileHandle) -> Result<Arc<RegisteredFile>, RefusedCall> {
         self.table.get(handle).map_err(|_| RefusedCall(code::HANDLE_NOT_REGISTERED))
@@ -81,7 +78,7 @@ impl RegisteredFiles {
     pub(crate) fn insert(&'static self, file: RegisteredFile) -> Result<CUfileHandle, RefusedCall> {
         let fd = file.fd;
         self.give_up(fd);
-        let mut by_fd = self.by_fd();
+        let mut by_fd = lock(&self.by_fd);
         if fd >= 0 && by_fd.contains_key(&fd) {
             return Err(RefusedCall(code::HANDLE_ALREADY_REGISTERED));
         }
@@ -113,7 +110,7 @@ impl RegisteredFiles {
             let found = found.into_inner();
             suspects.intersection(&found).for_each(|fd| self.give_up(*fd));
             suspects = found;
-            let by_fd = self.by_fd();
+            let by_fd = lock(&self.by_fd);
             if by_fd.is_empty() {
                 self.is_watched.store(false, Ordering::Relaxed);
                 return;
@@ -124,34 +121,30 @@ impl RegisteredFiles {
     /// Whether the descriptor is registered.
     pub(crate) fn has(&self, fd: RawFd) -> bool {
         self.give_up(fd);
-        self.by_fd().contains_key(&fd)
+        lock(&self.by_fd).contains_key(&fd)
     }
 
     /// Forgets the file that a descriptor was of before the program closed it: the number is another one's by now.
     fn give_up(&self, fd: RawFd) {
-        let mut by_fd = self.by_fd();
+        let mut by_fd = lock(&self.by_fd);
         let Some(handle) = by_fd.get(&fd).copied() else { return };
         let handle = handle as CUfileHandle;
         if self.table.get(handle).is_ok_and(|old| !old.is_itself()) {
             by_fd.remove(&fd);
-            self.given_up().insert(handle as usize);
+            lock(&self.given_up).insert(handle as usize);
             // Its transfers end as they began.
             drop(self.table.remove(handle));
         }
     }
 
-    fn given_up(&self) -> MutexGuard<'_, HashSet<usize>> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether a handle is the program's still, but its file was given up.
     pub(crate) fn is_given_up(&self, handle: CUfileHandle) -> bool {
-        self.given_up().contains(&(handle as usize))
+        lock(&self.given_up).contains(&(handle as usize))
     }
 
     pub(crate) fn remove(&self, handle: CUfileHandle) -> Option<Arc<RegisteredFile>> {
-        self.given_up().remove(&(handle as usize));
-        let mut by_fd = self.by_fd();
+        lock(&self.given_up).remove(&(handle as usize));
+        let mut by_fd = lock(&self.by_fd);
         let file = self.table.remove(handle).ok()?;
         if by_fd.get(&file.fd) == Some(&(handle as usize)) {
             by_fd.remove(&file.fd);
@@ -165,9 +158,9 @@ impl RegisteredFiles {
     }
 
     pub(crate) fn clear(&self) {
-        let mut by_fd = self.by_fd();
+        let mut by_fd = lock(&self.by_fd);
         by_fd.clear();
-        self.given_up().clear();
+        lock(&self.given_up).clear();
         self.table.clear();
     }
 }

@@ -8,6 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 use forebay_gpu::{Context, MemoryKind};
 use forebay_sys::Striped;
 
+use crate::lock;
+
 /// Registered memory.
 #[derive(Clone, Copy)]
 pub(crate) struct RegisteredRange {
@@ -90,7 +92,7 @@ impl<V: Copy> NumberTable<V> {
     }
 
     fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changing)
     }
 
     fn all(&self) -> impl Iterator<Item = RwLockWriteGuard<'_, Numbers<V>>> {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 
 use forebay_sys::Striped;
 
+use crate::lock;
+
 /// What a table is of: marks its handles, so that one of another table is not taken for one of this.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
@@ -151,7 +153,7 @@ impl<T> HandleTable<T> {
     /// Takes a value in; `None` if a million are in already.
     pub fn insert(&self, value: Arc<T>) -> Option<*mut c_void> {
         let index = {
-            let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut free = lock(&self.free);
             match free.given_back.pop() {
                 Some(index) => index,
                 None if free.used < BLOCKS * BLOCK => {
@@ -190,7 +192,7 @@ impl<T> HandleTable<T> {
         let value = slot.take(&mut entry).ok_or(UnknownHandle::Gone)?;
         drop(entry);
         let index = (handle as u64 & ((1 << INDEX_BITS) - 1)) as usize;
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).given_back.push(index);
+        lock(&self.free).given_back.push(index);
         Ok(value)
     }
 
@@ -222,7 +224,7 @@ impl<T> HandleTable<T> {
                 let taken = slot.take(&mut slot.writing());
                 if let Some(value) = taken {
                     values.push(value);
-                    let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut free = lock(&self.free);
                     free.given_back.push(at * BLOCK + offset);
                 }
             }

@@ -22,7 +22,7 @@ use crate::v4::SequenceSlot;
 use crate::xdr::Malformed;
 
 /// How many connections in a row may end by a malformed reply before calls fail.
-const BAD_REPLIES_MAX: u32 = 4;
+const MAX_BAD_REPLIES: u32 = 4;
 
 /// After how long a waiting thread first looks whether the server is silent.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -110,7 +110,7 @@ impl ReplyBatch {
 pub(super) enum WakeReason {
     /// The connection has something.
     Readable,
-    /// There is something to send, or the end is near.
+    /// A caller queued a call, or the connection is to close.
     Signalled,
     /// The time is over.
     TimedOut,
@@ -265,7 +265,7 @@ impl Wire {
                 Lost::BadReply(malformed) => {
                     bad_replies += 1;
                     let error = Error::from(malformed).with("server", &self.server.name);
-                    let limit = if bad_replies > BAD_REPLIES_MAX {
+                    let limit = if bad_replies > MAX_BAD_REPLIES {
                         Duration::ZERO
                     } else {
                         self.server.options.deadline
@@ -275,7 +275,7 @@ impl Wire {
                 Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
                 Lost::NoLockedMemory => self.hand_over_calls(shared, ended),
                 Lost::Broken(error) => {
-                    let (_, deadline) = self.server.patience();
+                    let (_, deadline) = self.server.wait_limits();
                     let error = Error::new(ErrorKind::Timeout, "the server does not answer")
                         .with("server", &self.server.name)
                         .with("seconds", deadline.as_secs_f32())
@@ -356,7 +356,7 @@ impl Wire {
     /// How long to wait at most. `last_reply`: when the last reply came; `idle_since`: when this wait began.
     fn limit(&self, state: &State, last_reply: Instant, idle_since: Instant) -> Result<Duration, Lost> {
         let now = Instant::now();
-        let (options, (silence, _)) = (&self.server.options, self.server.patience());
+        let (options, (silence, _)) = (&self.server.options, self.server.wait_limits());
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
         let mut limit = options.idle.min(silence);
         if let Some(oldest) = state.table.oldest_asked() {
@@ -438,7 +438,7 @@ impl Wire {
             moved => {
                 let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
                 let limits = (has_entry && !shared.has_parts()).then_some(shared.limits);
-                match state.table.took(index, moved, limits, batch.last_reply) {
+                match state.table.note_reply(index, moved, limits, batch.last_reply) {
                     None => match state.table.ask(&self.server, index, batch.last_reply) {
                         Ok(()) => return,
                         // The entry has the bytes of the call before, which must not be sent again for this part.

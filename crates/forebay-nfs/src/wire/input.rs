@@ -5,16 +5,16 @@ use std::io::IoSliceMut;
 use crate::xdr::Malformed;
 
 /// Bytes kept of a stream beyond what was asked for: small replies, or the next reply's head.
-const AHEAD: usize = 16 << 10;
+const READ_AHEAD_BYTES: usize = 16 << 10;
 
-/// As many where replies have many bytes, which are copied if they come along: a record mark and a head.
-const AHEAD_OF_LARGE: usize = 4 + 1024;
+/// The same while large READs are received, of whose bytes few are to be copied: a record mark and a reply's head.
+const LARGE_HEAD_BYTES: usize = 4 + 1024;
 
-/// Bytes from which on they are received where they belong, rather than copied there.
-const STRAIGHT: usize = 2048;
+/// Bytes from which on they are received where they belong. Fewer are received ahead, and copied.
+const DIRECT_FROM: usize = 2048;
 
 /// The most bytes of a record beside those that were asked for.
-const RECORD_MOST: u64 = 4 << 20;
+const MAX_RECORD_BYTES: u64 = 4 << 20;
 
 /// Where bytes come from. Waits for the first of them.
 pub(crate) trait Stream {
@@ -42,13 +42,13 @@ pub(crate) struct Input {
 impl Input {
     pub(crate) fn new() -> Self {
         Self {
-            ahead: vec![0; AHEAD].into(),
+            ahead: vec![0; READ_AHEAD_BYTES].into(),
             start: 0,
             end: 0,
             left: 0,
             is_last: true,
             skipped: 0,
-            most: AHEAD,
+            most: READ_AHEAD_BYTES,
         }
     }
 
@@ -80,7 +80,7 @@ impl Input {
         mut place: *mut u8,
         mut len: usize,
     ) -> Result<(), S::Error> {
-        self.most = if len < AHEAD { AHEAD } else { AHEAD_OF_LARGE };
+        self.most = if len < READ_AHEAD_BYTES { READ_AHEAD_BYTES } else { LARGE_HEAD_BYTES };
         while len > 0 {
             if !self.enter(stream)? {
                 return Err(Malformed("it ends before its bytes").into());
@@ -99,7 +99,7 @@ impl Input {
         while self.enter(stream)? {
             let bytes = self.left.min(nowhere.len());
             self.skipped += bytes as u64;
-            if self.skipped > RECORD_MOST {
+            if self.skipped > MAX_RECORD_BYTES {
                 return Err(Malformed("a record has no end").into());
             }
             // SAFETY: the range is of `nowhere`.
@@ -152,7 +152,7 @@ impl Input {
                 return Ok(());
             }
             (self.start, self.end) = (0, 0);
-            if len < STRAIGHT {
+            if len < DIRECT_FROM {
                 self.end = stream.receive(&mut [IoSliceMut::new(&mut self.ahead[..self.most])])?;
                 continue;
             }

@@ -27,7 +27,7 @@ use crate::xdr::{Malformed, Reader, Writer};
 const RECEIVE: u32 = 16 << 10;
 
 /// The longest call: header, credential, handle.
-const CALL_MOST: usize = 1024;
+const MAX_CALL_BYTES: usize = 1024;
 
 /// The number of an operation that is of no call.
 const PROBE: u64 = u64::MAX;
@@ -135,7 +135,7 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         receives: depth as u32 + 2,
         receive_size: RECEIVE,
         sends: depth as u32 * 2,
-        send_size: CALL_MOST as u32,
+        send_size: MAX_CALL_BYTES as u32,
         timeout: options.connect,
         ..Options::default()
     };
@@ -211,7 +211,7 @@ impl Wire {
             if is_closing || left.is_zero() {
                 break;
             }
-            // WakeReason by a call for which an entry was reserved before.
+            // Woken by a call for which an entry was reserved before.
             self.poll(-1, false, left);
         }
         self.release(kept);
@@ -402,7 +402,7 @@ fn take(part: &Part, count: usize, written: Option<u64>, inline: &[u8]) -> Resul
 }
 
 impl RdmaLink {
-    /// Asks whether the server still has the connection, every so often while nothing is last_reply; how long until the next time.
+    /// Asks the server whether it still has the connection, when no reply has come for `every`. Returns the time until the next question.
     /// A call that arrived leaves nothing to be repeated: a server that is gone without a word would not be missed.
     fn probe(&mut self, last_reply: Instant, every: Duration) -> Duration {
         let left = every.saturating_sub(last_reply.max(self.probed).elapsed());

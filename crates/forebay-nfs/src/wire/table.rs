@@ -9,7 +9,7 @@ use forebay_verbs::Domain;
 
 use crate::ask::{Ask, Operation, Reply};
 use crate::handle::{Limits, Version};
-use crate::job::{Job, Named, Next, Part};
+use crate::job::{FileTarget, Job, Next, Part};
 use crate::place::Registered;
 use crate::rpc::next_xid;
 use crate::session::{Server, Session, WAIT_FIRST, WAIT_MOST};
@@ -46,7 +46,7 @@ pub(crate) struct Call {
     pub(crate) place: Option<SequenceSlot>,
     header: [u8; RDMA_HEADER + HEADER],
     /// The file, where the header is that of a READ of version 3: the next one of it differs in number and range alone.
-    reads: Option<Arc<Named>>,
+    reads: Option<Arc<FileTarget>>,
     /// Of the header, without what RDMA puts in front.
     len: usize,
     /// Bytes that were sent.
@@ -372,7 +372,7 @@ impl Table {
     /// Takes note of a reply that moved bytes. `None`: the entry has what to ask for next, of the same job; a new part of it only if
     /// `limits` are given.
     #[inline]
-    pub(crate) fn took(
+    pub(crate) fn note_reply(
         &mut self,
         index: usize,
         reply: Reply,
@@ -381,7 +381,7 @@ impl Table {
     ) -> Option<Next> {
         let call = &mut self.calls[index];
         let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
-        let next = job.took(part, reply, limits);
+        let next = job.note_reply(part, reply, limits);
         if next.is_none() {
             (call.pause, call.began) = (WAIT_FIRST, now);
         }
@@ -468,7 +468,7 @@ mod tests {
     use crate::job::{Direction, Request};
     use crate::options::Options;
 
-    fn job(file: Arc<Named>) -> Arc<Job> {
+    fn job(file: Arc<FileTarget>) -> Arc<Job> {
         let request = Request {
             file,
             direction: Direction::Read,
@@ -487,7 +487,7 @@ mod tests {
         let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(1);
         let mut table = Table::new(1, (0, 1));
-        let file = Named { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
+        let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
         let ask = Ask { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
         let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     fn the_header_of_an_entry_is_that_of_its_call() {
         let file = |byte: u8, len| {
-            Arc::new(Named { handle: Handle::new(&vec![byte; len]).unwrap(), name: "file".to_owned() })
+            Arc::new(FileTarget { handle: Handle::new(&vec![byte; len]).unwrap(), name: "file".to_owned() })
         };
         let (one, other) = (file(1, 28), file(2, 64));
         let write = Operation::Write { durable: true };

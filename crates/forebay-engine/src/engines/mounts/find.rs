@@ -24,23 +24,25 @@ use crate::runtime::process::PerProcess;
 use crate::source::Descriptors;
 use crate::tuning::mounts::{LOOKS, SHOWN};
 
-/// Bytes of a transfer, at least: the server is asked before it.
-pub(crate) const LEAST: u64 = 1 << 20;
-/// How long a server is left alone that could not be reached, or a file that it does not give; and a file that was not found there.
+/// Bytes of the shortest transfer for which the server is looked for.
+pub(crate) const MIN_TRANSFER: u64 = 1 << 20;
+/// A server that could not be reached is not called again before this has passed, nor asked for a file that it does not give.
 const SERVER_PAUSE: Duration = Duration::from_mins(1);
+/// A file that was not found on its server is not looked for again before this has passed.
 const FILE_PAUSE: Duration = Duration::from_secs(1);
-/// How long it may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel has a way, too. Over TCP what its requests
-/// take of late comes on top; of calls that were sent about together none is sent again when the first has waited for too long.
+/// How long a server may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel can read the file, too. Over TCP
+/// the time that its requests take of late comes on top; of calls that were sent about together none is sent again when the first has
+/// waited for too long.
 const SILENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 const DEADLINE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 const CONNECT: Duration = Duration::from_secs(2);
 
 /// The file on its server, or why it is left to the kernel.
-pub(crate) type Looked = std::result::Result<Arc<forebay_nfs::File>, Arc<Note>>;
+pub(crate) type LookupResult = std::result::Result<Arc<forebay_nfs::File>, Arc<Note>>;
 
 /// The transport by which a server is to be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum Transport {
     Tcp,
     Rdma,
 }
@@ -48,28 +50,29 @@ pub(crate) enum By {
 /// How servers may be reached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reach {
-    pub(crate) by: By,
+    pub(crate) transport: Transport,
     /// The user asks for it: any mount will do.
     pub(crate) is_asked: bool,
     pub(crate) connections: usize,
 }
 
-/// What is known of an open file.
+/// What is known of an open file on a mount.
 #[derive(Default)]
 pub(crate) struct MountState {
-    found: [Mutex<Found>; 2],
+    /// By [`Transport`].
+    found: [Mutex<LookupState>; 2],
     /// Bytes that cold reads have asked for.
     shown: AtomicU64,
 }
 
 #[derive(Default)]
-enum Found {
+enum LookupState {
     #[default]
-    Nothing,
-    /// It is being looked for.
-    Soon,
-    /// It was, and that holds until then, or for good.
-    Looked(Looked, Option<Instant>),
+    Unknown,
+    /// A look-up is under way.
+    UnderWay,
+    /// The result of the last look-up holds until then, or for good.
+    Looked(LookupResult, Option<Instant>),
 }
 
 /// Servers of mounts, for all sessions of the process.
@@ -81,10 +84,10 @@ struct Servers {
 }
 
 /// A server, and how it is reached.
-type Server = (SocketAddr, By);
+type Server = (SocketAddr, Transport);
 
 /// Why a file is left to the kernel, and for how long that holds; `None`: for good.
-type Left = (Arc<Note>, Option<Duration>);
+type KernelFallback = (Arc<Note>, Option<Duration>);
 
 // SAFETY: no other kind has the name.
 unsafe impl PerProcess for Servers {
@@ -114,16 +117,16 @@ pub(crate) fn server_of(
     descriptors: &Descriptors,
     looks: &TaskThread,
     (reach, is_urgent): (Reach, bool),
-) -> Looked {
+) -> LookupResult {
     let state: Arc<MountState> = descriptors.attached.get();
     {
-        let mut found = lock(&state.found[reach.by as usize]);
+        let mut found = lock(&state.found[reach.transport as usize]);
         match &*found {
-            Found::Looked(looked, until) if until.is_none_or(|until| Instant::now() < until) => {
+            LookupState::Looked(looked, until) if until.is_none_or(|until| Instant::now() < until) => {
                 return looked.clone();
             }
-            Found::Soon if !is_urgent => return Err(soon()),
-            _ => *found = Found::Soon,
+            LookupState::UnderWay if !is_urgent => return Err(soon()),
+            _ => *found = LookupState::UnderWay,
         }
     }
     if is_urgent {
@@ -132,16 +135,16 @@ pub(crate) fn server_of(
     let (file, looking) = (file.clone(), state.clone());
     if looks.offer(Box::new(move || drop(looking.look(&file, reach))), LOOKS).is_err() {
         // The next transfer asks again: each file that waits keeps its descriptor.
-        *lock(&state.found[reach.by as usize]) = Found::Nothing;
+        *lock(&state.found[reach.transport as usize]) = LookupState::Unknown;
     }
     Err(soon())
 }
 
 /// A file that was found on its server.
-pub(crate) fn found(descriptors: &Descriptors, by: By) -> Option<Arc<forebay_nfs::File>> {
+pub(crate) fn found(descriptors: &Descriptors, transport: Transport) -> Option<Arc<forebay_nfs::File>> {
     let state: Arc<MountState> = descriptors.attached.get();
-    match &*lock(&state.found[by as usize]) {
-        Found::Looked(Ok(file), _) => Some(file.clone()),
+    match &*lock(&state.found[transport as usize]) {
+        LookupState::Looked(Ok(file), _) => Some(file.clone()),
         _ => None,
     }
 }
@@ -156,13 +159,13 @@ pub(crate) fn note(text: impl Into<String>, hint: Option<&str>) -> Arc<Note> {
 }
 
 /// An error as the reason.
-pub(crate) fn because(error: &Error) -> Arc<Note> {
+pub(crate) fn error_note(error: &Error) -> Arc<Note> {
     note(error.to_string(), error.hints().first().map(String::as_str))
 }
 
 impl MountState {
-    /// The file is not what it was when it was found, or the server does not give it: it is looked for anew, where nobody has asked for
-    /// it, after a while.
+    /// The file is not what it was when it was found, or the server does not give it. It is looked for anew: at once where the user asks
+    /// for the server, else after a while.
     pub(crate) fn forget(&self, reach: Reach, error: &Error, why: &Arc<Note>) {
         let again = match error.kind() {
             _ if reach.is_asked => Duration::ZERO,
@@ -170,21 +173,21 @@ impl MountState {
             // Each transfer would be refused anew, or read twice.
             _ => SERVER_PAUSE,
         };
-        let found = Found::Looked(Err(why.clone()), Instant::now().checked_add(again));
-        *lock(&self.found[reach.by as usize]) = found;
+        let found = LookupState::Looked(Err(why.clone()), Instant::now().checked_add(again));
+        *lock(&self.found[reach.transport as usize]) = found;
     }
 
-    fn look(&self, file: &File, reach: Reach) -> Looked {
-        let panicked = |error| (Err(because(&error)), Some(FILE_PAUSE));
+    fn look(&self, file: &File, reach: Reach) -> LookupResult {
+        let panicked = |error| (Err(error_note(&error)), Some(FILE_PAUSE));
         let (looked, pause) = answer(|| Ok(look(file, reach))).unwrap_or_else(panicked);
         let until = pause.and_then(|pause| Instant::now().checked_add(pause));
-        *lock(&self.found[reach.by as usize]) = Found::Looked(looked.clone(), until);
+        *lock(&self.found[reach.transport as usize]) = LookupState::Looked(looked.clone(), until);
         looked
     }
 }
 
 /// Looks for a file, and says for how long that holds.
-fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
+fn look(file: &File, reach: Reach) -> (LookupResult, Option<Duration>) {
     let (mounted, rdma) = match facts(file, reach) {
         Ok(facts) => facts,
         Err((why, pause)) => return (Err(why), pause),
@@ -192,8 +195,8 @@ fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
     let options = Options {
         connections: reach.connections,
         connect: CONNECT,
-        deadline: DEADLINE[reach.by as usize],
-        silence: SILENCE[reach.by as usize],
+        deadline: DEADLINE[reach.transport as usize],
+        silence: SILENCE[reach.transport as usize],
         low_ports: false,
         rdma,
         ..Options::default()
@@ -201,11 +204,11 @@ fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
     match open::of_mount(&mounted, &options) {
         Ok(found) => (Ok(Arc::new(found)), None),
         Err(error) => {
-            let why = because(&error);
+            let why = error_note(&error);
             // An export that refuses this process refuses all its files.
             let is_refused = error.kind() == ErrorKind::PermissionDenied && !reach.is_asked;
-            if is_of_server(&error, reach.by) || is_refused {
-                leave_alone(address_of(&mounted.mount), reach.by, &why);
+            if is_of_server(&error, reach.transport) || is_refused {
+                leave_alone(address_of(&mounted.mount), reach.transport, &why);
             }
             (Err(why), Some(FILE_PAUSE))
         }
@@ -213,10 +216,10 @@ fn look(file: &File, reach: Reach) -> (Looked, Option<Duration>) {
 }
 
 /// Whether an error is not of one file alone: the server is not reached, or does not answer.
-pub(crate) fn is_of_server(error: &Error, by: By) -> bool {
-    match by {
-        By::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
-        By::Tcp => open::is_unreached(error),
+pub(crate) fn is_of_server(error: &Error, transport: Transport) -> bool {
+    match transport {
+        Transport::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
+        Transport::Tcp => open::is_unreached(error),
     }
 }
 
@@ -225,22 +228,23 @@ fn address_of(mount: &Mount) -> SocketAddr {
 }
 
 /// Leaves a server alone for a while.
-pub(crate) fn leave_alone(address: SocketAddr, by: By, why: &Arc<Note>) {
+pub(crate) fn leave_alone(address: SocketAddr, transport: Transport, why: &Arc<Note>) {
     let mut all = lock(&Servers::of_process().unreached);
-    all.retain(|(other, until, _)| *other != (address, by) && Instant::now() < *until);
-    all.push(((address, by), Instant::now() + SERVER_PAUSE, why.clone()));
+    all.retain(|(other, until, _)| *other != (address, transport) && Instant::now() < *until);
+    all.push(((address, transport), Instant::now() + SERVER_PAUSE, why.clone()));
 }
 
 /// Why a server is left alone, if it is.
-pub(crate) fn unreached(address: SocketAddr, by: By) -> Option<Arc<Note>> {
+pub(crate) fn unreached(address: SocketAddr, transport: Transport) -> Option<Arc<Note>> {
     let all = lock(&Servers::of_process().unreached);
-    let found = all.iter().find(|(other, until, _)| *other == (address, by) && Instant::now() < *until);
+    let found =
+        all.iter().find(|(other, until, _)| *other == (address, transport) && Instant::now() < *until);
     found.map(|(_, _, why)| why.clone())
 }
 
 /// Where the file is, and this machine's RDMA if that is to be used; or why not, and for how long that holds: what the mount is stays so.
-fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma>), Left> {
-    let why = |error: Error| (because(&error), None);
+fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma>), KernelFallback> {
+    let why = |error: Error| (error_note(&error), None);
     let never = |reason: &str| (note(reason, None), None);
     let descriptors = match file.source().fill() {
         crate::source::Fill::Descriptor(descriptors) => descriptors,
@@ -259,39 +263,39 @@ fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma
     let mounts = descriptors.calls.mounts();
     let mount = mounts.mount_of(fd).map_err(why)?;
     if !reach.is_asked {
-        may_be_contacted(&mount, reach.by).map_err(|note| (note, None))?;
+        may_be_contacted(&mount, reach.transport).map_err(|note| (note, None))?;
     }
-    if let Some(why) = unreached(address_of(&mount), reach.by) {
+    if let Some(why) = unreached(address_of(&mount), reach.transport) {
         return Err((why, Some(FILE_PAUSE)));
     }
     // The kernel's facts are of what is written: times and sizes of what is not are its own.
     file.sync().map_err(why)?;
     let mounted = mounts.of_file(fd, reach.is_asked).map_err(why)?;
-    if let Some(why) = unreached(address_of(&mounted.mount), reach.by) {
+    if let Some(why) = unreached(address_of(&mounted.mount), reach.transport) {
         return Err((why, Some(FILE_PAUSE)));
     }
     let needs_mountd = mounted.mount.version == Version::V3 && matches!(mounted.named, Named::Path(_));
-    if reach.by == By::Tcp && needs_mountd && !reach.is_asked {
+    if reach.transport == Transport::Tcp && needs_mountd && !reach.is_asked {
         // Other ports than the mount's would be asked.
         let text = "the kernel tells no handle of it, and in version 3 its path is mountd's";
         return Err((note(text, Some("FOREBAY_NFS=tcp")), None));
     }
-    let rdma = if reach.by == By::Rdma { Some(mounts.rdma().map_err(why)?) } else { None };
+    let rdma = if reach.transport == Transport::Rdma { Some(mounts.rdma().map_err(why)?) } else { None };
     Ok((mounted, rdma))
 }
 
 /// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes the transport.
-fn may_be_contacted(mount: &Mount, by: By) -> std::result::Result<(), Arc<Note>> {
-    let transport = mount.transport.as_str();
-    let (is_its, hint) = match by {
-        By::Rdma => {
+fn may_be_contacted(mount: &Mount, transport: Transport) -> std::result::Result<(), Arc<Note>> {
+    let mounted = mount.transport.as_str();
+    let (is_its, hint) = match transport {
+        Transport::Rdma => {
             let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
-            (transport.starts_with("rdma"), hint)
+            (mounted.starts_with("rdma"), hint)
         }
-        By::Tcp => (["tcp", "tcp6"].contains(&transport), "FOREBAY_NFS=tcp"),
+        Transport::Tcp => (["tcp", "tcp6"].contains(&mounted), "FOREBAY_NFS=tcp"),
     };
     if !is_its {
-        return Err(note(format!("it is mounted over {transport}"), Some(hint)));
+        return Err(note(format!("it is mounted over {mounted}"), Some(hint)));
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use forebay_config::{CachePolicy, Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::contest::{Contest, Piece, Reader};
-use super::find::{self, By, LEAST, MountState, Reach, because};
+use super::find::{self, MIN_TRANSFER, MountState, Reach, Transport, error_note};
 use super::task_thread::{ServerThreads, TaskThread, answer};
 use crate::engines::{Asked, Known};
 use crate::io::plan::CELL;
@@ -64,15 +64,16 @@ pub(crate) type Beside = std::result::Result<Option<Arc<MountRead>>, Note>;
 impl MountReads {
     pub(crate) fn new(config: &Config) -> Self {
         let is_asked = config.nfs == Nfs::Tcp;
-        let reach = Reach { by: By::Tcp, is_asked, connections: config.nfs_connections };
+        let reach = Reach { transport: Transport::Tcp, is_asked, connections: config.nfs_connections };
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         Self(Arc::new(Parts { nfs: config.nfs, reach, looks, checks, last: Mutex::default() }))
     }
 
     /// Whether a transfer is large enough, and its file of a kind, to ask further.
     fn may_read<'a>(&self, known: &Known<'a>, direction: Direction, bytes: u64) -> Option<&'a Descriptors> {
-        let may =
-            bytes >= LEAST && direction == Direction::Read && matches!(self.0.nfs, Nfs::Auto | Nfs::Tcp);
+        let may = bytes >= MIN_TRANSFER
+            && direction == Direction::Read
+            && matches!(self.0.nfs, Nfs::Auto | Nfs::Tcp);
         let is_one = |file: &&Descriptors| file.calls.mounts().is_one(file.nature.magic);
         known.descriptors().filter(|_| may).filter(is_one).filter(|_| known.file.access().0)
     }
@@ -85,7 +86,7 @@ impl MountReads {
 
     /// Whether a file was found, and the kernel has not won it.
     fn is_contested(&self, file: &Descriptors) -> bool {
-        let found = find::found(file, By::Tcp);
+        let found = find::found(file, Transport::Tcp);
         let address = found.and_then(|found| found.client().addresses().first().copied());
         address.is_some_and(|address| find::contest(address, self.0.reach.connections).rests(0).is_none())
     }
@@ -108,7 +109,7 @@ impl MountReads {
         let server = find::server_of(known.file, descriptors, &self.0.looks, (self.0.reach, is_asked))
             .map_err(|why| by_kernel(&why))?;
         let Some(address) = server.client().addresses().first().copied() else { return Ok(None) };
-        if let Some(why) = find::unreached(address, By::Tcp) {
+        if let Some(why) = find::unreached(address, Transport::Tcp) {
             return Err(by_kernel(&why));
         }
         self.keep(address, &server);
@@ -180,13 +181,14 @@ impl MountRead {
         *lock(&self.lead) = self.begun.elapsed();
     }
 
-    /// Whether the next piece is to be asked of the server; and what is told when it has come, where that is measured.
-    pub(crate) fn takes(&self, bytes: usize, completion: &Completion) -> (bool, Option<Piece>) {
+    /// Whether the server, not the kernel, is asked for the next piece. The [`Piece`] is to be ended when its bytes have come: it measures
+    /// the two against each other.
+    pub(crate) fn asks_server(&self, bytes: usize, completion: &Completion) -> (bool, Option<Piece>) {
         if self.is_over.load(Ordering::Relaxed) {
             return (false, None);
         }
         // Other transfers may have waited for the server meanwhile, in vain.
-        if let Some(why) = find::unreached(self.address, By::Tcp) {
+        if let Some(why) = find::unreached(self.address, Transport::Tcp) {
             if !self.is_over.swap(true, Ordering::Relaxed) {
                 completion.note(by_kernel(&why));
             }
@@ -210,9 +212,9 @@ impl MountRead {
         if self.is_over.swap(true, Ordering::Relaxed) {
             return;
         }
-        let why = because(error);
-        if find::is_of_server(error, By::Tcp) {
-            find::leave_alone(self.address, By::Tcp, &why);
+        let why = error_note(error);
+        if find::is_of_server(error, Transport::Tcp) {
+            find::leave_alone(self.address, Transport::Tcp, &why);
             self.server.client().fail_waiting(error);
         } else {
             self.found.forget(self.reach, error, &why);
@@ -220,8 +222,8 @@ impl MountRead {
         completion.note(by_kernel(&why));
     }
 
-    /// The server gave a piece.
-    pub(crate) fn came(&self, completion: &Completion) {
+    /// The server gave a piece: the first one adds a note to the receipt.
+    pub(crate) fn note_piece(&self, completion: &Completion) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
             completion.note(self.note());
         }

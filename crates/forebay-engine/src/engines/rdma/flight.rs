@@ -8,7 +8,7 @@ use forebay_gpu::Device;
 use forebay_nfs::Registered;
 use forebay_nfs::handle::Attributes;
 
-use super::refusals::because;
+use super::refusals::error_refusal;
 use super::server_file::ServerFile;
 use super::trial;
 use crate::engines::Onward;
@@ -19,11 +19,12 @@ use crate::request::transfer::Batch;
 use crate::runtime::lock::lock;
 use crate::source::piece::Piece;
 
-/// Bytes of a range at most: what a cancelled transfer still waits for is not much more than [`BYTES`].
-const LONGEST: usize = 16 << 20;
-/// Ranges, and bytes, that are asked for at a time: more than all connections of a server have under way.
-const COUNT: usize = 512;
-const BYTES: usize = 256 << 20;
+/// Bytes of a range at most.
+const MAX_RANGE: usize = 16 << 20;
+/// Ranges of a transfer under way at most: more than all connections of a server have calls under way.
+const MAX_RANGES: usize = 512;
+/// Bytes of a transfer under way at most: a cancelled one still waits for them.
+const MAX_BYTES: usize = 256 << 20;
 
 /// A range of a piece.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +43,7 @@ pub(super) struct Range {
 pub(super) fn cut(ranges: &mut Vec<Range>, entry: u32, piece: &Piece, memory: usize) {
     let mut at = 0;
     while at < piece.len {
-        let len = (piece.len - at).min(LONGEST);
+        let len = (piece.len - at).min(MAX_RANGE);
         let (offset, address) = (piece.offset + at as u64, piece.address + at as u64);
         ranges.push(Range { entry, offset, address, len, at: at as u64, memory });
         at += len;
@@ -69,7 +70,7 @@ pub(super) struct Flight {
     state: Mutex<FlightState>,
 }
 
-/// What came of ranges.
+/// The results of the ranges that have ended.
 #[derive(Default)]
 struct Ended {
     moved: u64,
@@ -188,7 +189,7 @@ impl Flight {
         }
         let range = *parts.ranges.get(state.next)?;
         let (count, bytes) = state.asked;
-        if count >= COUNT || count > 0 && bytes + range.len > BYTES {
+        if count >= MAX_RANGES || count > 0 && bytes + range.len > MAX_BYTES {
             return None;
         }
         state.next += 1;
@@ -226,7 +227,7 @@ impl Flight {
             completion.note(note(&parts));
         }
         if let Some((_, error)) = failed.first() {
-            let refusal = because(error);
+            let refusal = error_refusal(error);
             // A server that waits or refuses will do so by any way; all else may be of this one.
             // The kernel has a way of its own to the server of a mount.
             let is_of_server = error.kind() == ErrorKind::Timeout && parts.server.mounted.is_none();

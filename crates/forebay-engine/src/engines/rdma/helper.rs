@@ -12,8 +12,8 @@ use super::memory::Registrations;
 use crate::request::copy_order::LOOK;
 use crate::runtime::lock::lock;
 
-/// How often registrations are looked at.
-const SWEEP: Duration = Duration::from_millis(250);
+/// Time between two looks for registrations that are not used any more.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The thread, as its users have it. It lives on while it has something to do.
 #[derive(Clone)]
@@ -85,7 +85,7 @@ impl Shared {
             ready.iter().for_each(Flight::begin);
             drop(ready);
             let mut is_in_use = true;
-            if swept.elapsed() >= SWEEP {
+            if swept.elapsed() >= SWEEP_INTERVAL {
                 is_in_use = self.memory.sweep();
                 swept = Instant::now();
             }
@@ -95,7 +95,7 @@ impl Shared {
                 state.has_thread = false;
                 return;
             }
-            let pause = if state.held.is_empty() { SWEEP } else { LOOK };
+            let pause = if state.held.is_empty() { SWEEP_INTERVAL } else { LOOK };
             state = self.wake.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
             drop(state);
         }

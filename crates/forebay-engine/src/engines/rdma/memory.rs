@@ -11,7 +11,7 @@ use forebay_gpu::{Allocation, Device};
 use forebay_nfs::Registered;
 use forebay_verbs::{Domain, Memory};
 
-use super::refusals::{because, refusal};
+use super::refusals::{error_refusal, refusal};
 use crate::request::receipt::Refusal;
 use crate::runtime::lock::lock;
 
@@ -21,13 +21,14 @@ const IDLE: Duration = Duration::from_secs(1);
 /// The registrations of a device's memory.
 pub(super) struct Registrations {
     device: Arc<dyn Device>,
-    kept: Mutex<Vec<Kept>>,
+    kept: Mutex<Vec<CachedRegistration>>,
 }
 
-struct Kept {
+/// The registration of an allocation in one domain.
+struct CachedRegistration {
     domain: Arc<dyn Domain>,
     allocation: Allocation,
-    /// Or why it cannot be registered.
+    /// The registration, or why there can be none.
     made: Result<Arc<Registered>, Arc<Refusal>>,
     used: Instant,
 }
@@ -44,13 +45,13 @@ impl Registrations {
         address: u64,
         len: u64,
     ) -> Result<(Allocation, Arc<Registered>), Arc<Refusal>> {
-        let allocation = self.device.allocation(address).map_err(|error| because(&error))?;
+        let allocation = self.device.allocation(address).map_err(|error| error_refusal(&error))?;
         if !allocation.holds(address, len) {
             let why = "the memory goes beyond one allocation of the driver's";
             return Err(refusal(why, Some("PyTorch: expandable_segments:False in PYTORCH_CUDA_ALLOC_CONF")));
         }
         let mut kept = lock(&self.kept);
-        let is_it = |kept: &&mut Kept| {
+        let is_it = |kept: &&mut CachedRegistration| {
             kept.allocation == allocation && std::ptr::addr_eq(Arc::as_ptr(&kept.domain), Arc::as_ptr(domain))
         };
         if let Some(found) = kept.iter_mut().find(is_it) {
@@ -63,7 +64,7 @@ impl Registrations {
         kept.retain(|kept| kept.allocation == allocation || !kept.allocation.overlaps(&allocation));
         let made = self.register(domain, &allocation);
         let used = Instant::now();
-        kept.push(Kept { domain: domain.clone(), allocation, made: made.clone(), used });
+        kept.push(CachedRegistration { domain: domain.clone(), allocation, made: made.clone(), used });
         made.map(|registered| (allocation, registered))
     }
 
@@ -98,10 +99,10 @@ pub(super) fn register(
     domain: &Arc<dyn Domain>,
     allocation: &Allocation,
 ) -> Result<Arc<Registered>, Arc<Refusal>> {
-    let buffer = device.export(allocation).map_err(|error| because(&error))?;
+    let buffer = device.export(allocation).map_err(|error| error_refusal(&error))?;
     let len = usize::try_from(allocation.len).map_err(|_| refusal("the allocation is too long", None))?;
     let memory =
         Memory::DmaBuf { fd: buffer.fd.as_fd(), offset: buffer.offset, len, address: allocation.start };
     // SAFETY: device memory, which no code of this process takes for its own: only ranges that a caller lends are named to the server.
-    unsafe { Registered::new(domain, memory) }.map_err(|error| because(&error))
+    unsafe { Registered::new(domain, memory) }.map_err(|error| error_refusal(&error))
 }

@@ -23,10 +23,10 @@ use forebay_nfs::Registered;
 use self::flight::{Flight, FlightParts, Range};
 use self::helper::Helper;
 use self::memory::Registrations;
-use self::refusals::{because, refusal};
+use self::refusals::{error_refusal, refusal};
 use self::server_file::ServerFile;
 use self::trial::Tester;
-use crate::engines::mounts::find::{self, By, LEAST, Reach};
+use crate::engines::mounts::find::{self, MIN_TRANSFER, Reach, Transport};
 use crate::engines::mounts::task_thread::{ServerThreads, TaskThread};
 use crate::engines::permission::Permission;
 use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
@@ -93,7 +93,7 @@ impl Rdma {
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         let tester = Tester::new(device.clone(), looks.clone());
         let is_asked = config.nfs == Nfs::Rdma;
-        let reach = Reach { by: By::Rdma, is_asked, connections: config.nfs_connections };
+        let reach = Reach { transport: Transport::Rdma, is_asked, connections: config.nfs_connections };
         Self { device, permission, memory, helper, looks, tester, checks, reach }
     }
 
@@ -149,12 +149,12 @@ impl Rdma {
 
     /// Whether it is a transfer of a mounted file for which the kernel's way is as good: the server is asked before and after it.
     fn is_short(&self, known: &Known<'_>, bytes: u64) -> bool {
-        bytes < LEAST && !self.is_all() && known.descriptors().is_some()
+        bytes < MIN_TRANSFER && !self.is_all() && known.descriptors().is_some()
     }
 
     /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
     fn register(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
-        let domain = server.file.client().domain().map_err(|error| because(&error))?;
+        let domain = server.file.client().domain().map_err(|error| error_refusal(&error))?;
         let mut memory: Vec<(forebay_gpu::Allocation, Arc<Registered>)> = Vec::new();
         let mut ranges = Vec::with_capacity(batch.pieces.len());
         for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {

@@ -11,6 +11,6 @@ pub(super) fn refusal(reason: impl Into<String>, hint: Option<&str>) -> Arc<Refu
 }
 
 /// An error as the reason of a refusal.
-pub(super) fn because(error: &Error) -> Arc<Refusal> {
+pub(super) fn error_refusal(error: &Error) -> Arc<Refusal> {
     refusal(error.to_string(), error.hints().first().map(String::as_str))
 }

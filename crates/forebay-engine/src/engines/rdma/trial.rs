@@ -12,7 +12,7 @@ use forebay_gpu::{Context, Device, Wait};
 use forebay_nfs::Client;
 
 use super::memory;
-use super::refusals::{because, refusal};
+use super::refusals::{error_refusal, refusal};
 use super::server_file::ServerFile;
 use crate::engines::mounts::task_thread::{TaskThread, answer};
 use crate::engines::trial_memory::TrialMemory;
@@ -25,8 +25,8 @@ const SAMPLE: usize = 64 << 10;
 /// Places of a file that are looked at for bytes that prove something.
 const PLACES: u64 = 4;
 /// Where the trial's memory begins in its allocation: as badly aligned as a caller's may be.
-const ODD: u64 = 4099;
-/// How long it is left alone where a trial could not tell, or a transfer failed.
+const MISALIGNMENT: u64 = 4099;
+/// A way is not used before this has passed since a transfer by it failed, and not tried again since a trial of it was unclear.
 const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) type Verdict = std::result::Result<(), Arc<Refusal>>;
@@ -61,7 +61,7 @@ impl Key {
 /// What the process has learnt.
 #[derive(Debug, Default)]
 struct Trials {
-    known: Mutex<Vec<(Key, Found)>>,
+    known: Mutex<Vec<(Key, KnownVerdict)>>,
     /// Those that will be tried soon.
     begun: Mutex<Vec<Key>>,
     /// One trial at a time.
@@ -80,10 +80,10 @@ impl Trials {
     }
 }
 
-/// A way that will be tried soon.
-struct Begun(Key);
+/// A way that a thread is about to try: no other begins before this is dropped.
+struct TrialGuard(Key);
 
-impl Drop for Begun {
+impl Drop for TrialGuard {
     fn drop(&mut self) {
         lock(&Trials::of_process().begun).retain(|other| *other != self.0);
     }
@@ -94,10 +94,11 @@ unsafe impl PerProcess for Trials {
     const NAME: &'static str = "trials of rdma";
 }
 
+/// The result of the last trial of a way.
 #[derive(Clone, Debug)]
-struct Found {
+struct KnownVerdict {
     verdict: Verdict,
-    /// It holds until then, or for good.
+    /// The verdict holds until then, or for good.
     until: Option<Instant>,
     /// A transfer failed: the way is left alone until then.
     paused: Option<(Instant, Arc<Refusal>)>,
@@ -115,7 +116,7 @@ fn known(key: &Key) -> Option<Verdict> {
 }
 
 /// Why the way was refused last, whether or not that still holds.
-fn lately(key: &Key) -> Option<Arc<Refusal>> {
+fn last_refusal(key: &Key) -> Option<Arc<Refusal>> {
     let all = lock(&Trials::of_process().known);
     all.iter().find(|(known, _)| known == key)?.1.verdict.clone().err()
 }
@@ -123,7 +124,7 @@ fn lately(key: &Key) -> Option<Arc<Refusal>> {
 fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&Trials::of_process().known);
     all.retain(|(known, _)| known != key && known.client.strong_count() > 0);
-    all.push((key.clone(), Found { verdict, until, paused: None }));
+    all.push((key.clone(), KnownVerdict { verdict, until, paused: None }));
 }
 
 /// Leaves the way alone for a moment: a transfer failed there.
@@ -172,12 +173,12 @@ impl Tester {
             return verdict;
         }
         // What was said last holds until something else is known.
-        let meanwhile = lately(key).unwrap_or_else(under_way);
+        let meanwhile = last_refusal(key).unwrap_or_else(under_way);
         if !waits && !Trials::begin(key) {
             return Err(meanwhile);
         }
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let begun = (!waits).then(|| Begun(key.clone()));
+        let begun = (!waits).then(|| TrialGuard(key.clone()));
         let (this, key, tried) = (self.clone(), key.clone(), server.clone());
         self.thread.add(Box::new(move || {
             let verdict = answer(|| Ok(this.judge(&key, &tried)));
@@ -185,7 +186,7 @@ impl Tester {
             // A caller that closes the file finds it released.
             drop(tried);
             // Who does not wait has gone.
-            let _ = tell.send(verdict.unwrap_or_else(|error| Err(because(&error))));
+            let _ = tell.send(verdict.unwrap_or_else(|error| Err(error_refusal(&error))));
         }));
         if !waits {
             return Err(meanwhile);
@@ -202,7 +203,9 @@ impl Tester {
         }
         let mut memory = lock(&self.memory);
         let kept = memory.take().filter(TrialMemory::is_there);
-        let tried = match kept.map_or_else(|| TrialMemory::new(&self.device, SAMPLE + 2 * ODD as usize), Ok) {
+        let tried = match kept
+            .map_or_else(|| TrialMemory::new(&self.device, SAMPLE + 2 * MISALIGNMENT as usize), Ok)
+        {
             Ok(made) => run(server, memory.insert(made)),
             Err(error) => Err(error.into()),
         };
@@ -258,7 +261,7 @@ fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutco
             continue;
         }
         let held = server.held(room, offset)?;
-        if held.len() == room && !is_dull(&held) {
+        if held.len() == room && !is_uniform(&held) {
             return Ok((offset, held));
         }
     }
@@ -269,7 +272,7 @@ impl TrialMemory {
     fn set(&self, bytes: &[u8]) -> Result<()> {
         let stream = self.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has room for them, and no caller has more; the copy is waited for.
-        unsafe { stream.copy_in(self.start + ODD, bytes.as_ptr(), bytes.len()) }?;
+        unsafe { stream.copy_in(self.start + MISALIGNMENT, bytes.as_ptr(), bytes.len()) }?;
         stream.synchronize(Wait::Block)
     }
 
@@ -278,7 +281,7 @@ impl TrialMemory {
         self.device.flush_writes(Context::PRIMARY)?;
         let stream = self.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has that many bytes; the copy ends before this returns.
-        unsafe { stream.copy_out(bytes.as_mut_ptr(), self.start + ODD, len) }?;
+        unsafe { stream.copy_out(bytes.as_mut_ptr(), self.start + MISALIGNMENT, len) }?;
         stream.synchronize(Wait::Block)?;
         Ok(bytes)
     }
@@ -293,19 +296,19 @@ impl TrialMemory {
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let answer = Box::new(move |result| drop(tell.send(result)));
         // SAFETY: the memory is the trial's alone, and the answer is waited for.
-        unsafe { server.file.place(offset, (self.start + ODD, len), registered, answer) };
+        unsafe { server.file.place(offset, (self.start + MISALIGNMENT, len), registered, answer) };
         let answered = told
             .recv()
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a request was not answered")));
         match answered {
             Ok(bytes) if bytes == len => Ok(()),
             Ok(_) => Err(unclear("the file became shorter while a read of it was tried")),
-            Err(error) => Err(TrialOutcome::Unclear(because(&error))),
+            Err(error) => Err(TrialOutcome::Unclear(error_refusal(&error))),
         }
     }
 }
 
 /// Whether all bytes are the same: such bytes may be there for other reasons.
-fn is_dull(bytes: &[u8]) -> bool {
+fn is_uniform(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == bytes[0])
 }

@@ -68,7 +68,7 @@ impl Lane {
         if segments.len() > 1 || segment.len == 0 || is_cached() {
             return false;
         }
-        let (takes, piece) = mount.takes(segment.len, &job.completion);
+        let (takes, piece) = mount.asks_server(segment.len, &job.completion);
         if let Some(active) = active {
             active.contested = piece;
         }
@@ -248,7 +248,7 @@ impl Lane {
         if let Some(active) = active
             && let Some(mount) = &active.job.mount
         {
-            mount.came(&active.job.completion);
+            mount.note_piece(&active.job.completion);
         }
     }
 
