@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, SHARES, STEP};
+use crate::tuning::reads::{CLEAR_FRACTION, EXPLORE_INTERVAL, NEW_VALUE_FRACTION, SHARES, STEP};
 
 /// A way of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +29,11 @@ impl Choice {
         let work = self.works.fetch_add(1, Ordering::Relaxed);
         let share = self.share.load(Ordering::Relaxed);
         // Neighbours go different ways: lanes take them at the same time.
-        let is_other =
-            if share > 0 { work.wrapping_mul(7) % SHARES < share } else { work % EXPLORE == EXPLORE / 2 };
+        let is_other = if share > 0 {
+            work.wrapping_mul(7) % SHARES < share
+        } else {
+            work % EXPLORE_INTERVAL == EXPLORE_INTERVAL / 2
+        };
         if is_other { Way::Other } else { Way::Usual }
     }
 
@@ -39,7 +42,10 @@ impl Choice {
         let pace = ((took.as_nanos() << 20) / bytes.max(1) as u128).max(1) as u64;
         let known = &self.paces[way as usize];
         let before = known.load(Ordering::Relaxed);
-        known.store(if before == 0 { pace } else { before - before / NEWS + pace / NEWS }, Ordering::Relaxed);
+        known.store(
+            if before == 0 { pace } else { before - before / NEW_VALUE_FRACTION + pace / NEW_VALUE_FRACTION },
+            Ordering::Relaxed,
+        );
         // Races between lanes only move the share a step more or less.
         let is_trial = way == Way::Other && self.share.load(Ordering::Relaxed) == 0;
         if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
@@ -52,7 +58,7 @@ impl Choice {
         let share = self.share.load(Ordering::Relaxed);
         let next = if usual == 0 || other == 0 {
             share
-        } else if other + other / CLEARLY < usual {
+        } else if other + other / CLEAR_FRACTION < usual {
             // Some go on the usual way, and tell how fast that is.
             (share + 1).min(SHARES - 1)
         } else if other > usual {
@@ -85,7 +91,7 @@ mod tests {
     #[test]
     fn the_usual_way_stays_where_it_is_faster() {
         let choice = Choice::default();
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
     }
 
     #[test]
@@ -97,6 +103,6 @@ mod tests {
         assert!((SHARES - 6..=SHARES - 2).contains(&share), "{share}");
         // Nothing waits any more.
         run(&choice, 640, 1400, 0);
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
     }
 }

@@ -310,7 +310,7 @@ impl Mapped {
     /// The file if the transfer's first pages are pinned; from time to time asks for those that are not.
     fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<FoundFile>> {
         let len = transfer.len as u64;
-        let small = len <= crate::engines::staged::sync::SMALL as u64;
+        let small = len <= crate::engines::staged::sync::MAX_CALLER_BYTES as u64;
         // What goes on to `takes` is counted there.
         let (before, counted) =
             if small { file.count_small(len) } else { (file.demand.load(Ordering::Relaxed), len) };

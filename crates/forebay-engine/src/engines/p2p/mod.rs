@@ -20,7 +20,7 @@ use self::run::Attempted;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::job::Placing;
-use crate::engines::staged::sync::{Callers, SMALL};
+use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES};
 use crate::engines::{Asked, Claim, Done, Engine, Known, Ran, Taken};
 use crate::io::plan::Part;
 use crate::io::refusal;
@@ -163,7 +163,7 @@ impl Engine for P2p {
     }
 
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
-        if !(1..=SMALL).contains(&transfer.len) {
+        if !(1..=MAX_CALLER_BYTES).contains(&transfer.len) {
             return Ok(if self.is_all() { Ran::Later } else { Ran::Passed(None) });
         }
         // SAFETY: passed on.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::tuning::resident::{COLD_MANY, COLD_SPAN};
+use crate::tuning::resident::{COLD_LAUNCH_PIECES, COLD_SPAN};
 
 /// Cold pieces that found no life. Threads may disagree by some: that costs a life, or a copy.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl ColdDemand {
             self.since.store(now, Ordering::Relaxed);
             self.count.store(0, Ordering::Relaxed);
         }
-        self.count.fetch_add(1, Ordering::Relaxed) + 1 >= COLD_MANY
+        self.count.fetch_add(1, Ordering::Relaxed) + 1 >= COLD_LAUNCH_PIECES
     }
 }
 
@@ -34,7 +34,7 @@ mod tests {
         assert!((1..100).all(|piece| !demand.count(piece * (span + 1))));
         let begun = 200 * span;
         let close = (0..span).take_while(|piece| !demand.count(begun + piece)).count();
-        assert_eq!(close as u32, COLD_MANY - 1);
+        assert_eq!(close as u32, COLD_LAUNCH_PIECES - 1);
         assert!(!demand.count(begun + 2 * span), "those were long ago");
     }
 }

@@ -18,8 +18,8 @@ use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::tuning::resident::{
-    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_LONG_NS, LIFE_NS, LOOK, MAILBOXES, PAUSE, PAUSE_MOST,
-    SLOW,
+    FIRST_LOOK, IDLE_NS, LATE_LAUNCH_LOOKS, LAUNCH_LIMIT, LAUNCH_LONG_NS, LAUNCH_NS, LAUNCH_PAUSE, LOOK,
+    MAILBOXES, MAX_PAUSE, PAUSE, START_LIMIT,
 };
 use crate::tuning::waits::TRAFFIC_WAIT;
 
@@ -137,7 +137,7 @@ impl Launcher {
     /// this process's threads had no CPU.
     pub(super) fn report_slow(&self) {
         let launched = Duration::from_micros(self.launched.load(Ordering::Relaxed));
-        if !self.is_life_over() && self.clock.elapsed().saturating_sub(launched) > SLOW {
+        if !self.is_life_over() && self.clock.elapsed().saturating_sub(launched) > START_LIMIT {
             self.pause();
         }
     }
@@ -279,7 +279,7 @@ impl Launcher {
                 self.watch(stream)?;
                 // One that ended because nobody came has left room already.
                 if launched.elapsed() >= FIRST_LOOK {
-                    std::thread::sleep(GAP);
+                    std::thread::sleep(LAUNCH_PAUSE);
                 }
             } else {
                 self.sleep(None);
@@ -297,7 +297,7 @@ impl Launcher {
                 mailbox.post(CopyPiece { src, dst: src + TRIAL_BYTES as u64, len: TRIAL_BYTES as u64 });
             let started = Instant::now();
             self.launch(stream, reach)?;
-            while started.elapsed() < SLOW && mailbox.answer(number).is_none() {
+            while started.elapsed() < START_LIMIT && mailbox.answer(number).is_none() {
                 std::thread::sleep(LOOK);
             }
             let is_prompt = mailbox.answer(number).is_some();
@@ -310,7 +310,7 @@ impl Launcher {
                 return Ok(());
             }
             self.sleep(Some(pause));
-            pause = (2 * pause).min(PAUSE_MOST);
+            pause = (2 * pause).min(MAX_PAUSE);
         }
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Launcher {
             mailboxes: reach + MAILBOXES_AT as u64,
             count,
             idle: IDLE_NS,
-            life: if self.long.were_posted() { LIFE_LONG_NS } else { LIFE_NS },
+            life: if self.long.were_posted() { LAUNCH_LONG_NS } else { LAUNCH_NS },
             ended: reach,
             number,
         };
@@ -352,13 +352,13 @@ impl Launcher {
     fn watch(&self, stream: &LifeStream) -> Result<()> {
         let launched = Instant::now();
         let mut is_marked = false;
-        let (mut nap, mut late) = (FIRST_LOOK, LATE_LOOKS.0);
+        let (mut nap, mut late) = (FIRST_LOOK, LATE_LAUNCH_LOOKS.0);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
             if self.is_life_over() {
                 return Ok(());
             }
-            if launched.elapsed() > LATE {
+            if launched.elapsed() > LAUNCH_LIMIT {
                 // It waits for room beside the user's kernels.
                 self.pause();
                 if !std::mem::replace(&mut is_marked, true) {
@@ -368,7 +368,7 @@ impl Launcher {
                     return Err(broken("the resident kernel ended without a word"));
                 }
                 nap = late;
-                late = (2 * late).min(LATE_LOOKS.1);
+                late = (2 * late).min(LATE_LAUNCH_LOOKS.1);
             }
             self.sleep(Some(nap));
             nap = LOOK;

@@ -34,8 +34,8 @@ pub(crate) use self::wait::CallerWait;
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::runtime::wait::expected;
 use crate::tuning::resident::{
-    CALLER_NAPS, LIFE_LONG_NS, LIFE_NS, LONG_BYTES, MAILBOXES, MOST, PROMISED_NS, SHARED_LINK, SHORT_PIECE,
-    SLOW,
+    CALLER_NAPS, LAUNCH_LONG_NS, LAUNCH_NS, LONG_BYTES, MAILBOXES, MAX_LAUNCH_NS, MAX_PIECE,
+    MAX_SHARING_PIECES, SHORT_PIECE, START_LIMIT,
 };
 use crate::tuning::waits::LINK_BYTES_PER_NS;
 
@@ -85,7 +85,7 @@ impl Resident {
         order: Option<&'a CallOrder<'a>>,
         (wait, is_cold): (CallerWait, bool),
     ) -> Option<ResidentWay<'a>> {
-        if !self.is_allowed || !(1..=MOST).contains(&len) || !self.is_ready() {
+        if !self.is_allowed || !(1..=MAX_PIECE).contains(&len) || !self.is_ready() {
             return None;
         }
         Some(ResidentWay { wait, is_cold, after: order })
@@ -158,7 +158,8 @@ impl Resident {
             }
             self.launcher.wake_if_over();
             let elapsed = waiting.elapsed();
-            if self.launcher.is_over_for_good() || elapsed > SLOW + expected(len) * SHARED_LINK {
+            if self.launcher.is_over_for_good() || elapsed > START_LIMIT + expected(len) * MAX_SHARING_PIECES
+            {
                 return self.give_up(mailbox, number);
             }
             waiting.rest(elapsed);
@@ -183,7 +184,7 @@ impl Resident {
             }
             if let Err(error) = self.launcher.check() {
                 // Where the launcher alone ended, a life that is well may still copy the piece.
-                if over.get_or_insert_with(Instant::now).elapsed() > Duration::from_nanos(2 * PROMISED_NS) {
+                if over.get_or_insert_with(Instant::now).elapsed() > Duration::from_nanos(2 * MAX_LAUNCH_NS) {
                     return Err(error);
                 }
             }
@@ -238,11 +239,11 @@ impl Drop for Resident {
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
     assert!(2 * MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
-    assert!(forebay_gpu::Resident::takes(MOST) < LIFE_LONG_NS as u64);
+    assert!(forebay_gpu::Resident::takes(MAX_PIECE) < LAUNCH_LONG_NS as u64);
     let short = forebay_gpu::Resident::BLOCKS as u64 * SHORT_PIECE;
-    assert!(LIFE_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= PROMISED_NS);
+    assert!(LAUNCH_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= MAX_LAUNCH_NS);
     assert!(
-        LIFE_LONG_NS as u64 + forebay_gpu::Resident::late(short + LONG_BYTES, LINK_BYTES_PER_NS)
-            <= PROMISED_NS
+        LAUNCH_LONG_NS as u64 + forebay_gpu::Resident::late(short + LONG_BYTES, LINK_BYTES_PER_NS)
+            <= MAX_LAUNCH_NS
     );
 };

@@ -9,7 +9,7 @@ use forebay_sys::OwnLine;
 
 use super::wait::CallerWait;
 use crate::request::copy_order::{self, PriorWork};
-use crate::tuning::resident::{CALLER_POLL, SLOW};
+use crate::tuning::resident::{CALLER_POLL, START_LIMIT};
 
 /// Questions to the default streams of one context. A call has read the clock when it began, and a question reads it before the driver
 /// is asked: the clock is the same on all CPUs, so that calls write nothing to be told apart. Those who wait look at `answered` alone
@@ -76,7 +76,7 @@ impl Rounds {
         context: Context,
     ) -> Result<bool> {
         // The user's work may take long.
-        let wait = wait.at_most(SLOW);
+        let wait = wait.at_most(START_LIMIT);
         loop {
             match self.wait(call, wait, Duration::MAX) {
                 Some(Waited::Asks(_asker)) => return self.ask(device, context),

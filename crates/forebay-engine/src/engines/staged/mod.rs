@@ -11,7 +11,7 @@ use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
 use self::job::{Job, JobParts, JobWidth, Placing};
-use self::sync::{Attempt, Callers, SMALL};
+use self::sync::{Attempt, Callers, MAX_CALLER_BYTES};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
 use crate::engines::mounts::read::{MountRead, MountReads};
@@ -26,8 +26,8 @@ use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE, RECALLED};
-use crate::tuning::plan::REQUEST_MOST;
-use crate::tuning::width::WORKS;
+use crate::tuning::plan::MAX_REQUEST;
+use crate::tuning::width::MIN_WORKS;
 
 /// Makes jobs for the lanes of a device, and hands them over.
 #[derive(Clone)]
@@ -121,7 +121,7 @@ impl Stage {
         let cuts = matches!(batch.file.source().fill(), Fill::Requests(source) if source.cuts_requests());
         let limits = if cuts && self.lanes.are_of_host() {
             // Bytes come straight into the caller's memory, and no lane has to help: no slot bounds a request.
-            Limits { slot: self.slot_size.max(REQUEST_MOST), lanes: 0, align, merge }
+            Limits { slot: self.slot_size.max(MAX_REQUEST), lanes: 0, align, merge }
         } else {
             Limits { slot: self.slot_size, lanes: self.lanes.spare(width.lanes()), align, merge }
         };
@@ -246,7 +246,9 @@ impl Stage {
     fn tell_width(&self, job: &Job) {
         let JobWidth::Learnt(meter) = &job.width else { return };
         let kind = SourceKind::ALL.into_iter().find(|kind| Arc::ptr_eq(self.lanes.meter(*kind), meter));
-        let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= WORKS) else { return };
+        let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= MIN_WORKS) else {
+            return;
+        };
         // Not the lanes themselves: one of them would end itself if the session is gone by then.
         let meter = meter.clone();
         let completion = Arc::downgrade(&job.completion);
@@ -277,7 +279,7 @@ impl Engine for ByLanes {
         {
             return Ok(Ran::Later);
         }
-        if transfer.len > SMALL && !self.gains_nothing_by_lanes(transfer, known)? {
+        if transfer.len > MAX_CALLER_BYTES && !self.gains_nothing_by_lanes(transfer, known)? {
             if self.kind == EngineKind::Host || transfer.direction == Direction::Write {
                 return Ok(Ran::Later);
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::Stage;
-use crate::engines::staged::sync::SMALL;
+use crate::engines::staged::sync::MAX_CALLER_BYTES;
 use crate::io::plan::Part;
 use crate::request::ticket::Completion;
 use crate::request::transfer::Batch;
@@ -50,7 +50,7 @@ impl PastEnd {
     /// Cuts a batch where it is worth a look: small pieces that meet the end are over by themselves.
     pub(crate) fn cut(batch: &mut Batch) -> Result<Option<Self>> {
         let is_read = batch.direction == Direction::Read;
-        if !is_read || batch.pieces.iter().all(|piece| piece.len <= SMALL) {
+        if !is_read || batch.pieces.iter().all(|piece| piece.len <= MAX_CALLER_BYTES) {
             return Ok(None);
         }
         let lately = batch.file.len_lately()?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::runtime::lock::lock;
-use crate::tuning::width::{AGAIN, CHANGED, GAIN, LONGEST, LOSS, PERIOD, SETTLE, WORKS};
+use crate::tuning::width::{CHANGED, GAIN, LOSS, MAX_PERIOD, MIN_WORKS, PERIOD, SEARCH_INTERVAL, SETTLE};
 
 /// What a width is learnt for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Climb {
     /// Searches again where the rate has changed, and once in a while.
     fn watch(&mut self, heard: f64, (rate, since, other): (f64, Duration, u32)) {
         let has_changed = (heard / rate - 1.0).abs() > CHANGED;
-        if since >= AGAIN || (has_changed && other > 0) {
+        if since >= SEARCH_INTERVAL || (has_changed && other > 0) {
             return self.more(heard);
         }
         self.trial = if has_changed {
@@ -274,8 +274,8 @@ impl Meter {
             return None;
         };
         let took = now.saturating_duration_since(period.since);
-        if took < PERIOD || (works < period.works + WORKS && took < LONGEST) {
-            self.next.store(works + WORKS / 8, Ordering::Relaxed);
+        if took < PERIOD || (works < period.works + MIN_WORKS && took < MAX_PERIOD) {
+            self.next.store(works + MIN_WORKS / 8, Ordering::Relaxed);
             return None;
         }
         let (before, was_found) = (self.width(), state.climb.found().is_some());
@@ -283,7 +283,7 @@ impl Meter {
         self.width.store(width, Ordering::Relaxed);
         // What is under way at the old width does not count.
         state.period = (width == before).then_some(fresh);
-        self.next.store(works + if width == before { WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
+        self.next.store(works + if width == before { MIN_WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
         if state.climb.found().is_some() && !was_found {
             return Some(Heard::Found(width));
         }
@@ -294,7 +294,7 @@ impl Meter {
 impl Meter {
     /// Counts the CPUs once in a while. Whether others are there than lanes may use: the width follows them.
     fn has_other_cpus(&self, state: &mut State, now: Instant, cpus: fn() -> usize) -> bool {
-        if state.counted.is_some_and(|at| now.saturating_duration_since(at) < AGAIN) {
+        if state.counted.is_some_and(|at| now.saturating_duration_since(at) < SEARCH_INTERVAL) {
             return false;
         }
         state.counted = Some(now);
@@ -343,8 +343,8 @@ mod tests {
     /// Hears one period, which it takes.
     fn period(climb: &mut Climb, machine: Machine, noise: f64) -> f64 {
         let heard = machine.rate(climb.width()) * (1.0 + noise);
-        let took =
-            (WORKS as f64 * (4 << 20) as f64 / heard).clamp(PERIOD.as_secs_f64(), LONGEST.as_secs_f64());
+        let took = (MIN_WORKS as f64 * (4 << 20) as f64 / heard)
+            .clamp(PERIOD.as_secs_f64(), MAX_PERIOD.as_secs_f64());
         climb.hear(heard, Duration::from_secs_f64(took));
         took
     }
@@ -448,16 +448,16 @@ mod tests {
         let meter = Meter::new(4, (16, 16), false);
         let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4, None));
         for _ in 0..20 {
-            all(WORKS * 2);
+            all(MIN_WORKS * 2);
             meter.starve();
             std::thread::sleep(PERIOD);
         }
         assert_eq!(meter.width(), 4, "a pause between jobs is no slow copy");
-        all(WORKS);
+        all(MIN_WORKS);
         std::thread::sleep(PERIOD);
-        assert_eq!(all(WORKS), Some(Heard::Trying(5)));
+        assert_eq!(all(MIN_WORKS), Some(Heard::Trying(5)));
         let fixed = Meter::new(4, (16, 16), true);
-        assert!((0..WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
+        assert!((0..MIN_WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
     }
 
     #[test]
@@ -468,7 +468,7 @@ mod tests {
         for (cpus, most) in [(3, 3), (8, 8), (1, 1), (16, 16), (100, 32), (2, 2)] {
             CPUS.store(cpus, Ordering::Relaxed);
             let since = Instant::now();
-            while since.elapsed() < AGAIN * 2 {
+            while since.elapsed() < SEARCH_INTERVAL * 2 {
                 meter.moved(1 << 20, || 4, Some(|| CPUS.load(Ordering::Relaxed)));
                 std::thread::sleep(Duration::from_micros(50));
             }

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
+use super::{Limits, MAX_PACK_PIECES, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::plan::RUN_LEAST;
+use crate::tuning::plan::MIN_RUN;
 
 fn end_of(piece: &Piece) -> u64 {
     piece.offset + piece.len as u64
@@ -36,7 +36,7 @@ pub(super) fn neighbours(
         last = next;
     }
     let count = last - entries.start as usize + 1;
-    (last as u32 + 1, count > 1 && bytes >= RUN_LEAST)
+    (last as u32 + 1, count > 1 && bytes >= MIN_RUN)
 }
 
 impl Plan {
@@ -72,8 +72,8 @@ impl Plan {
             start = start.max(run[first].offset);
             let mut end = stop.min(floor(start) + chunk);
             let mut last = first + run[first..].partition_point(|piece| piece.offset < end);
-            if last - first > PACK_MOST {
-                let border = run[first + PACK_MOST].offset;
+            if last - first > MAX_PACK_PIECES {
+                let border = run[first + MAX_PACK_PIECES].offset;
                 end = if floor(border) > start { floor(border) } else { border };
                 last = first + run[first..].partition_point(|piece| piece.offset < end);
             }

@@ -18,7 +18,7 @@ use crate::request::transfer::Batch;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
-use crate::tuning::resident::{FEW_BYTES, FEW_PIECES, SHORT_PIECE};
+use crate::tuning::resident::{MAX_BATCH_BYTES, MAX_BATCH_PIECES, SHORT_PIECE};
 
 /// Where a piece's bytes begin in the slot.
 const ALIGN: usize = 64;
@@ -27,8 +27,8 @@ const ALIGN: usize = 64;
 fn are_few(lengths: impl ExactSizeIterator<Item = usize>) -> bool {
     let is_small = |len: usize| (1..=SHORT_PIECE as usize).contains(&len);
     let add = |sum: usize, len: usize| is_small(len).then_some(sum + len);
-    (1..=FEW_PIECES).contains(&lengths.len())
-        && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= FEW_BYTES)
+    (1..=MAX_BATCH_PIECES).contains(&lengths.len())
+        && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= MAX_BATCH_BYTES)
 }
 
 impl Callers {
@@ -181,4 +181,4 @@ fn end(result: Result<bool>, piece: Posted<'_>) -> Result<bool> {
     result.and_then(|all| ended.map(|this| all && this))
 }
 
-const _: () = assert!(FEW_BYTES + FEW_PIECES * ALIGN <= SLOT_BYTES);
+const _: () = assert!(MAX_BATCH_BYTES + MAX_BATCH_PIECES * ALIGN <= SLOT_BYTES);

@@ -15,7 +15,7 @@ use crate::source::choice::Way;
 use crate::source::piece::Direction;
 use crate::source::residency::{Warmth, is_counted_whole};
 use crate::source::{CachedReads, Descriptors, Fd, Fill, Request, Requests};
-use crate::tuning::lanes::{DEPTH, RING_PACK_LEAST};
+use crate::tuning::lanes::{DEPTH, MIN_RING_PACK};
 
 impl Lane {
     pub(super) fn begin_read(&mut self, unit: usize) {
@@ -144,7 +144,7 @@ impl Lane {
     fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
         self.ring.is_some()
             && job.warmth == Warmth::Warm
-            && self.units[unit].segments.len() >= RING_PACK_LEAST
+            && self.units[unit].segments.len() >= MIN_RING_PACK
             && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if !file.is_memory)
     }
 

@@ -13,7 +13,7 @@ use crate::io::segment::SegmentWay;
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
 use crate::source::Fill;
-use crate::tuning::width::COUNTED;
+use crate::tuning::width::MIN_COUNTED_BYTES;
 
 impl Lane {
     /// The kernel refused a segment. If it has several entries, each is tried alone, on this thread: one bad entry does not
@@ -178,7 +178,7 @@ impl Lane {
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         let cpus = (self.index == 0).then_some(cpus_now as fn() -> usize);
         if let JobWidth::Learnt(meter) = &active.job.width
-            && moved.total() >= COUNTED
+            && moved.total() >= MIN_COUNTED_BYTES
             && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported(), cpus)
         {
             self.shared.follow(heard);

@@ -29,7 +29,7 @@ use crate::request::receipt::{Moved, Note, Refusal};
 use crate::request::ticket::Completion;
 use crate::runtime::sys;
 use crate::source::piece::Direction;
-use crate::tuning::lanes::{CELLS, DEPTH, TOGETHER};
+use crate::tuning::lanes::{CELLS, DEPTH, READY_CELLS};
 
 /// The memory of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,7 +321,7 @@ impl Lane {
             drop(job);
             self.begin(unit);
             self.tell_done();
-            if self.ready.len() >= TOGETHER
+            if self.ready.len() >= READY_CELLS
                 || self.ready.iter().any(|unit| self.units[*unit].kind == UnitKind::Slot)
             {
                 break;
