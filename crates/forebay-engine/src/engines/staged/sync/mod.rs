@@ -172,7 +172,7 @@ impl Callers {
             let (callers, _active) = self.enter();
             let moved = if transfer.direction == Direction::Read {
                 let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
-                // One CPU gains by pieces of several callers in one life, and waits for none.
+                // One CPU gains by pieces of several callers in one launch of the kernel, and waits for none.
                 let is_cold = warmth == Warmth::Cold && self.cpus > 1;
                 let method = self.method(slot, callers, transfer, (None, is_cold), call);
                 read(slot, transfer, file, (policy, align, warmth), method)
