@@ -270,7 +270,7 @@ impl Session {
         let elapsed = began.elapsed();
         let result = done.map(|(moved, mut election)| {
             if let Some(order) = &order {
-                order.tell(&mut election);
+                order.add_note(&mut election);
             }
             Receipt { election, moved, elapsed }
         });
@@ -421,15 +421,15 @@ impl Session {
         let mut election =
             engines.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
         if is_ours {
-            order.tell(&mut election);
+            order.add_note(&mut election);
         }
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(counter);
-        completion.come_after(prior_work);
+        completion.count_with(counter);
+        completion.order_after(prior_work);
         for (base, past_end) in past_ends {
-            past_end.tell(&completion, base, engines.stage.clone());
+            past_end.continue_later(&completion, base, engines.stage.clone());
         }
         let mut polled: Option<Arc<dyn CallerPolled>> = None;
         for (base, claimed) in claimed {

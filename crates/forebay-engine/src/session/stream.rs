@@ -49,7 +49,7 @@ impl Session {
         let works = transfers.len();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(counter);
+        completion.count_with(counter);
         let mut ends = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
         for (entry, transfer) in transfers.into_iter().enumerate() {

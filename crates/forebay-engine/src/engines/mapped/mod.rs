@@ -113,9 +113,9 @@ impl Mapped {
     }
 
     /// Whether a batch that is not wholly in place is better read by callers, many of which are at work.
-    fn may_read_few(&self, batch: &Batch) -> bool {
+    fn may_read_short_batch(&self, batch: &Batch) -> bool {
         *self.mode() != Permission::Only
-            && self.state.callers.may_read_few(batch)
+            && self.state.callers.may_read_short_batch(batch)
             && self.state.callers.were_many()
     }
 
@@ -473,7 +473,7 @@ impl Engine for Arc<Mapped> {
         }
         match self.takes(asked.batch, asked.warmth()) {
             // Parts of it by two engines would cost more than all of it by the callers' way.
-            Ok(()) if asked.is_alone && self.may_read_few(asked.batch) => Ok(Claim::Passed(None)),
+            Ok(()) if asked.is_alone && self.may_read_short_batch(asked.batch) => Ok(Claim::Passed(None)),
             Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
             Err(reason) if *self.mode() == Permission::Only => {
                 Err(reason.error().with("file", asked.known.file.name()))

@@ -65,8 +65,9 @@ impl PastEnd {
         Ok(Some(Self { asked: std::mem::replace(batch, cut), end }))
     }
 
-    /// Tells the completion, in which the batch's entries begin at `base`, before anything starts.
-    pub(crate) fn tell(self, completion: &Arc<Completion>, base: u32, stage: Stage) {
+    /// Before anything starts: cuts the completion's entries, of which the batch's begin at `base`, where the source ended, and has it
+    /// look again later whether the source has grown.
+    pub(crate) fn continue_later(self, completion: &Arc<Completion>, base: u32, stage: Stage) {
         for (entry, piece) in (base..).zip(&self.asked.pieces) {
             completion.cut(entry, inside(piece, self.end) as u64);
         }

@@ -1,9 +1,9 @@
 //! Small synchronous transfers on the caller's thread, and [`long`] warm reads where callers are many. The caller borrows a slot
 //! (pinned memory, a stream, an event), so that no lane has to wake up.
 
-mod few;
 mod long;
 mod pieces;
+mod short_batches;
 mod signal;
 mod slot;
 

@@ -346,7 +346,7 @@ impl Lane {
             return;
         }
         match active.job.batch.direction {
-            Direction::Read if active.job.placing.is_none() => self.loaded(unit),
+            Direction::Read if active.job.mover.is_none() => self.loaded(unit),
             Direction::Read | Direction::Write => self.finish(unit),
         }
     }

@@ -25,8 +25,8 @@ impl Lane {
         let Fill::Descriptor(file) = job.batch.file.source().fill() else {
             return self.fail(unit, index, error);
         };
-        if let (Some(errno), Some(placing)) = (segment.refused, &job.placing)
-            && let Some(refusal) = placing.refused(errno, job.batch.direction)
+        if let (Some(errno), Some(mover)) = (segment.refused, &job.mover)
+            && let Some(refusal) = mover.refused(errno, job.batch.direction)
             && let Some(active) = active
         {
             active.detour = Some(refusal);

@@ -148,7 +148,7 @@ mod tests {
             places: CountedPlaces::default(),
         });
         let completion = Completion::new([len as u64].into(), 1, vec![false], election, Arc::default(), None);
-        completion.come_after(Some(PriorWork::after(Box::new(Endless))));
+        completion.order_after(Some(PriorWork::after(Box::new(Endless))));
         Job::new(JobParts {
             batch: Arc::new(batch),
             plan: Plan::of_work(Work::Chunk { entry: 0, start: 0, end: len as u64 }),
@@ -157,7 +157,7 @@ mod tests {
             align: 1,
             width: JobWidth::Fixed(1),
             warmth: Warmth::Warm,
-            placing: None,
+            mover: None,
             mount: None,
             completion,
         })
