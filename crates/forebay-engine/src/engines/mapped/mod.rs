@@ -432,9 +432,9 @@ impl Drop for Mapped {
     }
 }
 
-/// Why a small read is staged whose pages are not pinned.
+/// Why a small transfer is staged whose pages are not pinned.
 static NOT_PINNED: LazyLock<Refusal> = LazyLock::new(|| {
-    Reason::new("its pages are not pinned, and a small read alone does not pin them").refusal()
+    Reason::new("its pages are not pinned, and a small transfer alone does not pin them").refusal()
 });
 
 impl Engine for Arc<Mapped> {
