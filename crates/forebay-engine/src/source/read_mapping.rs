@@ -9,8 +9,8 @@
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-use super::choice::Choice;
 use super::mapping::{copy_by_kernel, leave_page_tables};
+use super::read_balance::ReadBalance;
 use super::{Descriptors, LOCAL_FILE_SYSTEMS, residency};
 use crate::runtime::sys;
 use crate::tuning::reads::MIN_MEASURED;
@@ -18,7 +18,7 @@ use crate::tuning::reads::MIN_MEASURED;
 /// A file's reads through the page cache.
 #[derive(Debug, Default)]
 pub(crate) struct CachedReads {
-    pub(crate) choice: Choice,
+    pub(crate) balance: ReadBalance,
     /// `None`: the file cannot be mapped, or the kernel does not copy for us.
     mapping: OnceLock<Option<ReadMapping>>,
 }

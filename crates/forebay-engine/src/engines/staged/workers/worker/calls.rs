@@ -11,8 +11,8 @@ use crate::engines::staged::job::Job;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
 use crate::io::segment::{Segment, SegmentStep, SegmentWay};
 use crate::io::wake::DueAnswer;
-use crate::source::choice::Way;
 use crate::source::piece::Direction;
+use crate::source::read_balance::Way;
 use crate::source::residency::{Warmth, is_counted_whole};
 use crate::source::{CachedReads, Descriptors, Fd, Fill, Request, Requests};
 use crate::tuning::lanes::{DEPTH, MIN_RING_PACK};
@@ -102,7 +102,7 @@ impl Lane {
         let may_choose = job.warmth == Warmth::Warm && job.cache != CachePolicy::Bypass;
         let reads = file.cached_reads(segment.len).filter(|_| may_choose);
         let begun = Instant::now();
-        let by_mapping = |reads: &&CachedReads| reads.choice.next() == Way::Other;
+        let by_mapping = |reads: &&CachedReads| reads.balance.next() == Way::Other;
         let is_mapped = reads.filter(by_mapping).is_some_and(|reads| segment.read_mapped(file, reads));
         if !is_mapped && !segment.read_cached(file, job.align, job.cache, job.warmth) {
             self.go_on(unit, index, job, file);
@@ -112,7 +112,7 @@ impl Lane {
             && segment.good() == segment.len
         {
             let way = if is_mapped { Way::Other } else { Way::Usual };
-            reads.choice.learn(way, segment.len, begun.elapsed());
+            reads.balance.learn(way, segment.len, begun.elapsed());
         }
     }
 

@@ -12,10 +12,10 @@ pub(crate) enum Way {
     Other,
 }
 
-/// Divides reads between the two ways so that both take as long: what both wait for is waited for less by the one if others go the other
-/// way.
+/// Divides reads between the two ways so that both take as long. Both ways wait for resources that reads share, so each read that takes
+/// one of them shortens the wait of those that take the other.
 #[derive(Debug, Default)]
-pub(crate) struct Choice {
+pub(crate) struct ReadBalance {
     works: AtomicUsize,
     /// How many of [`SHARES`] works go the other way.
     share: AtomicUsize,
@@ -23,7 +23,7 @@ pub(crate) struct Choice {
     paces: [AtomicU64; 2],
 }
 
-impl Choice {
+impl ReadBalance {
     /// The way of the next work.
     pub(crate) fn next(&self) -> Way {
         let work = self.works.fetch_add(1, Ordering::Relaxed);
@@ -77,12 +77,12 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// Reads `works` mebibytes. The usual way takes a microsecond, and one more for each share that goes it; the other way `other`.
-    fn run(choice: &Choice, works: usize, other: u64, waits: u64) -> usize {
+    fn run(balance: &ReadBalance, works: usize, other: u64, waits: u64) -> usize {
         let by_other = |_: &usize| {
-            let way = choice.next();
-            let usual = (SHARES - choice.share.load(Ordering::Relaxed)) as u64;
+            let way = balance.next();
+            let usual = (SHARES - balance.share.load(Ordering::Relaxed)) as u64;
             let took = if way == Way::Usual { 1000 + waits * usual } else { other };
-            choice.learn(way, MIB, Duration::from_nanos(took));
+            balance.learn(way, MIB, Duration::from_nanos(took));
             way == Way::Other
         };
         (0..works).filter(by_other).count()
@@ -90,19 +90,19 @@ mod tests {
 
     #[test]
     fn the_usual_way_stays_where_it_is_faster() {
-        let choice = Choice::default();
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
+        let balance = ReadBalance::default();
+        assert_eq!(run(&balance, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
     }
 
     #[test]
     fn reads_are_divided_so_that_both_ways_take_as_long() {
-        let choice = Choice::default();
-        run(&choice, 640, 1400, 100);
-        let share = choice.share.load(Ordering::Relaxed);
+        let balance = ReadBalance::default();
+        run(&balance, 640, 1400, 100);
+        let share = balance.share.load(Ordering::Relaxed);
         // 1 000 + 100 × 4 = 1 400.
         assert!((SHARES - 6..=SHARES - 2).contains(&share), "{share}");
         // Nothing waits any more.
-        run(&choice, 640, 1400, 0);
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
+        run(&balance, 640, 1400, 0);
+        assert_eq!(run(&balance, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
     }
 }
