@@ -567,6 +567,33 @@ print("read", bytes(data.ranges(paths, **WORDS)[list(range(40))].values) == whol
     assert told[1:] == ["read True", "read True"]
 
 
+def test_an_index_that_no_descriptor_is_left_for(tmp_path: Path) -> None:
+    told = with_few_descriptors(
+        tmp_path,
+        """
+def told():
+    try:
+        data.mds(sys.argv[1], **WORDS)
+    except forebay.Error as error:
+        print(type(error).__name__, error.errno, error.hints)
+
+told()
+open(os.path.join(sys.argv[1], "index.json"), "w").close()
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+told()
+""",
+    ).splitlines()
+    assert told == [
+        "NotFoundError 2 []",
+        "TooManyFilesError 24 ['raise the limit of open files: ulimit -n 65536']",
+    ]
+
+
 def test_one_data_set_leaves_descriptors_to_another(tmp_path: Path) -> None:
     with_few_descriptors(
         tmp_path,

@@ -285,29 +285,60 @@ fn pages_of_a_window_are_looked_at_when_its_turn_comes() {
 
 #[test]
 fn small_tensors_are_not_registered_before_their_third_load() {
-    const TENSOR: usize = 96 << 10;
-    let turn = turn();
-    let session = session(&turn, 10);
-    let (_scratch, file) = subject(&disk());
-    let pieces: Vec<_> = (0..LEN / TENSOR)
-        .map(|at| ReadPiece { offset: (at * TENSOR) as u64, range: at * TENSOR..(at + 1) * TENSOR })
-        .collect();
-    let expected = pattern(KEY, 0, LEN / TENSOR * TENSOR);
-    let before = turn.fake.calls(REGISTER);
-    let load = || {
-        let buffer = session.buffer(0, LEN).unwrap();
-        let (receipt, buffer) =
-            session.read_batch(&file, &pieces, buffer).unwrap().wait().into_result().unwrap();
-        assert!(buffer.to_vec().unwrap()[..expected.len()] == expected, "wrong bytes: {receipt}");
-        receipt
-    };
-    for pass in 1..3 {
-        let receipt = load();
-        if why(&receipt).reason.contains("page cache") {
-            return println!("skipped: the machine took the file out of the page cache");
+    // What a process has found out of a file system stays.
+    in_process("small_tensors_are_not_registered_before_their_third_load", &[], &[], || {
+        const TENSOR: usize = 96 << 10;
+        let turn = turn();
+        let session = session(&turn, 10);
+        let (_scratch, file) = subject(&disk());
+        let pieces: Vec<_> = (0..LEN / TENSOR)
+            .map(|at| ReadPiece { offset: (at * TENSOR) as u64, range: at * TENSOR..(at + 1) * TENSOR })
+            .collect();
+        let expected = pattern(KEY, 0, LEN / TENSOR * TENSOR);
+        let before = turn.fake.calls(REGISTER);
+        let load = || {
+            let buffer = session.buffer(0, LEN).unwrap();
+            let (receipt, buffer) =
+                session.read_batch(&file, &pieces, buffer).unwrap().wait().into_result().unwrap();
+            assert!(buffer.to_vec().unwrap()[..expected.len()] == expected, "wrong bytes: {receipt}");
+            receipt
+        };
+        for pass in 1..3 {
+            let receipt = load();
+            if why(&receipt).reason.contains("page cache") {
+                return println!("skipped: the machine took the file out of the page cache");
+            }
+            assert!(why(&receipt).reason.contains("small pieces"), "load {pass}: {receipt}");
+            assert_eq!(turn.fake.calls(REGISTER), before, "load {pass} registered something");
         }
-        assert!(why(&receipt).reason.contains("small pieces"), "load {pass}: {receipt}");
-        assert_eq!(turn.fake.calls(REGISTER), before, "load {pass} registered something");
-    }
-    assert!(soon(|| load().moved.mapped > 0), "a loop is never in place");
+        assert!(soon(|| load().moved.mapped > 0), "a loop is never in place");
+    });
+}
+
+#[test]
+fn records_in_a_row_are_refused_because_little_was_read() {
+    // What a process has found out of a file system stays.
+    in_process("records_in_a_row_are_refused_because_little_was_read", &[], &[], || {
+        const RECORD: usize = 128 << 10;
+        let turn = turn();
+        let session = session(&turn, 10);
+        let (_scratch, file) = subject(&disk());
+        for batch in 0..3 {
+            let first = batch * 4 * MIB;
+            let pieces: Vec<_> = (0..32)
+                .map(|at| ReadPiece {
+                    offset: (first + at * RECORD) as u64,
+                    range: at * RECORD..(at + 1) * RECORD,
+                })
+                .collect();
+            let buffer = session.buffer(0, 4 * MIB).unwrap();
+            let (receipt, buffer) =
+                session.read_batch(&file, &pieces, buffer).unwrap().wait().into_result().unwrap();
+            assert!(
+                buffer.to_vec().unwrap() == pattern(KEY, first as u64, 4 * MIB),
+                "wrong bytes: {receipt}"
+            );
+            assert!(why(&receipt).reason.contains("too little"), "batch {batch}: {receipt}");
+        }
+    });
 }

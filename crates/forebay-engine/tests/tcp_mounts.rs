@@ -427,6 +427,33 @@ fn auto_leaves_a_slow_server_to_the_kernel() {
     assert!(why(&receipt).starts_with("that is not clearly faster (measured: "), "{receipt}");
 }
 
+/// Each transfer would be asked for twice, and no trial would ever end.
+#[test]
+fn a_file_that_the_server_does_not_give_is_left_to_the_kernel_for_a_while() {
+    let _turn = turn();
+    for hides in [true, false] {
+        let (place, session) = (place(), session(Nfs::Auto));
+        place.server.hide_states(hides);
+        if !hides {
+            place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(13)));
+        }
+        let (file, _facts) = place.open(facts(&place, Version::V4(1), "4.1"));
+        settled(&session, &file);
+        let until = Instant::now() + Duration::from_secs(20);
+        while place.server.count(Asked::Read) == 0 {
+            all(&session, &file);
+            assert!(Instant::now() < until, "the server was never asked");
+        }
+        let reads = place.server.count(Asked::Read);
+        for _ in 0..10 {
+            let receipt = all(&session, &file);
+            let reason = if hides { "does not tell the file's state" } else { "permission denied" };
+            assert!(why(&receipt).contains(reason), "{receipt}");
+        }
+        assert_eq!(place.server.count(Asked::Read), reads);
+    }
+}
+
 #[test]
 fn auto_contacts_servers_by_their_mounts_transport_alone() {
     let _turn = turn();

@@ -126,6 +126,13 @@ impl Server {
         if self.version.has_session() { *lock(&self.session) } else { Session::default() }
     }
 
+    /// Has a session of this many slots.
+    #[cfg(test)]
+    pub(crate) fn grant(&self, slots: u32) {
+        let granted = Granted { session: [1; 16], reply: 1 << 20, call: 1 << 20, slots };
+        *lock(&self.session) = Session { epoch: 1, granted: Some(granted) };
+    }
+
     /// Slots that the session has for calls on wires; slot 0 is for the rest.
     pub(crate) fn slots(&self) -> usize {
         self.session().granted.map_or(usize::MAX, |granted| granted.slots as usize - 1)

@@ -204,6 +204,32 @@ fn a_session_that_comes_back_with_fewer_slots_is_used() {
     );
 }
 
+/// A connection whose calls have no slot in the new session, while the old one still answers what is sent again.
+#[test]
+fn a_connection_that_loses_its_slots_gives_no_bytes_of_another_call() {
+    let bytes = pattern(LEN);
+    each(
+        &bytes,
+        |server| server.limit(64 << 10),
+        |bed| {
+            if ["3", "4.0"].contains(&bed.version) {
+                return;
+            }
+            for _ in 0..4 {
+                bed.server.slots(u64::MAX);
+                let file = bed.file().unwrap();
+                assert!(read(&file, LEN).unwrap() == bytes, "{}", bed.name());
+                bed.server.slots(2);
+                bed.server.refuse_places(10055, 1);
+                if let Ok(got) = read(&file, LEN) {
+                    let at = got.iter().zip(&bytes).position(|(got, wanted)| got != wanted);
+                    assert_eq!((at, got.len()), (None, LEN), "{}", bed.name());
+                }
+            }
+        },
+    );
+}
+
 #[test]
 fn a_session_that_is_lost_is_made_anew() {
     let bytes = pattern(LEN);

@@ -144,3 +144,16 @@ fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
     let later = silent();
     assert!((Duration::from_millis(1900)..Duration::from_secs(4)).contains(&later), "{later:?}");
 }
+
+#[test]
+fn a_slow_server_that_answers_is_not_silent() {
+    let server = server();
+    let file = of_mount(&mounted(&server), &options()).unwrap();
+    file.client().use_connections(1);
+    // 8 calls are under way: each waits for those before it, longer than twice the silence.
+    let late = Duration::from_millis(350);
+    server.faults(move |seen| (seen.asked == Asked::Read).then_some(Fault::Late(late)));
+    let begun = Instant::now();
+    assert_eq!(start(&file, &mut vec![0; LEN]).recv().unwrap().unwrap(), LEN);
+    assert!(begun.elapsed() > 2 * options().silence, "the replies were not late: {:?}", begun.elapsed());
+}

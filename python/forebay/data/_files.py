@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -23,6 +24,11 @@ _ERROR_TYPES: dict[type[OSError], type[errors.Error]] = {
     PermissionError: errors.PermissionDeniedError,
     IsADirectoryError: errors.IsDirectoryError,
 }
+# As the native half has them.
+_LIMIT_HINTS = {
+    errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
+    errno.ENFILE: "as root: sysctl -w fs.file-max=9223372036854775807",
+}
 
 
 def text_paths(given: Any) -> list[str]:
@@ -43,8 +49,12 @@ def failed(error: OSError | ValueError, path: str) -> errors.Error:
     """forebay's error for one of the system's, or for a path that cannot be one."""
     if not isinstance(error, OSError):
         return InvalidInputError(f"not a path: {error}", path=path)
+    text = f"cannot read file: {(error.strerror or str(error)).lower()}"
+    if error.errno in _LIMIT_HINTS:
+        hints = [_LIMIT_HINTS[error.errno]]
+        return errors.TooManyFilesError(text, hints=hints, errno=error.errno, path=path)
     kind = next((ours for theirs, ours in _ERROR_TYPES.items() if isinstance(error, theirs)), errors.IOFailedError)
-    return kind(f"cannot read file: {(error.strerror or str(error)).lower()}", errno=error.errno, path=path)
+    return kind(text, errno=error.errno, path=path)
 
 
 class FileSet:

@@ -27,6 +27,9 @@ const BAD_REPLIES_MAX: u32 = 4;
 /// After how long a waiting thread first looks whether the server is silent.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
+/// A reply that is lost among others is noticed by then, or after twice the silence. Chosen.
+const OVERTAKEN_MAX: Duration = Duration::from_mins(2);
+
 /// A connection, made when there is work for it.
 pub(crate) struct Wire {
     pub(super) server: Arc<Server>,
@@ -357,13 +360,15 @@ impl Wire {
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
         let mut limit = options.idle.min(silence);
         if let Some(oldest) = state.table.oldest_asked() {
-            // A call that came after a pause is waited for from then on. One that others overtake has twice the time.
-            let silent = now.saturating_duration_since(last_reply.max(oldest));
-            let silent = silent.max(now.saturating_duration_since(oldest) / 2);
-            if silent >= silence {
-                return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+            // A call that came after a pause is waited for from then on.
+            let unanswered = now.saturating_duration_since(last_reply.max(oldest));
+            let age = now.saturating_duration_since(oldest);
+            for (waited, most) in [(unanswered, silence), (age, self.most_overtaken(silence))] {
+                if waited >= most {
+                    return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+                }
+                limit = limit.min(most.saturating_sub(waited));
             }
-            limit = limit.min(silence.saturating_sub(silent));
         } else if state.table.is_idle() {
             if state.is_closing || idle_since.elapsed() >= options.idle {
                 return Err(Lost::Idle);
@@ -376,6 +381,12 @@ impl Wire {
         Ok(limit)
     }
 
+    /// How long a call may go unanswered while others are answered: a server that answers one of them within each silence gets to it
+    /// by then.
+    fn most_overtaken(&self, silence: Duration) -> Duration {
+        (silence * (self.depth as u32 + 1)).min(OVERTAKEN_MAX.max(silence * 2))
+    }
+
     /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].
     pub(super) fn answered(
         &self,
@@ -383,7 +394,7 @@ impl Wire {
         state: &mut State,
         (index, reply): (usize, Reply),
         batch: &mut ReplyBatch,
-    ) -> Result<(), Malformed> {
+    ) {
         let traffic = &shared.traffic;
         traffic.calls.fetch_add(1, Ordering::Relaxed);
         match reply {
@@ -403,7 +414,7 @@ impl Wire {
                 if state.table.calls[index].began.elapsed() < self.server.options.deadline {
                     traffic.waited.fetch_add(1, Ordering::Relaxed);
                     state.table.park(index);
-                    return Ok(());
+                    return;
                 }
                 (Some(status.error(doing(state, index), self.server.who.uid())), None)
             }
@@ -414,11 +425,11 @@ impl Wire {
             {
                 batch.lost_session = Some(state.table.calls[index].epoch());
                 state.table.again(index);
-                return Ok(());
+                return;
             }
             Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_uncached() => {
                 state.table.again(index);
-                return Ok(());
+                return;
             }
             Reply::Failed(status) | Reply::SequenceRefused(status) => {
                 (Some(status.error(doing(state, index), self.server.who.uid())), None)
@@ -428,7 +439,11 @@ impl Wire {
                 let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
                 let limits = (has_entry && !shared.has_parts()).then_some(shared.limits);
                 match state.table.took(index, moved, limits, batch.last_reply) {
-                    None => return state.table.ask(&self.server, index, batch.last_reply),
+                    None => match state.table.ask(&self.server, index, batch.last_reply) {
+                        Ok(()) => return,
+                        // The entry has the bytes of the call before, which must not be sent again for this part.
+                        Err(malformed) => (Some(malformed.into()), None),
+                    },
                     next => (None, next),
                 }
             }
@@ -437,7 +452,6 @@ impl Wire {
             batch.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
         }
         self.refill(shared, state, index, batch);
-        Ok(())
     }
 
     /// Gives a free entry to the next part that waits.

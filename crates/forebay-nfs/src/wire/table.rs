@@ -179,7 +179,8 @@ impl Table {
         let call = &mut self.calls[index];
         (call.job, call.part) = (Some(job), Some(part));
         (call.began, call.pause) = (now, WAIT_FIRST);
-        self.ask(server, index, now)
+        // What cannot be asked ends by this error alone: an entry that has it would give it to another wire, too.
+        self.ask(server, index, now).inspect_err(|_| drop(self.end(index)))
     }
 
     /// Asks for what is left of a call's part, as a new call.
@@ -467,6 +468,32 @@ mod tests {
     use crate::job::{Direction, Request};
     use crate::options::Options;
 
+    fn job(file: Arc<Named>) -> Arc<Job> {
+        let request = Request {
+            file,
+            direction: Direction::Read,
+            offset: 0,
+            buffer: std::ptr::null_mut(),
+            len: 1,
+            registered: None,
+            state: None,
+        };
+        // SAFETY: nothing is sent, so nothing is moved.
+        unsafe { Job::new(request, Box::new(drop)) }
+    }
+
+    #[test]
+    fn an_entry_does_not_keep_what_could_not_be_asked() {
+        let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        server.grant(1);
+        let mut table = Table::new(1, (0, 1));
+        let file = Named { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
+        let ask = Ask { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
+        let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+        table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
+        assert!(table.give(0, true).is_none());
+    }
+
     #[test]
     fn the_header_of_an_entry_is_that_of_its_call() {
         let file = |byte: u8, len| {
@@ -486,17 +513,7 @@ mod tests {
             let server = Server::new("server".to_owned(), Vec::new(), version, Options::default());
             let mut table = Table::new(1, (0, 1));
             for (file, operation, offset, count) in calls {
-                let request = Request {
-                    file: file.clone(),
-                    direction: Direction::Read,
-                    offset,
-                    buffer: std::ptr::null_mut(),
-                    len: 1,
-                    registered: None,
-                    state: None,
-                };
-                // SAFETY: nothing is sent, so nothing is moved.
-                let job = unsafe { Job::new(request, Box::new(drop)) };
+                let job = job(file.clone());
                 let ask = Ask { operation, offset, count, tells_state: false };
                 let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();

@@ -92,14 +92,12 @@ impl Wire {
         }
         input.skip(link)?;
         link.batch.last_reply = Instant::now();
-        let taken = {
+        {
             let mut state = lock(&self.state);
-            let taken = self.answered(shared, &mut state, (index, reply), &mut link.batch);
+            self.answered(shared, &mut state, (index, reply), &mut link.batch);
             base::send_queued(&mut state);
-            taken
-        };
-        self.finish(shared, &mut link.batch)?;
-        Ok(taken?)
+        }
+        self.finish(shared, &mut link.batch)
     }
 }
 

@@ -176,17 +176,17 @@ impl Mapped {
         self.state.readers.note_reader();
         let demand = route::demand(batch, version.len);
         let (bytes, others_copy) = (route::asked_for(&demand), self.state.has_others());
-        let verdict = cache.count_demand(&pinned, Reader { direction, bytes, others_copy }, &demand);
+        cache.count_demand(&pinned, Reader { direction, bytes, others_copy }, &demand)?;
         let is_first_load =
             direction == Direction::Read && route::is_all_small(batch) && pinned.is_new_to(&demand);
         if is_first_load && cache.paces_itself() {
             return Err(Reason::new(
-                "all of the file is read in small pieces: registering would keep waiting a program that allocates memory for \
+                "a range is read whole in small pieces: registering would keep waiting a program that allocates memory for \
                  them, and is for pages that are read for the third time",
             )
             .hint("to have them registered at once: FOREBAY_PIN_PACE=0"));
         }
-        verdict
+        Ok(())
     }
 
     /// Cheap questions first: small files, and files of which little was read.

@@ -26,7 +26,7 @@ use crate::tuning::mounts::{LOOKS, SHOWN};
 
 /// Bytes of a transfer, at least: the server is asked before it.
 pub(crate) const LEAST: u64 = 1 << 20;
-/// How long a server is left alone that could not be reached, and a file that was not found there.
+/// How long a server is left alone that could not be reached, or a file that it does not give; and a file that was not found there.
 const SERVER_PAUSE: Duration = Duration::from_mins(1);
 const FILE_PAUSE: Duration = Duration::from_secs(1);
 /// How long it may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel has a way, too. Over TCP what its requests
@@ -161,9 +161,15 @@ pub(crate) fn because(error: &Error) -> Arc<Note> {
 }
 
 impl MountState {
-    /// The file is not what it was when it was found: it is looked for anew, where nobody has asked for it, after a while.
-    pub(crate) fn forget(&self, reach: Reach, why: &Arc<Note>) {
-        let again = if reach.is_asked { Duration::ZERO } else { FILE_PAUSE };
+    /// The file is not what it was when it was found, or the server does not give it: it is looked for anew, where nobody has asked for
+    /// it, after a while.
+    pub(crate) fn forget(&self, reach: Reach, error: &Error, why: &Arc<Note>) {
+        let again = match error.kind() {
+            _ if reach.is_asked => Duration::ZERO,
+            ErrorKind::Busy => FILE_PAUSE,
+            // Each transfer would be refused anew, or read twice.
+            _ => SERVER_PAUSE,
+        };
         let found = Found::Looked(Err(why.clone()), Instant::now().checked_add(again));
         *lock(&self.found[reach.by as usize]) = found;
     }

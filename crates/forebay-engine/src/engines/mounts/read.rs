@@ -214,9 +214,8 @@ impl MountRead {
         if find::is_of_server(error, By::Tcp) {
             find::leave_alone(self.address, By::Tcp, &why);
             self.server.client().fail_waiting(error);
-        }
-        if error.kind() == ErrorKind::Busy {
-            self.found.forget(self.reach, &why);
+        } else {
+            self.found.forget(self.reach, error, &why);
         }
         completion.note(by_kernel(&why));
     }
