@@ -155,7 +155,7 @@ impl DeviceEngines {
                 }
                 Ok(Ran::Passed(None)) => {}
                 Ok(Ran::Passed(refusal)) => {
-                    walk.get_or_insert_default().tell(engine.kind(), 0, refusal);
+                    walk.get_or_insert_default().record(engine.kind(), 0, refusal);
                 }
                 Ok(Ran::Later) => return Ok(None),
                 Err(error) => {
@@ -194,8 +194,8 @@ impl DeviceEngines {
                 _ => moved.total(),
             };
             let walk = walk.get_or_insert_default();
-            walk.tell(kind, own, refusal);
-            walk.tell(kind.for_the_rest(), moved.total() - own, None);
+            walk.record(kind, own, refusal);
+            walk.record(kind.for_the_rest(), moved.total() - own, None);
             walk.note(note);
             self.elections.own().elect(base, walk)
         };

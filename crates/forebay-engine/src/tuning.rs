@@ -9,7 +9,7 @@ pub(crate) mod callers {
     use std::time::Duration;
 
     /// Most bytes that a caller's thread moves by itself: a hand-over to a lane costs two wake-ups.
-    pub(crate) const SMALL: usize = 1 << 20;
+    pub(crate) const MAX_CALLER_BYTES: usize = 1 << 20;
     /// Bytes whose device copy starts while the next are read: the copies of larger parts overlap too little.
     pub(crate) const PART: u64 = 256 << 10;
     /// Poll before a sleep: a small copy takes less, and waking up costs more.
@@ -17,28 +17,29 @@ pub(crate) mod callers {
     /// Poll before a sleep with `FOREBAY_OBJECTIVE=latency`; after it the driver spins. Chosen.
     pub(crate) const POLL_LONG: Duration = Duration::from_millis(10);
     /// Longest copy that is polled for: it takes 40 µs on the link at 50 GB/s.
-    pub(crate) const SHORT: usize = 2 << 20;
+    pub(crate) const MAX_POLLED_BYTES: usize = 2 << 20;
     /// Callers at once that poll, and that overlap their own parts: more of them hold the driver's lock against those that start
     /// copies.
-    pub(crate) const FEW: usize = 2;
-    /// More callers than this use the resident kernel, until [`FEW`] are left: 4 KiB by 4 threads of cuFileRead 234 K IOPS by a polled
-    /// copy each and 139 K by the kernel, by 6 threads of the Rust API 331 K and 462 K.
-    pub(crate) const MANY: usize = 4;
+    pub(crate) const MAX_POLLING_CALLERS: usize = 2;
+    /// More callers than this use the resident kernel, until [`MAX_POLLING_CALLERS`] are left: 4 KiB by 4 threads of cuFileRead
+    /// 234 K IOPS by a polled copy each and 139 K by the kernel, by 6 threads of the Rust API 331 K and 462 K.
+    pub(crate) const RESIDENT_ABOVE_CALLERS: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
-    pub(crate) const TINY: usize = 16 << 10;
+    pub(crate) const MAX_CROWD_POLLED_BYTES: usize = 16 << 10;
     /// A part of the CPUs that may poll for copies of what their threads have read from a disk: a quarter. A copy takes some 10 µs, a sleep in the
     /// driver 20 more, and of 16 callers that wait for the disk one copies. Chosen.
     pub(crate) const COLD_POLLS: usize = 4;
     /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each, once they are needed.
     pub(crate) const STREAM_SLOTS: usize = 64;
-    /// Pinned bytes of a stream slot: [`SMALL`] aligned out, as a whole huge page. Device and disk are far slower with many small
-    /// pages.
+    /// Pinned bytes of a stream slot: [`MAX_CALLER_BYTES`] aligned out, as a whole huge page. Device and disk are far slower with
+    /// many small pages.
     pub(crate) const SLOT_BYTES: usize = 2 << 20;
-    /// Longest transfer, aligned out, for which a slot needs no such memory: [`TINY`] between two pages. 64 threads that read 4 KiB cold beside
-    /// busy CPUs had 3 reads in the first second while each cleared and pinned its 2 MiB (software GPU, 2 CPUs, 6 other threads), 7 to 14 thousand with this.
-    pub(crate) const SHORT_BYTES: usize = TINY + 2 * 4096;
+    /// Longest transfer, aligned out, for which a slot needs no such memory: [`MAX_CROWD_POLLED_BYTES`] between two pages. 64 threads
+    /// that read 4 KiB cold beside busy CPUs had 3 reads in the first second while each cleared and pinned its 2 MiB (software GPU,
+    /// 2 CPUs, 6 other threads), 7 to 14 thousand with this.
+    pub(crate) const SHORT_SLOT_BYTES: usize = MAX_CROWD_POLLED_BYTES + 2 * 4096;
     /// A slot's part of the memory for those, with room for its stream's word behind: parts of all slots are one huge page.
-    pub(crate) const SHORT_ROOM: usize = SLOT_BYTES / STREAM_SLOTS;
+    pub(crate) const SHORT_SLOT_STRIDE: usize = SLOT_BYTES / STREAM_SLOTS;
     /// Further slots for small writes, and their pinned bytes. By lanes each such write wakes one up, which copies and writes it
     /// alone: 128 threads of 4 KiB wrote 31 K IOPS at 93 µs of CPU, 1 % of them after 37 ms, where copies and pwrites of their own come to
     /// 48 K at 53. Small cold reads need one lane for all callers, and stay there.
@@ -55,10 +56,10 @@ pub(crate) mod callers {
     pub(crate) const LONG_BYTES: usize = LONG_PART + (64 << 10);
     /// Callers from which on long warm reads stay on their threads, as a part of the CPUs: half. By lanes 8 threads
     /// read 4 MiB pieces at 37 GB/s, where a peer's, which copy by themselves, read 45; 16 threads 24 by lanes and 43 by themselves.
-    pub(crate) const CROWD: (usize, usize) = (1, 2);
+    pub(crate) const CROWD_FRACTION: (usize, usize) = (1, 2);
     /// Callers from which on they stay there once they began to: a quarter of the CPUs. It does not end while one of 8 is between two
     /// calls. With this 42.5 GB/s by 8 threads, without 40.
-    pub(crate) const CROWD_LEFT: (usize, usize) = (1, 4);
+    pub(crate) const CROWD_END_FRACTION: (usize, usize) = (1, 4);
 }
 
 /// The resident copy kernel (`engines/resident`). Figures of a bare probe: 4 KiB × 16 threads 1.47 M IOPS at 10.9 µs of CPU,
@@ -71,67 +72,74 @@ pub(crate) mod resident {
     /// One for each stream slot, and as many second ones.
     pub(crate) const MAILBOXES: usize = STREAM_SLOTS;
     /// Longest piece: 16 threads read 1 MiB pieces from registered pages at 46 GB/s by copies. From slots it is 24 to 27 GB/s by copies,
-    /// 22 to 26 by the kernel within its promised life.
-    pub(crate) const MOST: usize = 512 << 10;
+    /// 22 to 26 by the kernel within the promised [`MAX_LAUNCH_NS`].
+    pub(crate) const MAX_PIECE: usize = 512 << 10;
     /// Longer warm reads from slots go in parts of this size: one is copied while the next is read.
     pub(crate) const PART: u64 = 128 << 10;
-    /// A life ends after this time without work, in nanoseconds: the GPU is the user's.
+    /// A launch of the kernel ends after this time without work, in nanoseconds: the GPU is the user's.
     pub(crate) const IDLE_NS: u32 = 200_000;
-    /// The same in all: a user's `cudaDeviceSynchronize` waits for no longer.
-    pub(crate) const PROMISED_NS: u64 = 1_000_000;
-    /// What the kernel is given of that for pieces of [`SHORT_PIECE`] at most. It reckons that a block has 4 GB/s of the link; where
-    /// all blocks copy it has less, and the kernel ends later.
-    pub(crate) const LIFE_NS: u32 = 970_000;
-    /// The same where longer pieces were posted lately: [`LONG_BYTES`] of those at most are posted at once.
-    pub(crate) const LIFE_LONG_NS: u32 = 765_000;
+    /// A launch ends after this time in all: a user's `cudaDeviceSynchronize` waits for no longer.
+    pub(crate) const MAX_LAUNCH_NS: u64 = 1_000_000;
+    /// What the kernel is given of [`MAX_LAUNCH_NS`] for pieces of [`SHORT_PIECE`] at most. It reckons that a block has 4 GB/s of the
+    /// link; where all blocks copy it has less, and the kernel ends later.
+    pub(crate) const LAUNCH_NS: u32 = 970_000;
+    /// What it is given where longer pieces were posted lately: [`LONG_BYTES`] of those at most are posted at once.
+    pub(crate) const LAUNCH_LONG_NS: u32 = 765_000;
+    /// Longest piece that is short: where all blocks copy one of these, the launch still ends within [`MAX_LAUNCH_NS`].
     pub(crate) const SHORT_PIECE: u64 = 64 << 10;
-    /// 32 callers of 512 KiB. More copy by themselves.
+    /// Most bytes of long pieces that are posted at once: 32 callers of 512 KiB. Further callers copy by themselves.
     pub(crate) const LONG_BYTES: u64 = 16 << 20;
-    /// The launcher's first look at a life: one that is at work lasts about as long.
+    /// Time from a launch to the launcher's first look whether it has ended: one that is at work lasts about as long.
     pub(crate) const FIRST_LOOK: Duration = Duration::from_micros(900);
-    /// Its further looks. Callers wake it too.
+    /// Time between the launcher's further looks. Callers wake it too.
     pub(crate) const LOOK: Duration = Duration::from_micros(20);
-    /// Between two lives: cooperative launches and calls that synchronize get in. Chosen.
-    pub(crate) const GAP: Duration = Duration::from_micros(20);
-    /// A life that is not over by then waits for room, or was lost: the driver is asked. Chosen.
-    pub(crate) const LATE: Duration = Duration::from_millis(5);
-    /// Looks at such a life: the first, and the last, each after twice the time. They take the driver's lock. Chosen.
-    pub(crate) const LATE_LOOKS: (Duration, Duration) =
+    /// Pause between two launches: cooperative launches and calls that synchronize get in. Chosen.
+    pub(crate) const LAUNCH_PAUSE: Duration = Duration::from_micros(20);
+    /// A launch that has not ended after this time waits for room on the device, or was lost: the driver is asked. Chosen.
+    pub(crate) const LAUNCH_LIMIT: Duration = Duration::from_millis(5);
+    /// Shortest and longest time between two questions to the driver about a launch past [`LAUNCH_LIMIT`]; each is twice the last.
+    /// They take the driver's lock. Chosen.
+    pub(crate) const LATE_LAUNCH_LOOKS: (Duration, Duration) =
         (Duration::from_micros(200), Duration::from_millis(5));
-    /// A piece that is not begun by then is withdrawn: a copy, which needs no room beside the user's kernels, is faster. So is a
-    /// trial that takes longer too slow.
-    pub(crate) const SLOW: Duration = Duration::from_millis(2);
-    /// A large piece may wait for as many others of its length.
-    pub(crate) const SHARED_LINK: u32 = STREAM_SLOTS as u32;
-    /// How long callers copy by themselves after that; after trials that failed twice as long each time, up to the second. Chosen.
+    /// A caller withdraws a piece that the kernel has not begun after this time, and copies it by the driver, which needs no room beside
+    /// the user's kernels. A trial that takes longer has failed.
+    pub(crate) const START_LIMIT: Duration = Duration::from_millis(2);
+    /// Pieces that may share the link: a caller waits for as many times its piece's own copy before it withdraws.
+    pub(crate) const MAX_SHARING_PIECES: u32 = STREAM_SLOTS as u32;
+    /// How long callers copy by themselves after a piece or a launch that was late. Between trials that fail it doubles up to [`MAX_PAUSE`].
+    /// Chosen.
     pub(crate) const PAUSE: Duration = Duration::from_millis(200);
-    pub(crate) const PAUSE_MOST: Duration = Duration::from_mins(1);
+    /// See [`PAUSE`].
+    pub(crate) const MAX_PAUSE: Duration = Duration::from_mins(1);
     /// A caller's poll before it lets others run: a small piece takes some 10 µs.
     pub(crate) const CALLER_POLL: Duration = Duration::from_micros(50);
-    /// The same where callers share CPUs.
+    /// A caller's poll where callers share CPUs.
     pub(crate) const CROWDED_POLL: Duration = Duration::from_micros(2);
-    /// The same for bytes from a disk, where a caller waits for most of its time: a life that is under way has copied them by then.
+    /// A caller's poll for bytes from a disk, for which it waits for most of its time: a launch that is under way has copied them by
+    /// then.
     pub(crate) const COLD_POLL: Duration = Duration::from_micros(20);
-    /// Cold pieces within this time that find no life and are copied by the driver, from which on one is launched: it costs about
-    /// as much as three copies. As long as a life waits for work. Chosen.
-    pub(crate) const COLD_MANY: u32 = 4;
+    /// Pieces from a disk that find no launch under way are copied by the driver. This number of them within [`COLD_SPAN`] cause a
+    /// launch: it costs about as much as three copies. Chosen.
+    pub(crate) const COLD_LAUNCH_PIECES: u32 = 4;
+    /// See [`COLD_LAUNCH_PIECES`]. As long as a launch waits for work.
     pub(crate) const COLD_SPAN: Duration = Duration::from_micros(200);
-    /// How long it lets others run before it sleeps.
+    /// How long a caller lets others run before it sleeps.
     pub(crate) const CALLER_YIELD: Duration = Duration::from_micros(500);
-    /// The same on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait for the
-    /// disk it would only burn time. Chosen.
+    /// How long it does on one CPU: sched_yield costs 0.97 µs of user CPU a piece while others have something to do. Where all wait
+    /// for the disk it would only burn time. Chosen.
     pub(crate) const LONE_YIELD: Duration = Duration::from_micros(20);
     /// Looks on one CPU, and times that others run, for each question to the clock, which costs about as much as a look. Chosen.
     pub(crate) const LONE_LOOKS: u32 = 4;
-    /// Its shortest and longest sleep between looks: an eighth of the time so far between them.
+    /// A caller's shortest and longest sleep between looks: an eighth of the time so far between them.
     pub(crate) const CALLER_NAPS: (Duration, Duration) =
         (Duration::from_micros(20), Duration::from_millis(1));
-    /// Pieces of a batch at most whose copies go by mailboxes, and their bytes: 16 are read by one thread in some 20 µs, about what two
-    /// wake-ups for a lane take. Larger batches fill lanes or one kernel, which move 4 M pieces a second. Chosen.
-    pub(crate) const FEW_PIECES: usize = 16;
-    pub(crate) const FEW_BYTES: usize = 256 << 10;
+    /// Most pieces of a batch whose copies go by mailboxes: 16 are read by one thread in some 20 µs, about what two wake-ups for a
+    /// lane take. Larger batches fill lanes or one kernel, which move 4 M pieces a second. Chosen.
+    pub(crate) const MAX_BATCH_PIECES: usize = 16;
+    /// Most bytes of such a batch. Chosen.
+    pub(crate) const MAX_BATCH_BYTES: usize = 256 << 10;
     /// How long the driver's word on a range of memory is believed: a slot's caller usually comes back with the same buffer.
-    pub(crate) const KNOWN_MEMORY: Duration = Duration::from_millis(1);
+    pub(crate) const MEMORY_CACHE_TIME: Duration = Duration::from_millis(1);
 }
 
 /// Lanes (`engines/staged/workers`).
@@ -147,18 +155,18 @@ pub(crate) mod lanes {
     pub(crate) const DEPTH: usize = 128;
     /// Pieces from which on a warm pack goes by the ring: with fewer, plain calls cost less. By the ring 4 KiB reads of 8
     /// lanes went from 3.8–4.7 M to 6.6–6.9 M IOPS.
-    pub(crate) const RING_PACK_LEAST: usize = 16;
+    pub(crate) const MIN_RING_PACK: usize = 16;
     /// Ready cells that are delivered together while more could be started: a kernel launch costs 4.8 µs.
-    pub(crate) const TOGETHER: usize = 32;
-    /// A lane wakes up for this fraction of the operations in flight: a wake-up for each costs more than it gains.
-    pub(crate) const BUNCHES: usize = 8;
-    /// The longest wait for a bunch.
+    pub(crate) const READY_CELLS: usize = 32;
+    /// A lane wakes up when this fraction of the operations in flight has ended, an eighth: a wake-up for each costs more than it gains.
+    pub(crate) const WAKE_FRACTION: usize = 8;
+    /// Longest wait for that fraction.
     pub(crate) const BUNCH_WAIT: Duration = Duration::from_micros(50);
     /// Wait for the kernel before the next look at device copies. With naps of 20 µs eight workers
     /// read 1 MiB pieces at 31 GB/s, waiting in the driver at 12.
-    pub(crate) const GLANCE: Duration = Duration::from_micros(20);
+    pub(crate) const COPY_LOOK: Duration = Duration::from_micros(20);
     /// The longest such wait, for copies that are to be written. Chosen.
-    pub(crate) const GLANCE_MOST: Duration = Duration::from_millis(1);
+    pub(crate) const MAX_COPY_LOOK: Duration = Duration::from_millis(1);
 }
 
 /// How many lanes work at once (`engines/staged/width.rs`). On one H200 VM 8 lanes copy 52 GB/s, on another 40, where 12
@@ -168,22 +176,23 @@ pub(crate) mod width {
 
     /// Shortest time over which a rate is taken. Chosen: 100 chunks of 2 MiB at 50 GB/s, so that one more or less at its ends is 1 %.
     pub(crate) const PERIOD: Duration = Duration::from_millis(4);
-    /// Fewest works of a period, unless they take [`LONGEST`]: one more or less at its ends is 1 %. Chosen.
-    pub(crate) const WORKS: u64 = 96;
+    /// Fewest works of a period, unless they take [`MAX_PERIOD`]: one more or less at its ends is 1 %. Chosen.
+    pub(crate) const MIN_WORKS: u64 = 96;
     /// Longest period with fewer works: a change is to be followed within a second. Chosen.
-    pub(crate) const LONGEST: Duration = Duration::from_millis(30);
+    pub(crate) const MAX_PERIOD: Duration = Duration::from_millis(30);
     /// Works after a change that are not counted: lanes end what they began. Chosen.
     pub(crate) const SETTLE: u64 = 24;
-    /// Works count if they are this large: small ones cost calls rather than copies.
-    pub(crate) const COUNTED: u64 = 512 << 10;
+    /// Works of fewer bytes are not counted: small ones cost calls rather than copies.
+    pub(crate) const MIN_COUNTED_BYTES: u64 = 512 << 10;
     /// Lanes that are added stay if the rate grows by this part. Chosen: more than a period's error.
     pub(crate) const GAIN: f64 = 0.03;
     /// Lanes that are taken away stay away if the rate falls by less than this part of the best. Chosen: with [`GAIN`] less than 5 % is lost.
     pub(crate) const LOSS: f64 = 0.015;
     /// A rate that differs by this part, twice in a row, is another machine's: the search begins again. Chosen.
     pub(crate) const CHANGED: f64 = 0.12;
-    /// After this the search begins again without a changed rate: a link that others fill shows none. A search costs three periods. Chosen.
-    pub(crate) const AGAIN: Duration = Duration::from_millis(500);
+    /// After this time the search begins again without a changed rate: a link that others fill shows none. A search costs three
+    /// periods. Chosen.
+    pub(crate) const SEARCH_INTERVAL: Duration = Duration::from_millis(500);
 }
 
 /// Works of a batch (`io/plan`).
@@ -191,37 +200,37 @@ pub(crate) mod plan {
     /// Longest piece that shares a slot with others, or uses a cell: for shorter ones the call costs more than the bytes.
     pub(crate) const CELL: usize = 64 << 10;
     /// Most pieces of a pack: bounds the kernel's list beside each slot. Chosen.
-    pub(crate) const PACK_MOST: usize = 256;
+    pub(crate) const MAX_PACK_PIECES: usize = 256;
     /// Least pieces of a pack when a batch is spread over lanes: a launch (4.8 µs of CPU) is shared by that many.
-    pub(crate) const PACK_LEAST: usize = 128;
+    pub(crate) const MIN_PACK_PIECES: usize = 128;
     /// Least bytes of a chunk when a transfer is spread over lanes: cheap enough, and each lane still gets work. Chosen.
-    pub(crate) const CHUNK_LEAST: u64 = 1 << 20;
+    pub(crate) const MIN_CHUNK: u64 = 1 << 20;
     /// Most bytes that a source without a descriptor is asked for at a time, straight into the caller's memory: those of a transfer
     /// that is cancelled are waited for. A request costs a lane some 2 000 instructions.
-    pub(crate) const REQUEST_MOST: usize = 16 << 20;
+    pub(crate) const MAX_REQUEST: usize = 16 << 20;
     /// Neighbours of fewer bytes than this together are packed like others, which takes no slot.
-    pub(crate) const RUN_LEAST: u64 = CELL as u64;
-    /// So many neighbours of at most so many bytes on average are read a slot at a time, by fewer lanes. 5 000 tensors of 95 KB beside torch's
-    /// allocations: 9.55 GB/s at 0.29 CPU s/GB in place of 8.15 at 0.40, then 20 at 0.22 in place of 16 at 0.29.
-    pub(crate) const SMALL_RUN_MIN_PIECES: usize = 16;
-    pub(crate) const SMALL_RUN_MAX_MEAN: usize = 512 << 10;
+    pub(crate) const MIN_RUN: u64 = CELL as u64;
+    /// From this many neighbours on of at most that many bytes on average, reads are cut into whole slots, for fewer lanes. 5 000 tensors
+    /// of 95 KB beside torch's allocations: 9.55 GB/s at 0.29 CPU s/GB in place of 8.15 at 0.40, then 20 at 0.22 in place of 16 at 0.29.
+    pub(crate) const MIN_SMALL_RUN_PIECES: usize = 16;
+    pub(crate) const MAX_SMALL_RUN_MEAN: usize = 512 << 10;
 }
 
 /// Reads of cached pages by lanes (`source/read_mapping.rs`). By one thread of a machine with two, from a tmpfs file of 4 KiB folios that was just
 /// written: calls 0.19 CPU s/GB, the mapping 0.19; read again: 0.13 and 0.19.
 pub(crate) mod reads {
     /// Shortest read that is measured: a chunk of a lane's.
-    pub(crate) const LEAST: usize = 1 << 20;
+    pub(crate) const MIN_MEASURED: usize = 1 << 20;
     /// The share of works that go the second way is counted in sixteenths.
     pub(crate) const SHARES: usize = 16;
     /// One of 64 works still goes a way that is not chosen, to measure it: if that takes 1.5 times as long, it costs 0.8 %.
-    pub(crate) const EXPLORE: usize = 64;
+    pub(crate) const EXPLORE_INTERVAL: usize = 64;
     /// Works between two steps of the share: lanes end what they began. Chosen.
     pub(crate) const STEP: usize = 8;
     /// The mapping is clearly faster if calls take longer by more than this part: an eighth. Chosen.
-    pub(crate) const CLEARLY: u64 = 8;
+    pub(crate) const CLEAR_FRACTION: u64 = 8;
     /// Part of a pace that a new measurement makes: a quarter. Chosen.
-    pub(crate) const NEWS: u64 = 4;
+    pub(crate) const NEW_VALUE_FRACTION: u64 = 4;
 }
 
 /// Who reads files of mounts over TCP: the kernel, or own connections (`engines/mounts/contest.rs`). Chosen: no real mount with a GPU has
@@ -244,18 +253,18 @@ pub(crate) mod mounts {
     pub(crate) const CLEARLY: f64 = 1.1;
     /// Bytes until the next trial: at first, and at most. A trial has 7 to 10 rounds.
     pub(crate) const REST_FIRST: u64 = 4 << 30;
-    pub(crate) const REST_MOST: u64 = 64 << 30;
+    pub(crate) const MAX_REST: u64 = 64 << 30;
 }
 
 /// Kernel calls for a range (`io/segment.rs`).
 pub(crate) mod segments {
     /// Aligned writes from this length on go by O_DIRECT (policy `auto`); smaller ones are cheaper through the page cache.
-    pub(crate) const DIRECT_WRITE_LEAST: usize = 64 << 10;
+    pub(crate) const MIN_DIRECT_WRITE: usize = 64 << 10;
     /// Writes to memory files from this length on go through a mapping: 39 GB/s by all lanes;
     /// `pwrite` lets one lane write at a time, 6.6 GB/s.
-    pub(crate) const MAPPED_WRITE_LEAST: usize = 128 << 10;
+    pub(crate) const MIN_MAPPED_WRITE: usize = 128 << 10;
     /// ECANCELED in a row before a call fails: a signal causes one. Chosen, so that no lane repeats a call forever.
-    pub(crate) const CANCELLATIONS_MOST: u8 = 100;
+    pub(crate) const MAX_CANCELLATIONS: u8 = 100;
 }
 
 /// A lane's io_uring (`io/ring.rs`).
@@ -287,10 +296,10 @@ pub(crate) mod streams {
     pub(crate) const RINGS: [(usize, usize, usize); 2] = [(512 << 10, 2, 124), (4 << 20, 3, 8)];
     /// How long the server looks without a pause after something happened: an operation often follows another.
     pub(crate) const SPIN: Duration = Duration::from_micros(100);
-    /// The same with more streams than this under way: something always happened just now, so that it would never stop looking, and
+    /// Where more streams than this are under way it looks for [`SPIN_MANY`] alone: something always happened just now, so that it would never stop looking, and
     /// the next look finds several that got further. Reads of 128 threads took a whole CPU for it. Chosen.
-    pub(crate) const MANY: usize = 4;
-    /// See [`MANY`].
+    pub(crate) const MANY_STREAMS: usize = 4;
+    /// See [`MANY_STREAMS`].
     pub(crate) const SPIN_MANY: Duration = Duration::from_micros(10);
     /// Its shortest and longest naps after that: an eighth of the idle time between them.
     pub(crate) const NAPS: (Duration, Duration) = (Duration::from_micros(5), Duration::from_micros(200));
@@ -319,7 +328,7 @@ pub(crate) mod waits {
     /// Part of the time that copies took lately for which a caller sleeps before its first look: five eighths.
     pub(crate) const ASLEEP: (u64, u64) = (5, 8);
     /// A new wait replaces this fraction of what was learnt: an eighth.
-    pub(crate) const NEWS: u64 = 8;
+    pub(crate) const NEW_VALUE_FRACTION: u64 = 8;
     /// A shorter sleep before the first look loses more by being woken late than it saves.
     pub(crate) const WORTH_SLEEPING: Duration = Duration::from_micros(100);
     /// Longest sleep before the first look. Chosen.
@@ -343,7 +352,7 @@ pub(crate) mod files {
     /// How long an idle descriptor of a caller's file is kept for its next use. Chosen.
     pub(crate) const IDLE_AGE: Duration = Duration::from_secs(5);
     /// Most idle descriptors, if they can be closed. Chosen.
-    pub(crate) const IDLE_MOST: usize = 64;
+    pub(crate) const MAX_IDLE: usize = 64;
     /// Reads in a row that found their page in the page cache after which the file counts as warm until a read
     /// misses: saves a system call for each read.
     pub(crate) const TRUSTED: u8 = 32;
@@ -432,7 +441,7 @@ pub(crate) mod mapped {
     pub(crate) const PIECE_TIME: Duration = Duration::from_micros(300);
     /// Least bytes of such a registration. Copies do not cross two of them, and a copy of less takes as long on the link (80 µs)
     /// as some driver calls.
-    pub(crate) const PIECE_LEAST: u64 = 4 << 20;
+    pub(crate) const MIN_PIECE: u64 = 4 << 20;
     /// Beside copies one thread registers for this part of the time. Others wait meanwhile for the driver's lock: with an eighth
     /// lanes took 0.25 to 0.33 s of CPU for a GB, by process, with this 0.19 to 0.30. Registering without a pause leaves sixteen
     /// callers of 1 MiB 0.04 GB/s of 28.
@@ -465,10 +474,10 @@ pub(crate) mod mapped {
     /// Offsets that the first kernel of a long list takes: copied in a few microseconds, while they keep the device busy until
     /// the next are there.
     pub(crate) const GATHER_FIRST: usize = 8 << 10;
-    /// Each kernel takes this many times what the one before took,
+    /// Each kernel takes this many times the offsets that the one before took, up to [`MAX_GATHER_OFFSETS`].
     pub(crate) const GATHER_GROWTH: usize = 8;
-    /// but no more than this.
-    pub(crate) const GATHER_MOST: usize = 512 << 10;
+    /// Most offsets that one kernel takes.
+    pub(crate) const MAX_GATHER_OFFSETS: usize = 512 << 10;
     /// Kernels of one list that are in flight while the next offsets are copied.
     pub(crate) const GATHERS_AHEAD: usize = 2;
     /// Rooms for offsets that a map keeps.

@@ -1,4 +1,4 @@
-//! Small reads from a disk by many callers: a life of the resident kernel is for those that come close together. Every byte is
+//! Small reads from a disk by many callers: a launch of the resident kernel is for those that come close together. Every byte is
 //! compared.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -99,7 +99,7 @@ impl Subject {
 #[test]
 fn reads_that_come_one_by_one_start_no_kernel() {
     if allowed_cpus() == 1 {
-        println!("skipped: callers on one CPU share lives");
+        println!("skipped: callers on one CPU share launches");
         return;
     }
     const ROUNDS: u64 = 40;
@@ -107,8 +107,8 @@ fn reads_that_come_one_by_one_start_no_kernel() {
     let launches = || subject.turn.fake.calls("cuLaunchKernel");
     let before = launches();
     subject.crowd(ROUNDS);
-    let lives = launches() - before;
-    assert!(lives < CALLERS * ROUNDS / 8, "{lives} lives for {} reads", CALLERS * ROUNDS);
+    let launched = launches() - before;
+    assert!(launched < CALLERS * ROUNDS / 8, "{launched} launches for {} reads", CALLERS * ROUNDS);
 }
 
 #[test]
@@ -117,9 +117,9 @@ fn reads_that_come_close_together_share_lives() {
     let is_shared = || {
         let before = subject.turn.fake.calls("cuLaunchKernel");
         let pieces = subject.crowd(400) / PIECE as u64;
-        let lives = subject.turn.fake.calls("cuLaunchKernel") - before;
-        println!("{pieces} of {} pieces by {lives} lives", CALLERS * 400);
-        pieces > 4 * lives
+        let launched = subject.turn.fake.calls("cuLaunchKernel") - before;
+        println!("{pieces} of {} pieces by {launched} launches", CALLERS * 400);
+        pieces > 4 * launched
     };
     assert!((0..30).any(|_| is_shared()), "nothing went by the kernel");
 }

@@ -439,6 +439,21 @@ fn a_file_of_which_little_was_read_is_not_pinned() {
     }
 }
 
+/// The reason stands in receipts of both directions.
+#[test]
+fn a_small_transfer_whose_pages_are_not_pinned_says_nothing_of_the_other_direction() {
+    let _turn = turn();
+    let session = open(config());
+    let (_scratch, file) = subject(&disk(), KEY, LEN);
+    let read = fetch(&session, &file, 0, 4096).unwrap().1;
+    let written = session.write(&file, 0, &session.buffer(0, 4096).unwrap()).unwrap();
+    for receipt in [read, written] {
+        check_staged(&receipt, "not pinned, and a small transfer alone");
+        let reason = why(&receipt).reason;
+        assert!(!reason.contains("read") && !reason.contains("write"), "{reason}");
+    }
+}
+
 #[test]
 fn strict_mapped_is_mapped_alone() {
     let _turn = turn();

@@ -105,7 +105,7 @@ fn pieces_need_no_driver_call_each() {
     until_resident(|| {
         let (copied, launched) = (copies(), launches(&turn));
         let resident = good(&turn, &session, &file, (CALLERS, ROUNDS, 4096));
-        println!("{resident} of {} pieces by {} lives", CALLERS * ROUNDS, launches(&turn) - launched);
+        println!("{resident} of {} pieces by {} launches", CALLERS * ROUNDS, launches(&turn) - launched);
         // A copy, or two parts, for each of the others.
         let others = CALLERS * ROUNDS - resident;
         assert!((others..=2 * others).contains(&(copies() - copied)));
@@ -121,7 +121,7 @@ fn the_kernel_ends_when_nobody_calls() {
     std::thread::sleep(Duration::from_millis(100));
     let before = launches(&turn);
     std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(launches(&turn), before, "lives without work");
+    assert_eq!(launches(&turn), before, "launches without work");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn middle_pieces_go_the_same_way() {
     until_resident(|| good(&turn, &session, &file, (CALLERS, 40, MOST)) > 0);
 }
 
-/// The same slots and buffers with other bytes each time, many times within one life, in both directions.
+/// The same slots and buffers with other bytes each time, many times within one launch, in both directions.
 #[test]
 fn new_bytes_in_the_same_place_are_the_new_ones() {
     const SHARE: u64 = 70_000;
@@ -398,7 +398,7 @@ fn callers_that_are_interrupted_get_their_bytes() {
     });
 }
 
-/// Each session has lives of its own.
+/// Each session launches the kernel for itself.
 #[test]
 fn two_sessions_do_not_meet() {
     let (turn, _scratch, file) = set_up(KEY);

@@ -33,10 +33,10 @@ const FILE: u64 = 1 << 30;
 const PAGE: usize = 4096;
 const WINDOW: usize = 64 << 20;
 const MAILBOXES_AT: usize = 256;
-/// As in the engine: when a life ends, and when the launcher looks.
+/// As in the engine: when a launch ends, and when the launcher looks.
 const IDLE_NS: u32 = 200_000;
-const LIFE_NS: u32 = 970_000;
-const LIFE_LONG_NS: u32 = 765_000;
+const LAUNCH_NS: u32 = 970_000;
+const LAUNCH_LONG_NS: u32 = 765_000;
 const FIRST_LOOK: Duration = Duration::from_micros(900);
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -78,16 +78,16 @@ impl Pinned {
     }
 }
 
-/// Mailboxes, and what launches lives of the kernel while there is work.
-struct Lives {
+/// Mailboxes, and what launches the kernel while there is work.
+struct Launches {
     pages: Pinned,
     count: usize,
-    life: AtomicU32,
+    launch: AtomicU32,
     is_over: AtomicBool,
     launcher: OnceLock<Thread>,
 }
 
-impl Lives {
+impl Launches {
     fn mailbox(&self, index: usize) -> &Mailbox {
         // SAFETY: zeroed pages that stay, all of atomics; mailboxes are aligned in them.
         unsafe { &*((self.pages.host + MAILBOXES_AT) as *const Mailbox).add(index) }
@@ -96,7 +96,7 @@ impl Lives {
     fn has_ended(&self) -> bool {
         // SAFETY: as above; the device writes the first word.
         let ended = unsafe { AtomicU32::from_ptr(self.pages.host as *mut u32) };
-        ended.load(Ordering::SeqCst) == self.life.load(Ordering::SeqCst)
+        ended.load(Ordering::SeqCst) == self.launch.load(Ordering::SeqCst)
     }
 
     fn run(&self, stream: &dyn Stream, life: u32) -> Result<()> {
@@ -107,7 +107,7 @@ impl Lives {
                 park_timeout(Duration::from_millis(1));
                 continue;
             }
-            let number = self.life.fetch_add(1, Ordering::SeqCst) + 1;
+            let number = self.launch.fetch_add(1, Ordering::SeqCst) + 1;
             let ended = self.pages.reach;
             let (mailboxes, count) = (ended + MAILBOXES_AT as u64, self.count as u32);
             // SAFETY: the mailboxes stay, and callers wait for what they post.
@@ -134,7 +134,7 @@ struct Caller<'a> {
     stream: Box<dyn Stream>,
     event: Box<dyn Event>,
     mailbox: &'a Mailbox,
-    lives: &'a Lives,
+    launches: &'a Launches,
     yields: bool,
 }
 
@@ -175,11 +175,11 @@ impl Caller<'_> {
         let number = self.mailbox.post(piece);
         fence(Ordering::SeqCst);
         loop {
-            if self.lives.is_over.load(Ordering::Relaxed) {
-                return Err("no life will come".into());
+            if self.launches.is_over.load(Ordering::Relaxed) {
+                return Err("no launch will come".into());
             }
-            if self.lives.has_ended() {
-                self.lives.launcher.get().map(Thread::unpark).unwrap_or_default();
+            if self.launches.has_ended() {
+                self.launches.launcher.get().map(Thread::unpark).unwrap_or_default();
             }
             for _ in 0..if self.yields { 1 } else { 16 } {
                 if self.mailbox.answer(number).is_some() {
@@ -209,18 +209,18 @@ fn repeat(caller: &Caller<'_>, seed: u64, deadline: Instant) -> std::result::Res
 fn measure(device: &dyn Device, (file, pages): (&File, u64), work: Work, limit: Duration) -> Result<()> {
     let Work { way, bytes, threads, writes } = work;
     let yields = threads >= std::thread::available_parallelism()?.get();
-    let lives = &Lives {
+    let launches = &Launches {
         pages: Pinned::new(device, MAILBOXES_AT + threads * size_of::<Mailbox>())?,
         count: threads,
-        life: AtomicU32::new(0),
+        launch: AtomicU32::new(0),
         is_over: AtomicBool::new(false),
         launcher: OnceLock::new(),
     };
     let start = |index| -> Result<_> {
         let (stream, target) = (device.stream(Context::PRIMARY)?, device.allocate(bytes)?);
         let (event, slot) = (stream.event()?, Pinned::new(device, bytes)?);
-        let mailbox = lives.mailbox(index);
-        Ok(Caller { work, file, pages, slot, target, stream, event, mailbox, lives, yields })
+        let mailbox = launches.mailbox(index);
+        Ok(Caller { work, file, pages, slot, target, stream, event, mailbox, launches, yields })
     };
     let callers = (0..threads).map(start).collect::<Result<Vec<_>>>()?;
     let stream = device.stream(Context::PRIMARY)?;
@@ -228,8 +228,9 @@ fn measure(device: &dyn Device, (file, pages): (&File, u64), work: Work, limit: 
     let count = scope(|scope| {
         let launcher = matches!(way, Way::Mailbox | Way::Registered).then(|| {
             scope.spawn(move || {
-                let ended = lives.run(stream.as_ref(), if bytes > 64 << 10 { LIFE_LONG_NS } else { LIFE_NS });
-                lives.is_over.store(true, Ordering::Relaxed);
+                let ended =
+                    launches.run(stream.as_ref(), if bytes > 64 << 10 { LAUNCH_LONG_NS } else { LAUNCH_NS });
+                launches.is_over.store(true, Ordering::Relaxed);
                 ended.map_err(|error| error.to_string())
             })
         });
@@ -237,7 +238,7 @@ fn measure(device: &dyn Device, (file, pages): (&File, u64), work: Work, limit: 
         let threads: Vec<_> = callers.into_iter().zip(1..).map(repeat).collect();
         let count: std::result::Result<u64, String> =
             threads.into_iter().map(|thread| thread.join().map_err(|_| "a caller died")?).sum();
-        lives.is_over.store(true, Ordering::Relaxed);
+        launches.is_over.store(true, Ordering::Relaxed);
         launcher.map_or(Ok(Ok(())), ScopedJoinHandle::join).map_err(|_| "the launcher died")??;
         count
     });

@@ -30,7 +30,7 @@ pub(crate) struct Walk {
 impl Walk {
     /// Adds what an engine did. Keeps the first refusal of each engine.
     #[inline]
-    pub(crate) fn tell(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
+    pub(crate) fn record(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
         if bytes > 0 || refusal.is_some() {
             self.add(kind, bytes, refusal);
         }

@@ -314,9 +314,9 @@ pub(crate) fn claim_along(
     let mut all = Vec::with_capacity(1);
     for (index, engine) in list.iter().enumerate().skip(first) {
         match engine.claim(&asked)? {
-            Claim::Passed(refusal) => walk.tell(engine.kind(), 0, refusal),
+            Claim::Passed(refusal) => walk.record(engine.kind(), 0, refusal),
             Claim::Taken(mut taken) => {
-                walk.tell(engine.kind(), taken.bytes, taken.refusal.take());
+                walk.record(engine.kind(), taken.bytes, taken.refusal.take());
                 let left = std::mem::take(&mut taken.left);
                 all.push(Claimed { taken, next: index + 1 });
                 if left.is_empty() {

@@ -11,7 +11,7 @@ use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{CachedReads, Descriptors, Fd, Fill};
-use crate::tuning::segments::{CANCELLATIONS_MOST, DIRECT_WRITE_LEAST, MAPPED_WRITE_LEAST};
+use crate::tuning::segments::{MAX_CANCELLATIONS, MIN_DIRECT_WRITE, MIN_MAPPED_WRITE};
 
 /// How the bytes of a segment travel, for the receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -367,7 +367,7 @@ impl Segment {
 
     /// Chooses the way of a write.
     pub(crate) fn choose_write(&mut self, file: &Descriptors, align: u64, policy: CachePolicy) {
-        let large = policy == CachePolicy::Bypass || self.len >= DIRECT_WRITE_LEAST;
+        let large = policy == CachePolicy::Bypass || self.len >= MIN_DIRECT_WRITE;
         let direct = file.direct.is_some()
             && !file.is_memory
             && policy != CachePolicy::Keep
@@ -390,7 +390,7 @@ impl Segment {
         self.cancellations = if is_cancelled { self.cancellations + 1 } else { 0 };
         match (direction, result) {
             // A signal kept the kernel from starting a thread for the call. No call that has begun is cancelled.
-            _ if is_cancelled && self.cancellations < CANCELLATIONS_MOST => SegmentStep::Again,
+            _ if is_cancelled && self.cancellations < MAX_CANCELLATIONS => SegmentStep::Again,
             (_, errno) if [libc::EINTR, libc::EAGAIN].contains(&(-errno as i32)) => SegmentStep::Again,
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
             (Direction::Write, 0) => SegmentStep::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
@@ -472,9 +472,7 @@ impl Segment {
         unsafe {
             match direction {
                 Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
-                Direction::Write
-                    if file.is_memory && (left >= MAPPED_WRITE_LEAST || file.is_making_room()) =>
-                {
+                Direction::Write if file.is_memory && (left >= MIN_MAPPED_WRITE || file.is_making_room()) => {
                     match file.write_mapped(buffer, left, offset) {
                         refused if refused <= 0 => file.calls.write(self.fd(file), buffer, left, offset),
                         written => written,
@@ -551,12 +549,12 @@ mod tests {
     fn a_call_that_is_cancelled_again_and_again_fails() {
         let cancelled = -(libc::ECANCELED as isize);
         let mut segment = Segment::whole(0, 8192, 0);
-        for _ in 1..CANCELLATIONS_MOST {
+        for _ in 1..MAX_CANCELLATIONS {
             assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
         }
         // Progress resets the count.
         assert!(matches!(segment.advance(Direction::Read, 4096, 4096), SegmentStep::Again));
-        for _ in 1..CANCELLATIONS_MOST {
+        for _ in 1..MAX_CANCELLATIONS {
             assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
         }
         let last = segment.advance(Direction::Read, cancelled, 4096);

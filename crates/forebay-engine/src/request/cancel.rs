@@ -19,7 +19,7 @@ pub(crate) trait Cancel: Send + Sync {
 pub(crate) struct Cancellation {
     is_asked: AtomicBool,
     /// Who is told when it is.
-    told: Mutex<Vec<Weak<dyn Cancel>>>,
+    listeners: Mutex<Vec<Weak<dyn Cancel>>>,
     /// Entries of which something was left out.
     left_out: Mutex<BTreeSet<u32>>,
 }
@@ -30,12 +30,12 @@ impl Cancellation {
     }
 
     /// `who` has works of the submission; is told at once if it was cancelled before.
-    pub(crate) fn tell(&self, who: Weak<dyn Cancel>) {
-        let mut told = lock(&self.told);
+    pub(crate) fn on_cancel(&self, who: Weak<dyn Cancel>) {
+        let mut listeners = lock(&self.listeners);
         if !self.is_asked() {
-            return told.push(who);
+            return listeners.push(who);
         }
-        drop(told);
+        drop(listeners);
         if let Some(who) = who.upgrade() {
             who.cancel();
         }
@@ -43,10 +43,10 @@ impl Cancellation {
 
     /// Tells everybody.
     pub(crate) fn ask(&self) {
-        let mut told = lock(&self.told);
+        let mut listeners = lock(&self.listeners);
         self.is_asked.store(true, Ordering::Release);
-        let all = std::mem::take(&mut *told);
-        drop(told);
+        let all = std::mem::take(&mut *listeners);
+        drop(listeners);
         all.iter().filter_map(Weak::upgrade).for_each(|who| who.cancel());
     }
 

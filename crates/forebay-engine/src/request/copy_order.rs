@@ -75,11 +75,11 @@ impl<'a> CallOrder<'a> {
         let _ = self.found.set(CopyOrder::Captured);
     }
 
-    /// As [`CopyOrder::tell`], without a question.
+    /// As [`CopyOrder::add_note`], without a question.
     #[inline]
-    pub(crate) fn tell(&self, election: &mut Arc<Election>) {
+    pub(crate) fn add_note(&self, election: &mut Arc<Election>) {
         if let Some(order) = self.found.get() {
-            order.tell(election);
+            order.add_note(election);
         }
     }
 }
@@ -101,15 +101,15 @@ impl CopyOrder {
 
     /// Adds to the election of a transfer what there is to say about its order.
     #[inline]
-    pub(crate) fn tell(self, election: &mut Arc<Election>) {
+    pub(crate) fn add_note(self, election: &mut Arc<Election>) {
         if self == Self::Captured {
-            tell_captured(election);
+            add_captured_note(election);
         }
     }
 }
 
 #[cold]
-fn tell_captured(election: &mut Arc<Election>) {
+fn add_captured_note(election: &mut Arc<Election>) {
     let note = Note {
         text: "a stream is being captured that the default stream would have to wait for: \
                the copy was not ordered behind the default streams"

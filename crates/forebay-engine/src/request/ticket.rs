@@ -43,7 +43,7 @@ pub struct Completion {
     /// Set before it starts, if copies come after other work.
     prior_work: OnceLock<PriorWork>,
     /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
-    looks: Mutex<Vec<Look>>,
+    looks: Mutex<Vec<LookAgain>>,
 }
 
 /// A submission that no other thread works on: it ends when somebody looks at it.
@@ -62,7 +62,7 @@ pub trait CallerPolled: Send + Sync {
 }
 
 /// See [`Completion::look_again`].
-type Look = Box<dyn FnOnce() -> bool + Send>;
+type LookAgain = Box<dyn FnOnce() -> bool + Send>;
 
 #[derive(Default)]
 struct State {
@@ -74,8 +74,8 @@ struct State {
     after: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// How much longer than expected a waiter polls.
-const LATE: Duration = Duration::from_micros(150);
+/// How much longer than the expected time a waiter polls before it sleeps.
+const POLL_MARGIN: Duration = Duration::from_micros(150);
 
 impl Completion {
     pub(crate) fn new(
@@ -112,14 +112,14 @@ impl Completion {
     }
 
     /// Counts the request when it resolves.
-    pub(crate) fn count_in(&self, counter: Option<RequestCounter>) {
+    pub(crate) fn count_with(&self, counter: Option<RequestCounter>) {
         if let Some(counter) = counter {
             let _ = self.counter.set(counter);
         }
     }
 
     /// Its copies come after this work.
-    pub(crate) fn come_after(&self, prior_work: Option<PriorWork>) {
+    pub(crate) fn order_after(&self, prior_work: Option<PriorWork>) {
         if let Some(prior_work) = prior_work {
             let _ = self.prior_work.set(prior_work);
         }
@@ -136,7 +136,7 @@ impl Completion {
     }
 
     /// What is to be asked when the last work is done: whether there are more.
-    pub(crate) fn look_again(&self, look: Look) {
+    pub(crate) fn look_again(&self, look: LookAgain) {
         lock(&self.looks).push(look);
     }
 
@@ -195,8 +195,8 @@ impl Completion {
     }
 
     /// `who` has works of this submission, and leaves out those that have not begun when it is cancelled.
-    pub(crate) fn tell(&self, who: Weak<dyn Cancel>) {
-        self.cancellation.tell(who);
+    pub(crate) fn on_cancel(&self, who: Weak<dyn Cancel>) {
+        self.cancellation.on_cancel(who);
     }
 
     /// Whether its caller gave it up: what has not begun is left out.
@@ -208,13 +208,13 @@ impl Completion {
     pub fn work_done(&self, moved: Moved) {
         add_moved(&self.moved, moved);
         // AcqRel: the thread that resolves sees what the other lanes wrote.
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.goes_on() {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.has_more_works() {
             self.resolve();
         }
     }
 
     /// Whether somebody has more works for it.
-    fn goes_on(&self) -> bool {
+    fn has_more_works(&self) -> bool {
         let looks = std::mem::take(&mut *lock(&self.looks));
         if looks.is_empty() {
             return false;
@@ -222,7 +222,7 @@ impl Completion {
         // One more than there are, so that none of them resolves it meanwhile.
         self.left.store(1, Ordering::Release);
         let more = looks.into_iter().fold(false, |more, look| look() | more);
-        more && (self.left.fetch_sub(1, Ordering::AcqRel) != 1 || self.goes_on())
+        more && (self.left.fetch_sub(1, Ordering::AcqRel) != 1 || self.has_more_works())
     }
 
     fn resolve(&self) {
@@ -261,7 +261,7 @@ impl Completion {
     /// Waits until resolved. Around the time that it should take the waiter polls: being woken takes long.
     fn wait_closely(&self, expected: Duration) {
         if !self.wait(Some(expected / 2))
-            && !wait::poll_flag(expected + LATE, || self.done.load(Ordering::Acquire))
+            && !wait::poll_flag(expected + POLL_MARGIN, || self.done.load(Ordering::Acquire))
         {
             self.wait(None);
         }

@@ -10,7 +10,8 @@ use forebay_gpu::{Naps, Wait};
 
 use crate::tuning::streams::{self, SPIN};
 use crate::tuning::waits::{
-    ASLEEP, BYTES_PER_MICROSECOND, ENOUGH_CPUS, HORIZON, LONG_COPY, LOOKS, NAP, NAPS, NEWS, WORTH_SLEEPING,
+    ASLEEP, BYTES_PER_MICROSECOND, ENOUGH_CPUS, HORIZON, LONG_COPY, LOOKS, NAP, NAPS, NEW_VALUE_FRACTION,
+    WORTH_SLEEPING,
 };
 
 /// A poll, and what follows it.
@@ -148,7 +149,7 @@ impl CopyPace {
             PollResult::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
             PollResult::Never => known,
         };
-        self.0.store(known - known / NEWS + news / NEWS, Ordering::Relaxed);
+        self.0.store(known - known / NEW_VALUE_FRACTION + news / NEW_VALUE_FRACTION, Ordering::Relaxed);
     }
 }
 

@@ -19,14 +19,16 @@ const ROUND: usize = 16 << 10;
 const SHARE: usize = ROUND * (size_of::<ChecksumPiece>() + size_of::<u32>());
 /// Rounds under way: one runs on the device while another is prepared and collected here.
 const ROUNDS: usize = 2;
-/// A warp sums one piece. Smaller pieces outnumber the device's warps; larger ones leave some warps idle at the end.
-const LEAST_PIECE: u64 = 8 << 10;
-const GREATEST_PIECE: u64 = 128 << 10;
-const ENOUGH_PIECES: u64 = 8192;
+/// Shortest piece: a warp sums one, and smaller pieces outnumber the device's warps. Chosen.
+const MIN_PIECE_BYTES: u64 = 8 << 10;
+/// Longest piece: larger ones leave some warps idle at the end. Chosen.
+const MAX_PIECE_BYTES: u64 = 128 << 10;
+/// Ranges are cut into about this many pieces, so that all warps have some. Chosen.
+const WANTED_PIECES: u64 = 8192;
 /// Sleep between two looks at a round.
 const NAP: Wait = Wait::Nap(Duration::from_micros(30));
 /// Loading kernels waits for all streams. Operations that forebay has queued on streams get this time to end first.
-const PATIENCE: Duration = Duration::from_secs(1);
+const QUEUED_LIMIT: Duration = Duration::from_secs(1);
 
 /// What makes the checksums of a session.
 #[derive(Debug, Default)]
@@ -111,18 +113,18 @@ enum Way {
     Copy,
 }
 
-/// A stream, and an event for each round.
+/// The stream that checksums run on, and for each of the [`ROUNDS`] the event that follows it.
 #[derive(Debug)]
-struct Line {
-    stream: Box<dyn Stream>,
+struct ChecksumStream {
+    driver_stream: Box<dyn Stream>,
     marks: Vec<Box<dyn Event>>,
 }
 
-impl Line {
+impl ChecksumStream {
     fn new(device: &dyn Device, context: Context) -> Result<Self> {
-        let stream = device.stream(context)?;
-        let marks = (0..ROUNDS).map(|_| stream.event()).collect::<Result<_>>()?;
-        Ok(Self { stream, marks })
+        let driver_stream = device.stream(context)?;
+        let marks = (0..ROUNDS).map(|_| driver_stream.event()).collect::<Result<_>>()?;
+        Ok(Self { driver_stream, marks })
     }
 }
 
@@ -131,8 +133,8 @@ impl Line {
 struct ChecksumSlot {
     device: Arc<dyn Device>,
     pages: PinnedPages,
-    /// The line of the primary context, kept between calls.
-    line: Option<Line>,
+    /// The stream of the primary context, kept between calls.
+    stream: Option<ChecksumStream>,
     /// Contexts for which kernels were loaded or tried; in `without`, those where loading failed.
     known: HashSet<Context>,
     without: HashSet<Context>,
@@ -141,7 +143,13 @@ struct ChecksumSlot {
 impl ChecksumSlot {
     fn new(device: &Arc<dyn Device>) -> Result<Self> {
         let pages = PinnedPages::new(device, ROUNDS * SHARE)?;
-        Ok(Self { device: device.clone(), pages, line: None, known: HashSet::new(), without: HashSet::new() })
+        Ok(Self {
+            device: device.clone(),
+            pages,
+            stream: None,
+            known: HashSet::new(),
+            without: HashSet::new(),
+        })
     }
 
     /// Loads the kernels of a context at its first use. A note if that fails.
@@ -150,7 +158,7 @@ impl ChecksumSlot {
             return None;
         }
         // Load after the time-out in any case: the streams end later, and the load with them.
-        traffic::is_clear_within(PATIENCE);
+        traffic::is_clear_within(QUEUED_LIMIT);
         let error = self.device.kernels(context).err()?;
         self.without.insert(context);
         Some(Note {
@@ -162,23 +170,29 @@ impl ChecksumSlot {
     /// # Safety
     /// As [`Checks::of`].
     unsafe fn run(&mut self, context: Context, ranges: &[Range], sums: &mut [Checksum]) -> Result<()> {
-        let kept = if context == Context::PRIMARY { self.line.take() } else { None };
-        let line = kept.map_or_else(|| Line::new(&*self.device, context), Ok)?;
+        let kept = if context == Context::PRIMARY { self.stream.take() } else { None };
+        let stream = kept.map_or_else(|| ChecksumStream::new(&*self.device, context), Ok)?;
         let way = if self.without.contains(&context) { Way::Copy } else { Way::Kernel };
         // SAFETY: passed on.
-        let done = unsafe { self.rounds(&line, way, ranges, sums) };
+        let done = unsafe { self.rounds(&stream, way, ranges, sums) };
         if done.is_err() {
             // Wait: kernels or copies of it may still run, and use the pinned memory.
-            let _ = line.stream.synchronize(Wait::Block);
+            let _ = stream.driver_stream.synchronize(Wait::Block);
         } else if context == Context::PRIMARY {
-            self.line = Some(line);
+            self.stream = Some(stream);
         }
         done
     }
 
     /// # Safety
-    /// As [`Checks::of`]. After an error the line must be waited for.
-    unsafe fn rounds(&self, line: &Line, way: Way, ranges: &[Range], sums: &mut [Checksum]) -> Result<()> {
+    /// As [`Checks::of`]. After an error the stream must be waited for.
+    unsafe fn rounds(
+        &self,
+        stream: &ChecksumStream,
+        way: Way,
+        ranges: &[Range],
+        sums: &mut [Checksum],
+    ) -> Result<()> {
         let length = match way {
             Way::Kernel => piece_length(ranges.iter().map(|range| range.len).sum()),
             Way::Copy => SHARE as u64,
@@ -189,16 +203,16 @@ impl ChecksumSlot {
         let mut under_way = VecDeque::with_capacity(ROUNDS);
         for round in (0..ROUNDS).cycle() {
             // SAFETY: the round before the last is over, and passed on.
-            let count = unsafe { self.queue(line, way, round, &mut ahead) }?;
+            let count = unsafe { self.queue(stream, way, round, &mut ahead) }?;
             if count > 0 {
-                line.stream.record(&*line.marks[round])?;
+                stream.driver_stream.record(&*stream.marks[round])?;
                 under_way.push_back((round, count));
             }
             if count > 0 && under_way.len() < ROUNDS {
                 continue;
             }
             let Some((round, count)) = under_way.pop_front() else { break };
-            line.marks[round].wait(NAP)?;
+            stream.marks[round].wait(NAP)?;
             let mut place = 0;
             for (index, piece) in behind.by_ref().take(count) {
                 let sum = self.collect(way, round, &mut place, piece);
@@ -212,7 +226,13 @@ impl ChecksumSlot {
     ///
     /// # Safety
     /// As [`Checks::of`], until the round is over; no round that uses the same share is under way.
-    unsafe fn queue(&self, line: &Line, way: Way, round: usize, ahead: &mut Pieces<'_>) -> Result<usize> {
+    unsafe fn queue(
+        &self,
+        stream: &ChecksumStream,
+        way: Way,
+        round: usize,
+        ahead: &mut Pieces<'_>,
+    ) -> Result<usize> {
         let share = round * SHARE;
         let mut count = 0;
         match way {
@@ -227,7 +247,7 @@ impl ChecksumSlot {
                 let list = self.pages.reach() + share as u64;
                 if count > 0 {
                     // SAFETY: the pages outlive the round; the ranges are the caller's promise.
-                    unsafe { line.stream.checksums(list, count, list + RESULTS as u64) }?;
+                    unsafe { stream.driver_stream.checksums(list, count, list + RESULTS as u64) }?;
                 }
             }
             Way::Copy => {
@@ -237,7 +257,7 @@ impl ChecksumSlot {
                 {
                     let to = self.pages.as_ptr().wrapping_add(share + place);
                     // SAFETY: the piece fits into what is left of the share.
-                    unsafe { line.stream.copy_out(to, piece.address, piece.len as usize) }?;
+                    unsafe { stream.driver_stream.copy_out(to, piece.address, piece.len as usize) }?;
                     ahead.next();
                     place += piece.len as usize;
                     count += 1;
@@ -274,7 +294,7 @@ const RESULTS: usize = ROUND * size_of::<ChecksumPiece>();
 
 /// As many pieces as keep a device busy, within reason.
 fn piece_length(total: u64) -> u64 {
-    (total / ENOUGH_PIECES).next_power_of_two().clamp(LEAST_PIECE, GREATEST_PIECE)
+    (total / WANTED_PIECES).next_power_of_two().clamp(MIN_PIECE_BYTES, MAX_PIECE_BYTES)
 }
 
 /// Ranges, cut into pieces of one length; the last of each range is shorter.

@@ -37,11 +37,11 @@ use crate::stream_order::Late;
 
 /// Devices, engines and options. Cheap to clone. Opening one needs no GPU and creates no CUDA context.
 #[derive(Clone, Debug)]
-pub struct Session(Arc<Inner>, Front);
+pub struct Session(Arc<Inner>, FrontOptions);
 
-/// Options of a front (libcufile, Python, the command) for the session that it uses.
+/// Options of a front for the session that it uses. A front is what programs call forebay through: libcufile, Python, the command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Front {
+struct FrontOptions {
     /// The front counts transfers itself: the session does not.
     counts_itself: bool,
     /// Device copies come after work that is queued on the default streams.
@@ -136,15 +136,15 @@ impl Session {
         }
         Ok(Self(
             Arc::new(Inner { config, devices, checks, per_device, is_the_process, counters }),
-            Front::default(),
+            FrontOptions::default(),
         ))
     }
 
-    /// The same session for a front that counts its own calls in [`counters`](crate::counters). Transfers through this
-    /// value are not counted a second time.
+    /// The same session for a front (a caller library, such as libcufile) that counts its own calls in
+    /// [`counters`](crate::counters). Transfers through this value are not counted a second time.
     #[must_use]
     pub fn uncounted(&self) -> Self {
-        Self(self.0.clone(), Front { counts_itself: true, ..self.1 })
+        Self(self.0.clone(), FrontOptions { counts_itself: true, ..self.1 })
     }
 
     /// The same session for a front whose callers queue work on a default stream and then call at once, as cuFile
@@ -155,7 +155,7 @@ impl Session {
     /// it off.
     #[must_use]
     pub fn behind_default_streams(&self) -> Self {
-        Self(self.0.clone(), Front { is_behind_default_streams: true, ..self.1 })
+        Self(self.0.clone(), FrontOptions { is_behind_default_streams: true, ..self.1 })
     }
 
     /// Notes about this process: other builds of the engine are loaded, each with a session of its own; the CPU makes
@@ -270,7 +270,7 @@ impl Session {
         let elapsed = began.elapsed();
         let result = done.map(|(moved, mut election)| {
             if let Some(order) = &order {
-                order.tell(&mut election);
+                order.add_note(&mut election);
             }
             Receipt { election, moved, elapsed }
         });
@@ -421,15 +421,15 @@ impl Session {
         let mut election =
             engines.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
         if is_ours {
-            order.tell(&mut election);
+            order.add_note(&mut election);
         }
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(counter);
-        completion.come_after(prior_work);
+        completion.count_with(counter);
+        completion.order_after(prior_work);
         for (base, past_end) in past_ends {
-            past_end.tell(&completion, base, engines.stage.clone());
+            past_end.continue_later(&completion, base, engines.stage.clone());
         }
         let mut polled: Option<Arc<dyn CallerPolled>> = None;
         for (base, claimed) in claimed {

@@ -19,7 +19,7 @@ use forebay_sys::threads::without_signals;
 /// Bytes that are passed on at once, while the next come in. The parts are cut at multiples of it.
 const CHUNK: u64 = 32 << 20;
 /// Chunks that a device has asked for and not yet passed on.
-const AHEAD: usize = 3;
+const CHUNKS_AHEAD: usize = 3;
 
 /// Where a device's copy of the range goes.
 #[derive(Clone)]
@@ -112,7 +112,7 @@ impl Session {
         let mut sum: Option<Receipt> = None;
         let mut failed = None;
         loop {
-            while failed.is_none() && next < end && pending.len() < AHEAD {
+            while failed.is_none() && next < end && pending.len() < CHUNKS_AHEAD {
                 match ask(next) {
                     Ok(asked) => {
                         next = asked.1;

@@ -17,7 +17,7 @@ use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::stream_order::{self, Bound, Late, OperationEnd, ResultTarget, StreamRequest};
 
 /// The most bytes of a transfer whose range is not known yet: its steps are queued for all of them.
-const MOST: usize = 1 << 40;
+const MAX_LATE_BYTES: usize = 1 << 40;
 
 impl Session {
     /// # Safety
@@ -49,7 +49,7 @@ impl Session {
         let works = transfers.len();
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
-        completion.count_in(counter);
+        completion.count_with(counter);
         let mut ends = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
         for (entry, transfer) in transfers.into_iter().enumerate() {
@@ -102,13 +102,13 @@ impl Session {
     /// # Safety
     /// As [`Session::enqueue`].
     pub(super) unsafe fn enqueue_late(&self, stream: u64, late: Late) -> Result<()> {
-        if late.most > MOST {
+        if late.most > MAX_LATE_BYTES {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
                 "a transfer in the order of a stream is too large",
             )
             .with("bytes", late.most)
-            .with("most", MOST)
+            .with("most", MAX_LATE_BYTES)
             .hint("queue it in parts"));
         }
         let engines = self.engines_of(&late.memory.device)?;

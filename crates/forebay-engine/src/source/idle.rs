@@ -15,7 +15,7 @@ use forebay_config::files::read_kernel_text;
 use crate::runtime::lock::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::process::PerProcess;
-use crate::tuning::files::{IDLE_AGE, IDLE_MOST};
+use crate::tuning::files::{IDLE_AGE, MAX_IDLE};
 use forebay_sys::threads;
 
 /// The file and the access of a descriptor.
@@ -76,7 +76,7 @@ impl Drop for KeptDescriptor {
         let mut idle = idle();
         let entry = IdleEntry { key: self.key, fd, since: Instant::now() };
         // A shared opening keeps the caller's `flock`.
-        let is_urgent = idle.all.len() >= IDLE_MOST || entry.is_shared();
+        let is_urgent = idle.all.len() >= MAX_IDLE || entry.is_shared();
         idle.all.push(entry);
         idle.start_sweeper();
         drop(idle);
@@ -144,7 +144,7 @@ fn sweep_on() {
 /// Closes descriptors that are too old or too many, where that releases no lock.
 fn sweep() {
     let mut idle = idle();
-    let surplus = idle.all.len().saturating_sub(IDLE_MOST);
+    let surplus = idle.all.len().saturating_sub(MAX_IDLE);
     idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
     let is_due = |index: usize, entry: &IdleEntry| {
         index < surplus || entry.is_shared() || entry.since.elapsed() >= IDLE_AGE
@@ -252,15 +252,15 @@ mod tests {
         lock.l_type = libc::F_WRLCK as i16;
         // SAFETY: the lock lives through the call.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
-        let most = IDLE_MOST as i32;
+        let most = MAX_IDLE as i32;
         put(most + 10);
-        assert_eq!(count(inode), IDLE_MOST + 10, "closed while the process has a lock");
+        assert_eq!(count(inode), MAX_IDLE + 10, "closed while the process has a lock");
         assert!(PosixLocks::read().unwrap().has(&key), "the lock is gone");
         lock.l_type = libc::F_UNLCK as i16;
         // SAFETY: as above.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &lock) }, 0);
         put(1);
-        assert!(count(inode) <= IDLE_MOST, "{} are kept", count(inode));
+        assert!(count(inode) <= MAX_IDLE, "{} are kept", count(inode));
         let again = KeptDescriptor::again(key).unwrap();
         assert!(again.as_raw_fd() > 2);
         assert!(KeptDescriptor::again(DescriptorKey { flags: Some(7), ..key }).is_none());

@@ -2,7 +2,6 @@
 
 pub(crate) mod adopt;
 mod calls;
-pub(crate) mod choice;
 mod descriptor;
 mod file;
 mod idle;
@@ -11,6 +10,7 @@ mod memory;
 mod nfs;
 pub(crate) mod piece;
 mod preallocation;
+pub(crate) mod read_balance;
 mod read_mapping;
 pub(crate) mod residency;
 pub(crate) mod version;

@@ -9,16 +9,16 @@
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
-use super::choice::Choice;
 use super::mapping::{copy_by_kernel, leave_page_tables};
+use super::read_balance::ReadBalance;
 use super::{Descriptors, LOCAL_FILE_SYSTEMS, residency};
 use crate::runtime::sys;
-use crate::tuning::reads::LEAST;
+use crate::tuning::reads::MIN_MEASURED;
 
 /// A file's reads through the page cache.
 #[derive(Debug, Default)]
 pub(crate) struct CachedReads {
-    pub(crate) choice: Choice,
+    pub(crate) balance: ReadBalance,
     /// `None`: the file cannot be mapped, or the kernel does not copy for us.
     mapping: OnceLock<Option<ReadMapping>>,
 }
@@ -84,7 +84,7 @@ impl Drop for ReadMapping {
 impl Descriptors {
     /// The measured reads of this file, for a range that is read by either way.
     pub(crate) fn cached_reads(&self, len: usize) -> Option<&CachedReads> {
-        let may = len >= LEAST
+        let may = len >= MIN_MEASURED
             && self.nature.is_regular
             && LOCAL_FILE_SYSTEMS.contains(&self.nature.magic)
             && self.calls.may_map()
@@ -145,7 +145,7 @@ mod tests {
             for (offset, len) in [(0, bytes.len()), (4097, MIB), (3 * MIB + 5, MIB), (MIB - 1, MIB + 2)] {
                 assert!(read(&file, offset as u64, len).unwrap() == bytes[offset..offset + len]);
             }
-            assert_eq!(read(&file, 0, LEAST - 1), None, "short");
+            assert_eq!(read(&file, 0, MIN_MEASURED - 1), None, "short");
             assert_eq!(read(&file, 3 * MIB as u64 + 6, MIB), None, "beyond the end");
             named.as_file().set_len(2 * MIB as u64).unwrap();
             assert_eq!(read(&file, 3 * MIB as u64, MIB), None, "truncated since");

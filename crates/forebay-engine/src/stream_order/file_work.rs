@@ -182,7 +182,7 @@ pub(super) fn start(
     if let (false, Some(pull)) = (is_host, &engines.start_pull) {
         let completion = make(1);
         if let Some(beyond) = beyond {
-            beyond.tell(&completion, 0, engines.straight.clone());
+            beyond.continue_later(&completion, 0, engines.straight.clone());
         }
         return pull(MappedJob { batch, base: 0, completion });
     }
@@ -193,7 +193,7 @@ pub(super) fn start(
     // One more than there are, so that a plan without works looks at the end of the file, too.
     let completion = make(works + 1);
     if let Some(beyond) = beyond {
-        beyond.tell(&completion, 0, stage.clone());
+        beyond.continue_later(&completion, 0, stage.clone());
     }
     if works > 0 {
         stage.submit(&staged.job(0, completion.clone()));

@@ -257,11 +257,11 @@ impl ServerState {
         let how = stream.refuse(numbers.first);
         self.inbox.wake();
         match how {
-            stream_state::RefusedWhen::NotStarted => Err(refused.error),
+            stream_state::RefusalTime::NotStarted => Err(refused.error),
             // No more reports follow: the caller learns here that it failed.
-            stream_state::RefusedWhen::Reported if !has_ticket => Err(refused.error),
+            stream_state::RefusalTime::Reported if !has_ticket => Err(refused.error),
             // The operation reports its error when it ends.
-            stream_state::RefusedWhen::Started | stream_state::RefusedWhen::Reported => Ok(()),
+            stream_state::RefusalTime::Started | stream_state::RefusalTime::Reported => Ok(()),
         }
     }
 }

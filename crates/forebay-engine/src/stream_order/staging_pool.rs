@@ -18,12 +18,18 @@ const SLACK: usize = 8 << 10;
 /// The most pieces of a list.
 pub(super) const PIECES: usize = 64;
 
-/// Offsets in a stream's memory. What the device writes and what the CPU writes lie in different cache lines.
-const REACHED: usize = 0;
-const GO: usize = 128;
-const LIST: usize = 256;
-const CELL: usize = 4096;
-const STREAM_BYTES: usize = CELL + PIECE + SLACK;
+// Offsets in a stream's memory. What the device writes and what the CPU writes lie in different cache lines.
+
+/// The word with the number that the stream has reached, which the device writes.
+const REACHED_AT: usize = 0;
+/// The word with the number that the stream may pass, which the CPU writes.
+const GO_AT: usize = 128;
+/// The list of [`PIECES`] that a kernel copies.
+const LIST_AT: usize = 256;
+/// The stream's small buffer, behind the first page.
+const BUFFER_AT: usize = 4096;
+/// All of a stream's memory.
+const STREAM_BYTES: usize = BUFFER_AT + PIECE + SLACK;
 
 /// Memory that a chunk passes through.
 #[derive(Clone, Copy, Debug)]
@@ -72,11 +78,11 @@ fn word(pages: &PinnedPages, at: usize) -> Word {
 }
 
 fn stream_memory(pages: &Arc<PinnedPages>, at: usize) -> StreamMemory {
-    let buffers = vec![buffer(pages, at + CELL, PIECE + SLACK)];
+    let buffers = vec![buffer(pages, at + BUFFER_AT, PIECE + SLACK)];
     StreamMemory {
-        reached: word(pages, at + REACHED),
-        go: word(pages, at + GO),
-        list: buffer(pages, at + LIST, PIECES * size_of::<CopyPiece>()),
+        reached: word(pages, at + REACHED_AT),
+        go: word(pages, at + GO_AT),
+        list: buffer(pages, at + LIST_AT, PIECES * size_of::<CopyPiece>()),
         small: Arc::new(StagingRing { chunk: PIECE, buffers, size: None, _pages: pages.clone() }),
         number: 0,
     }

@@ -51,7 +51,7 @@ struct OperationMarks {
 
 /// How far an operation was when the stream refused a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RefusedWhen {
+pub(super) enum RefusalTime {
     /// It never begins.
     NotStarted,
     /// It was begun, and tells the error when it ends.
@@ -145,14 +145,14 @@ impl StreamState {
     }
 
     /// Refuses an operation.
-    pub(super) fn refuse(&self, first: u32) -> RefusedWhen {
+    pub(super) fn refuse(&self, first: u32) -> RefusalTime {
         let mut marks = self.marks();
         marks.void = Some(first);
         self.has_void.store(true, Ordering::Release);
         match (marks.begun == Some(first), marks.reported == Some(first)) {
-            (false, _) => RefusedWhen::NotStarted,
-            (true, false) => RefusedWhen::Started,
-            (true, true) => RefusedWhen::Reported,
+            (false, _) => RefusalTime::NotStarted,
+            (true, false) => RefusalTime::Started,
+            (true, true) => RefusalTime::Reported,
         }
     }
 

@@ -227,7 +227,7 @@ impl MappedState {
         let others = self.slots.waiting.load(Ordering::Relaxed);
         let pieces = slot.list.pieces(&written);
         // SAFETY: the pins of all windows are held; the submitter vouched for its memory.
-        let pulled = unsafe { self.callers.pull_few(Context::PRIMARY, others, pieces) };
+        let pulled = unsafe { self.callers.pull_short_batch(Context::PRIMARY, others, pieces) };
         if !matches!(pulled, Ok(false)) {
             transfer.by_resident = true;
             self.end_batch(StartedBatch { slot, transfer }, pulled.map(drop));

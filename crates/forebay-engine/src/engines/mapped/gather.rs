@@ -11,7 +11,7 @@ use crate::request::transfer::Batch;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::source::piece::Direction;
-use crate::tuning::mapped::{GATHER_CUT, GATHER_FIRST, GATHER_GROWTH, GATHER_MOST, GATHER_REPORTS};
+use crate::tuning::mapped::{GATHER_CUT, GATHER_FIRST, GATHER_GROWTH, GATHER_REPORTS, MAX_GATHER_OFFSETS};
 
 /// Pinned memory of one kernel's list.
 pub(super) struct CopyList {
@@ -184,7 +184,7 @@ pub(super) fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
         }
         let (part, others) = rest.split_at(size.min(rest.len()));
         rest = others;
-        size = (size * GATHER_GROWTH).min(GATHER_MOST);
+        size = (size * GATHER_GROWTH).min(MAX_GATHER_OFFSETS);
         Some(part)
     })
 }
@@ -216,7 +216,7 @@ mod tests {
         ] {
             let list: Vec<u64> = (0..count as u64).collect();
             assert!(parts(&list).flatten().eq(&list));
-            assert!(parts(&list).all(|part| (1..=GATHER_MOST).contains(&part.len())));
+            assert!(parts(&list).all(|part| (1..=MAX_GATHER_OFFSETS).contains(&part.len())));
             assert!(parts(&list).next().is_none_or(|part| part.len() <= GATHER_FIRST));
         }
         assert_eq!(parts(&vec![0; 1 << 20]).count(), 4, "few launches");

@@ -113,9 +113,9 @@ impl Mapped {
     }
 
     /// Whether a batch that is not wholly in place is better read by callers, many of which are at work.
-    fn may_read_few(&self, batch: &Batch) -> bool {
+    fn may_read_short_batch(&self, batch: &Batch) -> bool {
         *self.mode() != Permission::Only
-            && self.state.callers.may_read_few(batch)
+            && self.state.callers.may_read_short_batch(batch)
             && self.state.callers.were_many()
     }
 
@@ -310,7 +310,7 @@ impl Mapped {
     /// The file if the transfer's first pages are pinned; from time to time asks for those that are not.
     fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<FoundFile>> {
         let len = transfer.len as u64;
-        let small = len <= crate::engines::staged::sync::SMALL as u64;
+        let small = len <= crate::engines::staged::sync::MAX_CALLER_BYTES as u64;
         // What goes on to `takes` is counted there.
         let (before, counted) =
             if small { file.count_small(len) } else { (file.demand.load(Ordering::Relaxed), len) };
@@ -432,9 +432,9 @@ impl Drop for Mapped {
     }
 }
 
-/// Why a small read is staged whose pages are not pinned.
+/// Why a small transfer is staged whose pages are not pinned.
 static NOT_PINNED: LazyLock<Refusal> = LazyLock::new(|| {
-    Reason::new("its pages are not pinned, and a small read alone does not pin them").refusal()
+    Reason::new("its pages are not pinned, and a small transfer alone does not pin them").refusal()
 });
 
 impl Engine for Arc<Mapped> {
@@ -473,7 +473,7 @@ impl Engine for Arc<Mapped> {
         }
         match self.takes(asked.batch, asked.warmth()) {
             // Parts of it by two engines would cost more than all of it by the callers' way.
-            Ok(()) if asked.is_alone && self.may_read_few(asked.batch) => Ok(Claim::Passed(None)),
+            Ok(()) if asked.is_alone && self.may_read_short_batch(asked.batch) => Ok(Claim::Passed(None)),
             Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
             Err(reason) if *self.mode() == Permission::Only => {
                 Err(reason.error().with("file", asked.known.file.name()))

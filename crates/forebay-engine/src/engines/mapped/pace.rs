@@ -11,7 +11,7 @@ use super::region::WINDOW;
 use crate::runtime::lock::lock;
 use crate::runtime::process::PerProcess;
 use crate::tuning::mapped::{
-    COPY_PACE_BYTES, PACE_PIECES, PIECE_LEAST, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,
+    COPY_PACE_BYTES, MIN_PIECE, PACE_PIECES, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,
 };
 
 /// How fast pages were registered.
@@ -24,7 +24,7 @@ pub(super) struct RegisterPace {
 
 impl RegisterPace {
     pub(super) fn learn(&mut self, bytes: u64, took: Duration) {
-        if bytes >= PIECE_LEAST {
+        if bytes >= MIN_PIECE {
             self.pieces = self.pieces.saturating_add(1);
             self.best = self.best.max(bytes as f64 / took.as_nanos().max(1) as f64);
         }
@@ -63,7 +63,7 @@ impl RegisterPace {
     pub(super) fn piece(self) -> u64 {
         let bytes = (self.best * PIECE_TIME.as_nanos() as f64) as u64;
         let piece = bytes.checked_ilog2().map_or(0, |log| 1 << log);
-        if self.is_known() { piece.clamp(PIECE_LEAST, WINDOW) } else { PIECE_LEAST }
+        if self.is_known() { piece.clamp(MIN_PIECE, WINDOW) } else { MIN_PIECE }
     }
 }
 
@@ -184,13 +184,13 @@ mod tests {
     #[test]
     fn a_piece_keeps_others_waiting_for_as_long_whatever_it_costs() {
         const MIB: u64 = 1 << 20;
-        assert_eq!(of(WINDOW, &[]).piece(), PIECE_LEAST, "nothing is known");
+        assert_eq!(of(WINDOW, &[]).piece(), MIN_PIECE, "nothing is known");
         // 10, 20, 30 and 60 GB/s.
         for (micros, piece) in [(6711, 4), (3355, 4), (2237, 8), (1118, 16)] {
             assert_eq!(of(WINDOW, &[micros; 2]).piece(), piece * MIB, "{micros}");
         }
         assert_eq!(of(WINDOW, &[0; 2]).piece(), WINDOW);
-        assert_eq!(of(PIECE_LEAST - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
+        assert_eq!(of(MIN_PIECE - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
         let shown = of(WINDOW, &[6711; 2]).to_string();
         assert_eq!(
             shown,

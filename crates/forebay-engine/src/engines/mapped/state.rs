@@ -103,7 +103,7 @@ impl MappedState {
     /// Queues a batch.
     pub(super) fn push(self: &Arc<Self>, job: MappedJob) {
         let this: Arc<dyn Cancel> = self.clone();
-        job.completion.tell(Arc::downgrade(&this));
+        job.completion.on_cancel(Arc::downgrade(&this));
         if let Err(CopyWork::Job(job)) = self.hand_over(CopyWork::Job(job)) {
             job.refuse(&closed());
         }
@@ -291,7 +291,7 @@ impl MappedState {
     /// The election of a batch that was copied wholly in place. All batches alike share it.
     pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
         let mut walk = Walk::default();
-        walk.tell(EngineKind::Mapped, 1, None);
+        walk.record(EngineKind::Mapped, 1, None);
         walk.note(writers_note(writers).map(Told::Always));
         self.elections.elect(base, &walk)
     }
@@ -333,8 +333,8 @@ pub(crate) fn in_place(
     notes: Vec<Note>,
 ) -> Arc<Election> {
     let mut walk = Walk::default();
-    walk.tell(EngineKind::Mapped, copied, reason.map(|reason| Told::Now(Arc::new(reason.refusal()))));
-    walk.tell(election.engine.for_the_rest(), rest, None);
+    walk.record(EngineKind::Mapped, copied, reason.map(|reason| Told::Now(Arc::new(reason.refusal()))));
+    walk.record(election.engine.for_the_rest(), rest, None);
     let mut made = walk.elect(election);
     made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));
     Arc::new(made)

@@ -39,7 +39,8 @@ fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
     let known = Known::of(file, CachePolicy::Auto);
     // SAFETY: the buffer lives until the end.
     assert!(unsafe { engine.run_here(&transfer, &known) }.is_none(), "nothing is pinned");
-    len > crate::engines::staged::sync::SMALL && engine.takes(&Batch::of(&transfer), Warmth::Warm).is_ok()
+    len > crate::engines::staged::sync::MAX_CALLER_BYTES
+        && engine.takes(&Batch::of(&transfer), Warmth::Warm).is_ok()
 }
 
 fn demand_of(engine: &Mapped, file: &File) -> (u64, Vec<u64>) {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::runtime::lock::lock;
-use crate::tuning::mounts::{CLEARLY, IN_FLIGHT, REST_FIRST, REST_MOST, ROUND, ROUND_TIME, TURNS};
+use crate::tuning::mounts::{CLEARLY, IN_FLIGHT, MAX_REST, REST_FIRST, ROUND, ROUND_TIME, TURNS};
 
 /// Who reads a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +232,7 @@ impl Trial {
         let is_own = rates[1] >= rates[0] * CLEARLY;
         let is_news = self.won.is_some_and(|(before, _)| before != is_own);
         let rest = if is_news { REST_FIRST } else { self.rest.1 };
-        self.rest = (rest, (rest * 2).min(REST_MOST));
+        self.rest = (rest, (rest * 2).min(MAX_REST));
         (self.won, self.stage) = (Some((is_own, rates)), Stage::Rest);
         if is_own { Reader::Own(self.connections.0) } else { Reader::Kernel }
     }

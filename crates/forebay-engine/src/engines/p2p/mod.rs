@@ -19,8 +19,8 @@ use self::cut::{Alignment, Cut};
 use self::run::Attempted;
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
-use crate::engines::staged::job::Placing;
-use crate::engines::staged::sync::{Callers, SMALL};
+use crate::engines::staged::job::DirectMover;
+use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES};
 use crate::engines::{Asked, Claim, Done, Engine, Known, Ran, Taken};
 use crate::io::plan::Part;
 use crate::io::refusal;
@@ -51,7 +51,7 @@ struct Reachable {
     /// What is staged, and how many bytes that is.
     rest: Vec<Part>,
     left: u64,
-    placing: Arc<dyn Placing>,
+    mover: Arc<dyn DirectMover>,
 }
 
 /// A drive and memory that it reaches.
@@ -62,7 +62,7 @@ struct Reached {
     only: bool,
 }
 
-impl Placing for Reached {
+impl DirectMover for Reached {
     fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>> {
         let refusal = refusal::of_errno(errno, direction);
         if refusal::is_for_good(errno) {
@@ -130,7 +130,7 @@ impl P2p {
         if batch.direction == Direction::Write {
             settle(address);
         }
-        Ok(Reachable { placed, rest, left, placing: Arc::new(Reached { key, only: self.is_all() }) })
+        Ok(Reachable { placed, rest, left, mover: Arc::new(Reached { key, only: self.is_all() }) })
     }
 
     /// Whether the `left` bytes must not be staged.
@@ -163,7 +163,7 @@ impl Engine for P2p {
     }
 
     unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Ran> {
-        if !(1..=SMALL).contains(&transfer.len) {
+        if !(1..=MAX_CALLER_BYTES).contains(&transfer.len) {
             return Ok(if self.is_all() { Ran::Later } else { Ran::Passed(None) });
         }
         // SAFETY: passed on.
@@ -186,8 +186,8 @@ impl Engine for P2p {
             return Ok(Claim::Passed(None));
         }
         match self.takes(asked.batch, asked.known) {
-            Ok(Reachable { placed, rest, left, placing }) => {
-                let work = Box::new(self.stage.plan_placed(asked, placed.as_deref(), placing));
+            Ok(Reachable { placed, rest, left, mover }) => {
+                let work = Box::new(self.stage.plan_placed(asked, placed.as_deref(), mover));
                 let refusal = (left > 0).then(unaligned_ends);
                 Ok(Claim::Taken(Taken { work, bytes: bytes - left, left: rest, refusal }))
             }

@@ -6,7 +6,7 @@ use forebay_error::Result;
 
 use super::{P2p, rules, settle};
 use crate::engines::Known;
-use crate::engines::staged::job::Placing as _;
+use crate::engines::staged::job::DirectMover as _;
 use crate::engines::staged::sync::Attempt;
 use crate::io::segment::{Segment, SegmentWay};
 use crate::request::receipt::{Moved, Refusal};
@@ -51,13 +51,13 @@ impl P2p {
         if transfer.direction == Direction::Write {
             settle(address);
         }
-        let placing = super::Reached { key, only: self.is_all() };
+        let mover = super::Reached { key, only: self.is_all() };
         let mut segment = placed(&middle);
         if left == 0 {
-            return self.move_middle(&mut segment, transfer, file, alignment.offset, placing);
+            return self.move_middle(&mut segment, transfer, file, alignment.offset, mover);
         }
         // SAFETY: passed on.
-        unsafe { self.run_parts(transfer, file, segment, known, alignment.offset, placing) }
+        unsafe { self.run_parts(transfer, file, segment, known, alignment.offset, mover) }
     }
 
     fn move_middle(
@@ -66,13 +66,13 @@ impl P2p {
         transfer: &Transfer,
         file: &Descriptors,
         align: u64,
-        placing: super::Reached,
+        mover: super::Reached,
     ) -> Result<Attempted> {
         let done = segment.run_blocking(transfer.direction, file, align);
         match (done, segment.refused) {
             (Ok(()), _) => Ok(Attempted::Done(segment.good(), segment.moved())),
             (Err(error), None) => Err(error),
-            (Err(error), Some(errno)) => match placing.refused(errno, transfer.direction) {
+            (Err(error), Some(errno)) => match mover.refused(errno, transfer.direction) {
                 Some(refusal) => Ok(Attempted::Refused(refusal)),
                 None => Err(error.with("device", &self.device.info().name)),
             },
@@ -90,7 +90,7 @@ impl P2p {
         mut segment: Segment,
         known: &Known<'_>,
         align: u64,
-        placing: super::Reached,
+        mover: super::Reached,
     ) -> Result<Attempted> {
         let (start, end) = (transfer.offset, transfer.offset + transfer.len as u64);
         let (low, high) = (segment.start, segment.start + segment.len as u64);
@@ -98,7 +98,7 @@ impl P2p {
         for (from, to) in [(start, low), (low, high), (high, end)].into_iter().filter(|(from, to)| from < to)
         {
             let ran = if from == low && to == high {
-                self.move_middle(&mut segment, transfer, file, align, placing)?
+                self.move_middle(&mut segment, transfer, file, align, mover)?
             } else {
                 let mut part = transfer.clone();
                 part.memory.address += from - start;

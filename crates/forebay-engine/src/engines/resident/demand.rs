@@ -1,25 +1,25 @@
-//! Whether reads from a disk come often enough for a life of the kernel to pay.
+//! Whether reads from a disk come often enough for a launch of the kernel to pay.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::tuning::resident::{COLD_MANY, COLD_SPAN};
+use crate::tuning::resident::{COLD_LAUNCH_PIECES, COLD_SPAN};
 
-/// Cold pieces that found no life. Threads may disagree by some: that costs a life, or a copy.
+/// Cold pieces that found no launch under way. Threads may disagree by some: that costs a launch, or a copy.
 #[derive(Debug, Default)]
-pub(super) struct ColdDemand {
+pub(super) struct ColdLaunchDemand {
     /// Microseconds.
     since: AtomicU64,
     count: AtomicU32,
 }
 
-impl ColdDemand {
+impl ColdLaunchDemand {
     /// Counts a piece; whether there were enough of them lately.
     pub(super) fn count(&self, now: u64) -> bool {
         if now.saturating_sub(self.since.load(Ordering::Relaxed)) > COLD_SPAN.as_micros() as u64 {
             self.since.store(now, Ordering::Relaxed);
             self.count.store(0, Ordering::Relaxed);
         }
-        self.count.fetch_add(1, Ordering::Relaxed) + 1 >= COLD_MANY
+        self.count.fetch_add(1, Ordering::Relaxed) + 1 >= COLD_LAUNCH_PIECES
     }
 }
 
@@ -28,13 +28,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pieces_that_come_close_together_want_a_life() {
+    fn only_pieces_that_come_close_together_want_a_launch() {
         let span = COLD_SPAN.as_micros() as u64;
-        let demand = ColdDemand::default();
+        let demand = ColdLaunchDemand::default();
         assert!((1..100).all(|piece| !demand.count(piece * (span + 1))));
         let begun = 200 * span;
         let close = (0..span).take_while(|piece| !demand.count(begun + piece)).count();
-        assert_eq!(close as u32, COLD_MANY - 1);
+        assert_eq!(close as u32, COLD_LAUNCH_PIECES - 1);
         assert!(!demand.count(begun + 2 * span), "those were long ago");
     }
 }

@@ -1,7 +1,7 @@
-//! The thread that launches lives of the kernel while there is work.
+//! The thread that launches the kernel, again and again while there is work.
 //!
-//! It sleeps on the word `wanted`. A caller that has posted and finds the last life over sets it and wakes the thread; the thread
-//! clears it before it looks whether the life is over, or whether anything is posted. So nothing posted is overlooked.
+//! It sleeps on the word `wanted`. A caller that has posted and finds the last launch over sets it and wakes the thread; the thread
+//! clears it before it looks whether the launch is over, or whether anything is posted. So nothing posted is overlooked.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
 
-use super::demand::ColdDemand;
+use super::demand::ColdLaunchDemand;
 use super::long::{LongPieces, PieceRoom};
 use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::tuning::resident::{
-    FIRST_LOOK, GAP, IDLE_NS, LATE, LATE_LOOKS, LIFE_LONG_NS, LIFE_NS, LOOK, MAILBOXES, PAUSE, PAUSE_MOST,
-    SLOW,
+    FIRST_LOOK, IDLE_NS, LATE_LAUNCH_LOOKS, LAUNCH_LIMIT, LAUNCH_LONG_NS, LAUNCH_NS, LAUNCH_PAUSE, LOOK,
+    MAILBOXES, MAX_PAUSE, PAUSE, START_LIMIT,
 };
 use crate::tuning::waits::TRAFFIC_WAIT;
 
-/// Offset of the first mailbox from the word that a life writes at its end.
+/// Offset of the first mailbox from the word that a launch writes at its end.
 const MAILBOXES_AT: usize = 256;
 /// Offset of the trial's bytes, behind the mailboxes.
 const TRIAL_AT: usize = MAILBOXES_AT + 2 * MAILBOXES * size_of::<Mailbox>();
@@ -33,11 +33,11 @@ const TRIAL_BYTES: usize = 64;
 /// Values of [`Launcher::state`].
 const STARTING: u8 = 0;
 const READY: u8 = 1;
-/// No life will come.
-const OVER: u8 = 2;
+/// The kernel is launched no more.
+const STOPPED: u8 = 2;
 
-/// A stream for the kernel, and a mark for when it is late.
-struct LifeStream {
+/// The stream of all launches, and an event behind one that is late.
+struct LaunchStream {
     stream: Box<dyn Stream>,
     mark: Box<dyn Event>,
 }
@@ -49,25 +49,25 @@ pub(super) struct Launcher {
     context: Context,
     state: AtomicU8,
     pages: OnceLock<PinnedPages>,
-    /// First mailboxes that were used: lives look at no more, unless second ones are wanted.
+    /// First mailboxes that were used: launches look at no more, unless second ones are wanted.
     used: AtomicU32,
-    /// The same of second ones, and whether any was asked for since the last life began.
+    /// The same of second ones, and whether any was asked for since the last launch began.
     used_second: AtomicU32,
     wants_second: AtomicBool,
-    /// How many mailboxes the present life looks at.
+    /// How many mailboxes the present launch looks at.
     seen: AtomicU32,
-    /// The number of the last life.
-    life: AtomicU32,
+    /// The number of the last launch.
+    launch: AtomicU32,
     long: LongPieces,
-    /// When it was launched, in microseconds of the clock.
+    /// When the last launch began, in microseconds of the clock.
     launched: AtomicU64,
-    /// A caller wants a life: a futex.
+    /// A caller wants a launch: a futex.
     wanted: AtomicU32,
-    /// Cold pieces that found none, and whether they want one although nothing is posted.
-    cold: ColdDemand,
+    /// Cold pieces that found no launch under way, and whether they want a launch although nothing is posted.
+    cold: ColdLaunchDemand,
     is_demanded: AtomicBool,
     is_closing: AtomicBool,
-    /// Why no life will come.
+    /// Why no launch will come.
     reason: OnceLock<Error>,
     clock: Instant,
     /// Microseconds of the clock until which callers copy by themselves; 0 where they need not.
@@ -85,11 +85,11 @@ impl Launcher {
             used_second: AtomicU32::new(0),
             wants_second: AtomicBool::new(false),
             seen: AtomicU32::new(0),
-            life: AtomicU32::new(0),
+            launch: AtomicU32::new(0),
             long: LongPieces::default(),
             launched: AtomicU64::new(0),
             wanted: AtomicU32::new(0),
-            cold: ColdDemand::default(),
+            cold: ColdLaunchDemand::default(),
             is_demanded: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
             reason: OnceLock::new(),
@@ -109,10 +109,10 @@ impl Launcher {
         }
     }
 
-    /// No life will come.
+    /// No launch will come.
     fn end(&self, reason: Error) {
         let _ = self.reason.set(reason);
-        self.state.store(OVER, Ordering::SeqCst);
+        self.state.store(STOPPED, Ordering::SeqCst);
     }
 
     /// Whether callers may post.
@@ -133,11 +133,11 @@ impl Launcher {
         is_paused
     }
 
-    /// A piece was not begun in time. If its life is not prompt, callers copy by themselves for a while; it may as well be that
+    /// A piece was not begun in time. If its launch is not prompt, callers copy by themselves for a while; it may as well be that
     /// this process's threads had no CPU.
     pub(super) fn report_slow(&self) {
         let launched = Duration::from_micros(self.launched.load(Ordering::Relaxed));
-        if !self.is_life_over() && self.clock.elapsed().saturating_sub(launched) > SLOW {
+        if !self.is_launch_over() && self.clock.elapsed().saturating_sub(launched) > START_LIMIT {
             self.pause();
         }
     }
@@ -146,8 +146,8 @@ impl Launcher {
         self.paused_until.store((self.clock.elapsed() + PAUSE).as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// A mailbox, which lives look at from now on. Those from [`MAILBOXES`] on are the second ones of callers; `None` if the present
-    /// life does not look there.
+    /// A mailbox, which launches look at from now on. Those from [`MAILBOXES`] on are the second ones of callers; `None` if the
+    /// present launch does not look there.
     pub(super) fn mailbox(&self, index: usize) -> Option<&Mailbox> {
         if index >= MAILBOXES {
             self.used_second.fetch_max((index - MAILBOXES) as u32 + 1, Ordering::Relaxed);
@@ -166,9 +166,9 @@ impl Launcher {
         self.long.room(len)
     }
 
-    /// Wakes the thread if no life is under way. Many callers look here between two lives: only the first writes.
+    /// Wakes the thread if no launch is under way. Many callers look here between two launches: only the first writes.
     pub(super) fn wake_if_over(&self) {
-        if self.is_life_over()
+        if self.is_launch_over()
             && self.wanted.load(Ordering::SeqCst) == 0
             && self.wanted.swap(1, Ordering::SeqCst) == 0
         {
@@ -176,10 +176,10 @@ impl Launcher {
         }
     }
 
-    /// Whether a cold piece is to be posted in this first mailbox: a life that looks there is under way, or one is about to be. If
-    /// not, a copy by the driver is there sooner, and only many of them want a life for those to come.
+    /// Whether a cold piece is to be posted in this first mailbox: a launch that looks there is under way, or one is about to be. If
+    /// not, a copy by the driver is there sooner, and only many of them want a launch for those to come.
     pub(super) fn takes_cold(&self, mailbox: usize) -> bool {
-        if !self.is_life_over() {
+        if !self.is_launch_over() {
             return (mailbox as u32) < self.seen.load(Ordering::Relaxed);
         }
         if self.wanted.load(Ordering::Relaxed) != 0 {
@@ -192,12 +192,12 @@ impl Launcher {
         false
     }
 
-    /// Whether no life will come.
+    /// Whether no launch will come.
     pub(super) fn is_over_for_good(&self) -> bool {
-        self.state.load(Ordering::Acquire) == OVER
+        self.state.load(Ordering::Acquire) == STOPPED
     }
 
-    /// The reason if no life will come.
+    /// The reason if no launch will come.
     pub(super) fn check(&self) -> Result<()> {
         match self.reason.get() {
             Some(error) if self.is_over_for_good() => Err(error.clone()),
@@ -205,7 +205,7 @@ impl Launcher {
         }
     }
 
-    /// The thread ends with its present life.
+    /// The thread ends with its present launch.
     pub(super) fn close(&self) {
         self.is_closing.store(true, Ordering::SeqCst);
         self.wanted.store(1, Ordering::SeqCst);
@@ -219,12 +219,12 @@ impl Launcher {
         Some(unsafe { &*place.cast::<Mailbox>() })
     }
 
-    fn is_life_over(&self) -> bool {
+    fn is_launch_over(&self) -> bool {
         let Some(pages) = self.pages.get() else { return true };
         // SAFETY: the first word of the pages, which the device writes and nobody else.
         #[allow(clippy::cast_ptr_alignment, reason = "as above")]
         let ended = unsafe { &*pages.as_ptr().cast::<AtomicU32>() };
-        ended.load(Ordering::SeqCst) == self.life.load(Ordering::SeqCst)
+        ended.load(Ordering::SeqCst) == self.launch.load(Ordering::SeqCst)
     }
 
     // ---- the thread -----------------------------------------------------------------------------------------------
@@ -250,19 +250,19 @@ impl Launcher {
         }
         self.device.kernels(self.context)?;
         let stream = self.device.stream(self.context)?;
-        let stream = LifeStream { mark: stream.event()?, stream };
+        let stream = LaunchStream { mark: stream.event()?, stream };
         let pages = PinnedPages::new(&self.device, TRIAL_AT + 2 * TRIAL_BYTES)?;
         let reach = self.pages.get_or_init(|| pages).reach();
-        let result = self.live(&stream, reach);
+        let result = self.run_launches(&stream, reach);
         if result.is_err() {
-            // A life may still run.
+            // A launch may still run.
             std::mem::forget(stream);
         }
         result
     }
 
-    /// The trial, then lives while there is work.
-    fn live(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+    /// The trial, then launches the kernel while there is work.
+    fn run_launches(&self, stream: &LaunchStream, reach: u64) -> Result<()> {
         self.try_out(stream, reach)?;
         self.state.store(READY, Ordering::SeqCst);
         loop {
@@ -279,7 +279,7 @@ impl Launcher {
                 self.watch(stream)?;
                 // One that ended because nobody came has left room already.
                 if launched.elapsed() >= FIRST_LOOK {
-                    std::thread::sleep(GAP);
+                    std::thread::sleep(LAUNCH_PAUSE);
                 }
             } else {
                 self.sleep(None);
@@ -287,8 +287,8 @@ impl Launcher {
         }
     }
 
-    /// Tries the kernel until a life is as prompt as it has to be.
-    fn try_out(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+    /// Tries the kernel until a launch is as prompt as it has to be.
+    fn try_out(&self, stream: &LaunchStream, reach: u64) -> Result<()> {
         let Some(mailbox) = self.mailbox(0) else { return Err(broken("the trial has no mailbox")) };
         let mut pause = PAUSE;
         while !self.is_closing.load(Ordering::SeqCst) {
@@ -297,7 +297,7 @@ impl Launcher {
                 mailbox.post(CopyPiece { src, dst: src + TRIAL_BYTES as u64, len: TRIAL_BYTES as u64 });
             let started = Instant::now();
             self.launch(stream, reach)?;
-            while started.elapsed() < SLOW && mailbox.answer(number).is_none() {
+            while started.elapsed() < START_LIMIT && mailbox.answer(number).is_none() {
                 std::thread::sleep(LOOK);
             }
             let is_prompt = mailbox.answer(number).is_some();
@@ -310,7 +310,7 @@ impl Launcher {
                 return Ok(());
             }
             self.sleep(Some(pause));
-            pause = (2 * pause).min(PAUSE_MOST);
+            pause = (2 * pause).min(MAX_PAUSE);
         }
         Ok(())
     }
@@ -327,10 +327,10 @@ impl Launcher {
         mailboxes.any(|index| self.at(index).is_some_and(Mailbox::is_open))
     }
 
-    /// Begins a life.
-    fn launch(&self, stream: &LifeStream, reach: u64) -> Result<()> {
+    /// Begins a launch.
+    fn launch(&self, stream: &LaunchStream, reach: u64) -> Result<()> {
         self.launched.store(self.clock.elapsed().as_micros() as u64, Ordering::Relaxed);
-        let number = self.life.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        let number = self.launch.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         let has_second = self.wants_second.swap(false, Ordering::Relaxed) || self.is_second_posted();
         let second = MAILBOXES as u32 + self.used_second.load(Ordering::Relaxed);
         let count = if has_second { second } else { self.used.load(Ordering::SeqCst) };
@@ -339,7 +339,7 @@ impl Launcher {
             mailboxes: reach + MAILBOXES_AT as u64,
             count,
             idle: IDLE_NS,
-            life: if self.long.were_posted() { LIFE_LONG_NS } else { LIFE_NS },
+            life: if self.long.were_posted() { LAUNCH_LONG_NS } else { LAUNCH_NS },
             ended: reach,
             number,
         };
@@ -348,34 +348,34 @@ impl Launcher {
         unsafe { stream.stream.resident(&resident) }
     }
 
-    /// Waits until the life is over. One that is late may have been lost: the driver knows.
-    fn watch(&self, stream: &LifeStream) -> Result<()> {
+    /// Waits until the launch is over. One that is late may have been lost: the driver knows.
+    fn watch(&self, stream: &LaunchStream) -> Result<()> {
         let launched = Instant::now();
         let mut is_marked = false;
-        let (mut nap, mut late) = (FIRST_LOOK, LATE_LOOKS.0);
+        let (mut nap, mut late) = (FIRST_LOOK, LATE_LAUNCH_LOOKS.0);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
-            if self.is_life_over() {
+            if self.is_launch_over() {
                 return Ok(());
             }
-            if launched.elapsed() > LATE {
+            if launched.elapsed() > LAUNCH_LIMIT {
                 // It waits for room beside the user's kernels.
                 self.pause();
                 if !std::mem::replace(&mut is_marked, true) {
                     stream.stream.record(stream.mark.as_ref())?;
                 }
-                if stream.mark.is_done()? && !self.is_life_over() {
+                if stream.mark.is_done()? && !self.is_launch_over() {
                     return Err(broken("the resident kernel ended without a word"));
                 }
                 nap = late;
-                late = (2 * late).min(LATE_LOOKS.1);
+                late = (2 * late).min(LATE_LAUNCH_LOOKS.1);
             }
             self.sleep(Some(nap));
             nap = LOOK;
         }
     }
 
-    /// Sleeps until a life is wanted, at most this long. May wake up for no reason.
+    /// Sleeps until a launch is wanted, at most this long. May wake up for no reason.
     fn sleep(&self, limit: Option<Duration>) {
         let limit = limit.map(|limit| libc::timespec {
             tv_sec: limit.as_secs() as _,

@@ -68,7 +68,7 @@ impl Mailbox {
         (self.device.declined.load(Ordering::Acquire) == number).then_some(Answer::Declined)
     }
 
-    /// Withdraws the request: no life that begins from now on carries it out. See [`Mailbox::outcome`].
+    /// Withdraws the request: no launch that begins from now on carries it out. See [`Mailbox::outcome`].
     pub(super) fn withdraw(&self, number: u32) {
         self.host.withdrawn.store(number, Ordering::Relaxed);
         // A block says that it serves, fences and looks at `withdrawn`: one of the two sees the other.

@@ -1,6 +1,6 @@
 //! The resident copy kernel: a way that engines use, not an engine.
 //!
-//! Pieces of several synchronous callers go through mailboxes that a kernel polls: no driver call for each. A life of the kernel
+//! Pieces of several synchronous callers go through mailboxes that a kernel polls: no driver call for each. A launch of the kernel
 //! is short; a thread of ours ([`launcher`]) launches the next while there is work. What it does not carry out in time the caller
 //! withdraws ([`mailbox`]) and copies by itself. See `docs/decisions/051-resident-kernel.md`.
 
@@ -11,7 +11,7 @@ mod long;
 mod mailbox;
 #[cfg(test)]
 mod model;
-mod round;
+mod stream_queries;
 mod wait;
 
 /// What `mailbox.rs` is made of; its model has others.
@@ -29,13 +29,13 @@ use std::time::{Duration, Instant};
 use self::launcher::Launcher;
 use self::long::PieceRoom;
 use self::mailbox::{Answer, Mailbox};
-use self::round::Rounds;
+use self::stream_queries::StreamQueries;
 pub(crate) use self::wait::CallerWait;
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::runtime::wait::expected;
 use crate::tuning::resident::{
-    CALLER_NAPS, LIFE_LONG_NS, LIFE_NS, LONG_BYTES, MAILBOXES, MOST, PROMISED_NS, SHARED_LINK, SHORT_PIECE,
-    SLOW,
+    CALLER_NAPS, LAUNCH_LONG_NS, LAUNCH_NS, LONG_BYTES, MAILBOXES, MAX_LAUNCH_NS, MAX_PIECE,
+    MAX_SHARING_PIECES, SHORT_PIECE, START_LIMIT,
 };
 use crate::tuning::waits::LINK_BYTES_PER_NS;
 
@@ -43,7 +43,7 @@ use crate::tuning::waits::LINK_BYTES_PER_NS;
 #[derive(Clone, Copy)]
 pub(crate) struct ResidentWay<'a> {
     pub(crate) wait: CallerWait,
-    /// Its bytes come from a disk: it is not worth a life of its own.
+    /// Its bytes come from a disk: it is not worth a launch of its own.
     is_cold: bool,
     /// Of a copy that comes after the default streams.
     after: Option<&'a CallOrder<'a>>,
@@ -58,7 +58,7 @@ pub(crate) struct Resident {
     launcher: Arc<Launcher>,
     /// The launcher's thread was started.
     is_started: AtomicBool,
-    rounds: Rounds,
+    queries: StreamQueries,
 }
 
 impl Resident {
@@ -69,7 +69,7 @@ impl Resident {
             device,
             context,
             is_started: AtomicBool::new(false),
-            rounds: Rounds::default(),
+            queries: StreamQueries::default(),
         }
     }
 
@@ -85,7 +85,7 @@ impl Resident {
         order: Option<&'a CallOrder<'a>>,
         (wait, is_cold): (CallerWait, bool),
     ) -> Option<ResidentWay<'a>> {
-        if !self.is_allowed || !(1..=MOST).contains(&len) || !self.is_ready() {
+        if !self.is_allowed || !(1..=MAX_PIECE).contains(&len) || !self.is_ready() {
             return None;
         }
         Some(ResidentWay { wait, is_cold, after: order })
@@ -133,14 +133,14 @@ impl Resident {
     /// The order of a call's copies if nothing stands on the default streams, by a question that began after this call did and that
     /// other callers share. `None` if something does, which is not waited for.
     pub(crate) fn find_clear(&self) -> Result<Option<CopyOrder>> {
-        let met_capture = self.rounds.find_clear(self.device.as_ref(), self.context)?;
+        let met_capture = self.queries.find_clear(self.device.as_ref(), self.context)?;
         Ok(met_capture.map(|is| if is { CopyOrder::Captured } else { CopyOrder::Free }))
     }
 
     /// Waits for what copies of this way come after: for the first of them.
     pub(crate) fn come_after(&self, way: &mut ResidentWay<'_>) -> Result<()> {
         if let Some(order) = way.after.take()
-            && self.rounds.pass(order.began(), way.wait, self.device.as_ref(), self.context)?
+            && self.queries.pass(order.began(), way.wait, self.device.as_ref(), self.context)?
         {
             order.met_capture();
         }
@@ -158,7 +158,8 @@ impl Resident {
             }
             self.launcher.wake_if_over();
             let elapsed = waiting.elapsed();
-            if self.launcher.is_over_for_good() || elapsed > SLOW + expected(len) * SHARED_LINK {
+            if self.launcher.is_over_for_good() || elapsed > START_LIMIT + expected(len) * MAX_SHARING_PIECES
+            {
                 return self.give_up(mailbox, number);
             }
             waiting.rest(elapsed);
@@ -166,7 +167,7 @@ impl Resident {
     }
 
     /// Withdraws a request that takes too long. Where a block of the kernel serves its mailbox, that one's answer, or end, is waited
-    /// for: a life at most.
+    /// for: a launch at most.
     #[cold]
     fn give_up(&self, mailbox: &Mailbox, number: u32) -> Result<bool> {
         mailbox.withdraw(number);
@@ -182,8 +183,8 @@ impl Resident {
                 None => {}
             }
             if let Err(error) = self.launcher.check() {
-                // Where the launcher alone ended, a life that is well may still copy the piece.
-                if over.get_or_insert_with(Instant::now).elapsed() > Duration::from_nanos(2 * PROMISED_NS) {
+                // Where the launcher alone ended, a launch that is well may still copy the piece.
+                if over.get_or_insert_with(Instant::now).elapsed() > Duration::from_nanos(2 * MAX_LAUNCH_NS) {
                     return Err(error);
                 }
             }
@@ -238,11 +239,11 @@ impl Drop for Resident {
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
     assert!(2 * MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
-    assert!(forebay_gpu::Resident::takes(MOST) < LIFE_LONG_NS as u64);
+    assert!(forebay_gpu::Resident::takes(MAX_PIECE) < LAUNCH_LONG_NS as u64);
     let short = forebay_gpu::Resident::BLOCKS as u64 * SHORT_PIECE;
-    assert!(LIFE_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= PROMISED_NS);
+    assert!(LAUNCH_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= MAX_LAUNCH_NS);
     assert!(
-        LIFE_LONG_NS as u64 + forebay_gpu::Resident::late(short + LONG_BYTES, LINK_BYTES_PER_NS)
-            <= PROMISED_NS
+        LAUNCH_LONG_NS as u64 + forebay_gpu::Resident::late(short + LONG_BYTES, LINK_BYTES_PER_NS)
+            <= MAX_LAUNCH_NS
     );
 };

@@ -53,8 +53,8 @@ impl Model {
 
     // ---- the kernel, as in `resident.cuh` ------------------------------------------------------------------------
 
-    /// Looks so often; a request that it finds it answers.
-    fn life(&self, looks: usize) {
+    /// A launch: looks this many times, and answers each request that it finds.
+    fn launch(&self, looks: usize) {
         let Mailbox { host, device } = &self.mailbox;
         device.serving.store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -121,14 +121,14 @@ impl Model {
     }
 }
 
-/// Runs a caller beside lives of the kernel, one after the other.
-fn explore(lives: &'static [usize], caller: fn(&Model)) {
+/// Runs a caller beside launches of the kernel, one after the other.
+fn explore(launches: &'static [usize], caller: fn(&Model)) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(move || {
         let model = Arc::new(Model::new());
         let kernel = model.clone();
-        let thread = loom::thread::spawn(move || lives.iter().for_each(|looks| kernel.life(*looks)));
+        let thread = loom::thread::spawn(move || launches.iter().for_each(|looks| kernel.launch(*looks)));
         caller(&model);
         thread.join().unwrap();
         let Mailbox { host, device } = &model.mailbox;
@@ -161,7 +161,7 @@ fn a_mailbox_is_used_again_after_a_withdrawal() {
 }
 
 #[test]
-fn the_next_life_goes_on_where_the_last_one_ended() {
+fn the_next_launch_goes_on_where_the_last_one_ended() {
     explore(&[1, 2], |model| {
         for index in 0..2 {
             let number = model.post(index);
@@ -181,7 +181,7 @@ fn nothing_is_lost_while_the_kernel_looks() {
         let thread = loom::thread::spawn(move || {
             // Until the last request is answered.
             while kernel.mailbox.device.done.load(Ordering::Relaxed) != 2 {
-                kernel.life(1);
+                kernel.launch(1);
                 loom::thread::yield_now();
             }
         });
@@ -204,7 +204,7 @@ fn a_withdrawn_number_of_long_ago_means_nothing() {
         mailbox.host.posted.store(5u32.wrapping_add(1 << 31), Ordering::Relaxed);
         mailbox.device.claimed.store(5u32.wrapping_add(1 << 31), Ordering::Relaxed);
         let number = model.post(0);
-        model.life(1);
+        model.launch(1);
         assert_eq!(mailbox.answer(number), Some(Answer::Done));
     });
 }

@@ -20,7 +20,7 @@ use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill, WriteIntent};
 
 /// The engine that has a drive move a job's bytes straight to or from the device's memory.
-pub(crate) trait Placing: Send + Sync + std::fmt::Debug {
+pub(crate) trait DirectMover: Send + Sync + std::fmt::Debug {
     /// The drive refused a range. Returns why, if the range may be staged; otherwise the caller gets the error.
     fn refused(&self, errno: i32, direction: Direction) -> Option<Arc<Refusal>>;
 }
@@ -55,7 +55,7 @@ pub(crate) struct JobParts {
     /// What samples tell of the page cache.
     pub(crate) warmth: Warmth,
     /// Set if a drive moves the bytes to or from the caller's memory.
-    pub(crate) placing: Option<Arc<dyn Placing>>,
+    pub(crate) mover: Option<Arc<dyn DirectMover>>,
     /// Set if the server of a mounted file may be asked beside the kernel.
     pub(crate) mount: Option<Arc<MountRead>>,
     pub(crate) completion: Arc<Completion>,
@@ -84,7 +84,7 @@ impl Job {
         };
         let job = Arc::new(Self { parts, next: AtomicUsize::new(0), _intent: intent });
         let this: Arc<dyn Cancel> = job.clone();
-        job.completion.tell(Arc::downgrade(&this));
+        job.completion.on_cancel(Arc::downgrade(&this));
         job
     }
 
@@ -119,7 +119,7 @@ impl Job {
             align: *align,
             width: width.clone(),
             warmth: Warmth::Mixed,
-            placing: None,
+            mover: None,
             mount: None,
             completion: completion.clone(),
         })

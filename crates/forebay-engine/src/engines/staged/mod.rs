@@ -10,8 +10,8 @@ use std::sync::Arc;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
-use self::job::{Job, JobParts, JobWidth, Placing};
-use self::sync::{Attempt, Callers, SMALL};
+use self::job::{DirectMover, Job, JobParts, JobWidth};
+use self::sync::{Attempt, Callers, MAX_CALLER_BYTES};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
 use crate::engines::mounts::read::{MountRead, MountReads};
@@ -26,8 +26,8 @@ use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE, RECALLED};
-use crate::tuning::plan::REQUEST_MOST;
-use crate::tuning::width::WORKS;
+use crate::tuning::plan::MAX_REQUEST;
+use crate::tuning::width::MIN_WORKS;
 
 /// Makes jobs for the lanes of a device, and hands them over.
 #[derive(Clone)]
@@ -46,7 +46,7 @@ pub(crate) struct Staged {
     width: JobWidth,
     warmth: Warmth,
     cache: CachePolicy,
-    placing: Option<Arc<dyn Placing>>,
+    mover: Option<Arc<dyn DirectMover>>,
     mount: Option<Arc<MountRead>>,
 }
 
@@ -58,8 +58,8 @@ impl Staged {
 
     /// As a job whose entries start at `base` of the completion.
     pub(crate) fn job(self, base: u32, completion: Arc<Completion>) -> Arc<Job> {
-        let Self { batch, plan, align, width, warmth, cache, placing, mount } = self;
-        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, placing, mount, completion })
+        let Self { batch, plan, align, width, warmth, cache, mover, mount } = self;
+        Job::new(JobParts { batch, plan, base, cache, align, width, warmth, mover, mount, completion })
     }
 }
 
@@ -101,10 +101,10 @@ impl Stage {
         &self,
         asked: &Asked<'_>,
         parts: Option<&[Part]>,
-        placing: Arc<dyn Placing>,
+        mover: Arc<dyn DirectMover>,
     ) -> StagedWork {
         let staged = self.plan_for(asked.batch, asked.known, Warmth::Cold, parts, (true, false, true));
-        let staged = Staged { placing: Some(placing), ..staged };
+        let staged = Staged { mover: Some(mover), ..staged };
         StagedWork { stage: self.clone(), staged, by_kernel: None }
     }
 
@@ -121,7 +121,7 @@ impl Stage {
         let cuts = matches!(batch.file.source().fill(), Fill::Requests(source) if source.cuts_requests());
         let limits = if cuts && self.lanes.are_of_host() {
             // Bytes come straight into the caller's memory, and no lane has to help: no slot bounds a request.
-            Limits { slot: self.slot_size.max(REQUEST_MOST), lanes: 0, align, merge }
+            Limits { slot: self.slot_size.max(MAX_REQUEST), lanes: 0, align, merge }
         } else {
             Limits { slot: self.slot_size, lanes: self.lanes.spare(width.lanes()), align, merge }
         };
@@ -133,7 +133,7 @@ impl Stage {
             self.lanes.begin(plan.len().min(width.lanes()));
         }
         let (cache, batch) = (known.policy, batch.clone());
-        Staged { batch, plan, align, width, warmth, cache, placing: None, mount: None }
+        Staged { batch, plan, align, width, warmth, cache, mover: None, mount: None }
     }
 
     /// Lanes for a large warm read that is to come.
@@ -224,7 +224,7 @@ impl Stage {
         }
         if let Some(whole) = whole {
             let this: Arc<dyn Cancel> = completion.clone();
-            whole.tell(Arc::downgrade(&this));
+            whole.on_cancel(Arc::downgrade(&this));
         }
         completion
     }
@@ -243,10 +243,12 @@ impl Stage {
     }
 
     /// Has the receipt say how many lanes turned out to be best, if this job is long enough to tell.
-    fn tell_width(&self, job: &Job) {
+    fn report_width(&self, job: &Job) {
         let JobWidth::Learnt(meter) = &job.width else { return };
         let kind = SourceKind::ALL.into_iter().find(|kind| Arc::ptr_eq(self.lanes.meter(*kind), meter));
-        let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= WORKS) else { return };
+        let Some(kind) = kind.filter(|_| !meter.is_fixed() && job.plan.len() as u64 >= MIN_WORKS) else {
+            return;
+        };
         // Not the lanes themselves: one of them would end itself if the session is gone by then.
         let meter = meter.clone();
         let completion = Arc::downgrade(&job.completion);
@@ -277,7 +279,7 @@ impl Engine for ByLanes {
         {
             return Ok(Ran::Later);
         }
-        if transfer.len > SMALL && !self.gains_nothing_by_lanes(transfer, known)? {
+        if transfer.len > MAX_CALLER_BYTES && !self.gains_nothing_by_lanes(transfer, known)? {
             if self.kind == EngineKind::Host || transfer.direction == Direction::Write {
                 return Ok(Ran::Later);
             }
@@ -292,7 +294,7 @@ impl Engine for ByLanes {
         let bytes = asked.bytes();
         if asked.is_alone
             && asked.parts.is_none()
-            && self.callers.may_read_few(asked.batch)
+            && self.callers.may_read_short_batch(asked.batch)
             && asked.warmth() == Warmth::Warm
         {
             let (stage, callers, batch) = (self.stage.clone(), self.callers.clone(), asked.batch.clone());
@@ -351,7 +353,7 @@ impl Work for FewWork {
         let Self { stage, callers, batch } = *self;
         let completion = onward.completion.clone();
         // SAFETY: the submitter vouched for the memory until the completion resolves.
-        let moved = match unsafe { callers.read_few(&batch) } {
+        let moved = match unsafe { callers.read_short_batch(&batch) } {
             Ok(Some(moved)) => moved,
             Ok(None) => {
                 let staged = stage.plan(&batch, Warmth::Warm, None);
@@ -392,7 +394,7 @@ impl Work for StagedWork {
         }
         let mount = staged.mount.clone();
         let job = staged.job(onward.base, onward.completion);
-        stage.tell_width(&job);
+        stage.report_width(&job);
         match mount {
             Some(mount) => stage.submit_beside(job, mount),
             None => stage.submit(&job),

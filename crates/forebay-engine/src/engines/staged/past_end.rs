@@ -10,7 +10,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::Stage;
-use crate::engines::staged::sync::SMALL;
+use crate::engines::staged::sync::MAX_CALLER_BYTES;
 use crate::io::plan::Part;
 use crate::request::ticket::Completion;
 use crate::request::transfer::Batch;
@@ -50,7 +50,7 @@ impl PastEnd {
     /// Cuts a batch where it is worth a look: small pieces that meet the end are over by themselves.
     pub(crate) fn cut(batch: &mut Batch) -> Result<Option<Self>> {
         let is_read = batch.direction == Direction::Read;
-        if !is_read || batch.pieces.iter().all(|piece| piece.len <= SMALL) {
+        if !is_read || batch.pieces.iter().all(|piece| piece.len <= MAX_CALLER_BYTES) {
             return Ok(None);
         }
         let lately = batch.file.len_lately()?;
@@ -65,8 +65,9 @@ impl PastEnd {
         Ok(Some(Self { asked: std::mem::replace(batch, cut), end }))
     }
 
-    /// Tells the completion, in which the batch's entries begin at `base`, before anything starts.
-    pub(crate) fn tell(self, completion: &Arc<Completion>, base: u32, stage: Stage) {
+    /// Before anything starts: cuts the completion's entries, of which the batch's begin at `base`, where the source ended, and has it
+    /// look again later whether the source has grown.
+    pub(crate) fn continue_later(self, completion: &Arc<Completion>, base: u32, stage: Stage) {
         for (entry, piece) in (base..).zip(&self.asked.pieces) {
             completion.cut(entry, inside(piece, self.end) as u64);
         }

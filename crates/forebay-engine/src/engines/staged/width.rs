@@ -1,13 +1,14 @@
 //! How many lanes work at once: learnt from how fast bytes come, by kind of source.
 //!
-//! [`Climb`] is arithmetic: it hears rates and names widths. [`Meter`] feeds it from the lanes' own counts while they work.
+//! [`WidthSearch`] is arithmetic: it takes rates and names widths. [`Meter`] feeds it from the lanes' own counts while they
+//! work.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::runtime::lock::lock;
-use crate::tuning::width::{AGAIN, CHANGED, GAIN, LONGEST, LOSS, PERIOD, SETTLE, WORKS};
+use crate::tuning::width::{CHANGED, GAIN, LOSS, MAX_PERIOD, MIN_WORKS, PERIOD, SEARCH_INTERVAL, SETTLE};
 
 /// What a width is learnt for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,15 +50,15 @@ enum Trial {
     None { rate: f64, since: Duration, other: u32 },
 }
 
-/// Climbs to the fewest lanes that reach the best rate.
+/// Searches for the fewest lanes that reach the best rate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Climb {
+pub(crate) struct WidthSearch {
     width: usize,
     most: usize,
     trial: Trial,
 }
 
-impl Climb {
+impl WidthSearch {
     pub(crate) const fn new(start: usize, most: usize) -> Self {
         Self { width: if start < most { start } else { most }, most, trial: Trial::Base }
     }
@@ -76,13 +77,13 @@ impl Climb {
         *self = Self::new(self.width, most);
     }
 
-    /// Hears the rate of a period at the present width; returns the width of the next.
-    pub(crate) fn hear(&mut self, heard: f64, took: Duration) -> usize {
+    /// Takes the rate of a period at the present width; returns the width of the next.
+    pub(crate) fn observe(&mut self, observed: f64, took: Duration) -> usize {
         match self.trial {
-            Trial::Base => self.more(heard),
-            Trial::More { from, rate } if heard >= rate * (1.0 + GAIN) => {
+            Trial::Base => self.more(observed),
+            Trial::More { from, rate } if observed >= rate * (1.0 + GAIN) => {
                 debug_assert!(self.width > from);
-                self.more(heard);
+                self.more(observed);
             }
             // Too many: half as many more.
             Trial::More { from, .. } if self.width > from + 1 => self.width = from + (self.width - from) / 2,
@@ -91,13 +92,13 @@ impl Climb {
                 self.fewer(rate);
             }
             // Fewer lanes are not faster: the machine has changed.
-            Trial::Fewer { rate, .. } if heard > rate * (1.0 + GAIN) => self.more(heard),
-            Trial::Fewer { rate, .. } if heard >= rate * (1.0 - LOSS) => self.fewer(rate.max(heard)),
+            Trial::Fewer { rate, .. } if observed > rate * (1.0 + GAIN) => self.more(observed),
+            Trial::Fewer { rate, .. } if observed >= rate * (1.0 - LOSS) => self.fewer(rate.max(observed)),
             Trial::Fewer { from, rate } => {
                 self.width = from;
                 self.stay(rate);
             }
-            Trial::None { rate, since, other } => self.watch(heard, (rate, since + took, other)),
+            Trial::None { rate, since, other } => self.watch(observed, (rate, since + took, other)),
         }
         self.width
     }
@@ -129,15 +130,15 @@ impl Climb {
     }
 
     /// Searches again where the rate has changed, and once in a while.
-    fn watch(&mut self, heard: f64, (rate, since, other): (f64, Duration, u32)) {
-        let has_changed = (heard / rate - 1.0).abs() > CHANGED;
-        if since >= AGAIN || (has_changed && other > 0) {
-            return self.more(heard);
+    fn watch(&mut self, observed: f64, (rate, since, other): (f64, Duration, u32)) {
+        let has_changed = (observed / rate - 1.0).abs() > CHANGED;
+        if since >= SEARCH_INTERVAL || (has_changed && other > 0) {
+            return self.more(observed);
         }
         self.trial = if has_changed {
             Trial::None { rate, since, other: other + 1 }
         } else {
-            Trial::None { rate: rate + (heard - rate) / 8.0, since, other: 0 }
+            Trial::None { rate: rate + (observed - rate) / 8.0, since, other: 0 }
         };
     }
 }
@@ -154,7 +155,7 @@ struct Period {
 
 #[derive(Debug)]
 struct State {
-    climb: Climb,
+    search: WidthSearch,
     period: Option<Period>,
     /// When the CPUs were counted last.
     counted: Option<Instant>,
@@ -162,7 +163,7 @@ struct State {
 
 /// What a period led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum PeriodResult {
     /// Another width is tried.
     Trying(usize),
     /// The search has ended with this width.
@@ -189,16 +190,16 @@ pub(crate) struct Meter {
 impl Meter {
     /// Begins with `start` lanes, and may go to `most`; to `limit` where there are more CPUs later on.
     pub(crate) fn new(start: usize, (most, limit): (usize, usize), is_fixed: bool) -> Self {
-        let climb = Climb::new(start, most);
+        let search = WidthSearch::new(start, most);
         Self {
-            width: AtomicUsize::new(climb.width()),
+            width: AtomicUsize::new(search.width()),
             is_fixed,
             limit,
             bytes: AtomicU64::new(0),
             works: AtomicU64::new(0),
             next: AtomicU64::new(0),
             is_starved: AtomicBool::new(false),
-            state: Mutex::new(State { climb, period: None, counted: None }),
+            state: Mutex::new(State { search, period: None, counted: None }),
         }
     }
 
@@ -210,9 +211,9 @@ impl Meter {
     /// Begins with another width, if nothing is measured yet.
     pub(crate) fn start_at(&self, width: usize) {
         let mut state = lock(&self.state);
-        if !self.is_fixed && state.period.is_none() && state.climb.trial == Trial::Base {
-            state.climb = Climb::new(width.max(1), state.climb.most);
-            self.width.store(state.climb.width(), Ordering::Relaxed);
+        if !self.is_fixed && state.period.is_none() && state.search.trial == Trial::Base {
+            state.search = WidthSearch::new(width.max(1), state.search.most);
+            self.width.store(state.search.width(), Ordering::Relaxed);
         }
     }
 
@@ -223,13 +224,13 @@ impl Meter {
 
     /// The width that was found, and bytes per second.
     pub(crate) fn found(&self) -> Option<(usize, f64)> {
-        let climb = lock(&self.state).climb;
-        climb.found().map(|rate| (climb.width(), rate))
+        let search = lock(&self.state).search;
+        search.found().map(|rate| (search.width(), rate))
     }
 
     /// How many lanes may work now.
     pub(crate) fn most(&self) -> usize {
-        lock(&self.state).climb.most
+        lock(&self.state).search.most
     }
 
     /// Lanes found no work: what is measured now is not what they can do.
@@ -247,7 +248,7 @@ impl Meter {
         bytes: u64,
         told: impl FnOnce() -> usize,
         cpus: Option<fn() -> usize>,
-    ) -> Option<Heard> {
+    ) -> Option<PeriodResult> {
         if self.is_fixed {
             return None;
         }
@@ -257,14 +258,14 @@ impl Meter {
     }
 
     #[cold]
-    fn look(&self, works: u64, told: usize, cpus: Option<fn() -> usize>) -> Option<Heard> {
+    fn look(&self, works: u64, told: usize, cpus: Option<fn() -> usize>) -> Option<PeriodResult> {
         // Another lane looks.
         let mut state = self.state.try_lock().ok()?;
         let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
         if let Some(cpus) = cpus
             && self.has_other_cpus(&mut state, now, cpus)
         {
-            return Some(Heard::Trying(self.width()));
+            return Some(PeriodResult::Trying(self.width()));
         }
         let is_starved = self.is_starved.swap(false, Ordering::Relaxed);
         let fresh = Period { since: now, bytes, works, told };
@@ -274,36 +275,37 @@ impl Meter {
             return None;
         };
         let took = now.saturating_duration_since(period.since);
-        if took < PERIOD || (works < period.works + WORKS && took < LONGEST) {
-            self.next.store(works + WORKS / 8, Ordering::Relaxed);
+        if took < PERIOD || (works < period.works + MIN_WORKS && took < MAX_PERIOD) {
+            self.next.store(works + MIN_WORKS / 8, Ordering::Relaxed);
             return None;
         }
-        let (before, was_found) = (self.width(), state.climb.found().is_some());
-        let width = state.climb.hear(bytes.saturating_sub(period.bytes) as f64 / took.as_secs_f64(), took);
+        let (before, was_found) = (self.width(), state.search.found().is_some());
+        let width =
+            state.search.observe(bytes.saturating_sub(period.bytes) as f64 / took.as_secs_f64(), took);
         self.width.store(width, Ordering::Relaxed);
         // What is under way at the old width does not count.
         state.period = (width == before).then_some(fresh);
-        self.next.store(works + if width == before { WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
-        if state.climb.found().is_some() && !was_found {
-            return Some(Heard::Found(width));
+        self.next.store(works + if width == before { MIN_WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
+        if state.search.found().is_some() && !was_found {
+            return Some(PeriodResult::Found(width));
         }
-        (width != before).then_some(Heard::Trying(width))
+        (width != before).then_some(PeriodResult::Trying(width))
     }
 }
 
 impl Meter {
     /// Counts the CPUs once in a while. Whether others are there than lanes may use: the width follows them.
     fn has_other_cpus(&self, state: &mut State, now: Instant, cpus: fn() -> usize) -> bool {
-        if state.counted.is_some_and(|at| now.saturating_duration_since(at) < AGAIN) {
+        if state.counted.is_some_and(|at| now.saturating_duration_since(at) < SEARCH_INTERVAL) {
             return false;
         }
         state.counted = Some(now);
         let most = cpus().clamp(1, self.limit);
-        let has_others = most != state.climb.most;
+        let has_others = most != state.search.most;
         if has_others {
-            state.climb.allow(most);
+            state.search.allow(most);
             state.period = None;
-            self.width.store(state.climb.width(), Ordering::Relaxed);
+            self.width.store(state.search.width(), Ordering::Relaxed);
         }
         has_others
     }
@@ -341,28 +343,28 @@ mod tests {
     }
 
     /// Hears one period, which it takes.
-    fn period(climb: &mut Climb, machine: Machine, noise: f64) -> f64 {
-        let heard = machine.rate(climb.width()) * (1.0 + noise);
-        let took =
-            (WORKS as f64 * (4 << 20) as f64 / heard).clamp(PERIOD.as_secs_f64(), LONGEST.as_secs_f64());
-        climb.hear(heard, Duration::from_secs_f64(took));
+    fn period(search: &mut WidthSearch, machine: Machine, noise: f64) -> f64 {
+        let observed = machine.rate(search.width()) * (1.0 + noise);
+        let took = (MIN_WORKS as f64 * (4 << 20) as f64 / observed)
+            .clamp(PERIOD.as_secs_f64(), MAX_PERIOD.as_secs_f64());
+        search.observe(observed, Duration::from_secs_f64(took));
         took
     }
 
     /// Goes on for a second.
-    fn run(climb: &mut Climb, machine: Machine) {
+    fn run(search: &mut WidthSearch, machine: Machine) {
         let mut now = 0.0;
         while now < 1.0 {
-            now += period(climb, machine, 0.0);
+            now += period(search, machine, 0.0);
         }
     }
 
     /// Goes on until no width is tried. Returns how long that was.
-    fn until_settled(climb: &mut Climb, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
+    fn until_settled(search: &mut WidthSearch, machine: Machine, mut noise: impl FnMut() -> f64) -> f64 {
         let mut now = 0.0;
         loop {
-            now += period(climb, machine, noise());
-            if climb.found().is_some() || now > 10.0 {
+            now += period(search, machine, noise());
+            if search.found().is_some() || now > 10.0 {
                 return now;
             }
         }
@@ -373,8 +375,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(climb: Climb, machine: Machine, most: usize) {
-        let (width, rate) = (climb.width(), machine.rate(climb.width()));
+    fn check(search: WidthSearch, machine: Machine, most: usize) {
+        let (width, rate) = (search.width(), machine.rate(search.width()));
         let (best, fewest) = (machine.best(most), machine.fewest(most));
         assert!(rate >= best * 0.95, "{width} lanes reach {rate:e} of {best:e}: {machine:?}");
         assert!(width <= fewest + 1, "{width} lanes where {fewest} are enough: {machine:?}");
@@ -383,9 +385,9 @@ mod tests {
     proptest! {
         #[test]
         fn the_fewest_lanes_of_the_best_rate_are_found(machine in machine(), start in 1usize..20, most in 1usize..33) {
-            let mut climb = Climb::new(start, most);
-            let took = until_settled(&mut climb, machine, || 0.0);
-            check(climb, machine, most);
+            let mut search = WidthSearch::new(start, most);
+            let took = until_settled(&mut search, machine, || 0.0);
+            check(search, machine, most);
             prop_assert!(took < 1.0, "{took} s");
         }
 
@@ -393,13 +395,13 @@ mod tests {
         fn a_change_of_the_machine_is_followed(
             before in machine(), part in prop_oneof![0.4f64..0.8, 1.3f64..2.2], of_link in any::<bool>(), most in 1usize..33
         ) {
-            let mut climb = Climb::new(8, most);
-            run(&mut climb, before);
+            let mut search = WidthSearch::new(8, most);
+            run(&mut search, before);
             let mut after = before;
             if of_link { after.link *= part } else { after.each *= part }
-            run(&mut climb, after);
-            until_settled(&mut climb, after, || 0.0);
-            check(climb, after, most);
+            run(&mut search, after);
+            until_settled(&mut search, after, || 0.0);
+            check(search, after, most);
         }
 
         #[test]
@@ -409,17 +411,17 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 ((state >> 40) as f64 / (1u64 << 24) as f64 - 0.5) * 0.02
             };
-            let mut climb = Climb::new(8, 16);
-            until_settled(&mut climb, machine, &mut noise);
-            let (rate, best) = (machine.rate(climb.width()), machine.best(16));
-            prop_assert!(rate >= best * 0.93, "{} lanes: {rate:e} of {best:e}", climb.width());
+            let mut search = WidthSearch::new(8, 16);
+            until_settled(&mut search, machine, &mut noise);
+            let (rate, best) = (machine.rate(search.width()), machine.best(16));
+            prop_assert!(rate >= best * 0.93, "{} lanes: {rate:e} of {best:e}", search.width());
         }
     }
 
     #[test]
     fn one_cpu_has_one_lane() {
-        let mut climb = Climb::new(8, 1);
-        assert_eq!((0..100).map(|at| climb.hear(f64::from(at), PERIOD)).max(), Some(1));
+        let mut search = WidthSearch::new(8, 1);
+        assert_eq!((0..100).map(|at| search.observe(f64::from(at), PERIOD)).max(), Some(1));
     }
 
     #[test]
@@ -428,17 +430,17 @@ mod tests {
         let disk = Machine { each: 1.5e9, link: 7e9, crowd: 0.01 };
         let changes = [(copies, Machine { each: 2.5e9, ..copies }), (disk, Machine { link: 2e9, ..disk })];
         for (usual, slow) in changes {
-            let mut climb = Climb::new(8, 16);
+            let mut search = WidthSearch::new(8, 16);
             for machine in [usual, slow, usual] {
-                run(&mut climb, machine);
-                let (rate, best) = (machine.rate(climb.width()), machine.best(16));
+                run(&mut search, machine);
+                let (rate, best) = (machine.rate(search.width()), machine.best(16));
                 assert!(
                     rate >= best * 0.95,
                     "{} lanes reach {rate:e} of {best:e}: {machine:?}",
-                    climb.width()
+                    search.width()
                 );
-                until_settled(&mut climb, machine, || 0.0);
-                check(climb, machine, 16);
+                until_settled(&mut search, machine, || 0.0);
+                check(search, machine, 16);
             }
         }
     }
@@ -448,16 +450,16 @@ mod tests {
         let meter = Meter::new(4, (16, 16), false);
         let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4, None));
         for _ in 0..20 {
-            all(WORKS * 2);
+            all(MIN_WORKS * 2);
             meter.starve();
             std::thread::sleep(PERIOD);
         }
         assert_eq!(meter.width(), 4, "a pause between jobs is no slow copy");
-        all(WORKS);
+        all(MIN_WORKS);
         std::thread::sleep(PERIOD);
-        assert_eq!(all(WORKS), Some(Heard::Trying(5)));
+        assert_eq!(all(MIN_WORKS), Some(PeriodResult::Trying(5)));
         let fixed = Meter::new(4, (16, 16), true);
-        assert!((0..WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
+        assert!((0..MIN_WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
     }
 
     #[test]
@@ -468,7 +470,7 @@ mod tests {
         for (cpus, most) in [(3, 3), (8, 8), (1, 1), (16, 16), (100, 32), (2, 2)] {
             CPUS.store(cpus, Ordering::Relaxed);
             let since = Instant::now();
-            while since.elapsed() < AGAIN * 2 {
+            while since.elapsed() < SEARCH_INTERVAL * 2 {
                 meter.moved(1 << 20, || 4, Some(|| CPUS.load(Ordering::Relaxed)));
                 std::thread::sleep(Duration::from_micros(50));
             }

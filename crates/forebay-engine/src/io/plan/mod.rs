@@ -10,8 +10,8 @@ mod run;
 use std::ops::Range;
 
 use crate::source::piece::{Direction, Piece};
-pub(crate) use crate::tuning::plan::{CELL, PACK_MOST};
-use crate::tuning::plan::{CHUNK_LEAST, PACK_LEAST};
+pub(crate) use crate::tuning::plan::{CELL, MAX_PACK_PIECES};
+use crate::tuning::plan::{MIN_CHUNK, MIN_PACK_PIECES};
 
 /// Limits of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -121,9 +121,9 @@ impl Plan {
     fn entries(&mut self, pieces: &[Piece], entries: Range<u32>, direction: Direction, limits: Limits) {
         let mut pack = PendingPack::default();
         let pack_most = if limits.lanes > 1 {
-            entries.len().div_ceil(limits.lanes).clamp(PACK_LEAST, PACK_MOST)
+            entries.len().div_ceil(limits.lanes).clamp(MIN_PACK_PIECES, MAX_PACK_PIECES)
         } else {
-            PACK_MOST
+            MAX_PACK_PIECES
         };
         let alone = pieces.len() == 1;
         let of = |range: &Range<u32>| &pieces[range.start as usize..range.end as usize];
@@ -238,7 +238,7 @@ impl PendingPack {
 /// Chunks large enough to be cheap, small enough to keep every lane busy: a power of two within the slot.
 fn chunk_size(len: u64, limits: Limits) -> u64 {
     let spread = (len / (limits.lanes as u64 * 2).max(1)).max(1).next_power_of_two();
-    spread.clamp(CHUNK_LEAST.max(limits.align).min(limits.slot as u64), limits.slot as u64)
+    spread.clamp(MIN_CHUNK.max(limits.align).min(limits.slot as u64), limits.slot as u64)
 }
 
 #[cfg(test)]
@@ -341,7 +341,7 @@ mod tests {
                         prop_assert!(end == piece.offset + piece.len as u64 || end % limits.align == 0);
                     }
                     Work::Run { first, last, start, end } => {
-                        prop_assert!((2..=PACK_MOST).contains(&((last - first) as usize)));
+                        prop_assert!((2..=MAX_PACK_PIECES).contains(&((last - first) as usize)));
                         let (low, high) = aligned_out(start, end, limits.align);
                         prop_assert!((high - low) as usize <= limits.slot);
                         // Each has bytes there, and a write has bytes for all of it.
@@ -355,7 +355,7 @@ mod tests {
                         prop_assert!(next >= end);
                     }
                     Work::Pack { first, last } => {
-                        prop_assert!((last - first) as usize <= PACK_MOST);
+                        prop_assert!((last - first) as usize <= MAX_PACK_PIECES);
                         let bytes: u64 = pieces[first as usize..last as usize]
                             .iter()
                             .map(|piece| {
@@ -449,7 +449,7 @@ mod tests {
         for direction in [Direction::Read, Direction::Write] {
             let limits = Limits { slot: 4 << 20, lanes: 2, align: 4096, merge: true };
             let plan = Plan::new(&pieces, direction, limits);
-            assert!(plan.len() <= 200_000 / PACK_MOST + 3, "{}", plan.len());
+            assert!(plan.len() <= 200_000 / MAX_PACK_PIECES + 3, "{}", plan.len());
         }
     }
 

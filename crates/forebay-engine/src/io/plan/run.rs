@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Limits, PACK_MOST, Plan, PlanSpan, chunk_size};
+use super::{Limits, MAX_PACK_PIECES, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::plan::{RUN_LEAST, SMALL_RUN_MAX_MEAN, SMALL_RUN_MIN_PIECES};
+use crate::tuning::plan::{MAX_SMALL_RUN_MEAN, MIN_RUN, MIN_SMALL_RUN_PIECES};
 
 fn end_of(piece: &Piece) -> u64 {
     piece.offset + piece.len as u64
@@ -36,14 +36,14 @@ pub(super) fn neighbours(
         last = next;
     }
     let count = last - entries.start as usize + 1;
-    (last as u32 + 1, count > 1 && bytes >= RUN_LEAST)
+    (last as u32 + 1, count > 1 && bytes >= MIN_RUN)
 }
 
 /// Whether these are many small pieces. A chunk of them takes a launch, which takes the driver's lock: few large chunks leave the lock
 /// to a program that allocates meanwhile.
 fn is_of_many_small(run: &[Piece]) -> bool {
     let bytes: usize = run.iter().map(|piece| piece.len).sum();
-    run.len() >= SMALL_RUN_MIN_PIECES && bytes <= run.len() * SMALL_RUN_MAX_MEAN
+    run.len() >= MIN_SMALL_RUN_PIECES && bytes <= run.len() * MAX_SMALL_RUN_MEAN
 }
 
 impl Plan {
@@ -80,8 +80,8 @@ impl Plan {
             start = start.max(run[first].offset);
             let mut end = stop.min(floor(start) + chunk);
             let mut last = first + run[first..].partition_point(|piece| piece.offset < end);
-            if last - first > PACK_MOST {
-                let border = run[first + PACK_MOST].offset;
+            if last - first > MAX_PACK_PIECES {
+                let border = run[first + MAX_PACK_PIECES].offset;
                 end = if floor(border) > start { floor(border) } else { border };
                 last = first + run[first..].partition_point(|piece| piece.offset < end);
             }

@@ -1,9 +1,9 @@
 //! Small synchronous transfers on the caller's thread, and [`long`] warm reads where callers are many. The caller borrows a slot
 //! (pinned memory, a stream, an event), so that no lane has to wake up.
 
-mod few;
 mod long;
 mod pieces;
+mod short_batches;
 mod signal;
 mod slot;
 
@@ -30,11 +30,12 @@ use crate::runtime::wait::{self, CopyPace, WaitPolicy};
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
+pub(crate) use crate::tuning::callers::MAX_CALLER_BYTES;
 use crate::tuning::callers::PART;
-pub(crate) use crate::tuning::callers::SMALL;
 use crate::tuning::callers::{
-    COLD_POLLS, CROWD, CROWD_LEFT, FEW, LONG_LOOKS, MANY, POLL, POLL_LONG, SHORT, SLOT_BYTES, STREAM_SLOTS,
-    TINY, WRITE_SLOT_BYTES, WRITE_SLOTS,
+    COLD_POLLS, CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOKS, MAX_CROWD_POLLED_BYTES, MAX_POLLED_BYTES,
+    MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS, WRITE_SLOT_BYTES,
+    WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -171,7 +172,7 @@ impl Callers {
             let (callers, _active) = self.enter();
             let moved = if transfer.direction == Direction::Read {
                 let warmth = file.warmth_of_small(transfer.offset, transfer.len as u64, policy);
-                // One CPU gains by pieces of several callers in one life, and waits for none.
+                // One CPU gains by pieces of several callers in one launch of the kernel, and waits for none.
                 let is_cold = warmth == Warmth::Cold && self.cpus > 1;
                 let method = self.method(slot, callers, transfer, (None, is_cold), call);
                 read(slot, transfer, file, (policy, align, warmth), method)
@@ -247,7 +248,7 @@ impl Callers {
 
     /// Copies that are too large for a default stream wait here for the work that comes before them.
     fn come_after(&self, transfer: &Transfer, order: Option<&CallOrder<'_>>) -> Result<()> {
-        let Some(order) = order.filter(|_| transfer.len > SMALL) else { return Ok(()) };
+        let Some(order) = order.filter(|_| transfer.len > MAX_CALLER_BYTES) else { return Ok(()) };
         let wait = wait::by_objective(self.objective, Wait::Nap(copy_order::LOOK));
         match order.get().prior_work(self.device.as_ref(), transfer.memory.context)? {
             Some(prior_work) => prior_work.wait(wait),
@@ -265,18 +266,18 @@ impl Callers {
         (whole, is_cold): (Option<Duration>, bool),
         (began, order): CallTime<'a>,
     ) -> CopyMethod<'a> {
-        let is_tiny = (1..=TINY).contains(&transfer.len);
+        let is_tiny = (1..=MAX_CROWD_POLLED_BYTES).contains(&transfer.len);
         let is_in_parts = whole.is_none() && transfer.direction == Direction::Read;
         let longest = if is_in_parts { transfer.len.min(RESIDENT_PART as usize) } else { transfer.len };
         let resident = self.resident_way(slot, (callers, is_cold), (transfer, longest), (began, order));
         // What the resident kernel leaves comes after the default streams by then.
         let is_default = resident.is_none()
-            && transfer.len <= SMALL
+            && transfer.len <= MAX_CALLER_BYTES
             && order.is_some_and(|order| order.get() == CopyOrder::Behind);
         slot.choose_stream(is_default);
         let pace = if transfer.direction == Direction::Read { &self.inward } else { &self.outward };
-        let has_cpu = callers <= FEW || (is_tiny && callers < self.cpus);
-        let polls = has_cpu && (whole.is_none() || transfer.len <= SHORT);
+        let has_cpu = callers <= MAX_POLLING_CALLERS || (is_tiny && callers < self.cpus);
+        let polls = has_cpu && (whole.is_none() || transfer.len <= MAX_POLLED_BYTES);
         let wait = match self.objective {
             Objective::Latency => CopyWait::Poll(WaitPolicy { poll: POLL_LONG, last: Wait::Spin }),
             Objective::Cpu => CopyWait::Poll(WaitPolicy::BLOCK),
@@ -289,14 +290,15 @@ impl Callers {
             }
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
-        CopyMethod { resident, wait, overlap: callers <= FEW }
+        CopyMethod { resident, wait, overlap: callers <= MAX_POLLING_CALLERS }
     }
 
     /// Whether there are enough callers for the resident kernel. It changes with a delay on purpose: copies on default
     /// streams look like work of the user's to what is ordered behind them.
     fn are_many(&self, callers: usize) -> bool {
         let were_many = self.are_many.load(Ordering::Relaxed);
-        let are_many = callers > if were_many { FEW } else { MANY.min(self.cpus) };
+        let are_many =
+            callers > if were_many { MAX_POLLING_CALLERS } else { RESIDENT_ABOVE_CALLERS.min(self.cpus) };
         if are_many != were_many {
             self.are_many.store(are_many, Ordering::Relaxed);
         }
@@ -324,7 +326,7 @@ impl Callers {
 
 /// Whether this number of callers are a crowd, beside which lanes gain nothing.
 fn are_crowd(callers: usize, cpus: usize, were_crowd: bool) -> bool {
-    let least = if were_crowd { CROWD_LEFT } else { CROWD };
+    let least = if were_crowd { CROWD_END_FRACTION } else { CROWD_FRACTION };
     callers >= 2 && callers * least.1 >= cpus * least.0
 }
 

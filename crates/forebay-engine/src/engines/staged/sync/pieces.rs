@@ -5,7 +5,7 @@ use forebay_gpu::CopyPiece;
 
 use super::slot::{SlotRoom, StreamSlot};
 use crate::engines::resident::{Posted, ResidentWay};
-use crate::tuning::resident::MOST;
+use crate::tuning::resident::MAX_PIECE;
 
 /// Copies from a slot's memory that are under way. Those that the driver does are waited for on the slot's stream.
 pub(super) struct Pieces<'a> {
@@ -47,7 +47,7 @@ impl<'a> Pieces<'a> {
         let Some(way) = &mut self.way else { return Ok(false) };
         // The driver's copies, too, come after the default streams: they do not go there themselves.
         self.slot.resident.come_after(way)?;
-        if piece.len > MOST as u64 {
+        if piece.len > MAX_PIECE as u64 {
             return Ok(false);
         }
         for turn in [1 - self.last, 0] {

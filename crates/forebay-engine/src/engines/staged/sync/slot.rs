@@ -14,8 +14,8 @@ use crate::engines::resident::{Posted, Resident, ResidentWay};
 use crate::runtime::lock::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::{LONG_BYTES, SHORT_BYTES, SHORT_ROOM};
-use crate::tuning::resident::{KNOWN_MEMORY, MAILBOXES};
+use crate::tuning::callers::{LONG_BYTES, SHORT_SLOT_BYTES, SHORT_SLOT_STRIDE};
+use crate::tuning::resident::{MAILBOXES, MEMORY_CACHE_TIME};
 
 const BLOCKS: usize = forebay_gpu::Resident::BLOCKS as usize;
 
@@ -80,7 +80,7 @@ impl StreamSlot {
     ) -> Result<Self> {
         let context = resident.context();
         let default = device.default_stream(context, DefaultStream::PerThread)?;
-        let word = SlotRoom::of(&shared, index * SHORT_ROOM + SHORT_BYTES);
+        let word = SlotRoom::of(&shared, index * SHORT_SLOT_STRIDE + SHORT_SLOT_BYTES);
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
         let marked = unsafe { MarkedStream::new(device.stream(context)?, default, (word.host, word.reach)) }?;
         let (device, long, known) = (device.clone(), Default::default(), Cell::new(None));
@@ -90,8 +90,8 @@ impl StreamSlot {
 
     /// Memory for a transfer of up to `len` bytes, aligned out.
     pub(super) fn room(&self, len: usize) -> Result<SlotRoom> {
-        if len <= SHORT_BYTES {
-            return Ok(SlotRoom::of(&self.shared, self.index * SHORT_ROOM));
+        if len <= SHORT_SLOT_BYTES {
+            return Ok(SlotRoom::of(&self.shared, self.index * SHORT_SLOT_STRIDE));
         }
         if let Some(own) = self.own.get() {
             return Ok(SlotRoom::of(own, 0));
@@ -136,7 +136,7 @@ impl StreamSlot {
         let known = self.known.take();
         if let Some((when, range)) = known
             && is_inside(&range)
-            && now.saturating_duration_since(when) < KNOWN_MEMORY
+            && now.saturating_duration_since(when) < MEMORY_CACHE_TIME
         {
             self.known.set(Some((when, range)));
             return true;
@@ -242,7 +242,7 @@ impl StreamSlots {
         if let Some(shared) = &*shared {
             return Ok(shared.clone());
         }
-        let made = Arc::new(PinnedPages::new(&self.device, self.most * SHORT_ROOM)?);
+        let made = Arc::new(PinnedPages::new(&self.device, self.most * SHORT_SLOT_STRIDE)?);
         Ok(shared.insert(made).clone())
     }
 

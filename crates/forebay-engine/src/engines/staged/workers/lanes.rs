@@ -13,7 +13,7 @@ use super::threads::LaneThreads;
 use super::worker::Lane;
 use super::{LaneShared, StartReport};
 use crate::engines::staged::job::{Job, WorkQueue};
-use crate::engines::staged::width::{Heard, Meter, SourceKind};
+use crate::engines::staged::width::{Meter, PeriodResult, SourceKind};
 use crate::request::receipt::Note;
 use crate::runtime::profile::Profile;
 use crate::tuning::lanes_for::COLD_LANES;
@@ -221,7 +221,8 @@ impl LaneShared {
     fn begin_more(self: &Arc<Self>, count: usize) -> Result<()> {
         let parts = |lanes| LanePart::first(&self.device, lanes, self.config.slot_size);
         self.threads.begin(count, parts, |index, memory, wake| {
-            let (shared, report) = (self.clone(), StartReport { shared: self.clone(), index, told: false });
+            let (shared, report) =
+                (self.clone(), StartReport { shared: self.clone(), index, is_sent: false });
             let name = format!("forebay-{}-{index}", self.device.info().index);
             threads::spawn(name, move || Lane::main(index, shared, memory, &wake, report))
                 .map_err(|error| Error::from_io(&error, "cannot start a lane"))
@@ -229,14 +230,14 @@ impl LaneShared {
     }
 
     /// Lanes begin and look for work as a search asks. What it ends with is kept.
-    pub(super) fn follow(self: &Arc<Self>, heard: Heard) {
-        let (Heard::Trying(width) | Heard::Found(width)) = heard;
+    pub(super) fn follow(self: &Arc<Self>, result: PeriodResult) {
+        let (PeriodResult::Trying(width) | PeriodResult::Found(width)) = result;
         // Fewer lanes are enough, too.
         let _ = self.begin(width);
         for wake in self.threads.wakes(width) {
             wake.wake();
         }
-        if heard == Heard::Found(width) {
+        if result == PeriodResult::Found(width) {
             self.keep();
         }
     }

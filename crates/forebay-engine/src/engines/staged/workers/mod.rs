@@ -50,12 +50,12 @@ pub(crate) struct LaneShared {
 struct StartReport {
     shared: Arc<LaneShared>,
     index: usize,
-    told: bool,
+    is_sent: bool,
 }
 
 impl StartReport {
-    fn tell(&mut self, told: Result<LaneStarted>) {
-        if !std::mem::replace(&mut self.told, true) {
+    fn send(&mut self, told: Result<LaneStarted>) {
+        if !std::mem::replace(&mut self.is_sent, true) {
             self.shared.threads.report(self.index, told);
         }
     }
@@ -63,7 +63,7 @@ impl StartReport {
 
 impl Drop for StartReport {
     fn drop(&mut self) {
-        self.tell(Err(died()));
+        self.send(Err(died()));
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device};
 
-use crate::io::plan::{CELL, PACK_MOST};
+use crate::io::plan::{CELL, MAX_PACK_PIECES};
 use crate::runtime::pinned_group::{GroupPart, PinnedGroup, Reach};
 use crate::tuning::lanes::{CELLS, GROUP};
 
@@ -89,7 +89,7 @@ impl LanePart {
         before: Weak<PinnedGroup>,
     ) -> Result<Vec<Self>> {
         let data = slots * slot_size + cells * CELL;
-        let lists = (slots * PACK_MOST + cells * CELL_LIST) * size_of::<CopyPiece>();
+        let lists = (slots * MAX_PACK_PIECES + cells * CELL_LIST) * size_of::<CopyPiece>();
         let parts = PinnedGroup::parts(device, lanes, (data, lists), before)?;
         Ok(parts.into_iter().map(|part| Self { part, slots, slot_size, cells }).collect())
     }
@@ -102,7 +102,7 @@ impl LanePart {
     /// The slots, then the cells, of memory that the device reaches at `reach`.
     pub(crate) fn memory(&self, reach: Reach) -> impl Iterator<Item = SlotMemory> {
         let (base, mut at, mut list_at) = self.part.place();
-        let lens = std::iter::repeat_n((self.slot_size, PACK_MOST), self.slots);
+        let lens = std::iter::repeat_n((self.slot_size, MAX_PACK_PIECES), self.slots);
         lens.chain(std::iter::repeat_n((CELL, CELL_LIST), self.cells)).map(move |(len, list_len)| {
             let memory = SlotMemory {
                 host: base.wrapping_add(at),

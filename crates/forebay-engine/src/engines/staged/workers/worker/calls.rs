@@ -11,11 +11,11 @@ use crate::engines::staged::job::Job;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
 use crate::io::segment::{Segment, SegmentStep, SegmentWay};
 use crate::io::wake::DueAnswer;
-use crate::source::choice::Way;
 use crate::source::piece::Direction;
+use crate::source::read_balance::Way;
 use crate::source::residency::{Warmth, is_counted_whole};
 use crate::source::{CachedReads, Descriptors, Fd, Fill, Request, Requests};
-use crate::tuning::lanes::{DEPTH, RING_PACK_LEAST};
+use crate::tuning::lanes::{DEPTH, MIN_RING_PACK};
 
 impl Lane {
     pub(super) fn begin_read(&mut self, unit: usize) {
@@ -102,7 +102,7 @@ impl Lane {
         let may_choose = job.warmth == Warmth::Warm && job.cache != CachePolicy::Bypass;
         let reads = file.cached_reads(segment.len).filter(|_| may_choose);
         let begun = Instant::now();
-        let by_mapping = |reads: &&CachedReads| reads.choice.next() == Way::Other;
+        let by_mapping = |reads: &&CachedReads| reads.balance.next() == Way::Other;
         let is_mapped = reads.filter(by_mapping).is_some_and(|reads| segment.read_mapped(file, reads));
         if !is_mapped && !segment.read_cached(file, job.align, job.cache, job.warmth) {
             self.go_on(unit, index, job, file);
@@ -112,7 +112,7 @@ impl Lane {
             && segment.good() == segment.len
         {
             let way = if is_mapped { Way::Other } else { Way::Usual };
-            reads.choice.learn(way, segment.len, begun.elapsed());
+            reads.balance.learn(way, segment.len, begun.elapsed());
         }
     }
 
@@ -144,7 +144,7 @@ impl Lane {
     fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
         self.ring.is_some()
             && job.warmth == Warmth::Warm
-            && self.units[unit].segments.len() >= RING_PACK_LEAST
+            && self.units[unit].segments.len() >= MIN_RING_PACK
             && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if !file.is_memory)
     }
 
@@ -346,7 +346,7 @@ impl Lane {
             return;
         }
         match active.job.batch.direction {
-            Direction::Read if active.job.placing.is_none() => self.loaded(unit),
+            Direction::Read if active.job.mover.is_none() => self.loaded(unit),
             Direction::Read | Direction::Write => self.finish(unit),
         }
     }

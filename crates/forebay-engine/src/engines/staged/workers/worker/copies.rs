@@ -9,7 +9,7 @@ use super::super::slots::SlotMemory;
 use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::lanes::{GLANCE, GLANCE_MOST};
+use crate::tuning::lanes::{COPY_LOOK, MAX_COPY_LOOK};
 
 /// Device copies in flight, with the units that they serve.
 pub(super) struct CopyFlight {
@@ -30,7 +30,7 @@ impl CopyFlight {
 }
 
 fn glance_after(elapsed: Duration, is_write: bool) -> Duration {
-    if is_write { (elapsed / 8).clamp(GLANCE, GLANCE_MOST) } else { GLANCE }
+    if is_write { (elapsed / 8).clamp(COPY_LOOK, MAX_COPY_LOOK) } else { COPY_LOOK }
 }
 
 /// The lane's stream in a context, with events to reuse.
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn copies_to_be_written_are_left_alone_longer_and_never_for_long() {
         let after = |micros, is_write| glance_after(Duration::from_micros(micros), is_write);
-        assert_eq!([after(0, true), after(1 << 30, false)], [GLANCE; 2]);
+        assert_eq!([after(0, true), after(1 << 30, false)], [COPY_LOOK; 2]);
         assert_eq!(after(4000, true), Duration::from_micros(500));
-        assert_eq!(after(1 << 30, true), GLANCE_MOST);
+        assert_eq!(after(1 << 30, true), MAX_COPY_LOOK);
     }
 }

@@ -13,7 +13,7 @@ use crate::io::segment::SegmentWay;
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
 use crate::source::Fill;
-use crate::tuning::width::COUNTED;
+use crate::tuning::width::MIN_COUNTED_BYTES;
 
 impl Lane {
     /// The kernel refused a segment. If it has several entries, each is tried alone, on this thread: one bad entry does not
@@ -25,8 +25,8 @@ impl Lane {
         let Fill::Descriptor(file) = job.batch.file.source().fill() else {
             return self.fail(unit, index, error);
         };
-        if let (Some(errno), Some(placing)) = (segment.refused, &job.placing)
-            && let Some(refusal) = placing.refused(errno, job.batch.direction)
+        if let (Some(errno), Some(mover)) = (segment.refused, &job.mover)
+            && let Some(refusal) = mover.refused(errno, job.batch.direction)
             && let Some(active) = active
         {
             active.detour = Some(refusal);
@@ -178,7 +178,7 @@ impl Lane {
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         let cpus = (self.index == 0).then_some(cpus_now as fn() -> usize);
         if let JobWidth::Learnt(meter) = &active.job.width
-            && moved.total() >= COUNTED
+            && moved.total() >= MIN_COUNTED_BYTES
             && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported(), cpus)
         {
             self.shared.follow(heard);

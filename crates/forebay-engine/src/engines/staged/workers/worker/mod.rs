@@ -29,7 +29,7 @@ use crate::request::receipt::{Moved, Note, Refusal};
 use crate::request::ticket::Completion;
 use crate::runtime::sys;
 use crate::source::piece::Direction;
-use crate::tuning::lanes::{CELLS, DEPTH, TOGETHER};
+use crate::tuning::lanes::{CELLS, DEPTH, READY_CELLS};
 
 /// The memory of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,10 +136,10 @@ impl Lane {
         wake.attach_thread();
         match Self::new(index, shared, memory, wake, &mut notes) {
             Ok(mut lane) => {
-                report.tell(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
+                report.send(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
                 lane.run();
             }
-            Err(error) => report.tell(Err(error)),
+            Err(error) => report.send(Err(error)),
         }
     }
 
@@ -321,7 +321,7 @@ impl Lane {
             drop(job);
             self.begin(unit);
             self.tell_done();
-            if self.ready.len() >= TOGETHER
+            if self.ready.len() >= READY_CELLS
                 || self.ready.iter().any(|unit| self.units[*unit].kind == UnitKind::Slot)
             {
                 break;
@@ -348,7 +348,7 @@ impl Lane {
             }
             Work::Pack { first, last } | Work::Run { first, last, .. } => ((first, last), false),
         };
-        let unit = match (&job.placing, is_small) {
+        let unit = match (&job.mover, is_small) {
             (Some(_), _) => self.free_bare.pop(),
             (None, true) if self.has == LaneMemory::All => self.free_cells.pop(),
             (None, _) => self.free_slots.pop(),
@@ -372,7 +372,7 @@ impl Lane {
             at += (high - low) as usize;
             segments.push(segment);
         }
-        let needs_no_slot = job.placing.is_some() || segments.iter().all(|segment| !segment.registered);
+        let needs_no_slot = job.mover.is_some() || segments.iter().all(|segment| !segment.registered);
         debug_assert!(needs_no_slot || at <= memory.len, "works fit into their slots: see io/plan");
         self.units[unit].segments = segments;
         self.shared.works.fetch_add(1, Ordering::Relaxed);
@@ -405,7 +405,7 @@ impl Lane {
             && self.is_host
             && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
         let whole = Segment { entry, entries, ..Segment::whole(start, len, address) };
-        match (job.placing.is_some(), job.batch.direction) {
+        match (job.mover.is_some(), job.batch.direction) {
             (true, _) => Segment { way: SegmentWay::Placed, ..whole },
             _ if in_place => whole,
             (_, Direction::Read) => whole.in_window((low, high), memory),
@@ -416,7 +416,7 @@ impl Lane {
     fn begin(&mut self, unit: usize) {
         let job = self.job(unit);
         match job.batch.direction {
-            _ if job.placing.is_some() => self.begin_placed(unit, &job),
+            _ if job.mover.is_some() => self.begin_placed(unit, &job),
             Direction::Read => self.begin_read(unit),
             Direction::Write if self.is_host => {
                 for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {

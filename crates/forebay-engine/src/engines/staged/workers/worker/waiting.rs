@@ -10,7 +10,7 @@ use super::{Lane, LaneMemory};
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 use crate::runtime::wait;
-use crate::tuning::lanes::{BUNCH_WAIT, BUNCHES, GLANCE};
+use crate::tuning::lanes::{BUNCH_WAIT, COPY_LOOK, WAKE_FRACTION};
 
 impl Lane {
     /// Waits for the next event, when nothing can be started.
@@ -21,7 +21,7 @@ impl Lane {
                 std::thread::sleep(flight.glance());
             }
             (false, Some(flight)) => {
-                let wait = wait::by_objective(objective, Wait::Nap(GLANCE));
+                let wait = wait::by_objective(objective, Wait::Nap(COPY_LOOK));
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(wait);
             }
@@ -73,7 +73,7 @@ impl Lane {
     /// Waits for the kernel. With many operations in flight it waits for several, since a wake-up for each costs more
     /// than it gains.
     fn wait_for_kernel(&mut self, limit: Option<Duration>) {
-        let want = (self.outstanding() / BUNCHES).max(1);
+        let want = (self.outstanding() / WAKE_FRACTION).max(1);
         let limit = if want > 1 { limit.or(Some(BUNCH_WAIT)) } else { limit };
         match (&mut self.ring, limit) {
             (Some(ring), _) if ring.outstanding() > 0 => ring.wait(want, limit),
@@ -148,7 +148,7 @@ mod tests {
             places: CountedPlaces::default(),
         });
         let completion = Completion::new([len as u64].into(), 1, vec![false], election, Arc::default(), None);
-        completion.come_after(Some(PriorWork::after(Box::new(Endless))));
+        completion.order_after(Some(PriorWork::after(Box::new(Endless))));
         Job::new(JobParts {
             batch: Arc::new(batch),
             plan: Plan::of_work(Work::Chunk { entry: 0, start: 0, end: len as u64 }),
@@ -157,7 +157,7 @@ mod tests {
             align: 1,
             width: JobWidth::Fixed(1),
             warmth: Warmth::Warm,
-            placing: None,
+            mover: None,
             mount: None,
             completion,
         })

@@ -1,5 +1,5 @@
-//! Batches of few small pieces, copied by the resident kernel: the submitting thread posts each in a mailbox of its own and waits for
-//! all of them. When the submission returns nothing of it is in flight.
+//! Short batches (few small pieces), copied by the resident kernel: the submitting thread posts each piece in a mailbox of its own and
+//! waits for all of them. When the submission returns nothing of it is in flight.
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -18,25 +18,25 @@ use crate::request::transfer::Batch;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
-use crate::tuning::resident::{FEW_BYTES, FEW_PIECES, SHORT_PIECE};
+use crate::tuning::resident::{MAX_BATCH_BYTES, MAX_BATCH_PIECES, SHORT_PIECE};
 
 /// Where a piece's bytes begin in the slot.
 const ALIGN: usize = 64;
 
-/// Whether a batch of pieces of these lengths is one of few small ones.
-fn are_few(lengths: impl ExactSizeIterator<Item = usize>) -> bool {
+/// Whether a batch of pieces of these lengths is short: few small ones.
+fn is_short_batch(lengths: impl ExactSizeIterator<Item = usize>) -> bool {
     let is_small = |len: usize| (1..=SHORT_PIECE as usize).contains(&len);
     let add = |sum: usize, len: usize| is_small(len).then_some(sum + len);
-    (1..=FEW_PIECES).contains(&lengths.len())
-        && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= FEW_BYTES)
+    (1..=MAX_BATCH_PIECES).contains(&lengths.len())
+        && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= MAX_BATCH_BYTES)
 }
 
 impl Callers {
-    /// Whether a warm batch may be one for [`Callers::read_few`].
-    pub(crate) fn may_read_few(&self, batch: &Batch) -> bool {
+    /// Whether a warm batch may be one for [`Callers::read_short_batch`].
+    pub(crate) fn may_read_short_batch(&self, batch: &Batch) -> bool {
         batch.direction == Direction::Read
             && !self.device.info().is_host
-            && are_few(batch.pieces.iter().map(|piece| piece.len))
+            && is_short_batch(batch.pieces.iter().map(|piece| piece.len))
             && matches!(batch.file.source().fill(), Fill::Descriptor(_))
     }
 
@@ -57,7 +57,7 @@ impl Callers {
     ///
     /// # Safety
     /// The pieces' memory is valid.
-    pub(crate) unsafe fn read_few(&self, batch: &Batch) -> Result<Option<Moved>> {
+    pub(crate) unsafe fn read_short_batch(&self, batch: &Batch) -> Result<Option<Moved>> {
         let Fill::Descriptor(file) = batch.file.source().fill() else { return Ok(None) };
         if file.check().is_err() {
             return Ok(None);
@@ -69,7 +69,7 @@ impl Callers {
         }
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
-            let Some(way) = self.way_of_few(slot, callers) else { return Ok(false) };
+            let Some(way) = self.way_of_short_batch(slot, callers) else { return Ok(false) };
             let now = Instant::now();
             if !pieces.iter().all(|piece| slot.is_kernels_memory((piece.address, piece.len), now)) {
                 return Ok(false);
@@ -89,7 +89,7 @@ impl Callers {
                 is_whole.then_some(CopyPiece { src, dst: piece.address, len: piece.len as u64 })
             };
             // SAFETY: the slot is ours, and its pieces lie side by side; the caller vouched for the memory.
-            unsafe { self.copy_few(slot, way, (pieces.len(), callers), read) }
+            unsafe { self.copy_short_batch(slot, way, (pieces.len(), callers), read) }
         };
         let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
         let moved = Moved { cached: bytes as u64, resident: bytes as u64, ..Moved::default() };
@@ -102,7 +102,7 @@ impl Callers {
     ///
     /// # Safety
     /// The pages stay registered until this returns; the pieces' memory is valid.
-    pub(crate) unsafe fn pull_few(
+    pub(crate) unsafe fn pull_short_batch(
         &self,
         context: Context,
         others: usize,
@@ -110,12 +110,12 @@ impl Callers {
     ) -> Result<bool> {
         // One kernel for the batch is as quick, until callers fight for the driver's lock.
         let copies = self.active.load(Ordering::Relaxed) + 1 + others;
-        if !are_few(pieces.clone().map(|piece| piece.len as usize)) || !self.are_many(copies) {
+        if !is_short_batch(pieces.clone().map(|piece| piece.len as usize)) || !self.are_many(copies) {
             return Ok(false);
         }
         let work = |slot: &StreamSlot| {
             let (callers, _active) = self.enter();
-            let Some(way) = self.way_of_few(slot, callers) else { return Ok(false) };
+            let Some(way) = self.way_of_short_batch(slot, callers) else { return Ok(false) };
             let (mut known, now) = (pieces.clone(), Instant::now());
             if !known.all(|piece| slot.is_kernels_memory((piece.dst, piece.len as usize), now)) {
                 return Ok(false);
@@ -123,13 +123,13 @@ impl Callers {
             let mut pieces = pieces;
             let count = pieces.len();
             // SAFETY: as promised by the caller.
-            unsafe { self.copy_few(slot, way, (count, callers), |_| pieces.next()) }
+            unsafe { self.copy_short_batch(slot, way, (count, callers), |_| pieces.next()) }
         };
         Ok(self.slots.with_any(context, work)?.unwrap_or(false))
     }
 
     /// The way of the pieces beside those of this number of callers, if there is one now.
-    fn way_of_few(&self, slot: &StreamSlot, callers: usize) -> Option<ResidentWay<'static>> {
+    fn way_of_short_batch(&self, slot: &StreamSlot, callers: usize) -> Option<ResidentWay<'static>> {
         let wait = CallerWait::new(self.objective, callers, self.cpus, false);
         slot.resident.way(SHORT_PIECE as usize, None, (wait, false))
     }
@@ -139,7 +139,7 @@ impl Callers {
     ///
     /// # Safety
     /// As `Resident::post`, for each piece.
-    unsafe fn copy_few(
+    unsafe fn copy_short_batch(
         &self,
         slot: &StreamSlot,
         mut way: ResidentWay<'_>,
@@ -181,4 +181,4 @@ fn end(result: Result<bool>, piece: Posted<'_>) -> Result<bool> {
     result.and_then(|all| ended.map(|this| all && this))
 }
 
-const _: () = assert!(FEW_BYTES + FEW_PIECES * ALIGN <= SLOT_BYTES);
+const _: () = assert!(MAX_BATCH_BYTES + MAX_BATCH_PIECES * ALIGN <= SLOT_BYTES);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::tuning::reads::{CLEARLY, EXPLORE, NEWS, SHARES, STEP};
+use crate::tuning::reads::{CLEAR_FRACTION, EXPLORE_INTERVAL, NEW_VALUE_FRACTION, SHARES, STEP};
 
 /// A way of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,10 +12,10 @@ pub(crate) enum Way {
     Other,
 }
 
-/// Divides reads between the two ways so that both take as long: what both wait for is waited for less by the one if others go the other
-/// way.
+/// Divides reads between the two ways so that both take as long. Both ways wait for resources that reads share, so each read that takes
+/// one of them shortens the wait of those that take the other.
 #[derive(Debug, Default)]
-pub(crate) struct Choice {
+pub(crate) struct ReadBalance {
     works: AtomicUsize,
     /// How many of [`SHARES`] works go the other way.
     share: AtomicUsize,
@@ -23,14 +23,17 @@ pub(crate) struct Choice {
     paces: [AtomicU64; 2],
 }
 
-impl Choice {
+impl ReadBalance {
     /// The way of the next work.
     pub(crate) fn next(&self) -> Way {
         let work = self.works.fetch_add(1, Ordering::Relaxed);
         let share = self.share.load(Ordering::Relaxed);
         // Neighbours go different ways: lanes take them at the same time.
-        let is_other =
-            if share > 0 { work.wrapping_mul(7) % SHARES < share } else { work % EXPLORE == EXPLORE / 2 };
+        let is_other = if share > 0 {
+            work.wrapping_mul(7) % SHARES < share
+        } else {
+            work % EXPLORE_INTERVAL == EXPLORE_INTERVAL / 2
+        };
         if is_other { Way::Other } else { Way::Usual }
     }
 
@@ -39,7 +42,10 @@ impl Choice {
         let pace = ((took.as_nanos() << 20) / bytes.max(1) as u128).max(1) as u64;
         let known = &self.paces[way as usize];
         let before = known.load(Ordering::Relaxed);
-        known.store(if before == 0 { pace } else { before - before / NEWS + pace / NEWS }, Ordering::Relaxed);
+        known.store(
+            if before == 0 { pace } else { before - before / NEW_VALUE_FRACTION + pace / NEW_VALUE_FRACTION },
+            Ordering::Relaxed,
+        );
         // Races between lanes only move the share a step more or less.
         let is_trial = way == Way::Other && self.share.load(Ordering::Relaxed) == 0;
         if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
@@ -52,7 +58,7 @@ impl Choice {
         let share = self.share.load(Ordering::Relaxed);
         let next = if usual == 0 || other == 0 {
             share
-        } else if other + other / CLEARLY < usual {
+        } else if other + other / CLEAR_FRACTION < usual {
             // Some go on the usual way, and tell how fast that is.
             (share + 1).min(SHARES - 1)
         } else if other > usual {
@@ -71,12 +77,12 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     /// Reads `works` mebibytes. The usual way takes a microsecond, and one more for each share that goes it; the other way `other`.
-    fn run(choice: &Choice, works: usize, other: u64, waits: u64) -> usize {
+    fn run(balance: &ReadBalance, works: usize, other: u64, waits: u64) -> usize {
         let by_other = |_: &usize| {
-            let way = choice.next();
-            let usual = (SHARES - choice.share.load(Ordering::Relaxed)) as u64;
+            let way = balance.next();
+            let usual = (SHARES - balance.share.load(Ordering::Relaxed)) as u64;
             let took = if way == Way::Usual { 1000 + waits * usual } else { other };
-            choice.learn(way, MIB, Duration::from_nanos(took));
+            balance.learn(way, MIB, Duration::from_nanos(took));
             way == Way::Other
         };
         (0..works).filter(by_other).count()
@@ -84,19 +90,19 @@ mod tests {
 
     #[test]
     fn the_usual_way_stays_where_it_is_faster() {
-        let choice = Choice::default();
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+        let balance = ReadBalance::default();
+        assert_eq!(run(&balance, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
     }
 
     #[test]
     fn reads_are_divided_so_that_both_ways_take_as_long() {
-        let choice = Choice::default();
-        run(&choice, 640, 1400, 100);
-        let share = choice.share.load(Ordering::Relaxed);
+        let balance = ReadBalance::default();
+        run(&balance, 640, 1400, 100);
+        let share = balance.share.load(Ordering::Relaxed);
         // 1 000 + 100 × 4 = 1 400.
         assert!((SHARES - 6..=SHARES - 2).contains(&share), "{share}");
         // Nothing waits any more.
-        run(&choice, 640, 1400, 0);
-        assert_eq!(run(&choice, 640, 1400, 0), 640 / EXPLORE);
+        run(&balance, 640, 1400, 0);
+        assert_eq!(run(&balance, 640, 1400, 0), 640 / EXPLORE_INTERVAL);
     }
 }

@@ -9,13 +9,13 @@ use forebay_sys::OwnLine;
 
 use super::wait::CallerWait;
 use crate::request::copy_order::{self, PriorWork};
-use crate::tuning::resident::{CALLER_POLL, SLOW};
+use crate::tuning::resident::{CALLER_POLL, START_LIMIT};
 
 /// Questions to the default streams of one context. A call has read the clock when it began, and a question reads it before the driver
 /// is asked: the clock is the same on all CPUs, so that calls write nothing to be told apart. Those who wait look at `answered` alone
 /// most of the time, so that the other word can be written meanwhile.
 #[derive(Debug)]
-pub(super) struct Rounds {
+pub(super) struct StreamQueries {
     clock: Instant,
     /// The last answer.
     answered: OwnLine<AtomicU64>,
@@ -42,30 +42,30 @@ impl Answer {
     }
 }
 
-impl Default for Rounds {
+impl Default for StreamQueries {
     fn default() -> Self {
         Self { clock: Instant::now(), answered: OwnLine::default(), is_asked: OwnLine::default() }
     }
 }
 
-/// The one that asks, until it is dropped.
-struct Asker<'a>(&'a Rounds);
+/// This caller asks the driver; the others wait until it is dropped.
+struct QueryGuard<'a>(&'a StreamQueries);
 
-impl Drop for Asker<'_> {
+impl Drop for QueryGuard<'_> {
     fn drop(&mut self) {
         self.0.is_asked.store(false, Ordering::Release);
     }
 }
 
 /// What became of a wait for an answer.
-enum Waited<'a> {
+enum WaitOutcome<'a> {
     /// Another caller's answer counts.
     Answered(Answer),
     /// Nobody asks: this caller may.
-    Asks(Asker<'a>),
+    Asks(QueryGuard<'a>),
 }
 
-impl Rounds {
+impl StreamQueries {
     /// Waits until a question that began after the call is answered; asks it if nobody does. Returns whether a capture forbade
     /// to ask.
     pub(super) fn pass(
@@ -76,11 +76,11 @@ impl Rounds {
         context: Context,
     ) -> Result<bool> {
         // The user's work may take long.
-        let wait = wait.at_most(SLOW);
+        let wait = wait.at_most(START_LIMIT);
         loop {
             match self.wait(call, wait, Duration::MAX) {
-                Some(Waited::Asks(_asker)) => return self.ask(device, context),
-                Some(Waited::Answered(answer)) => return Ok(answer.met_capture),
+                Some(WaitOutcome::Asks(_guard)) => return self.ask(device, context),
+                Some(WaitOutcome::Answered(answer)) => return Ok(answer.met_capture),
                 None => {}
             }
         }
@@ -89,9 +89,9 @@ impl Rounds {
     /// Whether a capture forbade to ask, by a question that began after this call did: another caller's, if one asks. `None` if
     /// something stands on the streams, which is not waited for.
     pub(super) fn find_clear(&self, device: &dyn Device, context: Context) -> Result<Option<bool>> {
-        let _asker = match self.wait(Instant::now(), CallerWait::POLL, CALLER_POLL) {
-            Some(Waited::Asks(asker)) => asker,
-            Some(Waited::Answered(answer)) => return Ok(Some(answer.met_capture)),
+        let _guard = match self.wait(Instant::now(), CallerWait::POLL, CALLER_POLL) {
+            Some(WaitOutcome::Asks(guard)) => guard,
+            Some(WaitOutcome::Answered(answer)) => return Ok(Some(answer.met_capture)),
             None => return Ok(None),
         };
         let began = self.now();
@@ -102,7 +102,7 @@ impl Rounds {
     }
 
     /// Waits for an answer that counts, or until nobody asks. `None`: neither came within the limit.
-    fn wait(&self, call: Instant, wait: CallerWait, limit: Duration) -> Option<Waited<'_>> {
+    fn wait(&self, call: Instant, wait: CallerWait, limit: Duration) -> Option<WaitOutcome<'_>> {
         let call = self.nanoseconds(call);
         let mut waiting = wait.start();
         loop {
@@ -110,15 +110,15 @@ impl Rounds {
                 // Many need no more than this: whose file was read while another asked.
                 let answer = Answer::of(self.answered.load(Ordering::SeqCst));
                 if answer.began > call {
-                    return Some(Waited::Answered(answer));
+                    return Some(WaitOutcome::Answered(answer));
                 }
-                if let Some(asker) = self.try_ask() {
-                    // The answer of an asker that was done in between.
+                if let Some(guard) = self.try_ask() {
+                    // The answer of a caller that asked in between.
                     let answer = Answer::of(self.answered.load(Ordering::SeqCst));
                     return Some(if answer.began > call {
-                        Waited::Answered(answer)
+                        WaitOutcome::Answered(answer)
                     } else {
-                        Waited::Asks(asker)
+                        WaitOutcome::Asks(guard)
                     });
                 }
                 waiting.pause();
@@ -132,10 +132,10 @@ impl Rounds {
     }
 
     /// Looks before it writes: many may look.
-    fn try_ask(&self) -> Option<Asker<'_>> {
+    fn try_ask(&self) -> Option<QueryGuard<'_>> {
         let is_free = || !self.is_asked.load(Ordering::Relaxed);
         let take = || self.is_asked.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed);
-        (is_free() && take().is_ok()).then(|| Asker(self))
+        (is_free() && take().is_ok()).then(|| QueryGuard(self))
     }
 
     fn ask(&self, device: &dyn Device, context: Context) -> Result<bool> {
@@ -175,44 +175,44 @@ mod tests {
 
     use super::*;
 
-    fn pass(rounds: &Rounds, call: Instant) -> bool {
+    fn pass(queries: &StreamQueries, call: Instant) -> bool {
         let wait = CallerWait::new(Objective::Throughput, 16, 16, false);
-        rounds.pass(call, wait, forebay_gpu::host::device().as_ref(), Context::PRIMARY).unwrap()
+        queries.pass(call, wait, forebay_gpu::host::device().as_ref(), Context::PRIMARY).unwrap()
     }
 
     #[test]
     fn an_answer_counts_for_calls_that_began_before_its_question() {
-        let rounds = Rounds::default();
-        let last = || Answer::of(rounds.answered.load(Ordering::SeqCst)).began;
+        let queries = StreamQueries::default();
+        let last = || Answer::of(queries.answered.load(Ordering::SeqCst)).began;
         let (first, second) = (Instant::now(), Instant::now());
-        assert!(!pass(&rounds, first));
+        assert!(!pass(&queries, first));
         let answered = last();
-        assert!(answered > rounds.nanoseconds(first));
-        assert!(!pass(&rounds, second));
+        assert!(answered > queries.nanoseconds(first));
+        assert!(!pass(&queries, second));
         assert_eq!(last(), answered, "one question for both");
-        assert!(!pass(&rounds, Instant::now()));
+        assert!(!pass(&queries, Instant::now()));
         assert!(last() > answered, "this call began after the last one");
         let call = Instant::now();
         std::thread::sleep(Duration::from_micros(1));
-        rounds.answer(rounds.now(), DefaultWork::Captured);
-        assert!(pass(&rounds, call), "the answer tells of the capture");
+        queries.answer(queries.now(), DefaultWork::Captured);
+        assert!(pass(&queries, call), "the answer tells of the capture");
     }
 
     #[test]
     fn one_asks_and_the_others_wait_for_it() {
-        let rounds = Rounds::default();
+        let queries = StreamQueries::default();
         let call = Instant::now();
-        let asker = rounds.try_ask().unwrap();
-        assert!(rounds.try_ask().is_none());
+        let guard = queries.try_ask().unwrap();
+        assert!(queries.try_ask().is_none());
         std::thread::scope(|scope| {
-            let others: Vec<_> = (0..8).map(|_| scope.spawn(|| pass(&rounds, call))).collect();
+            let others: Vec<_> = (0..8).map(|_| scope.spawn(|| pass(&queries, call))).collect();
             std::thread::sleep(Duration::from_millis(5));
             assert!(!others.iter().any(std::thread::ScopedJoinHandle::is_finished));
-            rounds.answer(rounds.now(), DefaultWork::Done);
-            // Nobody is woken by the asker: those who wait look at the answer.
+            queries.answer(queries.now(), DefaultWork::Done);
+            // Nobody is woken by the one that asks: those who wait look at the answer.
             assert!(others.into_iter().all(|other| !other.join().unwrap()));
         });
-        drop(asker);
+        drop(guard);
     }
 
     /// CPU time of this thread.
@@ -225,21 +225,21 @@ mod tests {
 
     #[test]
     fn who_waits_for_the_users_work_sleeps_whatever_the_objective() {
-        let rounds = Rounds::default();
+        let queries = StreamQueries::default();
         for callers in [1, 16] {
             let call = Instant::now();
-            let asker = rounds.try_ask().unwrap();
+            let guard = queries.try_ask().unwrap();
             let took = std::thread::scope(|scope| {
                 let other = scope.spawn(|| {
                     let wait = CallerWait::new(Objective::Latency, callers, 16, false);
                     let device = forebay_gpu::host::device();
                     let before = busy();
-                    assert!(!rounds.pass(call, wait, device.as_ref(), Context::PRIMARY).unwrap());
+                    assert!(!queries.pass(call, wait, device.as_ref(), Context::PRIMARY).unwrap());
                     busy().saturating_sub(before)
                 });
                 std::thread::sleep(Duration::from_millis(200));
-                rounds.answer(rounds.now(), DefaultWork::Done);
-                drop(asker);
+                queries.answer(queries.now(), DefaultWork::Done);
+                drop(guard);
                 other.join().unwrap()
             });
             assert!(took < Duration::from_millis(60), "{callers} callers: {took:?} of CPU");
