@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 use forebay_sys::threads;
 
+use super::queue::{CallQueue, Counters};
 use super::rdma::RdmaLink;
-use super::shared::Shared;
+use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::table::{Call, CallState, Table};
 use super::tcp;
 use crate::ask::Reply;
+use crate::handle::Limits;
 use crate::job::{Job, Next, Part};
 use crate::lock;
 use crate::session::Server;
@@ -29,6 +31,17 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A reply that is lost among others is noticed by then, or after twice the silence. Chosen.
 const OVERTAKEN_MAX: Duration = Duration::from_mins(2);
+
+/// What wires share.
+pub(crate) struct Shared {
+    pub(crate) server: Arc<Server>,
+    pub(crate) limits: Limits,
+    wires: Vec<Arc<Wire>>,
+    /// How many of them are given work.
+    used: AtomicUsize,
+    pub(super) queue: CallQueue,
+    pub(crate) traffic: Counters,
+}
 
 /// A connection, made when there is work for it.
 pub(crate) struct Wire {
@@ -75,64 +88,89 @@ impl State {
     }
 }
 
-/// Replies that are taken under one lock, and what is left to do behind it.
-pub(super) struct ReplyBatch {
-    /// When the last ones came.
-    pub(super) last_reply: Instant,
-    ended: Vec<(Arc<Job>, Next)>,
-    /// Entries are free, and parts wait.
-    made_room: bool,
-    /// The session that a call was refused in.
-    lost_session: Option<u32>,
-}
-
-impl ReplyBatch {
-    pub(super) fn new() -> Self {
-        Self { last_reply: Instant::now(), ended: Vec::new(), made_room: false, lost_session: None }
-    }
-
-    /// Whether nothing is left to do.
-    pub(super) const fn is_done(&self) -> bool {
-        !self.made_room && self.ended.is_empty() && self.lost_session.is_none()
-    }
-
-    #[inline]
-    fn end(&mut self, job: Arc<Job>, next: impl FnOnce(&Job) -> Next) {
-        match next(&job) {
-            Next::Wait => {}
-            next => self.ended.push((job, next)),
+impl Shared {
+    /// Wires to a server, as many as its session has room for.
+    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Self {
+        let options = &server.options;
+        let most = server.slots();
+        let connections = options.connections.min(most.max(1));
+        let depth = options.depth.min((most / connections).max(1));
+        Self {
+            limits,
+            wires: (0..connections)
+                .map(|index| Wire::new(server.clone(), (index, connections), depth))
+                .collect(),
+            used: AtomicUsize::new(connections),
+            server,
+            queue: CallQueue::default(),
+            traffic: Counters::default(),
         }
     }
-}
 
-/// What ended a wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WakeReason {
-    /// The connection has something.
-    Readable,
-    /// A caller queued a call, or the connection is to close.
-    Signalled,
-    /// The time is over.
-    TimedOut,
-}
+    /// How many wires there are to use.
+    pub(crate) fn connections(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
 
-/// Why a connection is of no use any more.
-pub(super) enum Lost {
-    /// Nothing is to be done.
-    Idle,
-    /// It broke.
-    Broken(Error),
-    /// The server sends what is no reply.
-    BadReply(Malformed),
-    /// Another connection would not help.
-    Refused(Error),
-    /// No memory may be locked for one, but others work.
-    NoLockedMemory,
-}
+    /// Has the first `most` of them do what comes from now on.
+    pub(crate) fn use_at_most(&self, most: usize) {
+        self.used.store(most.clamp(1, self.wires.len()), Ordering::Relaxed);
+    }
 
-impl From<Malformed> for Lost {
-    fn from(malformed: Malformed) -> Self {
-        Self::BadReply(malformed)
+    /// Ends what waits for a wire with an error.
+    pub(crate) fn fail_waiting(&self, error: &Error) {
+        self.queue.fail(error);
+    }
+
+    /// No more requests will come.
+    pub(crate) fn close(&self) {
+        for wire in &self.wires {
+            wire.close();
+        }
+    }
+
+    /// Adds a job, or one that has more to do.
+    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
+        // All wires share a job.
+        let share = job.calls(self.limits).div_ceil(self.connections());
+        self.queue.push(job);
+        self.feed_each(share);
+    }
+
+    /// Adds parts for other wires than the one that had them.
+    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<Job>, Part)>) {
+        self.queue.give_back(parts);
+        self.feed();
+    }
+
+    /// Whether other wires have connections; and whether some are being made.
+    pub(super) fn others(&self, wire: &Wire) -> (bool, bool) {
+        let mut found = (false, false);
+        for other in self.wires.iter().filter(|other| other.index != wire.index) {
+            let state = lock(&other.state);
+            found.0 |= state.link.is_some();
+            found.1 |= state.link.is_none() && state.has_thread && !state.is_refused;
+        }
+        found
+    }
+
+    /// Gives waiting parts to wires, the least busy first, as far as these take them.
+    pub(crate) fn feed(self: &Arc<Self>) {
+        self.feed_each(1);
+    }
+
+    /// The same, at most `share` parts to a wire at a time: these are sent under one lock.
+    fn feed_each(self: &Arc<Self>, share: usize) {
+        // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
+        let mut now = None;
+        while !self.queue.is_empty() {
+            let free = self.wires.iter().take(self.connections()).filter(|wire| wire.has_room());
+            let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
+            let reserved = wire.reserve(share);
+            if reserved > 0 {
+                wire.issue(self, reserved, *now.get_or_insert_with(Instant::now));
+            }
+        }
     }
 }
 
@@ -192,7 +230,7 @@ impl Wire {
         let mut state = lock(&self.state);
         let mut refused = Vec::new();
         let table = &mut state.table;
-        let taken = shared.take(reserved, |job, part| {
+        let taken = shared.queue.take(reserved, shared.limits, |job, part| {
             let put = table.free().and_then(|index| table.put(&self.server, index, (job.clone(), part), now));
             refused.extend(put.err().map(|malformed| (job, Error::from(malformed))));
         });
@@ -437,7 +475,7 @@ impl Wire {
             Reply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
             moved => {
                 let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
-                let limits = (has_entry && !shared.has_parts()).then_some(shared.limits);
+                let limits = (has_entry && !shared.queue.has_parts()).then_some(shared.limits);
                 match state.table.note_reply(index, moved, limits, batch.last_reply) {
                     None => match state.table.ask(&self.server, index, batch.last_reply) {
                         Ok(()) => return,
@@ -457,12 +495,12 @@ impl Wire {
     /// Gives a free entry to the next part that waits.
     #[inline]
     fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
-        if shared.waiting.load(Ordering::SeqCst) > 0
+        if !shared.queue.is_empty()
             && self.index < shared.connections()
             && self.busy() <= self.room.load(Ordering::Relaxed)
         {
             let mut put = Ok(false);
-            shared.take(1, |job, part| {
+            shared.queue.take(1, shared.limits, |job, part| {
                 put = state
                     .table
                     .put(&self.server, index, (job.clone(), part), batch.last_reply)
@@ -477,7 +515,7 @@ impl Wire {
         }
         self.release(1);
         // Room is made before what waits is looked for: see `Shared::feed`.
-        batch.made_room |= shared.waiting.load(Ordering::SeqCst) > 0;
+        batch.made_room |= !shared.queue.is_empty();
     }
 
     /// Does what a batch left. The next calls have gone: a wire that has nothing to do waits for nobody.

@@ -2,11 +2,12 @@
 
 mod base;
 mod input;
+mod queue;
 mod rdma;
 mod read_reply;
-mod shared;
+mod replies;
 mod table;
 mod tcp;
 
+pub(crate) use base::Shared;
 pub(crate) use rdma::try_out;
-pub(crate) use shared::Shared;

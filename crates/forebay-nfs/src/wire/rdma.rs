@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Why};
 
-use super::base::{Link, Lost, ReplyBatch, State, WakeReason, Wire, send_queued};
+use super::base::{Link, Shared, State, Wire, send_queued};
 use super::read_reply::ReadReply;
-use super::shared::Shared;
+use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::table::{Call, Table};
 use crate::ask::{Operation, Reply};
 use crate::handle::Version;

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::base::{self, Link, Lost, ReplyBatch, WakeReason, Wire};
+use super::base::{self, Link, Shared, Wire};
 use super::input::{Input, Stream};
-use super::shared::Shared;
+use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::table::Table;
 use crate::ask::{Ask, Reply};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
