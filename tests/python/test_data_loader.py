@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -479,6 +480,25 @@ print(len(seen))
     while not select.select([child.stdout], [], [], 0.3)[0]:
         child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=30)[0] == "stopped\n16384\n"
+
+
+def test_ctrl_c_behind_a_batch_that_was_just_begun(tmp_path: Path) -> None:
+    """The batch is on its way, and the next call does not begin it again."""
+    numpy.arange(256, dtype="int32").tofile(tmp_path / "a.bin")
+
+    class Interrupted(deque[Any]):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            raise KeyboardInterrupt
+
+    running: Any = iter(data.Loader(data.raw(tmp_path / "a.bin", "int32", 1, framework="numpy"), 16))
+    seen = [int(row) for row in next(running)[:, 0]]
+    running._flying = Interrupted(running._flying)
+    with pytest.raises(KeyboardInterrupt):
+        next(running)
+    running._flying = deque(running._flying)
+    seen += [int(row) for batch in running for row in batch[:, 0]]
+    assert sorted(seen) == list(range(256))
 
 
 def test_a_rank_that_dies_holds_nobody_up(

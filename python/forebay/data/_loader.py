@@ -284,6 +284,7 @@ class _Epoch:
                 self._flying.clear()
                 self._ahead = loader._position
                 raise
+        self._ahead = max(self._ahead, end)
         self._flying.popleft()
         self._count(pending, stalled, end)
         self.begun = True
@@ -312,7 +313,8 @@ class _Epoch:
         their way.
         """
         loader, total = self._loader, len(self._loader.records)
-        begin, size = self._ahead, self._loader.batch_size
+        # Not by `_ahead` alone: Ctrl-C may have come before it was set.
+        begin, size = self._flying[-1][0] if self._flying else self._ahead, self._loader.batch_size
         end = begin + loader._step
         if self._reader is not None and begin < total:
             last = min(end, total) - 1
