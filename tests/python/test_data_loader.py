@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -480,6 +482,33 @@ print(len(seen))
     while not select.select([child.stdout], [], [], 0.3)[0]:
         child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=30)[0] == "stopped\n16384\n"
+
+
+@pytest.mark.parametrize("leave", ["early", "at the end", "before it begins"])
+@pytest.mark.parametrize("words", ORDERS, ids=str)
+def test_loader_and_batches_go_with_the_last_who_holds_them(
+    numbers: data.Records, words: dict[str, Any], leave: str
+) -> None:
+    """Without a garbage collection: batches on their way may be most of a GPU's memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        loader = data.Loader(numbers, 16, **words)
+        running = iter(loader)
+        if leave == "early":
+            next(running)
+        elif leave == "at the end":
+            taken(running)
+            running = iter(loader)
+        gone = [weakref.ref(loader), weakref.ref(running)]
+        del loader
+        # A loop holds what it is of.
+        assert len(taken(running)) > 0
+        assert all(reference() is not None for reference in gone)
+        del running
+        assert all(reference() is None for reference in gone)
+    finally:
+        gc.enable()
 
 
 def test_ctrl_c_behind_a_batch_that_was_just_begun(tmp_path: Path) -> None:

@@ -307,3 +307,33 @@ def test_names_are_found_without_importing_frameworks(
         "print(sorted({'torch', 'numpy', 'jax', 'cupy', 'monai'} & set(sys.modules)))"
     )
     assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_records_of_jagged_batches_are_counted_like_a_lists(tmp_path: Path) -> None:
+    texts = [b"aa", b"bbbb", b"c"]
+    data.pack([{"text": text} for text in texts], tmp_path / "a.pack")
+    batch = data.packed(tmp_path / "a.pack", framework="numpy", device="cpu")[[0, 1, 2]]["text"]
+    for number in range(-3, 3):
+        assert batch.record(number).tobytes() == texts[number]
+    for number in (3, -4):
+        with pytest.raises(IndexError):
+            batch.record(number)
+
+
+@pytest.mark.parametrize("one", [{"image": [1, 2], "label": 3}, "some/path", b"bytes"], ids=["dict", "text", "bytes"])
+def test_one_sample_is_not_taken_for_many(tmp_path: Path, one: Any) -> None:
+    with pytest.raises(errors.InvalidInputError, match="one behind the other"):
+        data.pack(one, tmp_path / "a.pack")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_tuple_of_values_is_no_sample(tmp_path: Path) -> None:
+    """As torch's data sets give them: columns have names here."""
+    with pytest.raises(errors.InvalidInputError, match="no array") as caught:
+        data.pack([(numpy.zeros((2, 3)), 1)], tmp_path / "a.pack")
+    assert "label" in caught.value.hints[0] and not any(tmp_path.iterdir())
+
+
+def test_a_jagged_column_may_be_named_alone(tmp_path: Path) -> None:
+    data.pack([{"text": numpy.zeros(length)} for length in (1, 3)], tmp_path / "a.pack", jagged="text")
+    assert len(data.packed(tmp_path / "a.pack", framework="numpy", device="cpu")) == 2

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class Loader:
         self._memory = memory_for(self.records.framework, self.records.device)
         self._use_seed(seed)
         self._epoch, self._position = 0, 0
-        self._current: _Epoch | None = None
+        self._use_epoch(None)
         if not len(self) and len(self.records):
             told = f"{len(self.records)} records are no batch of {self.batch_size} for each rank: epochs are empty"
             warnings.warn(f"{told} (a smaller batch_size, or drop_last=False)", stacklevel=2)
@@ -118,6 +119,12 @@ class Loader:
     def _ahead(self) -> int:
         batch = self.batch_size * max(1, self.records.nbytes_hint)
         return min(_MAX_BATCHES_AHEAD, max(_MIN_BATCHES_AHEAD, _BYTES_AHEAD // batch))
+
+    def _use_epoch(self, epoch: _Epoch | None) -> None:
+        """The program's loop. It holds the loader, which does not hold it: batches on their way go with the last of both."""
+        self._current = weakref.ref(epoch) if epoch is not None else None
+        # The loop has handed out a batch.
+        self._begun = False
 
     def _use_seed(self, seed: int) -> None:
         self.seed = _integer("seed", seed, 0, 2**64 - 1)
@@ -130,11 +137,12 @@ class Loader:
         return {
             key: value
             for key, value in self.__dict__.items()
-            if key not in ("_memory", "_order", "_current", "_following")
+            if key not in ("_memory", "_order", "_current", "_following", "_begun")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _current=None)
+        self.__dict__.update(state)
+        self._use_epoch(None)
         self._memory = memory_for(self.records.framework, self.records.device)
         self._use_seed(self.seed)
 
@@ -145,7 +153,8 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch the next loop reads, from its beginning. Needed only to leave the order 0, 1, 2, …"""
-        self._epoch, self._position, self._current = _integer("epoch", epoch, 0, _MAX_NUMBER), 0, None
+        self._epoch, self._position = _integer("epoch", epoch, 0, _MAX_NUMBER), 0
+        self._use_epoch(None)
 
     @property
     def _step(self) -> int:
@@ -159,13 +168,14 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         # Before anything changes: one that raises may be asked again.
         self.records.check()
-        if self._current is not None and self._current.begun:
+        if self._begun:
             # The program left the last loop early: its rest is not what it asks for now.
             self._epoch, self._position = self._epoch + 1, 0
         following, self._following = self._following, None
         if following is None or not following.is_of(self._epoch, self._position):
             following = _Epoch(self, self._epoch, self._position)
-        self._current = following
+        following.hold(self)
+        self._use_epoch(following)
         return following
 
     def __repr__(self) -> str:
@@ -220,7 +230,8 @@ class Loader:
         epoch = _integer("epoch", state["epoch"], 0, _MAX_NUMBER)
         position = _integer("position", state["position"], 0, len(self.records))
         self._use_seed(state["seed"])
-        self._epoch, self._position, self._current = epoch, position, None
+        self._epoch, self._position = epoch, position
+        self._use_epoch(None)
 
     def node(self) -> Any:
         """A torchdata node (``torchdata.nodes.BaseNode``) of the batches, with the loader's state."""
@@ -233,19 +244,32 @@ class _Epoch:
     """The batches of one epoch from a place on. Threads may share it: each batch comes once."""
 
     def __init__(self, loader: Loader, epoch: int, position: int) -> None:
-        self._loader, self._epoch = loader, epoch
+        # Weak while the loader holds it, which reads it ahead.
+        self._owner = weakref.ref(loader)
+        self._held: Loader | None = None
+        self._epoch = epoch
         # The place behind the batches that were started.
         self._ahead = position
         self._flying: deque[tuple[int, Pending]] = deque()
         self._reader = Reader(loader.records, loader._order, epoch) if loader._kind[0] == "block" else None
         self._process, self._turn = os.getpid(), threading.RLock()
-        self.begun = self.ended = False
+        self.ended = False
         # Reading the next epoch ahead failed: its own first call tells why.
         self._is_alone = False
 
+    def hold(self, loader: Loader) -> None:
+        """The program has it from now on, and may have nothing else of the loader."""
+        self._held = loader
+
+    @property
+    def _loader(self) -> Loader:
+        loader = self._owner()
+        assert loader is not None  # who calls holds it, or this does
+        return loader
+
     def is_of(self, epoch: int, position: int) -> bool:
-        """Whether it begins there, in this process, with nothing handed out."""
-        return (self._epoch, 0) == (epoch, position) and self._process == os.getpid() and not self.begun
+        """Whether it begins there, in this process."""
+        return (self._epoch, 0) == (epoch, position) and self._process == os.getpid()
 
     def __iter__(self) -> _Epoch:
         return self
@@ -263,7 +287,7 @@ class _Epoch:
         loader = self._loader
         if self.ended:
             raise StopIteration
-        if loader._current is not self:
+        if loader._current is None or loader._current() is not self:
             raise InvalidInputError("the loader went on to another epoch", hints=["use the iterator of the last loop"])
         started = time.perf_counter()
         while self._on_their_way() <= loader.prefetch and (self._start() or self._start_following()):
@@ -285,9 +309,10 @@ class _Epoch:
                 self._ahead = loader._position
                 raise
         self._ahead = max(self._ahead, end)
+        self._count(pending, stalled)
+        # Last of all: Ctrl-C before it has the next call hand out this batch.
+        loader._begun, loader._position = True, end
         self._flying.popleft()
-        self._count(pending, stalled, end)
-        self.begun = True
         return batch
 
     def _on_their_way(self) -> int:
@@ -343,8 +368,8 @@ class _Epoch:
         low = max(0, high - share) if high > low else min(low, left - 1)
         return loader._order.rows(self._epoch, begin + low, begin + min(left, low + share))
 
-    def _count(self, pending: Pending, stalled: float, end: int) -> None:
-        loader, stats = self._loader, self._loader.stats
+    def _count(self, pending: Pending, stalled: float) -> None:
+        stats = self._loader.stats
         stats.batches += 1
         stats.stalled += stalled
         stats.records += pending.count
@@ -352,12 +377,12 @@ class _Epoch:
             for engine, nbytes in receipt.engines.items():
                 stats.bytes += nbytes
                 stats.engines[engine] = stats.engines.get(engine, 0) + nbytes
-        loader._position = end
 
     def _end(self) -> None:
         loader = self._loader
         loader.records.check()
-        loader._epoch, loader._position, loader._current = self._epoch + 1, 0, None
+        loader._epoch, loader._position = self._epoch + 1, 0
+        loader._use_epoch(None)
         self.ended = True
 
 

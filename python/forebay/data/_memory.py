@@ -137,8 +137,8 @@ class _Lease:
         self.stream: Any = None
 
     def __del__(self) -> None:
-        # At the end of the program modules are gone, and nobody asks for memory.
-        if not sys.is_finalizing():
+        # At the end of the program modules are gone, and nobody asks for memory. Ctrl-C may have left it half made.
+        if hasattr(self, "stream") and not sys.is_finalizing():
             self.pool.take_back(self.block, self.stream)
 
 

@@ -47,12 +47,19 @@ def pack(samples: Iterable[Any], path: Any, *, jagged: Collection[str] = (), dur
         The number of records.
 
     Raises:
-        InvalidInputError: no samples, or one has other columns, another dtype or shape than the first.
+        InvalidInputError: no samples, or one has other columns, another dtype or shape than the first; or what is given is one
+            sample.
         UnsupportedError: Python objects.
         NoSpaceError, PermissionDeniedError, …: it cannot be written; what was there before is still there.
     """
+    if isinstance(samples, (Mapping, str, bytes, bytearray)):
+        raise InvalidInputError(
+            "samples are given one behind the other, not as one value",
+            hints=['pack([{"image": image, "label": label}, …], path)'],
+            type=type(samples).__name__,
+        )
     with _forebay.Pending(path_text(path)) as pending:
-        writer = _Writer(pending.file, frozenset(jagged))
+        writer = _Writer(pending.file, frozenset([jagged] if isinstance(jagged, str) else jagged))
         for sample in samples:
             writer.add(sample)
         count = writer.end()
@@ -153,7 +160,12 @@ class _Writer:
             # numpy has no bfloat16 of its own.
             value = value.float().numpy().astype(_bfloat16()) if str(value.dtype) == "torch.bfloat16" else value.numpy()
         # A copy: programs fill one array again and again.
-        made = numpy.array(value, order="C")
+        try:
+            made = numpy.array(value, order="C")
+        except ValueError as error:
+            raise InvalidInputError(
+                f"a sample is no array: {error}", hints=['{"image": image, "label": label} for several values']
+            ) from None
         # The index names no byte order.
         return made if made.dtype.hasobject else made.astype(made.dtype.newbyteorder("="), copy=False)
 

@@ -41,9 +41,16 @@ class Jagged(NamedTuple):
     offsets: Any
 
     def record(self, number: int) -> Any:
-        """One record: a view where the framework has views."""
-        begin, end = int(self.offsets[number]), int(self.offsets[number + 1])
-        return self.values[begin:end]
+        """One record: a view where the framework has views. Negative numbers count from the last one.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        count = len(self.offsets) - 1
+        found = number + count if number < 0 else number
+        if not 0 <= found < count:
+            raise IndexError(f"no record {number}: there are {count}")
+        return self.values[int(self.offsets[found]) : int(self.offsets[found + 1])]
 
     def nested(self) -> Any:
         """torch's nested tensor (layout jagged) over the same memory."""
