@@ -30,7 +30,7 @@ const MAX_BAD_REPLIES: u32 = 4;
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A reply that is lost among others is noticed by then, or after twice the silence. Chosen.
-const OVERTAKEN_MAX: Duration = Duration::from_mins(2);
+const MAX_OVERTAKEN: Duration = Duration::from_mins(2);
 
 /// What wires share.
 pub(crate) struct Shared {
@@ -401,7 +401,7 @@ impl Wire {
             // A call that came after a pause is waited for from then on.
             let unanswered = now.saturating_duration_since(last_reply.max(oldest));
             let age = now.saturating_duration_since(oldest);
-            for (waited, most) in [(unanswered, silence), (age, self.most_overtaken(silence))] {
+            for (waited, most) in [(unanswered, silence), (age, self.overtaken_limit(silence))] {
                 if waited >= most {
                     return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
                 }
@@ -421,8 +421,8 @@ impl Wire {
 
     /// How long a call may go unanswered while others are answered: a server that answers one of them within each silence gets to it
     /// by then.
-    fn most_overtaken(&self, silence: Duration) -> Duration {
-        (silence * (self.depth as u32 + 1)).min(OVERTAKEN_MAX.max(silence * 2))
+    fn overtaken_limit(&self, silence: Duration) -> Duration {
+        (silence * (self.depth as u32 + 1)).min(MAX_OVERTAKEN.max(silence * 2))
     }
 
     /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].

@@ -177,9 +177,8 @@ impl Mapped {
         let demand = route::demand(batch, version.len);
         let (bytes, others_copy) = (route::asked_for(&demand), self.state.has_others());
         cache.count_demand(&pinned, Reader { direction, bytes, others_copy }, &demand)?;
-        let is_first_load =
-            direction == Direction::Read && route::is_all_small(batch) && pinned.is_new_to(&demand);
-        if is_first_load && cache.paces_itself() {
+        let may_wait = direction == Direction::Read && cache.paces_itself() && pinned.is_new_to(&demand);
+        if may_wait && route::is_all_small(batch) {
             return Err(Reason::new(
                 "a range is read whole in small pieces: registering would keep waiting a program that allocates memory for \
                  them, and is for pages that are read for the third time",

@@ -15,7 +15,7 @@ use super::reclaimer::Pin;
 use super::region::WINDOW;
 use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
-use crate::io::plan::{CELL, Part};
+use crate::io::plan::{CELL, Part, are_many_small};
 use crate::request::transfer::Batch;
 use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
@@ -141,9 +141,7 @@ pub(super) fn is_all_small(batch: &Batch) -> bool {
     let bytes: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
     let start = pieces.iter().map(|piece| piece.offset).min().unwrap_or(0);
     let end = pieces.iter().map(|piece| piece.offset + piece.len as u64).max().unwrap_or(0);
-    pieces.len() >= MIN_GATHERED_PIECES
-        && bytes <= (pieces.len() * MAX_GATHERED_PIECE / 2) as u64
-        && end - start <= bytes + bytes / 8
+    are_many_small(pieces) && end - start <= bytes + bytes / 8
 }
 
 /// Whether a piece is one of many small ones, which one kernel gathers.

@@ -9,6 +9,7 @@ mod run;
 
 use std::ops::Range;
 
+pub(crate) use self::run::are_many_small;
 use crate::source::piece::{Direction, Piece};
 pub(crate) use crate::tuning::plan::{CELL, MAX_PACK_PIECES};
 use crate::tuning::plan::{MIN_CHUNK, MIN_PACK_PIECES};

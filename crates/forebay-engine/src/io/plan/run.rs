@@ -39,11 +39,11 @@ pub(super) fn neighbours(
     (last as u32 + 1, count > 1 && bytes >= MIN_RUN)
 }
 
-/// Whether these are many small pieces. A chunk of them takes a launch, which takes the driver's lock: few large chunks leave the lock
-/// to a program that allocates meanwhile.
-fn is_of_many_small(run: &[Piece]) -> bool {
-    let bytes: usize = run.iter().map(|piece| piece.len).sum();
-    run.len() >= MIN_SMALL_RUN_PIECES && bytes <= run.len() * MAX_SMALL_RUN_MEAN
+/// Whether these are many small pieces, as the tensors of a model may be: a program is likely to allocate their memory meanwhile, which
+/// waits for the driver's lock.
+pub(crate) fn are_many_small(pieces: &[Piece]) -> bool {
+    let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
+    pieces.len() >= MIN_SMALL_RUN_PIECES && bytes <= pieces.len() * MAX_SMALL_RUN_MEAN
 }
 
 impl Plan {
@@ -61,7 +61,7 @@ impl Plan {
         let (Some(head), Some(tail)) = (run.first(), run.last()) else { return };
         let (start, end) = (head.offset, end_of(tail));
         let (low, high) = (start.next_multiple_of(limits.align), end & !(limits.align - 1));
-        let is_one_launch_each = direction == Direction::Read && is_of_many_small(run);
+        let is_one_launch_each = direction == Direction::Read && are_many_small(run);
         let chunk = if is_one_launch_each { limits.slot as u64 } else { chunk_size(total, limits) };
         if direction == Direction::Write && low < high {
             for (from, to) in [(start, low), (low, high), (high, end)] {
