@@ -68,6 +68,9 @@ ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
 }
 #: Rows whose bytes a server in the process places: counted by thread.
 ON_SERVER = ("placed", "rdma", "client", "calls")
+#: To valgrind `rep movsb` is an instruction for each byte: the server's copies of 16 MiB would take it a second, in which
+#: registrations are given up as unused.
+NO_REP = {"GLIBC_TUNABLES": "glibc.cpu.x86_rep_movsb_threshold=0x7fffffff"}
 #: Asked of each further call of 1 MiB in a transfer.
 CALL_MOST = 1500
 #: The longer run has so many times the operations.
@@ -202,6 +205,7 @@ def count(row: str, times: int, folder: Path) -> tuple[int, int]:
     }
     strict = {"FOREBAY_STRICT": engine} if (engine := variables.get("FOREBAY_ENGINE")) else {}
     environment = kept | libraries | {"FOREBAY_LANES": "1", "FOREBAY_OBJECTIVE": "cpu"} | strict | variables
+    environment |= NO_REP if memory in ON_SERVER else {}
     # valgrind lets no other thread run while one waits for a ring, so that nobody may be there to wake it.
     for _ in range(TRIES):
         try:

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use forebay_config::cufile::{Log as Options, LogLevel, LogPlace};
 use forebay_config::{env, files};
 use forebay_error::{Error, Result};
-use forebay_sys::HeldFile;
+use forebay_sys::{HeldFile, UtcTime};
 
 use crate::lock;
 use crate::meter::meter;
@@ -157,30 +157,20 @@ fn open(path: &Path, options: &Options) -> Result<LogTarget> {
 
 /// As NVIDIA names the files in a folder: with the process and the time.
 fn file_name() -> String {
-    let (year, month, day, time) = date(SystemTime::now());
-    format!("cufile_{}_{year:04}-{month:02}-{day:02}_{}.log", std::process::id(), time.replace(':', "-"))
+    let time = utc(SystemTime::now()).to_string().replace(' ', "_").replace(':', "-");
+    format!("cufile_{}_{time}.log", std::process::id())
 }
 
 /// `DD-MM-YYYY HH:MM:SS:mmm`, UTC.
 fn stamp(now: SystemTime) -> String {
     let millis = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_millis());
-    let (year, month, day, time) = date(now);
-    format!("{day:02}-{month:02}-{year:04} {time}:{millis:03}")
+    let UtcTime { year, month, day, hour, minute, second } = utc(now);
+    format!("{day:02}-{month:02}-{year:04} {hour:02}:{minute:02}:{second:02}:{millis:03}")
 }
 
-/// Year, month, day and `HH:MM:SS` of a time, UTC. The calendar's arithmetic: days are counted from the first of March of
-/// the year 0, so that the leap day is the last of its year.
-fn date(now: SystemTime) -> (i64, u64, u64, String) {
-    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, rest) = (seconds / 86400 + 719_468, seconds % 86400);
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = (year_of_era + era * 400) as i64 + i64::from(month <= 2);
-    (year, month, day, format!("{:02}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60))
+/// A time as a second of the calendar.
+fn utc(time: SystemTime) -> UtcTime {
+    UtcTime::from_unix(time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! NFS mounts of this client: those that are there, what they counted, and those that are written down.
 
-use crate::storage::{MountLine, NfsMount, mounts, unescape};
+use forebay_sys::kernel_text::unescape;
+
+use crate::storage::{MountLine, NfsMount, mounts};
 use crate::system::System;
 
 /// A mount that is there.

@@ -1,5 +1,6 @@
 //! Mounted file systems and the block devices below them.
 
+use forebay_sys::kernel_text::unescape;
 use serde::Serialize;
 
 use crate::gpu::is_pci_address;
@@ -230,24 +231,6 @@ fn parse_mount(line: &str) -> Option<MountLine> {
         source: unescape(right.get(1)?),
         options: right.get(2).map(|options| (*options).to_owned()).unwrap_or_default(),
     })
-}
-
-/// mountinfo writes blanks and backslashes as three octal digits.
-pub(crate) fn unescape(text: &str) -> String {
-    let mut out = Vec::with_capacity(text.len());
-    let bytes = text.as_bytes();
-    let mut at = 0;
-    while at < bytes.len() {
-        let octal = (bytes[at] == b'\\').then(|| text.get(at + 1..at + 4)).flatten();
-        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            out.push(byte);
-            at += 4;
-        } else {
-            out.push(bytes[at]);
-            at += 1;
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// The mount that a path without links is on.
@@ -530,11 +513,6 @@ mod tests {
         assert_eq!((one.transport.as_str(), one.connections), ("rdma", 1));
         assert_eq!(NfsMount::parse("cifs", options), None);
         assert_eq!(NfsMount::parse("nfs4", "rw"), None);
-    }
-
-    #[test]
-    fn unescape_keeps_what_is_no_escape() {
-        assert_eq!(unescape(r"a\040b\134c\9"), r"a b\c\9");
     }
 
     #[test]

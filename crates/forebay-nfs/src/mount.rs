@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::kernel_text::unescape;
 
 use crate::handle::{Attributes, Handle, Kind, Version};
 use crate::xdr::Malformed;
@@ -294,24 +295,6 @@ pub fn parse(line: &str) -> Result<Mount> {
         sizes: (number("rsize").unwrap_or(0), number("wsize").unwrap_or(0)),
         is_read_only: own.split(',').chain(options.split(',')).any(|option| option == "ro"),
     })
-}
-
-/// mountinfo writes space, tab, line feed and backslash as three octal digits.
-fn unescape(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((byte, behind)) = rest.split_first() {
-        let octal = |digits: &[u8]| {
-            digits.iter().try_fold(0u32, |sum, digit| match digit {
-                b'0'..=b'7' => Some(sum * 8 + u32::from(digit - b'0')),
-                _ => None,
-            })
-        };
-        let code = behind.get(..3).filter(|_| *byte == b'\\').and_then(octal).filter(|code| *code < 256);
-        bytes.push(code.map_or(*byte, |code| code as u8));
-        rest = if code.is_some() { &behind[3..] } else { behind };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The most bytes that `name_to_handle_at` tells.

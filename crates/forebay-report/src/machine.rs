@@ -11,6 +11,7 @@ use forebay_doctor::machine::meminfo;
 use forebay_doctor::{RealSystem, System, storage};
 use forebay_error::Result;
 use forebay_gpu::{DeviceName, Devices};
+use forebay_sys::UtcTime;
 
 use crate::model::{Device, Machine, PathFacts};
 use crate::targets;
@@ -95,22 +96,7 @@ fn options(all: &str) -> String {
 /// Now, UTC, as `2026-11-22 18:05:09`.
 pub(crate) fn now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    utc(seconds)
-}
-
-fn utc(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86400, seconds % 86400);
-    // Days since 1 March 0000, in eras of 400 years.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
+    UtcTime::from_unix(seconds).to_string()
 }
 
 #[cfg(test)]
@@ -126,17 +112,5 @@ mod tests {
     fn options_that_count() {
         let all = "rw,vers=4.0,rsize=1048576,namlen=255,hard,proto=rdma,port=20049,addr=10.0.0.1";
         assert_eq!(super::options(all), "vers=4.0,rsize=1048576,proto=rdma");
-    }
-
-    #[test]
-    fn days_of_the_calendar() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00:00"),
-            (951_782_400, "2000-02-29 00:00:00"),
-            (1_795_370_709, "2026-11-22 18:05:09"),
-            (4_107_542_399, "2100-02-28 23:59:59"),
-        ] {
-            assert_eq!(super::utc(seconds), text);
-        }
     }
 }

@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use forebay_error::plain;
+use forebay_sys::UtcTime;
 
 use crate::summary::{TimeBucket, TraceSummary};
-use crate::time;
 
 /// The summary as text.
 pub fn text(summary: &TraceSummary) -> String {
@@ -24,10 +24,10 @@ fn head(text: &mut String, summary: &TraceSummary) {
     let _ = writeln!(text, "{}", if command.is_empty() { "(unknown command)" } else { &command });
     let _ = writeln!(
         text,
-        "pid {} on {}, {}, forebay {}",
+        "pid {} on {}, {} UTC, forebay {}",
         summary.pid,
         plain(&summary.host),
-        time::date(summary.began as u64),
+        UtcTime::from_unix(summary.began as u64),
         plain(&summary.release)
     );
     let _ = writeln!(

@@ -35,32 +35,9 @@ pub fn thread_id() -> u32 {
     })
 }
 
-/// `2026-11-21 10:00:00 UTC`, from seconds since 1970.
-pub(crate) fn date(seconds: u64) -> String {
-    // Days to year, month and day by eras of 400 years that begin in March.
-    let (days, rest) = ((seconds / 86_400).min(4_000_000_000) as i64 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_index = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
-    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (rest / 3600, rest / 60 % 60, rest % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates() {
-        assert_eq!(date(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(date(951_782_399), "2000-02-28 23:59:59 UTC");
-        assert_eq!(date(951_782_400), "2000-02-29 00:00:00 UTC");
-        assert_eq!(date(1_795_219_200), "2026-11-21 00:00:00 UTC");
-    }
 
     #[test]
     fn threads_have_their_own_numbers() {

@@ -1,6 +1,7 @@
 //! Running on the CPUs of a NUMA node.
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::kernel_text::cpu_list;
 
 /// Keeps the calling thread on the CPUs of `node`.
 pub(crate) fn pin_thread(node: u32) -> Result<()> {
@@ -42,27 +43,9 @@ fn nodes_hint() -> String {
     }
 }
 
-/// Reads `0-3,8,10-11`.
-fn cpu_list(text: &str) -> Vec<usize> {
-    text.trim()
-        .split(',')
-        .filter_map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            Some(first.parse().ok()?..=last.parse().ok()?)
-        })
-        .flatten()
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists() {
-        assert_eq!(cpu_list("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
-        assert!(cpu_list("\n").is_empty());
-    }
 
     #[test]
     fn a_missing_node_is_an_error_with_a_hint() {

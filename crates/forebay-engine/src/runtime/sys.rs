@@ -5,6 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
+use forebay_sys::kernel_text::cpu_list;
 
 /// The negative errno of the call that failed last.
 fn negative_errno() -> isize {
@@ -337,7 +338,7 @@ impl Drop for Pages {
 pub(crate) fn bind_to_node(node: u32) {
     if Path::new("/sys/devices/system/node/node1").exists() {
         let list = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
-        let wanted = list.map(|text| cpus(&text)).unwrap_or_default();
+        let wanted = list.map(|text| cpu_list(&text)).unwrap_or_default();
         // SAFETY: a zeroed CPU set is the empty set; both calls are given its size.
         unsafe {
             let mut allowed: libc::cpu_set_t = std::mem::zeroed();
@@ -348,27 +349,13 @@ pub(crate) fn bind_to_node(node: u32) {
             let mut both: libc::cpu_set_t = std::mem::zeroed();
             wanted
                 .iter()
-                .filter(|cpu| libc::CPU_ISSET(**cpu, &allowed))
+                .filter(|cpu| **cpu < libc::CPU_SETSIZE as usize && libc::CPU_ISSET(**cpu, &allowed))
                 .for_each(|cpu| libc::CPU_SET(*cpu, &mut both));
             if libc::CPU_COUNT(&both) > 0 {
                 libc::sched_setaffinity(0, size, &both);
             }
         }
     }
-}
-
-/// Reads a kernel CPU list such as `0-3,8`.
-fn cpus(list: &str) -> Vec<usize> {
-    let limit = libc::CPU_SETSIZE as usize;
-    list.trim()
-        .split(',')
-        .filter_map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            Some(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?)
-        })
-        .flatten()
-        .filter(|cpu| *cpu < limit)
-        .collect()
 }
 
 /// Prepares a thread of ours that works for a device: it runs on CPUs near the device, and its short waits are short.
@@ -391,11 +378,5 @@ mod tests {
         assert_eq!(pages.len(), 8192);
         // SAFETY: 8192 mapped bytes.
         assert!(unsafe { std::slice::from_raw_parts(pages.as_ptr(), 8192) }.iter().all(|byte| *byte == 0));
-    }
-
-    #[test]
-    fn cpu_lists() {
-        assert_eq!(cpus("0-2,5\n"), [0, 1, 2, 5]);
-        assert!(cpus("").is_empty());
     }
 }
