@@ -150,6 +150,58 @@ def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
         data.raw("a\0b", "uint8", 4, framework="numpy")
 
 
+SOURCES: dict[str, Callable[[Any], object]] = {
+    "raw": lambda given: data.raw(given, "uint8", 1, framework="numpy"),
+    "npy": lambda given: data.npy(given, framework="numpy"),
+    "ranges": lambda given: data.ranges(given, framework="numpy"),
+    "tar": lambda given: data.tar(given, framework="numpy"),
+    "mds": lambda given: data.mds(given, framework="numpy"),
+    "litdata": lambda given: data.litdata(given, framework="numpy"),
+    "megatron": lambda given: data.megatron(given, framework="numpy"),
+    "packed": lambda given: data.packed(given, framework="numpy"),
+    "pack": lambda given: data.pack([1], given),
+    "verify": data.verify,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_no_path_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a line\n")
+    with (tmp_path / "a").open("rb") as file:
+        for given in (3, None, 1.5, True, file, bytearray(b"a")):
+            with pytest.raises(errors.InvalidInputError, match="path") as caught:
+                SOURCES[name](given)
+            assert caught.value.hints
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_an_index_stands_for_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "mds":
+        files.write_mds(tmp_path, {"a": ("int", 8)}, [[{"a": bytes(8)}]])
+    else:
+        files.write_litdata(tmp_path, ["a"], ["int"], [[[bytes(8)]]])
+    monkeypatch.chdir(tmp_path)
+    for given in (tmp_path, tmp_path / "index.json", "index.json"):
+        assert len(SOURCES[name](given)) == 1  # type: ignore[arg-type]
+    other = next(path for path in tmp_path.iterdir() if path.name != "index.json")
+    for given in (other, tmp_path / "missing"):
+        with pytest.raises(errors.Error, match="path=") as caught:
+            SOURCES[name](given)
+        assert caught.value.hints == ["give the folder that index.json and its files lie in"]
+
+
+def test_a_file_of_megatrons_stands_for_both(tmp_path: Path) -> None:
+    for prefix in ("m", "n.bin"):
+        files.write_megatron(tmp_path / prefix, [[1, 2, 3]], 4, "int32")
+        for given in (prefix, f"{prefix}.idx", f"{prefix}.bin", os.fsencode(tmp_path / prefix)):
+            path = given if isinstance(given, bytes) else tmp_path / given
+            assert data.megatron(path, framework="numpy")[0].tolist() == [1, 2, 3]
+    with pytest.raises(FileNotFoundError) as caught:
+        data.megatron(tmp_path / "missing.bin")
+    assert caught.value.filename == str(tmp_path / "missing.idx")
+    assert caught.value.__notes__ == ["hint: give the path of the two files without .idx and .bin"]
+
+
 def test_columns_that_are_asked_for(tmp_path: Path) -> None:
     files.write_mds(tmp_path / "m", {"a": ("int", 8), "b": ("int", 8)}, [[{"a": bytes(8), "b": bytes(8)}]])
     files.write_litdata(tmp_path / "l", ["a", "b"], ["int", "int"], [[[bytes(8), bytes(8)]]])
@@ -319,7 +371,8 @@ def test_a_forked_child_begins_a_loop_of_its_own(
     done = run_python(
         """
 import os, sys, forebay.data as data
-loader = data.Loader(data.raw(sys.argv[1], "int32", 4, framework="numpy"), 10, order=sys.argv[2], block=20, window=2)
+words = {"block": 20, "window": 2} if sys.argv[2] == "block" else {}
+loader = data.Loader(data.raw(sys.argv[1], "int32", 4, framework="numpy"), 10, order=sys.argv[2], **words)
 running = iter(loader)
 next(running)
 child = os.fork()
