@@ -62,6 +62,10 @@ def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> Non
         ([True, False], "cannot be bool"),
         ([1, True], "cannot be bool"),
         ("x", "no column 'x'"),
+        (None, "cannot be NoneType"),
+        (1.5, "cannot be float"),
+        (["7"], "cannot be str"),
+        ([0, None], "cannot be NoneType"),
         (numpy.array([1.0]), "cannot be float64"),
         (numpy.zeros((2, 2), "int64"), "2 dimensions"),
     ):
@@ -72,8 +76,10 @@ def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> Non
     some = numbers.select(range(10))
     for wrong in (numbers, numbers.select, some, some.select, held, held["label"]):
         take = wrong if callable(wrong) else wrong.__getitem__
-        with pytest.raises(TypeError):
-            take([1.5])
+        for rows in ([1.5], 1.5, None, ["a"]):
+            with pytest.raises(TypeError, match="record numbers cannot be") as failed:
+                take(rows)
+            assert isinstance(failed.value, errors.InvalidInputError) and failed.value.hints
         with pytest.raises(IndexError, match=f"record {1 << 70} is out of bounds"):
             take([0, 1 << 70])
 
@@ -131,6 +137,23 @@ def test_wrong_sizes_are_told(tmp_path: Path, numbers: data.Records) -> None:
         lambda: data.Loader(numbers, True),
         lambda: data.Loader(numbers, 8.0),  # type: ignore[arg-type]
         lambda: data.Loader(numbers, 8, order="block", block=0),
+        lambda: data.Loader(numbers, 8, transform=3),  # type: ignore[arg-type]
+        lambda: data.raw(path, None, 4, framework="numpy"),
+        lambda: data.zipped(x=numbers, label=None),
+        lambda: data.zipped(x=numbers, label=(row for row in range(ROWS))),
+        lambda: data.ranges(path, [[0], [1, 2]], [4], framework="numpy"),
+        lambda: data.ranges([path, path], [0], [4], file=[7], framework="numpy"),
+        data.ranges(path, [0], [4], framework="numpy")[:].nested,
+        lambda: data.ranges(path, [0], [4], framework="numpy")[:].record("a"),  # type: ignore[arg-type]
+        lambda: data.pack(None, tmp_path / "p"),  # type: ignore[arg-type]
+        lambda: data.pack(3, tmp_path / "p"),  # type: ignore[arg-type]
+        lambda: data.pack([{}], tmp_path / "p"),
+        lambda: data.pack([{"a": 1}, {"b": 1}], tmp_path / "p"),
+        lambda: data.pack([{"a": 1}], tmp_path / "p", jagged=3),  # type: ignore[arg-type]
+        lambda: data.pack([{"a": 1}], tmp_path / "p", jagged=["a"]),
+        lambda: data.pack([{"a": 1}], tmp_path / "p", jagged=["b"]),
+        lambda: data.packed(path),
+        lambda: data.tar(path),
     ]
     for call in calls:
         with pytest.raises(errors.InvalidInputError) as caught:
@@ -148,6 +171,17 @@ def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
         data.raw([], "uint8", 4, framework="numpy")
     with pytest.raises(errors.InvalidInputError, match="not a path"):
         data.raw("a\0b", "uint8", 4, framework="numpy")
+
+
+def test_files_that_cannot_be_read_have_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    for name, read in SOURCES.items():
+        for path in (tmp_path / "missing", tmp_path / "a" / "x", ""):
+            if name == "pack" and path == tmp_path / "missing":
+                continue
+            with pytest.raises(errors.Error, match="path=") as caught:
+                read(path)
+            assert caught.value.hints and not isinstance(caught.value, errors.IsDirectoryError)
 
 
 SOURCES: dict[str, Callable[[Any], object]] = {

@@ -122,7 +122,7 @@ impl File {
 pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(given.py()) {
-            return error;
+            return PyTypeError::new_err(format!("an offset is a whole number of bytes, not {given:?}"));
         }
         let text = format!("an offset that no file has: {given}");
         invalid(text, "offsets count bytes from the file's beginning: 0 or more")
@@ -257,7 +257,8 @@ fn tensor_pieces(rows: &Bound<'_, PyList>, addresses: &Bound<'_, PyList>) -> PyR
 fn pieces_of<'py>(pieces: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, u64)>> {
     let no_piece =
         |_: PyErr| invalid("a piece is not (array, offset)", "give a list of (array, offset) pairs");
-    PyIterator::from_object(pieces)?
+    PyIterator::from_object(pieces)
+        .map_err(no_piece)?
         .map(|piece| {
             let (array, offset): (_, Bound<'py, PyAny>) = piece?.extract().map_err(no_piece)?;
             let is_type = |error: &PyErr| error.is_instance_of::<PyTypeError>(offset.py());

@@ -25,7 +25,10 @@ _ERROR_TYPES: dict[type[OSError], type[errors.Error]] = {
     IsADirectoryError: errors.IsDirectoryError,
 }
 # As the native half has them.
-_LIMIT_HINTS = {
+_HINTS = {
+    errno.ENOENT: "check the path (ls -l) and the spelling",
+    errno.EACCES: "check the file's mode and owner (ls -l), and the directories above it",
+    errno.ENOTDIR: "check the path (ls -l): a file stands where it names a folder",
     errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
     errno.ENFILE: "as root: sysctl -w fs.file-max=9223372036854775807",
 }
@@ -56,11 +59,12 @@ def index_in(folder: Any) -> tuple[str, str]:
 def failed(error: OSError | ValueError, path: str, hints: Sequence[str] = ()) -> errors.Error:
     """forebay's error for one of the system's, or for a path that cannot be one."""
     if not isinstance(error, OSError):
-        return InvalidInputError(f"not a path: {error}", path=path)
+        return InvalidInputError(f"not a path: {error}", hints=["give a path without zero bytes"], path=path)
     text = f"cannot read file: {(error.strerror or str(error)).lower()}"
-    if error.errno in _LIMIT_HINTS:
-        hints = [_LIMIT_HINTS[error.errno]]
-        return errors.TooManyFilesError(text, hints=hints, errno=error.errno, path=path)
+    known = [hint for number, hint in _HINTS.items() if number == error.errno]
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return errors.TooManyFilesError(text, hints=known, errno=error.errno, path=path)
+    hints = hints or known
     kind = next((ours for theirs, ours in _ERROR_TYPES.items() if isinstance(error, theirs)), errors.IOFailedError)
     return kind(text, hints=hints, errno=error.errno, path=path)
 
@@ -71,7 +75,8 @@ class FileSet:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self.paths = [os.path.abspath(path) for path in paths]
+        # An empty one would be the folder of the program.
+        self.paths = [os.path.abspath(path) if path else path for path in paths]
         found = [_state(path) for path in self.paths]
         self.states = [state for state, _ in found]
         # Of this machine only: a copy elsewhere has others.

@@ -104,6 +104,8 @@ class Loader:
         self.batch_size = _integer("batch_size", batch_size, 1)
         self.rank, self.world = _ranks(rank, world)
         self.prefetch = self._ahead() if prefetch is None else _integer("prefetch", prefetch, 1)
+        if transform is not None and not callable(transform):
+            raise InvalidInputError(f"transform cannot be {transform!r}", hints=["a function that takes a batch"])
         self.drop_last, self.transform = drop_last, transform
         self.stats = LoaderStats()
         self._kind = _order(order, block, window, records.nbytes_hint)
@@ -214,7 +216,7 @@ class Loader:
             raise UnsupportedError(
                 f"a state of version {state['version']!r}", hints=["load it with the forebay that saved it"]
             )
-        if state["length"] != len(self.records) or list(state.get("order", ())) != self._kind:
+        if state["length"] != len(self.records) or _listed(state.get("order")) != self._kind:
             raise InvalidInputError(
                 "the state belongs to other records or another order",
                 hints=["use the same files, order, block and window"],
@@ -383,6 +385,11 @@ class _Epoch:
         loader._epoch, loader._position = self._epoch + 1, 0
         loader._use_epoch(None)
         self.ended = True
+
+
+def _listed(order: Any) -> Any:
+    # Some that keep states make tuples of lists.
+    return list(order) if isinstance(order, tuple) else order
 
 
 def _source(given: Any) -> Records:
