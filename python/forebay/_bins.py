@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import pickles
-from ._refusals import missing_name, text_for_names
+from ._refusals import check_names, missing_name
 from .errors import InvalidInputError, UnsupportedError
 from .progress import Progress
 
@@ -65,8 +65,8 @@ def load(
         )
     if len(shards) == 1 and shards[0][1] is None:
         return pickles.load(shards[0][0], device, dtype=dtype, names=names, verify=verify, progress=progress)
-    if isinstance(names, str):
-        raise text_for_names(names)
+    if names is not None:
+        check_names(names)
     loaded: dict[str, Any] = {}
     wanted = names if names is None or callable(names) else frozenset(names)
     present: set[str] = set()

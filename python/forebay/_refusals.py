@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "changed",
+    "check_names",
     "is_npz",
     "missing_name",
     "no_path",
@@ -23,7 +24,6 @@ __all__ = [
     "replaced",
     "room_hints",
     "shared",
-    "text_for_names",
     "wrong_size",
 ]
 
@@ -71,7 +71,10 @@ def other_kind(path: str) -> InvalidInputError | None:
     if not start:
         return InvalidInputError("the file is empty", hints=["write it again, or fetch it again"], path=path)
     if _is_text(start):
+        import shlex
+
         hints = ["an index is loaded under its own name: model.safetensors.index.json"] if start[:1] == b"{" else []
+        hints = hints or [f"look at it: head -c 200 {shlex.quote(path)}"]
         return InvalidInputError("this is a text, not safetensors", hints=hints, path=path)
     return None
 
@@ -114,14 +117,18 @@ def missing_name(name: str, present: Iterable[object], **context: Any) -> Invali
     """A file does not have a tensor."""
     import difflib
 
-    close = difflib.get_close_matches(str(name), [known for known in present if isinstance(known, str)], 3)
+    known = [one for one in present if isinstance(one, str)]
+    close = difflib.get_close_matches(str(name), known, 3) or sorted(known)[:3]
     hints = [f"there is {', '.join(map(repr, close))}"] if close else []
     return InvalidInputError("the file has no tensor of this name", hints=hints, tensor=name, **context)
 
 
-def text_for_names(names: str) -> InvalidInputError:
-    """A text would be taken letter by letter."""
-    return InvalidInputError("names is a list of names, not a name", hints=[f"names=[{names!r}]"])
+def check_names(names: Any) -> None:
+    """Raises InvalidInputError for names that are no list of them: a text would be taken letter by letter."""
+    if isinstance(names, str):
+        raise InvalidInputError("names is a list of names, not a name", hints=[f"names=[{names!r}]"])
+    if not callable(names) and not isinstance(names, Iterable):
+        raise InvalidInputError(f"names cannot be {names!r}", hints=["names=[NAME, …], or a function of a name"])
 
 
 def no_room(

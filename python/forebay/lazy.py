@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import _forebay, frameworks
 from ._captures import left_alone
-from ._refusals import missing_name, wrong_size
+from ._refusals import check_names, missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
 from .loading import Entry, Loader, Source, Watch, new_array, path_text
@@ -254,6 +254,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         source = self._open_source()
         entries = list(self._entries.values())
         if names is not None:
+            check_names(names)
             entries = sorted({self._entry(name) for name in names}, key=lambda entry: (entry[3], entry[4]))
         return Loader(self._framework, self._device).load([source.only(entries)])
 
@@ -284,8 +285,7 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         return entry
 
     def _no_entry(self, name: str) -> NoReturn:
-        self._open_source()
-        raise missing_name(name, self._entries)
+        raise missing_name(name, self._entries, path=self._open_source().path)
 
     def __enter__(self) -> safe_open:
         self._open_source()

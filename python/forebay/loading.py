@@ -43,8 +43,8 @@ _GROUP_TENSORS = 16384
 # few lanes' slots as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
 _SMALL_TENSOR_BYTES = 512 << 10
 _SMALL_GROUP_BYTES = 16 << 20
-# A group takes at least a quarter of its last window: less would not be worth registering.
-_MIN_PART = 4
+# A group takes at least this much of its last window: less would not be worth registering.
+_MIN_WINDOW_PERCENT = 25
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
@@ -453,7 +453,8 @@ def _windows(entries: list[Entry], span: int) -> Iterator[list[Entry]]:
         while cut < len(entries):
             stop = (_end(entries[cut]) // span + 1) * span
             cut = bisect_right(entries, stop, cut, key=_end)
-            if _end(entries[cut - 1]) - max(stop - part, entries[first][3]) >= part // _MIN_PART:
+            taken = _end(entries[cut - 1]) - max(stop - part, entries[first][3])
+            if 100 * taken >= _MIN_WINDOW_PERCENT * part:
                 break
         yield entries[first:cut]
         first = cut

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay
 from ._captures import left_alone
-from ._refusals import missing_name
+from ._refusals import check_names, missing_name
 from .errors import IntegrityError, InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device, Framework
 from .loading import Watch, new_array
@@ -96,6 +96,8 @@ class NpzFile(Mapping[str, Any]):
             InvalidInputError: there is none of a name.
             BusyError: the file was changed in place since it was opened.
         """
+        if names is not None:
+            check_names(names)
         wanted = self.files if names is None else list(names)
         stored_names = [name for name in wanted if self._member(name).method == _STORED]
         with self._watch:
@@ -213,7 +215,8 @@ def _inflate(file: File, member: _Member, memory: int, facts: dict[str, Any]) ->
 def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:
     """Writes an archive beside its place, and puts it there once it is whole: see :func:`forebay.write_npz`."""
     if not isinstance(arrays, Mapping):
-        raise InvalidInputError("arrays are a dict of names and arrays", got=type(arrays).__name__)
+        hints = ['write_npz(path, {"a": array})']
+        raise InvalidInputError("arrays are a dict of names and arrays", hints=hints, got=type(arrays).__name__)
     for name in arrays:
         if not isinstance(name, str):
             raise InvalidInputError("names of arrays are strings", got=repr(name))

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
 from ._captures import left_alone
-from ._refusals import is_npz, missing_name, room_hints, text_for_names
-from .loading import Watch
+from ._refusals import check_names, is_npz, missing_name, room_hints
+from .loading import Watch, path_text
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def load(
         NotFoundError: no such file.
         BusyError: the file was changed in place meanwhile.
     """
-    text = os.fspath(path)
+    text = path_text(path)
     watch = Watch(text)
     with _forebay.open(text) as file:
         archive = _Archive(file, text)
@@ -263,8 +263,7 @@ def _refuse(what: str, path: str) -> NoReturn:
 
 
 def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) -> Any:
-    if isinstance(names, str):
-        raise text_for_names(names)
+    check_names(names)
     if not isinstance(tree, dict):
         raise errors.InvalidInputError("names choose keys of a dictionary: the checkpoint is none", path=path)
     chosen = {}

@@ -44,7 +44,8 @@ def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
         UnsupportedError: safetensors has no such dtype.
     """
     if not isinstance(tensors, Mapping):
-        raise InvalidInputError("tensors are a dict of names and arrays", got=type(tensors).__name__)
+        hints = ['save_file({"weight": tensor}, path)']
+        raise InvalidInputError("tensors are a dict of names and arrays", hints=hints, got=type(tensors).__name__)
     described: dict[str, Described] = {}
     used: dict[str, tuple[Framework, set[Device]]] = {}
     torches: list[str] = []

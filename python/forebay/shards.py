@@ -48,7 +48,7 @@ def resolve(paths: Paths) -> list[Shard]:
         path_text(paths)
     given = [path_text(path) for path in paths]
     if not given:
-        raise InvalidInputError("there is no file to load: the list of paths is empty")
+        raise InvalidInputError("there is no file to load: the list of paths is empty", hints=["give one path or more"])
     return [shard for path in given for shard in _resolve_one(path)]
 
 
@@ -76,7 +76,8 @@ def _in_folder(folder: str) -> str:
                 hints=[f"name them: load_file([{', '.join(repr(os.path.join(folder, name)) for name in files[:3])}…])"],
                 path=folder,
             )
-    raise NotFoundError("the folder has no .safetensors or .bin file", path=folder)
+    hints = ["name the folder that a model's files lie in, or one of the files"]
+    raise NotFoundError("the folder has no .safetensors or .bin file", hints=hints, path=folder)
 
 
 def _from_index(path: str) -> list[Shard]:

@@ -589,7 +589,7 @@ told()
 """,
     ).splitlines()
     assert told == [
-        "NotFoundError 2 []",
+        "NotFoundError 2 ['give the folder that index.json and its files lie in']",
         "TooManyFilesError 24 ['raise the limit of open files: ulimit -n 65536']",
     ]
 

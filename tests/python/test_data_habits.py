@@ -62,6 +62,10 @@ def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> Non
         ([True, False], "cannot be bool"),
         ([1, True], "cannot be bool"),
         ("x", "no column 'x'"),
+        (None, "cannot be NoneType"),
+        (1.5, "cannot be float"),
+        (["7"], "cannot be str"),
+        ([0, None], "cannot be NoneType"),
         (numpy.array([1.0]), "cannot be float64"),
         (numpy.zeros((2, 2), "int64"), "2 dimensions"),
     ):
@@ -72,8 +76,10 @@ def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> Non
     some = numbers.select(range(10))
     for wrong in (numbers, numbers.select, some, some.select, held, held["label"]):
         take = wrong if callable(wrong) else wrong.__getitem__
-        with pytest.raises(TypeError):
-            take([1.5])
+        for rows in ([1.5], 1.5, None, ["a"]):
+            with pytest.raises(TypeError, match="record numbers cannot be") as failed:
+                take(rows)
+            assert isinstance(failed.value, errors.InvalidInputError) and failed.value.hints
         with pytest.raises(IndexError, match=f"record {1 << 70} is out of bounds"):
             take([0, 1 << 70])
 
@@ -131,6 +137,23 @@ def test_wrong_sizes_are_told(tmp_path: Path, numbers: data.Records) -> None:
         lambda: data.Loader(numbers, True),
         lambda: data.Loader(numbers, 8.0),  # type: ignore[arg-type]
         lambda: data.Loader(numbers, 8, order="block", block=0),
+        lambda: data.Loader(numbers, 8, transform=3),  # type: ignore[arg-type]
+        lambda: data.raw(path, None, 4, framework="numpy"),
+        lambda: data.zipped(x=numbers, label=None),
+        lambda: data.zipped(x=numbers, label=(row for row in range(ROWS))),
+        lambda: data.ranges(path, [[0], [1, 2]], [4], framework="numpy"),
+        lambda: data.ranges([path, path], [0], [4], file=[7], framework="numpy"),
+        data.ranges(path, [0], [4], framework="numpy")[:].nested,
+        lambda: data.ranges(path, [0], [4], framework="numpy")[:].record("a"),  # type: ignore[arg-type]
+        lambda: data.pack(None, tmp_path / "p"),  # type: ignore[arg-type]
+        lambda: data.pack(3, tmp_path / "p"),  # type: ignore[arg-type]
+        lambda: data.pack([{}], tmp_path / "p"),
+        lambda: data.pack([{"a": 1}, {"b": 1}], tmp_path / "p"),
+        lambda: data.pack([{"a": 1}], tmp_path / "p", jagged=3),  # type: ignore[arg-type]
+        lambda: data.pack([{"a": 1}], tmp_path / "p", jagged=["a"]),
+        lambda: data.pack([{"a": 1}], tmp_path / "p", jagged=["b"]),
+        lambda: data.packed(path),
+        lambda: data.tar(path),
     ]
     for call in calls:
         with pytest.raises(errors.InvalidInputError) as caught:
@@ -148,6 +171,69 @@ def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:
         data.raw([], "uint8", 4, framework="numpy")
     with pytest.raises(errors.InvalidInputError, match="not a path"):
         data.raw("a\0b", "uint8", 4, framework="numpy")
+
+
+def test_files_that_cannot_be_read_have_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    for name, read in SOURCES.items():
+        for path in (tmp_path / "missing", tmp_path / "a" / "x", ""):
+            if name == "pack" and path == tmp_path / "missing":
+                continue
+            with pytest.raises(errors.Error, match="path=") as caught:
+                read(path)
+            assert caught.value.hints and not isinstance(caught.value, errors.IsDirectoryError)
+
+
+SOURCES: dict[str, Callable[[Any], object]] = {
+    "raw": lambda given: data.raw(given, "uint8", 1, framework="numpy"),
+    "npy": lambda given: data.npy(given, framework="numpy"),
+    "ranges": lambda given: data.ranges(given, framework="numpy"),
+    "tar": lambda given: data.tar(given, framework="numpy"),
+    "mds": lambda given: data.mds(given, framework="numpy"),
+    "litdata": lambda given: data.litdata(given, framework="numpy"),
+    "megatron": lambda given: data.megatron(given, framework="numpy"),
+    "packed": lambda given: data.packed(given, framework="numpy"),
+    "pack": lambda given: data.pack([1], given),
+    "verify": data.verify,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_no_path_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a line\n")
+    with (tmp_path / "a").open("rb") as file:
+        for given in (3, None, 1.5, True, file, bytearray(b"a")):
+            with pytest.raises(errors.InvalidInputError, match="path") as caught:
+                SOURCES[name](given)
+            assert caught.value.hints
+
+
+@pytest.mark.parametrize("name", ["mds", "litdata"])
+def test_an_index_stands_for_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "mds":
+        files.write_mds(tmp_path, {"a": ("int", 8)}, [[{"a": bytes(8)}]])
+    else:
+        files.write_litdata(tmp_path, ["a"], ["int"], [[[bytes(8)]]])
+    monkeypatch.chdir(tmp_path)
+    for given in (tmp_path, tmp_path / "index.json", "index.json"):
+        assert len(SOURCES[name](given)) == 1  # type: ignore[arg-type]
+    other = next(path for path in tmp_path.iterdir() if path.name != "index.json")
+    for given in (other, tmp_path / "missing"):
+        with pytest.raises(errors.Error, match="path=") as caught:
+            SOURCES[name](given)
+        assert caught.value.hints == ["give the folder that index.json and its files lie in"]
+
+
+def test_a_file_of_megatrons_stands_for_both(tmp_path: Path) -> None:
+    for prefix in ("m", "n.bin"):
+        files.write_megatron(tmp_path / prefix, [[1, 2, 3]], 4, "int32")
+        for given in (prefix, f"{prefix}.idx", f"{prefix}.bin", os.fsencode(tmp_path / prefix)):
+            path = given if isinstance(given, bytes) else tmp_path / given
+            assert data.megatron(path, framework="numpy")[0].tolist() == [1, 2, 3]
+    with pytest.raises(FileNotFoundError) as caught:
+        data.megatron(tmp_path / "missing.bin")
+    assert caught.value.filename == str(tmp_path / "missing.idx")
+    assert caught.value.__notes__ == ["hint: give the path of the two files without .idx and .bin"]
 
 
 def test_columns_that_are_asked_for(tmp_path: Path) -> None:
@@ -319,7 +405,8 @@ def test_a_forked_child_begins_a_loop_of_its_own(
     done = run_python(
         """
 import os, sys, forebay.data as data
-loader = data.Loader(data.raw(sys.argv[1], "int32", 4, framework="numpy"), 10, order=sys.argv[2], block=20, window=2)
+words = {"block": 20, "window": 2} if sys.argv[2] == "block" else {}
+loader = data.Loader(data.raw(sys.argv[1], "int32", 4, framework="numpy"), 10, order=sys.argv[2], **words)
 running = iter(loader)
 next(running)
 child = os.fork()

@@ -436,9 +436,23 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     running = iter(loader)
     next(running)
     os.truncate(tmp_path / "a.bin", 4096)
-    with pytest.raises(errors.ShortReadError):
+    with pytest.raises(errors.ShortReadError) as caught:
         for _ in running:
             pass
+    assert caught.value.context["path"] == str(tmp_path / "a.bin")
+    assert any("open the data set anew" in hint for hint in caught.value.hints)
+
+
+def test_the_file_that_was_cut_is_named_among_others(tmp_path: Path) -> None:
+    for name in "abc":
+        numpy.arange(1 << 14, dtype="int32").tofile(tmp_path / name)
+    records = data.raw([tmp_path / name for name in "abc"], "int32", 1024, framework="numpy")
+    assert len(records[:]) == 48  # All are open.
+    os.truncate(tmp_path / "b", 4096)
+    for rows in (slice(None), [40, 3, 20, 0], 20):
+        with pytest.raises(errors.ShortReadError) as caught:
+            records[rows]
+        assert caught.value.context["path"] == str(tmp_path / "b")
 
 
 def test_wrong_words(numbers: data.Records) -> None:
@@ -449,9 +463,14 @@ def test_wrong_words(numbers: data.Records) -> None:
         {"rank": 0},
         {"seed": -1},
         {"order": "x"},
+        {"order": 5},
+        {"block": 64},
+        {"window": 16},
+        {"order": "sequential", "block": 64},
     ):
-        with pytest.raises(errors.InvalidInputError):
+        with pytest.raises(errors.InvalidInputError) as caught:
             data.Loader(numbers, **{"batch_size": 8, **words})  # type: ignore[arg-type]
+        assert caught.value.hints
     with pytest.raises(errors.InvalidInputError, match="not a source"):
         data.Loader([1, 2, 3], 8)  # type: ignore[arg-type]
 

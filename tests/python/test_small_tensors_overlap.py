@@ -207,5 +207,5 @@ def test_groups_have_enough_of_the_window_that_they_share_with_the_next() -> Non
         for part, following in pairwise(parts):
             start, end = part[0][3], part[-1][3] + part[-1][4]
             window = (end - 1) // loading._WINDOW_BYTES * loading._WINDOW_BYTES
-            assert end - max(start, window) >= loading._WINDOW_BYTES // loading._MIN_PART
+            assert 100 * (end - max(start, window)) >= loading._MIN_WINDOW_PERCENT * loading._WINDOW_BYTES
             assert (following[0][3] + following[0][4]) // loading._WINDOW_BYTES > (end - 1) // loading._WINDOW_BYTES

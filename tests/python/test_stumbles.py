@@ -76,7 +76,11 @@ def npy(path: Path) -> None:
 
 OTHERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "gzip": (lambda path: path.write_bytes(gzip.compress(b"x")), "this is a gzip file, not safetensors", "gunzip -k"),
-    "text": (lambda path: path.write_text("weights\nof a módel\n" * 40), "this is a text, not safetensors", ""),
+    "text": (
+        lambda path: path.write_text("weights\nof a módel\n" * 40),
+        "this is a text, not safetensors",
+        "head -c 200 ",
+    ),
     "index": (lambda path: path.write_text('{"weight_map": {}}'), "this is a text, not safetensors", "index.json"),
     "lfs": (
         lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
@@ -98,6 +102,81 @@ def test_other_files_are_named(kind: str, tmp_path: Path) -> None:
     for load in (LOADERS["load_file"], LOADERS["safe_open"]):
         message, found = told(lambda load=load: load(path))  # type: ignore[misc]
         assert message == wanted and hint in found
+
+
+def test_names_that_are_no_list(model: Path) -> None:
+    forebay.write_npz(model.with_suffix(".npz"), {"w": numpy.arange(3)})
+    loads: list[Callable[[Any], object]] = [
+        lambda names: forebay.load_file(model, names=names, framework="numpy"),
+        lambda names: forebay.load_file([model], names=names, framework="numpy"),
+        lambda names: forebay.safe_open(model, "numpy").get_tensors(names),
+        lambda names: forebay.read_npz(model.with_suffix(".npz"), names=names),
+    ]
+    for load in loads:
+        assert told(lambda load=load: load("w")) == ("names is a list of names, not a name", "names=['w']")  # type: ignore[misc]
+        assert told(lambda load=load: load(3)) == (  # type: ignore[misc]
+            "names cannot be 3",
+            "names=[NAME, …], or a function of a name",
+        )
+        # A name that is like none of the file's.
+        assert told(lambda load=load: load(["zzz"])) == ("the file has no tensor of this name", "there is 'w'")  # type: ignore[misc]
+    with pytest.raises(InvalidInputError, match=f"path={model}"):
+        forebay.safe_open(model, "numpy").get_tensor("x")
+
+
+def test_headers_that_are_cut_or_of_other_files_have_a_hint(tmp_path: Path) -> None:
+    npy(tmp_path / "a.npy")
+    whole = (tmp_path / "a.npy").read_bytes()
+    for content in (b"", whole[:50], b"weights"):
+        (tmp_path / "b").write_bytes(content)
+        for name in ("read_npy", "read_npz"):
+            load = getattr(forebay, name)
+            message, hint = told(lambda load=load: load(tmp_path / "b", framework="numpy"))  # type: ignore[misc]
+            assert message and "copy or write it again" in hint
+
+
+def test_a_folder_that_is_a_file(model: Path) -> None:
+    message, hint = told(lambda: forebay.save_file({}, model / "x"))
+    assert message.startswith("cannot open the folder") and hint.endswith(f"ls -l {model}")
+    with pytest.raises(forebay.NotFoundError) as caught:
+        forebay.load_file(model.parent / "..", framework="numpy")
+    assert caught.value.hints
+
+
+def test_what_is_saved_is_named_in_the_hint(model: Path) -> None:
+    for wrong in (None, [numpy.ones(2)], numpy.ones(2)):
+        assert "save_file({" in told(lambda wrong=wrong: forebay.save_file(wrong, model))[1]  # type: ignore[misc]
+        assert "write_npz(path, {" in told(lambda wrong=wrong: forebay.write_npz(model, wrong))[1]  # type: ignore[misc]
+
+
+def test_offsets_and_pieces_in_words(model: Path) -> None:
+    room = numpy.zeros(4, "uint8")
+    with forebay.open(model) as file:
+        for offset in ("x", 1.5, None):
+            with pytest.raises(TypeError, match="an offset is a whole number of bytes, not "):
+                file.read_into(room, offset)
+        for pieces in (3, None, [room], [(room, "x")]):
+            assert told(lambda pieces=pieces: file.read_many(pieces))[0] == "a piece is not (array, offset)"  # type: ignore[misc]
+
+
+def test_checkpoints_are_named_by_paths(model: Path) -> None:
+    torch = pytest.importorskip("torch")
+    import forebay.pickles
+    import forebay.torch as saves
+
+    calls: list[Callable[[Any], object]] = [
+        lambda given: saves.save({"a": torch.ones(1)}, given),
+        lambda given: saves.save_async({"a": torch.ones(1)}, given),
+        saves.load,
+        saves.CheckpointReader,
+        saves.CheckpointWriter,
+        forebay.pickles.load,
+    ]
+    for call in calls:
+        assert told(lambda call=call: call(3)) == ("paths are strings or path objects", "give a path")  # type: ignore[misc]
+    with pytest.raises(forebay.NotFoundError, match="no manifest") as caught:
+        saves.CheckpointReader(model).metadata()
+    assert "forebay.torch.load reads files" in caught.value.hints[0]
 
 
 def test_dtypes_have_many_names() -> None:

@@ -83,6 +83,16 @@ pub(crate) struct OpenFile {
     home: &'static Flights,
 }
 
+impl OpenFile {
+    /// The error of a read that met the file's end, behind which there were records when it was opened.
+    pub(crate) fn cut(&self) -> Error {
+        Error::new(ErrorKind::ShortRead, "the file became shorter while it was read")
+            .with("path", self.engine.name())
+            .hint("copy the file again if it is cut, and open the data set anew")
+            .hint("to change a file that is read, write another one and rename it")
+    }
+}
+
 impl Drop for OpenFile {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that is not there.

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
 
 use crate::error::{OrRaise, invalid};
-use crate::future::{Flight, Future};
+use crate::future::{Files, Flight, Future};
 use crate::receipt::Receipt;
 use crate::session::session;
 use crate::stream::Mark;
@@ -91,8 +91,8 @@ impl File {
         let (session, file) = (session()?, self.engine_for(direction)?);
         let view = Self::view(array, direction)?;
         let memory = view.memory(&session)?;
+        let flight = Flight::new(&file, view.keep)?;
         let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
-        let flight = Flight::new(view.keep)?;
         // SAFETY: the flight keeps the memory; the caller vouches for the stream.
         let ticket = array.py().detach(|| unsafe { session.submit_on(stream, vec![transfer]) });
         flight.begin(ticket.map(|ticket| vec![ticket]));
@@ -114,7 +114,7 @@ impl File {
             }
         }
         let batches = batches(&session, &file, direction, pieces)?;
-        Ok(Future(start(session, batches, marks, keep.into_any().unbind())?))
+        Ok(Future(start(session, &file, batches, marks, keep.into_any().unbind())?))
     }
 }
 
@@ -122,7 +122,7 @@ impl File {
 pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(given.py()) {
-            return error;
+            return PyTypeError::new_err(format!("an offset is a whole number of bytes, not {given:?}"));
         }
         let text = format!("an offset that no file has: {given}");
         invalid(text, "offsets count bytes from the file's beginning: 0 or more")
@@ -131,7 +131,7 @@ pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 /// A flight that has landed.
 pub(crate) fn nothing() -> PyResult<Arc<Flight>> {
-    let flight = Python::attach(|py| Flight::new(py.None()))?;
+    let flight = Python::attach(|py| Flight::behind(Vec::new(), Files::Set(Vec::new()), py.None()))?;
     flight.begin(Ok(Vec::new()));
     Ok(flight)
 }
@@ -168,8 +168,14 @@ fn batches(
 }
 
 /// Starts batches once what the marks stand for is done; `keep` owns their memory.
-fn start(session: Session, batches: Vec<Batch>, marks: Vec<Mark>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
-    let flight = Flight::new(keep)?;
+fn start(
+    session: Session,
+    file: &Engine,
+    batches: Vec<Batch>,
+    marks: Vec<Mark>,
+    keep: Py<PyAny>,
+) -> PyResult<Arc<Flight>> {
+    let flight = Flight::new(file, keep)?;
     if marks.is_empty() {
         flight.begin(submit(&session, batches));
         return Ok(flight);
@@ -216,7 +222,7 @@ fn transfer_here(
     keep: Py<PyAny>,
 ) -> PyResult<Receipt> {
     if transfer.len > AT_ONCE {
-        let flight = Flight::new(keep)?;
+        let flight = Flight::new(&transfer.file, keep)?;
         // SAFETY: the flight keeps the memory; that nobody else uses it is the caller's promise, as of any array.
         flight.begin(unsafe { session.submit(vec![transfer]) }.map(|ticket| vec![ticket]));
         return flight.finish(py);
@@ -251,7 +257,8 @@ fn tensor_pieces(rows: &Bound<'_, PyList>, addresses: &Bound<'_, PyList>) -> PyR
 fn pieces_of<'py>(pieces: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, u64)>> {
     let no_piece =
         |_: PyErr| invalid("a piece is not (array, offset)", "give a list of (array, offset) pairs");
-    PyIterator::from_object(pieces)?
+    PyIterator::from_object(pieces)
+        .map_err(no_piece)?
         .map(|piece| {
             let (array, offset): (_, Bound<'py, PyAny>) = piece?.extract().map_err(no_piece)?;
             let is_type = |error: &PyErr| error.is_instance_of::<PyTypeError>(offset.py());
@@ -413,7 +420,7 @@ impl File {
         let (session, file) = (session()?, self.engine_for(direction)?);
         let flight = py.detach(|| {
             let batches = batches(&session, &file, direction, pieces)?;
-            start(session, batches, Vec::new(), keep)
+            start(session, &file, batches, Vec::new(), keep)
         })?;
         Ok(Future(flight))
     }
@@ -442,8 +449,9 @@ impl File {
         let Some(first) = pieces.first() else { return Ok(Future(nothing()?)) };
         // The driver is asked once: it takes longer for an address than the rest of this does for a tensor.
         let memory = session.locate(first.address).or_raise()?;
-        let batch = Batch { file, memory, direction: Direction::Read, pieces, allow_short: false };
-        let future = Future(py.detach(|| start(session, vec![batch], Vec::new(), keep))?);
+        let batch =
+            Batch { file: file.clone(), memory, direction: Direction::Read, pieces, allow_short: false };
+        let future = Future(py.detach(|| start(session, &file, vec![batch], Vec::new(), keep))?);
         future.0.hold();
         Ok(future)
     }

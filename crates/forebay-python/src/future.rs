@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Receipt as One, Ticket};
+use forebay_engine::{File as Engine, Receipt as One, Ticket};
 use forebay_error::{Error, ErrorKind};
 use pyo3::prelude::*;
 
@@ -40,25 +40,49 @@ struct State {
     /// Owns the memory until the outcome is known.
     keep: Option<Py<PyAny>>,
     /// Open until then.
-    files: Vec<Arc<OpenFile>>,
+    files: Files,
     callbacks: Vec<Py<PyAny>>,
     is_cancelled: bool,
     /// The holder of the [`Future`] drops `keep`, not our thread.
     is_held: bool,
 }
 
+/// What the entries of a flight's tickets are of.
+pub(crate) enum Files {
+    /// All of one file.
+    One(Engine),
+    /// Of files of a data set, each with the number of its entries, which follow each other.
+    Set(Vec<(usize, Arc<OpenFile>)>),
+}
+
+impl Files {
+    /// The error of an entry with the name of its file: the end of a file is met where that is no longer known.
+    fn named(&self, mut entry: usize, error: Error) -> Error {
+        if error.kind() != ErrorKind::ShortRead {
+            return error;
+        }
+        match self {
+            Self::One(file) => error.with("file", file.name()),
+            Self::Set(files) => {
+                let owner = files.iter().find(|(entries, _)| {
+                    let is_here = entry < *entries;
+                    entry = entry.saturating_sub(*entries);
+                    is_here
+                });
+                owner.map_or(error, |(_, file)| file.cut())
+            }
+        }
+    }
+}
+
 impl Flight {
-    /// A flight that has not begun, whose memory `keep` owns. None starts once the interpreter ends.
-    pub(crate) fn new(keep: Py<PyAny>) -> PyResult<Arc<Self>> {
-        Self::behind(Vec::new(), Vec::new(), keep)
+    /// A flight of one file that has not begun, whose memory `keep` owns. None starts once the interpreter ends.
+    pub(crate) fn new(file: &Engine, keep: Py<PyAny>) -> PyResult<Arc<Self>> {
+        Self::behind(Vec::new(), Files::One(file.clone()), keep)
     }
 
     /// As [`Flight::new`], for the next part of a transfer of which others have landed. It holds files open until it lands.
-    pub(crate) fn behind(
-        receipts: Vec<One>,
-        files: Vec<Arc<OpenFile>>,
-        keep: Py<PyAny>,
-    ) -> PyResult<Arc<Self>> {
+    pub(crate) fn behind(receipts: Vec<One>, files: Files, keep: Py<PyAny>) -> PyResult<Arc<Self>> {
         let home = Flights::here();
         if !home.count_in() {
             let error = Error::new(ErrorKind::Cancelled, "the interpreter is ending: no transfer starts now");
@@ -108,9 +132,12 @@ impl Flight {
         for mut ticket in std::mem::take(&mut state.tickets) {
             match Pin::new(&mut ticket).poll(&mut context) {
                 Poll::Pending => waiting.push(ticket),
-                Poll::Ready(outcome) => match outcome.into_result() {
-                    Ok((receipt, ())) => state.receipts.push(receipt),
-                    Err(error) => state.error = state.error.take().or(Some(error)),
+                Poll::Ready(outcome) => match outcome.entries.iter().position(Result::is_err) {
+                    None => state.receipts.push(outcome.receipt),
+                    Some(entry) => {
+                        let error = outcome.into_result().err().map(|error| state.files.named(entry, error));
+                        state.error = state.error.take().or(error);
+                    }
                 },
             }
         }
@@ -122,7 +149,7 @@ impl Flight {
 
     fn land(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let receipts = std::mem::take(&mut state.receipts);
-        let files = std::mem::take(&mut state.files);
+        let files = std::mem::replace(&mut state.files, Files::Set(Vec::new()));
         state.outcome = Some(match state.error.take() {
             Some(error) => Err(error),
             None => Ok((receipts, self.started.elapsed())),

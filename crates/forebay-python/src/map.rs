@@ -115,7 +115,7 @@ impl Map {
             pieces: pieces.collect(),
             allow_short: false,
         };
-        let flight = Flight::new(out.keep.clone_ref(py))?;
+        let flight = Flight::new(&self.file, out.keep.clone_ref(py))?;
         // SAFETY: the flight keeps the memory; pieces do not overlap in it.
         flight.begin(py.detach(|| unsafe { session.submit_batch(batch) }).map(|ticket| vec![ticket]));
         flight.finish(py)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_engine::File as Engine;
-use forebay_error::Error;
+use forebay_error::{Error, ErrorKind};
 use forebay_models::safetensors::{self, TensorSpec};
 use forebay_models::{Dtype, npy, shards, slice, zip};
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyUserWarning, PyValueError};
@@ -34,13 +34,23 @@ pub(crate) struct SafetensorsHeader {
     size: u64,
 }
 
+/// An error of a file's header, with its path.
+fn of_file(error: Error, file: &Engine) -> Error {
+    let is_bare = error.kind() == ErrorKind::InvalidInput && error.hints().is_empty();
+    let error = error.with("path", file.name());
+    if is_bare {
+        error.hint("copy or write it again if it is cut or damaged; `file PATH` tells what it is")
+    } else {
+        error
+    }
+}
+
 /// Reads and checks a safetensors header: names, dtypes, shapes, and that the tensors cover the file.
 #[pyfunction]
 pub(crate) fn read_safetensors(py: Python<'_>, file: &File) -> PyResult<SafetensorsHeader> {
     let engine = file.engine()?;
-    let header = py
-        .detach(|| safetensors::read(&engine).map_err(|error| error.with("path", engine.name())))
-        .or_raise()?;
+    let header =
+        py.detach(|| safetensors::read(&engine).map_err(|error| of_file(error, &engine))).or_raise()?;
     let mut rows = Vec::with_capacity(header.tensors.len());
     let mut last: Option<(Box<[u64]>, Bound<'_, PyTuple>)> = None;
     for tensor in header.tensors {
@@ -203,9 +213,8 @@ pub(crate) fn read_npy_header<'py>(
 ) -> PyResult<NpyHeader<'py>> {
     let engine = file.engine()?;
     let end = length.map_or(u64::MAX, |length| offset.saturating_add(length));
-    let header = py
-        .detach(|| npy::read(&engine, offset, end).map_err(|error| error.with("path", engine.name())))
-        .or_raise()?;
+    let header =
+        py.detach(|| npy::read(&engine, offset, end).map_err(|error| of_file(error, &engine))).or_raise()?;
     Ok((header.descr, header.fortran_order, PyTuple::new(py, header.shape)?, header.offset))
 }
 
@@ -235,8 +244,7 @@ type ZipEntry = (String, u16, u64, u64, u64, u32);
 #[pyfunction]
 pub(crate) fn read_zip(py: Python<'_>, file: &File) -> PyResult<Vec<ZipEntry>> {
     let engine = file.engine()?;
-    let entries =
-        py.detach(|| zip::read(&engine).map_err(|error| error.with("path", engine.name()))).or_raise()?;
+    let entries = py.detach(|| zip::read(&engine).map_err(|error| of_file(error, &engine))).or_raise()?;
     let row = |entry: zip::Entry| {
         (entry.name, entry.method.number(), entry.offset, entry.packed, entry.size, entry.crc32)
     };

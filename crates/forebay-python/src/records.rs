@@ -13,7 +13,7 @@ use crate::data_files::{Files, OpenFile, Opening, Slot};
 use crate::error::{OrRaise, invalid, raise};
 use crate::file;
 use crate::flights::Flights;
-use crate::future::{Flight, Future};
+use crate::future::{self, Flight, Future};
 use crate::map::OffsetList;
 use crate::session::session;
 use crate::wait;
@@ -232,7 +232,7 @@ impl Table {
                 allow_short: false,
             });
             part.pieces += run.len();
-            part.files.push(file);
+            part.files.push((run.len(), file));
         }
         Ok(part)
     }
@@ -242,7 +242,7 @@ impl Table {
 #[derive(Default)]
 struct Part {
     batches: Vec<Batch>,
-    files: Vec<Arc<OpenFile>>,
+    files: Vec<(usize, Arc<OpenFile>)>,
     pieces: usize,
     /// How many files are open, if that leaves no room for the first one: all of them are read now.
     full: Option<u64>,
@@ -251,7 +251,7 @@ struct Part {
 impl Part {
     /// Starts reading it, behind what the receipts are of.
     fn start(self, session: &Session, before: Vec<Receipt>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
-        let flight = Flight::behind(before, self.files, keep)?;
+        let flight = Flight::behind(before, future::Files::Set(self.files), keep)?;
         // SAFETY: the flight keeps the memory, which nobody else has seen yet.
         flight.begin(unsafe { session.submit_batches(self.batches) }.map(|ticket| vec![ticket]));
         Ok(flight)

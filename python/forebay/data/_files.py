@@ -8,14 +8,14 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _forebay, errors
 from ..errors import BusyError, InvalidInputError
 from ..loading import path_text
 
-__all__ = ["FileSet", "bounded", "chosen", "read_json", "read_start", "text_paths"]
+__all__ = ["FileSet", "bounded", "chosen", "index_in", "read_json", "read_start", "text_paths"]
 
 #: A longer file is no index of a data set.
 _MAX_INDEX_BYTES = 1 << 30
@@ -25,7 +25,10 @@ _ERROR_TYPES: dict[type[OSError], type[errors.Error]] = {
     IsADirectoryError: errors.IsDirectoryError,
 }
 # As the native half has them.
-_LIMIT_HINTS = {
+_HINTS = {
+    errno.ENOENT: "check the path (ls -l) and the spelling",
+    errno.EACCES: "check the file's mode and owner (ls -l), and the directories above it",
+    errno.ENOTDIR: "check the path (ls -l): a file stands where it names a folder",
     errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
     errno.ENFILE: "as root: sysctl -w fs.file-max=9223372036854775807",
 }
@@ -37,7 +40,8 @@ def text_paths(given: Any) -> list[str]:
     Raises:
         InvalidInputError: none at all, or something that is no path.
     """
-    if isinstance(given, (str, bytes, os.PathLike)):
+    # An open file is iterable, too: over its lines.
+    if isinstance(given, (str, bytes, os.PathLike)) or hasattr(given, "read") or not isinstance(given, Iterable):
         return [path_text(given)]
     paths = [path_text(path) for path in given]
     if not paths:
@@ -45,16 +49,24 @@ def text_paths(given: Any) -> list[str]:
     return paths
 
 
-def failed(error: OSError | ValueError, path: str) -> errors.Error:
+def index_in(folder: Any) -> tuple[str, str]:
+    """A folder's path and that of its ``index.json``, which may be given in its place."""
+    given = path_text(folder)
+    home, name = os.path.split(given)
+    return (home, given) if name == "index.json" else (given, os.path.join(given, "index.json"))
+
+
+def failed(error: OSError | ValueError, path: str, hints: Sequence[str] = ()) -> errors.Error:
     """forebay's error for one of the system's, or for a path that cannot be one."""
     if not isinstance(error, OSError):
-        return InvalidInputError(f"not a path: {error}", path=path)
+        return InvalidInputError(f"not a path: {error}", hints=["give a path without zero bytes"], path=path)
     text = f"cannot read file: {(error.strerror or str(error)).lower()}"
-    if error.errno in _LIMIT_HINTS:
-        hints = [_LIMIT_HINTS[error.errno]]
-        return errors.TooManyFilesError(text, hints=hints, errno=error.errno, path=path)
+    known = [hint for number, hint in _HINTS.items() if number == error.errno]
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return errors.TooManyFilesError(text, hints=known, errno=error.errno, path=path)
+    hints = hints or known
     kind = next((ours for theirs, ours in _ERROR_TYPES.items() if isinstance(error, theirs)), errors.IOFailedError)
-    return kind(text, errno=error.errno, path=path)
+    return kind(text, hints=hints, errno=error.errno, path=path)
 
 
 class FileSet:
@@ -63,7 +75,8 @@ class FileSet:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self.paths = [os.path.abspath(path) for path in paths]
+        # An empty one would be the folder of the program.
+        self.paths = [os.path.abspath(path) if path else path for path in paths]
         found = [_state(path) for path in self.paths]
         self.states = [state for state, _ in found]
         # Of this machine only: a copy elsewhere has others.
@@ -159,8 +172,8 @@ def bounded(value: Any, most: int, what: str, path: str, least: int = 0) -> int:
     return value
 
 
-def read_start(path: str, offset: int, size: int) -> bytes:
-    """``size`` bytes of a file.
+def read_start(path: str, offset: int, size: int, hints: Sequence[str] = ()) -> bytes:
+    """``size`` bytes of a file. ``hints`` are for one that cannot be read.
 
     Raises:
         InvalidInputError: it ends before.
@@ -176,8 +189,10 @@ def read_start(path: str, offset: int, size: int) -> bytes:
                     raise _truncated(path)
                 found += more
             return found
-    except OSError as error:
-        raise failed(error, path) from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        raise failed(error, path, hints) from None
 
 
 def _truncated(path: str) -> InvalidInputError:
@@ -198,7 +213,7 @@ def read_json(path: str) -> dict[str, Any]:
         with open(path, "rb") as file:
             found = json.loads(file.read(_MAX_INDEX_BYTES))
     except OSError as error:
-        raise failed(error, path) from None
+        raise failed(error, path, ["give the folder that index.json and its files lie in"]) from None
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the index is no JSON: {error}", path=path) from None
     if not isinstance(found, dict):

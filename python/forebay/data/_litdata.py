@@ -12,7 +12,7 @@ from typing import Any
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
-from ._files import FileSet, bounded, chosen, read_json
+from ._files import FileSet, bounded, chosen, index_in, read_json
 from ._framed import Spans, alike, read_frames, split
 from ._plain import need_numpy, whole_number
 from ._records import FileRecords, Part, Records, Zipped
@@ -53,7 +53,7 @@ def litdata(
     …) as :class:`~forebay.data.Jagged`, not decoded.
 
     Args:
-        folder: with ``index.json`` and the chunks.
+        folder: with ``index.json``, or the path of that, and the chunks.
         columns: to read, of samples that are dicts; by default all. Nested ones are called ``"a.b"``.
         window: tokens of a record, for what was written for ``TokensLoader``: its ``block_size``.
         framework: as for :func:`~forebay.data.raw`.
@@ -64,8 +64,7 @@ def litdata(
         UnsupportedError: compressed or encrypted chunks, pickled leaves, another kind of chunks.
         NotFoundError: a chunk is missing.
     """
-    folder = os.fspath(folder)
-    index = os.path.join(folder, "index.json")
+    folder, index = index_in(folder)
     described = read_json(index)
     chunks, config = described.get("chunks"), described.get("config")
     if not isinstance(chunks, list) or not chunks or not isinstance(config, dict):

@@ -26,6 +26,8 @@ __all__ = ["Loader", "LoaderStats"]
 _VERSION = 1
 #: Bytes of a block where the program gives no size.
 _BLOCK_BYTES = 4 << 20
+#: Blocks of a window where the program gives no number.
+_WINDOW_BLOCKS = 16
 #: Bytes on their way where the program gives no number of batches, and the fewest and the most of these. One H200, batches of 16 MiB: with two
 #: the link waited for the next batch, and carried 35 to 39 GB/s of 50.
 _BYTES_AHEAD, _MIN_BATCHES_AHEAD, _MAX_BATCHES_AHEAD = 64 << 20, 2, 4
@@ -65,8 +67,8 @@ class Loader:
         batch_size: records in a batch of one rank.
         order: ``"random"``; ``"block"`` (blocks of neighbours in random order, mixed within a window of blocks: for cold
             files, hard disks and network file systems); or ``"sequential"``.
-        block: records of a block; by default about 4 MiB.
-        window: blocks that are mixed with each other.
+        block: records of a block, of block order; by default about 4 MiB.
+        window: blocks that are mixed with each other; by default 16.
         seed: of the order.
         rank: of this process; by default ``torch.distributed``'s, if it is initialised, else 0.
         world: number of ranks; by default likewise.
@@ -87,7 +89,7 @@ class Loader:
         *,
         order: str = "random",
         block: int | None = None,
-        window: int = 16,
+        window: int | None = None,
         seed: int = 0,
         rank: int | None = None,
         world: int | None = None,
@@ -102,12 +104,11 @@ class Loader:
         self.batch_size = _integer("batch_size", batch_size, 1)
         self.rank, self.world = _ranks(rank, world)
         self.prefetch = self._ahead() if prefetch is None else _integer("prefetch", prefetch, 1)
+        if transform is not None and not callable(transform):
+            raise InvalidInputError(f"transform cannot be {transform!r}", hints=["a function that takes a batch"])
         self.drop_last, self.transform = drop_last, transform
         self.stats = LoaderStats()
-        self._kind: list[Any] = [order]
-        if order == "block":
-            size = max(1, _BLOCK_BYTES // max(1, records.nbytes_hint)) if block is None else _integer("block", block, 1)
-            self._kind = [order, size, _integer("window", window, 1)]
+        self._kind = _order(order, block, window, records.nbytes_hint)
         self._memory = memory_for(self.records.framework, self.records.device)
         self._use_seed(seed)
         self._epoch, self._position = 0, 0
@@ -215,7 +216,7 @@ class Loader:
             raise UnsupportedError(
                 f"a state of version {state['version']!r}", hints=["load it with the forebay that saved it"]
             )
-        if state["length"] != len(self.records) or list(state.get("order", ())) != self._kind:
+        if state["length"] != len(self.records) or _listed(state.get("order")) != self._kind:
             raise InvalidInputError(
                 "the state belongs to other records or another order",
                 hints=["use the same files, order, block and window"],
@@ -386,6 +387,11 @@ class _Epoch:
         self.ended = True
 
 
+def _listed(order: Any) -> Any:
+    # Some that keep states make tuples of lists.
+    return list(order) if isinstance(order, tuple) else order
+
+
 def _source(given: Any) -> Records:
     if isinstance(given, Records):
         return given
@@ -409,6 +415,20 @@ def _hand_out(memory: Any, batch: Any) -> None:
         memory.hand_out(batch.offsets)
     elif not isinstance(batch, list):
         memory.hand_out(batch)
+
+
+def _order(order: str, block: int | None, window: int | None, nbytes: int) -> list[Any]:
+    """The order as the native half takes it, and the state has it. Records have about ``nbytes``."""
+    if order not in ("random", "block", "sequential"):
+        hints = ['order="random", order="block" or order="sequential"']
+        raise InvalidInputError(f"unknown order: {order!r}", hints=hints)
+    if order != "block":
+        if block is not None or window is not None:
+            hints = ['order="block", or neither block= nor window=']
+            raise InvalidInputError(f"blocks and windows are of block order, not of order={order!r}", hints=hints)
+        return [order]
+    size = max(1, _BLOCK_BYTES // max(1, nbytes)) if block is None else _integer("block", block, 1)
+    return [order, size, _integer("window", _WINDOW_BLOCKS if window is None else window, 1)]
 
 
 def _integer(what: str, given: Any, least: int, most: int = _MAX_NUMBER) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
-from ._files import FileSet, bounded, chosen, read_json
+from ._files import FileSet, bounded, chosen, index_in, read_json
 from ._framed import Spans, alike, read_frames, split
 from ._plain import need_numpy
 from ._records import FileRecords, Zipped
@@ -58,7 +58,7 @@ def mds(
     one shape as arrays, all else (``bytes``, ``str``, ``jpeg``, …) as :class:`~forebay.data.Jagged` bytes, not decoded.
 
     Args:
-        folder: with ``index.json`` and the shards.
+        folder: with ``index.json``, or the path of that, and the shards.
         columns: to read; by default all.
         framework: as for :func:`~forebay.data.raw`.
         device: as for :func:`~forebay.data.raw`.
@@ -68,8 +68,7 @@ def mds(
         UnsupportedError: compressed shards, pickled columns, another version, arrays of different shapes.
         NotFoundError: a shard is missing.
     """
-    folder = os.fspath(folder)
-    index = os.path.join(folder, "index.json")
+    folder, index = index_in(folder)
     described = read_json(index)
     if described.get("version") != 2:
         raise UnsupportedError(

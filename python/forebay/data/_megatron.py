@@ -9,6 +9,7 @@ from typing import Any
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
+from ..loading import path_text
 from ._files import FileSet, bounded, read_start
 from ._plain import check_units, need_numpy, whole_number
 from ._records import FileRecords, Part
@@ -32,7 +33,7 @@ def megatron(
     """Token data of Megatron's ``preprocess_data``: ``prefix.idx`` and ``prefix.bin``.
 
     Args:
-        prefix: the path without ``.idx`` and ``.bin``.
+        prefix: the path without ``.idx`` and ``.bin``, or of one of the two.
         window: tokens of a record, cut from the tokens of all documents one behind the other. Without it a record is a
             sequence of the index, and a batch is :class:`~forebay.data.Jagged`.
         stride: tokens from one window to the next; by default ``window``. ``window=4097, stride=4096`` has the target
@@ -45,9 +46,12 @@ def megatron(
         UnsupportedError: an index of another version.
     """
     numpy = need_numpy()
-    prefix = os.fspath(prefix)
+    prefix = path_text(prefix)
+    stem, ending = os.path.splitext(prefix)
+    if ending in (".idx", ".bin") and not os.path.exists(prefix + ".idx"):
+        prefix = stem
     index, data = prefix + ".idx", prefix + ".bin"
-    start = read_start(index, 0, 34)
+    start = read_start(index, 0, 34, ["give the path of the two files without .idx and .bin"])
     if start[:9] != _MAGIC:
         raise InvalidInputError("no index of Megatron's: its first bytes are others", path=index)
     version, code, sequences, documents = struct.unpack("<QBQQ", start[9:])

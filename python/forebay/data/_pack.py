@@ -29,6 +29,7 @@ _MAX_COLUMNS = 1 << 16
 _MAX_INDEX_BYTES = 1 << 30
 #: Bytes of samples that are held before they are written.
 _GROUP_BYTES = 64 << 20
+_WRITERS = ["write it with pack(samples, path); files of other formats: raw(…), npy(…), mds(…), …"]
 #: Bytes that one step of a check reads.
 _PART_BYTES = 64 << 20
 
@@ -52,12 +53,14 @@ def pack(samples: Iterable[Any], path: Any, *, jagged: Collection[str] = (), dur
         UnsupportedError: Python objects.
         NoSpaceError, PermissionDeniedError, …: it cannot be written; what was there before is still there.
     """
-    if isinstance(samples, (Mapping, str, bytes, bytearray)):
+    if isinstance(samples, (Mapping, str, bytes, bytearray)) or not isinstance(samples, (Iterable, Records)):
         raise InvalidInputError(
             "samples are given one behind the other, not as one value",
             hints=['pack([{"image": image, "label": label}, …], path)'],
             type=type(samples).__name__,
         )
+    if not isinstance(jagged, Iterable):
+        raise InvalidInputError(f"jagged cannot be {jagged!r}", hints=["jagged=[NAME, …]"])
     with _forebay.Pending(path_text(path)) as pending:
         writer = _Writer(pending.file, frozenset([jagged] if isinstance(jagged, str) else jagged))
         for sample in samples:
@@ -105,7 +108,8 @@ def _type_of(dtype: Any, name: str) -> str:
     try:
         return dtype_named(dtype.name)
     except InvalidInputError:
-        raise UnsupportedError(f"elements of {dtype} cannot be records", column=name) from None
+        hints = ["numbers: array.view('int64') of times, one text or bytes for each record"]
+        raise UnsupportedError(f"elements of {dtype} cannot be records", hints=hints, column=name) from None
 
 
 class _Writer:
@@ -127,7 +131,10 @@ class _Writer:
         assert self._columns is not None  # made just now
         if arrays.keys() != self._columns.keys() or plain != self._plain:
             raise InvalidInputError(
-                f"record {row} has other columns than the first", columns=list(arrays), first=list(self._columns)
+                f"record {row} has other columns than the first",
+                hints=["give each sample the same names"],
+                columns=list(arrays),
+                first=list(self._columns),
             )
         self._held += sum(self._columns[name].add(array, row) for name, array in arrays.items())
         self._group_rows += 1
@@ -136,13 +143,22 @@ class _Writer:
 
     def _begin(self, arrays: dict[str, Any], values: Any, plain: bool) -> None:
         unknown = self._jagged - arrays.keys()
-        if unknown or not arrays:
+        if not arrays:
+            raise InvalidInputError("the first record has no columns", hints=['{"image": image, "label": label}'])
+        if unknown:
             raise InvalidInputError(
-                "the first record has no such columns", jagged=sorted(unknown), columns=list(arrays)
+                "the first record has no such columns",
+                hints=["jagged= takes names of columns: those whose first dimensions differ"],
+                jagged=sorted(unknown),
+                columns=list(arrays),
             )
         for name in self._jagged:
             if arrays[name].ndim == 0:
-                raise InvalidInputError("a number has no first dimension: it cannot be jagged", column=name)
+                raise InvalidInputError(
+                    "a number has no first dimension: it cannot be jagged",
+                    hints=["leave it out of jagged="],
+                    column=name,
+                )
         self._plain = plain
         self._columns = {
             name: _Column(name, array, name in self._jagged or isinstance(values[name], (bytes, bytearray, str)))
@@ -155,14 +171,18 @@ class _Writer:
             value = value.encode()
         if isinstance(value, (bytes, bytearray)):
             return numpy.frombuffer(bytes(value), "uint8")
-        if type(value).__module__.startswith("torch"):
-            value = value.detach().cpu()
-            # numpy has no bfloat16 of its own.
-            value = value.float().numpy().astype(_bfloat16()) if str(value.dtype) == "torch.bfloat16" else value.numpy()
-        # A copy: programs fill one array again and again.
         try:
+            if type(value).__module__.startswith("torch"):
+                value = value.detach().cpu()
+                # numpy has no bfloat16 of its own.
+                is_brain = str(value.dtype) == "torch.bfloat16"
+                value = value.float().numpy().astype(_bfloat16()) if is_brain else value.numpy()
+            # A copy: programs fill one array again and again.
             made = numpy.array(value, order="C")
-        except ValueError as error:
+        except UnsupportedError:
+            raise
+        # What torch says of a sparse tensor, and of one without memory.
+        except (ValueError, TypeError, NotImplementedError) as error:
             raise InvalidInputError(
                 f"a sample is no array: {error}", hints=['{"image": image, "label": label} for several values']
             ) from None
@@ -242,11 +262,11 @@ class _Index:
         self.files = FileSet([path])
         self.path, size = self.files.paths[0], self.files.size(0)
         if size < _PAGE:
-            raise InvalidInputError("not a file of pack(): it is too short", path=path)
+            raise InvalidInputError("not a file of pack(): it is too short", hints=_WRITERS, path=path)
         start = read_start(self.path, 0, _HEADER.size + 4)
         magic, version, crc, offset, length, whole, self.rows = _HEADER.unpack(start[:-4])
         if magic != _MAGIC:
-            raise InvalidInputError("not a file of pack(): its first bytes are others", path=path)
+            raise InvalidInputError("not a file of pack(): its first bytes are others", hints=_WRITERS, path=path)
         if version != _VERSION:
             raise UnsupportedError(
                 f"a packed file of version {version}", hints=["read it with the forebay that wrote it"], path=path

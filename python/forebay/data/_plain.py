@@ -27,7 +27,8 @@ def dtype_named(dtype: Any) -> str:
         InvalidInputError: it is none, or one whose elements share bytes.
     """
     name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
-    found = _dtypes.name_of(name)
+    # numpy takes None for float64.
+    found = None if dtype is None else _dtypes.name_of(name)
     if found is None:
         raise InvalidInputError(f"unknown dtype: {dtype!r}", hints=['dtype="uint8", "float32", "bfloat16", …'])
     return found
@@ -216,7 +217,11 @@ def ranges(
     else:
         owners = _integers(numpy, file, "file")
         if len(owners) != len(begins) or (len(owners) and int(owners.max()) >= len(files.paths)):
-            raise InvalidInputError("file= does not name one of the files for each record", files=len(files.paths))
+            raise InvalidInputError(
+                "file= does not name one of the files for each record",
+                hints=["one number each, from 0 to the last file's"],
+                files=len(files.paths),
+            )
         # Neighbours in the data set that lie in one file are one part.
         cuts = numpy.flatnonzero(numpy.diff(owners)) + 1
         bounds = [0, *cuts.tolist(), len(owners)]
@@ -263,7 +268,7 @@ def _integers(numpy: Any, given: Any, what: str) -> Any:
     try:
         array = numpy.asarray(given)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(f"{what} are no numbers: {error}") from None
+        raise InvalidInputError(f"{what} are no numbers: {error}", hints=["64-bit integers, in bytes"]) from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidInputError(f"{what} are no list of integers", hints=["64-bit integers, in bytes"])
     if array.size and (int(array.min()) < 0 or int(array.max()) > _MAX_OFFSET):

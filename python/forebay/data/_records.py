@@ -8,7 +8,7 @@ import math
 import operator
 import os
 from array import array as packed_array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
@@ -29,6 +29,10 @@ __all__ = ["FileRecords", "Gathered", "Held", "Jagged", "Pending", "Records", "Z
 Part = tuple[int, tuple[Any, ...]]
 
 
+class NotRecordNumbersError(InvalidInputError, TypeError):
+    """Something that is no whole number where records are asked for by theirs; also a :class:`TypeError`."""
+
+
 class Jagged(NamedTuple):
     """Records of different lengths, one behind the other.
 
@@ -46,6 +50,8 @@ class Jagged(NamedTuple):
         Raises:
             IndexError: there is no such record.
         """
+        if not hasattr(number, "__index__"):
+            raise _not_row_numbers(type(number).__name__)
         count = len(self.offsets) - 1
         found = number + count if number < 0 else number
         if not 0 <= found < count:
@@ -56,6 +62,8 @@ class Jagged(NamedTuple):
         """torch's nested tensor (layout jagged) over the same memory."""
         import torch
 
+        if not isinstance(self.values, torch.Tensor):
+            raise InvalidInputError("nested() is of torch's tensors", hints=['framework="torch"'])
         return torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
 
     def padded(self, value: Any = 0, length: int | None = None) -> Any:
@@ -165,6 +173,7 @@ class Records:
 
         Raises:
             IndexOutOfBoundsError: an :class:`IndexError`.
+            NotRecordNumbersError: a :class:`TypeError`.
             BusyError: a file is shorter than it was.
         """
         if isinstance(index, slice):
@@ -182,8 +191,8 @@ class Records:
             rows: a ``range`` or slice, which takes no memory, or a list or an array of numbers.
 
         Raises:
-            InvalidInputError: a number that there is not (also an :class:`IndexError`), or an array of what is no whole number.
-            TypeError: a list of what is no whole number.
+            InvalidInputError: a number that there is not (also an :class:`IndexError`), or what is no whole number (also a
+                :class:`TypeError`).
         """
         from ._selected import selected
 
@@ -354,9 +363,13 @@ def _row_numbers(rows: Any) -> tuple[Any, int]:
     if dtype is not None:
         rows = _whole_numbers(rows, str(dtype).removeprefix("torch."))
     elif not isinstance(rows, (list, tuple)):
+        if not isinstance(rows, Iterable):
+            raise _not_row_numbers(type(rows).__name__)
         rows = list(rows)
-    if isinstance(rows, (list, tuple)) and any(isinstance(row, bool) for row in rows):
-        raise _not_row_numbers("bool")
+    if isinstance(rows, (list, tuple)):
+        for kind in set(map(type, rows)):
+            if kind is bool or not hasattr(kind, "__index__"):
+                raise _not_row_numbers(kind.__name__)
     return rows, len(rows)
 
 
@@ -392,9 +405,11 @@ def _pack_numbers(rows: Sequence[Any]) -> packed_array[int]:
         raise IndexOutOfBoundsError(f"record {farthest} is out of bounds") from None
 
 
-def _not_row_numbers(dtype: str) -> InvalidInputError:
-    hints = ["numpy.flatnonzero(mask), mask.nonzero().flatten()"] if dtype == "bool" else ['rows.astype("int64")']
-    return InvalidInputError(f"record numbers cannot be {dtype}", hints=hints)
+def _not_row_numbers(kind: str) -> NotRecordNumbersError:
+    hints = ["give whole numbers: 7, [7, 0], a slice, or an array of 64-bit integers"]
+    if kind == "bool":
+        hints = ["numpy.flatnonzero(mask), mask.nonzero().flatten()"]
+    return NotRecordNumbersError(f"record numbers cannot be {kind}", hints=hints)
 
 
 class Held(Records):
@@ -583,6 +598,10 @@ def zipped(**columns: Any) -> Zipped:
     like = next((column for column in columns.values() if isinstance(column, Records)), None)
     if like is None:
         raise InvalidInputError("zipped() without records", hints=["zipped(image=raw(…), label=labels)"])
+    for name, column in columns.items():
+        if not hasattr(column, "__len__") or not hasattr(column, "__getitem__"):
+            hints = [f"{name}=list(…)"] if isinstance(column, Iterable) else ["an array or a list, one value a record"]
+            raise InvalidInputError(f"a column cannot be {type(column).__name__}", hints=hints, column=name)
     given = {
         name: column if isinstance(column, Records) else Held(column, like.framework, like.device)
         for name, column in columns.items()

@@ -86,7 +86,8 @@ def _samples(path: str, size: int) -> list[tuple[str, dict[str, _Place]]]:
     except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInputError(f"cannot read the tar file: {error}", path=path) from None
+        hints = ["WebDataset's .tar files are read; one that is cut has to be copied again"]
+        raise InvalidInputError(f"cannot read the tar file: {error}", hints=hints, path=path) from None
     return list(found.items())
 
 

@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from .. import _forebay, errors
 from .._captures import left_alone
+from ..loading import path_text
 from . import _container, _manifest
 from ._manifest import Place
 from ._memory import checksums, nbytes, settle
@@ -137,7 +138,7 @@ class CheckpointReader(StorageReader):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        self.path = os.fspath(path)
+        self.path = path_text(path)
         self.verify = verify
         #: Bytes that the last load of this rank read from files.
         self.bytes_read = 0
@@ -148,7 +149,7 @@ class CheckpointReader(StorageReader):
         """Turns to another folder, if one is given."""
         self._metadata = None
         if checkpoint_id is not None:
-            self.path = os.fspath(checkpoint_id)
+            self.path = path_text(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -166,8 +167,13 @@ class CheckpointReader(StorageReader):
         try:
             with open(path, "rb") as file:
                 text = file.read()
-        except FileNotFoundError:
-            hints = []
+        except PermissionError:
+            hints = ["check owner and mode of the folder and of what is above it: ls -ld"]
+            raise errors.PermissionDeniedError("cannot read the manifest", hints=hints, path=path) from None
+        except (FileNotFoundError, NotADirectoryError):
+            hints = (
+                [] if os.path.isdir(self.path) else ["give the folder of a checkpoint; forebay.torch.load reads files"]
+            )
             if os.path.isdir(self.path) and os.listdir(self.path):
                 hints = ["save it again: files that are complete are used again"]
             raise errors.NotFoundError(

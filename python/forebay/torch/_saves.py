@@ -16,6 +16,7 @@ import torch
 
 from .. import errors
 from .._forebay import Pending
+from ..loading import path_text
 from . import _container
 from ._layout import Blob
 from ._state import prepare
@@ -200,7 +201,7 @@ def save(state: Any, path: str | os.PathLike[str], *, checksums: bool = True, du
         NoSpaceError, …: the file could not be written. The old one is as it was.
     """
     blobs, metadata = prepare(state)
-    text = os.fspath(path)
+    text = path_text(path)
     pending, _ = _container.write(text, blobs, metadata, checked=checksums)
     with pending:
         wait_for(text)
@@ -241,7 +242,7 @@ def save_async(
     """
     if snapshot not in (None, "device", "host"):
         raise errors.InvalidInputError('snapshot is None, "device" or "host"', got=repr(snapshot))
-    text = os.fspath(path)
+    text = path_text(path)
     blobs, metadata = prepare(state)
     ready = _record_events(blobs)
     if snapshot == "device":

@@ -11,7 +11,7 @@ import torch
 
 from .. import errors
 from ..frameworks.torch import FRAMEWORK
-from ..loading import Loader, Source, total_bytes
+from ..loading import Loader, Source, path_text, total_bytes
 from ..pickles import is_zip_checkpoint
 from ..progress import Progress
 from . import _layout, _tree
@@ -75,7 +75,7 @@ def load(
         InvalidInputError: the file was not written by :func:`forebay.torch.save`.
         IntegrityError: it is damaged.
     """
-    text = os.fspath(path)
+    text = path_text(path)
     source = _open(text)
     tree, views = _description(source)
     where = place(FRAMEWORK.default_device() if device is None else device)

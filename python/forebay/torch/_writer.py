@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .. import _forebay, errors
+from ..loading import path_text
 from . import _container, _manifest, _stager
 from ._layout import Blob
 from ._manifest import Place
@@ -74,7 +75,7 @@ class CheckpointWriter(StorageWriter):
     ) -> None:
         if shard_bytes <= 0:
             raise errors.InvalidInputError("a shard has to have a size", shard_bytes=shard_bytes)
-        self.path = os.fspath(path)
+        self.path = path_text(path)
         self.shard_bytes = shard_bytes
         self.reuse = reuse
         self.durable = durable
@@ -89,7 +90,7 @@ class CheckpointWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turns to another folder, if one is given."""
         if checkpoint_id is not None:
-            self.path = os.fspath(checkpoint_id)
+            self.path = path_text(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         """What planners are told about the storage."""

@@ -60,6 +60,10 @@ impl Target {
                 libc::ENOENT => error
                     .with("path", path.display())
                     .hint(format!("mkdir -p {}", crate::text::quoted(folder))),
+                libc::ENOTDIR => error.with("path", path.display()).hint(format!(
+                    "a file stands where the path has a folder: ls -l {}",
+                    crate::text::quoted(folder)
+                )),
                 _ => explain(error, path),
             }
         })?;
