@@ -87,7 +87,11 @@ impl Wire {
                 let ahead = &ahead[..ahead.len().min(BEHIND)];
                 behind[..ahead.len()].copy_from_slice(ahead);
                 let more = input.some(link, &mut behind[ahead.len()..])?;
-                *state = Ask::decode_behind(&behind[..ahead.len() + more], count)?;
+                match Ask::decode_behind(&behind[..ahead.len() + more], count)? {
+                    Ok(told) => *state = told,
+                    // The bytes are of no use without it: all of it is asked anew.
+                    Err(status) => reply = Reply::Failed(status),
+                }
             }
         }
         input.skip(link)?;
