@@ -108,7 +108,7 @@ impl Client {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.shared.traffic;
         Traffic {
-            calls: of(&counters.calls),
+            calls: self.shared.calls(),
             read: of(&counters.read),
             written: of(&counters.written),
             connections: of(&counters.connections),

@@ -1,5 +1,6 @@
 //! A request of the caller: a range of a file and memory, cut into calls.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -113,9 +114,10 @@ pub(crate) enum Next {
 }
 
 impl Next {
+    /// Tells the caller. The thread has the calls of other requests, too: a panic ends here.
     pub(crate) fn complete(self) {
         if let Self::Complete(answer, result) = self {
-            answer(result);
+            let _ = catch_unwind(AssertUnwindSafe(|| answer(result)));
         }
     }
 }

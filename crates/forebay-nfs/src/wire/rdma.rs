@@ -12,6 +12,7 @@ use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Opt
 use super::base::{Link, Shared, State, Wire, send_queued};
 use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
 use super::table::{Call, Table};
 use crate::ask::{Operation, Reply};
 use crate::handle::Version;
@@ -171,7 +172,7 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
-    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>) -> Lost {
+    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) -> Lost {
         match connect_in_turn(&self.server, self.depth, |has_others| self.waits(shared, has_others)) {
             Ok(link) => {
                 let fd = link.connection.descriptor().as_raw_fd();
@@ -183,7 +184,7 @@ impl Wire {
                     &Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"),
                 );
                 self.connected(shared, Some(Link::Rdma(link)));
-                self.receive_rdma(shared, fd)
+                self.receive_rdma(shared, signal, fd)
             }
             Err(error) if is_limit(&error) && shared.others(self).0 => Lost::NoLockedMemory,
             Err(error) => lost(error),
@@ -197,14 +198,14 @@ impl Wire {
         !work && (has_others || are_made)
     }
 
-    /// Leaves its calls to wires that have connections, and takes none for a while. `ended`: when its last connection did.
-    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<Shared>, ended: Option<Instant>) {
+    /// Leaves its calls to wires that have connections, and takes none for a while.
+    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
         let until = Instant::now() + self.server.options.idle;
         let mut kept = 0;
         loop {
             // No more calls come where no entry is left.
             kept += self.reserve(self.depth);
-            let (given, is_closing) = self.take_all_calls(ended);
+            let (given, is_closing) = self.take_all_calls();
             kept += given.len();
             shared.pass_on(given);
             let left = until.saturating_duration_since(Instant::now());
@@ -212,22 +213,21 @@ impl Wire {
                 break;
             }
             // Woken by a call for which an entry was reserved before.
-            self.poll(-1, false, left);
+            signal.wait(-1, false, left);
         }
         self.release(kept);
         shared.feed();
     }
 
     /// Takes out all calls; and whether no more will come.
-    fn take_all_calls(&self, ended: Option<Instant>) -> (Vec<(Arc<Job>, Part)>, bool) {
+    fn take_all_calls(&self) -> (Vec<(Arc<Job>, Part)>, bool) {
         let mut state = lock(&self.state);
         let table = &mut state.table;
-        let is_known = |call: &Call| ended.is_some_and(|ended| call.began < ended);
-        let given = (0..self.depth).filter_map(|index| table.give(index, is_known(&table.calls[index])));
-        (given.collect(), state.is_closing)
+        let given = (0..self.depth).filter_map(|index| table.give(index)).collect();
+        (given, state.is_closing)
     }
 
-    fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
+    fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
         let (mut batch, mut reason) = (ReplyBatch::new(), WakeReason::Signalled);
         loop {
@@ -235,7 +235,7 @@ impl Wire {
             let finished = if batch.is_done() { Ok(()) } else { self.finish(shared, &mut batch) };
             reason = match taken.and_then(|taken| finished.map(|()| taken)) {
                 Ok(None) => WakeReason::Readable,
-                Ok(Some(limit)) => self.poll(fd, false, limit),
+                Ok(Some(limit)) => signal.wait(fd, false, limit),
                 Err(lost) => return lost,
             }
         }

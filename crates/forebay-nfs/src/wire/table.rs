@@ -53,6 +53,8 @@ pub(crate) struct Call {
     sent: usize,
     /// The session, and the number of the last call in its slot.
     sequence: (u32, u32),
+    /// A connection before has sent it: the server may have seen it, and its number.
+    is_known: bool,
     /// When it last got anywhere.
     pub(crate) began: Instant,
     /// When it was last put among those to be sent.
@@ -93,6 +95,7 @@ impl Table {
             len: 0,
             sent: 0,
             sequence: (0, 0),
+            is_known: false,
             began: now,
             asked: now,
             pause: WAIT_FIRST,
@@ -204,6 +207,7 @@ impl Table {
                 call.sequence = (session.epoch, 0);
             }
             call.sequence.1 += 1;
+            call.is_known = false;
             SequenceSlot {
                 session: granted.session,
                 slot,
@@ -252,6 +256,10 @@ impl Table {
             .collect();
         lost.sort_by_key(|index| self.calls[*index].began);
         let again = lost.iter().filter(|index| self.calls[**index].sent > 0).count();
+        for index in &lost {
+            let call = &mut self.calls[*index];
+            call.is_known |= call.state != CallState::Queued;
+        }
         let now = Instant::now();
         for index in lost {
             self.send(index, now);
@@ -348,24 +356,24 @@ impl Table {
         Ok(Some(index))
     }
 
-    /// Frees an entry.
+    /// Frees an entry. A call that no connection has sent as a whole takes no number of its slot.
     #[inline]
     pub(crate) fn end(&mut self, index: usize) -> Option<Arc<Job>> {
-        let call = &mut self.calls[index];
-        if call.state == CallState::Queued {
+        if self.calls[index].state == CallState::Queued {
             self.to_send.retain(|other| *other != index);
+            if !self.calls[index].is_known {
+                self.take_back_place(index);
+            }
         }
+        let call = &mut self.calls[index];
         call.state = CallState::Free;
         call.part = None;
         call.job.take()
     }
 
-    /// Takes a call out, to be made elsewhere. `is_known`: the server may have seen it, and the number of its place with it.
-    pub(crate) fn give(&mut self, index: usize, is_known: bool) -> Option<(Arc<Job>, Part)> {
+    /// Takes a call out, to be made elsewhere.
+    pub(crate) fn give(&mut self, index: usize) -> Option<(Arc<Job>, Part)> {
         let part = self.calls[index].part;
-        if self.calls[index].state == CallState::Queued && !is_known {
-            self.take_back_place(index);
-        }
         self.end(index).zip(part)
     }
 
@@ -491,7 +499,37 @@ mod tests {
         let ask = Ask { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
         let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
-        assert!(table.give(0, true).is_none());
+        assert!(table.give(0).is_none());
+    }
+
+    /// The server's slot stands where the last call that it has seen left it.
+    #[test]
+    fn a_call_that_was_never_sent_takes_no_number() {
+        let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        server.grant(2);
+        let mut table = Table::new(1, (0, 1));
+        let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
+        let ask = Ask { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
+        let mut sequence = |steps: fn(&mut Table)| {
+            let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+            table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
+            steps(&mut table);
+            table.end(0);
+            table.calls[0].place.map(|place| place.sequence)
+        };
+        assert_eq!(sequence(|_| {}), Some(1));
+        // Half a call is none.
+        assert_eq!(sequence(|table| table.has_sent(9)), Some(1));
+        assert_eq!(sequence(Table::has_sent_first), Some(1));
+        assert_eq!(
+            sequence(|table| {
+                table.has_sent_first();
+                table.send_all_again();
+            }),
+            Some(2)
+        );
+        // It may have come by the connection before.
+        assert_eq!(sequence(|_| {}), Some(3));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use forebay_error::{Error, ErrorKind};
 use super::base::{self, Link, Shared, Wire};
 use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
 use super::table::Table;
 use crate::ask::{Ask, Reply};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
@@ -28,7 +29,7 @@ const BEHIND: usize = 128;
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more. `port`: that of the connection that was lost before.
-    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, port: &mut u16) -> Lost {
+    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
         let stream = match connect_from(take(port), &self.server.addresses, options) {
@@ -39,7 +40,7 @@ impl Wire {
         end_unsent(&stream);
         keep_alive(&stream, options.probe_after());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
+        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -128,6 +129,7 @@ pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
 /// The socket as the thread sees it.
 struct Socket<'a> {
     wire: &'a Wire,
+    signal: &'a Signal,
     fd: RawFd,
     batch: ReplyBatch,
 }
@@ -172,7 +174,7 @@ impl Socket<'_> {
                 let limit = self.wire.next_wait(&state, reason, self.batch.last_reply, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
-            reason = self.wire.poll(self.fd, wants_to_send, limit);
+            reason = self.signal.wait(self.fd, wants_to_send, limit);
             if reason == WakeReason::Readable {
                 return Ok(());
             }
