@@ -33,7 +33,7 @@ pub(crate) struct Server {
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
-    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::took`].
+    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::record_duration`].
     more: AtomicU64,
     /// The process that made it.
     birth: u64,
@@ -77,9 +77,10 @@ pub(crate) struct Session {
     pub(crate) granted: Option<Granted>,
 }
 
-/// The first pause of a call that the server asks to wait; each further one is longer, up to [`WAIT_MOST`].
-pub(crate) const WAIT_FIRST: Duration = Duration::from_millis(100);
-pub(crate) const WAIT_MOST: Duration = Duration::from_secs(5);
+/// The first pause of a call that the server asks to wait; each further one is longer, up to [`MAX_RETRY_PAUSE`].
+pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The longest.
+pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// How much longer than its options say a slow server is waited for, at most.
 const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
@@ -113,8 +114,8 @@ impl Server {
     }
 
     /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
-    pub(crate) fn took(&self, took: Duration) {
-        let took = took.min(MAX_EXTRA_WAIT).as_nanos() as u64;
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        let took = duration.min(MAX_EXTRA_WAIT).as_nanos() as u64;
         let before = self.more.load(Ordering::Relaxed);
         self.more.store(before - before / 4 + took / 4, Ordering::Relaxed);
     }
@@ -255,12 +256,12 @@ impl Server {
 
     /// Sleeps before the next attempt; an error behind the deadline.
     fn wait(&self, began: &mut Option<(Instant, Duration)>, status: Status, doing: &str) -> Result<()> {
-        let (start, pause) = began.unwrap_or((Instant::now(), WAIT_FIRST));
+        let (start, pause) = began.unwrap_or((Instant::now(), MIN_RETRY_PAUSE));
         if start.elapsed() > self.options.deadline {
             return Err(status.error(doing, self.who.uid()));
         }
         std::thread::sleep(pause);
-        *began = Some((start, (pause * 2).min(WAIT_MOST)));
+        *began = Some((start, (pause * 2).min(MAX_RETRY_PAUSE)));
         Ok(())
     }
 

@@ -15,8 +15,8 @@ use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::{Call, CallState, Table};
 use super::tcp;
-use crate::ask::Reply;
 use crate::handle::Limits;
+use crate::io_call::Reply;
 use crate::job::{Job, Next, Part};
 use crate::lock;
 use crate::session::Server;
@@ -543,8 +543,8 @@ fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
 }
 
 fn doing(state: &State, index: usize) -> &'static str {
-    use crate::ask::Operation;
-    match state.table.calls[index].part.map(|part| part.ask.operation) {
+    use crate::io_call::Operation;
+    match state.table.calls[index].part.map(|part| part.io.operation) {
         Some(Operation::Write { .. }) => "cannot write",
         Some(Operation::Commit) => "cannot make the file durable",
         _ => "cannot read",

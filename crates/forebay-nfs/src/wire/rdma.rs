@@ -14,8 +14,8 @@ use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::{Call, Table};
-use crate::ask::{Operation, Reply};
 use crate::handle::Version;
+use crate::io_call::{Operation, Reply};
 use crate::job::{Job, Part};
 use crate::lock;
 use crate::options::RegionCounts;
@@ -343,9 +343,9 @@ type Received = (Option<u32>, Option<(usize, Reply)>);
 fn read_usual(bytes: &[u8], table: &mut Table) -> Option<Received> {
     let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
     let index = table.find(xid).ok()??;
-    let ask = &table.calls[index].part.as_ref()?.ask;
-    let fits = ask.operation == Operation::Read && (1..=ask.count).contains(&count);
-    (fits && (count..=ask.count).contains(&written))
+    let io = &table.calls[index].part.as_ref()?.io;
+    let fits = io.operation == Operation::Read && (1..=io.count).contains(&count);
+    (fits && (count..=io.count).contains(&written))
         .then_some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
 }
 
@@ -375,8 +375,8 @@ fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, M
     let Some(index) = table.find(head.xid)? else { return Ok((None, None)) };
     let call = &table.calls[index];
     let Some(part) = &call.part else { return Ok((None, None)) };
-    let reply = part.ask.decode(&mut from, version, call.place.as_ref())?;
-    let offered = if part.ask.operation == Operation::Read { part.ask.count } else { 0 };
+    let reply = part.io.decode(&mut from, version, call.place.as_ref())?;
+    let offered = if part.io.operation == Operation::Read { part.io.count } else { 0 };
     if written.is_some_and(|written| written > offered.into()) {
         return Err(Malformed("more bytes were placed than there is room for"));
     }
@@ -453,17 +453,17 @@ impl RdmaLink {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
         }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
-        let access = match part.ask.operation {
+        let access = match part.io.operation {
             Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
             Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
             Operation::Commit => None,
         };
         let mut chunk = Chunk::None;
         if let Some(registered) = call.registered() {
-            chunk = Chunk::Write(registered.segment(part.buffer as u64, part.ask.count)?);
+            chunk = Chunk::Write(registered.segment(part.buffer as u64, part.io.count)?);
         } else if let Some(access) = access {
             let (counted, seen) = RegionCount::new(&self.held);
-            let memory = Memory::Host { address: part.buffer, len: part.ask.count as usize };
+            let memory = Memory::Host { address: part.buffer, len: part.io.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
             let region = match unsafe { self.domain.register(memory, access) } {
                 Err(error) if is_limit(&error) && seen.has_others(&self.held) => {
@@ -472,9 +472,8 @@ impl RdmaLink {
                 }
                 registered => registered?,
             };
-            let segment =
-                Segment { key: region.remote_key(), len: part.ask.count, address: region.address() };
-            chunk = match part.ask.operation {
+            let segment = Segment { key: region.remote_key(), len: part.io.count, address: region.address() };
+            chunk = match part.io.operation {
                 Operation::Read => Chunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),

@@ -15,8 +15,8 @@ use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::Table;
-use crate::ask::{Ask, Reply};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
+use crate::io_call::{IoCall, Reply};
 use crate::lock;
 use crate::rpc;
 use crate::xdr::Reader;
@@ -72,7 +72,7 @@ impl Wire {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return input.skip(link);
         };
-        let mut reply = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
+        let mut reply = part.io.decode(&mut from, self.server.version, place.as_ref())?;
         if let Reply::Read { count, state, .. } = &mut reply {
             let count = *count;
             let here = from.rest().len().min(count as usize);
@@ -82,13 +82,13 @@ impl Wire {
                 std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.buffer, here);
                 input.read(link, part.buffer.wrapping_add(here), count as usize - here)?;
             }
-            if part.ask.has_state_behind(self.server.version) {
+            if part.io.has_state_behind(self.server.version) {
                 let mut behind = [0; BEHIND];
                 let ahead = &from.rest()[here..];
                 let ahead = &ahead[..ahead.len().min(BEHIND)];
                 behind[..ahead.len()].copy_from_slice(ahead);
                 let more = input.some(link, &mut behind[ahead.len()..])?;
-                match Ask::decode_behind(&behind[..ahead.len() + more], count)? {
+                match IoCall::decode_behind(&behind[..ahead.len() + more], count)? {
                     Ok(told) => *state = told,
                     // The bytes are of no use without it: all of it is asked anew.
                     Err(status) => reply = Reply::Failed(status),

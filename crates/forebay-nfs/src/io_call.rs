@@ -23,7 +23,7 @@ pub enum Operation {
 
 /// A call that moves bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct IoCall {
     /// What is asked.
     pub operation: Operation,
     /// The first byte.
@@ -34,7 +34,7 @@ pub struct Ask {
     pub tells_state: bool,
 }
 
-/// The reply to an [`Ask`].
+/// The reply to an [`IoCall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// `count` bytes of the file follow.
@@ -71,7 +71,7 @@ pub enum Reply {
 /// FILE_SYNC of `stable_how`.
 const FILE_SYNC: u32 = 2;
 
-impl Ask {
+impl IoCall {
     /// Writes the call, of a file, without the bytes of a WRITE, which are sent behind it.
     pub fn encode(
         &self,
