@@ -1,7 +1,7 @@
 //! Whatever a server sends, no more bytes are said to have moved than were asked for, and handles and limits are sane.
 #![no_main]
 
-use forebay_nfs::ask::{Ask, Operation, Reply};
+use forebay_nfs::io_call::{IoCall, Operation, Reply};
 use forebay_nfs::handle::{Limits, Version};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::Reader;
@@ -24,10 +24,10 @@ fuzz_target!(|data: &[u8]| {
             let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
             let place = (version == Version::V4(1)).then(SequenceSlot::default);
             for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
-                let ask = Ask { operation, offset: 0, count: COUNT, tells_state: true };
+                let io = IoCall { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();
                 if let Ok(Reply::Read { count, .. } | Reply::Written { count, .. }) =
-                    ask.decode(&mut from, version, place.as_ref())
+                    io.decode(&mut from, version, place.as_ref())
                 {
                     assert!(count <= COUNT);
                 }
@@ -52,7 +52,7 @@ fuzz_target!(|data: &[u8]| {
             }
         }
         6 => {
-            let _ = Ask::decode_behind(bytes, 1);
+            let _ = IoCall::decode_behind(bytes, 1);
             if let Ok(Ok((_, limits))) = v4::get_attributes(&mut from()) {
                 sane(limits);
             }

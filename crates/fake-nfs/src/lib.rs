@@ -121,6 +121,8 @@ pub(crate) struct Shared {
     wrong_slots: AtomicU64,
     /// Replies to READ do not tell the file's state.
     hides_states: AtomicBool,
+    /// How many GETATTRs behind a READ of version 4 ask to wait.
+    pub(crate) delayed_states: AtomicU64,
     /// A status that calls in a session fail with, and how many.
     refused_places: Mutex<(u32, u32)>,
 }
@@ -167,6 +169,7 @@ impl Server {
             port: address.port(),
             wrong_slots: AtomicU64::new(0),
             hides_states: AtomicBool::new(false),
+            delayed_states: AtomicU64::new(0),
             refused_places: Mutex::default(),
         });
         let serving = shared.clone();
@@ -233,6 +236,11 @@ impl Server {
     /// Whether replies to READ leave out the file's state: version 3 without attributes, version 4 with a GETATTR that fails.
     pub fn hide_states(&self, hides: bool) {
         self.shared.hides_states.store(hides, Ordering::Relaxed);
+    }
+
+    /// Has the file's state behind the next READs of version 4 wait: the READ goes well, the GETATTR behind it asks to come again.
+    pub fn delay_states(&self, calls: u64) {
+        self.shared.delayed_states.store(calls, Ordering::Relaxed);
     }
 
     /// Whether it speaks version 3, and the highest minor version of 4.

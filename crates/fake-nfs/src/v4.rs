@@ -152,6 +152,12 @@ impl Compound {
             *arguments(wanted.get_mut(index))? = arguments(from.word())?;
         }
         if self.has_read && calling.shared.hides_states.load(Ordering::Relaxed) {
+            const NOT_SUPPORTED: u32 = 10004;
+            return Ok((NOT_SUPPORTED, Out::default()));
+        }
+        let one_less = |left: u64| left.checked_sub(1);
+        let delayed = &calling.shared.delayed_states;
+        if self.has_read && delayed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             const DELAY: u32 = 10008;
             return Ok((DELAY, Out::default()));
         }

@@ -374,6 +374,36 @@ fn a_lane_that_panics_waits_for_what_the_server_was_asked_for() {
         "the memory was written to when it had been given back"
     );
     broken.wait().result().unwrap_err();
+    // No lane is left: what comes later is told so.
+    let late = session.submit_read(&file, 0, Target::Host.buffer(&session, LEN));
+    let error = late.and_then(|late| {
+        assert!(late.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+        late.wait().into_result().map(drop)
+    });
+    assert_eq!(error.unwrap_err().message(), "the lane that moved this died");
+}
+
+/// More than the lane takes at a time, behind the one that ends it.
+#[test]
+fn what_waits_for_a_lane_that_panics_is_told() {
+    let _turn = turn();
+    let place = place();
+    let lanes = Config { lanes: 1, slots: 3, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
+    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let slow = Duration::from_millis(50);
+    let (file, kernel) = place.open(Facts { slow, ..place.facts("tcp") });
+    chill(&file);
+    let submit = |_| session.submit_read(&file, 0, Target::Device.buffer(&session, LEN)).unwrap();
+    let tickets: Vec<_> = (0..12).map(submit).collect();
+    kernel.breaks.store(true, Ordering::Relaxed);
+    for ticket in &tickets {
+        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+    }
+    let errors: Vec<_> = tickets.into_iter().filter_map(|ticket| ticket.wait().into_result().err()).collect();
+    assert!(errors.len() > 8, "{errors:?}");
+    for error in errors {
+        assert_eq!(error.message(), "the lane that moved this died");
+    }
 }
 
 /// Reads until the server was looked for: of `auto` not before much was read.

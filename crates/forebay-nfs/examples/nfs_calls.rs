@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use fake_nfs::{Placing, Server};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::ask::{Ask, Operation, Reply};
 use forebay_nfs::handle::Version;
+use forebay_nfs::io_call::{IoCall, Operation, Reply};
 use forebay_nfs::rdma::{self, Chunk, Segment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{Reader, Writer};
@@ -108,8 +108,8 @@ impl<'a> Bare<'a> {
         let mut to = Writer::new(&mut message);
         let segment = Segment { key: self.region.remote_key(), len: Self::CALL as u32, address: place };
         rdma::call(&mut to, xid, UNDER_WAY as u32, Chunk::Write(segment));
-        let ask = Ask { operation: Operation::Read, offset, count: Self::CALL as u32, tells_state: false };
-        ask.encode(&mut to, (Version::V3, self.file.handle()), xid, &self.who, None);
+        let io = IoCall { operation: Operation::Read, offset, count: Self::CALL as u32, tells_state: false };
+        io.encode(&mut to, (Version::V3, self.file.handle()), xid, &self.who, None);
         let len = to.finish()?;
         self.connection.send(xid.into(), &message[..len], Post::QUIET)
     }
@@ -117,9 +117,9 @@ impl<'a> Bare<'a> {
     /// `count` ranges, call by call: a place of the memory is asked for again when its call was answered.
     fn read(&mut self, count: usize) -> Result<()> {
         let each = self.bytes / Self::CALL;
-        let (all, ask) = (
+        let (all, io) = (
             count * each,
-            Ask { operation: Operation::Read, offset: 0, count: Self::CALL as u32, tells_state: false },
+            IoCall { operation: Operation::Read, offset: 0, count: Self::CALL as u32, tells_state: false },
         );
         let mut completions = Vec::with_capacity(64);
         let (mut asked, mut answered) = (0, 0);
@@ -138,7 +138,7 @@ impl<'a> Bare<'a> {
                 let mut from = Reader::new(self.connection.bytes(&message)?);
                 let header = rdma::reply(&mut from)?;
                 let is_it = rpc::reply_xid(&mut from)? == header.xid;
-                let reply = ask.decode(&mut from, Version::V3, None)?;
+                let reply = io.decode(&mut from, Version::V3, None)?;
                 let has_all = matches!(reply, Reply::Read { count, .. } if count as usize == Self::CALL);
                 assert!(is_it && has_all, "another reply than was asked for");
                 self.connection.post_receive(message)?;

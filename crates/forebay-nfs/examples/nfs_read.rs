@@ -8,8 +8,8 @@ use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::ask::{Ask, Operation};
 use forebay_nfs::handle::Version;
+use forebay_nfs::io_call::{IoCall, Operation};
 use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
 use forebay_nfs::xdr::Writer;
@@ -137,12 +137,12 @@ fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, 
 
 /// A READ of 1 MiB, with its record mark.
 fn encode(handle: forebay_nfs::handle::Handle, offset: usize) -> Result<Vec<u8>> {
-    let ask =
-        Ask { operation: Operation::Read, offset: offset as u64, count: CALL as u32, tells_state: false };
+    let io =
+        IoCall { operation: Operation::Read, offset: offset as u64, count: CALL as u32, tells_state: false };
     let mut bytes = vec![0; HEAD];
     let mut to = Writer::new(&mut bytes);
     to.u32(0);
-    ask.encode(&mut to, (Version::V3, &handle), next_xid(), &Credential::of_process(), None);
+    io.encode(&mut to, (Version::V3, &handle), next_xid(), &Credential::of_process(), None);
     let len = to.finish()?;
     bytes.truncate(len);
     bytes[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());

@@ -93,9 +93,9 @@ impl Client {
         self.shared.use_at_most(most);
     }
 
-    /// A request has taken so long: what requests take of late, the server may be silent beyond what the options say.
-    pub fn took(&self, took: Duration) {
-        self.shared.server.took(took);
+    /// A request has taken so long. What requests take of late, the server may be silent beyond what the options say.
+    pub fn record_duration(&self, duration: Duration) {
+        self.shared.server.record_duration(duration);
     }
 
     /// Ends what waits for a connection that has room with an error. What was sent ends by itself.
@@ -108,7 +108,7 @@ impl Client {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.shared.traffic;
         Traffic {
-            calls: of(&counters.calls),
+            calls: self.shared.calls(),
             read: of(&counters.read),
             written: of(&counters.written),
             connections: of(&counters.connections),

@@ -24,6 +24,10 @@ pub(crate) struct Exchange {
     stream: Option<TcpStream>,
     /// It has answered: a server that does not is waited for.
     has_answered: bool,
+    /// The last call was sent as a whole: the server may have seen it.
+    was_sent: bool,
+    /// When the last call ended.
+    used: Instant,
     reply: Vec<u8>,
 }
 
@@ -51,12 +55,32 @@ impl From<std::io::Error> for Lost {
 
 impl Exchange {
     pub(crate) fn new(addresses: Vec<SocketAddr>, options: Options) -> Self {
-        Self { addresses, options, stream: None, has_answered: false, reply: Vec::new() }
+        Self {
+            addresses,
+            options,
+            stream: None,
+            has_answered: false,
+            was_sent: false,
+            used: Instant::now(),
+            reply: Vec::new(),
+        }
     }
 
     /// Whether there is a connection.
     pub(crate) const fn is_connected(&self) -> bool {
         self.stream.is_some()
+    }
+
+    /// Whether the server may have seen the last call.
+    pub(crate) const fn was_sent(&self) -> bool {
+        self.was_sent
+    }
+
+    /// Ends the connection if nothing has used it for so long; otherwise how long it has left.
+    pub(crate) fn end_idle(&mut self, idle: Duration) -> Option<Duration> {
+        let left = idle.checked_sub(self.used.elapsed()).filter(|left| !left.is_zero());
+        self.stream.take_if(|_| left.is_none());
+        left
     }
 
     /// From now on calls fail soon: for the end of a session, on which nothing depends.
@@ -83,6 +107,7 @@ impl Exchange {
         arguments(&mut writer);
         let len = writer.finish()?;
         place[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());
+        self.was_sent = false;
         let began = Instant::now();
         let mut delay = Duration::from_millis(100);
         let (mut lies, mut attempts) = (0, 0);
@@ -107,7 +132,7 @@ impl Exchange {
                 }
             }
         }
-        self.has_answered = true;
+        (self.has_answered, self.used) = (true, Instant::now());
         let mut reader = Reader::new(&self.reply);
         reader.skip(8)?;
         rpc::reply(&mut reader)?.map_err(|rejected| rejected.error(doing))?;
@@ -123,6 +148,7 @@ impl Exchange {
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.set_write_timeout(Some(self.options.silence))?;
         stream.write_all(call)?;
+        self.was_sent = true;
         let until = Instant::now() + self.options.silence;
         loop {
             record(stream, &mut self.reply, until)?;

@@ -1,11 +1,12 @@
 //! A request of the caller: a range of a file and memory, cut into calls.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::ask::{Ask, Operation, Reply};
 use crate::handle::{FileState, Handle, Limits};
+use crate::io_call::{IoCall, Operation, Reply};
 use crate::lock;
 use crate::place::Registered;
 
@@ -82,7 +83,7 @@ struct State {
 /// A part of a job, for one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    pub(crate) ask: Ask,
+    pub(crate) io: IoCall,
     /// Memory of the bytes.
     pub(crate) buffer: *mut u8,
     /// Where in the job.
@@ -97,8 +98,8 @@ unsafe impl Send for Part {}
 impl Part {
     /// What is left when the first `count` bytes have moved.
     pub(crate) const fn after(self, count: u32) -> Self {
-        let ask = Ask { offset: self.ask.offset + count as u64, count: self.ask.count - count, ..self.ask };
-        Self { ask, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize, ..self }
+        let io = IoCall { offset: self.io.offset + count as u64, count: self.io.count - count, ..self.io };
+        Self { io, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize, ..self }
     }
 }
 
@@ -113,9 +114,10 @@ pub(crate) enum Next {
 }
 
 impl Next {
+    /// Tells the caller. The thread has the calls of other requests, too: a panic ends here.
     pub(crate) fn complete(self) {
         if let Self::Complete(answer, result) = self {
-            answer(result);
+            let _ = catch_unwind(AssertUnwindSafe(|| answer(result)));
         }
     }
 }
@@ -193,8 +195,8 @@ impl Job {
     const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
         let request = &self.request;
         let tells_state = request.state.is_some();
-        let ask = Ask { operation, offset: request.offset + at as u64, count, tells_state };
-        Part { ask, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
+        let io = IoCall { operation, offset: request.offset + at as u64, count, tells_state };
+        Part { io, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
     }
 
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
@@ -207,10 +209,10 @@ impl Job {
                 return Some(self.ended_in(&mut state, Some(changed(told))));
             }
             Reply::Read { count, is_end, .. } => {
-                if is_end && count < part.ask.count {
+                if is_end && count < part.io.count {
                     state.end = state.end.min(part.at + count as usize);
                 }
-                (count < part.ask.count && !is_end).then_some(count)
+                (count < part.io.count && !is_end).then_some(count)
             }
             Reply::Written { count, durable, verifier } => {
                 if !durable {
@@ -218,7 +220,7 @@ impl Job {
                     state.verifier = Some(verifier);
                     state.is_volatile = true;
                 }
-                (count < part.ask.count).then_some(count)
+                (count < part.io.count).then_some(count)
             }
             Reply::Committed { verifier } => {
                 state.is_lost |= state.verifier != Some(verifier);
@@ -343,7 +345,7 @@ mod tests {
         let mut memory = [0u8; 1200];
         let job = read(&mut memory);
         let reply = |count, is_end| Reply::Read { count, is_end, state: None };
-        let range = |part: &Part| (part.at, part.ask.offset, part.ask.count);
+        let range = |part: &Part| (part.at, part.io.offset, part.io.count);
         let (mut part, _) = job.next(LIMITS).unwrap();
         assert!(job.note_reply(&mut part, reply(100, false), None).is_none());
         assert_eq!(range(&part), (100, 100, 412));

@@ -6,7 +6,7 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | [`xdr`], [`rpc`], [`v3`], [`v4`], [`ask`], [`rdma`] | what travels: written and read without allocation |
+//! | [`xdr`], [`rpc`], [`v3`], [`v4`], [`io_call`], [`rdma`] | what travels: written and read without allocation |
 //! | [`url`] | `nfs://server/export/path` |
 //! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
 //! | `client`, `job` | requests cut into calls, and dealt to wires |
@@ -15,11 +15,11 @@
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
 //! | [`probe`](mod@probe) | what a server can do, read and compared |
 
-pub mod ask;
 mod client;
 mod connect;
 mod exchange;
 pub mod handle;
+pub mod io_call;
 mod job;
 pub mod mount;
 pub mod open;

@@ -3,11 +3,12 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_sys::forks;
+use forebay_sys::{forks, threads};
 use forebay_verbs::{Domain, Route};
 
 use crate::exchange::Exchange;
@@ -28,11 +29,11 @@ pub(crate) struct Server {
     pub(crate) version: Version,
     pub(crate) who: Credential,
     pub(crate) options: Options,
-    control: Mutex<Control>,
+    control: Arc<Mutex<Control>>,
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
-    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::took`].
+    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::record_duration`].
     more: AtomicU64,
     /// The process that made it.
     birth: u64,
@@ -44,6 +45,29 @@ struct Control {
     /// Number of the last call in slot 0, and the session that it was of.
     sequence: (u32, u32),
     client: u64,
+    /// Its end is that of the thread that ends a connection that nothing uses.
+    idle_thread: Option<Sender<()>>,
+}
+
+impl Control {
+    /// Starts a thread that ends the connection when nothing has used it for so long, and ends with it, or with the server.
+    fn end_when_idle(control: &Arc<Mutex<Self>>, idle: Duration) -> Option<Sender<()>> {
+        let (end, ended) = channel();
+        let control = Arc::downgrade(control);
+        let body = move || {
+            let mut left = idle;
+            while ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
+                && let Some(control) = control.upgrade()
+            {
+                let mut control = lock(&control);
+                match control.exchange.end_idle(idle) {
+                    Some(more) => left = more,
+                    None => return control.idle_thread = None,
+                }
+            }
+        };
+        threads::spawn("forebay-control", body).is_ok().then_some(end)
+    }
 }
 
 /// A session; each has another epoch. The first is 1.
@@ -53,9 +77,10 @@ pub(crate) struct Session {
     pub(crate) granted: Option<Granted>,
 }
 
-/// The first pause of a call that the server asks to wait; each further one is longer, up to [`WAIT_MOST`].
-pub(crate) const WAIT_FIRST: Duration = Duration::from_millis(100);
-pub(crate) const WAIT_MOST: Duration = Duration::from_secs(5);
+/// The first pause of a call that the server asks to wait; each further one is longer, up to [`MAX_RETRY_PAUSE`].
+pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The longest.
+pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// How much longer than its options say a slow server is waited for, at most.
 const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
@@ -67,13 +92,14 @@ impl Server {
     /// Nothing is sent yet.
     pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
         let exchange = Exchange::new(addresses.clone(), options.clone());
+        let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
         Self {
             name,
             addresses,
             version,
             who: Credential::of_process(),
             options,
-            control: Mutex::new(Control { exchange, sequence: (0, 0), client: 0 }),
+            control: Arc::new(Mutex::new(control)),
             session: Mutex::default(),
             domain: Mutex::default(),
             more: AtomicU64::new(0),
@@ -88,8 +114,8 @@ impl Server {
     }
 
     /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
-    pub(crate) fn took(&self, took: Duration) {
-        let took = took.min(MAX_EXTRA_WAIT).as_nanos() as u64;
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        let took = duration.min(MAX_EXTRA_WAIT).as_nanos() as u64;
         let before = self.more.load(Ordering::Relaxed);
         self.more.store(before - before / 4 + took / 4, Ordering::Relaxed);
     }
@@ -145,12 +171,21 @@ impl Server {
         Limits::of_told(fits(told.read, granted.reply), fits(told.write, granted.call))
     }
 
+    /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.
+    fn control(&self) -> MutexGuard<'_, Control> {
+        let mut control = lock(&self.control);
+        if control.idle_thread.is_none() {
+            control.idle_thread = Control::end_when_idle(&self.control, self.options.idle);
+        }
+        control
+    }
+
     /// Makes a session if there is none, or in place of the one of `epoch`, which is lost.
     pub(crate) fn renew(&self, epoch: u32) -> Result<()> {
         if !self.version.has_session() {
             return Ok(());
         }
-        let mut control = lock(&self.control);
+        let mut control = self.control();
         self.renew_with(&mut control, epoch)
     }
 
@@ -221,12 +256,12 @@ impl Server {
 
     /// Sleeps before the next attempt; an error behind the deadline.
     fn wait(&self, began: &mut Option<(Instant, Duration)>, status: Status, doing: &str) -> Result<()> {
-        let (start, pause) = began.unwrap_or((Instant::now(), WAIT_FIRST));
+        let (start, pause) = began.unwrap_or((Instant::now(), MIN_RETRY_PAUSE));
         if start.elapsed() > self.options.deadline {
             return Err(status.error(doing, self.who.uid()));
         }
         std::thread::sleep(pause);
-        *began = Some((start, (pause * 2).min(WAIT_MOST)));
+        *began = Some((start, (pause * 2).min(MAX_RETRY_PAUSE)));
         Ok(())
     }
 
@@ -262,7 +297,7 @@ impl Server {
         put: impl Fn(&mut Writer<'_>),
         get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
-        self.compound_with(&mut lock(&self.control), doing, count, put, get)
+        self.compound_with(&mut self.control(), doing, count, put, get)
     }
 
     fn compound_with<T>(
@@ -301,7 +336,7 @@ impl Server {
     ) -> Result<Result<T, Status>> {
         let place = self.place(&mut control.sequence);
         let mut is_placed = place.is_some();
-        let said = control.exchange.call(
+        let called = control.exchange.call(
             doing,
             (v4::PROGRAM, v4::COMPOUND),
             Some(&self.who),
@@ -316,12 +351,17 @@ impl Server {
                     Ok(Err(status))
                 }
             },
-        )?;
-        if place.is_some() && !is_placed && matches!(&said, Err(status) if status.is_to_wait()) {
+        );
+        let is_unused = match &called {
+            Ok(Err(status)) => !is_placed && status.is_to_wait(),
+            Ok(Ok(_)) => false,
+            Err(_) => !control.exchange.was_sent(),
+        };
+        if place.is_some() && is_unused {
             // The slot stands where it stood.
             control.sequence.0 -= 1;
         }
-        Ok(said)
+        called
     }
 
     /// The next place in slot 0.
@@ -350,7 +390,7 @@ impl Server {
     ) -> Result<Result<T, Status>> {
         let mut began = None;
         loop {
-            let mut control = lock(&self.control);
+            let mut control = self.control();
             let said = control.exchange.call(doing, (v3::PROGRAM, procedure), Some(&self.who), &put, &get)?;
             drop(control);
             match said {
@@ -426,5 +466,20 @@ impl Drop for Server {
             // Without it the server forgets the client when its lease ends.
             let _ = self.outside(&mut control, "cannot end a client", put, get);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing listens there.
+    #[test]
+    fn a_call_that_was_never_sent_takes_no_number() {
+        let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let server = Server::new("server".to_owned(), vec![nowhere], Version::V4(1), Options::default());
+        server.grant(1);
+        server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
+        assert_eq!(lock(&server.control).sequence, (0, 1));
     }
 }

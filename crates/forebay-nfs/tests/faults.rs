@@ -377,6 +377,13 @@ fn wires() -> usize {
     names.filter(|name| name.starts_with("forebay-nfs-")).count()
 }
 
+/// Descriptors of this process that threads of wires are woken by.
+fn signals() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let names = open.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    names.filter(|name| name.to_string_lossy().contains("eventfd")).count()
+}
+
 #[test]
 fn what_nothing_uses_is_closed_and_made_again() {
     // Other tests have wires of their own: a process that runs this one alone counts.
@@ -399,6 +406,19 @@ fn what_nothing_uses_is_closed_and_made_again() {
             assert!(began.elapsed() < Duration::from_secs(5), "a thread that nothing uses");
             std::thread::sleep(Duration::from_millis(20));
         }
+        assert_eq!(signals(), 0);
+    }
+    // So is the connection for all else: while it is used it stays, and its session outlives it.
+    let idle = Duration::from_secs(1);
+    let other = opened(&server, "4.1", &Options { idle, ..patient() });
+    let before = server.connections();
+    for connections in [before, before + 1] {
+        for _ in 0..6 {
+            other.attributes().unwrap();
+            std::thread::sleep(idle / 5);
+        }
+        assert_eq!((server.connections(), server.wrong_slots()), (connections, 0));
+        std::thread::sleep(idle * 2);
     }
     // The server closes a connection that nothing uses.
     assert!(read(&file, 1000).unwrap() == pattern(1000));

@@ -143,7 +143,7 @@ fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
     let first = silent();
     assert!((Duration::from_millis(900)..Duration::from_secs(2)).contains(&first), "{first:?}");
     for _ in 0..20 {
-        file.client().took(Duration::from_secs(1));
+        file.client().record_duration(Duration::from_secs(1));
     }
     let later = silent();
     assert!((Duration::from_millis(1900)..Duration::from_secs(4)).contains(&later), "{later:?}");

@@ -238,6 +238,8 @@ fn memory_that_may_not_be_locked_is_told_at_once() {
         assert_eq!(error.hints(), ["ulimit -l unlimited"]);
         fake.limit_locked(u64::MAX);
         assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+        // Calls that were never sent took no number of the session's.
+        assert_eq!(server.wrong_slots(), 0, "{version}");
     }
 }
 

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::handle::FileState;
+use forebay_nfs::handle::{FileState, Version};
 use forebay_nfs::{File, Options, Url, open};
 
 const LEN: usize = 3_500_001;
@@ -86,5 +87,27 @@ fn a_server_that_does_not_tell_the_state_is_refused() {
         assert_eq!(read_in(file, state, 3, LEN).unwrap_err().kind(), ErrorKind::Unsupported);
         server.hide_states(false);
         assert_eq!(read_in(file, state, 0, 100).unwrap().len(), 100);
+    });
+}
+
+#[test]
+fn a_server_that_asks_to_wait_for_the_state_is_asked_again() {
+    each(|server, file, bytes| {
+        if file.client().version() == Version::V3 {
+            return;
+        }
+        let state = file.attributes().unwrap().state();
+        server.delay_states(3);
+        assert!(read_in(file, state, 3, LEN - 3).unwrap() == bytes[3..]);
+        assert_eq!(file.client().traffic().waited, 3);
+        // Not for ever.
+        let options = Options { deadline: Duration::from_millis(300), ..Options::default() };
+        let url = Url::parse(&server.url("/export/file", &file.client().version().to_string()[1..])).unwrap();
+        server.delay_states(u64::MAX);
+        let error = read_in(&open(&url, &options).unwrap(), state, 0, 100).unwrap_err();
+        assert_eq!(
+            (error.kind(), error.message()),
+            (ErrorKind::Busy, "cannot read: the server asks to wait")
+        );
     });
 }

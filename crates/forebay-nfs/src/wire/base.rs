@@ -2,7 +2,6 @@
 //! receives, sends the rest, and makes the connection anew when it is lost.
 
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,10 +12,11 @@ use forebay_sys::threads;
 use super::queue::{CallQueue, Counters};
 use super::rdma::RdmaLink;
 use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
 use super::table::{Call, CallState, Table};
 use super::tcp;
-use crate::ask::Reply;
 use crate::handle::Limits;
+use crate::io_call::Reply;
 use crate::job::{Job, Next, Part};
 use crate::lock;
 use crate::session::Server;
@@ -55,8 +55,6 @@ pub(crate) struct Wire {
     pub(super) state: Mutex<State>,
     /// The server breaks connections that are asked for a sign of life.
     pub(super) refuses_probes: AtomicBool,
-    /// Ends the thread's wait.
-    signal: Option<OwnedFd>,
     /// After how long the waiting thread first looks how long the server has been silent.
     check_interval: Duration,
 }
@@ -65,6 +63,10 @@ pub(super) struct State {
     pub(super) table: Table,
     pub(super) link: Option<Link>,
     pub(super) has_thread: bool,
+    /// Ends the thread's wait.
+    signal: Signal,
+    /// Calls that were answered.
+    calls: u64,
     /// No memory may be locked for a connection: known since the last attempt to make one.
     pub(super) is_refused: bool,
     pub(super) is_closing: bool,
@@ -120,6 +122,11 @@ impl Shared {
     /// Ends what waits for a wire with an error.
     pub(crate) fn fail_waiting(&self, error: &Error) {
         self.queue.fail(error);
+    }
+
+    /// Calls that were answered.
+    pub(crate) fn calls(&self) -> u64 {
+        self.wires.iter().map(|wire| lock(&wire.state).calls).sum()
     }
 
     /// No more requests will come.
@@ -178,11 +185,6 @@ impl Wire {
     /// `number`: which wire, and of how many.
     pub(crate) fn new(server: Arc<Server>, number: (usize, usize), depth: usize) -> Arc<Self> {
         let table = Table::new(depth, number);
-        // SAFETY: no pointers are passed; the descriptor is new and ours alone. Without one the wait ends by itself in time.
-        let signal = unsafe {
-            let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
-            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
-        };
         Arc::new(Self {
             check_interval: CHECK_INTERVAL.min(server.options.silence / 4),
             server,
@@ -194,11 +196,12 @@ impl Wire {
                 table,
                 link: None,
                 has_thread: false,
+                signal: Signal::default(),
+                calls: 0,
                 is_refused: false,
                 is_closing: false,
             }),
             refuses_probes: AtomicBool::new(false),
-            signal,
         })
     }
 
@@ -235,10 +238,12 @@ impl Wire {
             refused.extend(put.err().map(|malformed| (job, Error::from(malformed))));
         });
         send_queued(&mut state);
-        let left = state.needs_thread();
+        let left = state.needs_thread().then(|| state.signal.clone());
         if !state.has_thread && taken > refused.len() {
             match self.start(shared) {
-                Ok(()) => (state.has_thread, state.is_refused) = (true, false),
+                Ok(signal) => {
+                    (state.has_thread, state.is_refused, state.signal) = (true, false, signal);
+                }
                 Err(error) => {
                     // Under the lock: another caller may start the thread the moment after.
                     let ended = (0..self.depth).filter_map(|index| state.table.end(index));
@@ -252,51 +257,48 @@ impl Wire {
             let next = job.ended(Some(error));
             follow(shared, &job, next);
         }
-        if left {
-            self.wake();
+        if let Some(signal) = left {
+            signal.wake();
         }
     }
 
-    fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<(), Error> {
-        let (this, shared) = (self.clone(), shared.clone());
-        let name = format!("forebay-nfs-{}", self.index);
-        let started = threads::spawn(name, move || this.run(&shared));
-        started.map(drop).map_err(|error| Error::from_io(&error, "cannot start a thread for a connection"))
+    /// Starts the thread; what ends its wait.
+    fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<Signal, Error> {
+        let (this, shared, signal) = (self.clone(), shared.clone(), Signal::new());
+        let (name, waits) = (format!("forebay-nfs-{}", self.index), signal.clone());
+        let started = threads::spawn(name, move || this.run(&shared, &waits));
+        started
+            .map(|_| signal)
+            .map_err(|error| Error::from_io(&error, "cannot start a thread for a connection"))
     }
 
     /// No more requests will come.
     pub(crate) fn close(&self) {
-        lock(&self.state).is_closing = true;
-        self.wake();
-    }
-
-    fn wake(&self) {
-        if let Some(signal) = &self.signal {
-            let one = 1u64.to_ne_bytes();
-            // SAFETY: eight bytes. A full counter wakes, too.
-            unsafe { libc::write(signal.as_raw_fd(), one.as_ptr().cast(), 8) };
-        }
+        let mut state = lock(&self.state);
+        state.is_closing = true;
+        state.signal.wake();
     }
 
     // ---- the wire's thread --------------------------------------------------------------------------------------
 
-    fn run(self: &Arc<Self>, shared: &Arc<Shared>) {
+    fn run(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
         let mut pause = Duration::from_millis(50);
-        let (mut bad_replies, mut port, mut ended) = (0, 0, None);
+        let (mut bad_replies, mut port, mut calls_before) = (0, 0, 0);
         loop {
-            let calls_before = shared.traffic.calls.load(Ordering::Relaxed);
             let lost = if self.server.options.rdma.is_some() {
-                self.run_rdma(shared)
+                self.run_rdma(shared, signal)
             } else {
-                self.run_tcp(shared, &mut port)
+                self.run_tcp(shared, signal, &mut port)
             };
-            // No byte arrives in memory of calls any more, nor leaves it.
-            lock(&self.state).link = None;
-            if shared.traffic.calls.load(Ordering::Relaxed) != calls_before {
-                (pause, bad_replies) = (Duration::from_millis(50), 0);
-            }
-            if !matches!(lost, Lost::NoLockedMemory) {
-                ended = Some(Instant::now());
+            let calls = {
+                let mut state = lock(&self.state);
+                // No byte arrives in memory of calls any more, nor leaves it.
+                state.link = None;
+                state.calls
+            };
+            // What other connections do says nothing of this one.
+            if calls != calls_before {
+                (pause, bad_replies, calls_before) = (Duration::from_millis(50), 0, calls);
             }
             match lost {
                 Lost::Idle => {}
@@ -311,7 +313,7 @@ impl Wire {
                     self.fail_older(shared, limit, &error);
                 }
                 Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
-                Lost::NoLockedMemory => self.hand_over_calls(shared, ended),
+                Lost::NoLockedMemory => self.hand_over_calls(shared, signal),
                 Lost::Broken(error) => {
                     let (_, deadline) = self.server.wait_limits();
                     let error = Error::new(ErrorKind::Timeout, "the server does not answer")
@@ -325,7 +327,7 @@ impl Wire {
             {
                 let mut state = lock(&self.state);
                 if state.table.is_idle() {
-                    state.has_thread = false;
+                    (state.has_thread, state.signal) = (false, Signal::default());
                     return;
                 }
             }
@@ -351,31 +353,6 @@ impl Wire {
         let call = &mut state.table.calls[index];
         call.state = CallState::Receiving;
         Ok(call.part.map(|part| (index, part, call.place)))
-    }
-
-    /// Waits for a descriptor, or a call to be sent, for at most `limit`.
-    pub(super) fn poll(&self, fd: RawFd, wants_to_send: bool, limit: Duration) -> WakeReason {
-        let events = libc::POLLIN | if wants_to_send { libc::POLLOUT } else { 0 };
-        let signal = self.signal.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut polled = [
-            libc::pollfd { fd, events, revents: 0 },
-            libc::pollfd { fd: signal, events: libc::POLLIN, revents: 0 },
-        ];
-        let limit = if signal < 0 { limit.min(Duration::from_millis(10)) } else { limit };
-        // A millisecond more: the time is over when the wait ends.
-        let milliseconds = limit.as_millis() as i32 + 1;
-        // SAFETY: two entries.
-        let count = unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
-        if polled[1].revents != 0 {
-            let mut count = [0u8; 8];
-            // SAFETY: eight bytes.
-            unsafe { libc::read(signal, count.as_mut_ptr().cast(), 8) };
-        }
-        match polled[0].revents & !libc::POLLOUT {
-            0 if count > 0 => WakeReason::Signalled,
-            0 => WakeReason::TimedOut,
-            _ => WakeReason::Readable,
-        }
     }
 
     /// How long to wait at most, after what woke the thread last. `last_reply` and `idle_since` as of [`Wire::limit`].
@@ -434,7 +411,7 @@ impl Wire {
         batch: &mut ReplyBatch,
     ) {
         let traffic = &shared.traffic;
-        traffic.calls.fetch_add(1, Ordering::Relaxed);
+        state.calls += 1;
         match reply {
             Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
             Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
@@ -566,8 +543,8 @@ fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
 }
 
 fn doing(state: &State, index: usize) -> &'static str {
-    use crate::ask::Operation;
-    match state.table.calls[index].part.map(|part| part.ask.operation) {
+    use crate::io_call::Operation;
+    match state.table.calls[index].part.map(|part| part.io.operation) {
         Some(Operation::Write { .. }) => "cannot write",
         Some(Operation::Commit) => "cannot make the file durable",
         _ => "cannot read",

@@ -6,6 +6,7 @@ mod queue;
 mod rdma;
 mod read_reply;
 mod replies;
+mod signal;
 mod table;
 mod tcp;
 

@@ -29,7 +29,6 @@ struct Waiting {
 /// What has happened since the client was made.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) calls: AtomicU64,
     pub(crate) read: AtomicU64,
     pub(crate) written: AtomicU64,
     pub(crate) connections: AtomicU64,

@@ -12,9 +12,10 @@ use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Opt
 use super::base::{Link, Shared, State, Wire, send_queued};
 use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
 use super::table::{Call, Table};
-use crate::ask::{Operation, Reply};
 use crate::handle::Version;
+use crate::io_call::{Operation, Reply};
 use crate::job::{Job, Part};
 use crate::lock;
 use crate::options::RegionCounts;
@@ -171,7 +172,7 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
-    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>) -> Lost {
+    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) -> Lost {
         match connect_in_turn(&self.server, self.depth, |has_others| self.waits(shared, has_others)) {
             Ok(link) => {
                 let fd = link.connection.descriptor().as_raw_fd();
@@ -183,7 +184,7 @@ impl Wire {
                     &Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"),
                 );
                 self.connected(shared, Some(Link::Rdma(link)));
-                self.receive_rdma(shared, fd)
+                self.receive_rdma(shared, signal, fd)
             }
             Err(error) if is_limit(&error) && shared.others(self).0 => Lost::NoLockedMemory,
             Err(error) => lost(error),
@@ -197,14 +198,14 @@ impl Wire {
         !work && (has_others || are_made)
     }
 
-    /// Leaves its calls to wires that have connections, and takes none for a while. `ended`: when its last connection did.
-    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<Shared>, ended: Option<Instant>) {
+    /// Leaves its calls to wires that have connections, and takes none for a while.
+    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
         let until = Instant::now() + self.server.options.idle;
         let mut kept = 0;
         loop {
             // No more calls come where no entry is left.
             kept += self.reserve(self.depth);
-            let (given, is_closing) = self.take_all_calls(ended);
+            let (given, is_closing) = self.take_all_calls();
             kept += given.len();
             shared.pass_on(given);
             let left = until.saturating_duration_since(Instant::now());
@@ -212,22 +213,21 @@ impl Wire {
                 break;
             }
             // Woken by a call for which an entry was reserved before.
-            self.poll(-1, false, left);
+            signal.wait(-1, false, left);
         }
         self.release(kept);
         shared.feed();
     }
 
     /// Takes out all calls; and whether no more will come.
-    fn take_all_calls(&self, ended: Option<Instant>) -> (Vec<(Arc<Job>, Part)>, bool) {
+    fn take_all_calls(&self) -> (Vec<(Arc<Job>, Part)>, bool) {
         let mut state = lock(&self.state);
         let table = &mut state.table;
-        let is_known = |call: &Call| ended.is_some_and(|ended| call.began < ended);
-        let given = (0..self.depth).filter_map(|index| table.give(index, is_known(&table.calls[index])));
-        (given.collect(), state.is_closing)
+        let given = (0..self.depth).filter_map(|index| table.give(index)).collect();
+        (given, state.is_closing)
     }
 
-    fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, fd: i32) -> Lost {
+    fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
         let (mut batch, mut reason) = (ReplyBatch::new(), WakeReason::Signalled);
         loop {
@@ -235,7 +235,7 @@ impl Wire {
             let finished = if batch.is_done() { Ok(()) } else { self.finish(shared, &mut batch) };
             reason = match taken.and_then(|taken| finished.map(|()| taken)) {
                 Ok(None) => WakeReason::Readable,
-                Ok(Some(limit)) => self.poll(fd, false, limit),
+                Ok(Some(limit)) => signal.wait(fd, false, limit),
                 Err(lost) => return lost,
             }
         }
@@ -343,9 +343,9 @@ type Received = (Option<u32>, Option<(usize, Reply)>);
 fn read_usual(bytes: &[u8], table: &mut Table) -> Option<Received> {
     let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
     let index = table.find(xid).ok()??;
-    let ask = &table.calls[index].part.as_ref()?.ask;
-    let fits = ask.operation == Operation::Read && (1..=ask.count).contains(&count);
-    (fits && (count..=ask.count).contains(&written))
+    let io = &table.calls[index].part.as_ref()?.io;
+    let fits = io.operation == Operation::Read && (1..=io.count).contains(&count);
+    (fits && (count..=io.count).contains(&written))
         .then_some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
 }
 
@@ -375,8 +375,8 @@ fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, M
     let Some(index) = table.find(head.xid)? else { return Ok((None, None)) };
     let call = &table.calls[index];
     let Some(part) = &call.part else { return Ok((None, None)) };
-    let reply = part.ask.decode(&mut from, version, call.place.as_ref())?;
-    let offered = if part.ask.operation == Operation::Read { part.ask.count } else { 0 };
+    let reply = part.io.decode(&mut from, version, call.place.as_ref())?;
+    let offered = if part.io.operation == Operation::Read { part.io.count } else { 0 };
     if written.is_some_and(|written| written > offered.into()) {
         return Err(Malformed("more bytes were placed than there is room for"));
     }
@@ -453,17 +453,17 @@ impl RdmaLink {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
         }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
-        let access = match part.ask.operation {
+        let access = match part.io.operation {
             Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
             Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
             Operation::Commit => None,
         };
         let mut chunk = Chunk::None;
         if let Some(registered) = call.registered() {
-            chunk = Chunk::Write(registered.segment(part.buffer as u64, part.ask.count)?);
+            chunk = Chunk::Write(registered.segment(part.buffer as u64, part.io.count)?);
         } else if let Some(access) = access {
             let (counted, seen) = RegionCount::new(&self.held);
-            let memory = Memory::Host { address: part.buffer, len: part.ask.count as usize };
+            let memory = Memory::Host { address: part.buffer, len: part.io.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
             let region = match unsafe { self.domain.register(memory, access) } {
                 Err(error) if is_limit(&error) && seen.has_others(&self.held) => {
@@ -472,9 +472,8 @@ impl RdmaLink {
                 }
                 registered => registered?,
             };
-            let segment =
-                Segment { key: region.remote_key(), len: part.ask.count, address: region.address() };
-            chunk = match part.ask.operation {
+            let segment = Segment { key: region.remote_key(), len: part.io.count, address: region.address() };
+            chunk = match part.io.operation {
                 Operation::Read => Chunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),

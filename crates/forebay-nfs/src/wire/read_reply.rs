@@ -51,8 +51,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ask::{Ask, Operation, Reply};
     use crate::handle::Version;
+    use crate::io_call::{IoCall, Operation, Reply};
     use crate::rdma::{self, Body, ReplyHeader};
     use crate::rpc;
     use crate::xdr::Reader;
@@ -80,8 +80,8 @@ mod tests {
             return None;
         };
         assert_eq!(rpc::reply_xid(&mut from).ok()?, xid);
-        let ask = Ask { operation: Operation::Read, offset: 0, count: u32::MAX, tells_state: true };
-        match ask.decode(&mut from, Version::V3, None).ok()? {
+        let io = IoCall { operation: Operation::Read, offset: 0, count: u32::MAX, tells_state: true };
+        match io.decode(&mut from, Version::V3, None).ok()? {
             Reply::Read { count, is_end, state: Some(state) } => {
                 Some(ReadReply { xid, credits, written: written as u32, count, is_end, state })
             }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use forebay_verbs::Domain;
 
-use crate::ask::{Ask, Operation, Reply};
 use crate::handle::{Limits, Version};
+use crate::io_call::{IoCall, Operation, Reply};
 use crate::job::{FileTarget, Job, Next, Part};
 use crate::place::Registered;
 use crate::rpc::next_xid;
-use crate::session::{Server, Session, WAIT_FIRST, WAIT_MOST};
+use crate::session::{MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, Server, Session};
 use crate::v4::SequenceSlot;
 use crate::xdr::{Malformed, Writer, pad};
 
@@ -53,6 +53,8 @@ pub(crate) struct Call {
     sent: usize,
     /// The session, and the number of the last call in its slot.
     sequence: (u32, u32),
+    /// A connection before has sent it: the server may have seen it, and its number.
+    is_known: bool,
     /// When it last got anywhere.
     pub(crate) began: Instant,
     /// When it was last put among those to be sent.
@@ -93,9 +95,10 @@ impl Table {
             len: 0,
             sent: 0,
             sequence: (0, 0),
+            is_known: false,
             began: now,
             asked: now,
-            pause: WAIT_FIRST,
+            pause: MIN_RETRY_PAUSE,
         };
         let calls = (0..depth).map(|_| call()).collect();
         let room = Arc::new(AtomicUsize::new(depth));
@@ -178,7 +181,7 @@ impl Table {
     ) -> Result<(), Malformed> {
         let call = &mut self.calls[index];
         (call.job, call.part) = (Some(job), Some(part));
-        (call.began, call.pause) = (now, WAIT_FIRST);
+        (call.began, call.pause) = (now, MIN_RETRY_PAUSE);
         // What cannot be asked ends by this error alone: an entry that has it would give it to another wire, too.
         self.ask(server, index, now).inspect_err(|_| drop(self.end(index)))
     }
@@ -204,6 +207,7 @@ impl Table {
                 call.sequence = (session.epoch, 0);
             }
             call.sequence.1 += 1;
+            call.is_known = false;
             SequenceSlot {
                 session: granted.session,
                 slot,
@@ -213,17 +217,17 @@ impl Table {
         });
         call.xid = next_xid();
         if call.reads.as_ref().is_some_and(|file| Arc::ptr_eq(file, job.file()))
-            && part.ask.operation == Operation::Read
+            && part.io.operation == Operation::Read
         {
-            let ask = part.ask;
-            call.read_another(ask);
+            let io = part.io;
+            call.read_another(io);
         } else {
             let mut to = Writer::new(&mut call.header[RDMA_HEADER..]);
             to.u32(0);
             let what = (server.version, &job.file().handle);
-            part.ask.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
+            part.io.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
             call.len = to.finish()?;
-            let is_read = server.version == Version::V3 && part.ask.operation == Operation::Read;
+            let is_read = server.version == Version::V3 && part.io.operation == Operation::Read;
             call.reads = is_read.then(|| job.file().clone());
             let mark = 1 << 31 | (call.len + call.payload() - 4) as u32;
             call.header[RDMA_HEADER..RDMA_HEADER + 4].copy_from_slice(&mark.to_be_bytes());
@@ -252,6 +256,10 @@ impl Table {
             .collect();
         lost.sort_by_key(|index| self.calls[*index].began);
         let again = lost.iter().filter(|index| self.calls[**index].sent > 0).count();
+        for index in &lost {
+            let call = &mut self.calls[*index];
+            call.is_known |= call.state != CallState::Queued;
+        }
         let now = Instant::now();
         for index in lost {
             self.send(index, now);
@@ -291,10 +299,10 @@ impl Table {
     /// The call is asked anew: at once the first time, then later and later.
     pub(crate) fn again(&mut self, index: usize) {
         let call = &mut self.calls[index];
-        let pause = if call.pause == WAIT_FIRST { Duration::ZERO } else { call.pause };
+        let pause = if call.pause == MIN_RETRY_PAUSE { Duration::ZERO } else { call.pause };
         self.parks = true;
         call.state = CallState::Parked(Instant::now() + pause);
-        call.pause = (call.pause * 2).min(WAIT_MOST);
+        call.pause = (call.pause * 2).min(MAX_RETRY_PAUSE);
     }
 
     /// Lets a call wait; each time longer.
@@ -302,7 +310,7 @@ impl Table {
         self.parks = true;
         let call = &mut self.calls[index];
         call.state = CallState::Parked(Instant::now() + call.pause);
-        call.pause = (call.pause * 2).min(WAIT_MOST);
+        call.pause = (call.pause * 2).min(MAX_RETRY_PAUSE);
     }
 
     /// The call that is to be sent next, if messages are sent whole.
@@ -348,24 +356,24 @@ impl Table {
         Ok(Some(index))
     }
 
-    /// Frees an entry.
+    /// Frees an entry. A call that no connection has sent as a whole takes no number of its slot.
     #[inline]
     pub(crate) fn end(&mut self, index: usize) -> Option<Arc<Job>> {
-        let call = &mut self.calls[index];
-        if call.state == CallState::Queued {
+        if self.calls[index].state == CallState::Queued {
             self.to_send.retain(|other| *other != index);
+            if !self.calls[index].is_known {
+                self.take_back_place(index);
+            }
         }
+        let call = &mut self.calls[index];
         call.state = CallState::Free;
         call.part = None;
         call.job.take()
     }
 
-    /// Takes a call out, to be made elsewhere. `is_known`: the server may have seen it, and the number of its place with it.
-    pub(crate) fn give(&mut self, index: usize, is_known: bool) -> Option<(Arc<Job>, Part)> {
+    /// Takes a call out, to be made elsewhere.
+    pub(crate) fn give(&mut self, index: usize) -> Option<(Arc<Job>, Part)> {
         let part = self.calls[index].part;
-        if self.calls[index].state == CallState::Queued && !is_known {
-            self.take_back_place(index);
-        }
         self.end(index).zip(part)
     }
 
@@ -383,7 +391,7 @@ impl Table {
         let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
         let next = job.note_reply(part, reply, limits);
         if next.is_none() {
-            (call.pause, call.began) = (WAIT_FIRST, now);
+            (call.pause, call.began) = (MIN_RETRY_PAUSE, now);
         }
         next
     }
@@ -391,14 +399,14 @@ impl Table {
 
 impl Call {
     /// Makes the header that of a READ of another range of the same file: number and range stand at both its ends.
-    fn read_another(&mut self, ask: Ask) {
+    fn read_another(&mut self, io: IoCall) {
         let (xid, call) = (self.xid, &mut self.header[RDMA_HEADER + 4..RDMA_HEADER + self.len]);
         if let Some(place) = call.first_chunk_mut() {
             *place = xid.to_be_bytes();
         }
         if let Some(place) = call.last_chunk_mut::<12>() {
-            place[..8].copy_from_slice(&ask.offset.to_be_bytes());
-            place[8..].copy_from_slice(&ask.count.to_be_bytes());
+            place[..8].copy_from_slice(&io.offset.to_be_bytes());
+            place[8..].copy_from_slice(&io.count.to_be_bytes());
         }
     }
 
@@ -435,8 +443,8 @@ impl Call {
     /// Bytes of a WRITE, with their pad.
     fn payload(&self) -> usize {
         match &self.part {
-            Some(part) if matches!(part.ask.operation, Operation::Write { .. }) => {
-                let count = part.ask.count as usize;
+            Some(part) if matches!(part.io.operation, Operation::Write { .. }) => {
+                let count = part.io.count as usize;
                 count + pad(count)
             }
             _ => 0,
@@ -445,7 +453,7 @@ impl Call {
 
     /// What was not sent yet: of the header, of the bytes, of the pad.
     fn left(&self) -> Ranges {
-        let count = self.part.as_ref().map_or(0, |part| part.ask.count as usize).min(self.payload());
+        let count = self.part.as_ref().map_or(0, |part| part.io.count as usize).min(self.payload());
         let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.buffer.cast_const());
         let parts = [
             (self.header[RDMA_HEADER..].as_ptr(), self.len),
@@ -488,10 +496,40 @@ mod tests {
         server.grant(1);
         let mut table = Table::new(1, (0, 1));
         let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
-        let ask = Ask { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
-        let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+        let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
+        let part = Part { io, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
-        assert!(table.give(0, true).is_none());
+        assert!(table.give(0).is_none());
+    }
+
+    /// The server's slot stands where the last call that it has seen left it.
+    #[test]
+    fn a_call_that_was_never_sent_takes_no_number() {
+        let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        server.grant(2);
+        let mut table = Table::new(1, (0, 1));
+        let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
+        let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
+        let mut sequence = |steps: fn(&mut Table)| {
+            let part = Part { io, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+            table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
+            steps(&mut table);
+            table.end(0);
+            table.calls[0].place.map(|place| place.sequence)
+        };
+        assert_eq!(sequence(|_| {}), Some(1));
+        // Half a call is none.
+        assert_eq!(sequence(|table| table.has_sent(9)), Some(1));
+        assert_eq!(sequence(Table::has_sent_first), Some(1));
+        assert_eq!(
+            sequence(|table| {
+                table.has_sent_first();
+                table.send_all_again();
+            }),
+            Some(2)
+        );
+        // It may have come by the connection before.
+        assert_eq!(sequence(|_| {}), Some(3));
     }
 
     #[test]
@@ -514,13 +552,13 @@ mod tests {
             let mut table = Table::new(1, (0, 1));
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
-                let ask = Ask { operation, offset, count, tells_state: false };
-                let part = Part { ask, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+                let io = IoCall { operation, offset, count, tells_state: false };
+                let part = Part { io, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();
                 let call = &mut table.calls[0];
                 let mut place = [0; HEADER];
                 let mut to = Writer::new(&mut place);
-                ask.encode(&mut to, (version, &file.handle), call.xid, &server.who, None);
+                io.encode(&mut to, (version, &file.handle), call.xid, &server.who, None);
                 let len = to.finish().unwrap();
                 assert_eq!(call.message(0), &place[..len], "{version} {operation:?}");
                 table.end(0);

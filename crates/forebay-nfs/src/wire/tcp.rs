@@ -13,9 +13,10 @@ use forebay_error::{Error, ErrorKind};
 use super::base::{self, Link, Shared, Wire};
 use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
 use super::table::Table;
-use crate::ask::{Ask, Reply};
 use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
+use crate::io_call::{IoCall, Reply};
 use crate::lock;
 use crate::rpc;
 use crate::xdr::Reader;
@@ -28,7 +29,7 @@ const BEHIND: usize = 128;
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more. `port`: that of the connection that was lost before.
-    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, port: &mut u16) -> Lost {
+    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
         let stream = match connect_from(take(port), &self.server.addresses, options) {
@@ -39,7 +40,7 @@ impl Wire {
         end_unsent(&stream);
         keep_alive(&stream, options.probe_after());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket { wire: self, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
+        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -71,7 +72,7 @@ impl Wire {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
             return input.skip(link);
         };
-        let mut reply = part.ask.decode(&mut from, self.server.version, place.as_ref())?;
+        let mut reply = part.io.decode(&mut from, self.server.version, place.as_ref())?;
         if let Reply::Read { count, state, .. } = &mut reply {
             let count = *count;
             let here = from.rest().len().min(count as usize);
@@ -81,13 +82,17 @@ impl Wire {
                 std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.buffer, here);
                 input.read(link, part.buffer.wrapping_add(here), count as usize - here)?;
             }
-            if part.ask.has_state_behind(self.server.version) {
+            if part.io.has_state_behind(self.server.version) {
                 let mut behind = [0; BEHIND];
                 let ahead = &from.rest()[here..];
                 let ahead = &ahead[..ahead.len().min(BEHIND)];
                 behind[..ahead.len()].copy_from_slice(ahead);
                 let more = input.some(link, &mut behind[ahead.len()..])?;
-                *state = Ask::decode_behind(&behind[..ahead.len() + more], count)?;
+                match IoCall::decode_behind(&behind[..ahead.len() + more], count)? {
+                    Ok(told) => *state = told,
+                    // The bytes are of no use without it: all of it is asked anew.
+                    Err(status) => reply = Reply::Failed(status),
+                }
             }
         }
         input.skip(link)?;
@@ -124,6 +129,7 @@ pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
 /// The socket as the thread sees it.
 struct Socket<'a> {
     wire: &'a Wire,
+    signal: &'a Signal,
     fd: RawFd,
     batch: ReplyBatch,
 }
@@ -168,7 +174,7 @@ impl Socket<'_> {
                 let limit = self.wire.next_wait(&state, reason, self.batch.last_reply, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
-            reason = self.wire.poll(self.fd, wants_to_send, limit);
+            reason = self.signal.wait(self.fd, wants_to_send, limit);
             if reason == WakeReason::Readable {
                 return Ok(());
             }

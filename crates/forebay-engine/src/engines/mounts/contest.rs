@@ -103,8 +103,8 @@ impl Contest {
         Piece { contest: self.clone(), reader: state.reader, round: state.round, bytes, is_done: false }
     }
 
-    /// Whether the kernel is to read a transfer of these bytes without more ado: it has won, and the next trial is not due yet.
-    pub(crate) fn rests(&self, bytes: u64) -> Option<[f64; 2]> {
+    /// Leaves a transfer of these bytes to the kernel where that has won and the next trial is not due yet; the rates that showed it.
+    pub(crate) fn left_to_kernel(&self, bytes: u64) -> Option<[f64; 2]> {
         let mut state = lock(&self.0);
         let trial = &mut state.trial;
         let (is_own, rates) = trial.won.filter(|_| trial.stage == Stage::Rest)?;
@@ -348,13 +348,16 @@ mod tests {
             let mut run = run(&rate);
             run.read(4 << 30);
             let contest = run.contest.clone();
-            let rates = contest.rests(MIB).unwrap();
+            let rates = contest.left_to_kernel(MIB).unwrap();
             assert!(rates[1] < rates[0] * CLEARLY, "{own}: {rates:?}");
             // The next trial comes when the rest is over, and the rest after that is longer.
-            while contest.rests(64 * MIB).is_some() {}
+            while contest.left_to_kernel(64 * MIB).is_some() {}
             let (_, readers) = run.read(2 << 30);
             assert!(readers.contains(&Reader::Own(1)), "{own}: {readers:?}");
-            assert!(contest.rests(REST_FIRST).is_some() && contest.rests(MIB).is_some(), "{own}");
+            assert!(
+                contest.left_to_kernel(REST_FIRST).is_some() && contest.left_to_kernel(MIB).is_some(),
+                "{own}"
+            );
         }
     }
 
@@ -370,7 +373,7 @@ mod tests {
         run.read(4 << 30);
         is_slow.set(true);
         run.read(12 << 30);
-        assert!(run.contest.rests(MIB).is_some());
+        assert!(run.contest.left_to_kernel(MIB).is_some());
     }
 
     /// A transfer waits before its first own piece: for small ones that is what decides.
@@ -382,7 +385,7 @@ mod tests {
             let piece = contest.begin(2 * MIB, Duration::from_millis(2), now);
             now += Duration::from_millis(if piece.reader == Reader::Kernel { 2 } else { 1 });
             piece.done(2 << 20, now);
-            if contest.rests(0).is_some() {
+            if contest.left_to_kernel(0).is_some() {
                 return;
             }
         }

@@ -88,7 +88,9 @@ impl MountReads {
     fn is_contested(&self, file: &Descriptors) -> bool {
         let found = find::found(file, Transport::Tcp);
         let address = found.and_then(|found| found.client().addresses().first().copied());
-        address.is_some_and(|address| find::contest(address, self.0.reach.connections).rests(0).is_none())
+        address.is_some_and(|address| {
+            find::contest(address, self.0.reach.connections).left_to_kernel(0).is_none()
+        })
     }
 
     /// Who reads what was asked.
@@ -114,7 +116,7 @@ impl MountReads {
         }
         self.keep(address, &server);
         let contest = (!is_asked).then(|| find::contest(address, self.0.reach.connections));
-        if let Some(rates) = contest.as_ref().and_then(|contest| contest.rests(asked.bytes())) {
+        if let Some(rates) = contest.as_ref().and_then(|contest| contest.left_to_kernel(asked.bytes())) {
             return Err(no_faster(rates));
         }
         if is_asked {
@@ -278,7 +280,7 @@ impl Requests for MountRead {
         let (client, begun) = (self.server.client().clone(), Instant::now());
         let done: Answer = Box::new(move |result| {
             if result.is_ok() {
-                client.took(begun.elapsed());
+                client.record_duration(begun.elapsed());
             }
             done(result);
         });

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_config::CachePolicy;
+use forebay_error::Error;
 
 use super::width::Meter;
 use crate::engines::mounts::read::MountRead;
@@ -126,7 +127,7 @@ impl Job {
     }
 
     /// Fails all its works.
-    pub(crate) fn refuse(&self, error: &forebay_error::Error) {
+    pub(crate) fn refuse(&self, error: &Error) {
         for entry in 0..self.batch.pieces.len() as u32 {
             self.completion.fail(self.base + entry, 0, error.clone());
         }
@@ -194,6 +195,18 @@ impl WorkQueue {
         let mut jobs = self.jobs();
         jobs.push_back(job);
         self.some.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends all jobs with an error.
+    pub(crate) fn refuse(&self, error: &Error) {
+        let jobs = {
+            let mut jobs = self.jobs();
+            self.some.store(false, Ordering::SeqCst);
+            std::mem::take(&mut *jobs)
+        };
+        for job in jobs {
+            job.refuse(error);
+        }
     }
 
     /// The next work for lane `lane`. A lane gets works whose copies have to wait for the user's work only if it `may_hold`

@@ -178,7 +178,7 @@ impl Lanes {
         // Those that the job needs start together. Fewer lanes are enough, too.
         let _ = self.shared.begin(wanted);
         self.has_ring()?;
-        self.shared.queue.push(job);
+        self.shared.push(job);
         for wake in self.shared.threads.wakes(width) {
             if wanted == 0 {
                 break;
@@ -200,6 +200,7 @@ impl LaneShared {
             device,
             queue: WorkQueue::default(),
             stop: AtomicBool::new(false),
+            closed: OnceLock::new(),
             works: AtomicUsize::new(0),
             is_growing: AtomicBool::new(false),
             expects: AtomicBool::new(false),
@@ -209,6 +210,19 @@ impl LaneShared {
             kept: Default::default(),
             config,
         }
+    }
+
+    /// Adds a job for the lanes.
+    pub(super) fn push(&self, job: Arc<Job>) {
+        self.queue.push(job);
+        if let Some(error) = self.closed.get() {
+            self.queue.refuse(error);
+        }
+    }
+
+    /// The first lane is gone, without which some jobs have none: all that waits ends with this error, and all that comes.
+    pub(super) fn close(&self, error: Error) {
+        self.queue.refuse(self.closed.get_or_init(|| error));
     }
 
     /// Starts lanes until there are `count`, all at once. They may not work yet when this returns.

@@ -31,6 +31,8 @@ pub(crate) struct LaneShared {
     pub(crate) config: Config,
     queue: WorkQueue,
     stop: AtomicBool,
+    /// Why no job is taken any more.
+    closed: OnceLock<Error>,
     /// Works under way in lanes.
     works: AtomicUsize,
     /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.

@@ -131,18 +131,17 @@ impl Lane {
         let completion = &active.job.completion;
         let staged = Election { engine: EngineKind::Staged, ..completion.election().refusing(refusal) };
         completion.elected(Arc::new(staged));
-        self.shared.queue.push(active.job.staged(active.work));
+        self.shared.push(active.job.staged(active.work));
     }
 
     /// Works that were cancelled before their copies could begin.
     pub(super) fn leave_out(&mut self, units: Vec<usize>) {
         for unit in units {
             let LaneUnit { active, kind, .. } = &mut self.units[unit];
-            let (Some(mut active), kind) = (active.take(), *kind) else { continue };
-            active.finished = true;
+            let (Some(active), kind) = (active.take(), *kind) else { continue };
             self.free(unit, kind);
             self.shared.works.fetch_sub(1, Ordering::Relaxed);
-            active.job.leave_out(active.work);
+            active.leave_out();
         }
     }
 

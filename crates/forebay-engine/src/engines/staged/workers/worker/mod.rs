@@ -48,7 +48,7 @@ struct LaneUnit {
     segments: Vec<Segment>,
 }
 
-/// A work in flight.
+/// A work that a lane has taken.
 struct ActiveWork {
     job: Arc<Job>,
     /// Segments that the kernel or the source has not answered yet.
@@ -64,13 +64,32 @@ struct ActiveWork {
     contested: Option<Piece>,
 }
 
+impl ActiveWork {
+    fn new(job: Arc<Job>, work: Work) -> Self {
+        let entries = match work {
+            Work::Chunk { entry, .. } => (entry, entry + 1),
+            Work::Pack { first, last } | Work::Run { first, last, .. } => (first, last),
+        };
+        Self { job, pending: 0, finished: false, entries, lost: 0, work, detour: None, contested: None }
+    }
+
+    /// Gives it up: it was cancelled.
+    fn leave_out(mut self) {
+        self.finished = true;
+        self.job.leave_out(self.work);
+    }
+}
+
+fn died() -> Error {
+    Error::new(forebay_error::ErrorKind::Internal, "the lane that moved this died")
+}
+
 impl Drop for ActiveWork {
     /// A lane that panics fails its works, so that no ticket waits forever.
     fn drop(&mut self) {
         if !self.finished {
             for entry in self.entries.0..self.entries.1 {
-                let error = Error::new(forebay_error::ErrorKind::Internal, "the lane that moved this died");
-                self.job.completion.fail(self.job.base + entry, 0, error);
+                self.job.completion.fail(self.job.base + entry, 0, died());
             }
             self.job.completion.work_done(Moved::default());
         }
@@ -101,7 +120,7 @@ pub(super) struct Lane {
     free_cells: Vec<usize>,
     free_bare: Vec<usize>,
     /// A work from the queue whose unit is not free yet.
-    stash: Option<(Arc<Job>, Work)>,
+    stash: Option<ActiveWork>,
     /// Units whose bytes wait for the device copy.
     ready: Vec<usize>,
     flights: VecDeque<CopyFlight>,
@@ -304,21 +323,21 @@ impl Lane {
     /// Starts works until none can be started, or one was read on this thread, so that its copy should begin.
     fn start(&mut self) -> bool {
         let mut any = false;
-        while let Some((job, work)) = self.stash.take().or_else(|| self.take_work()) {
-            if job.completion.is_cancelled() {
+        while let Some(taken) = self.stash.take().or_else(|| self.take_work()) {
+            if taken.job.completion.is_cancelled() {
                 any = true;
-                job.leave_out(work);
+                taken.leave_out();
                 continue;
             }
-            let Some(unit) = self.claim(&job, work) else {
-                self.stash = Some((job, work));
+            let Some(unit) = self.find_unit(&taken) else {
+                self.stash = Some(taken);
                 if self.find_memory() {
                     continue;
                 }
                 break;
             };
             any = true;
-            drop(job);
+            self.claim(unit, taken);
             self.begin(unit);
             self.tell_done();
             if self.ready.len() >= READY_CELLS
@@ -330,8 +349,9 @@ impl Lane {
         any
     }
 
-    fn take_work(&self) -> Option<(Arc<Job>, Work)> {
-        self.shared.queue.take(self.index, self.may_hold())
+    fn take_work(&self) -> Option<ActiveWork> {
+        let (job, work) = self.shared.queue.take(self.index, self.may_hold())?;
+        Some(ActiveWork::new(job, work))
     }
 
     /// Whether works whose copies have to wait may be taken: the last slot and the last cell are for others.
@@ -339,20 +359,25 @@ impl Lane {
         self.has == LaneMemory::Limited || (self.free_slots.len() > 1 && self.free_cells.len() > 1)
     }
 
-    /// A free unit with the work's segments laid out in it.
-    fn claim(&mut self, job: &Arc<Job>, work: Work) -> Option<usize> {
-        let (entries, is_small) = match work {
-            Work::Chunk { entry, start, end } => {
-                let (low, high) = aligned_out(start, end, job.align);
-                ((entry, entry + 1), (high - low) as usize <= CELL)
+    /// A free unit for a work.
+    fn find_unit(&mut self, taken: &ActiveWork) -> Option<usize> {
+        let is_small = match taken.work {
+            Work::Chunk { start, end, .. } => {
+                let (low, high) = aligned_out(start, end, taken.job.align);
+                (high - low) as usize <= CELL
             }
-            Work::Pack { first, last } | Work::Run { first, last, .. } => ((first, last), false),
+            Work::Pack { .. } | Work::Run { .. } => false,
         };
-        let unit = match (&job.mover, is_small) {
+        match (&taken.job.mover, is_small) {
             (Some(_), _) => self.free_bare.pop(),
             (None, true) if self.has == LaneMemory::All => self.free_cells.pop(),
             (None, _) => self.free_slots.pop(),
-        }?;
+        }
+    }
+
+    /// Gives a unit to a work, with its segments laid out in it.
+    fn claim(&mut self, unit: usize, taken: ActiveWork) {
+        let (job, work, entries) = (&taken.job, taken.work, taken.entries);
         let mut segments = std::mem::take(&mut self.units[unit].segments);
         segments.clear();
         let memory = self.units[unit].memory;
@@ -376,17 +401,7 @@ impl Lane {
         debug_assert!(needs_no_slot || at <= memory.len, "works fit into their slots: see io/plan");
         self.units[unit].segments = segments;
         self.shared.works.fetch_add(1, Ordering::Relaxed);
-        self.units[unit].active = Some(ActiveWork {
-            job: job.clone(),
-            pending: 0,
-            finished: false,
-            entries,
-            lost: 0,
-            work,
-            detour: None,
-            contested: None,
-        });
-        Some(unit)
+        self.units[unit].active = Some(taken);
     }
 
     /// A segment in the unit's memory, or straight in the caller's where host memory is aligned well enough.
@@ -447,6 +462,11 @@ impl Drop for Lane {
     /// Waits until nothing uses the memory: a lane that panicked may have left copies and reads behind.
     fn drop(&mut self) {
         self.tell_done();
+        let begun = self.units.iter().filter(|unit| unit.active.is_some()).count();
+        self.shared.works.fetch_sub(begun, Ordering::Relaxed);
+        if std::thread::panicking() && self.index == 0 {
+            self.shared.close(died());
+        }
         for flight in &self.flights {
             let _ = flight.event.wait(Wait::Block);
         }

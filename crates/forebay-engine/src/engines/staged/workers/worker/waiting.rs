@@ -88,7 +88,7 @@ mod tests {
     use std::sync::Arc;
 
     use forebay_config::{CachePolicy, Config, IoBackend};
-    use forebay_error::Result;
+    use forebay_error::{ErrorKind, Result};
     use forebay_gpu::Event;
 
     use super::*;
@@ -173,9 +173,22 @@ mod tests {
         assert!(lane.must_look());
         // It has work to do, so this returns.
         lane.sleep();
-        let (job, work) = lane.take_work().expect("there is room for it now");
-        job.leave_out(work);
+        lane.take_work().expect("there is room for it now").leave_out();
         assert!(!lane.must_look(), "nothing is left");
+    }
+
+    /// It is the lane's alone: no other one would find it in the queue.
+    #[test]
+    fn a_work_that_waits_for_memory_fails_with_its_lane() {
+        let mut lane = lane();
+        lane.grow(LaneMemory::All);
+        let job = held();
+        let completion = job.completion.clone();
+        lane.shared.queue.push(job);
+        lane.stash = lane.take_work();
+        drop(lane);
+        assert!(completion.is_done());
+        assert_eq!(completion.results()[0].as_ref().unwrap_err().kind(), ErrorKind::Internal);
     }
 
     #[test]

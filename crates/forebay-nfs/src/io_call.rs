@@ -3,7 +3,7 @@
 use crate::handle::{FileState, Handle, Version};
 use crate::rpc::{self, Credential, Rejected};
 use crate::status::Status;
-use crate::v3;
+use crate::v3::{self, Outcome};
 use crate::v4::{self, SequenceSlot, op};
 use crate::xdr::{Malformed, Reader, Writer, pad};
 
@@ -23,7 +23,7 @@ pub enum Operation {
 
 /// A call that moves bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct IoCall {
     /// What is asked.
     pub operation: Operation,
     /// The first byte.
@@ -34,7 +34,7 @@ pub struct Ask {
     pub tells_state: bool,
 }
 
-/// The reply to an [`Ask`].
+/// The reply to an [`IoCall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// `count` bytes of the file follow.
@@ -71,7 +71,7 @@ pub enum Reply {
 /// FILE_SYNC of `stable_how`.
 const FILE_SYNC: u32 = 2;
 
-impl Ask {
+impl IoCall {
     /// Writes the call, of a file, without the bytes of a WRITE, which are sent behind it.
     pub fn encode(
         &self,
@@ -175,9 +175,14 @@ impl Ask {
         self.tells_state && version != Version::V3
     }
 
-    /// The file's state, from what stands behind `count` bytes of a READ. `None`: the server does not tell it.
-    pub fn decode_behind(behind: &[u8], count: u32) -> Result<Option<FileState>, Malformed> {
+    /// The file's state, from what stands behind `count` bytes of a READ. `None`: the server does not tell it; a status: it asks to
+    /// wait.
+    pub fn decode_behind(behind: &[u8], count: u32) -> Outcome<Option<FileState>> {
         let behind = behind.get(pad(count as usize)..).ok_or(Malformed("it ends early"))?;
-        Ok(v4::get_state(&mut Reader::new(behind))?.ok())
+        Ok(match v4::get_state(&mut Reader::new(behind))? {
+            Ok(state) => Ok(Some(state)),
+            Err(status) if status.is_to_wait() => Err(status),
+            Err(_) => Ok(None),
+        })
     }
 }
