@@ -164,8 +164,12 @@ impl Callers {
     pub(crate) unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>, align: u64) -> Result<Attempt> {
         let Some(file) = known.descriptors() else { return Ok(Attempt::Busy) };
         let (policy, call) = (known.policy, (known.began, known.order));
-        file.check()?;
-        if self.device.info().is_host {
+        let is_host = self.device.info().is_host;
+        // Reads for the device look at the descriptor that they use.
+        if is_host || transfer.direction == Direction::Write {
+            file.check()?;
+        }
+        if is_host {
             return on_host(transfer, file, policy, align);
         }
         let work = |slot: &StreamSlot| {
@@ -375,6 +379,7 @@ fn read(
     let room = slot.room((last - first) as usize)?;
     let mut pieces = Pieces::new(slot, room, method.resident);
     let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
+    let mut is_checked = false;
     while start < end {
         let stop = part.map_or(end, |part| end_of_part(start, end, part));
         let (low, high) = aligned_out(start, stop, align);
@@ -382,6 +387,11 @@ fn read(
         let host = room.host.wrapping_add((low - first) as usize);
         let mut segment =
             Segment::whole(start, (stop - start) as usize, address).in_window((low, high), host);
+        let is_direct = warmth == Warmth::Cold && segment.is_direct_where_cold(file, align, policy);
+        if !is_direct && !is_checked {
+            file.check()?;
+            is_checked = true;
+        }
         if !segment.read_cached(file, align, policy, warmth) {
             segment.run_blocking(Direction::Read, file, align)?;
         }
