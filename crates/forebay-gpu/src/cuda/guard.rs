@@ -15,10 +15,30 @@ struct Thread {
     adopted: bool,
     /// On an adopted thread: the context that is current, 0 if unknown.
     bound: Handle,
+    series: Series,
+}
+
+/// How far a [`CallSeries`] of the calling thread is.
+#[derive(Clone, Copy)]
+enum Series {
+    None,
+    /// No call has entered a context yet.
+    Begun,
+    Entered(Entered),
+}
+
+/// What the first call of a series changed, and its end undoes.
+#[derive(Clone, Copy)]
+struct Entered {
+    driver: &'static CudaDriver,
+    context: Handle,
+    pushed: bool,
+    mode: Option<c_int>,
 }
 
 thread_local! {
-    static THREAD: Cell<Thread> = const { Cell::new(Thread { adopted: false, bound: 0 }) };
+    static THREAD: Cell<Thread> =
+        const { Cell::new(Thread { adopted: false, bound: 0, series: Series::None }) };
 }
 
 /// A context is current, and calls leave stream captures alone, while this lives.
@@ -33,8 +53,8 @@ pub(crate) struct ContextGuard {
 }
 
 impl ContextGuard {
-    /// Makes `context` current. On an adopted thread this is usually one comparison; elsewhere three short driver
-    /// calls, five where another context was current.
+    /// Makes `context` current. On an adopted thread, and from the second call of a series on, this is usually one comparison;
+    /// elsewhere three short driver calls, five where another context was current.
     #[inline]
     pub(crate) fn enter(driver: &'static CudaDriver, context: Handle) -> Result<Self, CudaFailure> {
         let thread = THREAD.get();
@@ -42,7 +62,12 @@ impl ContextGuard {
             if thread.bound != context {
                 bind(driver, context)?;
             }
-            return Ok(Self { driver, pushed: false, mode: None, _thread: PhantomData });
+            return Ok(Self::nothing(driver));
+        }
+        if let Series::Entered(entered) = thread.series
+            && entered.context == context
+        {
+            return Ok(Self::nothing(driver));
         }
         let mut guard = Self::relaxed(driver);
         let mut current = 0;
@@ -54,17 +79,30 @@ impl ContextGuard {
                 guard.pushed = true;
             }
         }
+        if let Series::Begun = thread.series {
+            let (pushed, mode) = (guard.pushed, guard.mode);
+            let entered = Entered { driver, context, pushed, mode };
+            THREAD.set(Thread { series: Series::Entered(entered), ..thread });
+            // The end of the series undoes it.
+            (guard.pushed, guard.mode) = (false, None);
+        }
         Ok(guard)
+    }
+
+    /// Undoes nothing.
+    fn nothing(driver: &'static CudaDriver) -> Self {
+        Self { driver, pushed: false, mode: None, _thread: PhantomData }
     }
 
     /// Only relaxes the capture mode: for calls that need no context.
     #[inline]
     pub(crate) fn relaxed(driver: &'static CudaDriver) -> Self {
-        let mut mode = CAPTURE_MODE_RELAXED;
+        let (mut mode, thread) = (CAPTURE_MODE_RELAXED, THREAD.get());
+        let is_relaxed = thread.adopted || matches!(thread.series, Series::Entered(_));
         // A driver without this function knows no captures either, so a failure needs no answer.
         // SAFETY: `mode` is a valid place for an int and holds a valid mode.
-        let changed = !THREAD.get().adopted
-            && unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_ok();
+        let changed =
+            !is_relaxed && unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) }.is_ok();
         Self { driver, pushed: false, mode: changed.then_some(mode), _thread: PhantomData }
     }
 }
@@ -85,6 +123,45 @@ impl Drop for ContextGuard {
     }
 }
 
+/// Driver calls of this thread that follow one another: the first that enters a context stays there, and the others find it
+/// entered. The thread is as it was found when this is dropped. A short read of a caller's thread makes three to five calls; each
+/// would be three more. For code of ours alone: what changes the context meanwhile puts it back.
+#[derive(Debug)]
+pub struct CallSeries {
+    /// It is not within another one, nor on a thread that needs none.
+    is_outermost: bool,
+    /// Of the thread that began it.
+    _thread: PhantomData<*const ()>,
+}
+
+impl CallSeries {
+    /// Asks the driver nothing.
+    #[inline]
+    #[must_use]
+    pub fn begin() -> Self {
+        let thread = THREAD.get();
+        let is_outermost = !thread.adopted && matches!(thread.series, Series::None);
+        if is_outermost {
+            THREAD.set(Thread { series: Series::Begun, ..thread });
+        }
+        Self { is_outermost, _thread: PhantomData }
+    }
+}
+
+impl Drop for CallSeries {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.is_outermost {
+            return;
+        }
+        let thread = THREAD.get();
+        THREAD.set(Thread { series: Series::None, ..thread });
+        if let Series::Entered(Entered { driver, pushed, mode, .. }) = thread.series {
+            drop(ContextGuard { driver, pushed, mode, _thread: PhantomData });
+        }
+    }
+}
+
 /// Exchanges the calling thread's capture mode; `None` where the driver cannot.
 pub(crate) fn exchange_mode(driver: &CudaDriver, mut mode: c_int) -> Option<c_int> {
     // SAFETY: `mode` is a valid place for an int; the driver refuses a value that is none of its own.
@@ -100,7 +177,7 @@ pub(crate) fn adopt(driver: &'static CudaDriver) {
     let mut mode = CAPTURE_MODE_RELAXED;
     // SAFETY: `mode` is a valid place for an int and holds a valid mode.
     let _ = unsafe { driver.symbols.cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-    THREAD.set(Thread { adopted: true, bound: 0 });
+    THREAD.set(Thread { adopted: true, bound: 0, ..THREAD.get() });
 }
 
 /// Adopts the calling thread and makes `context` current on it, whatever another library has left there.
@@ -113,6 +190,6 @@ pub(crate) fn settle(driver: &'static CudaDriver, context: Handle) -> Result<(),
 fn bind(driver: &'static CudaDriver, context: Handle) -> Result<(), CudaFailure> {
     // SAFETY: `context` is a live handle.
     unsafe { driver.symbols.cuCtxSetCurrent(context) }?;
-    THREAD.set(Thread { adopted: true, bound: context });
+    THREAD.set(Thread { adopted: true, bound: context, ..THREAD.get() });
     Ok(())
 }

@@ -323,6 +323,10 @@ impl Callers {
         }
         let wait = CallerWait::new(self.objective, callers, self.cpus, is_cold);
         let way = slot.resident.way(longest, order, (wait, is_cold))?;
+        if is_cold {
+            // Most cold pieces find no launch: see `StreamSlot::takes_cold`.
+            return Some(way);
+        }
         let now = began.unwrap_or_else(Instant::now);
         slot.is_kernels_memory((transfer.memory.address, transfer.len), now).then_some(way)
     }

@@ -47,7 +47,7 @@ impl<'a> Pieces<'a> {
         let Some(way) = &mut self.way else { return Ok(false) };
         // The driver's copies, too, come after the default streams: they do not go there themselves.
         self.slot.resident.come_after(way)?;
-        if piece.len > MAX_PIECE as u64 {
+        if piece.len > MAX_PIECE as u64 || (way.is_cold && !self.slot.takes_cold(piece)) {
             return Ok(false);
         }
         for turn in [1 - self.last, 0] {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use forebay_config::Resident as Permission;
 use forebay_error::Result;
+use forebay_gpu::cuda::CallSeries;
 use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Event, Stream, Wait};
 
 use super::signal::{CopyWait, MarkedStream};
@@ -147,6 +148,12 @@ impl StreamSlot {
         is_inside
     }
 
+    /// Whether the kernel is to copy a piece that came from a disk.
+    pub(super) fn takes_cold(&self, piece: CopyPiece) -> bool {
+        let is_reached = || self.is_kernels_memory((piece.dst, piece.len as usize), Instant::now());
+        self.resident.takes_cold(self.index, is_reached)
+    }
+
     /// The slot's mailbox.
     pub(super) fn mailbox(&self) -> usize {
         self.index
@@ -212,7 +219,9 @@ impl StreamSlots {
         context: Context,
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
-        self.find(context)?.as_deref().and_then(Option::as_ref).map(work).transpose()
+        let place = self.find(context)?;
+        let _calls = CallSeries::begin();
+        place.as_deref().and_then(Option::as_ref).map(work).transpose()
     }
 
     /// The same for work that can be done without one: a slot that cannot be made is none, and no error.
@@ -222,6 +231,7 @@ impl StreamSlots {
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
         let place = self.find(context).unwrap_or_default();
+        let _calls = CallSeries::begin();
         place.as_deref().and_then(Option::as_ref).map(work).transpose()
     }
 
