@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Objective, Resident, allowed_cpus};
 use forebay_error::Result;
+use forebay_gpu::cuda::CallSeries;
 use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
@@ -147,6 +148,7 @@ impl Callers {
             } else {
                 self.come_after(transfer, call.1)?;
             }
+            let _calls = CallSeries::begin();
             // SAFETY: as promised by the caller.
             unsafe { copy_windows(slot, transfer, page, window) }
                 .and_then(|()| slot.wait(method.wait))
@@ -414,7 +416,7 @@ fn read(
     }
     // SAFETY: as above.
     unsafe { pieces.finish_all() }?;
-    if pieces.is_copying {
+    if pieces.is_copying() {
         slot.wait(method.wait)?;
     }
     Ok(Attempt::Done(good, Moved { resident: pieces.resident, ..moved }))
@@ -436,6 +438,7 @@ fn write(
         if unsafe { try_resident(slot, piece, method) }? {
             resident = piece.len;
         } else {
+            let _calls = CallSeries::begin();
             // SAFETY: as in `read`.
             unsafe { slot.stream().copy_out(segment.host, transfer.memory.address, transfer.len) }?;
             slot.wait(method.wait)?;

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use forebay_config::Resident as Permission;
 use forebay_error::Result;
-use forebay_gpu::cuda::CallSeries;
 use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Event, Stream, Wait};
 
 use super::signal::{CopyWait, MarkedStream};
@@ -219,9 +218,7 @@ impl StreamSlots {
         context: Context,
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
-        let place = self.find(context)?;
-        let _calls = CallSeries::begin();
-        place.as_deref().and_then(Option::as_ref).map(work).transpose()
+        self.find(context)?.as_deref().and_then(Option::as_ref).map(work).transpose()
     }
 
     /// The same for work that can be done without one: a slot that cannot be made is none, and no error.
@@ -231,7 +228,6 @@ impl StreamSlots {
         work: impl FnOnce(&StreamSlot) -> Result<T>,
     ) -> Result<Option<T>> {
         let place = self.find(context).unwrap_or_default();
-        let _calls = CallSeries::begin();
         place.as_deref().and_then(Option::as_ref).map(work).transpose()
     }
 
