@@ -104,10 +104,12 @@ fn reads_that_come_one_by_one_start_no_kernel() {
     }
     const ROUNDS: u64 = 40;
     let subject = subject(Duration::from_millis(4));
-    let launches = || subject.turn.fake.calls("cuLaunchKernel");
-    let before = launches();
+    let calls = || ["cuLaunchKernel", "cuPointerGetAttributes"].map(|name| subject.turn.fake.calls(name));
+    let before = calls();
     subject.crowd(ROUNDS);
-    let launched = launches() - before;
+    let [launched, asked] = [0, 1].map(|at| calls()[at] - before[at]);
+    // What a kernel could reach matters to a launch alone. Each question is two calls.
+    assert!(asked < CALLERS * ROUNDS / 4, "{asked} questions for {} reads", CALLERS * ROUNDS);
     assert!(launched < CALLERS * ROUNDS / 8, "{launched} launches for {} reads", CALLERS * ROUNDS);
 }
 
@@ -122,4 +124,19 @@ fn reads_that_come_close_together_share_lives() {
         pieces > 4 * launched
     };
     assert!((0..30).any(|_| is_shared()), "nothing went by the kernel");
+}
+
+#[test]
+fn the_calls_of_one_read_enter_their_context_once() {
+    const READS: u64 = 50;
+    let subject = subject(Duration::ZERO);
+    // The kernel's thread rests.
+    std::thread::sleep(Duration::from_millis(50));
+    let mut buffer = subject.session.buffer(0, PIECE).unwrap();
+    let calls = || subject.turn.fake.calls("cuThreadExchangeStreamCaptureMode");
+    let before = calls();
+    for _ in 0..READS {
+        subject.session.read(&subject.file, 0, &mut buffer).unwrap();
+    }
+    assert_eq!(calls() - before, 2 * READS, "there and back");
 }

@@ -109,6 +109,49 @@ fn so_is_one_without_io_uring() {
     in_process("so_is_one_without_io_uring", &[], &[], || close_all(IoBackend::Threads));
 }
 
+/// Our descriptors of a file, with or without O_DIRECT.
+fn ours(of: &Scratch, direct: bool) -> Vec<RawFd> {
+    let names_it =
+        |entry: &std::fs::DirEntry| std::fs::read_link(entry.path()).is_ok_and(|at| at == of.path());
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().map(Result::unwrap).filter(names_it);
+    let numbers = all.map(|entry| entry.file_name().to_str().unwrap().parse().unwrap());
+    // SAFETY: plain numbers.
+    let is_direct = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFL) } & libc::O_DIRECT != 0;
+    numbers.filter(|fd| is_direct(fd) == direct).collect()
+}
+
+/// A look at the other one would be a system call for nothing.
+#[test]
+fn a_cold_read_needs_its_own_descriptor_alone() {
+    in_process("a_cold_read_needs_its_own_descriptor_alone", &[], &[], || {
+        let session = session(IoBackend::Auto, CachePolicy::Bypass);
+        let (scratch, stranger) = (Scratch::with_pattern(&disk(), KEY, LEN), Scratch::new(&disk()));
+        std::fs::write(stranger.path(), STRANGE).unwrap();
+        let other = std::fs::OpenOptions::new().read(true).open(stranger.path()).unwrap();
+        let file = File::options().open(scratch.path()).unwrap();
+        if file.direct_refused().is_some() {
+            return println!("skipped: no O_DIRECT here");
+        }
+        let lose = |direct| {
+            for fd in ours(&scratch, direct) {
+                // SAFETY: plain numbers.
+                assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+            }
+        };
+        lose(false);
+        let mut buffer = Target::Device.buffer(&session, 4096);
+        session.read(&file, 8192, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 8192, 4096));
+        // The last bytes, which O_DIRECT does not have as a whole block, are asked of the page cache.
+        let tail = LEN as u64 / 4096 * 4096;
+        let mut short = Target::Device.buffer(&session, LEN - tail as usize + 1);
+        says_so(&session.read(&file, tail, &mut short).unwrap_err());
+        lose(true);
+        says_so(&session.read(&file, 8192, &mut buffer).unwrap_err());
+        std::mem::forget(file);
+    });
+}
+
 /// What a ring's closed descriptor comes to on kernels that know a ring by nothing else: no call on it works any more.
 fn break_rings() {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };

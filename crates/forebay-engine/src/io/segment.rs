@@ -337,6 +337,11 @@ impl Segment {
         false
     }
 
+    /// Whether a read of bytes that are not in the page cache leaves the buffered descriptor alone.
+    pub(crate) fn is_direct_where_cold(&self, file: &Descriptors, align: u64, policy: CachePolicy) -> bool {
+        self.len > 0 && !file.is_memory && self.may_be_direct(file, align, policy)
+    }
+
     fn may_be_direct(&self, file: &Descriptors, align: u64, policy: CachePolicy) -> bool {
         file.direct.is_some() && policy != CachePolicy::Keep && self.is_aligned(file, align)
     }
@@ -444,7 +449,8 @@ impl Segment {
         file: &Descriptors,
         align: u64,
     ) -> Result<()> {
-        if self.is_direct() {
+        let mut was_direct = self.is_direct();
+        if was_direct {
             file.check_direct()?;
         }
         loop {
@@ -453,6 +459,11 @@ impl Segment {
                 SegmentStep::Done => return Ok(()),
                 SegmentStep::Again => {}
                 SegmentStep::Failed(error) => return Err(error),
+            }
+            if was_direct && !self.is_direct() {
+                // The rest goes by the other descriptor, which nobody may have looked at.
+                file.check()?;
+                was_direct = false;
             }
         }
     }

@@ -30,6 +30,7 @@ use device::CudaDevice;
 use gpu::CudaGpu;
 
 pub use driver::{CudaDriver, driver, symbols_missing};
+pub use guard::CallSeries;
 
 static GPUS: OnceLock<Result<Vec<&'static CudaGpu>>> = OnceLock::new();
 /// The process that looked for them, by its number; 0 before.

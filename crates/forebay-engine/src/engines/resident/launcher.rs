@@ -177,15 +177,16 @@ impl Launcher {
     }
 
     /// Whether a cold piece is to be posted in this first mailbox: a launch that looks there is under way, or one is about to be. If
-    /// not, a copy by the driver is there sooner, and only many of them want a launch for those to come.
-    pub(super) fn takes_cold(&self, mailbox: usize) -> bool {
+    /// not, a copy by the driver is there sooner, and only many of them want a launch for those to come. `is_reached`: kernels reach
+    /// its memory.
+    pub(super) fn takes_cold(&self, mailbox: usize, is_reached: impl Fn() -> bool) -> bool {
         if !self.is_launch_over() {
-            return (mailbox as u32) < self.seen.load(Ordering::Relaxed);
+            return (mailbox as u32) < self.seen.load(Ordering::Relaxed) && is_reached();
         }
         if self.wanted.load(Ordering::Relaxed) != 0 {
-            return true;
+            return is_reached();
         }
-        if self.cold.count(self.clock.elapsed().as_micros() as u64) {
+        if self.cold.count(self.clock.elapsed().as_micros() as u64) && is_reached() {
             self.is_demanded.store(true, Ordering::SeqCst);
             self.wake_if_over();
         }

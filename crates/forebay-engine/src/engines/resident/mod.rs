@@ -43,8 +43,8 @@ use crate::tuning::waits::LINK_BYTES_PER_NS;
 #[derive(Clone, Copy)]
 pub(crate) struct ResidentWay<'a> {
     pub(crate) wait: CallerWait,
-    /// Its bytes come from a disk: it is not worth a launch of its own.
-    is_cold: bool,
+    /// Its bytes come from a disk: it is not worth a launch of its own. See [`Resident::takes_cold`].
+    pub(crate) is_cold: bool,
     /// Of a copy that comes after the default streams.
     after: Option<&'a CallOrder<'a>>,
 }
@@ -112,9 +112,6 @@ impl Resident {
         self.come_after(way)?;
         let Some(room) = self.launcher.room(piece.len) else { return Ok(None) };
         let Some(place) = self.launcher.mailbox(mailbox) else { return Ok(None) };
-        if way.is_cold && !self.launcher.takes_cold(mailbox) {
-            return Ok(None);
-        }
         let number = place.post(piece);
         // Posted before the launcher is looked at: it looks at mailboxes after it says that it sleeps.
         fence(Ordering::SeqCst);
@@ -128,6 +125,12 @@ impl Resident {
             is_over: false,
             _room: room,
         }))
+    }
+
+    /// Whether a cold piece is to be posted in this first mailbox. `is_reached` tells whether kernels reach its memory, and is asked
+    /// only if that matters: most cold pieces find no launch.
+    pub(crate) fn takes_cold(&self, mailbox: usize, is_reached: impl Fn() -> bool) -> bool {
+        self.launcher.takes_cold(mailbox, is_reached)
     }
 
     /// The order of a call's copies if nothing stands on the default streams, by a question that began after this call did and that

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{CachePolicy, Config, Objective, Resident, allowed_cpus};
 use forebay_error::Result;
+use forebay_gpu::cuda::CallSeries;
 use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
@@ -147,6 +148,7 @@ impl Callers {
             } else {
                 self.come_after(transfer, call.1)?;
             }
+            let _calls = CallSeries::begin();
             // SAFETY: as promised by the caller.
             unsafe { copy_windows(slot, transfer, page, window) }
                 .and_then(|()| slot.wait(method.wait))
@@ -164,8 +166,12 @@ impl Callers {
     pub(crate) unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>, align: u64) -> Result<Attempt> {
         let Some(file) = known.descriptors() else { return Ok(Attempt::Busy) };
         let (policy, call) = (known.policy, (known.began, known.order));
-        file.check()?;
-        if self.device.info().is_host {
+        let is_host = self.device.info().is_host;
+        // Reads for the device look at the descriptor that they use.
+        if is_host || transfer.direction == Direction::Write {
+            file.check()?;
+        }
+        if is_host {
             return on_host(transfer, file, policy, align);
         }
         let work = |slot: &StreamSlot| {
@@ -319,6 +325,10 @@ impl Callers {
         }
         let wait = CallerWait::new(self.objective, callers, self.cpus, is_cold);
         let way = slot.resident.way(longest, order, (wait, is_cold))?;
+        if is_cold {
+            // Most cold pieces find no launch: see `StreamSlot::takes_cold`.
+            return Some(way);
+        }
         let now = began.unwrap_or_else(Instant::now);
         slot.is_kernels_memory((transfer.memory.address, transfer.len), now).then_some(way)
     }
@@ -375,6 +385,7 @@ fn read(
     let room = slot.room((last - first) as usize)?;
     let mut pieces = Pieces::new(slot, room, method.resident);
     let (mut start, mut good, mut moved) = (transfer.offset, 0, Moved::default());
+    let mut is_checked = false;
     while start < end {
         let stop = part.map_or(end, |part| end_of_part(start, end, part));
         let (low, high) = aligned_out(start, stop, align);
@@ -382,6 +393,11 @@ fn read(
         let host = room.host.wrapping_add((low - first) as usize);
         let mut segment =
             Segment::whole(start, (stop - start) as usize, address).in_window((low, high), host);
+        let is_direct = warmth == Warmth::Cold && segment.is_direct_where_cold(file, align, policy);
+        if !is_direct && !is_checked {
+            file.check()?;
+            is_checked = true;
+        }
         if !segment.read_cached(file, align, policy, warmth) {
             segment.run_blocking(Direction::Read, file, align)?;
         }
@@ -400,7 +416,7 @@ fn read(
     }
     // SAFETY: as above.
     unsafe { pieces.finish_all() }?;
-    if pieces.is_copying {
+    if pieces.is_copying() {
         slot.wait(method.wait)?;
     }
     Ok(Attempt::Done(good, Moved { resident: pieces.resident, ..moved }))
@@ -422,6 +438,7 @@ fn write(
         if unsafe { try_resident(slot, piece, method) }? {
             resident = piece.len;
         } else {
+            let _calls = CallSeries::begin();
             // SAFETY: as in `read`.
             unsafe { slot.stream().copy_out(segment.host, transfer.memory.address, transfer.len) }?;
             slot.wait(method.wait)?;

@@ -2,6 +2,7 @@
 
 use forebay_error::Result;
 use forebay_gpu::CopyPiece;
+use forebay_gpu::cuda::CallSeries;
 
 use super::slot::{SlotRoom, StreamSlot};
 use crate::engines::resident::{Posted, ResidentWay};
@@ -17,13 +18,18 @@ pub(super) struct Pieces<'a> {
     last: usize,
     /// Bytes that the resident kernel copied.
     pub(super) resident: u64,
-    /// The driver copies, too.
-    pub(super) is_copying: bool,
+    /// The driver copies, too: its calls, until this value goes.
+    calls: Option<CallSeries>,
 }
 
 impl<'a> Pieces<'a> {
     pub(super) fn new(slot: &'a StreamSlot, room: SlotRoom, way: Option<ResidentWay<'a>>) -> Self {
-        Self { slot, room, way, posted: [None, None], last: 1, resident: 0, is_copying: false }
+        Self { slot, room, way, posted: [None, None], last: 1, resident: 0, calls: None }
+    }
+
+    /// Whether the driver copies something, so that the slot's stream is to be waited for.
+    pub(super) fn is_copying(&self) -> bool {
+        self.calls.is_some()
     }
 
     /// Starts a copy from the slot's memory.
@@ -47,7 +53,7 @@ impl<'a> Pieces<'a> {
         let Some(way) = &mut self.way else { return Ok(false) };
         // The driver's copies, too, come after the default streams: they do not go there themselves.
         self.slot.resident.come_after(way)?;
-        if piece.len > MAX_PIECE as u64 {
+        if piece.len > MAX_PIECE as u64 || (way.is_cold && !self.slot.takes_cold(piece)) {
             return Ok(false);
         }
         for turn in [1 - self.last, 0] {
@@ -96,7 +102,7 @@ impl<'a> Pieces<'a> {
     /// # Safety
     /// As [`Pieces::start`].
     unsafe fn copy(&mut self, piece: CopyPiece) -> Result<()> {
-        self.is_copying = true;
+        self.calls.get_or_insert_with(CallSeries::begin);
         let host = self.room.byte_at(piece.src);
         // SAFETY: passed on.
         unsafe { self.slot.stream().copy_in(piece.dst, host, piece.len as usize) }

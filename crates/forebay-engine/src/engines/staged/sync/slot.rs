@@ -147,6 +147,12 @@ impl StreamSlot {
         is_inside
     }
 
+    /// Whether the kernel is to copy a piece that came from a disk.
+    pub(super) fn takes_cold(&self, piece: CopyPiece) -> bool {
+        let is_reached = || self.is_kernels_memory((piece.dst, piece.len as usize), Instant::now());
+        self.resident.takes_cold(self.index, is_reached)
+    }
+
     /// The slot's mailbox.
     pub(super) fn mailbox(&self) -> usize {
         self.index
