@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 SIZE = 256 << 10
 STALE = "Io: cannot read: the file was removed or replaced on the server"
@@ -166,7 +167,12 @@ def other_client() -> None:
     # Clients of NFS 3 see two changes within one tick of the server's clock as one.
     time.sleep(0.05)
     url.writes("c", 4096, 8192)
-    reopens("written by URL, opened there", "/other", name, f"b*4096 c*8192 b*{SIZE - 12288}")
+    new = f"b*4096 c*8192 b*{SIZE - 12288}"
+    check("written by URL: on the server", reopened("/export/tmp", name), new)
+    # Linux's client of NFS 3 may open a file that it has just closed without GETATTR or LOOKUP, and show what it has of it
+    # (seen in 6 of 40 rounds, the server's own file being new). It asks for what it has forgotten.
+    Path("/proc/sys/vm/drop_caches").write_text("2")
+    reopens("written by URL, opened there", "/other", name, new)
     second = Url(name)
     second.writes("d")
     url.reads("written by URL elsewhere: seen", all_of("d"))
