@@ -1,7 +1,7 @@
 //! The lanes of one device: how many there are, and how they take jobs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, Result};
@@ -202,7 +202,7 @@ impl LaneShared {
             stop: AtomicBool::new(false),
             closed: OnceLock::new(),
             works: AtomicUsize::new(0),
-            is_growing: AtomicBool::new(false),
+            growing: Mutex::new(()),
             expects: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most.1),

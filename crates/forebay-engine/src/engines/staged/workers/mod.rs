@@ -9,7 +9,7 @@ mod threads;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, ErrorKind, Result};
@@ -36,7 +36,7 @@ pub(crate) struct LaneShared {
     /// Works under way in lanes.
     works: AtomicUsize,
     /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
-    is_growing: AtomicBool,
+    growing: Mutex<()>,
     /// Large reads were announced: lanes that have nothing to do get ready for them.
     expects: AtomicBool,
     /// One for each [`SourceKind`](super::width::SourceKind).

@@ -8,8 +8,8 @@ mod waiting;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 use forebay_error::{Error, Result};
@@ -250,12 +250,19 @@ impl Lane {
             self.grow(wanted);
             return true;
         }
-        // One lane at a time: the others go on with what they have.
-        if self.shared.is_growing.swap(true, Ordering::AcqRel) {
-            return false;
-        }
+        self.grow_alone(wanted)
+    }
+
+    /// Pins more memory if no other lane does: the others go on with what they have. Whether it did.
+    fn grow_alone(&mut self, wanted: LaneMemory) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let _turn = match shared.growing.try_lock() {
+            Ok(turn) => turn,
+            // Of a lane that died.
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
         self.grow(wanted);
-        self.shared.is_growing.store(false, Ordering::Release);
         true
     }
 
@@ -267,13 +274,11 @@ impl Lane {
         }
         // An error shows again when a copy needs it.
         let _ = self.stream(Context::PRIMARY);
-        if self.shared.is_growing.swap(true, Ordering::AcqRel) {
-            return false;
+        let has_grown = self.grow_alone(LaneMemory::TwoSlots);
+        if has_grown {
+            self.shared.wake_next(self.index);
         }
-        self.grow(LaneMemory::TwoSlots);
-        self.shared.is_growing.store(false, Ordering::Release);
-        self.shared.wake_next(self.index);
-        true
+        has_grown
     }
 
     fn run(&mut self) {
