@@ -99,6 +99,8 @@ impl Exchange {
         arguments: impl FnOnce(&mut Writer<'_>),
         results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
+        // A call for which there is no room is not sent either.
+        self.was_sent = false;
         let mut place = [0; MAX_CALL_BYTES];
         let mut writer = Writer::new(&mut place);
         let xid = rpc::next_xid();
@@ -107,7 +109,6 @@ impl Exchange {
         arguments(&mut writer);
         let len = writer.finish()?;
         place[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());
-        self.was_sent = false;
         let began = Instant::now();
         let mut delay = Duration::from_millis(100);
         let (mut lies, mut attempts) = (0, 0);

@@ -435,7 +435,7 @@ impl From<Refused> for Error {
 }
 
 impl Drop for Server {
-    /// Tells the server that its session is over, if it listens.
+    /// Tells the server that its session is over, if the connection is there. After an idle while it is not: the lease ends it.
     fn drop(&mut self) {
         // A child's connection and session are its parent's.
         if self.birth != forks::count() {

@@ -122,6 +122,10 @@ impl File {
 pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(given.py()) {
+            // What the object's own conversion says stays.
+            if !error.is_instance_of::<PyTypeError>(given.py()) {
+                return error;
+            }
             return PyTypeError::new_err(format!("an offset is a whole number of bytes, not {given:?}"));
         }
         let text = format!("an offset that no file has: {given}");

@@ -49,8 +49,8 @@ struct State {
 
 /// What the entries of a flight's tickets are of.
 pub(crate) enum Files {
-    /// All of one file.
-    One(Engine),
+    /// All of one file, of which this is the name: it is not held open, so that it is closed when the ticket resolves.
+    One(String),
     /// Of files of a data set, each with the number of its entries, which follow each other.
     Set(Vec<(usize, Arc<OpenFile>)>),
 }
@@ -62,7 +62,7 @@ impl Files {
             return error;
         }
         match self {
-            Self::One(file) => error.with("file", file.name()),
+            Self::One(name) => error.with("file", name),
             Self::Set(files) => {
                 let owner = files.iter().find(|(entries, _)| {
                     let is_here = entry < *entries;
@@ -78,7 +78,7 @@ impl Files {
 impl Flight {
     /// A flight of one file that has not begun, whose memory `keep` owns. None starts once the interpreter ends.
     pub(crate) fn new(file: &Engine, keep: Py<PyAny>) -> PyResult<Arc<Self>> {
-        Self::behind(Vec::new(), Files::One(file.clone()), keep)
+        Self::behind(Vec::new(), Files::One(file.name()), keep)
     }
 
     /// As [`Flight::new`], for the next part of a transfer of which others have landed. It holds files open until it lands.

@@ -132,7 +132,8 @@ impl Changed {
 
 /// Driver calls of this thread that follow one another: the first that enters a context stays there, and the others find it
 /// entered. The thread is as it was found when this is dropped. A short read of a caller's thread makes three to five calls; each
-/// would be three more. For code of ours alone: what changes the context meanwhile puts it back.
+/// would be three more. For code of ours alone: what changes the context meanwhile puts it back, and the first call is one that enters
+/// a context (a copy), not one that only relaxes the capture mode.
 #[derive(Debug)]
 pub struct CallSeries {
     /// It is not within another one, nor on a thread that needs none.
