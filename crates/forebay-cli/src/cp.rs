@@ -139,7 +139,13 @@ fn destination(args: &Copy) -> Result<PathBuf> {
     if !args.destination.is_dir() {
         return Ok(args.destination.clone());
     }
-    match args.source.file_name() {
+    // A URL has its options behind the name, and blanks as %20.
+    let url = args.source.to_str().filter(|text| text.starts_with(forebay_nfs::url::SCHEME));
+    let source = match url {
+        Some(url) => PathBuf::from(forebay_nfs::Url::parse(url)?.path),
+        None => args.source.clone(),
+    };
+    match source.file_name() {
         Some(name) => Ok(args.destination.join(name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "the source has no name").hint("name the copy")),
     }

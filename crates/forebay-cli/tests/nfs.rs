@@ -73,6 +73,11 @@ fn cp_brings_a_file_of_a_server() {
     }
     let url = server.url("/export/new", "3");
     run(directory.path(), &format!("cp copy {url}")).fails(1, "not made by URL");
+    // In a folder it has the name that it has there.
+    fs::create_dir(directory.path().join("folder")).unwrap();
+    server.put("/export/a file", vec![7; 100]);
+    run(directory.path(), &format!("cp {} folder", server.url("/export/a%20file", "3"))).ok();
+    assert_eq!(fs::read(directory.path().join("folder/a file")).unwrap(), [7; 100]);
     let mut off = forebay();
     off.current_dir(directory.path()).env("FOREBAY_NFS", "off").args([
         "cp",
