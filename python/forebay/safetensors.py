@@ -185,10 +185,9 @@ def _refuse_twice(sources: list[Source]) -> None:
 
 
 def _keep_only(sources: list[Source], names: Names) -> None:
-    if isinstance(names, str) or not (callable(names) or isinstance(names, Iterable)):
-        from ._refusals import check_names
+    from ._refusals import check_names
 
-        check_names(names)
+    check_names(names)
     if callable(names):
         for source in sources:
             source.entries = [entry for entry in source.entries if names(entry[0])]

@@ -467,6 +467,8 @@ def test_wrong_words(numbers: data.Records) -> None:
         {"block": 64},
         {"window": 16},
         {"order": "sequential", "block": 64},
+        {"drop_last": "no"},
+        {"drop_last": 0},
     ):
         with pytest.raises(errors.InvalidInputError) as caught:
             data.Loader(numbers, **{"batch_size": 8, **words})  # type: ignore[arg-type]

@@ -32,6 +32,8 @@ pub enum Asked {
     Open,
     /// Anything else.
     Other,
+    /// DESTROY_SESSION.
+    End,
 }
 
 /// A call as faults see it.
@@ -105,7 +107,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Files>,
     pub(crate) sessions: Mutex<Sessions>,
     faults: Mutex<Faults>,
-    counts: [AtomicU64; 5],
+    counts: [AtomicU64; 6],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
     /// The ports that they came from.
@@ -185,7 +187,8 @@ impl Server {
     /// The URL of a path, in a version (`3`, `4.0`, `4.1`).
     pub fn url(&self, path: &str, version: &str) -> String {
         let port = self.address.port();
-        format!("nfs://127.0.0.1:{port}{path}?version={version}&mountport={port}")
+        let mount = if version == "3" { format!("&mountport={port}") } else { String::new() };
+        format!("nfs://127.0.0.1:{port}{path}?version={version}{mount}")
     }
 
     /// Makes a file, or another one in its place: the old one's handle is stale.
@@ -261,6 +264,11 @@ impl Server {
     /// The ports that they came from, in turn.
     pub fn ports(&self) -> Vec<u16> {
         lock(&self.shared.ports).clone()
+    }
+
+    /// Sessions that it has, and clients.
+    pub fn sessions(&self) -> (usize, usize) {
+        lock(&self.shared.sessions).count()
     }
 
     /// Calls whose slot or number in it was wrong.

@@ -22,7 +22,7 @@ pub(crate) type Results = Result<Out, Refused>;
 /// A call under way.
 pub(crate) struct Calling<'a> {
     pub(crate) shared: &'a Shared,
-    connection: u64,
+    pub(crate) connection: u64,
     pub(crate) fault: Option<Fault>,
     /// Bytes of a READ's data, at the end of its results, before their pad.
     pub(crate) payload: usize,

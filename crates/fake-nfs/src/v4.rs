@@ -1,6 +1,6 @@
 //! Version 4: compounds, without opens; sessions from 4.1 on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
 use crate::files::Files;
@@ -17,12 +17,19 @@ pub(crate) struct Sessions {
     next: u64,
     clients: HashMap<u64, u32>,
     slots: HashMap<[u8; 16], Vec<u32>>,
+    /// Connections that sessions know.
+    bound: HashSet<([u8; 16], u64)>,
 }
 
 impl Sessions {
     pub(crate) fn forget(&mut self) {
         self.clients.clear();
         self.slots.clear();
+        self.bound.clear();
+    }
+
+    pub(crate) fn count(&self) -> (usize, usize) {
+        (self.slots.len(), self.clients.len())
     }
 }
 
@@ -76,11 +83,7 @@ impl Compound {
         match op {
             42 => exchange(calling, from),
             43 => create(calling, from),
-            44 => {
-                let session = arguments(from.raw(16))?;
-                let known = lock(&calling.shared.sessions).slots.remove(session);
-                Ok((if known.is_some() { 0 } else { 10052 }, Out::default()))
-            }
+            44 => destroy(calling, from),
             53 => self.sequence(calling, from),
             57 => {
                 let client = arguments(from.long())?;
@@ -141,6 +144,7 @@ impl Compound {
             return Ok((10063, Out::default()));
         }
         *last = number;
+        sessions.bound.insert((session, calling.connection));
         self.is_placed = true;
         Ok((0, Out::default().raw(&session).words(&[number, slot, highest, highest, 0])))
     }
@@ -273,7 +277,25 @@ fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
     let mut id = [7; 16];
     id[..8].copy_from_slice(&sessions.next.to_be_bytes());
     sessions.slots.insert(id, vec![0; fore[5] as usize]);
+    sessions.bound.insert((id, calling.connection));
     let attributes = |out: Out| out.words(&[0, fore[1], fore[2], 0, fore[4], fore[5], 0]);
     let out = attributes(Out::default().raw(&id).words(&[number, 0]));
     Ok((0, out.words(&[0, 4096, 4096, 0, 2, 1, 0])))
+}
+
+fn destroy(calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+    const NOT_BOUND: u32 = 10055;
+    let session: [u8; 16] = arguments(from.raw(16))?.try_into().map_err(|_| Refused::Arguments)?;
+    if let Some(status) = calling.asks(&[], Asked::End, 0, 0) {
+        return Ok((status, Out::default()));
+    }
+    let mut sessions = lock(&calling.shared.sessions);
+    if !sessions.slots.contains_key(&session) {
+        return Ok((10052, Out::default()));
+    }
+    if !sessions.bound.contains(&(session, calling.connection)) {
+        return Ok((NOT_BOUND, Out::default()));
+    }
+    sessions.slots.remove(&session);
+    Ok((0, Out::default()))
 }

@@ -1,13 +1,21 @@
 //! `forebay bench`, and `gdsio`.
 
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use forebay_bench::{Observer, Pass, Progress, format, text};
 use forebay_error::{Error, ErrorKind};
 
 use crate::console::{Console, Failure, ProgressLine};
+use crate::interrupt::Guard;
 use crate::json_file::JsonFile;
 use crate::load::Load;
+use crate::silence;
+
+/// How often it is looked whether a signal came.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
@@ -15,8 +23,9 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     // A result that cannot be written is known before the run, not after it.
     let json = load.json.as_deref().map(JsonFile::open).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
-    let watcher = Watcher { console, per_job, live: ProgressLine::new("bench"), quiet: medians };
-    let report = forebay_bench::run(&work, &watcher);
+    let last = Mutex::default();
+    let watcher = Watcher { console, per_job, live: ProgressLine::new("bench"), quiet: medians, last };
+    let report = interruptible(&watcher, || forebay_bench::run(&work, &watcher));
     watcher.live.clear();
     let report = report.map_err(refine)?;
     if medians {
@@ -39,6 +48,31 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     Ok(0)
 }
 
+/// Does `work`, which a signal ends at once, wherever it is.
+fn interruptible<T>(watcher: &Watcher<'_, '_>, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let _guard = Guard::new();
+    let result = thread::scope(|scope| {
+        let (end, ended) = channel::<()>();
+        let watch = move || {
+            while ended.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if let Some(signal) = Guard::caught() {
+                    watcher.end_by(signal);
+                }
+            }
+        };
+        // Without the thread the run goes on to its end.
+        let _ = thread::Builder::new().name("forebay-signal".to_owned()).spawn_scoped(scope, watch);
+        let result = silence::told(watcher.console, work);
+        drop(end);
+        result
+    });
+    if let (Err(_), Some(signal)) = (&result, Guard::caught()) {
+        // What waited for a server failed by the signal.
+        watcher.end_by(signal);
+    }
+    result
+}
+
 /// Errors of files that say nothing about what to do get a hint.
 fn refine(error: Error) -> Error {
     if !error.hints().is_empty() {
@@ -59,9 +93,36 @@ struct Watcher<'a, 'b> {
     per_job: bool,
     live: ProgressLine,
     quiet: bool,
+    /// How far the present pass has come.
+    last: Mutex<Option<Progress>>,
 }
 
 impl Watcher<'_, '_> {
+    /// Says how far it has come, and ends the process by the signal: nothing else is run, and other threads are where they are.
+    fn end_by(&self, signal: libc::c_int) -> ! {
+        self.live.clear();
+        let Failure { error, code } = self.interrupted(signal);
+        self.console.error(&error);
+        // SAFETY: no pointers are passed. The guard's first signal has put back what it does by default.
+        unsafe {
+            libc::raise(signal);
+            libc::_exit(code)
+        }
+    }
+
+    /// What a signal ended.
+    fn interrupted(&self, signal: libc::c_int) -> Failure {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = last.map_or_else(
+            || "no pass was under way".to_owned(),
+            |last| {
+                let (bytes, seconds) = (text::bytes(last.bytes), last.elapsed.as_secs_f64());
+                format!("the pass is not finished, {bytes} in {seconds:.1} s so far")
+            },
+        );
+        Failure::interrupted(signal, &done)
+    }
+
     fn print(&self, pass: &Pass) {
         if self.per_job {
             for line in pass.job_lines() {
@@ -74,6 +135,7 @@ impl Watcher<'_, '_> {
 
 impl Observer for Watcher<'_, '_> {
     fn progress(&self, progress: Progress) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
         let by_time = progress
             .runtime
             .map(|time| progress.elapsed.div_duration_f64(time.max(Duration::from_millis(1))));
@@ -89,6 +151,7 @@ impl Observer for Watcher<'_, '_> {
 
     fn pass(&self, pass: &Pass) {
         self.live.clear();
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
         if !self.quiet {
             self.print(pass);
         }

@@ -76,6 +76,10 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         write!(out, "{}", gdscheck::installed_versions(&RealSystem, own_libcufile().as_deref()))?;
         return Ok(0);
     }
+    let mut asked = args.paths.iter().chain(&args.file);
+    if let Some(error) = asked.find_map(|path| crate::nfs::not_a_path("check", path.as_ref())) {
+        return refuse(err, &Hinted::from(&error));
+    }
     let live = LiveExercise::open();
     if let Some(path) = args.file.as_deref().filter(|_| !whole_report) {
         let target = match target(args, &live) {

@@ -15,9 +15,11 @@ use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_models::Pending;
+use forebay_nfs::Url;
 
 use crate::console::{Console, Failure};
 use crate::interrupt::Guard;
+use crate::silence;
 use work::Work;
 
 /// Copies a file through device memory. The copy appears under its name only when it is whole and on the disk. Holes
@@ -40,17 +42,22 @@ pub(crate) struct Copy {
 
 /// Runs the command.
 pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
-    if File::is_url(&args.destination) {
-        return Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
+    if names_a_server(&args.destination) {
+        let error = Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
             .with("url", args.destination.display())
-            .hint("copy to a path on a mount")
-            .into());
+            .hint("copy to a path on a mount");
+        return Err(Failure::usage(error));
     }
     if File::is_url(&args.source) {
+        Url::parse(&args.source.to_string_lossy()).map_err(Failure::usage)?;
         return copy(args, console, None);
     }
     let found = fs::metadata(&args.source).map_err(|error| {
-        explain(Error::from_io(&error, "cannot open file").with("path", args.source.display()))
+        let error = Error::from_io(&error, "cannot open file").with("path", args.source.display());
+        match File::url_meant(&args.source).filter(|_| error.kind() == ErrorKind::NotFound) {
+            Some(hint) => error.hint(hint),
+            None => explain(error),
+        }
     })?;
     if found.is_dir() {
         return Err(Error::new(ErrorKind::IsDirectory, "the source is a directory")
@@ -67,13 +74,29 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     copy(args, console, Some(&found))
 }
 
-/// Copies a file that was looked at, or one of a server.
+/// Whether a destination is meant to be on a server: a URL, or `SERVER:/PATH` where there is no such folder.
+fn names_a_server(path: &Path) -> bool {
+    let is_there = || path.parent().is_some_and(Path::is_dir);
+    Url::is_one(path) || Url::meant(path).is_some() && !is_there()
+}
+
+/// Copies a file that was looked at, or one of a server. What is interrupted ends by an error of what it waited for.
 fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
+    let guard = Guard::new();
+    let copied = silence::told(console, || copy_guarded(args, console, found));
+    let interrupted = Guard::caught().filter(|_| copied.is_err());
+    drop(guard);
+    match interrupted {
+        Some(signal) => Err(Failure::interrupted(signal, "nothing was copied")),
+        None => copied,
+    }
+}
+
+fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
     let destination = destination(args)?;
     check_destination(&destination, found)?;
     let session = Session::open()?;
     let device = session.device_named(&args.device)?;
-    let guard = Guard::new();
     let source = File::open(&args.source).map_err(explain)?;
     let mode = found.map_or(0o666, |found| found.permissions().mode());
     let pending = Pending::create_like(&destination, mode).map_err(explain)?;
@@ -106,9 +129,9 @@ fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Res
     let verified = if args.verify { ", verified" } else { "" };
     let report = work.report(seconds, &what, verified);
     let notes = pending.commit(true).map_err(explain)?;
-    drop(guard);
     console.say(report);
-    for note in source.way().as_deref().into_iter().chain(notes) {
+    let of_source = [source.way(), source.held_up()].into_iter().flatten();
+    for note in of_source.chain(notes.into_iter().map(str::to_owned)) {
         console.say(format!("note: {note}\n"));
     }
     if device.info().is_host
@@ -140,9 +163,8 @@ fn destination(args: &Copy) -> Result<PathBuf> {
         return Ok(args.destination.clone());
     }
     // A URL has its options behind the name, and blanks as %20.
-    let url = args.source.to_str().filter(|text| text.starts_with(forebay_nfs::url::SCHEME));
-    let source = match url {
-        Some(url) => PathBuf::from(forebay_nfs::Url::parse(url)?.path),
+    let source = match args.source.to_str().filter(|_| Url::is_one(&args.source)) {
+        Some(url) => PathBuf::from(Url::parse(url)?.path),
         None => args.source.clone(),
     };
     match source.file_name() {

@@ -65,6 +65,11 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -
 }
 
 fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
+    // A copy of another machine has its own paths.
+    let mut asked = args.paths.iter().filter(|_| args.root.is_none());
+    if let Some(error) = asked.find_map(|path| crate::nfs::not_a_path("doctor", path.as_ref())) {
+        return refuse(err, &Hinted::from(&error));
+    }
     let report = options(args).and_then(|options| match &args.root {
         Some(root) => {
             let system = RootedSystem::new(root);

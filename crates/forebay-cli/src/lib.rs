@@ -33,6 +33,7 @@ mod nfs;
 mod replay;
 mod report;
 mod run;
+mod silence;
 mod stats;
 mod trace;
 mod verify;
@@ -76,11 +77,27 @@ enum Command {
     Run(run::Run),
     Trace(trace::Trace),
     Replay(replay::Replay),
-    Nfs(nfs::Nfs),
+    Nfs(nfs::NfsArgs),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
     #[command(skip)]
     GdsStats(stats::OneProcess),
+}
+
+impl Command {
+    /// Fails where a command that moves bytes would not understand the environment: that is a wrong command line, too.
+    fn check_environment(&self) -> forebay_error::Result<()> {
+        match self {
+            Self::Bench(_)
+            | Self::Cp(_)
+            | Self::Verify(_)
+            | Self::Demo(_)
+            | Self::Report(_)
+            | Self::Replay(_)
+            | Self::Nfs(_) => forebay_config::Config::from_env().map(drop),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// NVIDIA's gdsio, by forebay.
@@ -159,6 +176,10 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         return doctor::run(args, out, err);
     }
     let console = Console::new(out, err);
+    if let Err(error) = command.check_environment() {
+        console.error(&error);
+        return 2;
+    }
     let result = match &command {
         Command::Bench(load) => bench::run(load, &console),
         Command::Cp(copy) => cp::run(copy, &console),

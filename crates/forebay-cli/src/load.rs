@@ -13,6 +13,7 @@ use forebay_doctor::finding::quoted;
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
+use forebay_nfs::Url;
 
 /// Measures transfers. stdout has gdsio's lines; the report goes to stderr and to --json FILE.
 ///
@@ -211,6 +212,9 @@ impl Load {
         if self.job_file.is_some() {
             self.change_jobs(&mut work.jobs)?;
         }
+        for path in work.jobs.iter().flat_map(Job::paths).filter(|path| File::is_url(path)) {
+            Url::parse(&path.to_string_lossy())?;
+        }
         self.change(&mut work);
         work.config = self.config()?;
         work.check()?;
@@ -222,8 +226,13 @@ impl Load {
         if self.nvlink {
             return Err(nvlink_refused());
         }
-        if self.url.as_ref().is_some_and(|url| !File::is_url(url)) {
-            return Err(rdma_refused());
+        if let Some(url) = self.url.as_ref().filter(|url| !File::is_url(url)) {
+            return Err(match Url::meant(url.as_ref()) {
+                Some(meant) => Error::new(ErrorKind::InvalidInput, "not the URL of a file of a server")
+                    .with("url", url)
+                    .hint(format!("-P {meant}")),
+                None => rdma_refused(),
+            });
         }
         if self.make_files.is_some() && self.files.is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")

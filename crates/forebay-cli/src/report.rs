@@ -19,6 +19,7 @@ use forebay_report::{
 use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::load::size;
+use crate::silence;
 
 /// Measure whole tables and write report.html, report.md and report.json.
 ///
@@ -139,7 +140,7 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     let order = args.order().map_err(Failure::usage)?;
     let _guard = Guard::new();
     let watcher = Watcher { console, live: RefCell::new(ProgressLine::new("report")) };
-    let finished = forebay_report::run(&order, &watcher);
+    let finished = silence::told(console, || forebay_report::run(&order, &watcher));
     watcher.live.borrow().clear();
     let finished = finished.map_err(|error| Failure { code: if is_usage(&error) { 2 } else { 1 }, error })?;
     Ok(tell(&finished, &order, console))

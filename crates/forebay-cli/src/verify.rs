@@ -10,6 +10,7 @@ use forebay_bench::pattern_key;
 use forebay_engine::{Buffer, File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{DeviceName, first_mismatch};
+use forebay_nfs::Url;
 
 use crate::console::{Console, Failure};
 use crate::load::size;
@@ -65,6 +66,14 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
         ));
     }
     let path = &args.file;
+    if let Some(error) = crate::nfs::not_a_path("verify", path) {
+        let error = if Url::is_one(path) {
+            error.hint(format!("forebay cp '{}' COPY --verify copies and compares", path.display()))
+        } else {
+            error
+        };
+        return Err(Failure::usage(error));
+    }
     let (file, range) = open(args)?;
     let len = range.end - range.start;
     let session = Session::open()?;

@@ -4,9 +4,14 @@
 mod support;
 
 use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
-use fake_nfs::{Asked, Fault, Server};
-use support::{finish, forebay, run, run_fake};
+use fake_nfs::{Asked, Fault, Seen, Server};
+use support::{as_in_a_terminal, finish, forebay, names, run, run_fake};
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
@@ -25,7 +30,7 @@ fn probe_tells_versions_limits_and_rates() {
     .ok();
     let lines: Vec<_> = done.out.lines().collect();
     assert_eq!(lines[0], format!("nfs://127.0.0.1:{port}/export/file"));
-    let yes = "yes; reads of 1024 KiB and writes of 1024 KiB a call; Regular of 9000001 bytes";
+    let yes = "yes; reads of 1024 KiB and writes of 1024 KiB a call; file of 9000001 bytes";
     for (line, version) in lines[1..4].iter().zip(["v4.1", "v4.0", "v3"]) {
         assert_eq!(*line, format!("{version:<5} {yes}"));
     }
@@ -72,7 +77,7 @@ fn cp_brings_a_file_of_a_server() {
         }
     }
     let url = server.url("/export/new", "3");
-    run(directory.path(), &format!("cp copy {url}")).fails(1, "not made by URL");
+    run(directory.path(), &format!("cp copy {url}")).fails(2, "not made by URL");
     // In a folder it has the name that it has there.
     fs::create_dir(directory.path().join("folder")).unwrap();
     server.put("/export/a file", vec![7; 100]);
@@ -142,4 +147,247 @@ fn report_measures_a_file_of_a_server() {
     }
     let text = fs::read_to_string(directory.path().join("out/report.md")).unwrap();
     assert!(text.contains("read without a mount by forebay's own client"), "{text}");
+}
+
+/// The port of a server that takes any connection, and does this with it.
+fn listen(answer: fn(std::net::TcpStream)) -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || listener.incoming().flatten().for_each(answer));
+    port
+}
+
+/// Sends what is no reply, and waits until the client has it.
+fn send_garbage(mut stream: std::net::TcpStream) {
+    use std::io::{Read, Write};
+    let _ = stream.read(&mut [0; 4096]);
+    let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let _ = stream.read(&mut [0; 1]);
+}
+
+/// Closes the connection once it has the call: with bytes left unread, what the client sees would be a matter of time.
+fn hang_up(mut stream: std::net::TcpStream) {
+    let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+}
+
+/// The words of what a user reads who typed something wrong, whole.
+#[test]
+fn errors_of_servers_and_urls() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (garbage, closed) = (listen(send_garbage), listen(hang_up));
+    let url = server.url("/export/file", "4.1");
+    let mut text = String::new();
+    let ports =
+        [(server.address().port(), "PORT"), (nowhere, "NOWHERE"), (garbage, "GARBAGE"), (closed, "CLOSED")];
+    let mut tell = |variables: &[(&str, &str)], args: &str| {
+        let mut command = forebay();
+        command.current_dir(directory.path()).args(args.split_whitespace());
+        command.envs(variables.iter().copied());
+        let done = finish(command);
+        assert!(done.err.contains("hint: ") && !done.err.contains("panicked"), "{args}: {}", done.err);
+        let variables: Vec<_> = variables.iter().map(|(name, value)| format!("{name}={value} ")).collect();
+        let variables = variables.concat();
+        let told = format!("$ {variables}forebay {args}\n{}[{}]\n\n", done.err, done.code.unwrap());
+        let told = told.replace(&directory.path().display().to_string(), "DIRECTORY");
+        text += &ports.iter().fold(told, |told, (port, name)| told.replace(&port.to_string(), name));
+    };
+    let port = server.address().port();
+    for args in [
+        format!("verify -f {url}"),
+        format!("check {url}"),
+        format!("check -f {url}"),
+        format!("doctor {url}"),
+        "verify -f 127.0.0.1:/export/file".to_owned(),
+        "check 127.0.0.1:/export/file".to_owned(),
+        "cp 127.0.0.1:/export/file x".to_owned(),
+        "cp nfs:/127.0.0.1/export/file x".to_owned(),
+        "cp x 127.0.0.1:/export/new".to_owned(),
+        format!("cp x {url}"),
+        "cp nfs://root@127.0.0.1/export/file x".to_owned(),
+        format!("cp {url}&version=3 x"),
+        format!("cp {url}&mountport=20048 x"),
+        "cp nfs://127.0.0.1/a%00b x".to_owned(),
+        "bench -f 127.0.0.1:/export/file".to_owned(),
+        "bench -f 127.0.0.1:/export/file -I 1 -s 1M".to_owned(),
+        "bench -P 127.0.0.1:/export/file".to_owned(),
+        "bench -P nfs://root@127.0.0.1/export/file".to_owned(),
+        "report nfs-rdma 127.0.0.1:/export/file -o out".to_owned(),
+        "nfs probe nfs:/127.0.0.1/export/file".to_owned(),
+        format!("cp nfs://127.0.0.1:{port}/export/file?version=3&mountport={nowhere} x"),
+        format!("nfs probe nfs://127.0.0.1:{nowhere}/export/file"),
+        format!("cp nfs://127.0.0.1:{garbage}/export/file?version=4.1 x"),
+        format!("cp nfs://127.0.0.1:{closed}/export/file?version=4.1 x"),
+        format!("cp nfs://127.0.0.1:{port}/export?version=4.1 x"),
+        format!("cp nfs://127.0.0.1:{port}/export/none?version=4.1 x"),
+        format!("cp nfs://127.0.0.1:{port}/export/file/none?version=4.1 x"),
+    ] {
+        tell(&[], &args);
+    }
+    for (name, value) in [
+        ("FOREBAY_NFS", "nonsense"),
+        ("FOREBAY_NFS", "OFF"),
+        ("FOREBAY_NFS_CONNECTIONS", "17"),
+        ("FOREBAY_NFS_CONNECTIONS", "many"),
+    ] {
+        for args in [format!("cp {url} x"), format!("bench -P {url}"), format!("nfs probe {url}")] {
+            tell(&[(name, value)], &args);
+        }
+    }
+    insta::assert_snapshot!("errors_of_servers_and_urls", text);
+}
+
+/// What a name with a colon is, if it is there, is a file.
+#[test]
+fn a_file_with_a_colon_in_its_name_is_copied() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("server:")).unwrap();
+    for name in ["a:b", "server:/file"] {
+        fs::write(directory.path().join(name), bytes(1000)).unwrap();
+        run(directory.path(), &format!("cp {name} copy")).ok();
+        run(directory.path(), &format!("cp copy {name}2")).ok();
+        run(directory.path(), &format!("verify -f {name}2")).ok();
+    }
+}
+
+#[test]
+fn schemes_are_taken_in_any_case() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    let url = server.url("/export/file", "4.1").replace("nfs://", "NFS://");
+    run(directory.path(), &format!("cp {url} .")).ok();
+    assert!(fs::read(directory.path().join("file")).unwrap() == bytes(100_000));
+    run(directory.path(), &format!("bench -P {url} -I 0 -i 64K")).ok();
+    run(directory.path(), &format!("nfs probe {url}")).ok();
+}
+
+#[test]
+fn probe_says_why_there_are_no_rates() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/empty", Vec::new());
+    for (path, what) in [("/export/empty", "file of 0 bytes"), ("/export", "directory")] {
+        let done = run(directory.path(), &format!("nfs probe {}", server.url(path, "4.1"))).ok();
+        let wanted = format!(
+            "v4.1  yes; reads of 1024 KiB and writes of 1024 KiB a call; {what}\ntcp   not measured: {what}: name a \
+             file that has bytes\n"
+        );
+        assert!(done.out.ends_with(&wanted), "{}", done.out);
+    }
+}
+
+#[test]
+fn one_connection_is_not_up_to_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    let mut command = forebay();
+    command.current_dir(directory.path()).env("FOREBAY_NFS_CONNECTIONS", "1");
+    command.args(["cp", &server.url("/export/file", "4.1"), "x"]);
+    assert!(finish(command).ok().err.contains("server 127.0.0.1, 1 connection\n"));
+}
+
+/// An error of a read names its file once, whatever layers it went through.
+#[test]
+fn errors_of_reads_name_their_file_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(70)));
+    let url = server.url("/export/file", "4.1");
+    for args in [format!("cp {url} x"), format!("bench -P {url} -i 64K -I 0")] {
+        let done = run(directory.path(), &args);
+        assert_eq!((done.code, done.err.matches("/export/file").count()), (Some(1), 1), "{}", done.err);
+    }
+}
+
+/// Starts a command as from a terminal.
+fn started(directory: &Path, args: &str) -> Child {
+    let mut command = forebay();
+    command.current_dir(directory).args(args.split_whitespace());
+    as_in_a_terminal(&mut command);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Sends it a signal, and waits; how it ended, how long it took, and what it said.
+fn signalled(mut child: Child, signal: libc::c_int) -> (ExitStatus, Duration, String) {
+    let began = Instant::now();
+    // SAFETY: a child of ours that was not waited for yet.
+    unsafe { libc::kill(child.id() as i32, signal) };
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    (child.wait().unwrap(), began.elapsed(), err)
+}
+
+fn wait_until(what: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !what() {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It waits for the answer by then.
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+const SOON: Duration = Duration::from_millis(2500);
+
+#[test]
+fn a_signal_ends_what_waits_for_a_silent_server() {
+    let directory = tempfile::tempdir().unwrap();
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        for version in ["3", "4.1"] {
+            // While it opens the file, and while it reads.
+            for is_open in [false, true] {
+                let server = Server::start();
+                server.put("/export/file", bytes(40_000_000));
+                server.faults(move |seen| (!is_open || seen.asked == Asked::Read).then_some(Fault::NoReply));
+                let child =
+                    started(directory.path(), &format!("cp {} copy", server.url("/export/file", version)));
+                wait_until(|| if is_open { server.count(Asked::Read) > 0 } else { server.connections() > 0 });
+                let (ended, took, err) = signalled(child, signal);
+                assert_eq!(
+                    (ended.code(), err.as_str()),
+                    (Some(code), "error: interrupted: nothing was copied\n")
+                );
+                assert!(took < SOON, "{version} {is_open} {took:?}");
+                assert!(names(directory.path()).is_empty(), "{:?}", names(directory.path()));
+            }
+        }
+        let server = Server::start();
+        server.put("/export/file", bytes(40_000_000));
+        server.faults(move |seen| (seen.asked == Asked::Read && seen.before > 20).then_some(Fault::NoReply));
+        let url = server.url("/export/file", "4.1");
+        let child = started(directory.path(), &format!("bench -P {url} -I 0 -x 0 -i 1M -w 2 -T 60"));
+        wait_until(|| server.count(Asked::Read) > 20);
+        let (ended, took, err) = signalled(child, signal);
+        assert_eq!(ended.signal(), Some(signal));
+        assert!(err.starts_with("error: interrupted: ") && err.lines().count() == 1, "{err}");
+        assert!(took < SOON, "{took:?}");
+    }
+}
+
+#[test]
+fn a_server_that_is_silent_for_long_is_told_meanwhile_and_in_the_receipt() {
+    let directory = tempfile::tempdir().unwrap();
+    let late = |seen: &Seen| {
+        (seen.asked == Asked::Read && seen.before == 3).then_some(Fault::Late(Duration::from_secs(12)))
+    };
+    let (one, two) = (Server::start(), Server::start());
+    for server in [&one, &two] {
+        server.put("/export/file", bytes(4 << 20));
+        server.faults(late);
+    }
+    let copy = started(directory.path(), &format!("cp {} copy", one.url("/export/file", "3")));
+    let bench = format!("bench -P {} -I 0 -x 0 -i 1M -w 1", two.url("/export/file", "4.1"));
+    let bench = started(directory.path(), &bench);
+    for child in [copy, bench] {
+        let done = child.wait_with_output().unwrap();
+        let err = String::from_utf8(done.stderr).unwrap();
+        assert!(done.status.success(), "{err}");
+        assert!(err.contains("note: server 127.0.0.1 has not answered for 10 s: still trying\n"), "{err}");
+        assert_eq!(err.matches("note: held up: server 127.0.0.1 was silent for 1").count(), 1, "{err}");
+    }
 }

@@ -103,7 +103,8 @@ macro_rules! words {
         impl FromStr for $type {
             type Err = Error;
             fn from_str(text: &str) -> Result<Self> {
-                match text {
+                // In whatever case: people write FOREBAY_NFS=TCP.
+                match text.to_ascii_lowercase().as_str() {
                     $($word => Ok($value),)+
                     _ => Err(Error::new(ErrorKind::InvalidInput, format!("unknown {}: {text:?}", $option))
                         .hint(format!("use one of: {}", [$($word),+].join(", ")))),
@@ -401,19 +402,19 @@ impl Config {
                 parse_size(&value).map_err(|error| error.with("variable", "FOREBAY_SLOT_SIZE"))? as usize;
         }
         if let Some(value) = read("FOREBAY_OBJECTIVE") {
-            config.objective = value.parse()?;
+            config.objective = word("FOREBAY_OBJECTIVE", &value)?;
         }
         if let Some(value) = read("FOREBAY_CACHE") {
-            config.cache = value.parse()?;
+            config.cache = word("FOREBAY_CACHE", &value)?;
         }
         if let Some(value) = read("FOREBAY_IO") {
-            config.io = value.parse()?;
+            config.io = word("FOREBAY_IO", &value)?;
         }
         if let Some(value) = read("FOREBAY_ORDER") {
-            config.order = value.parse()?;
+            config.order = word("FOREBAY_ORDER", &value)?;
         }
         if let Some(value) = read("FOREBAY_RESIDENT") {
-            config.resident = value.parse()?;
+            config.resident = word("FOREBAY_RESIDENT", &value)?;
         }
         if let Some(value) = read("FOREBAY_STRICT") {
             config.strict = value.split(',').map(|word| word.trim().to_owned()).collect();
@@ -430,13 +431,13 @@ impl Config {
             config.pin_pace = count("FOREBAY_PIN_PACE", &value)? as u64;
         }
         if let Some(value) = read("FOREBAY_PROFILE") {
-            config.profile = value.parse()?;
+            config.profile = word("FOREBAY_PROFILE", &value)?;
         }
         if let Some(value) = read("FOREBAY_VENDOR_TIMEOUT") {
             config.libcufile_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
         }
         if let Some(value) = read("FOREBAY_NFS") {
-            config.nfs = value.parse()?;
+            config.nfs = word("FOREBAY_NFS", &value)?;
         }
         if let Some(value) = read("FOREBAY_NFS_CONNECTIONS") {
             config.nfs_connections = count("FOREBAY_NFS_CONNECTIONS", &value)?;
@@ -460,7 +461,8 @@ impl Config {
             );
         }
         if !(1..=16).contains(&self.nfs_connections) {
-            return bad("the number of NFS connections is out of range", "use FOREBAY_NFS_CONNECTIONS=1..16");
+            return bad("the number of NFS connections is out of range", "use FOREBAY_NFS_CONNECTIONS=1..16")
+                .map_err(|error| error.with("connections", self.nfs_connections));
         }
         if self.pin_settle < MIN_SETTLE {
             return bad(
@@ -493,7 +495,9 @@ impl Config {
     }
 }
 
-/// CPUs that this process may run on: its affinity mask and its cgroup's quota, as they were when this was first asked.
+/// CPUs that this process may run on: its affinity mask and its cgroup's quota, as they were when this was first asked. It is asked
+/// where a call may take microseconds, and sizes what cannot change later; threads of forebay's with an affinity of their own get the
+/// same answer. What follows a change is how many lanes work: that is measured, and goes by [`cpus::cpus_now`].
 pub fn allowed_cpus() -> usize {
     // Finding out reads several files.
     static FOUND: OnceLock<usize> = OnceLock::new();
@@ -502,8 +506,17 @@ pub fn allowed_cpus() -> usize {
 
 fn count(name: &'static str, value: &str) -> Result<usize> {
     value.parse().map_err(|_| {
-        Error::new(ErrorKind::InvalidInput, format!("not a number: {value:?}")).with("variable", name)
+        let takes =
+            VARIABLES.iter().find(|variable| variable.name == name).map_or("a number", |found| found.values);
+        Error::new(ErrorKind::InvalidInput, format!("not a number: {value:?}"))
+            .with("variable", name)
+            .hint(format!("{name} takes {takes}"))
     })
+}
+
+/// One of a variable's words.
+fn word<T: FromStr<Err = Error>>(name: &'static str, value: &str) -> Result<T> {
+    value.parse().map_err(|error: Error| error.with("variable", name))
 }
 
 /// Reads a size as `4096`, `4K`, `1M`, `1MB`, `2MiB`, `1.5G` (powers of 1024).
@@ -561,12 +574,36 @@ mod tests {
             ("FOREBAY_PROFILE", "on"),
             ("FOREBAY_NFS", "udp"),
             ("FOREBAY_NFS_CONNECTIONS", "0"),
+            ("FOREBAY_NFS_CONNECTIONS", "17"),
+            ("FOREBAY_NFS_CONNECTIONS", "a few"),
+            ("FOREBAY_LANES", "many"),
         ] {
             let error = with(&[pair]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
             assert!(!error.hints().is_empty(), "{pair:?}");
         }
-        assert!(with(&[("FOREBAY_LANES", "many")]).is_err());
+    }
+
+    #[test]
+    fn bad_values_are_told_with_their_variable_and_what_it_takes() {
+        let told = |name, value| {
+            let error = with(&[(name, value)]).unwrap_err();
+            format!("{error}; {}", error.hints()[0])
+        };
+        let words =
+            "unknown way to NFS: \"nonsense\" (variable=FOREBAY_NFS); use one of: auto, off, tcp, rdma";
+        assert_eq!(told("FOREBAY_NFS", "nonsense"), words);
+        let number =
+            "not a number: \"x\" (variable=FOREBAY_NFS_CONNECTIONS); FOREBAY_NFS_CONNECTIONS takes 1..16";
+        assert_eq!(told("FOREBAY_NFS_CONNECTIONS", "x"), number);
+        let range = "the number of NFS connections is out of range (connections=17); use FOREBAY_NFS_CONNECTIONS=1..16";
+        assert_eq!(told("FOREBAY_NFS_CONNECTIONS", "17"), range);
+    }
+
+    #[test]
+    fn words_are_taken_in_any_case() {
+        let config = with(&[("FOREBAY_NFS", "TCP"), ("FOREBAY_CACHE", "Keep")]).unwrap();
+        assert_eq!((config.nfs, config.cache), (Nfs::Tcp, CachePolicy::Keep));
     }
 
     #[test]

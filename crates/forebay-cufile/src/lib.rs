@@ -28,11 +28,6 @@ mod status;
 mod target;
 mod usdt;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use forebay_sys::lock;
 
 forebay_engine::publish_session!();
-
-/// Locks a mutex; what a thread that panicked left there is used as it is.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -8,7 +8,7 @@ use forebay_stats::Snapshot;
 use serde::Serialize;
 
 use crate::cufile::{CufileConfig, library};
-use crate::exercise::{Hinted, Offered};
+use crate::exercise::{DriverOffer, Hinted};
 use crate::facts::Facts;
 pub use crate::facts::{MappedLibrary, ProcessFacts, SavedBench};
 use crate::finding::{Finding, Severity};
@@ -58,7 +58,7 @@ pub struct DoctorReport {
 /// Looks, and tries nothing.
 pub fn diagnose(
     system: &dyn System,
-    offered: &Offered,
+    offered: &DriverOffer,
     options: &DoctorOptions,
 ) -> Result<DoctorReport, Hinted> {
     let Some(pid) = options.pid else { return look(system, offered, options, None) };
@@ -76,7 +76,7 @@ pub fn diagnose(
 
 fn look(
     system: &dyn System,
-    offered: &Offered,
+    offered: &DriverOffer,
     options: &DoctorOptions,
     process: Option<ProcessFacts>,
 ) -> Result<DoctorReport, Hinted> {

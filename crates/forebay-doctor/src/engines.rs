@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cufile::LibcufileFacts;
 use crate::direct::{Blocker, DriveRoute};
-use crate::exercise::{ExerciseOutcome, ExerciseTarget, Exercised, Hinted, InPlace};
+use crate::exercise::{ExerciseOutcome, ExerciseResult, ExerciseTarget, Hinted, InPlace};
 use crate::gpu::GpuFacts;
 use crate::machine::{Iommu, MachineFacts};
 use crate::storage::{StoragePlace, Udev};
@@ -53,7 +53,7 @@ pub struct Verdict {
     pub reasons: Vec<Hinted>,
     /// The exercise behind it, for engines that can be tried.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub exercise: Option<Exercised>,
+    pub exercise: Option<ExerciseResult>,
 }
 
 /// All verdicts for one target at one place.
@@ -62,7 +62,7 @@ pub fn verdicts(
     library: Option<&LibcufileFacts>,
     gpu: Option<&GpuFacts>,
     place: &StoragePlace,
-    exercised: Exercised,
+    exercised: ExerciseResult,
     in_place: Option<InPlace>,
     route: Option<&DriveRoute>,
 ) -> Vec<Verdict> {
@@ -105,7 +105,7 @@ pub(crate) fn by_server(target: ExerciseTarget, place: &StoragePlace, tried: InP
 }
 
 /// What came of a drive's own transfers. That there is no way for them is no failure.
-pub(crate) fn by_drive(place: &StoragePlace, exercised: Exercised) -> Verdict {
+pub(crate) fn by_drive(place: &StoragePlace, exercised: ExerciseResult) -> Verdict {
     let found = match state(&exercised) {
         EngineState::NotExercised => EngineState::Refused,
         other => other,
@@ -135,7 +135,7 @@ fn one_engine(tried: InPlace, done: impl Fn(u64) -> String) -> (EngineState, Hin
     }
 }
 
-fn state(exercised: &Exercised) -> EngineState {
+fn state(exercised: &ExerciseResult) -> EngineState {
     let outcomes = exercised.outcomes();
     let works = outcomes.iter().any(|(_, outcome)| matches!(outcome, ExerciseOutcome::Works { .. }));
     let fails = outcomes.iter().any(|(_, outcome)| matches!(outcome, ExerciseOutcome::Failed(_)));
@@ -177,7 +177,7 @@ pub(crate) fn ways(cached: u64, direct: u64, buffered: u64, mapped: u64) -> Stri
     parts.join(" and ")
 }
 
-fn summary(expected: &str, exercised: &Exercised) -> Vec<Hinted> {
+fn summary(expected: &str, exercised: &ExerciseResult) -> Vec<Hinted> {
     let mut done = Vec::new();
     let mut reasons = Vec::new();
     for (name, outcome) in exercised.outcomes() {

@@ -89,7 +89,7 @@ pub enum ExerciseOutcome {
 
 /// What became of the exercise of one target at one place.
 #[derive(Clone, Debug, Serialize)]
-pub struct Exercised {
+pub struct ExerciseResult {
     /// To where.
     pub target: ExerciseTarget,
     /// The engine that the receipts name; none if nothing moved.
@@ -108,7 +108,7 @@ pub struct Exercised {
     pub residency: Option<String>,
 }
 
-impl Exercised {
+impl ExerciseResult {
     /// An exercise of which nothing was tried, for one reason.
     pub fn skipped(target: ExerciseTarget, why: Hinted) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl Exercised {
 
 /// What the driver offers.
 #[derive(Clone, Debug, Default)]
-pub struct Offered {
+pub struct DriverOffer {
     /// GPUs.
     pub gpus: Vec<GpuSeen>,
     /// Why there is none.
@@ -208,11 +208,11 @@ pub struct PinBudget {
 /// Tries things for real.
 pub trait Exercise {
     /// The GPUs.
-    fn offered(&self) -> Offered;
+    fn offered(&self) -> DriverOffer;
     /// The lanes of a target; an error if no session can be had.
     fn lanes(&self, target: ExerciseTarget) -> Result<LaneFacts, Hinted>;
     /// Moves bytes between a place and a target and compares them.
-    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised;
+    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> ExerciseResult;
     /// Lets a target read the pages of a file at a place, as they lie in the page cache, and compares.
     fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace;
     /// Has the server of a file on a mount of NFS write into a target's memory, and compares; `None` where it was not tried.
@@ -226,8 +226,8 @@ pub trait Exercise {
         Err(Hinted::new(format!("no such device: {name}")))
     }
     /// Has the drive itself move bytes between a place and a target, by the engine `p2p` alone, and compares them.
-    fn exercise_by_drive(&self, target: ExerciseTarget, _place: &StoragePlace) -> Exercised {
-        Exercised::skipped(target, Hinted::new("nothing was tried"))
+    fn exercise_by_drive(&self, target: ExerciseTarget, _place: &StoragePlace) -> ExerciseResult {
+        ExerciseResult::skipped(target, Hinted::new("nothing was tried"))
     }
     /// Reads a file of the user (its first 8 MiB at most) and compares with an ordinary read.
     fn read_file(&self, target: ExerciseTarget, path: &str) -> Result<FileRead, Hinted>;

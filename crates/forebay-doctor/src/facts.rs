@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cufile::{CufileConfig, LibcufileFacts};
 use crate::engines::Verdict;
-use crate::exercise::{ExerciseTarget, Hinted, LaneFacts, Offered};
+use crate::exercise::{DriverOffer, ExerciseTarget, Hinted, LaneFacts};
 use crate::gpu::GpuFacts;
 use crate::machine::MachineFacts;
 use crate::storage::StoragePlace;
@@ -51,7 +51,7 @@ pub struct ProcessFacts {
 pub(crate) struct Facts<'a> {
     pub system: &'a dyn System,
     pub machine: &'a MachineFacts,
-    pub offered: &'a Offered,
+    pub offered: &'a DriverOffer,
     pub gpus: &'a [GpuFacts],
     pub places: &'a [StoragePlace],
     pub config: &'a Result<Config, Hinted>,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::exercise::{GpuSeen, Hinted, Offered};
+use crate::exercise::{DriverOffer, GpuSeen, Hinted};
 use crate::system::System;
 
 /// A PCI link: what it runs at and what the device could do.
@@ -73,7 +73,7 @@ pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<GpuFacts> {
 }
 
 /// GPUs as the driver's own files show them, for machines whose driver cannot be asked.
-pub fn by_files(system: &dyn System) -> Offered {
+pub fn by_files(system: &dyn System) -> DriverOffer {
     const DIR: &str = "/proc/driver/nvidia/gpus";
     let described = system.list(DIR).into_iter().enumerate().filter_map(|(index, pci)| {
         let text = system.text(&format!("{DIR}/{pci}/information"))?;
@@ -86,7 +86,7 @@ pub fn by_files(system: &dyn System) -> Offered {
     });
     let gpus: Vec<GpuSeen> = described.collect();
     let missing = gpus.is_empty().then(|| Hinted::new(format!("{DIR} lists none")));
-    Offered { gpus, missing }
+    DriverOffer { gpus, missing }
 }
 
 fn on_bus(system: &dyn System, seen: &GpuSeen) -> GpuFacts {

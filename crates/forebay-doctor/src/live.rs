@@ -15,8 +15,8 @@ use forebay_gpu::{Device, DeviceName, Devices, fill_pattern};
 
 use crate::engines::size;
 use crate::exercise::{
-    Exercise, ExerciseOutcome, ExerciseTarget, Exercised, FileRead, GpuSeen, Hinted, InPlace, LaneFacts,
-    Offered, PinBudget,
+    DriverOffer, Exercise, ExerciseOutcome, ExerciseResult, ExerciseTarget, FileRead, GpuSeen, Hinted,
+    InPlace, LaneFacts, PinBudget,
 };
 use crate::storage::{DiskKind, StoragePlace};
 
@@ -134,7 +134,7 @@ impl LiveExercise {
         session: &Session,
         target: &ExerciseTarget,
         place: &StoragePlace,
-    ) -> Result<Exercised> {
+    ) -> Result<ExerciseResult> {
         let mut buffer = Buffer::new(self.device(target)?, PROBE_BYTES)?;
         if place.writable && place.free.is_none_or(|free| free >= SPARE_BYTES) {
             return Probe::create(&place.path)?.exercise(session, target, place, &mut buffer);
@@ -154,13 +154,13 @@ impl LiveExercise {
                 .fix
                 .clone()
                 .unwrap_or_else(|| "forebay check -f FILE, with a file there that you can read".to_owned());
-            return Ok(Exercised::skipped(target.clone(), why_not.fix(fix)));
+            return Ok(ExerciseResult::skipped(target.clone(), why_not.fix(fix)));
         };
         let file = File::open(sample)?;
         let plain = fs::File::open(sample).map_err(|error| Error::from_io(&error, "cannot open file"))?;
         let len = file.len()?.min(PROBE_BYTES as u64) as usize;
         let mut buffer = Buffer::new(self.device(target)?, len)?;
-        let mut exercised = Exercised::skipped(target.clone(), why_not);
+        let mut exercised = ExerciseResult::skipped(target.clone(), why_not);
         if len == 0 {
             let empty = ExerciseOutcome::Skipped(Hinted::new("the file is empty"));
             (exercised.cold, exercised.warm) = (empty.clone(), empty);
@@ -184,7 +184,7 @@ impl LiveExercise {
 }
 
 impl Exercise for LiveExercise {
-    fn offered(&self) -> Offered {
+    fn offered(&self) -> DriverOffer {
         offered(&self.devices)
     }
 
@@ -208,7 +208,7 @@ impl Exercise for LiveExercise {
         })
     }
 
-    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
+    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> ExerciseResult {
         let on_thread = (place.clone(), target.clone());
         let tried = self.with_time_limit(move |live| {
             let (place, target) = &on_thread;
@@ -228,7 +228,7 @@ impl Exercise for LiveExercise {
             .map_err(|error| Hinted::from(&error))
     }
 
-    fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
+    fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> ExerciseResult {
         let on_thread = (place.clone(), target.clone());
         let tried = self.with_time_limit(move |live| {
             let (place, target) = &on_thread;
@@ -238,7 +238,7 @@ impl Exercise for LiveExercise {
             Some(Ok(exercised)) => exercised,
             // There is no way, or an option forbids it.
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
-                Exercised::skipped(target, refusal(&error))
+                ExerciseResult::skipped(target, refusal(&error))
             }
             Some(Err(error)) => failed(target, Hinted::from(&error)),
             None => failed(target, hangs()),
@@ -304,7 +304,7 @@ impl Exercise for LiveExercise {
 }
 
 /// What the driver offers.
-pub fn offered(devices: &Devices) -> Offered {
+pub fn offered(devices: &Devices) -> DriverOffer {
     let gpus = devices.gpus.iter().map(|device| {
         let info = device.info();
         GpuSeen {
@@ -316,7 +316,7 @@ pub fn offered(devices: &Devices) -> Offered {
             driver_api: info.driver_version,
         }
     });
-    Offered { gpus: gpus.collect(), missing: devices.missing.as_ref().map(Hinted::from) }
+    DriverOffer { gpus: gpus.collect(), missing: devices.missing.as_ref().map(Hinted::from) }
 }
 
 /// A session that uses one engine, unless the user's options say otherwise.
@@ -412,8 +412,8 @@ fn hangs() -> Hinted {
 }
 
 /// An exercise that did not get to its first transfer.
-fn failed(target: ExerciseTarget, why: Hinted) -> Exercised {
-    let mut exercised = Exercised::skipped(target, Hinted::new("an earlier step failed"));
+fn failed(target: ExerciseTarget, why: Hinted) -> ExerciseResult {
+    let mut exercised = ExerciseResult::skipped(target, Hinted::new("an earlier step failed"));
     exercised.cold = ExerciseOutcome::Failed(why);
     exercised
 }
@@ -422,7 +422,7 @@ fn wrong_bytes(at: u64) -> Error {
     Error::new(ErrorKind::Corrupt, format!("wrong bytes arrived, the first at offset {at}"))
 }
 
-fn describe(file: &File, exercised: &mut Exercised) {
+fn describe(file: &File, exercised: &mut ExerciseResult) {
     exercised.alignment = file.alignment().map(|alignment| (alignment.memory, alignment.offset));
     exercised.direct_refused = file.direct_refused().map(str::to_owned);
     exercised.residency = file.residency(0, 4096).ok().map(|residency| residency.method.to_owned());
@@ -524,11 +524,11 @@ impl Probe {
         target: &ExerciseTarget,
         place: &StoragePlace,
         buffer: &mut Buffer,
-    ) -> Result<Exercised> {
+    ) -> Result<ExerciseResult> {
         let mut bytes = vec![0; PROBE_BYTES];
         fill_pattern(&mut bytes, PATTERN_KEY, 0);
         let file = File::options().read(true).write(true).open(&self.path)?;
-        let mut exercised = Exercised::skipped(target.clone(), Hinted::default());
+        let mut exercised = ExerciseResult::skipped(target.clone(), Hinted::default());
         buffer.copy_from_slice(&bytes)?;
         let receipt = session.write(&file, 0, buffer);
         exercised.write =

@@ -8,7 +8,7 @@ use crate::cufile::{CufileConfig, LibcufileFacts, library};
 use crate::direct::{self, BarMemory, DriveRoute};
 use crate::engines::{EngineState, Verdict, by_drive, by_server, verdicts};
 use crate::exercise::{
-    Exercise, ExerciseTarget, Exercised, FileRead, Hinted, InPlace, LaneFacts, Offered, PinBudget,
+    DriverOffer, Exercise, ExerciseResult, ExerciseTarget, FileRead, Hinted, InPlace, LaneFacts, PinBudget,
 };
 use crate::facts::{ExerciseResults, Facts};
 use crate::finding::{Finding, Severity};
@@ -180,7 +180,7 @@ pub fn examine(
 fn check_device(
     exercise: &dyn Exercise,
     options: &CheckOptions,
-    offered: &Offered,
+    offered: &DriverOffer,
 ) -> Result<Option<ExerciseTarget>, Hinted> {
     match &options.device {
         Some(DeviceName::Bar(name)) => exercise.bar(name).map(Some),
@@ -242,7 +242,7 @@ fn try_place(
 ) -> Vec<Verdict> {
     let exercised = match no_lanes {
         None => exercise.exercise(target.clone(), place),
-        Some(why) => Exercised::skipped(target.clone(), why.clone()),
+        Some(why) => ExerciseResult::skipped(target.clone(), why.clone()),
     };
     let in_place = matches!(target, ExerciseTarget::Gpu(_)).then(|| match no_lanes {
         None => exercise.read_in_place(target.clone(), place),

@@ -9,7 +9,7 @@ mod trees;
 use std::collections::BTreeSet;
 
 use cases::{HEALTHY, all_cases, beside, contained, pid, running};
-use forebay_doctor::exercise::Offered;
+use forebay_doctor::exercise::DriverOffer;
 use forebay_doctor::finding::Severity;
 use forebay_doctor::{DoctorOptions, DoctorReport, RootedSystem, diagnose, gpu};
 use trees::{Tree, healthy};
@@ -18,7 +18,7 @@ fn look(tree: &Tree, options: &DoctorOptions) -> DoctorReport {
     look_with(tree, options, |_| {})
 }
 
-fn look_with(tree: &Tree, options: &DoctorOptions, change: impl FnOnce(&mut Offered)) -> DoctorReport {
+fn look_with(tree: &Tree, options: &DoctorOptions, change: impl FnOnce(&mut DriverOffer)) -> DoctorReport {
     // Thousands of small files: in memory where that is possible.
     let memory = std::path::Path::new("/dev/shm");
     let place = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
@@ -70,7 +70,7 @@ fn a_second_library_is_no_alarm_where_cuda_starts() {
     tree.file("/usr/lib/x86_64-linux-gnu/libcufile.so.0", "");
     let ids = |report: DoctorReport| bad(&report);
     assert_eq!(ids(look(&tree, &DoctorOptions::default())), ["driver-mismatch"]);
-    let starts = |offered: &mut Offered| offered.gpus[0].driver_api = 13000;
+    let starts = |offered: &mut DriverOffer| offered.gpus[0].driver_api = 13000;
     assert_eq!(ids(look_with(&tree, &DoctorOptions::default(), starts)), [""; 0]);
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_doctor::exercise::Offered;
+use forebay_doctor::exercise::DriverOffer;
 use forebay_doctor::finding::{Finding, Severity};
 use forebay_doctor::{DoctorOptions, RealSystem, diagnose};
 use forebay_stats::{Counters, Io, Reader};
@@ -35,7 +35,7 @@ fn live_counters_say_which_engine_moves_the_bytes_and_why_not_a_better_one() {
         counters: Some(Reader::attach(pid).unwrap().snapshot().unwrap()),
         ..DoctorOptions::default()
     };
-    let report = diagnose(&RealSystem, &Offered::default(), &options).unwrap();
+    let report = diagnose(&RealSystem, &DriverOffer::default(), &options).unwrap();
     let of =
         |id: &str| -> Vec<&Finding> { report.findings.iter().filter(|finding| finding.id == id).collect() };
 
@@ -65,7 +65,7 @@ fn live_counters_say_which_engine_moves_the_bytes_and_why_not_a_better_one() {
 #[test]
 fn a_process_that_is_not_there_is_an_error_with_a_hint() {
     let options = DoctorOptions { pid: Some(u32::MAX - 1), ..DoctorOptions::default() };
-    let error = diagnose(&RealSystem, &Offered::default(), &options).unwrap_err();
+    let error = diagnose(&RealSystem, &DriverOffer::default(), &options).unwrap_err();
     assert_eq!(error.text, "no such process: 4294967294");
     assert_eq!(error.fix.as_deref(), Some("forebay stats lists processes"));
 }

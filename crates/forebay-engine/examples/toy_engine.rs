@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use forebay_config::Config;
-use forebay_engine::{Asked, Batch, CallerPolled, Claim, Direction, Engine, EngineKind};
+use forebay_engine::{AskedBatch, Batch, CallerPolled, Claim, Direction, Engine, EngineKind};
 use forebay_engine::{File, Moved, Onward, Piece, Session, Taken, Work};
 use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
@@ -15,7 +15,7 @@ impl Engine for ToyEngine {
     fn kind(&self) -> EngineKind {
         EngineKind::Registered("toy")
     }
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let file = asked.batch.file.duplicate_buffered()?.into();
         let work = Box::new(ToyWork { file, batch: asked.batch.clone() });
         Ok(Claim::Taken(Taken { work, bytes: asked.bytes(), left: Vec::new(), refusal: None }))

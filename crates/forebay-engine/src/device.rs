@@ -18,7 +18,7 @@ use crate::engines::rdma::Rdma;
 use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::engines::staged::{ByLanes, Stage};
-use crate::engines::{self, About, Asked, Claimed, Done, Engine, Known, Onward, Ran};
+use crate::engines::{self, AskedBatch, Claimed, Done, Engine, EngineFacts, Known, Onward, Ran};
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
@@ -26,7 +26,7 @@ use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, 
 use crate::request::ticket::{Completion, Outcome, Ticket, short_read};
 use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Transfer};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::wait;
 use crate::source::Fill;
 use crate::source::piece::Direction;
@@ -213,7 +213,7 @@ impl DeviceEngines {
     /// Offers a batch to the engines of the list, best first.
     pub(crate) fn claim(&self, batch: &Arc<Batch>, is_alone: bool, walk: &mut Walk) -> Result<Vec<Claimed>> {
         let known = self.known(&batch.file);
-        engines::claim_along(self.list()?, 0, Asked::new(batch, &known, is_alone), walk)
+        engines::claim_along(self.list()?, 0, AskedBatch::new(batch, &known, is_alone), walk)
     }
 
     /// What works of this device need to end: the completion, whose entry `base` is their first, and the list.
@@ -346,7 +346,7 @@ impl DeviceEngines {
     fn make_election_of(
         &self,
         mut notes: Vec<Note>,
-        all: impl IntoIterator<Item = About>,
+        all: impl IntoIterator<Item = EngineFacts>,
     ) -> Result<Arc<Election>> {
         let Choice { engine, refused, notes: of_options, .. } = self.choice.as_ref().map_err(Error::clone)?;
         notes.extend(of_options.iter().cloned());

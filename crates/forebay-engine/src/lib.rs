@@ -14,14 +14,14 @@ mod tuning;
 
 pub use engines::mapped::{Budget, Gathering, Limiter, Map, Offsets, PinReport, RawGather};
 pub use engines::staged::workers::{LaneReport, LaneWidth};
-pub use engines::{About, Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, register};
+pub use engines::{AskedBatch, Claim, Done, Engine, EngineFacts, Known, Onward, Ran, Taken, Work, register};
 pub use forebay_gpu::Checksum;
 pub use forebay_sys::threads;
 pub use io::plan::Part;
 pub use request::buffer::{Buffer, keep_memory};
 pub use request::file::File;
 pub use request::metrics::{EngineStats, counters};
-pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, Refusal, Told};
+pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, ReceiptPart, Refusal};
 pub use request::ticket::{CallerPolled, Completion, Outcome, Ticket};
 pub use request::transfer::{Batch, BorrowedTransfer, Memory, Transfer};
 pub use runtime::fork::Native;

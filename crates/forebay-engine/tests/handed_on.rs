@@ -9,8 +9,8 @@ use std::sync::Arc;
 use common::{Scratch, disk, pattern};
 use forebay_config::Config;
 use forebay_engine::{
-    Asked, Batch, CallerPolled, Claim, Engine, EngineKind, File, Moved, Onward, Part, ReadPiece, Session,
-    Taken, Work,
+    AskedBatch, Batch, CallerPolled, Claim, Engine, EngineKind, File, Moved, Onward, Part, ReadPiece,
+    Session, Taken, Work,
 };
 use forebay_error::{ErrorKind, Result};
 
@@ -25,7 +25,7 @@ impl Engine for Idle {
         EngineKind::Registered("idle")
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let left = vec![Part::Entries { first: 0, last: 10 }];
         let work = Box::new(GivesBack(asked.batch.clone()));
         Ok(Claim::Taken(Taken { work, bytes: 0, left, refusal: None }))

@@ -169,6 +169,11 @@ impl Error {
     pub fn from_io(error: &std::io::Error, doing: impl Into<String>) -> Self {
         match error.raw_os_error() {
             Some(errno) => Self::from_errno(errno, doing),
+            // The standard library itself refuses names that no system call takes.
+            None if error.kind() == std::io::ErrorKind::InvalidInput && error.to_string().contains("NUL") => {
+                Self::new(ErrorKind::InvalidInput, format!("{}: the name has a zero byte", doing.into()))
+                    .hint("leave the zero byte out")
+            }
             None => Self::new(ErrorKind::Io, format!("{}: {error}", doing.into())),
         }
     }
@@ -277,6 +282,13 @@ mod tests {
         }
         assert_eq!(ErrorKind::TooManyFiles.errno(), libc::EMFILE);
         assert!(Error::from_errno(libc::ENOMEM, "cannot map").hints().is_empty());
+    }
+
+    #[test]
+    fn a_name_with_a_zero_byte_is_a_wrong_argument() {
+        let error = Error::from_io(&std::fs::metadata("a\0b").unwrap_err(), "cannot open file");
+        assert_eq!((error.kind(), error.hints().len()), (ErrorKind::InvalidInput, 1));
+        assert_eq!(error.to_string(), "cannot open file: the name has a zero byte");
     }
 
     #[test]

@@ -193,7 +193,7 @@ pub enum Post {
 
 /// Why not all of a [`Stream::post`] was queued.
 #[derive(Clone, Debug)]
-pub struct Refused {
+pub struct RefusedPosts {
     /// How many of the posts were queued, from the first on.
     pub posted: usize,
     /// What the device said of the next.
@@ -518,7 +518,7 @@ pub trait Stream: Send + fmt::Debug {
     ///
     /// # Safety
     /// Words, lists and all that they name are valid until the stream has passed.
-    unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused>;
+    unsafe fn post(&self, posts: &[Post]) -> Result<(), RefusedPosts>;
 
     /// Writes `value` to the 32-bit word at `flag` (pinned host memory, device address) once all that was queued so far
     /// is done: a thread that sees the value sees that work's bytes. A device that breaks before never writes it.

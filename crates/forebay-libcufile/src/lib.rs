@@ -16,15 +16,16 @@ mod threads;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_engine::{
-    About, Asked, Batch, Buffer, CallerPolled, Claim, Engine, EngineKind, File, Moved, Note, Onward,
-    PerProcess, Taken, Work, keep_memory,
+    AskedBatch, Batch, Buffer, CallerPolled, Claim, Engine, EngineFacts, EngineKind, File, Moved, Note,
+    Onward, PerProcess, Taken, Work, keep_memory,
 };
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device};
+use forebay_sys::lock;
 
 use crate::abi::FileHandle;
 use crate::handle::{Registered, Registration};
@@ -77,7 +78,7 @@ impl Engine for Libcufile {
         EngineKind::Libcufile
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let opened = self.opened()?;
         let (handle, mode) = self.prepare_file(&opened, &asked.batch.file)?;
         let (batch, chunks) = (asked.batch.clone(), cut(&asked.batch.pieces));
@@ -86,7 +87,7 @@ impl Engine for Libcufile {
     }
 
     /// The first who asks opens the library.
-    fn about(&self) -> Result<About> {
+    fn about(&self) -> Result<EngineFacts> {
         let opened = self.opened()?;
         Ok(about(&opened, opened.mode))
     }
@@ -107,7 +108,7 @@ impl Work for Calls {
         self.chunks.len().max(1)
     }
 
-    fn about(&self) -> Option<About> {
+    fn about(&self) -> Option<EngineFacts> {
         Some(about(&self.opened, Some(self.mode)))
     }
 
@@ -258,17 +259,12 @@ impl Libcufile {
     }
 }
 
-fn about(opened: &Opened, mode: Option<Mode>) -> About {
+fn about(opened: &Opened, mode: Option<Mode>) -> EngineFacts {
     let note = |text: String| Note { text, hint: None };
     let mut notes = vec![note(opened.to_string())];
     if mode == Some(Mode::Compat) {
         let text = "compat mode: NVIDIA's library copies through host memory, as nvidia-fs is not loaded";
         notes.push(note(text.to_owned()));
     }
-    About { mode: mode.map(Mode::name), notes }
-}
-
-/// Locks a mutex; what a thread that panicked left there is used as it is.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    EngineFacts { mode: mode.map(Mode::name), notes }
 }

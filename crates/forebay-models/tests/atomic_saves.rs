@@ -268,3 +268,12 @@ fn full_and_read_only_file_systems() {
         assert!(done.status.success() && text.contains("1 passed"), "{text}");
     }
 }
+
+#[test]
+fn a_path_with_a_zero_byte_is_refused_as_such() {
+    let error = forebay_models::Pending::create_like(std::path::Path::new("a\0b"), 0o644).unwrap_err();
+    assert_eq!(
+        (error.message(), error.hints()),
+        ("the path has a zero byte", &["leave it out".to_owned()][..])
+    );
+}

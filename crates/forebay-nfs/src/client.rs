@@ -12,6 +12,7 @@ use forebay_verbs::Domain;
 
 use crate::handle::{Limits, Version};
 use crate::job::{Answer, Job, Request};
+use crate::outage::{is_stopped, stopped};
 use crate::session::Server;
 use crate::wire::Shared;
 
@@ -103,6 +104,11 @@ impl Client {
         self.shared.fail_waiting(error);
     }
 
+    /// How often the server was silent for ten seconds or longer while something waited for it, and answered again; and how long in all.
+    pub fn silences(&self) -> (u64, Duration) {
+        self.shared.server.outage.silences()
+    }
+
     /// What has happened so far.
     pub fn traffic(&self) -> Traffic {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -144,6 +150,8 @@ impl Client {
         let end = request.offset.checked_add(request.len as u64);
         let refused = if let Err(error) = self.check_process() {
             Some(error)
+        } else if is_stopped() {
+            Some(stopped())
         } else if end.is_none_or(|end| i64::try_from(end).is_err()) {
             Some(Error::new(ErrorKind::InvalidInput, "the range goes beyond what a file can have"))
         } else {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::options::Options;
+use crate::outage::{SLICE, is_stopped};
 use crate::rpc::random;
 
 /// The reason within an error: the server has no address, or takes no connection there.
@@ -100,10 +101,6 @@ fn refused(errno: i32, address: SocketAddr) -> Error {
     let error = Error::from_errno(errno, "cannot connect to the server");
     let error = error.with("address", address).source(ServerUnreachable(None));
     match errno {
-        libc::ECONNREFUSED => error.hint(format!(
-            "nothing listens on port {}: start the server, or name its port: nfs://SERVER:PORT/…",
-            address.port()
-        )),
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
             error.hint(format!("check the route and firewalls: nc -vz {} {}", address.ip(), address.port()))
         }
@@ -192,9 +189,20 @@ fn finish(socket: &OwnedFd, address: SocketAddr, limit: Duration) -> Result<(), 
         other => return other,
     }
     let mut polled = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry.
-    if unsafe { libc::poll(&mut polled, 1, limit.as_millis().max(1) as i32) } <= 0 {
-        return Err(libc::ETIMEDOUT);
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now()).min(SLICE);
+        // SAFETY: one entry.
+        let ready = unsafe { libc::poll(&mut polled, 1, left.as_millis().max(1) as i32) };
+        if ready > 0 {
+            break;
+        }
+        if is_stopped() {
+            return Err(libc::ECANCELED);
+        }
+        if Instant::now() >= until {
+            return Err(libc::ETIMEDOUT);
+        }
     }
     let (mut error, mut len) = (0i32, 4u32);
     // SAFETY: the place has 4 bytes.

@@ -2,12 +2,14 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::connect::connect;
 use crate::options::Options;
+use crate::outage::{self, Outage};
 use crate::rpc::{self, Credential, Program};
 use crate::xdr::{Malformed, Reader, Writer};
 
@@ -21,18 +23,29 @@ const MAX_REPLY_BYTES: usize = 32 << 10;
 pub(crate) struct Exchange {
     addresses: Vec<SocketAddr>,
     options: Options,
+    outage: Arc<Outage>,
     stream: Option<TcpStream>,
     /// It has answered: a server that does not is waited for.
     has_answered: bool,
     /// The last call was sent as a whole: the server may have seen it.
     was_sent: bool,
+    /// The last call was answered.
+    was_answered: bool,
     /// When the last call ended.
     used: Instant,
     reply: Vec<u8>,
 }
 
+/// How the error of a silent server begins.
+pub(crate) const NO_ANSWER: &str = "the server does not answer";
+/// What helps against it.
+pub(crate) const LOOK: &str = "look at the server and the way to it; calls are sent again until then";
+
 /// How often a server is tried that has never answered.
 const FIRST_ATTEMPTS: u32 = 3;
+
+/// How long the end of a session waits for a connection, and for a reply. Programs end meanwhile.
+const ENDING: Duration = Duration::from_millis(250);
 
 /// Why a reply did not come.
 enum Lost {
@@ -46,7 +59,7 @@ impl From<std::io::Error> for Lost {
     fn from(error: std::io::Error) -> Self {
         use std::io::ErrorKind::{TimedOut, UnexpectedEof, WouldBlock};
         Self::Connection(match error.kind() {
-            TimedOut | WouldBlock => Error::new(ErrorKind::Timeout, "the server does not answer"),
+            TimedOut | WouldBlock => Error::new(ErrorKind::Timeout, NO_ANSWER),
             UnexpectedEof => Error::new(ErrorKind::Io, "the server closed the connection"),
             _ => Error::from_io(&error, "the connection to the server broke"),
         })
@@ -54,13 +67,15 @@ impl From<std::io::Error> for Lost {
 }
 
 impl Exchange {
-    pub(crate) fn new(addresses: Vec<SocketAddr>, options: Options) -> Self {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, options: Options, outage: Arc<Outage>) -> Self {
         Self {
             addresses,
             options,
+            outage,
             stream: None,
             has_answered: false,
             was_sent: false,
+            was_answered: false,
             used: Instant::now(),
             reply: Vec::new(),
         }
@@ -69,6 +84,11 @@ impl Exchange {
     /// Whether there is a connection.
     pub(crate) const fn is_connected(&self) -> bool {
         self.stream.is_some()
+    }
+
+    /// Whether the last call was answered.
+    pub(crate) const fn was_answered(&self) -> bool {
+        self.was_answered
     }
 
     /// Whether the server may have seen the last call.
@@ -85,12 +105,12 @@ impl Exchange {
 
     /// From now on calls fail soon: for the end of a session, on which nothing depends.
     pub(crate) fn shorten_deadline(&mut self) {
-        let short = Duration::from_millis(500);
-        (self.options.silence, self.options.deadline) = (short, Duration::ZERO);
+        self.options.connect = ENDING / self.addresses.len().max(1) as u32;
+        (self.options.silence, self.options.deadline) = (ENDING, Duration::ZERO);
     }
 
     /// Makes a call and reads its results. While the connection is lost the call is made again, with the same number, until the
-    /// deadline; a server that has never answered is not waited for.
+    /// deadline; a server that has never answered has less time.
     pub(crate) fn call<T>(
         &mut self,
         doing: &str,
@@ -100,7 +120,7 @@ impl Exchange {
         results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
         // A call for which there is no room is not sent either.
-        self.was_sent = false;
+        (self.was_sent, self.was_answered) = (false, false);
         let mut place = [0; MAX_CALL_BYTES];
         let mut writer = Writer::new(&mut place);
         let xid = rpc::next_xid();
@@ -110,11 +130,12 @@ impl Exchange {
         let len = writer.finish()?;
         place[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());
         let began = Instant::now();
+        self.outage.asked(began);
         let mut delay = Duration::from_millis(100);
         let (mut lies, mut attempts) = (0, 0);
         loop {
             attempts += 1;
-            match self.attempt(xid, &place[..len]) {
+            match self.attempt(xid, &place[..len], began) {
                 Ok(()) => break,
                 Err(Lost::Server(malformed)) => {
                     self.stream = None;
@@ -125,34 +146,75 @@ impl Exchange {
                 }
                 Err(Lost::Connection(error)) => {
                     let is_refused = self.stream.take().is_none() || attempts >= FIRST_ATTEMPTS;
-                    if is_refused && !self.has_answered || began.elapsed() > self.options.deadline {
-                        return Err(error);
+                    let is_over = self.left(began).is_zero() || began.elapsed() > self.options.deadline;
+                    if outage::is_stopped() {
+                        return Err(outage::stopped());
                     }
-                    std::thread::sleep(delay.min(self.options.deadline));
+                    if is_refused && !self.has_answered || is_over {
+                        return Err(self.explain(error, doing, began));
+                    }
+                    outage::sleep(delay.min(self.options.deadline))?;
                     delay = (delay * 2).min(Duration::from_secs(5));
                 }
             }
         }
-        (self.has_answered, self.used) = (true, Instant::now());
+        (self.has_answered, self.was_answered, self.used) = (true, true, Instant::now());
+        self.outage.heard(self.used);
         let mut reader = Reader::new(&self.reply);
         reader.skip(8)?;
         rpc::reply(&mut reader)?.map_err(|rejected| rejected.error(doing))?;
         Ok(results(&mut reader)?)
     }
 
-    fn attempt(&mut self, xid: u32, call: &[u8]) -> Result<(), Lost> {
+    /// How long a call that began then still waits.
+    fn left(&self, began: Instant) -> Duration {
+        let (options, now) = (&self.options, Instant::now());
+        self.outage.waits(now);
+        if !self.has_answered {
+            return options.first_answer.saturating_sub(now - began);
+        }
+        self.outage.left(began, now, (options.silence, options.deadline))
+    }
+
+    /// The error of a server that is silent says where it was asked, and for how long.
+    fn explain(&self, error: Error, doing: &str, began: Instant) -> Error {
+        if !error.message().starts_with(NO_ANSWER) {
+            return error;
+        }
+        let mut told = Error::new(ErrorKind::Timeout, format!("{doing}: {NO_ANSWER}"));
+        for address in &self.addresses {
+            told = told.with("address", address);
+        }
+        let told = told.with("seconds", began.elapsed().as_secs_f32().round());
+        if self.has_answered {
+            return told.hint(LOOK);
+        }
+        match self.addresses.first() {
+            Some(address) => told.hint(format!(
+                "what takes connections on port {} does not speak NFS, hangs, or a firewall holds it up: rpcinfo -p {}",
+                address.port(),
+                address.ip()
+            )),
+            None => told,
+        }
+    }
+
+    fn attempt(&mut self, xid: u32, call: &[u8], began: Instant) -> Result<(), Lost> {
+        let left = self.left(began);
         if self.stream.is_none() {
-            let stream = connect(&self.addresses, &self.options).map_err(Lost::Connection)?;
+            let options = Options { connect: self.options.connect.min(left), ..self.options.clone() };
+            let stream = connect(&self.addresses, &options).map_err(Lost::Connection)?;
             stream.set_nonblocking(false)?;
             self.stream = Some(stream);
         }
+        let until = Instant::now() + self.options.silence.min(left);
         let Some(stream) = &mut self.stream else { return Ok(()) };
         stream.set_write_timeout(Some(self.options.silence))?;
         stream.write_all(call)?;
         self.was_sent = true;
-        let until = Instant::now() + self.options.silence;
+        let outage = &self.outage;
         loop {
-            record(stream, &mut self.reply, until)?;
+            record(stream, &mut self.reply, until, outage)?;
             let found = rpc::reply_xid(&mut Reader::new(&self.reply)).map_err(Lost::Server)?;
             // A reply to a call that was given up is none of ours.
             if found == xid {
@@ -163,11 +225,11 @@ impl Exchange {
 }
 
 /// Reads a record of at most [`MAX_REPLY_BYTES`] bytes, by `until`.
-fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant) -> Result<(), Lost> {
+fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant, outage: &Outage) -> Result<(), Lost> {
     record.clear();
     loop {
         let mut mark = [0; 4];
-        read(stream, &mut mark, until)?;
+        read(stream, &mut mark, until, outage)?;
         let mark = u32::from_be_bytes(mark);
         let (is_last, len) = (mark >> 31 != 0, (mark & !(1 << 31)) as usize);
         if len == 0 && !is_last || record.len() + len > MAX_REPLY_BYTES {
@@ -175,21 +237,26 @@ fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant) -> Resul
         }
         let start = record.len();
         record.resize(start + len, 0);
-        read(stream, &mut record[start..], until)?;
+        read(stream, &mut record[start..], until, outage)?;
         if is_last {
             return Ok(());
         }
     }
 }
 
-fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant) -> Result<(), Lost> {
+fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant, outage: &Outage) -> Result<(), Lost> {
+    use std::io::ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
     while !place.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
-        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        stream.set_read_timeout(Some(left.clamp(Duration::from_millis(1), outage::SLICE)))?;
         match stream.read(place) {
-            Ok(0) => return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()),
+            Ok(0) => return Err(std::io::Error::from(UnexpectedEof).into()),
             Ok(bytes) => place = &mut place[bytes..],
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) if outage::is_stopped() => return Err(Lost::Connection(outage::stopped())),
+            Err(error) if error.kind() == Interrupted => {}
+            Err(error) if matches!(error.kind(), WouldBlock | TimedOut) && Instant::now() < until => {
+                outage.waits(Instant::now());
+            }
             Err(error) => return Err(error.into()),
         }
     }

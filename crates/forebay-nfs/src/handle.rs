@@ -86,6 +86,17 @@ pub enum Kind {
     Other,
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Regular => "file",
+            Self::Directory => "directory",
+            Self::Link => "symbolic link",
+            Self::Other => "device, pipe or socket",
+        })
+    }
+}
+
 impl Kind {
     /// By the number of `ftype3`, and of `nfs_ftype4`.
     pub const fn of(number: u32) -> Self {

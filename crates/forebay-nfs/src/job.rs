@@ -47,7 +47,9 @@ pub(crate) struct Request {
 impl Request {
     /// An error that names the file, and the place in it.
     pub(crate) fn name(&self, error: Error) -> Error {
-        error.with("url", &self.file.name).with("offset", self.offset)
+        let error = error.with("url", &self.file.name).with("offset", self.offset);
+        let is_refused = error.errno() == libc::ECONNREFUSED && error.hints().is_empty();
+        if is_refused { error.hint("nothing listens there any more: start the server") } else { error }
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
 //! | `client`, `job` | requests cut into calls, and dealt to wires |
 //! | `wire` | a connection: calls under way, resent, parked |
+//! | `outage` | how long a server has been silent, and when what waits for it is given up |
 //! | `place` | memory that a server writes to by a key that was made before |
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
 //! | [`probe`](mod@probe) | what a server can do, read and compared |
@@ -24,6 +25,7 @@ mod job;
 pub mod mount;
 pub mod open;
 mod options;
+mod outage;
 mod place;
 pub mod probe;
 pub mod rdma;
@@ -36,17 +38,13 @@ pub mod v4;
 mod wire;
 pub mod xdr;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 pub use client::{Client, Traffic};
 pub use job::{Answer, CHANGED, Direction};
 pub use open::{File, open};
 pub use options::{Options, Rdma};
+pub use outage::{Silent, silent, stop_waiting};
 pub use place::Registered;
 pub use probe::probe;
 pub use url::Url;
 
-/// Locks, whether or not another thread panicked with it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use forebay_sys::lock;

@@ -9,7 +9,7 @@ use forebay_verbs::Why;
 
 use crate::client::Client;
 use crate::connect::{ServerUnreachable, resolve};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, NO_ANSWER};
 use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
 use crate::lock;
@@ -53,17 +53,21 @@ struct Known {
 
 /// Opens a file by its URL.
 pub fn open(url: &Url, options: &Options) -> Result<File> {
-    let found = find(url, options)?;
+    let found = find(url, options).map_err(|error| {
+        if is_silent(&error) { error.hint(format!("forebay nfs probe {url}")) } else { error }
+    })?;
     match found.attributes.kind {
         Kind::Regular => {}
         Kind::Directory => {
-            return Err(
-                Error::new(ErrorKind::IsDirectory, "a directory where a file is needed").with("url", url)
-            );
+            return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
+                .with("url", url)
+                .hint("name a file in it: directories are not listed by URL"));
         }
         Kind::Link => return Err(Status(10029).error("cannot open file", 0).with("url", url)),
         Kind::Other => {
-            return Err(Error::new(ErrorKind::Unsupported, "it is no regular file").with("url", url));
+            return Err(Error::new(ErrorKind::Unsupported, "it is no regular file")
+                .with("url", url)
+                .hint("name a regular file: what devices, pipes and sockets hold is not on the server"));
         }
     }
     let named = Arc::new(job::FileTarget { handle: found.handle, name: url.to_string() });
@@ -106,6 +110,11 @@ pub fn is_unreached(error: &Error) -> bool {
     ServerUnreachable::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
 }
 
+/// Whether the server was reached, but did not answer.
+fn is_silent(error: &Error) -> bool {
+    error.kind() == ErrorKind::Timeout && error.message().ends_with(NO_ANSWER)
+}
+
 /// A version that is not spoken says less than one that refuses.
 fn better(first: Error, second: Error) -> Error {
     if first.kind() == ErrorKind::Unsupported { second } else { first }
@@ -119,12 +128,33 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         let addresses = resolve(&url.server, url.port)?;
         (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
     };
-    let (handle, attributes, limits) = look_up(url, &server)?;
+    let (handle, attributes, limits) = look_up(url, &server).map_err(|error| at(url, error))?;
     if client.is_none() {
-        try_out(&server).map_err(|error| error.with("url", url))?;
+        try_out(&server).map_err(|error| at(url, error))?;
     }
     let client = client.unwrap_or_else(|| new_client(&server, url.port, limits));
     Ok(Found { client, handle, attributes })
+}
+
+/// The error with its URL, and with what to look at where it does not say.
+fn at(url: &Url, error: Error) -> Error {
+    let error = error.with("url", url);
+    if !error.hints().is_empty() {
+        return error;
+    }
+    let server = &url.server;
+    let has_status = error.context().iter().any(|(key, _)| *key == "nfs_status");
+    match error.kind() {
+        _ if error.errno() == libc::ECONNREFUSED => error.hint(format!(
+            "nothing listens on port {}: start the server, or name its port: nfs://{server}:PORT{}",
+            url.port, url.path
+        )),
+        ErrorKind::Io if has_status => error.hint("look at the server's log"),
+        ErrorKind::Io | ErrorKind::Unsupported => {
+            error.hint(format!("is it an NFS server that listens there? rpcinfo -p {server}"))
+        }
+        _ => error,
+    }
 }
 
 /// How the error begins of a file that the server says other things of than the kernel.
@@ -238,7 +268,7 @@ fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
     server.renew(0)?;
     let names = url.names();
     if names.len() > 64 {
-        return Err(Error::new(ErrorKind::InvalidInput, "the path has more than 64 names").with("url", url));
+        return Err(Error::new(ErrorKind::InvalidInput, "the path has more than 64 names"));
     }
     let said = server.compound(
         doing,
@@ -264,7 +294,7 @@ fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
             }
         },
     )?;
-    said.map_err(|status| explain(status, server, doing).with("url", url))
+    said.map_err(|status| explain(status, server, doing))
 }
 
 // ---- version 3 --------------------------------------------------------------------------------------------------
@@ -274,8 +304,12 @@ fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.
     let below = look_up_below(url, server, names.saturating_sub(1));
-    let is_found = below.as_ref().is_ok_and(|(_, attributes)| attributes.kind != Kind::Directory);
-    let (handle, attributes) = if is_found { below? } else { look_up_below(url, server, names).or(below)? };
+    let is_final = match &below {
+        Ok((_, attributes)) => attributes.kind != Kind::Directory,
+        // It would be as silent again.
+        Err(error) => is_unreached(error),
+    };
+    let (handle, attributes) = if is_final { below? } else { look_up_below(url, server, names).or(below)? };
     Ok((handle, attributes, limits_v3(server, &handle)?))
 }
 
@@ -295,7 +329,7 @@ fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Att
             to.opaque(name.as_bytes());
         };
         let said = server.call3(doing, v3::LOOKUP, put, v3::get_lookup)?;
-        handle = said.map_err(|status| explain(status, server, doing).with("url", url))?;
+        handle = said.map_err(|status| explain(status, server, doing))?;
     }
     Ok((handle, server.facts(&handle)?.0))
 }
@@ -303,7 +337,7 @@ fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Att
 fn explain(status: Status, server: &Server, doing: &str) -> Error {
     let error = status.error(doing, server.who.uid());
     if status == Status::NO_ENTRY {
-        error.hint("check the export and the path: showmount -e SERVER")
+        error.hint(format!("check the export and the path: showmount -e {}", server.name))
     } else {
         error
     }
@@ -315,7 +349,18 @@ fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<
         Some(port) => port,
         None => port_of_mountd(url, server)?,
     };
-    let mut mountd = Exchange::new(resolve(&url.server, port)?, server.options.clone());
+    let mut mountd =
+        Exchange::new(resolve(&url.server, port)?, server.options.clone(), server.outage.clone());
+    let unanswered = |error: Error| {
+        if !error.hints().is_empty() && !is_unreached(&error) {
+            return error;
+        }
+        let hint = "use ?version=4, which needs no mountd, or name its port";
+        error.with("service", "mountd").hint(match url.mount_port {
+            Some(_) => format!("{hint} in place of mountport={port}: rpcinfo -p {}", url.server),
+            None => format!("{hint}: ?version=3&mountport=PORT"),
+        })
+    };
     let names = url.names();
     let mut first = None;
     for count in (0..=most).rev() {
@@ -326,7 +371,8 @@ fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<
             Some(&server.who),
             |to| to.opaque(path.as_bytes()),
             v3::get_mount,
-        )?;
+        );
+        let said = said.map_err(unanswered)?;
         match said {
             Ok(handle) => return Ok((handle, names[count..].to_vec())),
             Err(status) => {
@@ -339,7 +385,7 @@ fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<
         }
     }
     let error = first.unwrap_or_else(|| Error::new(ErrorKind::NotFound, "cannot mount the export"));
-    Err(error.with("url", url).hint(format!("showmount -e {} lists the exports", url.server)))
+    Err(error.hint(format!("showmount -e {} lists the exports", url.server)))
 }
 
 /// mountd refuses what is not exported as it refuses who may not: neither owner nor mode is looked at.
@@ -355,13 +401,18 @@ fn not_mounted(status: Status, server: &Server) -> Error {
 
 fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
     let ask = |program: Program| {
-        let mut portmap = Exchange::new(resolve(&url.server, 111)?, server.options.clone());
+        let addresses = resolve(&url.server, 111)?;
+        let mut portmap = Exchange::new(addresses, server.options.clone(), server.outage.clone());
         let put = |to: &mut Writer<'_>| v3::put_getport(to, program);
         let get = |from: &mut Reader<'_>| v3::get_port(from);
         portmap.call("cannot ask the portmapper", (v3::PORTMAP, v3::GETPORT), None, put, get)
     };
     ask(v3::MOUNT)
-        .map_err(|error| error.hint("name mountd's port: ?version=3&mountport=PORT, or use ?version=4"))?
+        .map_err(|error| {
+            error.with("service", "portmapper").hint(
+                "use ?version=4, which needs no portmapper, or name mountd's port: ?version=3&mountport=PORT",
+            )
+        })?
         .ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "the server has no mountd for version 3")
                 .with("server", &url.server)

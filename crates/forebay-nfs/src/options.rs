@@ -17,6 +17,8 @@ pub struct Options {
     pub depth: usize,
     /// How long a connection may take to be made.
     pub connect: Duration,
+    /// How long a server that has never answered is waited for: nothing says that it will.
+    pub first_answer: Duration,
     /// How long a server may be silent while calls wait, before they are sent again on a new connection.
     pub silence: Duration,
     /// Connections come from a port below 1024, where the process may have one: many exports ask for that.
@@ -85,6 +87,7 @@ impl Default for Options {
             connections: 8,
             depth: 8,
             connect: Duration::from_secs(5),
+            first_answer: Duration::from_secs(30),
             silence: Duration::from_mins(1),
             low_ports: true,
             rdma: None,

@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::handle::{Attributes, Kind, Limits, Version};
 use crate::job::Direction;
-use crate::open::{File, find, open};
+use crate::open::{File, find, is_unreached, open};
 use crate::options::{Options, Rdma};
 use crate::url::Url;
 
@@ -20,6 +20,8 @@ pub struct Probe {
     pub rates: Vec<Rate>,
     /// The same by RDMA and 4 connections, or why not; none for a directory.
     pub rdma: Option<Result<Rate>>,
+    /// What the path is.
+    pub attributes: Attributes,
 }
 
 /// A read of the file's begin.
@@ -74,6 +76,9 @@ pub fn cpu_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// How long a server that has never answered is waited for, at most: who probes wants to know.
+const FIRST_ANSWER: Duration = Duration::from_secs(8);
+
 /// Bytes that are read at most.
 const BYTES: u64 = 256 << 20;
 
@@ -82,10 +87,18 @@ const PIECE: usize = 4 << 20;
 
 /// Asks a server about a path, in all versions of the URL, and reads it if it is a file.
 pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
+    let options = &Options { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
     let mut versions = Vec::new();
     for version in &url.versions {
         let only = Url { versions: vec![*version], ..url.clone() };
         let found = find(&only, options).map(|found| (found.client.limits(), found.attributes));
+        if let Err(error) = &found
+            && versions.is_empty()
+            && is_unreached(error)
+        {
+            // It would not answer in other versions either.
+            return Err(error.clone());
+        }
         versions.push((*version, found));
     }
     let spoken =
@@ -108,7 +121,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
         });
         rdma = Some(by_rdma);
     }
-    Ok(Probe { versions, rates, rdma })
+    Ok(Probe { versions, rates, rdma, attributes })
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.

@@ -157,8 +157,7 @@ impl Rejected {
     pub fn error(self, doing: &str) -> Error {
         let new = |kind, why: &str| Error::new(kind, format!("{doing}: {why}"));
         match self {
-            Self::NoProgram => new(ErrorKind::Unsupported, "the server does not offer this service")
-                .hint("rpcinfo -p SERVER lists what it offers"),
+            Self::NoProgram => new(ErrorKind::Unsupported, "the server does not offer this service"),
             Self::Versions(low, high) => {
                 new(ErrorKind::Unsupported, "the server does not speak this version")
                     .with("offers", if low == high { low.to_string() } else { format!("{low}..{high}") })

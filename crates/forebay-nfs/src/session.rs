@@ -15,6 +15,7 @@ use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Limits, Version};
 use crate::lock;
 use crate::options::{Options, Rdma};
+use crate::outage::{self, Outage};
 use crate::rpc::{Credential, random};
 use crate::status::Status;
 use crate::v3::{self, Outcome};
@@ -29,6 +30,8 @@ pub(crate) struct Server {
     pub(crate) version: Version,
     pub(crate) who: Credential,
     pub(crate) options: Options,
+    /// How long it has been silent.
+    pub(crate) outage: Arc<Outage>,
     control: Arc<Mutex<Control>>,
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
@@ -88,10 +91,14 @@ const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
 
+/// And when it is over.
+const ENDING: &str = "cannot end a session";
+
 impl Server {
     /// Nothing is sent yet.
     pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
-        let exchange = Exchange::new(addresses.clone(), options.clone());
+        let outage = Outage::new(name.clone());
+        let exchange = Exchange::new(addresses.clone(), options.clone(), outage.clone());
         let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
         Self {
             name,
@@ -99,6 +106,7 @@ impl Server {
             version,
             who: Credential::of_process(),
             options,
+            outage,
             control: Arc::new(Mutex::new(control)),
             session: Mutex::default(),
             domain: Mutex::default(),
@@ -260,7 +268,7 @@ impl Server {
         if start.elapsed() > self.options.deadline {
             return Err(status.error(doing, self.who.uid()));
         }
-        std::thread::sleep(pause);
+        outage::sleep(pause)?;
         *began = Some((start, (pause * 2).min(MAX_RETRY_PAUSE)));
         Ok(())
     }
@@ -435,7 +443,7 @@ impl From<Refused> for Error {
 }
 
 impl Drop for Server {
-    /// Tells the server that its session is over, if the connection is there. After an idle while it is not: the lease ends it.
+    /// Tells the server that its session is over. One that did not answer of late is left alone: the lease ends the session.
     fn drop(&mut self) {
         // A child's connection and session are its parent's.
         if self.birth != forks::count() {
@@ -443,14 +451,20 @@ impl Drop for Server {
         }
         let Some(granted) = self.session().granted else { return };
         let mut control = lock(&self.control);
-        if !control.exchange.is_connected() {
+        if !control.exchange.was_answered() {
             return;
         }
         control.exchange.shorten_deadline();
+        // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
+        if !control.exchange.is_connected()
+            && !matches!(self.in_slot(&mut control, ENDING, 0, |_| (), |_| Ok(Ok(()))), Ok(Ok(())))
+        {
+            return;
+        }
         let client = control.client;
         let ended = self.outside(
             &mut control,
-            "cannot end a session",
+            ENDING,
             |to| {
                 to.u32(op::DESTROY_SESSION);
                 to.raw(&granted.session);

@@ -78,6 +78,8 @@ impl Status {
             1 | 13 => error
                 .hint("check the file's owner and mode")
                 .hint("add `insecure` to the export: this process may use no port below 1024"),
+            20 => error.hint("check the path: what is a file there has no names below it"),
+            21 => error.hint("name a file in it"),
             28 => error.hint("free some space on the server"),
             30 => error.hint("export it with `rw`"),
             10016 => error.hint("export with sec=sys, or read through the kernel's mount"),

@@ -1,6 +1,7 @@
 //! `nfs://server[:port]/path[?version=3|4|4.0|4.1|4.2][&mountport=PORT]`.
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::path::Path;
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -34,7 +35,27 @@ const ANY: [Version; 3] = [Version::V4(1), Version::V4(0), Version::V3];
 impl Url {
     /// Whether a path is meant to be one.
     pub fn is_one(path: &Path) -> bool {
-        path.as_os_str().as_encoded_bytes().starts_with(SCHEME.as_bytes())
+        let bytes = path.as_os_str().as_encoded_bytes();
+        bytes.get(..SCHEME.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(SCHEME.as_bytes()))
+    }
+
+    /// The URL that a path which is not there is meant to be: `SERVER:/PATH`, as `mount` takes it, or `nfs:/SERVER/PATH`.
+    pub fn meant(path: &Path) -> Option<String> {
+        let text = path.to_str()?;
+        let scheme = text.get(..4).filter(|begin| begin.eq_ignore_ascii_case("nfs:"));
+        let (server, path) = match scheme {
+            Some(_) if Self::is_one(path) => return None,
+            Some(_) => text[4..].trim_start_matches('/').split_once('/')?,
+            None => text.split_once(":/").filter(|(_, path)| !path.starts_with('/'))?,
+        };
+        let server = server.rsplit('@').next().filter(|name| !name.is_empty() && !name.contains('/'))?;
+        let escaped = path.replace('%', "%25").replace(' ', "%20").replace('?', "%3F");
+        Some(format!("{SCHEME}{server}/{escaped}"))
+    }
+
+    /// What to say of a path that is not there, but would be a file of a server if it were written as a URL.
+    pub fn hint(path: &Path) -> Option<String> {
+        Self::meant(path).map(|url| format!("a file of a server is named {url}"))
     }
 
     /// Reads it.
@@ -44,9 +65,17 @@ impl Url {
                 .with("url", text)
                 .hint("nfs://SERVER/EXPORT/PATH, nfs://SERVER:PORT/PATH?version=3&mountport=PORT")
         };
-        let rest = text.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with nfs://"))?;
+        if !Self::is_one(Path::new(text)) {
+            return Err(wrong("it does not begin with nfs://"));
+        }
+        let rest = &text[SCHEME.len()..];
         let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
         let (host, path) = rest.split_once('/').ok_or_else(|| wrong("it has no path"))?;
+        if let Some((_, host)) = host.rsplit_once('@') {
+            let hint = format!("{SCHEME}{host}/{path}: the server sees the user and group of this process");
+            let error = Error::new(ErrorKind::InvalidInput, "cannot read the URL: a user cannot be named");
+            return Err(error.with("url", text).hint(hint));
+        }
         let (server, port) = host_and_port(host).ok_or_else(|| wrong("its server or port"))?;
         let path =
             format!("/{}", unescape(path).ok_or_else(|| wrong("its path has a % without two digits"))?);
@@ -55,17 +84,29 @@ impl Url {
             return Err(wrong("its path has .. or ., a zero byte, or too long a name"));
         }
         let mut url = Self { server, port, path, versions: ANY.to_vec(), mount_port: None };
+        let mut seen = Vec::new();
         for option in options.split('&').filter(|option| !option.is_empty()) {
-            match option.split_once('=') {
+            let option = option.split_once('=');
+            if let Some((name, _)) = option {
+                if seen.contains(&name) {
+                    return Err(wrong(&format!("{name} is given twice")));
+                }
+                seen.push(name);
+            }
+            match option {
                 Some(("version", "4")) => url.versions = vec![Version::V4(1), Version::V4(0)],
                 Some(("version", value)) => {
                     url.versions = vec![Version::parse(value).ok_or_else(|| wrong("its version"))?];
                 }
                 Some(("mountport", value)) => {
-                    url.mount_port = Some(value.parse().map_err(|_| wrong("its mountport"))?);
+                    let port: NonZeroU16 = value.parse().map_err(|_| wrong("its mountport"))?;
+                    url.mount_port = Some(port.get());
                 }
                 _ => return Err(wrong("an unknown option")),
             }
+        }
+        if url.mount_port.is_some() && !url.versions.contains(&Version::V3) {
+            return Err(wrong("mountport is of version 3, and another one is named"));
         }
         Ok(url)
     }
@@ -129,6 +170,34 @@ mod tests {
         assert_eq!(Url::parse("nfs://[fe80::1]:111/x").unwrap().to_string(), "nfs://[fe80::1]:111/x");
     }
 
+    /// RFC 3986 §3.1: schemes are written in any case.
+    #[test]
+    fn schemes_are_taken_in_any_case() {
+        assert!(Url::is_one(Path::new("NFS://a/b")) && !Url::is_one(Path::new("nfs:/a")));
+        assert_eq!(Url::parse("Nfs://Server/B").unwrap(), Url::parse("nfs://Server/B").unwrap());
+    }
+
+    #[test]
+    fn what_is_meant_to_be_a_url_is_told() {
+        for (path, url) in [
+            ("server:/export/a file", "nfs://server/export/a%20file"),
+            ("root@[fd00::1]:/x?y", "nfs://[fd00::1]/x%3Fy"),
+            ("nfs:/server/export", "nfs://server/export"),
+            ("NFS:server/export", "nfs://server/export"),
+        ] {
+            assert_eq!(Url::meant(Path::new(path)).as_deref(), Some(url));
+        }
+        for path in ["a:b", "/mnt/a:/b", "http://a/b", ":/b", "nfs:///x", "nfs:/a", "x"] {
+            assert_eq!(Url::meant(Path::new(path)), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_refused_with_the_url_without_it() {
+        let error = Url::parse("nfs://root@server/export/file").unwrap_err();
+        assert!(error.hints()[0].starts_with("nfs://server/export/file: "), "{error:?}");
+    }
+
     #[test]
     fn what_is_no_url_is_refused() {
         let wrong = [
@@ -143,6 +212,11 @@ mod tests {
             "nfs://a/b?version=2",
             "nfs://a/b?tls=1",
             "nfs://a/%00",
+            "nfs://a/b?version=4&version=3",
+            "nfs://a/b?mountport=1&version=3&mountport=1",
+            "nfs://a/b?version=4.1&mountport=20048",
+            "nfs://a/b?version=3&mountport=0",
+            "nfs://root@a/b",
         ];
         for text in wrong {
             let error = Url::parse(text).unwrap_err();

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 
@@ -12,11 +12,7 @@ use crate::data_files::OpenFiles;
 use crate::future::Flight;
 use crate::wait;
 use forebay_engine::threads;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic of another holder leaves the guarded data consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) use forebay_sys::lock;
 
 /// What one process has in flight. A forked child makes its own: it has none of its parent's threads, and their locks may be
 /// locked for ever.

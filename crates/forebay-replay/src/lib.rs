@@ -46,10 +46,10 @@ use forebay_engine::{EngineKind, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
 pub use files::{Cache, Overwritten};
-pub use plan::{Changed, LeftOut, ReplayPlan};
+pub use plan::{ChangedCalls, LeftOut, ReplayPlan};
 pub use report::{
-    Against, Answer, BusyRange, EngineBytes, Judged, NotHere, NotUsed, Recorded, ReplayFileReport,
-    ReplayReport, TurnReport,
+    Answer, BusyRange, EngineBytes, EngineComparison, NotHere, NotUsed, RecordedRun, ReplayFileReport,
+    ReplayReport, SpeedVerdict, TurnReport,
 };
 pub use text::text;
 

@@ -99,7 +99,7 @@ pub struct LeftOut {
 
 /// Calls that are repeated in another form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Changed {
+pub struct ChangedCalls {
     /// Calls of several pieces, repeated as one.
     pub vectored: u64,
     /// Calls of managed memory, repeated with a GPU's own.
@@ -119,7 +119,7 @@ pub struct ReplayPlan {
     /// Bytes by the engines that moved them.
     pub(crate) engines: BTreeMap<EngineCode, u64>,
     pub(crate) left_out: LeftOut,
-    pub(crate) changed: Changed,
+    pub(crate) changed: ChangedCalls,
 }
 
 impl ReplayPlan {
@@ -176,7 +176,7 @@ struct PlanBuilder {
     submitters: HashMap<(u32, u64), u32>,
     sizes: HashMap<u32, Vec<u64>>,
     left_out: LeftOut,
-    changed: Changed,
+    changed: ChangedCalls,
 }
 
 impl PlanBuilder {

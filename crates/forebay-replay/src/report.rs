@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::caller::CallDone;
 use crate::files::ReplayFiles;
-use crate::plan::{Changed, LeftOut, ReplayPlan};
+use crate::plan::{ChangedCalls, LeftOut, ReplayPlan};
 use crate::turn::TurnDone;
 use crate::{Replay, verdict};
 
@@ -19,11 +19,11 @@ pub struct ReplayReport {
     /// The release of forebay.
     pub release: &'static str,
     /// The recording.
-    pub recorded: Recorded,
+    pub recorded: RecordedRun,
     /// Calls that were not repeated.
     pub left_out: LeftOut,
     /// Calls that were repeated in another form.
-    pub changed: Changed,
+    pub changed: ChangedCalls,
     /// Whether the recorded gaps were left out.
     pub is_fast: bool,
     /// Whether the trace has calls of GPU memory, and whether a GPU is here.
@@ -69,7 +69,7 @@ pub enum Answer {
 
 /// What was recorded.
 #[derive(Clone, Debug, Serialize)]
-pub struct Recorded {
+pub struct RecordedRun {
     /// The command line.
     pub command: String,
     /// The process.
@@ -106,19 +106,19 @@ pub struct BusyRange {
 
 /// One way beside the best of another engine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Against {
+pub struct EngineComparison {
     /// The best way of the other engine.
     pub way: String,
     /// Its median busy time divided by this way's: how many times as fast this way is.
     pub ratio: f64,
     /// What that is.
-    pub judged: Judged,
+    pub judged: SpeedVerdict,
 }
 
 /// What a difference is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Judged {
+pub enum SpeedVerdict {
     /// Less busy time.
     Faster,
     /// More of it.
@@ -155,7 +155,7 @@ pub struct TurnReport {
     /// The range of that over all turns of the way; `None` for the recording.
     pub busy_range: Option<BusyRange>,
     /// Compared with the best of another engine; `None` where there is none like it.
-    pub against: Option<Against>,
+    pub against: Option<EngineComparison>,
     /// Bytes by busy seconds.
     pub gb_per_s: f64,
     /// CPU seconds of the process.
@@ -223,7 +223,7 @@ impl ReplayReport {
         };
         Self {
             release: env!("CARGO_PKG_VERSION"),
-            recorded: Recorded::of(plan),
+            recorded: RecordedRun::of(plan),
             left_out: plan.left_out,
             changed: plan.changed,
             is_fast: replay.is_fast,
@@ -251,7 +251,7 @@ impl ReplayReport {
     }
 }
 
-impl Recorded {
+impl RecordedRun {
     fn of(plan: &ReplayPlan) -> Self {
         let calls = plan.calls().map(|call| CallDone {
             start: call.start,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use forebay_error::plain;
 use forebay_trace::bytes;
 
-use crate::report::{Against, Judged, ReplayReport, TurnReport};
+use crate::report::{EngineComparison, ReplayReport, SpeedVerdict, TurnReport};
 use crate::verdict::seconds;
 
 /// Files that are listed by name.
@@ -142,11 +142,11 @@ fn compared(text: &mut String, report: &ReplayReport) {
     }
 }
 
-fn against(against: &Against) -> String {
+fn against(against: &EngineComparison) -> String {
     let word = match against.judged {
-        Judged::Faster => "faster than",
-        Judged::Slower => "slower than",
-        Judged::Noise => "within the noise of",
+        SpeedVerdict::Faster => "faster than",
+        SpeedVerdict::Slower => "slower than",
+        SpeedVerdict::Noise => "within the noise of",
     };
     format!("{word} {}: {:.2}x as fast", against.way, against.ratio)
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{Against, Answer, Judged, ReplayReport, TurnReport};
+use crate::report::{Answer, EngineComparison, ReplayReport, SpeedVerdict, TurnReport};
 use crate::rounds::VARIED;
 use crate::{ELECTED, PLAIN};
 
@@ -25,7 +25,7 @@ pub(crate) fn compare(turns: &mut [TurnReport]) {
             let others = turns.iter().filter(|other| engine(other) != engine(turn) && is_alike(turn, other));
             let best = fastest(others).filter(|_| turn.errors == 0)?;
             let ratio = best.busy_seconds / turn.busy_seconds.max(1e-9);
-            Some(Against { way: best.way.clone(), ratio, judged: judge(turn, best) })
+            Some(EngineComparison { way: best.way.clone(), ratio, judged: judge(turn, best) })
         })
         .collect();
     for (turn, against) in turns.iter_mut().zip(against) {
@@ -34,17 +34,17 @@ pub(crate) fn compare(turns: &mut [TurnReport]) {
 }
 
 /// What the difference of two ways is: nothing while the ranges of their turns overlap.
-fn judge(one: &TurnReport, other: &TurnReport) -> Judged {
-    let (Some(own), Some(range)) = (one.busy_range, other.busy_range) else { return Judged::Noise };
+fn judge(one: &TurnReport, other: &TurnReport) -> SpeedVerdict {
+    let (Some(own), Some(range)) = (one.busy_range, other.busy_range) else { return SpeedVerdict::Noise };
     let (quick, slow) = (one.busy_seconds.min(other.busy_seconds), one.busy_seconds.max(other.busy_seconds));
     let is_few = own.turns.min(range.turns) < MIN_TURNS;
     let overlap = own.least <= range.greatest && range.least <= own.greatest;
     match slow {
         _ if overlap || slow - quick <= slow * NOISE_FRACTION || is_few && slow < quick * CLEAR_FACTOR => {
-            Judged::Noise
+            SpeedVerdict::Noise
         }
-        _ if one.busy_seconds < other.busy_seconds => Judged::Faster,
-        _ => Judged::Slower,
+        _ if one.busy_seconds < other.busy_seconds => SpeedVerdict::Faster,
+        _ => SpeedVerdict::Slower,
     }
 }
 
@@ -117,7 +117,7 @@ fn best_here(turns: &[TurnReport]) -> Option<String> {
     let against = best.against.as_ref()?;
     let other = turns.iter().find(|turn| turn.way == against.way)?;
     Some(match against.judged {
-        Judged::Noise => format!("{} and {} differ within the noise.", best.way, other.way),
+        SpeedVerdict::Noise => format!("{} and {} differ within the noise.", best.way, other.way),
         _ => format!("The fastest here is {}, {} ({}).", best.way, times(best, other), turns_of(best, other)),
     })
 }
@@ -133,10 +133,10 @@ fn compared(direct: &TurnReport, turns: &[TurnReport]) -> (Answer, String) {
     let judged = judge(direct, best);
     let won = best.busy_seconds - direct.busy_seconds;
     let (answer, word) = match judged {
-        Judged::Faster if won < best.seconds * SMALL_GAIN => (Answer::HelpsLittle, "would help little"),
-        Judged::Faster => (Answer::Helps, "would help"),
-        Judged::Slower => (Answer::Slower, "would not help"),
-        Judged::Noise => (Answer::Noise, "would make no difference that shows"),
+        SpeedVerdict::Faster if won < best.seconds * SMALL_GAIN => (Answer::HelpsLittle, "would help little"),
+        SpeedVerdict::Faster => (Answer::Helps, "would help"),
+        SpeedVerdict::Slower => (Answer::Slower, "would not help"),
+        SpeedVerdict::Noise => (Answer::Noise, "would make no difference that shows"),
     };
     let mut text = format!(
         "The direct path {word}: calls are under way for {}, the best of the others, whose turn takes {}",
@@ -270,13 +270,13 @@ mod tests {
         let plain = turn(PLAIN, "", 4.0);
         assert_eq!(
             (judge(&wide(3.0, 0.2), &plain), judge(&wide(3.0, 0.3), &plain)),
-            (Judged::Faster, Judged::Noise)
+            (SpeedVerdict::Faster, SpeedVerdict::Noise)
         );
         for (turns, busy, judged) in [
-            (3, 3.0, Judged::Faster),
-            (2, 3.0, Judged::Noise),
-            (1, 1.7, Judged::Noise),
-            (1, 1.5, Judged::Faster),
+            (3, 3.0, SpeedVerdict::Faster),
+            (2, 3.0, SpeedVerdict::Noise),
+            (1, 1.7, SpeedVerdict::Noise),
+            (1, 1.5, SpeedVerdict::Faster),
         ] {
             let few = |turn| of_turns(turn, turns);
             assert_eq!(
@@ -305,9 +305,9 @@ mod tests {
         ];
         compare(&mut turns);
         let told = |at: usize| turns[at].against.as_ref().map(|one| (one.way.as_str(), one.judged));
-        assert_eq!(told(0), Some(("staged", Judged::Slower)));
-        assert_eq!(told(1), Some(("mapped", Judged::Faster)));
-        assert_eq!(told(3), Some(("staged", Judged::Slower)));
+        assert_eq!(told(0), Some(("staged", SpeedVerdict::Slower)));
+        assert_eq!(told(1), Some(("mapped", SpeedVerdict::Faster)));
+        assert_eq!(told(3), Some(("staged", SpeedVerdict::Slower)));
         assert_eq!(told(4), None);
         let best = best_here(&turns).unwrap();
         assert!(

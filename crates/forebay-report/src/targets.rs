@@ -66,9 +66,11 @@ impl Target {
             Ok(found) if found.is_file() || found.file_type().is_block_device() => (given.clone(), false),
             Ok(_) => return Err(bad("cannot measure: not a file, block device or directory", &given)),
             Err(error) => {
-                return Err(Error::from_io(&error, "cannot use path")
-                    .with("path", given.display())
-                    .hint("name a directory, where a file is made, or a file that is there"));
+                return Err(Error::from_io(&error, "cannot use path").with("path", given.display()).hint(
+                    forebay_nfs::Url::hint(path).unwrap_or_else(|| {
+                        "name a directory, where a file is made, or a file that is there".to_owned()
+                    }),
+                ));
             }
         };
         let name = given.display().to_string();
@@ -87,7 +89,7 @@ impl Target {
         let length = length_there(url)?;
         long_enough(length).map_err(|error| error.with("url", url))?;
         let (given, file) = (path.to_owned(), path.to_owned());
-        let nfs = Some(SCHEME.to_owned());
+        let nfs = Some(forebay_nfs::url::SCHEME.to_owned());
         Ok(Self { given, file, made: false, can_be_cold: true, nfs, controller: None })
     }
 
@@ -116,12 +118,9 @@ impl Target {
     }
 }
 
-/// What a URL begins with.
-const SCHEME: &str = "nfs://";
-
 /// A path that is a URL.
 pub(crate) fn url(path: &Path) -> Option<&str> {
-    path.to_str().filter(|text| text.starts_with(SCHEME))
+    path.to_str().filter(|_| forebay_nfs::Url::is_one(path))
 }
 
 /// In a file that is shorter a row's I/Os would not have the size that they are said to have.

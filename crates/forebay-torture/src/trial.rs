@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::options::Options;
 use crate::random::Random;
+use crate::runner::lock;
 
 /// Failures after which an attack ends: more of them tell nothing new.
 const ENOUGH: usize = 3;
@@ -37,10 +38,6 @@ pub struct Trial {
     figures: Mutex<BTreeMap<&'static str, u64>>,
     failures: Mutex<usize>,
     calls: Mutex<BTreeMap<u64, (Instant, String)>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Trial {

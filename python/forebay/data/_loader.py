@@ -106,6 +106,8 @@ class Loader:
         self.prefetch = self._ahead() if prefetch is None else _integer("prefetch", prefetch, 1)
         if transform is not None and not callable(transform):
             raise InvalidInputError(f"transform cannot be {transform!r}", hints=["a function that takes a batch"])
+        if not isinstance(drop_last, bool):
+            raise InvalidInputError(f"drop_last cannot be {drop_last!r}", hints=["True or False"])
         self.drop_last, self.transform = drop_last, transform
         self.stats = LoaderStats()
         self._kind = _order(order, block, window, records.nbytes_hint)

@@ -90,7 +90,9 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
             Err(error) => {
                 let error = Error::from_io(&error, "cannot open file").with("path", path.display());
                 return Err(if error.kind() == ErrorKind::NotFound {
-                    error.hint("check the path, or write the file first: -I 1 -s SIZE")
+                    error.hint(File::url_meant(&path).unwrap_or_else(|| {
+                        "check the path, or write the file first: -I 1 -s SIZE".to_owned()
+                    }))
                 } else {
                     explain(error)
                 });
@@ -150,7 +152,7 @@ fn writable_in_place(path: &Path) -> Result<()> {
     let at = if path.exists() { path } else { path.parent().unwrap_or(path) };
     let at = if at.as_os_str().is_empty() { Path::new(".") } else { at };
     let name = CString::new(at.as_os_str().as_bytes())
-        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a path with a zero byte"))?;
+        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a path with a zero byte").hint("leave it out"))?;
     // SAFETY: all-zero bytes are a valid statfs, the path is zero-terminated, and the call writes only the struct.
     let magic = unsafe {
         let mut found: libc::statfs = std::mem::zeroed();
@@ -267,13 +269,13 @@ fn wanted(work: &Workload, job: &Job, path: &Path, here: u64, block: bool) -> Re
 }
 
 fn make(path: &Path) -> Result<fs::File> {
-    fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(path)
-        .map_err(|error| explain(Error::from_io(&error, "cannot create file").with("path", path.display())))
+    fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(|error| {
+        let error = Error::from_io(&error, "cannot create file").with("path", path.display());
+        match File::url_meant(path).filter(|_| error.kind() == ErrorKind::NotFound) {
+            Some(hint) => error.hint(hint),
+            None => explain(error),
+        }
+    })
 }
 
 /// Adds what to do about an error of opening a file, where it says nothing itself.

@@ -106,7 +106,7 @@ impl RawFile {
 
 fn open(path: &Path, flags: libc::c_int) -> Result<OwnedFd> {
     let name = CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a path with a zero byte"))?;
+        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a path with a zero byte").hint("leave it out"))?;
     // SAFETY: a zero-terminated path; no other pointers.
     let fd = unsafe { libc::open(name.as_ptr(), flags | libc::O_CLOEXEC) };
     if fd < 0 {

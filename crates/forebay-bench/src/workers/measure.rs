@@ -180,9 +180,7 @@ impl WorkerMeter {
         if rest.total() > 0 {
             self.add(receipt.engine().for_the_rest(), rest);
         }
-        if !self.elections.iter().any(|known| Arc::ptr_eq(known, &receipt.election))
-            && self.elections.len() < 64
-        {
+        if !self.elections.contains(&receipt.election) && self.elections.len() < 64 {
             self.elections.push(receipt.election.clone());
         }
     }

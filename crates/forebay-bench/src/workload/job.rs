@@ -304,7 +304,7 @@ pub struct Job {
 
 impl Job {
     /// Its file, or one for each worker in its directory.
-    pub(crate) fn paths(&self) -> Vec<PathBuf> {
+    pub fn paths(&self) -> Vec<PathBuf> {
         match &self.target {
             JobTarget::File(path) => vec![path.clone()],
             JobTarget::Directory(directory) => {

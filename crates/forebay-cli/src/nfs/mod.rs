@@ -2,16 +2,38 @@
 
 mod gpu;
 
+use std::path::Path;
+
 use clap::{Args, Subcommand};
+use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::handle::{Attributes, Kind};
 use forebay_nfs::probe::Probe;
 use forebay_nfs::{Options, Rdma, Url, probe};
 
 use crate::console::{Console, Failure};
+use crate::silence;
+
+/// The error of a command that reads by a path alone, given a URL or what is meant to be one; `None` for a path.
+pub(crate) fn not_a_path(command: &str, path: &Path) -> Option<Error> {
+    let url = if Url::is_one(path) {
+        path.to_str()?.to_owned()
+    } else {
+        Url::meant(path).filter(|_| !path.exists())?
+    };
+    Some(
+        Error::new(
+            ErrorKind::InvalidInput,
+            format!("forebay {command} takes a path on a mount, not a file of a server"),
+        )
+        .with("path", path.display())
+        .hint(format!("forebay nfs probe '{url}' looks at the server, without a mount")),
+    )
+}
 
 /// Look at an NFS server with forebay's own client: no mount, no root
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Nfs {
+pub(crate) struct NfsArgs {
     #[command(subcommand)]
     command: NfsCommand,
 }
@@ -31,11 +53,17 @@ struct ProbeArgs {
 }
 
 /// Runs the command.
-pub(crate) fn run(args: &Nfs, console: &Console<'_>) -> Result<i32, Failure> {
+pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let NfsCommand::Probe(args) = &args.command;
     let url = url(&args.what).map_err(Failure::usage)?;
+    if Config::from_env()?.nfs == Nfs::Off {
+        return Err(Error::new(ErrorKind::Unsupported, "FOREBAY_NFS=off refuses URLs")
+            .with("url", &url)
+            .hint("unset FOREBAY_NFS")
+            .into());
+    }
     // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
-    let found = probe(&url, &Options::default())?;
+    let found = silence::told(console, || probe(&url, &Options::default()))?;
     say(&found, &url, console);
     // Where no byte comes to host memory by RDMA, the reason is told.
     if let Some(Ok(rate)) = &found.rdma {
@@ -51,14 +79,28 @@ pub(crate) fn run(args: &Nfs, console: &Console<'_>) -> Result<i32, Failure> {
 
 /// A URL, or what `mount` would take.
 fn url(text: &str) -> Result<Url> {
-    if text.starts_with(forebay_nfs::url::SCHEME) {
+    if Url::is_one(Path::new(text)) {
         return Url::parse(text);
     }
-    let (server, path) = text.split_once(":/").ok_or_else(|| {
-        Error::new(ErrorKind::InvalidInput, format!("not a path of a server: {text:?}"))
-            .hint("SERVER:/EXPORT/PATH, or nfs://SERVER/EXPORT/PATH")
-    })?;
-    Url::parse(&format!("nfs://{server}/{path}"))
+    let other = |hint: String| {
+        Error::new(ErrorKind::InvalidInput, format!("not a path of a server: {text:?}")).hint(hint)
+    };
+    let is_scheme = text.get(..4).is_some_and(|begin| begin.eq_ignore_ascii_case("nfs:"));
+    match text.split_once(":/").filter(|(_, path)| !path.starts_with('/') && !is_scheme) {
+        Some((server, path)) => Url::parse(&format!("nfs://{server}/{path}")),
+        None => Err(other(
+            Url::meant(Path::new(text))
+                .unwrap_or_else(|| "SERVER:/EXPORT/PATH, or nfs://SERVER/EXPORT/PATH".to_owned()),
+        )),
+    }
+}
+
+/// What a path of a server is.
+fn described(found: &Attributes) -> String {
+    match found.kind {
+        Kind::Regular => format!("{} of {} bytes", found.kind, found.size),
+        kind => kind.to_string(),
+    }
 }
 
 fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
@@ -67,14 +109,17 @@ fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
         let version = version.to_string();
         match found {
             Ok((limits, found)) => console.line(format_args!(
-                "{version:<5} yes; reads of {} KiB and writes of {} KiB a call; {:?} of {} bytes",
+                "{version:<5} yes; reads of {} KiB and writes of {} KiB a call; {}",
                 limits.read >> 10,
                 limits.write >> 10,
-                found.kind,
-                found.size
+                described(found)
             )),
             Err(error) => say_no(&version, error, console),
         }
+    }
+    if probe.rates.is_empty() {
+        let what = described(&probe.attributes);
+        console.line(format_args!("tcp   not measured: {what}: name a file that has bytes"));
     }
     for rate in &probe.rates {
         console.line(format_args!("tcp   {rate}"));

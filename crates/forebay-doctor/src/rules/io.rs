@@ -2,7 +2,7 @@
 
 use forebay_config::IoBackend;
 
-use crate::exercise::Exercised;
+use crate::exercise::ExerciseResult;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
 use crate::machine::{IoUring, Refuser};
@@ -89,7 +89,7 @@ fn place_by_place(facts: &Facts<'_>, found: &mut Findings) {
     }
 }
 
-fn place_findings(place: &StoragePlace, exercised: &Exercised, found: &mut Findings) {
+fn place_findings(place: &StoragePlace, exercised: &ExerciseResult, found: &mut Findings) {
     let at = format!("{} ({})", place.path, place.file_system);
     match (exercised.alignment, &exercised.direct_refused) {
         (Some((memory, offset)), _) => {

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use forebay_doctor::exercise::{
-    Exercise, ExerciseOutcome, ExerciseTarget, Exercised, FileRead, GpuSeen, Hinted, InPlace, LaneFacts,
-    Offered, PinBudget,
+    DriverOffer, Exercise, ExerciseOutcome, ExerciseResult, ExerciseTarget, FileRead, GpuSeen, Hinted,
+    InPlace, LaneFacts, PinBudget,
 };
 use forebay_doctor::storage::{DiskKind, StoragePlace};
 use forebay_doctor::system::{PauseFrames, System, Uname};
@@ -200,8 +200,8 @@ impl System for Fake {
 pub const BAR: &str = "p2pmem:0000:05:00.0";
 
 impl Exercise for Fake {
-    fn offered(&self) -> Offered {
-        Offered { gpus: self.gpus.clone(), missing: self.no_gpu.clone() }
+    fn offered(&self) -> DriverOffer {
+        DriverOffer { gpus: self.gpus.clone(), missing: self.no_gpu.clone() }
     }
 
     fn lanes(&self, target: ExerciseTarget) -> Result<LaneFacts, Hinted> {
@@ -218,9 +218,9 @@ impl Exercise for Fake {
         })
     }
 
-    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
+    fn exercise(&self, target: ExerciseTarget, place: &StoragePlace) -> ExerciseResult {
         if !place.writable && place.sample.is_none() {
-            return Exercised::skipped(
+            return ExerciseResult::skipped(
                 target,
                 Hinted::new("this user may not write here").fix("forebay check -f FILE"),
             );
@@ -235,7 +235,7 @@ impl Exercise for Fake {
             elapsed_us: 1000,
         };
         let memory = place.kind == DiskKind::Memory;
-        Exercised {
+        ExerciseResult {
             target,
             engine: Some(engine.into()),
             cold: if memory {
@@ -262,11 +262,11 @@ impl Exercise for Fake {
         Err(Hinted::new(format!("no such device: {name}")))
     }
 
-    fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> Exercised {
+    fn exercise_by_drive(&self, target: ExerciseTarget, place: &StoragePlace) -> ExerciseResult {
         if place.kind != DiskKind::Nvme {
-            return Exercised::skipped(target, Hinted::new("no drive lies below these files"));
+            return ExerciseResult::skipped(target, Hinted::new("no drive lies below these files"));
         }
-        Exercised { engine: Some("p2p".to_owned()), ..self.exercise(target, place) }
+        ExerciseResult { engine: Some("p2p".to_owned()), ..self.exercise(target, place) }
     }
 
     fn read_by_server(&self, _: ExerciseTarget, _: &StoragePlace) -> Option<InPlace> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::request::file::File;
-use crate::request::receipt::{Election, EngineKind, Note, Refusal, Told};
+use crate::request::receipt::{Election, EngineKind, Note, ReceiptPart, Refusal};
 use crate::source::Fill;
 
 /// What one engine did with a request.
@@ -13,7 +13,7 @@ struct Step {
     /// Bytes that it moved or will move.
     bytes: u64,
     /// Why it did not move more.
-    refusal: Option<Told<Refusal>>,
+    refusal: Option<ReceiptPart<Refusal>>,
 }
 
 /// Most steps of a walk. No list has more engines that report something.
@@ -24,19 +24,19 @@ const MAX_STEPS: usize = 4;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Walk {
     steps: [Option<Step>; MAX_STEPS],
-    note: Option<Told<Note>>,
+    note: Option<ReceiptPart<Note>>,
 }
 
 impl Walk {
     /// Adds what an engine did. Keeps the first refusal of each engine.
     #[inline]
-    pub(crate) fn record(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
+    pub(crate) fn record(&mut self, kind: EngineKind, bytes: u64, refusal: Option<ReceiptPart<Refusal>>) {
         if bytes > 0 || refusal.is_some() {
             self.add(kind, bytes, refusal);
         }
     }
 
-    fn add(&mut self, kind: EngineKind, bytes: u64, refusal: Option<Told<Refusal>>) {
+    fn add(&mut self, kind: EngineKind, bytes: u64, refusal: Option<ReceiptPart<Refusal>>) {
         let is_its = |step: &&mut Option<Step>| step.as_ref().is_none_or(|step| step.kind == kind);
         match self.steps.iter_mut().find(is_its) {
             Some(Some(step)) => {
@@ -50,7 +50,7 @@ impl Walk {
     }
 
     /// Sets the note.
-    pub(crate) fn note(&mut self, note: Option<Told<Note>>) {
+    pub(crate) fn note(&mut self, note: Option<ReceiptPart<Note>>) {
         self.note = note;
     }
 
@@ -79,10 +79,10 @@ impl Walk {
     fn is_shared(&self) -> bool {
         let is_of_many = |step: &Step| match step.refusal {
             None => true,
-            Some(Told::Always(_)) => step.bytes == 0,
-            Some(Told::Now(_)) => false,
+            Some(ReceiptPart::Always(_)) => step.bytes == 0,
+            Some(ReceiptPart::Now(_)) => false,
         };
-        self.steps().all(is_of_many) && !matches!(self.note, Some(Told::Now(_)))
+        self.steps().all(is_of_many) && !matches!(self.note, Some(ReceiptPart::Now(_)))
     }
 
     /// Whether the same engines moved bytes and gave the same reasons. Compares refusals and notes by address.
@@ -91,12 +91,12 @@ impl Walk {
             (Some(one), Some(other)) => {
                 one.kind == other.kind
                     && (one.bytes > 0) == (other.bytes > 0)
-                    && Told::is_same(one.refusal.as_ref(), other.refusal.as_ref())
+                    && ReceiptPart::is_same(one.refusal.as_ref(), other.refusal.as_ref())
             }
             (None, None) => true,
             _ => false,
         };
-        Told::is_same(self.note.as_ref(), other.note.as_ref())
+        ReceiptPart::is_same(self.note.as_ref(), other.note.as_ref())
             && self.steps.iter().zip(&other.steps).all(|(one, other)| same(one, other))
     }
 
@@ -169,6 +169,7 @@ pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> 
     if let Some(text) = file.source().way() {
         let mut with = Election::clone(election);
         with.notes.push(Note { text, hint: None });
+        with.notes.extend(file.held_up().map(|text| Note { text, hint: None }));
         return Arc::new(with);
     }
     let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);

@@ -33,10 +33,10 @@ use crate::io::plan::Part;
 use crate::io::segment::granularity;
 use crate::request::copy_order::CallOrder;
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Moved, Note, Refusal, Told};
+use crate::request::receipt::{EngineKind, Moved, Note, ReceiptPart, Refusal};
 use crate::request::ticket::{CallerPolled, Completion};
 use crate::request::transfer::{Batch, Transfer};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill};
@@ -58,7 +58,7 @@ pub trait Engine: Send + Sync {
 
     /// Takes a batch, or those parts of it that it can move. Nothing moves before [`Work::start`]. An error fails the
     /// whole submission: return one only from an engine that the user asked for by name, and pass otherwise.
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim>;
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim>;
 
     /// Starts what its works need (threads, rings, pinned memory). Returns notes on what makes it slower than it could
     /// be. Called before the works start.
@@ -67,8 +67,8 @@ pub trait Engine: Send + Sync {
     }
 
     /// What receipts say about it beside its name.
-    fn about(&self) -> Result<About> {
-        Ok(About::default())
+    fn about(&self) -> Result<EngineFacts> {
+        Ok(EngineFacts::default())
     }
 
     /// Called before this session writes to the file: drop what the write makes stale.
@@ -79,7 +79,7 @@ pub trait Engine: Send + Sync {
 
 /// What receipts say about an engine beside its name.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct EngineFacts {
     /// The mode that it works in, if it has several.
     pub mode: Option<&'static str>,
     /// Notes for the receipt.
@@ -123,7 +123,7 @@ impl<'a> Known<'a> {
 }
 
 /// A batch, or the parts of it that engines further up the list left.
-pub struct Asked<'a> {
+pub struct AskedBatch<'a> {
     /// The batch.
     pub batch: &'a Arc<Batch>,
     /// The parts still to be taken; `None`: the whole batch.
@@ -135,7 +135,7 @@ pub struct Asked<'a> {
     warmth: OnceCell<Warmth>,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> AskedBatch<'a> {
     pub(crate) fn new(batch: &'a Arc<Batch>, known: &'a Known<'a>, is_alone: bool) -> Self {
         Self { batch, parts: None, known, is_alone, warmth: OnceCell::new() }
     }
@@ -176,7 +176,7 @@ pub enum Ran {
     /// The transfer is done.
     Done(Done),
     /// The next engine may run it. The reason, if this engine would have been better.
-    Passed(Option<Told<Refusal>>),
+    Passed(Option<ReceiptPart<Refusal>>),
     /// No engine runs it on the calling thread: it goes to [`Engine::claim`].
     Later,
 }
@@ -188,9 +188,9 @@ pub struct Done {
     /// Bytes by the way they took.
     pub moved: Moved,
     /// Why a part went another way than this engine's own.
-    pub refusal: Option<Told<Refusal>>,
+    pub refusal: Option<ReceiptPart<Refusal>>,
     /// A note for the receipt.
-    pub note: Option<Told<Note>>,
+    pub note: Option<ReceiptPart<Note>>,
 }
 
 impl Done {
@@ -205,7 +205,7 @@ pub enum Claim {
     /// All that was asked, or parts of it.
     Taken(Taken),
     /// Nothing. The reason, if this engine would have been better.
-    Passed(Option<Told<Refusal>>),
+    Passed(Option<ReceiptPart<Refusal>>),
 }
 
 /// Works that an engine took on.
@@ -217,7 +217,7 @@ pub struct Taken {
     /// The parts for the next engine.
     pub left: Vec<Part>,
     /// Why these parts are left.
-    pub refusal: Option<Told<Refusal>>,
+    pub refusal: Option<ReceiptPart<Refusal>>,
 }
 
 /// Works that are ready to start.
@@ -226,7 +226,7 @@ pub trait Work: Send {
     fn count(&self) -> usize;
 
     /// Replaces [`Engine::about`] for the receipt of these works.
-    fn about(&self) -> Option<About> {
+    fn about(&self) -> Option<EngineFacts> {
         None
     }
 
@@ -258,7 +258,7 @@ impl Onward {
     /// The parts are of the batch that the engine took, and no works of its own move them any more.
     pub unsafe fn hand_on(&self, batch: &Arc<Batch>, parts: &[Part]) {
         let known = Known::of(&batch.file, self.policy);
-        let asked = Asked { parts: Some(parts.to_vec()), ..Asked::new(batch, &known, false) };
+        let asked = AskedBatch { parts: Some(parts.to_vec()), ..AskedBatch::new(batch, &known, false) };
         match claim_along(&self.list, self.next, asked, &mut Walk::default()) {
             Ok(claimed) => {
                 self.completion.expect(claimed.iter().map(|claimed| claimed.taken.work.count()).sum());
@@ -308,7 +308,7 @@ impl Claimed {
 pub(crate) fn claim_along(
     list: &[Arc<dyn Engine>],
     first: usize,
-    mut asked: Asked<'_>,
+    mut asked: AskedBatch<'_>,
     walk: &mut Walk,
 ) -> Result<Vec<Claimed>> {
     let mut all = Vec::with_capacity(1);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_error::Result;
 
-use super::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
+use super::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::receipt::{EngineKind, Moved};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Transfer;
@@ -20,7 +20,7 @@ impl Engine for Noop {
         Ok(Ran::Done(Done::new(transfer.len, all_of(transfer.len as u64))))
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let bytes = asked.bytes();
         Ok(Claim::Taken(Taken { work: Box::new(Nothing(bytes)), bytes, left: Vec::new(), refusal: None }))
     }

@@ -7,7 +7,7 @@ use std::thread::Thread;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 

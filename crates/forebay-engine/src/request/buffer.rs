@@ -10,7 +10,7 @@ use forebay_gpu::Device;
 
 use crate::request::transfer::Memory;
 use crate::runtime::fork::Birth;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 
 /// Owned memory on a device or the host.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, Weak};
 
 use forebay_error::{Error, ErrorKind};
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// Who has works of a submission that have not begun.
 pub(crate) trait Cancel: Send + Sync {

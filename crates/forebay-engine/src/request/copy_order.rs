@@ -22,7 +22,7 @@ use forebay_error::Result;
 use forebay_gpu::{Context, DefaultStream, DefaultWork, Device, Event, Wait};
 
 use crate::request::receipt::{Election, Note};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// Interval between two looks at the work that copies come after, for every thread that looks.
 pub(crate) const LOOK: Duration = Duration::from_micros(20);

@@ -91,6 +91,11 @@ impl File {
         forebay_nfs::Url::is_one(path.as_ref())
     }
 
+    /// What to say of a path that is not there, but would be a file of a server if it were written as a URL.
+    pub fn url_meant(path: impl AsRef<Path>) -> Option<String> {
+        forebay_nfs::Url::hint(path.as_ref())
+    }
+
     /// A handle on any source.
     pub fn from_source(source: Arc<dyn Source>) -> Self {
         Self { source, file: None }
@@ -135,6 +140,11 @@ impl File {
     /// How its bytes travel, where receipts say so: "NFS v3 over TCP, …".
     pub fn way(&self) -> Option<String> {
         self.source.way()
+    }
+
+    /// By what its transfers were held up since it was opened, where receipts say so: "held up: server …".
+    pub fn held_up(&self) -> Option<String> {
+        self.source.held_up()
     }
 
     /// A name for messages.

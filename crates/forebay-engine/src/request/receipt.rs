@@ -149,14 +149,14 @@ pub struct Refusal {
 /// A refusal or a note on its way into receipts. Most are the same for many transfers: those are never copied, nor counted
 /// by all threads in one place.
 #[derive(Debug)]
-pub enum Told<T: 'static> {
+pub enum ReceiptPart<T: 'static> {
     /// The same for all.
     Always(&'static T),
     /// Of this transfer, or of some.
     Now(Arc<T>),
 }
 
-impl<T> Told<T> {
+impl<T> ReceiptPart<T> {
     /// Whether both are one value.
     pub(crate) fn is_same(one: Option<&Self>, other: Option<&Self>) -> bool {
         match (one, other) {
@@ -167,7 +167,7 @@ impl<T> Told<T> {
     }
 }
 
-impl<T> Clone for Told<T> {
+impl<T> Clone for ReceiptPart<T> {
     fn clone(&self) -> Self {
         match self {
             Self::Always(value) => Self::Always(value),
@@ -176,7 +176,7 @@ impl<T> Clone for Told<T> {
     }
 }
 
-impl<T> std::ops::Deref for Told<T> {
+impl<T> std::ops::Deref for ReceiptPart<T> {
     type Target = T;
     fn deref(&self) -> &T {
         match self {

@@ -15,8 +15,9 @@ use crate::request::metrics::RequestCounter;
 use crate::request::receipt::{Election, Moved, Note, Receipt};
 use crate::request::totals::{Totals, add_moved, load_moved};
 use crate::runtime::fork::{Birth, from_before};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::wait;
+use crate::source::HELD_UP;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
 pub struct Completion {
@@ -164,6 +165,19 @@ impl Completion {
         let mut state = lock(&self.state);
         let mut election = Election::clone(state.election.as_ref().unwrap_or(&self.election));
         election.notes.push(note);
+        state.election = Some(Arc::new(election));
+    }
+
+    /// Adds a note on what held it up; a later one takes its place.
+    pub(crate) fn held_up(&self, text: String) {
+        let mut state = lock(&self.state);
+        let election = state.election.as_ref().unwrap_or(&self.election);
+        if election.notes.iter().any(|note| note.text == text) {
+            return;
+        }
+        let mut election = Election::clone(election);
+        election.notes.retain(|note| !note.text.starts_with(HELD_UP));
+        election.notes.push(Note { text, hint: None });
         state.election = Some(Arc::new(election));
     }
 

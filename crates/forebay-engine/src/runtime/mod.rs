@@ -1,6 +1,5 @@
 //! What a process has once, and the raw calls of the kernel below everything else.
 pub(crate) mod fork;
-pub(crate) mod lock;
 pub(crate) mod owned;
 pub(crate) mod pinned;
 pub(crate) mod pinned_group;
@@ -11,3 +10,5 @@ pub(crate) mod sys;
 pub(crate) mod traffic;
 pub(crate) mod wait;
 pub(crate) mod wake_queue;
+
+pub(crate) use forebay_sys::lock;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use forebay_error::Result;
 use forebay_gpu::Device;
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::pinned::{give_back, touch};
 use crate::runtime::sys::Pages;
 use crate::runtime::traffic;

@@ -34,7 +34,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// Something that a process has once. Who has it names it; the process knows no more of it than that.
 ///

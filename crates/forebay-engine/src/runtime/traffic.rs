@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::tuning::waits::{TRAFFIC_LOOK, TRAFFIC_WAIT};
 

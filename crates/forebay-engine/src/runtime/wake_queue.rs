@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// Counts wakes, so that one between looking and sleeping is not lost.
 #[derive(Debug, Default)]

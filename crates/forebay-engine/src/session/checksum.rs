@@ -9,7 +9,7 @@ use forebay_gpu::{Checksum, ChecksumPiece, Context, Device, Event, Shift, Stream
 
 use crate::request::receipt::Note;
 use crate::request::transfer::Memory;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 

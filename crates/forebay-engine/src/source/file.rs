@@ -345,7 +345,13 @@ fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
         Error::from_errno(errno, if write { "cannot open file for writing" } else { "cannot open file" })
             .with("path", path.display());
     match errno {
-        libc::ENOENT => error.hint("check the path (ls -l) and the spelling"),
+        libc::EINVAL if path.as_os_str().as_encoded_bytes().contains(&0) => {
+            error.hint("the path has a zero byte: leave it out")
+        }
+        libc::ENOENT => error.hint(
+            forebay_nfs::Url::hint(path)
+                .unwrap_or_else(|| "check the path (ls -l) and the spelling".to_owned()),
+        ),
         libc::EACCES | libc::EPERM => {
             error.hint("check the file's mode and owner (ls -l), and the directories above it")
         }

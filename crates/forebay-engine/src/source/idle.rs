@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use forebay_config::files::read_kernel_text;
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::process::PerProcess;
 use crate::tuning::files::{IDLE_AGE, MAX_IDLE};

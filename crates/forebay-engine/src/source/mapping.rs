@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::preallocation::{Preallocation, WriteIntent};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
 use crate::tuning::files::VISITED_BLOCK;

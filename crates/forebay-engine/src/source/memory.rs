@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::{Answer, Fill, Request, Requests, Source};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::piece::Direction;
 use forebay_sys::threads;
 

@@ -7,7 +7,7 @@ mod file;
 mod idle;
 mod mapping;
 mod memory;
-mod nfs;
+pub(crate) mod nfs;
 pub(crate) mod piece;
 mod preallocation;
 pub(crate) mod read_balance;
@@ -41,11 +41,14 @@ pub(crate) use read_mapping::CachedReads;
 pub use residency::Residency;
 
 use crate::runtime::fork::Native;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::tuning::files::DEMAND_TOLD;
+
+/// How a note begins on what held a transfer up: see [`Source::held_up`].
+pub(crate) const HELD_UP: &str = "held up: ";
 
 /// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place (engine `p2p`) need a
 /// file's descriptors, which come with [`Fill::Descriptor`]. Place over RDMA needs [`Source::placed`].
@@ -74,6 +77,11 @@ pub trait Source: Send + Sync + fmt::Debug {
 
     /// How its bytes travel, for receipts: "NFS v3 over TCP, …". `None` where there is nothing to say.
     fn way(&self) -> Option<String> {
+        None
+    }
+
+    /// By what its transfers were held up since it was opened, for receipts: a silent server. `None` where nothing was.
+    fn held_up(&self) -> Option<String> {
         None
     }
 

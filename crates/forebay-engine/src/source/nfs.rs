@@ -4,12 +4,13 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::{Direction as Way, Options, Rdma, Url};
 
-use super::{Answer, Fill, Request, Requests, Source};
+use super::{Answer, Fill, HELD_UP, Request, Requests, Source};
 use crate::source::piece::Direction;
 
 /// A file of a server, named by its URL.
@@ -19,6 +20,8 @@ pub struct NfsSource {
     /// What the server said last.
     len: AtomicU64,
     way: String,
+    /// Silences of the server before it was opened.
+    before: (u64, Duration),
 }
 
 impl NfsSource {
@@ -28,10 +31,11 @@ impl NfsSource {
         let client = file.client();
         let (version, transport, server) = (client.version(), client.transport(), client.server());
         let way = format!(
-            "NFS {version} over {transport}, by forebay's own client: server {server}, up to {} connections",
-            client.connections()
+            "NFS {version} over {transport}, by forebay's own client: server {server}, {}",
+            up_to(client.connections())
         );
-        Self { file: Arc::new(file), access, len, way }
+        let before = client.silences();
+        Self { file: Arc::new(file), access, len, way, before }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -62,6 +66,11 @@ impl NfsSource {
         let options = Options { rdma, connections: config.nfs_connections, ..Options::default() };
         Ok(Self::new(forebay_nfs::open(&url, &options)?, access))
     }
+}
+
+/// How many connections there may be, in words.
+pub(crate) fn up_to(connections: usize) -> String {
+    if connections == 1 { "1 connection".to_owned() } else { format!("up to {connections} connections") }
 }
 
 impl fmt::Debug for NfsSource {
@@ -101,6 +110,18 @@ impl Source for NfsSource {
 
     fn way(&self) -> Option<String> {
         Some(self.way.clone())
+    }
+
+    fn held_up(&self) -> Option<String> {
+        let client = self.file.client();
+        let ((times, long), (times_before, long_before)) = (client.silences(), self.before);
+        let (times, seconds) = (times - times_before, long.saturating_sub(long_before).as_secs());
+        let times = match times {
+            0 => return None,
+            1 => String::new(),
+            more => format!("{more} times, "),
+        };
+        Some(format!("{HELD_UP}server {} was silent {times}for {seconds} s in all", client.server()))
     }
 
     fn file_system(&self) -> &'static str {

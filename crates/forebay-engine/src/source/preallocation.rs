@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::mapping::touch;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
 use crate::tuning::files::{ALLOCATION_STEP, FRESH, INTERRUPTIONS};

@@ -8,7 +8,7 @@ use forebay_gpu::Event;
 use super::stream_state::StreamState;
 use crate::request::receipt::Moved;
 use crate::request::ticket::Completion;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// Keeps a transfer's result until its stream has passed it.
 pub(crate) struct OperationEnd {

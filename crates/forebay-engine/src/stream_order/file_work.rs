@@ -20,7 +20,7 @@ use crate::request::receipt::{Election, Moved};
 use crate::request::ticket::Completion;
 use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Memory};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;

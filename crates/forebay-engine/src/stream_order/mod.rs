@@ -33,7 +33,7 @@ use self::operation::{Operation, OperationNumbers, posts};
 pub(crate) use self::operation::{OperationRoute, ResultTarget, StreamRequest, bind};
 use self::staging_pool::{StagingPool, StagingRing, sizes_for};
 use self::stream_state::{StreamState, StreamTail};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::traffic;
 use crate::tuning::streams::STREAMS_KEPT;
 use forebay_sys::threads;

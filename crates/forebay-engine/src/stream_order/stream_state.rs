@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use forebay_gpu::{CopyPiece, Event, Post, Stream, Word};
 
 use super::staging_pool::{PIECES, StagingRing, StreamMemory};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// A stream that has, or had, operations. Its own operations run one after the other, so that one pair of words and one
 /// list are enough for it.

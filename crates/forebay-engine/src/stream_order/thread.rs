@@ -13,7 +13,7 @@ use super::file_work::ServerInbox;
 use super::operation::Operation;
 use super::running::RunningOperation;
 use super::stream_state::StreamState;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::{sys, wait};
 use crate::tuning::streams::{MANY_STREAMS, NAPS, SPIN_MANY};
 

@@ -94,7 +94,8 @@ impl ContextGuard {
         Self { changed, _thread: PhantomData }
     }
 
-    /// Only relaxes the capture mode: for calls that need no context.
+    /// Only relaxes the capture mode: for calls that need no context. In a series of which no call has entered one yet it is undone at
+    /// its own end, as outside of series: what it found is then the program's own mode, which the series finds again.
     #[inline]
     pub(crate) fn relaxed(driver: &'static CudaDriver) -> Self {
         if matches!(THREAD.get().kind, ThreadKind::Adopted | ThreadKind::Entered) {

@@ -10,7 +10,7 @@ use super::error::CudaFailure;
 use super::gpu::CudaGpu;
 use super::stream::CudaStream;
 use super::sys::{OPERATION_WAIT, OPERATION_WRITE, STREAM_WAIT_VALUE_GEQ, WordOperation};
-use crate::{Post, Refused, Stream, Word};
+use crate::{Post, RefusedPosts, Stream, Word};
 
 /// The most operations in one call.
 const BATCH: usize = 8;
@@ -47,7 +47,7 @@ impl CudaGpu {
 ///
 /// # Safety
 /// As [`Stream::post`].
-pub(super) unsafe fn post(stream: &CudaStream, form: WordForm, posts: &[Post]) -> Result<(), Refused> {
+pub(super) unsafe fn post(stream: &CudaStream, form: WordForm, posts: &[Post]) -> Result<(), RefusedPosts> {
     let mut at = 0;
     while at < posts.len() {
         // SAFETY: passed on.
@@ -58,7 +58,7 @@ pub(super) unsafe fn post(stream: &CudaStream, form: WordForm, posts: &[Post]) -
                 word => single(stream, form, word).map(|()| 1),
             }
         };
-        at += queued.map_err(|error| Refused { posted: at, error })?;
+        at += queued.map_err(|error| RefusedPosts { posted: at, error })?;
     }
     Ok(())
 }

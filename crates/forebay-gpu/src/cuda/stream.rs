@@ -14,7 +14,7 @@ use super::kernels::{CheckResult, Kernels};
 use super::post::{self, WordForm};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
 use crate::host::check_offset;
-use crate::{Event, Gather, PatternCheck, Post, Refused, Resident, Stream, Wait};
+use crate::{Event, Gather, PatternCheck, Post, RefusedPosts, Resident, Stream, Wait};
 
 /// A stream of one context, ours or somebody else's.
 #[derive(Debug)]
@@ -229,8 +229,8 @@ impl Stream for CudaStream {
         }?)
     }
 
-    unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused> {
-        let entered = self.enter().map_err(|failure| Refused { posted: 0, error: failure.into() });
+    unsafe fn post(&self, posts: &[Post]) -> Result<(), RefusedPosts> {
+        let entered = self.enter().map_err(|failure| RefusedPosts { posted: 0, error: failure.into() });
         let _guard = entered?;
         let form = *self.words.get_or_init(|| self.gpu.word_form());
         // SAFETY: passed on; the stream's context is current.

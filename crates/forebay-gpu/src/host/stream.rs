@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::{
-    Checksum, ChecksumPiece, CopyPiece, Event, Gather, GatherReport, PatternCheck, Post, Refused, Stream,
-    Wait, fill_pattern, pattern_word,
+    Checksum, ChecksumPiece, CopyPiece, Event, Gather, GatherReport, PatternCheck, Post, RefusedPosts,
+    Stream, Wait, fill_pattern, pattern_word,
 };
 
 /// Runs everything at once on the calling thread.
@@ -148,7 +148,7 @@ impl Stream for HostStream {
         Ok(())
     }
 
-    unsafe fn post(&self, posts: &[Post]) -> Result<(), Refused> {
+    unsafe fn post(&self, posts: &[Post]) -> Result<(), RefusedPosts> {
         for (posted, post) in posts.iter().enumerate() {
             // SAFETY: the caller promises words and lists.
             let done = unsafe {
@@ -161,7 +161,7 @@ impl Stream for HostStream {
                     Post::Scatter { list, count, longest } => self.scatter(list, count, longest),
                 }
             };
-            done.map_err(|error| Refused { posted, error })?;
+            done.map_err(|error| RefusedPosts { posted, error })?;
         }
         Ok(())
     }

@@ -48,6 +48,11 @@ impl Target {
 
     /// The folder and the name, whatever has it.
     fn named(path: &Path) -> Result<Self> {
+        if path.as_os_str().as_bytes().contains(&0) {
+            return Err(Error::new(ErrorKind::InvalidInput, "the path has a zero byte")
+                .with("path", path.display())
+                .hint("leave it out"));
+        }
         // A path that ends in `/` or `..` names a folder.
         let named = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
         let Some(name) = named.and_then(|name| CString::new(name.as_bytes()).ok()) else {

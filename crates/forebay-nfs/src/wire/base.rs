@@ -15,10 +15,12 @@ use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::{Call, CallState, Table};
 use super::tcp;
+use crate::exchange::{LOOK, NO_ANSWER};
 use crate::handle::Limits;
 use crate::io_call::Reply;
 use crate::job::{Job, Next, Part};
 use crate::lock;
+use crate::outage;
 use crate::session::Server;
 use crate::v4::SequenceSlot;
 use crate::xdr::Malformed;
@@ -140,8 +142,10 @@ impl Shared {
     pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
         // All wires share a job.
         let share = job.calls(self.limits).div_ceil(self.connections());
+        let now = Instant::now();
+        self.server.outage.asked(now);
         self.queue.push(job);
-        self.feed_each(share);
+        self.feed_each(share, Some(now));
     }
 
     /// Adds parts for other wires than the one that had them.
@@ -163,13 +167,12 @@ impl Shared {
 
     /// Gives waiting parts to wires, the least busy first, as far as these take them.
     pub(crate) fn feed(self: &Arc<Self>) {
-        self.feed_each(1);
+        self.feed_each(1, None);
     }
 
     /// The same, at most `share` parts to a wire at a time: these are sent under one lock.
-    fn feed_each(self: &Arc<Self>, share: usize) {
+    fn feed_each(self: &Arc<Self>, share: usize, mut now: Option<Instant>) {
         // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
-        let mut now = None;
         while !self.queue.is_empty() {
             let free = self.wires.iter().take(self.connections()).filter(|wire| wire.has_room());
             let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
@@ -305,24 +308,28 @@ impl Wire {
                 Lost::BadReply(malformed) => {
                     bad_replies += 1;
                     let error = Error::from(malformed).with("server", &self.server.name);
-                    let limit = if bad_replies > MAX_BAD_REPLIES {
-                        Duration::ZERO
+                    if bad_replies > MAX_BAD_REPLIES {
+                        self.fail_all(shared, &error);
                     } else {
-                        self.server.options.deadline
-                    };
-                    self.fail_older(shared, limit, &error);
+                        self.fail_given_up(shared, &error);
+                    }
                 }
-                Lost::Refused(error) => self.fail_older(shared, Duration::ZERO, &error),
+                Lost::Refused(error) => self.fail_all(shared, &error),
                 Lost::NoLockedMemory => self.hand_over_calls(shared, signal),
                 Lost::Broken(error) => {
                     let (_, deadline) = self.server.wait_limits();
-                    let error = Error::new(ErrorKind::Timeout, "the server does not answer")
+                    let error = Error::new(ErrorKind::Timeout, NO_ANSWER)
                         .with("server", &self.server.name)
                         .with("seconds", deadline.as_secs_f32())
-                        .hint("look at the server and the way to it; calls are sent again until then")
+                        .hint(LOOK)
                         .source(error);
-                    self.fail_older(shared, deadline, &error);
+                    self.fail_given_up(shared, &error);
                 }
+            }
+            if outage::is_stopped() {
+                let error = outage::stopped().with("server", &self.server.name);
+                shared.fail_waiting(&error);
+                self.fail_all(shared, &error);
             }
             {
                 let mut state = lock(&self.state);
@@ -331,7 +338,11 @@ impl Wire {
                     return;
                 }
             }
-            std::thread::sleep(pause);
+            let (now, outage) = (Instant::now(), &self.server.outage);
+            outage.waits(now);
+            // What is not to wait is seen in the next round, and so is what is given up.
+            let left = outage.left(now, now, self.server.wait_limits()).max(Duration::from_millis(50));
+            let _ = outage::sleep(pause.min(left));
             pause = (pause * 2).min(Duration::from_secs(5));
         }
     }
@@ -371,7 +382,8 @@ impl Wire {
     /// How long to wait at most. `last_reply`: when the last reply came; `idle_since`: when this wait began.
     fn limit(&self, state: &State, last_reply: Instant, idle_since: Instant) -> Result<Duration, Lost> {
         let now = Instant::now();
-        let (options, (silence, _)) = (&self.server.options, self.server.wait_limits());
+        let (options, limits) = (&self.server.options, self.server.wait_limits());
+        let silence = limits.0;
         // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
         let mut limit = options.idle.min(silence);
         if let Some(oldest) = state.table.oldest_asked() {
@@ -384,6 +396,13 @@ impl Wire {
                 }
                 limit = limit.min(most.saturating_sub(waited));
             }
+            self.server.outage.waits(now);
+            let left =
+                state.table.oldest().map_or(limit, |began| self.server.outage.left(began, now, limits));
+            if left.is_zero() {
+                return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+            }
+            limit = limit.min(left);
         } else if state.table.is_idle() {
             if state.is_closing || idle_since.elapsed() >= options.idle {
                 return Err(Lost::Idle);
@@ -392,6 +411,12 @@ impl Wire {
         }
         if let Some(until) = state.table.next_parked() {
             limit = limit.min(until.saturating_duration_since(now));
+        }
+        if !state.table.is_idle() {
+            if outage::is_stopped() {
+                return Err(Lost::Broken(outage::stopped()));
+            }
+            limit = limit.min(self.check_interval);
         }
         Ok(limit)
     }
@@ -412,6 +437,7 @@ impl Wire {
     ) {
         let traffic = &shared.traffic;
         state.calls += 1;
+        self.server.outage.heard(batch.last_reply);
         match reply {
             Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
             Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
@@ -506,9 +532,22 @@ impl Wire {
         batch.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
     }
 
-    /// Ends calls that wait since `limit` or longer with an error. There is no connection.
-    fn fail_older(&self, shared: &Arc<Shared>, limit: Duration, error: &Error) {
-        self.fail(shared, |call| call.began.elapsed() >= limit, error);
+    /// Ends all calls with an error. There is no connection.
+    fn fail_all(&self, shared: &Arc<Shared>, error: &Error) {
+        self.fail(shared, |_| true, error);
+    }
+
+    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what is queued behind them.
+    /// There is no connection.
+    fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
+        let (now, limits, outage) = (Instant::now(), self.server.wait_limits(), &self.server.outage);
+        if outage.is_given_up(now, limits) {
+            shared.fail_waiting(error);
+        }
+        let is_over = |call: &Call| {
+            now.saturating_duration_since(call.began) >= limits.1 || outage.gives_up(call.began, now, limits)
+        };
+        self.fail(shared, is_over, error);
     }
 
     /// Ends some calls with an error. There is no connection.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::replies::WakeReason;
 
-/// A counter in the kernel. Without a descriptor the wait ends by itself in time.
+/// An eventfd. Without one, which the limit of descriptors may refuse, the wait ends by itself every 10 ms.
 #[derive(Clone, Default)]
 pub(super) struct Signal(Option<Arc<OwnedFd>>);
 

@@ -164,6 +164,13 @@ impl Table {
         waiting.map(|call| call.asked).min()
     }
 
+    /// Since when the first of them has got nowhere.
+    pub(crate) fn oldest(&self) -> Option<Instant> {
+        let waiting =
+            self.calls.iter().filter(|call| !matches!(call.state, CallState::Free | CallState::Parked(_)));
+        waiting.map(|call| call.began).min()
+    }
+
     /// A free entry. There is one: entries are reserved.
     pub(crate) fn free(&self) -> Result<usize, Malformed> {
         let free = self.calls.iter().position(|call| call.state == CallState::Free);

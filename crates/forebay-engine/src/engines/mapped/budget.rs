@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_config::files::read_kernel_text;
 
 use super::eligibility::Reason;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 
 /// What bounds a [`Budget`].

@@ -21,7 +21,7 @@ use crate::engines::permission::Permission;
 use crate::io::plan::{CELL, Part};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Batch;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::slot_pool::SlotPool;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;

@@ -33,7 +33,7 @@ use crate::request::copy_order;
 use crate::request::receipt::Moved;
 use crate::request::ticket::CallerPolled as _;
 use crate::request::ticket::Completion;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;

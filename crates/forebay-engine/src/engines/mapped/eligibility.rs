@@ -14,7 +14,7 @@ use forebay_gpu::{Access, Context, Device, Wait};
 
 use super::region::Region;
 use crate::request::receipt::{EngineKind, Refusal};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
 use crate::runtime::traffic;

@@ -20,7 +20,7 @@ use crate::request::buffer::Buffer;
 use crate::request::file::File;
 use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Receipt};
 use crate::runtime::fork::{Native, from_before};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill};

@@ -51,10 +51,10 @@ use self::window::{MIN_WORTH, PinnedFile, TOO_LITTLE};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::{Callers, Pulled};
-use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
+use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::io::plan::Part;
 use crate::request::file::File;
-use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Refusal, Told};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, ReceiptPart, Refusal};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
@@ -445,17 +445,18 @@ impl Engine for Arc<Mapped> {
         // SAFETY: passed on.
         match unsafe { self.run_here(transfer, known) } {
             None if *self.mode() == Permission::Only => Ok(Ran::Later),
-            None => Ok(Ran::Passed(Some(Told::Always(&NOT_PINNED)))),
+            None => Ok(Ran::Passed(Some(ReceiptPart::Always(&NOT_PINNED)))),
             Some(done) => {
                 let done = done?;
-                let note = writers_note(done.writers).filter(|_| done.moved.mapped > 0).map(Told::Always);
-                let refusal = done.reason.map(|reason| Told::Now(Arc::new(reason.refusal())));
+                let note =
+                    writers_note(done.writers).filter(|_| done.moved.mapped > 0).map(ReceiptPart::Always);
+                let refusal = done.reason.map(|reason| ReceiptPart::Now(Arc::new(reason.refusal())));
                 Ok(Ran::Done(Done { good: done.moved.total() as usize, moved: done.moved, refusal, note }))
             }
         }
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         if asked.parts.is_some() {
             // What the drive left of a batch is too little to be pinned for.
             return Ok(Claim::Passed(None));
@@ -477,7 +478,7 @@ impl Engine for Arc<Mapped> {
             Err(reason) if *self.mode() == Permission::Only => {
                 Err(reason.error().with("file", asked.known.file.name()))
             }
-            Err(reason) => Ok(Claim::Passed(Some(Told::Now(Arc::new(reason.refusal()))))),
+            Err(reason) => Ok(Claim::Passed(Some(ReceiptPart::Now(Arc::new(reason.refusal()))))),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::eligibility::{MountKey, Reason};
 use super::region::WINDOW;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::tuning::mapped::{
     COPY_PACE_BYTES, MIN_PIECE, PACE_PIECES, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,

@@ -21,7 +21,7 @@ use super::region::{self, MAX_FILE_LEN};
 use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use crate::request::transfer::Batch;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};

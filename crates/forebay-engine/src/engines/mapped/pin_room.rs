@@ -9,7 +9,7 @@ use super::pin_cache::PinCache;
 use super::region::WINDOW;
 use super::registrar::PinPolicy;
 use super::window::WindowState;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::version::FileId;
 use crate::tuning::mapped::{PIN_IDLE, PRESSURE_HOLD_OFF, UNREGISTER_WAIT};
 

@@ -13,7 +13,7 @@ use forebay_gpu::{Access, Device};
 
 use super::budget::{Reservation, cgroups};
 use super::region::Region;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::traffic;
 use crate::source::Descriptors;

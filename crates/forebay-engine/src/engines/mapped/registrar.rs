@@ -13,7 +13,7 @@ use super::pin_cache::{PinCache, short_of_memory};
 use super::reclaimer::{DRIVER, Pin, PinRange};
 use super::region::WINDOW;
 use super::window::PinnedFile;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::version::FileVersion;
 use crate::source::{Descriptors, Fill, Source, residency};
 use crate::tuning::mapped::PROBE;

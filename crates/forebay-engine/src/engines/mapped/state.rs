@@ -21,8 +21,8 @@ use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::Callers;
 use crate::request::cancel::Cancel;
-use crate::request::receipt::{Election, EngineKind, Note, Told};
-use crate::runtime::lock::lock;
+use crate::request::receipt::{Election, EngineKind, Note, ReceiptPart};
+use crate::runtime::lock;
 use crate::runtime::wait;
 use crate::source::writers::Writers;
 
@@ -292,7 +292,7 @@ impl MappedState {
     pub(super) fn whole_election(&self, base: &Arc<Election>, writers: Writers) -> Arc<Election> {
         let mut walk = Walk::default();
         walk.record(EngineKind::Mapped, 1, None);
-        walk.note(writers_note(writers).map(Told::Always));
+        walk.note(writers_note(writers).map(ReceiptPart::Always));
         self.elections.elect(base, &walk)
     }
 }
@@ -333,7 +333,11 @@ pub(crate) fn in_place(
     notes: Vec<Note>,
 ) -> Arc<Election> {
     let mut walk = Walk::default();
-    walk.record(EngineKind::Mapped, copied, reason.map(|reason| Told::Now(Arc::new(reason.refusal()))));
+    walk.record(
+        EngineKind::Mapped,
+        copied,
+        reason.map(|reason| ReceiptPart::Now(Arc::new(reason.refusal()))),
+    );
     walk.record(election.engine.for_the_rest(), rest, None);
     let mut made = walk.elect(election);
     made.notes.extend(notes.into_iter().filter(|note| !election.notes.contains(note)));

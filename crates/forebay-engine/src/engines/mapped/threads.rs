@@ -14,7 +14,7 @@ use super::reclaimer::MemoryPressure;
 use super::registrar::PinRequest;
 use super::state::{MappedState, REGISTER_LIMIT};
 use super::window::PinnedFile;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use forebay_sys::threads;
 
 /// The engine's threads.

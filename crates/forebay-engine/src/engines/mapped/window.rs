@@ -16,7 +16,7 @@ use super::readers::Reader;
 use super::reclaimer::Pin;
 use super::region::{Region, WINDOW};
 use crate::request::transfer::Batch;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::tuning::mounts::{CLEARLY, IN_FLIGHT, MAX_REST, REST_FIRST, ROUND, ROUND_TIME, TURNS};
 
 /// Who reads a piece.

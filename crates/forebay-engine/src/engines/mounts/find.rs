@@ -19,7 +19,7 @@ use super::contest::Contest;
 use super::task_thread::{TaskThread, answer};
 use crate::request::file::File;
 use crate::request::receipt::Note;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::source::Descriptors;
 use crate::tuning::mounts::{LOOKS, SHOWN};

@@ -18,12 +18,13 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::contest::{Contest, Piece, Reader};
 use super::find::{self, MIN_TRANSFER, MountState, Reach, Transport, error_note};
 use super::task_thread::{ServerThreads, TaskThread, answer};
-use crate::engines::{Asked, Known};
+use crate::engines::{AskedBatch, Known};
 use crate::io::plan::CELL;
 use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::request::ticket::Completion;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
+use crate::source::nfs::up_to;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::{Answer, Descriptors, Fill, Request, Requests};
@@ -94,7 +95,7 @@ impl MountReads {
     }
 
     /// Who reads what was asked.
-    pub(crate) fn of(&self, asked: &Asked<'_>) -> Beside {
+    pub(crate) fn of(&self, asked: &AskedBatch<'_>) -> Beside {
         let (known, begun, is_asked) = (asked.known, Instant::now(), self.0.reach.is_asked);
         let Some(descriptors) = self.may_read(known, asked.batch.direction, asked.bytes()) else {
             return Ok(None);
@@ -237,12 +238,12 @@ impl MountRead {
         let measured = rates.map_or_else(String::new, |rates| format!("; {}", measured(rates)));
         Note {
             text: format!(
-                "NFS {} over {}, by forebay's own client beside the kernel's mount: server {}, up to {} connections; what this \
+                "NFS {} over {}, by forebay's own client beside the kernel's mount: server {}, {}; what this \
                  host had written was on the server before{measured}",
                 client.version(),
                 client.transport(),
                 client.server(),
-                client.connections()
+                up_to(client.connections())
             ),
             hint: None,
         }

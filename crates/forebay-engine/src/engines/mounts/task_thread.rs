@@ -9,7 +9,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::Client;
 use forebay_sys::threads;
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// How long the thread waits for more.
 const IDLE: Duration = Duration::from_secs(2);

@@ -21,12 +21,12 @@ use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::job::DirectMover;
 use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES};
-use crate::engines::{Asked, Claim, Done, Engine, Known, Ran, Taken};
+use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Ran, Taken};
 use crate::io::plan::Part;
 use crate::io::refusal;
 
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Refusal, Told};
+use crate::request::receipt::{EngineKind, ReceiptPart, Refusal};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
@@ -176,11 +176,11 @@ impl Engine for P2p {
             Attempted::Refused(refusal) if self.is_all() => {
                 return Err(self.error(&refusal, known.file));
             }
-            Attempted::Refused(refusal) => Ran::Passed(Some(Told::Now(refusal))),
+            Attempted::Refused(refusal) => Ran::Passed(Some(ReceiptPart::Now(refusal))),
         })
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let bytes = asked.bytes();
         if bytes == 0 || asked.parts.is_some() {
             return Ok(Claim::Passed(None));
@@ -192,13 +192,13 @@ impl Engine for P2p {
                 Ok(Claim::Taken(Taken { work, bytes: bytes - left, left: rest, refusal }))
             }
             Err(refusal) if self.is_all() => Err(self.error(&refusal, asked.known.file)),
-            Err(refusal) => Ok(Claim::Passed(Some(Told::Now(refusal)))),
+            Err(refusal) => Ok(Claim::Passed(Some(ReceiptPart::Now(refusal)))),
         }
     }
 }
 
-fn unaligned_ends() -> Told<Refusal> {
-    Told::Now(refusal::refusal(
+fn unaligned_ends() -> ReceiptPart<Refusal> {
+    ReceiptPart::Now(refusal::refusal(
         "heads and tails that O_DIRECT cannot address are staged",
         Some("align offsets, lengths and addresses to 4096 bytes"),
     ))

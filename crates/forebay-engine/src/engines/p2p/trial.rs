@@ -22,7 +22,7 @@ use crate::engines::trial_memory::TrialMemory;
 use crate::io::refusal;
 use crate::request::file::File;
 use crate::request::receipt::Refusal;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::sys::{self, Pages};
 use crate::source::piece::{Direction, Piece};

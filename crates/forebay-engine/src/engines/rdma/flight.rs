@@ -16,7 +16,7 @@ use crate::engines::mounts::task_thread::{TaskThread, answer};
 use crate::io::plan::Part;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
 use crate::request::transfer::Batch;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::piece::Piece;
 
 /// Bytes of a range at most.

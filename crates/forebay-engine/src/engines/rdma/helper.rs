@@ -10,7 +10,7 @@ use forebay_sys::threads;
 use super::flight::Flight;
 use super::memory::Registrations;
 use crate::request::copy_order::LOOK;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// Time between two looks for registrations that are not used any more.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);

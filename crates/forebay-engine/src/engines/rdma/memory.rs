@@ -13,7 +13,7 @@ use forebay_verbs::{Domain, Memory};
 
 use super::refusals::{error_refusal, refusal};
 use crate::request::receipt::Refusal;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// How long a registration stays that nobody uses.
 const IDLE: Duration = Duration::from_secs(1);

@@ -29,8 +29,8 @@ use self::trial::Tester;
 use crate::engines::mounts::find::{self, MIN_TRANSFER, Reach, Transport};
 use crate::engines::mounts::task_thread::{ServerThreads, TaskThread};
 use crate::engines::permission::Permission;
-use crate::engines::{Asked, Claim, Engine, Known, Onward, Ran, Taken, Work};
-use crate::request::receipt::{EngineKind, Refusal, Told};
+use crate::engines::{AskedBatch, Claim, Engine, Known, Onward, Ran, Taken, Work};
+use crate::request::receipt::{EngineKind, ReceiptPart, Refusal};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
@@ -126,24 +126,24 @@ impl Rdma {
     }
 
     /// What the server is to place; `None` for what is not of this engine's kind.
-    fn takes(&self, asked: &Asked<'_>) -> Result<Option<Placing>, Told<Refusal>> {
+    fn takes(&self, asked: &AskedBatch<'_>) -> Result<Option<Placing>, ReceiptPart<Refusal>> {
         if self.is_short(asked.known, asked.bytes()) {
             return Ok(None);
         }
-        let Some(server) = self.server_file(asked.known).map_err(Told::Now)? else { return Ok(None) };
+        let Some(server) = self.server_file(asked.known).map_err(ReceiptPart::Now)? else { return Ok(None) };
         let batch = asked.batch;
         if batch.direction == Direction::Write {
-            return Err(Told::Always(&WRITES));
+            return Err(ReceiptPart::Always(&WRITES));
         }
         if !server_allows(asked.known) {
-            return Err(Told::Now(refusal("the file is not open for reading", None)));
+            return Err(ReceiptPart::Now(refusal("the file is not open for reading", None)));
         }
         if server.mounted.is_some() && !self.is_all() && asked.warmth() == Warmth::Warm {
-            return Err(Told::Always(&CACHED));
+            return Err(ReceiptPart::Always(&CACHED));
         }
-        let placing = self.register(batch, server).map_err(Told::Now)?;
+        let placing = self.register(batch, server).map_err(ReceiptPart::Now)?;
         let key = trial::Key::new(&placing.server.file, self.device.as_ref(), placing.memory[0].device());
-        self.tester.verdict(&key, &placing.server, self.is_all()).map_err(Told::Now)?;
+        self.tester.verdict(&key, &placing.server, self.is_all()).map_err(ReceiptPart::Now)?;
         Ok(Some(Placing { key: Some(key), ..placing }))
     }
 
@@ -209,13 +209,13 @@ impl Engine for Rdma {
         Ok(match self.server_file(known) {
             Ok(Some(_)) if is_candidate => Ran::Later,
             _ if self.is_all() && transfer.len > 0 => Ran::Later,
-            Ok(Some(_)) if transfer.len > 0 => Ran::Passed(Some(Told::Always(&WRITES))),
+            Ok(Some(_)) if transfer.len > 0 => Ran::Passed(Some(ReceiptPart::Always(&WRITES))),
             Ok(_) => Ran::Passed(None),
-            Err(refusal) => Ran::Passed(Some(Told::Now(refusal))),
+            Err(refusal) => Ran::Passed(Some(ReceiptPart::Now(refusal))),
         })
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let bytes = asked.bytes();
         if bytes == 0 || asked.parts.is_some() {
             return Ok(Claim::Passed(None));

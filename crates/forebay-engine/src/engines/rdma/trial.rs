@@ -17,7 +17,7 @@ use super::server_file::ServerFile;
 use crate::engines::mounts::task_thread::{TaskThread, answer};
 use crate::engines::trial_memory::TrialMemory;
 use crate::request::receipt::Refusal;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 
 /// Bytes of a trial, at most.

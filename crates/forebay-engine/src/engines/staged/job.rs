@@ -12,10 +12,11 @@ use super::width::Meter;
 use crate::engines::mounts::read::MountRead;
 use crate::io::plan::{Plan, Work};
 use crate::request::cancel::Cancel;
+use crate::request::file::File;
 use crate::request::receipt::{Moved, Refusal};
 use crate::request::ticket::Completion;
 use crate::request::transfer::Batch;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Fill, WriteIntent};
@@ -126,34 +127,34 @@ impl Job {
         })
     }
 
-    /// Fails all its works.
+    /// Fails the works that no lane has taken. What lanes have taken ends with its own result.
     pub(crate) fn refuse(&self, error: &Error) {
-        for entry in 0..self.batch.pieces.len() as u32 {
-            self.completion.fail(self.base + entry, 0, error.clone());
-        }
-        while self.take().is_some() {
+        while let Some(work) = self.take() {
+            for (entry, before) in self.starts(work) {
+                self.completion.fail(entry, before, error.clone());
+            }
             self.completion.work_done(Moved::default());
         }
     }
 
     /// Gives up a work that was taken.
     pub(crate) fn leave_out(&self, work: Work) {
-        match work {
-            Work::Chunk { entry, start, .. } => {
-                let before = start - self.batch.pieces[entry as usize].offset;
-                self.completion.leave_out(self.base + entry, before);
-            }
-            Work::Run { first, last, start, .. } => {
-                for entry in first..last {
-                    let before = start.saturating_sub(self.batch.pieces[entry as usize].offset);
-                    self.completion.leave_out(self.base + entry, before);
-                }
-            }
-            Work::Pack { first, last } => {
-                (first..last).for_each(|entry| self.completion.leave_out(self.base + entry, 0));
-            }
+        for (entry, before) in self.starts(work) {
+            self.completion.leave_out(entry, before);
         }
         self.completion.work_done(Moved::default());
+    }
+
+    /// The entries of a work, as the completion counts them, and the bytes of each that stand before the work.
+    fn starts(&self, work: Work) -> impl Iterator<Item = (u32, u64)> {
+        let start = match work {
+            Work::Chunk { start, .. } | Work::Run { start, .. } => start,
+            Work::Pack { .. } => 0,
+        };
+        work.entries().map(move |entry| {
+            let before = start.saturating_sub(self.batch.pieces[entry as usize].offset);
+            (self.base + entry, before)
+        })
     }
 
     fn take(&self) -> Option<Work> {
@@ -243,5 +244,69 @@ impl WorkQueue {
     pub(crate) fn has_work(&self, lane: usize, may_hold: bool) -> bool {
         let is_there = |job: &Arc<Job>| !job.is_taken() && job.is_for(lane, may_hold);
         self.some.load(Ordering::SeqCst) && self.jobs().iter().any(is_there)
+    }
+}
+
+/// The error with its file. Those of a server have its URL.
+pub(super) fn of_file(error: Error, file: &File) -> Error {
+    let has_url = error.context().iter().any(|(key, _)| *key == "url");
+    if has_url { error } else { error.with("file", file.name()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::plan::Limits;
+    use crate::request::file::File;
+    use crate::request::receipt::{CountedPlaces, Election, EngineKind};
+    use crate::request::transfer::Memory;
+    use crate::source::piece::Piece;
+
+    const LEN: usize = 1 << 20;
+
+    /// Three entries, each of them one work.
+    fn job() -> Arc<Job> {
+        let file = File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
+        let pieces: Vec<_> =
+            (0..3).map(|at| Piece { offset: at * LEN as u64, address: 0, len: LEN }).collect();
+        let limits = Limits { slot: LEN, lanes: 1, align: 1, merge: false };
+        let plan = Plan::new(&pieces, Direction::Read, limits);
+        assert_eq!(plan.len(), 3);
+        let memory = Memory::new(forebay_gpu::host::device(), 0);
+        let election = Arc::new(Election {
+            engine: EngineKind::Host,
+            refused: Vec::new(),
+            notes: Vec::new(),
+            mode: None,
+            places: CountedPlaces::default(),
+        });
+        let completion =
+            Completion::new([LEN as u64; 3].into(), 3, vec![false; 3], election, Arc::default(), None);
+        Job::new(JobParts {
+            batch: Arc::new(Batch { file, memory, direction: Direction::Read, pieces, allow_short: false }),
+            plan,
+            base: 0,
+            cache: CachePolicy::Auto,
+            align: 1,
+            width: JobWidth::Fixed(1),
+            warmth: Warmth::Warm,
+            mover: None,
+            mount: None,
+            completion,
+        })
+    }
+
+    #[test]
+    fn entries_that_moved_before_the_lanes_end_keep_their_results() {
+        let (job, queue) = (job(), WorkQueue::default());
+        queue.push(job.clone());
+        let _taken = queue.take(0, true).unwrap();
+        queue.refuse(&crate::request::cancel::cancelled());
+        assert!(!job.completion.is_done(), "a lane still moves the first");
+        job.completion.work_done(Moved::default());
+        assert!(job.completion.is_done());
+        let results = job.completion.results();
+        assert_eq!(results[0].as_ref().ok(), Some(&(LEN as u64)), "{results:?}");
+        assert!(results[1].is_err() && results[2].is_err(), "{results:?}");
     }
 }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
-use self::job::{DirectMover, Job, JobParts, JobWidth};
+use self::job::{DirectMover, Job, JobParts, JobWidth, of_file};
 use self::sync::{Attempt, Callers, MAX_CALLER_BYTES};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
 use crate::engines::mounts::read::{MountRead, MountReads};
-use crate::engines::{Asked, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
+use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;
 use crate::request::file::File;
@@ -99,7 +99,7 @@ impl Stage {
     /// Plans what a drive moves by itself: all of a batch, or some parts. It never waits for the CPU, so few lanes do.
     pub(crate) fn plan_placed(
         &self,
-        asked: &Asked<'_>,
+        asked: &AskedBatch<'_>,
         parts: Option<&[Part]>,
         mover: Arc<dyn DirectMover>,
     ) -> StagedWork {
@@ -290,7 +290,7 @@ impl Engine for ByLanes {
         Ok(unsafe { self.callers.run(transfer, known, known.align) }?.into())
     }
 
-    fn claim(&self, asked: &Asked<'_>) -> Result<Claim> {
+    fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         let bytes = asked.bytes();
         if asked.is_alone
             && asked.parts.is_none()
@@ -363,7 +363,7 @@ impl Work for FewWork {
             }
             Err(error) => {
                 let all = [Part::Entries { first: 0, last: batch.pieces.len() as u32 }];
-                onward.fail(&batch, &all, &error.with("file", batch.file.name()));
+                onward.fail(&batch, &all, &of_file(error, &batch.file));
                 Moved::default()
             }
         };

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::tuning::width::{CHANGED, GAIN, LOSS, MAX_PERIOD, MIN_WORKS, PERIOD, SEARCH_INTERVAL, SETTLE};
 
 /// What a width is learnt for.

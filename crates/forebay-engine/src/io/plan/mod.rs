@@ -71,6 +71,16 @@ pub(crate) enum Work {
     Run { first: u32, last: u32, start: u64, end: u64 },
 }
 
+impl Work {
+    /// The entries that it has bytes of.
+    pub(crate) fn entries(self) -> Range<u32> {
+        match self {
+            Self::Chunk { entry, .. } => entry..entry + 1,
+            Self::Pack { first, last } | Self::Run { first, last, .. } => first..last,
+        }
+    }
+}
+
 /// The works of a batch, computed on demand: memory is needed for spans only, also for a terabyte.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {

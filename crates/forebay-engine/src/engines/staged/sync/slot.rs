@@ -11,7 +11,7 @@ use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Event, Stream, Wait
 
 use super::signal::{CopyWait, MarkedStream};
 use crate::engines::resident::{Posted, Resident, ResidentWay};
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
 use crate::tuning::callers::{LONG_BYTES, SHORT_SLOT_BYTES, SHORT_SLOT_STRIDE};

@@ -220,7 +220,8 @@ impl LaneShared {
         }
     }
 
-    /// The first lane is gone, without which some jobs have none: all that waits ends with this error, and all that comes.
+    /// The first lane is gone for good, without which some jobs have none: all that waits ends with this error, and all that
+    /// comes.
     pub(super) fn close(&self, error: Error) {
         self.queue.refuse(self.closed.get_or_init(|| error));
     }
@@ -238,7 +239,7 @@ impl LaneShared {
             let (shared, report) =
                 (self.clone(), StartReport { shared: self.clone(), index, is_sent: false });
             let name = format!("forebay-{}-{index}", self.device.info().index);
-            threads::spawn(name, move || Lane::main(index, shared, memory, &wake, report))
+            threads::spawn(name, move || Lane::main(index, &shared, memory, &wake, report))
                 .map_err(|error| Error::from_io(&error, "cannot start a lane"))
         })
     }

@@ -35,7 +35,7 @@ pub(crate) struct LaneShared {
     closed: OnceLock<Error>,
     /// Works under way in lanes.
     works: AtomicUsize,
-    /// A lane gets more memory so that it can read while it copies. One at a time does: the others go on meanwhile.
+    /// Held by the lane that pins more memory, so that it can read while it copies. One at a time does: the others go on meanwhile.
     growing: Mutex<()>,
     /// Large reads were announced: lanes that have nothing to do get ready for them.
     expects: AtomicBool,

@@ -67,6 +67,12 @@ impl LanePart {
         Ok(all)
     }
 
+    /// A slot for a lane that takes the place of one that died. The lane pins it.
+    pub(crate) fn again(device: &Arc<dyn Device>, slot_size: usize) -> Result<Self> {
+        let part = Self::of_each(device, 1, (1, slot_size, 0), Weak::new())?.pop();
+        Ok(part.unwrap_or_else(|| unreachable!("one was asked for")))
+    }
+
     /// More slots for one lane, and cells. With where the device reaches them.
     pub(crate) fn more(
         device: &Arc<dyn Device>,

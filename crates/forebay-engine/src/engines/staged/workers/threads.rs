@@ -9,7 +9,7 @@ use forebay_error::{Error, Result};
 use super::slots::LanePart;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
-use crate::runtime::lock::lock;
+use crate::runtime::lock;
 
 /// What a lane tells after its start.
 pub(super) struct LaneStarted {

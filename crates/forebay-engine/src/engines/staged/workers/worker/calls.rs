@@ -232,7 +232,13 @@ impl Lane {
         for (user, result) in answers.drain(..) {
             let (unit, index) = from_user_data(user);
             match result {
-                Ok(bytes) => self.came(unit, index, bytes),
+                Ok(bytes) => {
+                    let job = self.job(unit);
+                    if let Some(text) = job.batch.file.held_up() {
+                        job.completion.held_up(text);
+                    }
+                    self.came(unit, index, bytes);
+                }
                 Err(error) => self.asked_in_vain(unit, index, error),
             }
             self.answered(unit);

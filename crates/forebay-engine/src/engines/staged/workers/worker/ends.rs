@@ -8,7 +8,7 @@ use forebay_config::cpus::cpus_now;
 use forebay_error::Error;
 
 use super::{ActiveWork, Lane, LaneUnit, UnitKind};
-use crate::engines::staged::job::JobWidth;
+use crate::engines::staged::job::{JobWidth, of_file};
 use crate::io::segment::SegmentWay;
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
@@ -46,7 +46,7 @@ impl Lane {
                 Ok(()) if good == alone.len => {}
                 Ok(()) => job.completion.cut(job.base + alone.entry, before + good as u64),
                 Err(error) => {
-                    let error = error.with("file", job.batch.file.name());
+                    let error = of_file(error, &job.batch.file);
                     job.completion.fail(job.base + alone.entry, before, error);
                 }
             }
@@ -88,7 +88,7 @@ impl Lane {
         segment.failed = true;
         let (first, entries, start) = (segment.entry, segment.entries, segment.start);
         if let Some(ActiveWork { job, .. }) = &self.units[unit].active {
-            let error = error.with("file", job.batch.file.name());
+            let error = of_file(error, &job.batch.file);
             for entry in first..first + entries {
                 let before = start.saturating_sub(job.batch.pieces[entry as usize].offset);
                 job.completion.fail(job.base + entry, before, error.clone());

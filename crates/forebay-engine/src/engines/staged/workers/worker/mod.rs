@@ -8,6 +8,7 @@ mod waiting;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
@@ -54,7 +55,6 @@ struct ActiveWork {
     /// Segments that the kernel or the source has not answered yet.
     pending: usize,
     finished: bool,
-    entries: (u32, u32),
     /// Bytes of segments that count as moved and were not.
     lost: u64,
     work: Work,
@@ -66,11 +66,7 @@ struct ActiveWork {
 
 impl ActiveWork {
     fn new(job: Arc<Job>, work: Work) -> Self {
-        let entries = match work {
-            Work::Chunk { entry, .. } => (entry, entry + 1),
-            Work::Pack { first, last } | Work::Run { first, last, .. } => (first, last),
-        };
-        Self { job, pending: 0, finished: false, entries, lost: 0, work, detour: None, contested: None }
+        Self { job, pending: 0, finished: false, lost: 0, work, detour: None, contested: None }
     }
 
     /// Gives it up: it was cancelled.
@@ -88,7 +84,7 @@ impl Drop for ActiveWork {
     /// A lane that panics fails its works, so that no ticket waits forever.
     fn drop(&mut self) {
         if !self.finished {
-            for entry in self.entries.0..self.entries.1 {
+            for entry in self.work.entries() {
                 self.job.completion.fail(self.job.base + entry, 0, died());
             }
             self.job.completion.work_done(Moved::default());
@@ -143,22 +139,45 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// The thread's body.
+    /// The thread's body. Where a lane panics, another takes its place.
     pub(super) fn main(
         index: usize,
-        shared: Arc<LaneShared>,
+        shared: &Arc<LaneShared>,
         memory: LanePart,
         wake: &Arc<WorkerWake>,
         mut report: StartReport,
     ) {
-        let mut notes = Vec::new();
         wake.attach_thread();
-        match Self::new(index, shared, memory, wake, &mut notes) {
-            Ok(mut lane) => {
+        let mut memory = Some(memory);
+        loop {
+            let mut has_begun = false;
+            let life = catch_unwind(AssertUnwindSafe(|| {
+                let mut notes = Vec::new();
+                let part = match memory.take() {
+                    Some(part) => part,
+                    None => LanePart::again(&shared.device, shared.config.slot_size)?,
+                };
+                let mut lane = Self::new(index, shared.clone(), part, wake, &mut notes)?;
                 report.send(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
+                has_begun = true;
                 lane.run();
+                Ok(())
+            }));
+            let error = match life {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error,
+                Err(_) if has_begun => {
+                    let text = "a lane died, and another took its place".to_owned();
+                    shared.threads.note(Note { text, hint: None });
+                    continue;
+                }
+                Err(_) => super::died(),
+            };
+            report.send(Err(error.clone()));
+            if index == 0 {
+                shared.close(error);
             }
-            Err(error) => report.send(Err(error)),
+            return;
         }
     }
 
@@ -382,14 +401,14 @@ impl Lane {
 
     /// Gives a unit to a work, with its segments laid out in it.
     fn claim(&mut self, unit: usize, taken: ActiveWork) {
-        let (job, work, entries) = (&taken.job, taken.work, taken.entries);
+        let (job, work, entries) = (&taken.job, taken.work, taken.work.entries());
         let mut segments = std::mem::take(&mut self.units[unit].segments);
         segments.clear();
         let memory = self.units[unit].memory;
         let mut at = 0;
         // Neighbours are one segment.
-        let count = if matches!(work, Work::Run { .. }) { entries.1 - entries.0 } else { 1 };
-        for entry in (entries.0..entries.1).step_by(count as usize) {
+        let count = if matches!(work, Work::Run { .. }) { entries.end - entries.start } else { 1 };
+        for entry in entries.step_by(count as usize) {
             let piece = job.batch.pieces[entry as usize];
             let (start, end) = match work {
                 Work::Chunk { start, end, .. } | Work::Run { start, end, .. } => (start, end),
@@ -469,9 +488,6 @@ impl Drop for Lane {
         self.tell_done();
         let begun = self.units.iter().filter(|unit| unit.active.is_some()).count();
         self.shared.works.fetch_sub(begun, Ordering::Relaxed);
-        if std::thread::panicking() && self.index == 0 {
-            self.shared.close(died());
-        }
         for flight in &self.flights {
             let _ = flight.event.wait(Wait::Block);
         }

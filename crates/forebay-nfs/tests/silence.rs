@@ -1,0 +1,118 @@
+//! Servers that are silent: what waits for them has one clock, and one that has never answered has little time.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::net::TcpListener;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use fake_nfs::{Asked, Fault, Server};
+use forebay_error::{ErrorKind, Result};
+use forebay_nfs::{Direction, File, Options, Url, open, probe};
+
+const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
+const PIECE: usize = 4096;
+const REQUESTS: usize = 200;
+
+fn options() -> Options {
+    Options {
+        connections: 2,
+        depth: 3,
+        silence: Duration::from_millis(400),
+        deadline: Duration::from_millis(1500),
+        ..Options::default()
+    }
+}
+
+/// Starts many more requests than have room, and gives when they ended and how.
+fn ends(file: &File, gone: impl FnOnce()) -> Vec<(Duration, Result<usize>)> {
+    let mut place = vec![0u8; PIECE * REQUESTS];
+    let (tell, told) = channel();
+    let began = Instant::now();
+    for (index, piece) in place.chunks_mut(PIECE).enumerate() {
+        let tell = tell.clone();
+        let answer = Box::new(move |result| drop(tell.send((began.elapsed(), result))));
+        // SAFETY: the pieces lie apart, and stay until all are answered.
+        unsafe { file.start(Direction::Read, (index * PIECE) as u64, (piece.as_mut_ptr(), PIECE), answer) };
+    }
+    gone();
+    (0..REQUESTS).map(|_| told.recv_timeout(Duration::from_mins(1)).unwrap()).collect()
+}
+
+#[test]
+fn what_is_queued_behind_calls_to_a_silent_server_ends_with_them() {
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            for is_gone in [false, true] {
+                scope.spawn(move || all_end(version, is_gone));
+            }
+        }
+    });
+}
+
+fn all_end(version: &str, is_gone: bool) {
+    let server = Server::start();
+    server.put("/export/file", vec![7; PIECE * REQUESTS]);
+    let url = Url::parse(&server.url("/export/file", version)).unwrap();
+    let file = open(&url, &options()).unwrap();
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
+    let mut server = Some(server);
+    let ended = ends(&file, || drop(server.take_if(|_| is_gone)));
+    let (first, last) = (ended[0].0, ended[REQUESTS - 1].0);
+    assert!(first >= Duration::from_millis(1400), "{version} {is_gone} {first:?}");
+    assert!(last < first + Duration::from_secs(1), "{version} {is_gone} {first:?} {last:?}");
+    for (_, result) in ended {
+        // One that goes may refuse the session first.
+        let kind = result.unwrap_err().kind();
+        assert!(kind == ErrorKind::Timeout || is_gone, "{version} {kind:?}");
+    }
+    // What is asked for next has less time, unless the server answers.
+    let began = Instant::now();
+    assert!(file.read_at(&mut [0; 100], 0).is_err());
+    assert!(began.elapsed() < Duration::from_secs(4), "{version} {:?}", began.elapsed());
+    if let Some(server) = server {
+        server.faults(|_| None);
+        assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 100, "{version}");
+    }
+}
+
+/// It listens, and that is all.
+fn mute() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
+
+#[test]
+fn a_server_that_has_never_answered_is_given_up_soon_and_named() {
+    let (_listener, port) = mute();
+    for version in VERSIONS {
+        let name = format!("nfs://127.0.0.1:{port}/export/file");
+        // Version 3 asks another port first.
+        let mount = if version == VERSIONS[0] { format!("&mountport={port}") } else { String::new() };
+        let text = format!("{name}?version={version}{mount}");
+        let began = Instant::now();
+        let options = Options { first_answer: Duration::from_secs(2), ..Options::default() };
+        let error = open(&Url::parse(&text).unwrap(), &options).unwrap_err();
+        // Once: not again for each part of the path.
+        assert!(began.elapsed() < Duration::from_millis(3900), "{version} {:?}", began.elapsed());
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        let told = error.to_string();
+        for fact in [format!("address=127.0.0.1:{port}"), format!("url={name}"), "seconds=2".to_owned()] {
+            assert!(told.contains(&fact), "{told}");
+        }
+        let hints = error.hints().join("\n");
+        assert!(hints.contains(&format!("port {port}")) && hints.contains("firewall"), "{hints}");
+        assert!(hints.contains(&format!("forebay nfs probe {name}")), "{hints}");
+    }
+}
+
+/// In the first version: it would be as silent in the others.
+#[test]
+fn a_probe_of_a_server_that_never_answers_ends_soon() {
+    let (_listener, port) = mute();
+    let began = Instant::now();
+    let url = Url::parse(&format!("nfs://127.0.0.1:{port}/export/file")).unwrap();
+    let error = probe(&url, &Options::default()).unwrap_err();
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(error.to_string().contains(&format!("address=127.0.0.1:{port}")), "{error}");
+}
