@@ -194,7 +194,7 @@ probed() {
     sed 's/^/    /' <<<"$said"
     # The server's root of version 4 is another than that of version 3.
     for version in 4.0 4.1; do
-        grep -q "^v$version  *yes; reads of .* Regular of $size bytes" <<<"$said" || fail "probe: no $version"
+        grep -q "^v$version  *yes; reads of .* file of $size bytes" <<<"$said" || fail "probe: no $version"
     done
     [ "$(grep -c "^tcp .* connections\?: .*($size bytes" <<<"$said")" = 3 ] || fail "probe: not three rates of TCP"
     if [ "$1" = tcp ]; then
