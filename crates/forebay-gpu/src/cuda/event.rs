@@ -6,7 +6,9 @@ use forebay_error::Result;
 
 use super::error::CudaFailure;
 use super::gpu::{CudaGpu, OwningContext};
-use super::sys::{EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, NOT_READY};
+use super::sys::{
+    CONTEXT_IS_DESTROYED, EVENT_BLOCKING_SYNC, EVENT_DISABLE_TIMING, Handle, INVALID_HANDLE, NOT_READY,
+};
 use crate::{Event, Naps, Wait};
 
 /// Naps before a wait is left to the driver.
@@ -39,13 +41,22 @@ impl CudaEvent {
         match unsafe { self.gpu.driver.symbols.cuEventQuery(self.event) } {
             Ok(()) => Ok(true),
             Err(CudaFailure { code: NOT_READY, .. }) => Ok(false),
-            Err(failure) => Err(failure),
+            Err(failure) => Err(gone(failure)),
         }
     }
 
     fn sleep(&self) -> Result<(), CudaFailure> {
         // SAFETY: the event lives as long as `self`.
-        unsafe { self.gpu.driver.symbols.cuEventSynchronize(self.event) }
+        unsafe { self.gpu.driver.symbols.cuEventSynchronize(self.event) }.map_err(gone)
+    }
+}
+
+/// What is wrong with an event of ours that the driver does not know. We destroy it only when it is
+/// dropped, so its context has taken it along: a reset of the device ends the events first.
+fn gone(failure: CudaFailure) -> CudaFailure {
+    match failure.code {
+        INVALID_HANDLE => CudaFailure { code: CONTEXT_IS_DESTROYED, ..failure },
+        _ => failure,
     }
 }
 
@@ -113,5 +124,17 @@ impl Drop for CudaEvent {
             // SAFETY: created by us, destroyed once.
             let _ = unsafe { self.gpu.driver.symbols.cuEventDestroy_v2(self.event) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_the_driver_does_not_know_has_lost_its_context() {
+        let failure = |code| CudaFailure { call: "cuEventQuery", code };
+        assert_eq!(gone(failure(INVALID_HANDLE)), failure(CONTEXT_IS_DESTROYED));
+        assert_eq!(gone(failure(700)), failure(700));
     }
 }

@@ -64,7 +64,9 @@ pub(crate) const SUCCESS: c_int = 0;
 pub(crate) const INVALID_VALUE: c_int = 1;
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 pub(crate) const INVALID_CONTEXT: c_int = 201;
+pub(crate) const INVALID_HANDLE: c_int = 400;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
+pub(crate) const CONTEXT_IS_DESTROYED: c_int = 709;
 pub(crate) const NOT_SUPPORTED: c_int = 801;
 pub(crate) const NOT_READY: c_int = 600;
 /// Everything that a stream capture may answer.
