@@ -261,6 +261,8 @@ def cold(bench: Bench) -> None:
             # Each thread's pread into pinned memory, and a copy that it sleeps for.
             plain = [*common, *ours[:2], "-x", 2]
             subjects.append(Subject("type 2", partial(forebay_bench, bench, bench.build, plain, True)))
+            # The same, and a copy that it spins for: what disk, link and driver leave.
+            subjects += spinning(bench, [*common, *ours], True)
         if bench.wants("fio"):
             subjects.append(Subject("fio", partial(fio, bench, path, [f"--size={size}", *theirs])))
         if whole and bench.wants("fio"):
