@@ -108,8 +108,10 @@ copy_restarted() {
     pid=$!
     # The copy has no name yet: what the server has read of the file tells.
     wait_for 30 has_served $((before + 10000000)) || fail "cp did not begin: $(cat cp.txt)"
+    # It stands still until the server is gone: the rest may take less time than that.
+    kill -STOP $pid
     stop_server
-    kill -0 $pid 2>/dev/null || fail "cp had ended before: $(cat cp.txt)"
+    kill -CONT $pid || fail "cp had ended before: $(cat cp.txt)"
     start_server
     wait_for 90 gone_process $pid || fail "cp hangs"
     wait $pid || fail "cp: $(cat cp.txt)"
