@@ -414,6 +414,39 @@ fn what_waits_for_a_lane_that_panics_is_told() {
     }
 }
 
+/// It has none for a while: what comes meanwhile ends with the reason, what comes later is moved.
+#[test]
+fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
+    let turn = turn();
+    let place = place();
+    let lanes = Config { lanes: 1, slots: 2, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
+    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
+    let read = || {
+        chill(&file);
+        let ticket = session.submit_read(&file, 0, Target::Device.buffer(&session, LEN)).unwrap();
+        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+        ticket.wait().into_result()
+    };
+    read().unwrap();
+    turn.fake.fail_next("cuMemHostRegister_v2", 2, 0, 3);
+    kernel.breaks.store(true, Ordering::Relaxed);
+    // What the lane had taken failed with it, the rest for want of memory.
+    read().unwrap_err();
+    kernel.breaks.store(false, Ordering::Relaxed);
+    let (mut refused, until) = (0, Instant::now() + Duration::from_secs(10));
+    let (receipt, buffer) = loop {
+        match read() {
+            Ok(done) => break done,
+            Err(error) => assert!(error.message().contains("cuMemHostRegister"), "{error}"),
+        }
+        refused += 1;
+        assert!(Instant::now() < until, "no lane began");
+    };
+    assert!(refused > 0, "there was memory all the time");
+    assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "{receipt}");
+}
+
 /// Reads until the server was looked for: of `auto` not before much was read.
 fn settled(session: &Session, file: &File) -> Receipt {
     let until = Instant::now() + Duration::from_secs(20);

@@ -30,7 +30,7 @@ use crate::request::receipt::{Moved, Note, Refusal};
 use crate::request::ticket::Completion;
 use crate::runtime::sys;
 use crate::source::piece::Direction;
-use crate::tuning::lanes::{CELLS, DEPTH, READY_CELLS};
+use crate::tuning::lanes::{CELLS, DEPTH, NEXT_LANE, READY_CELLS};
 
 /// The memory of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +139,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// The thread's body. Where a lane panics, another takes its place.
+    /// The thread's body. Where a lane panics, another takes its place, as soon as it can begin.
     pub(super) fn main(
         index: usize,
         shared: &Arc<LaneShared>,
@@ -148,7 +148,7 @@ impl Lane {
         mut report: StartReport,
     ) {
         wake.attach_thread();
-        let mut memory = Some(memory);
+        let (mut memory, mut has_lived) = (Some(memory), false);
         loop {
             let mut has_begun = false;
             let life = catch_unwind(AssertUnwindSafe(|| {
@@ -167,12 +167,19 @@ impl Lane {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => error,
                 Err(_) if has_begun => {
+                    has_lived = true;
                     let text = "a lane died, and another took its place".to_owned();
                     shared.threads.note(Note { text, hint: None });
                     continue;
                 }
                 Err(_) => super::died(),
             };
+            if has_lived && !shared.stop.load(Ordering::SeqCst) {
+                // What stands in its way may pass, as a lack of memory does. What waits for it is told meanwhile.
+                shared.queue.refuse(&error);
+                std::thread::sleep(NEXT_LANE);
+                continue;
+            }
             report.send(Err(error.clone()));
             if index == 0 {
                 shared.close(error);
