@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use forebay_config::CachePolicy;
 use forebay_error::Result;
-use forebay_gpu::{Event, Wait};
+use forebay_gpu::{Event, Naps, Wait};
 
 use super::Attempt;
 use super::slot::StreamSlot;
@@ -12,6 +12,7 @@ use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
 use crate::request::receipt::Moved;
 use crate::request::transfer::Transfer;
+use crate::runtime::wait;
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
@@ -39,7 +40,7 @@ pub(super) fn read(
         if copying.len() == buffers
             && let Some(end) = copying.pop_front()
         {
-            end.wait(wait)?;
+            wait_for(end, LONG_PART.min(len), wait)?;
         }
         let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
         let end = start + part as u64;
@@ -63,7 +64,15 @@ pub(super) fn read(
         }
     }
     for end in copying {
-        end.wait(wait)?;
+        wait_for(end, LONG_PART.min(len), wait)?;
     }
     Ok(Attempt::Done(good, moved))
+}
+
+/// Waits for the copy of a part. Before it can be done nobody polls: that takes the driver's lock, which those need who start copies.
+fn wait_for(end: &dyn Event, bytes: usize, wait: Wait) -> Result<()> {
+    if matches!(wait, Wait::SpinThenBlock(_)) && !end.is_done()? {
+        Naps::start().sleep(wait::expected(bytes));
+    }
+    end.wait(wait)
 }

@@ -34,9 +34,9 @@ use crate::source::residency::Warmth;
 pub(crate) use crate::tuning::callers::MAX_CALLER_BYTES;
 use crate::tuning::callers::PART;
 use crate::tuning::callers::{
-    COLD_POLLS, CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOKS, MAX_CROWD_POLLED_BYTES, MAX_POLLED_BYTES,
-    MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS, WRITE_SLOT_BYTES,
-    WRITE_SLOTS,
+    COLD_POLLS, CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOK, LONG_POLL, MAX_CROWD_POLLED_BYTES,
+    MAX_POLLED_BYTES, MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS,
+    WRITE_SLOT_BYTES, WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -218,8 +218,9 @@ impl Callers {
             let (callers, _active) = self.enter();
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
-            let look = if callers * 2 <= self.cpus { LONG_LOOKS.0 } else { LONG_LOOKS.1 };
-            let wait = wait::by_objective(self.objective, Wait::Nap(look));
+            let has_cpus = callers * 2 <= self.cpus;
+            let usual = if has_cpus { Wait::SpinThenBlock(LONG_POLL) } else { Wait::Nap(LONG_LOOK) };
+            let wait = wait::by_objective(self.objective, usual);
             long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;

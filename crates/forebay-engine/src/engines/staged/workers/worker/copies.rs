@@ -9,7 +9,7 @@ use super::super::slots::SlotMemory;
 use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::lanes::{COPY_LOOK, MAX_COPY_LOOK};
+use crate::tuning::lanes::{COPY_LOOK, MAX_COPY_LOOK, SMALL_COPY_LOOK};
 
 /// Device copies in flight, with the units that they serve.
 pub(super) struct CopyFlight {
@@ -19,18 +19,24 @@ pub(super) struct CopyFlight {
     begun: Instant,
     /// Its bytes are to be written.
     pub(super) is_write: bool,
+    /// All of it is small pieces, which take some 10 µs.
+    is_small: bool,
 }
 
 impl CopyFlight {
     /// How long to leave it alone. Copies of many lanes share the link for a millisecond, and the write that follows takes longer than
     /// a late look.
     pub(super) fn glance(&self) -> Duration {
-        glance_after(self.begun.elapsed(), self.is_write)
+        glance_after(self.begun.elapsed(), self.is_write, self.is_small)
     }
 }
 
-fn glance_after(elapsed: Duration, is_write: bool) -> Duration {
-    if is_write { (elapsed / 8).clamp(COPY_LOOK, MAX_COPY_LOOK) } else { COPY_LOOK }
+fn glance_after(elapsed: Duration, is_write: bool, is_small: bool) -> Duration {
+    match (is_write, is_small) {
+        (true, _) => (elapsed / 8).clamp(COPY_LOOK, MAX_COPY_LOOK),
+        (false, true) => SMALL_COPY_LOOK,
+        (false, false) => COPY_LOOK,
+    }
 }
 
 /// The lane's stream in a context, with events to reuse.
@@ -59,8 +65,9 @@ impl Lane {
             match self.launch(context, &units) {
                 Ok(event) => {
                     let is_write = self.job(first).batch.direction == Direction::Write;
+                    let is_small = units.iter().all(|unit| self.units[*unit].kind == UnitKind::Cell);
                     let begun = Instant::now();
-                    self.flights.push_back(CopyFlight { event, context, units, begun, is_write });
+                    self.flights.push_back(CopyFlight { event, context, units, begun, is_write, is_small });
                 }
                 Err(error) => {
                     // Some copies may have been queued: their memory is in use until they are done.
@@ -222,9 +229,10 @@ mod tests {
 
     #[test]
     fn copies_to_be_written_are_left_alone_longer_and_never_for_long() {
-        let after = |micros, is_write| glance_after(Duration::from_micros(micros), is_write);
+        let after = |micros, is_write| glance_after(Duration::from_micros(micros), is_write, false);
         assert_eq!([after(0, true), after(1 << 30, false)], [COPY_LOOK; 2]);
         assert_eq!(after(4000, true), Duration::from_micros(500));
         assert_eq!(after(1 << 30, true), MAX_COPY_LOOK);
+        assert_eq!(glance_after(Duration::ZERO, false, true), SMALL_COPY_LOOK);
     }
 }

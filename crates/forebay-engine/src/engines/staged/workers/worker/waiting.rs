@@ -10,7 +10,7 @@ use super::{Lane, LaneMemory};
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 use crate::runtime::wait;
-use crate::tuning::lanes::{BUNCH_WAIT, COPY_LOOK, WAKE_FRACTION};
+use crate::tuning::lanes::{BUNCH_WAIT, WAKE_FRACTION};
 
 impl Lane {
     /// Waits for the next event, when nothing can be started.
@@ -21,7 +21,7 @@ impl Lane {
                 std::thread::sleep(flight.glance());
             }
             (false, Some(flight)) => {
-                let wait = wait::by_objective(objective, Wait::Nap(COPY_LOOK));
+                let wait = wait::by_objective(objective, Wait::Nap(flight.glance()));
                 // An error shows again when the flight lands.
                 let _ = flight.event.wait(wait);
             }
