@@ -26,9 +26,6 @@ pub(crate) mod callers {
     pub(crate) const RESIDENT_ABOVE_CALLERS: usize = 4;
     /// Longest copy that is polled for by as many callers as there are CPUs: a sleep costs more than the bytes.
     pub(crate) const MAX_CROWD_POLLED_BYTES: usize = 16 << 10;
-    /// A part of the CPUs that may poll for copies of what their threads have read from a disk: a quarter. A copy takes some 10 µs, a sleep in the
-    /// driver 20 more, and of 16 callers that wait for the disk one copies. Chosen.
-    pub(crate) const COLD_POLLS: usize = 4;
     /// Stream slots of a device; more callers at once use the lanes, but for small writes. Bounds pinned memory: 2 MiB each, once they are needed.
     pub(crate) const STREAM_SLOTS: usize = 64;
     /// Pinned bytes of a stream slot: [`MAX_CALLER_BYTES`] aligned out, as a whole huge page. Device and disk are far slower with

@@ -34,9 +34,9 @@ use crate::source::residency::Warmth;
 pub(crate) use crate::tuning::callers::MAX_CALLER_BYTES;
 use crate::tuning::callers::PART;
 use crate::tuning::callers::{
-    COLD_POLLS, CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOK, LONG_POLL, MAX_CROWD_POLLED_BYTES,
-    MAX_POLLED_BYTES, MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS,
-    WRITE_SLOT_BYTES, WRITE_SLOTS,
+    CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOK, LONG_POLL, MAX_CROWD_POLLED_BYTES, MAX_POLLED_BYTES,
+    MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS, WRITE_SLOT_BYTES,
+    WRITE_SLOTS,
 };
 use crate::tuning::resident::PART as RESIDENT_PART;
 
@@ -292,9 +292,7 @@ impl Callers {
             Objective::Throughput if polls => {
                 CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + POLL, last: Wait::Block })
             }
-            Objective::Throughput if is_cold => {
-                CopyWait::Cold { polling: &self.cold_polls, most: self.cpus / COLD_POLLS }
-            }
+            Objective::Throughput if is_cold => CopyWait::Cold { polling: &self.cold_polls, most: self.cpus },
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
         };
         CopyMethod { resident, wait, overlap: callers <= MAX_POLLING_CALLERS }
