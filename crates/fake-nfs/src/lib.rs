@@ -70,6 +70,12 @@ pub enum Fault {
     CloseAfter(usize),
     /// The reply comes this much later; those of other calls wait behind it.
     Late(Duration),
+    /// The reply comes byte by byte, one in so long. Those of other calls wait behind it.
+    Drip(Duration),
+    /// The same with this many bytes at a time.
+    Slow(usize, Duration),
+    /// Replies to a call that was not made come in its place, one in so long, until the connection is closed.
+    Flood(Duration),
     /// The reply comes behind the next one.
     Overtaken,
     /// The reply comes twice.

@@ -220,6 +220,7 @@ impl Exchange {
             if found == xid {
                 return Ok(());
             }
+            more(until, outage)?;
         }
     }
 }
@@ -244,6 +245,16 @@ fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant, outage: 
     }
 }
 
+/// Whether to wait for more, where something has come that is not the reply.
+fn more(until: Instant, outage: &Outage) -> Result<(), Lost> {
+    if outage::is_stopped() {
+        return Err(Lost::Connection(outage::stopped()));
+    }
+    let now = Instant::now();
+    outage.waits(now);
+    if now < until { Ok(()) } else { Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()) }
+}
+
 fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant, outage: &Outage) -> Result<(), Lost> {
     use std::io::ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
     while !place.is_empty() {
@@ -251,7 +262,12 @@ fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant, outage: &O
         stream.set_read_timeout(Some(left.clamp(Duration::from_millis(1), outage::SLICE)))?;
         match stream.read(place) {
             Ok(0) => return Err(std::io::Error::from(UnexpectedEof).into()),
-            Ok(bytes) => place = &mut place[bytes..],
+            Ok(bytes) => {
+                place = &mut place[bytes..];
+                if !place.is_empty() {
+                    more(until, outage)?;
+                }
+            }
             Err(_) if outage::is_stopped() => return Err(Lost::Connection(outage::stopped())),
             Err(error) if error.kind() == Interrupted => {}
             Err(error) if matches!(error.kind(), WouldBlock | TimedOut) && Instant::now() < until => {

@@ -319,7 +319,9 @@ impl Server {
         let (mut began, mut lost) = (None, 0);
         loop {
             match self.in_slot(control, doing, count, &put, &get)? {
-                Err(status) if status.is_to_wait() => self.wait(&mut began, status, doing)?,
+                Err(status) if status.is_to_wait() || status.is_uncached() => {
+                    self.wait(&mut began, status, doing)?;
+                }
                 Err(status) if status.is_session_lost() && self.version.has_session() => {
                     if lost > 0 {
                         self.wait(&mut began, status, doing)?;
@@ -327,7 +329,6 @@ impl Server {
                     lost += 1;
                     self.renew_with(control, control.sequence.1)?;
                 }
-                Err(status) if status.is_uncached() => {}
                 said => return Ok(said),
             }
         }

@@ -2,6 +2,7 @@
 
 mod base;
 mod input;
+mod liveness;
 mod queue;
 mod rdma;
 mod read_reply;

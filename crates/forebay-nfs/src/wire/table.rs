@@ -288,6 +288,8 @@ impl Table {
         let now = Instant::now();
         for index in 0..self.calls.len() {
             if matches!(self.calls[index].state, CallState::Parked(until) if until <= now) {
+                // The server owed nothing meanwhile.
+                server.outage.asked(now);
                 self.ask(server, index, now)?;
             }
         }
