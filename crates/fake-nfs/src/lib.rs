@@ -288,6 +288,11 @@ impl Server {
         serve::answer_for(&self.shared, connection, call)
     }
 
+    /// Closes its connections, as servers do with those that nothing uses.
+    pub fn close_connections(&self) {
+        self.shared.close_connections();
+    }
+
     /// Restarts: connections and sessions are gone, and bytes that were not durable.
     pub fn restart(&self) {
         self.shared.restart();
@@ -298,6 +303,10 @@ impl Shared {
     pub(crate) fn restart(&self) {
         lock(&self.files).restart();
         lock(&self.sessions).forget();
+        self.close_connections();
+    }
+
+    fn close_connections(&self) {
         for connection in lock(&self.connections).drain(..) {
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }

@@ -13,7 +13,7 @@ use crate::lock;
 /// Who looks at it (a user, a receipt) is told of silences from this length on.
 const TOLD_FROM: Duration = Duration::from_secs(10);
 
-/// A thread that waits says so at least as often: between its attempts it makes connections.
+/// A thread that waits says so at least as often, also while it makes connections and between its attempts.
 const SAID_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the server has for what is asked of it after all that waited was given up.
@@ -62,6 +62,18 @@ pub struct Silent {
     pub server: String,
     /// Since then.
     pub since: Instant,
+    /// It still was at this time.
+    pub seen: Instant,
+}
+
+impl Silent {
+    /// Whether the server has answered since it was seen to be silent. Otherwise nothing waits for it any more, if it is not among
+    /// those that are silent.
+    pub fn has_answered(&self) -> bool {
+        let all = lock(&ALL);
+        let mut servers = all.iter().filter_map(Weak::upgrade);
+        servers.any(|one| one.server == self.server && one.heard_at() > Some(self.seen))
+    }
 }
 
 /// Servers of this process.
@@ -77,7 +89,7 @@ pub fn silent() -> Vec<Silent> {
         let Some(since) = one.silent_since(now) else { continue };
         match found.iter_mut().find(|known| known.server == one.server) {
             Some(known) => known.since = known.since.min(since),
-            None => found.push(Silent { server: one.server.clone(), since }),
+            None => found.push(Silent { server: one.server.clone(), since, seen: now }),
         }
     }
     found
@@ -92,6 +104,8 @@ pub(crate) struct Outage {
     base: Instant,
     /// When it was heard last, or what waits first was asked for.
     since: AtomicU64,
+    /// When it was heard last; 0: never.
+    heard: AtomicU64,
     /// When a thread last said that it waits.
     waited: AtomicU64,
     /// When all that waited was given up; 0: it was not.
@@ -114,9 +128,16 @@ const fn nanoseconds(time: Duration) -> u64 {
 impl Outage {
     pub(crate) fn new(server: String) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
-        let base = Instant::now();
-        let (since, waited, given_up, times) = (zero(), zero(), zero(), zero());
-        let new = Arc::new(Self { server, base, since, waited, given_up, times, nanoseconds: zero() });
+        let new = Arc::new(Self {
+            server,
+            base: Instant::now(),
+            since: zero(),
+            heard: zero(),
+            waited: zero(),
+            given_up: zero(),
+            times: zero(),
+            nanoseconds: zero(),
+        });
         lock(&ALL).push(Arc::downgrade(&new));
         new
     }
@@ -149,7 +170,18 @@ impl Outage {
             self.nanoseconds.fetch_add(silence, Relaxed);
         }
         self.since.store(now, Relaxed);
+        self.heard.store(now, Relaxed);
         self.given_up.store(0, Relaxed);
+    }
+
+    fn heard_at(&self) -> Option<Instant> {
+        let heard = self.heard.load(Relaxed);
+        (heard > 0).then(|| self.base + Duration::from_nanos(heard))
+    }
+
+    /// Whether the server has answered since a thread last waited for it: it will answer what it is asked now.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.heard.load(Relaxed) >= self.waited.load(Relaxed).max(1)
     }
 
     /// A thread waits.
@@ -251,5 +283,22 @@ mod tests {
         outage.asked(at(700));
         outage.heard(at(701));
         assert_eq!(outage.silences(), (1, Duration::from_secs(42)));
+    }
+
+    #[test]
+    fn a_silence_that_is_given_up_is_no_answer() {
+        let outage = Outage::new("a server that is given up".to_owned());
+        let at = |seconds| outage.base + Duration::from_secs(seconds);
+        outage.asked(at(100));
+        outage.waits(at(141));
+        let silent = Silent { server: outage.server.clone(), since: at(100), seen: at(141) };
+        // Nothing waits for it; then something is asked for.
+        outage.asked(at(170));
+        assert_eq!(outage.silent_since(at(171)), None);
+        assert!(!silent.has_answered() && !outage.is_answering());
+        outage.heard(at(172));
+        assert!(silent.has_answered() && outage.is_answering());
+        outage.waits(at(173));
+        assert!(!outage.is_answering());
     }
 }

@@ -443,43 +443,52 @@ impl From<Refused> for Error {
     }
 }
 
-impl Drop for Server {
-    /// Tells the server that its session is over. One that did not answer of late is left alone: the lease ends the session.
-    fn drop(&mut self) {
-        // A child's connection and session are its parent's.
-        if self.birth != forks::count() {
-            return;
-        }
-        let Some(granted) = self.session().granted else { return };
-        let mut control = lock(&self.control);
-        if !control.exchange.was_answered() {
-            return;
-        }
-        control.exchange.shorten_deadline();
+impl Server {
+    /// Tells the server that a session is over, and the client with it. An error: it could not be told.
+    fn end_session(&self, control: &mut Control, granted: &Granted) -> Result<()> {
         // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
         if !control.exchange.is_connected()
-            && !matches!(self.in_slot(&mut control, ENDING, 0, |_| (), |_| Ok(Ok(()))), Ok(Ok(())))
+            && self.in_slot(control, ENDING, 0, |_| (), |_| Ok(Ok(())))?.is_err()
         {
-            return;
+            return Ok(());
         }
         let client = control.client;
-        let ended = self.outside(
-            &mut control,
-            ENDING,
-            |to| {
-                to.u32(op::DESTROY_SESSION);
-                to.raw(&granted.session);
-            },
-            |from| v4::get_op(from, op::DESTROY_SESSION),
-        );
-        if matches!(ended, Ok(Ok(()))) {
+        let put = |to: &mut Writer<'_>| {
+            to.u32(op::DESTROY_SESSION);
+            to.raw(&granted.session);
+        };
+        let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_SESSION);
+        if self.outside(control, ENDING, put, get)?.is_ok() {
             let put = |to: &mut Writer<'_>| {
                 to.u32(op::DESTROY_CLIENTID);
                 to.u64(client);
             };
             let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_CLIENTID);
             // Without it the server forgets the client when its lease ends.
-            let _ = self.outside(&mut control, "cannot end a client", put, get);
+            let _ = self.outside(control, "cannot end a client", put, get);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    /// Tells the server that its session is over. One that is waited for in vain is left alone: the lease ends the session.
+    fn drop(&mut self) {
+        // A child's connection and session are its parent's.
+        if self.birth != forks::count() {
+            return;
+        }
+        let Some(granted) = self.session().granted else { return };
+        if !self.outage.is_answering() {
+            return;
+        }
+        let mut control = lock(&self.control);
+        control.exchange.shorten_deadline();
+        let was_connected = control.exchange.is_connected();
+        let ended = self.end_session(&mut control, &granted);
+        // That the server has closed a connection shows when it is used.
+        if was_connected && ended.is_err_and(|error| error.kind() != ErrorKind::Timeout) {
+            let _ = self.end_session(&mut control, &granted);
         }
     }
 }

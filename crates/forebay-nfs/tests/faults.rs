@@ -394,15 +394,39 @@ fn sessions_end_with_their_last_file() {
         assert!(read(&file, 1000).unwrap() == pattern(1000));
         assert_eq!(server.sessions(), (1, 1));
         std::thread::sleep(pause);
-        let (began, before) = (Instant::now(), server.connections());
+        let before = server.connections();
         drop(file);
         // The last wire's thread may be the one that ends the session.
-        while server.sessions() != (0, 0) {
-            assert!(began.elapsed() < Duration::from_secs(5), "{:?} after {pause:?}", server.sessions());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        assert_ended(&server, &format!("after {pause:?}"));
         assert_eq!(server.connections() - before, connections);
     }
+}
+
+/// Waits until the server has neither sessions nor clients.
+fn assert_ended(server: &Server, what: &str) {
+    let began = Instant::now();
+    while server.sessions() != (0, 0) {
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?} {what}", server.sessions());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_session_ends_whatever_happened_to_its_connection() {
+    let server = started(&pattern(1000));
+    let file = opened(&server, "4.1", &patient());
+    assert!(read(&file, 1000).unwrap() == pattern(1000));
+    server.close_connections();
+    drop(file);
+    assert_ended(&server, "after the server closed its connections");
+    let file = opened(&server, "4.1", &hasty());
+    server.faults(|seen| (seen.asked == Asked::Other).then_some(Fault::NoReply));
+    file.attributes().unwrap_err();
+    server.faults(|_| None);
+    // What carries bytes is answered again.
+    assert!(read(&file, 1000).unwrap() == pattern(1000));
+    drop(file);
+    assert_ended(&server, "after a question that was not answered");
 }
 
 #[test]

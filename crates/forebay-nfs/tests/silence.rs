@@ -75,6 +75,32 @@ fn all_end(version: &str, is_gone: bool) {
     }
 }
 
+/// All that waits is given up by a question about a file: no connection for bytes has a call.
+#[test]
+fn what_is_asked_for_after_questions_were_given_up_has_some_time() {
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || {
+                let server = Server::start();
+                server.put("/export/file", vec![7; PIECE]);
+                let url = Url::parse(&server.url("/export/file", version)).unwrap();
+                let file = open(&url, &options()).unwrap();
+                server.faults(|seen| (seen.asked == Asked::Other).then_some(Fault::NoReply));
+                for round in 0..3 {
+                    let began = Instant::now();
+                    let kind = file.attributes().unwrap_err().kind();
+                    assert_eq!(kind, ErrorKind::Timeout, "{version} {round}");
+                    let took = began.elapsed();
+                    assert!(took >= Duration::from_millis(1400), "{version} {round} {took:?}");
+                    assert!(took < Duration::from_secs(4), "{version} {round} {took:?}");
+                }
+                server.faults(|_| None);
+                file.attributes().unwrap();
+            });
+        }
+    });
+}
+
 /// It listens, and that is all.
 fn mute() -> (TcpListener, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

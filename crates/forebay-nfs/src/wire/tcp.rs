@@ -32,7 +32,7 @@ impl Wire {
     pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
-        let stream = match connect_from(take(port), &self.server.addresses, options) {
+        let stream = match connect_from(take(port), &self.server.addresses, options, &self.server.outage) {
             Ok(stream) => stream,
             Err(error) => return Lost::Broken(error),
         };
