@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -56,6 +57,8 @@ impl Request {
 /// A request under way.
 pub(crate) struct Job {
     request: Request,
+    /// When it was asked for.
+    asked: Instant,
     state: Mutex<State>,
 }
 
@@ -127,7 +130,7 @@ impl Next {
 impl Job {
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub(crate) unsafe fn new(request: Request, answer: Answer) -> Arc<Self> {
+    pub(crate) unsafe fn new(request: Request, answer: Answer, asked: Instant) -> Arc<Self> {
         let state = State {
             issued: 0,
             pending: 0,
@@ -140,12 +143,17 @@ impl Job {
             is_committing: false,
             rounds: 0,
         };
-        Arc::new(Self { request, state: Mutex::new(state) })
+        Arc::new(Self { request, asked, state: Mutex::new(state) })
     }
 
     /// Its file.
     pub(crate) const fn file(&self) -> &Arc<FileTarget> {
         &self.request.file
+    }
+
+    /// When it was asked for.
+    pub(crate) const fn asked(&self) -> Instant {
+        self.asked
     }
 
     /// The memory of its bytes, where that was registered before.
@@ -326,7 +334,7 @@ mod tests {
             state: None,
         };
         // SAFETY: nothing is read into the memory.
-        unsafe { Job::new(request, Box::new(drop)) }
+        unsafe { Job::new(request, Box::new(drop), Instant::now()) }
     }
 
     const LIMITS: Limits = Limits { read: 512, write: 512 };

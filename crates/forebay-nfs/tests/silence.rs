@@ -65,7 +65,12 @@ fn all_end(version: &str, is_gone: bool) {
         let kind = result.unwrap_err().kind();
         assert!(kind == ErrorKind::Timeout || is_gone, "{version} {kind:?}");
     }
-    // What is asked for next has less time, unless the server answers.
+    // What is asked for next has less time, also where it is queued, unless the server answers.
+    if server.is_some() {
+        for (at, result) in ends(&file, || ()) {
+            assert!(at >= Duration::from_millis(1400) && result.is_err(), "{version} {at:?}");
+        }
+    }
     let began = Instant::now();
     assert!(file.read_at(&mut [0; 100], 0).is_err());
     assert!(began.elapsed() < Duration::from_secs(4), "{version} {:?}", began.elapsed());

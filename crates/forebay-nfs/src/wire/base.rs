@@ -118,7 +118,7 @@ impl Shared {
 
     /// Ends what waits for a wire with an error.
     pub(crate) fn fail_waiting(&self, error: &Error) {
-        self.queue.fail(error);
+        self.queue.fail(error, |_| true);
     }
 
     /// Calls that were answered.
@@ -134,10 +134,9 @@ impl Shared {
     }
 
     /// Adds a job, or one that has more to do.
-    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
+    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>, now: Instant) {
         // All wires share a job.
         let share = job.calls(self.limits).div_ceil(self.connections());
-        let now = Instant::now();
         self.server.outage.asked(now);
         self.queue.push(job);
         self.feed_each(share, Some(now));
@@ -475,12 +474,12 @@ impl Wire {
         self.fail(shared, |_| true, error);
     }
 
-    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what is queued behind them.
-    /// There is no connection.
+    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
+    /// What was asked for since has its own time. There is no connection.
     fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
         let (now, limits, outage) = (Instant::now(), self.server.wait_limits(), &self.server.outage);
         if outage.is_given_up(now, limits) {
-            shared.fail_waiting(error);
+            shared.queue.fail(error, |job| outage.gives_up(job.asked(), now, limits));
         }
         let is_over = |call: &Call| {
             now.saturating_duration_since(call.began) >= limits.1 || outage.gives_up(call.began, now, limits)
@@ -514,7 +513,7 @@ impl Wire {
 /// What comes after the end of a part.
 fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
     match next {
-        Next::Again => shared.push(job.clone()),
+        Next::Again => shared.push(job.clone(), Instant::now()),
         next => next.complete(),
     }
 }

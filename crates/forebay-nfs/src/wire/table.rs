@@ -496,7 +496,7 @@ mod tests {
             state: None,
         };
         // SAFETY: nothing is sent, so nothing is moved.
-        unsafe { Job::new(request, Box::new(drop)) }
+        unsafe { Job::new(request, Box::new(drop), Instant::now()) }
     }
 
     #[test]
