@@ -123,6 +123,8 @@ pub(crate) struct Shared {
     limit: AtomicU64,
     /// Slots of a session at most.
     slots: AtomicU64,
+    /// Bytes of a call, and of a reply, that sessions grant at most.
+    pub(crate) session_bytes: AtomicU64,
     /// The highest minor version of 4, and whether there is version 3.
     versions: Mutex<(bool, Option<u32>)>,
     port: u16,
@@ -173,6 +175,7 @@ impl Server {
             is_over: AtomicBool::new(false),
             limit: AtomicU64::new(1 << 20),
             slots: AtomicU64::new(u64::MAX),
+            session_bytes: AtomicU64::new(u64::MAX),
             versions: Mutex::new((true, Some(2))),
             port: address.port(),
             wrong_slots: AtomicU64::new(0),
@@ -240,6 +243,11 @@ impl Server {
     /// Grants sessions that are made from now on this many slots at most.
     pub fn slots(&self, slots: u64) {
         self.shared.slots.store(slots, Ordering::Relaxed);
+    }
+
+    /// Grants sessions that are made from now on calls and replies of this many bytes at most, and refuses larger ones in all.
+    pub fn session_bytes(&self, bytes: u64) {
+        self.shared.session_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Whether replies to READ leave out the file's state: version 3 without attributes, version 4 with a GETATTR that fails.

@@ -89,6 +89,8 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) io: IoCall,
+    /// Bytes behind those of the call, which a later one moves: the server takes fewer in a call than when the part was cut.
+    pub(crate) rest: u32,
     /// Memory of the bytes.
     pub(crate) buffer: *mut u8,
     /// Where in the job.
@@ -103,8 +105,27 @@ unsafe impl Send for Part {}
 impl Part {
     /// What is left when the first `count` bytes have moved.
     pub(crate) const fn after(self, count: u32) -> Self {
-        let io = IoCall { offset: self.io.offset + count as u64, count: self.io.count - count, ..self.io };
-        Self { io, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize, ..self }
+        let left = self.len() - count;
+        let io = IoCall { offset: self.io.offset + count as u64, count: left, ..self.io };
+        let (buffer, at) = (self.buffer.wrapping_add(count as usize), self.at + count as usize);
+        Self { io, rest: 0, buffer, at, ..self }
+    }
+
+    /// All of its bytes.
+    const fn len(&self) -> u32 {
+        self.io.count + self.rest
+    }
+
+    /// Has its call move what the server takes now.
+    pub(crate) fn limit(&mut self, limits: Limits) {
+        let most = match self.io.operation {
+            Operation::Read => limits.read,
+            Operation::Write { .. } => limits.write,
+            Operation::Commit => return,
+        };
+        let len = self.len();
+        self.io.count = len.min(most);
+        self.rest = len - self.io.count;
     }
 }
 
@@ -206,7 +227,8 @@ impl Job {
         let request = &self.request;
         let tells_state = request.state.is_some();
         let io = IoCall { operation, offset: request.offset + at as u64, count, tells_state };
-        Part { io, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
+        let is_placed = request.registered.is_some();
+        Part { io, rest: 0, buffer: request.buffer.wrapping_add(at), at, is_placed }
     }
 
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
@@ -219,10 +241,10 @@ impl Job {
                 return Some(self.ended_in(&mut state, Some(changed(told))));
             }
             Reply::Read { count, is_end, .. } => {
-                if is_end && count < part.io.count {
+                if is_end && count < part.len() {
                     state.end = state.end.min(part.at + count as usize);
                 }
-                (count < part.io.count && !is_end).then_some(count)
+                (count < part.len() && !is_end).then_some(count)
             }
             Reply::Written { count, durable, verifier } => {
                 if !durable {
@@ -230,7 +252,7 @@ impl Job {
                     state.verifier = Some(verifier);
                     state.is_volatile = true;
                 }
-                (count < part.io.count).then_some(count)
+                (count < part.len()).then_some(count)
             }
             Reply::Committed { verifier } => {
                 state.is_lost |= state.verifier != Some(verifier);

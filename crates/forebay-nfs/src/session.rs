@@ -80,6 +80,15 @@ pub(crate) struct Session {
     pub(crate) granted: Option<Granted>,
 }
 
+impl Session {
+    /// What fits into its calls.
+    pub(crate) fn limits(&self) -> Limits {
+        let fits = |room: u32| u64::from(room.saturating_sub(1024));
+        let room = self.granted.map_or((u32::MAX, u32::MAX), |granted| (granted.reply, granted.call));
+        Limits::of_told(fits(room.0), fits(room.1))
+    }
+}
+
 /// The first pause of a call that the server asks to wait; each further one is longer, up to [`MAX_RETRY_PAUSE`].
 pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The longest.
@@ -174,9 +183,8 @@ impl Server {
 
     /// The same limits, or what fits into calls of the session.
     pub(crate) fn limits(&self, told: Limits) -> Limits {
-        let Some(granted) = self.session().granted else { return told };
-        let fits = |limit: u32, room: u32| u64::from(limit.min(room.saturating_sub(1024)));
-        Limits::of_told(fits(told.read, granted.reply), fits(told.write, granted.call))
+        let fits = self.session().limits();
+        Limits { read: told.read.min(fits.read), write: told.write.min(fits.write) }
     }
 
     /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.

@@ -370,6 +370,36 @@ fn restarts_under_load_cost_no_byte() {
     }
 }
 
+/// Calls under way were cut for the session before, and so is what is asked for since.
+#[test]
+fn a_server_that_takes_less_in_a_call_after_a_restart_is_read_and_written() {
+    const SMALLER: u64 = (64 << 10) + 4096;
+    let bytes = pattern(LEN);
+    let server = Arc::new(started(&bytes));
+    let file = opened(&server, "4.1", &patient());
+    assert!(read(&file, LEN).unwrap() == bytes);
+    let before = server.count(Asked::Read);
+    server.faults({
+        let server = Arc::downgrade(&server);
+        move |seen| {
+            let restarts = (seen.asked, seen.before) == (Asked::Read, before + 1);
+            restarts.then(|| server.upgrade().unwrap().session_bytes(SMALLER));
+            restarts.then_some(Fault::Restart)
+        }
+    });
+    assert!(read(&file, LEN).unwrap() == bytes);
+    let calls = server.count(Asked::Read) - before;
+    // That of a call at least is read in the smaller ones.
+    assert!(calls >= (1 << 20) / SMALLER, "{calls}");
+    server.faults(|_| None);
+    // Its end is within what a call has left.
+    assert!(read(&file, LEN + 100_000).unwrap() == bytes);
+    let new: Vec<_> = bytes.iter().map(|byte| !byte).collect();
+    assert_eq!(file.write_at(&new, 0).unwrap(), LEN);
+    assert!(server.durable("/export/file") == new);
+    assert_eq!(server.wrong_slots(), 0);
+}
+
 /// Threads of wires in this process.
 fn wires() -> usize {
     let names = std::fs::read_dir("/proc/self/task").unwrap().flatten();
