@@ -293,7 +293,7 @@ mod tests {
         assert!(now - began >= Duration::from_millis(800), "{:?}", now - began);
         // What is asked for now has the clock of what was asked for before.
         outage.asked(now);
-        let limits = (Duration::from_secs(1), Duration::from_secs(60));
+        let limits = (Duration::from_secs(1), Duration::from_mins(1));
         assert!(outage.left(now, now, limits) <= Duration::from_millis(59_200));
     }
 

@@ -118,7 +118,7 @@ fn a_slow_link_is_no_silence() {
     let server = started();
     server.put("/export/large", vec![9; SLOW]);
     let url = Url::parse(&server.url("/export/large", "4.1")).unwrap();
-    let file = open(&url, &Options { deadline: Duration::from_secs(30), ..options() }).unwrap();
+    let file = open(&url, &Options { deadline: Duration::from_millis(600), ..options() }).unwrap();
     server
         .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Slow(20_000, Duration::from_millis(50))));
     let began = Instant::now();

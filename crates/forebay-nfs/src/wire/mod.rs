@@ -10,6 +10,7 @@ mod replies;
 mod signal;
 mod table;
 mod tcp;
+mod waiting;
 
 pub(crate) use base::Shared;
 pub(crate) use rdma::try_out;
