@@ -165,18 +165,21 @@ impl Exchange {
         if !self.has_answered {
             return options.first_answer.saturating_sub(now - began);
         }
-        self.outage.left(began, now, (options.silence, options.deadline))
+        self.outage.left(began, now, self.limits())
     }
 
     /// Whether a call that began then is given up: alone, or with all that waits for the server.
     fn is_over(&self, began: Instant) -> bool {
-        let (options, left) = (&self.options, self.left(began));
-        let is_over = left.is_zero() || began.elapsed() > options.deadline;
-        if is_over && self.has_answered {
+        let left = self.left(began);
+        if left.is_zero() && self.has_answered {
             // What is asked for later has a few seconds.
-            self.outage.is_given_up(Instant::now(), (options.silence, options.deadline));
+            self.outage.is_given_up(Instant::now(), self.limits());
         }
-        is_over
+        left.is_zero() || began.elapsed() > self.options.deadline
+    }
+
+    fn limits(&self) -> outage::Limits {
+        self.outage.limits((self.options.silence, self.options.deadline))
     }
 
     /// The error of a server that is silent says where it was asked, and for how long.

@@ -19,6 +19,9 @@ const SAID_WITHIN: Duration = Duration::from_secs(20);
 /// How long the server has for what is asked of it after all that waited was given up.
 const LATER: Duration = Duration::from_secs(5);
 
+/// How much longer than its options say a slow server is waited for, at most.
+const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
+
 /// Sleeps end after so long when waiting is to stop.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
 
@@ -110,6 +113,8 @@ pub(crate) struct Outage {
     waited: AtomicU64,
     /// When all that waited was given up; 0: it was not.
     given_up: AtomicU64,
+    /// What it may be silent for beyond what options say: see [`Outage::record_duration`].
+    more: AtomicU64,
     /// Silences that are over, and how long they were.
     times: AtomicU64,
     nanoseconds: AtomicU64,
@@ -135,6 +140,7 @@ impl Outage {
             heard: zero(),
             waited: zero(),
             given_up: zero(),
+            more: zero(),
             times: zero(),
             nanoseconds: zero(),
         });
@@ -187,6 +193,19 @@ impl Outage {
     /// A thread waits.
     pub(crate) fn waits(&self, now: Instant) {
         self.waited.store(self.at(now), Relaxed);
+    }
+
+    /// A request of several calls has taken so long: of late that is how much longer than its options say the server is waited for.
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        let took = nanoseconds(duration.min(MAX_EXTRA_WAIT));
+        let before = self.more.load(Relaxed);
+        self.more.store(before - before / 4 + took / 4, Relaxed);
+    }
+
+    /// How long it is waited for, where options say this.
+    pub(crate) fn limits(&self, (silence, deadline): Limits) -> Limits {
+        let more = Duration::from_nanos(self.more.load(Relaxed));
+        (silence + more, deadline + more)
     }
 
     /// Whether all that waits is given up.

@@ -2,7 +2,6 @@
 //! connections share: each call of theirs stands in a slot of its own.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -36,8 +35,6 @@ pub(crate) struct Server {
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
-    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::record_duration`].
-    more: AtomicU64,
     /// The process that made it.
     birth: u64,
 }
@@ -94,9 +91,6 @@ pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The longest.
 pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
-/// How much longer than its options say a slow server is waited for, at most.
-const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
-
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
 
@@ -119,22 +113,18 @@ impl Server {
             control: Arc::new(Mutex::new(control)),
             session: Mutex::default(),
             domain: Mutex::default(),
-            more: AtomicU64::new(0),
             birth: forks::count(),
         }
     }
 
     /// How long the server may be silent while calls wait, and how long these are sent again.
     pub(crate) fn wait_limits(&self) -> (Duration, Duration) {
-        let more = Duration::from_nanos(self.more.load(Ordering::Relaxed));
-        (self.options.silence + more, self.options.deadline + more)
+        self.outage.limits((self.options.silence, self.options.deadline))
     }
 
     /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
     pub(crate) fn record_duration(&self, duration: Duration) {
-        let took = duration.min(MAX_EXTRA_WAIT).as_nanos() as u64;
-        let before = self.more.load(Ordering::Relaxed);
-        self.more.store(before - before / 4 + took / 4, Ordering::Relaxed);
+        self.outage.record_duration(duration);
     }
 
     /// Where the server takes RDMA.
