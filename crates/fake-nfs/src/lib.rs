@@ -70,6 +70,12 @@ pub enum Fault {
     CloseAfter(usize),
     /// The reply comes this much later; those of other calls wait behind it.
     Late(Duration),
+    /// The reply comes byte by byte, one in so long. Those of other calls wait behind it.
+    Drip(Duration),
+    /// The same with this many bytes at a time.
+    Slow(usize, Duration),
+    /// Replies to a call that was not made come in its place, one in so long, until the connection is closed.
+    Flood(Duration),
     /// The reply comes behind the next one.
     Overtaken,
     /// The reply comes twice.
@@ -117,6 +123,8 @@ pub(crate) struct Shared {
     limit: AtomicU64,
     /// Slots of a session at most.
     slots: AtomicU64,
+    /// Bytes of a call, and of a reply, that sessions grant at most.
+    pub(crate) session_bytes: AtomicU64,
     /// The highest minor version of 4, and whether there is version 3.
     versions: Mutex<(bool, Option<u32>)>,
     port: u16,
@@ -167,6 +175,7 @@ impl Server {
             is_over: AtomicBool::new(false),
             limit: AtomicU64::new(1 << 20),
             slots: AtomicU64::new(u64::MAX),
+            session_bytes: AtomicU64::new(u64::MAX),
             versions: Mutex::new((true, Some(2))),
             port: address.port(),
             wrong_slots: AtomicU64::new(0),
@@ -236,6 +245,11 @@ impl Server {
         self.shared.slots.store(slots, Ordering::Relaxed);
     }
 
+    /// Grants sessions that are made from now on calls and replies of this many bytes at most, and refuses larger ones in all.
+    pub fn session_bytes(&self, bytes: u64) {
+        self.shared.session_bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// Whether replies to READ leave out the file's state: version 3 without attributes, version 4 with a GETATTR that fails.
     pub fn hide_states(&self, hides: bool) {
         self.shared.hides_states.store(hides, Ordering::Relaxed);
@@ -282,6 +296,11 @@ impl Server {
         serve::answer_for(&self.shared, connection, call)
     }
 
+    /// Closes its connections, as servers do with those that nothing uses.
+    pub fn close_connections(&self) {
+        self.shared.close_connections();
+    }
+
     /// Restarts: connections and sessions are gone, and bytes that were not durable.
     pub fn restart(&self) {
         self.shared.restart();
@@ -292,6 +311,10 @@ impl Shared {
     pub(crate) fn restart(&self) {
         lock(&self.files).restart();
         lock(&self.sessions).forget();
+        self.close_connections();
+    }
+
+    fn close_connections(&self) {
         for connection in lock(&self.connections).drain(..) {
             let _ = connection.shutdown(std::net::Shutdown::Both);
         }

@@ -177,6 +177,25 @@ fn drain(connection: &mut dyn Connection, inbox: &mut VecDeque<Message>) -> Resu
     Ok(())
 }
 
+/// Replies to a call that was not made, until the connection is closed.
+fn flood(
+    connection: &mut dyn Connection,
+    inbox: &mut VecDeque<Message>,
+    call: &[u8],
+    mut reply: Vec<u8>,
+    pause: Duration,
+) -> Result<()> {
+    let head = [word(call, 0) ^ 0x55, 1, 4, 0, 0, 0, 0];
+    reply[3] ^= 0x55;
+    reply.truncate(200);
+    let message = [head.iter().flat_map(|word| word.to_be_bytes()).collect(), reply].concat();
+    loop {
+        connection.send(3, &message, Post::PLAIN)?;
+        done(connection, inbox)?;
+        std::thread::sleep(pause);
+    }
+}
+
 /// Serves one call.
 fn serve(
     connection: &mut dyn Connection,
@@ -233,8 +252,10 @@ fn serve(
     let Some((mut reply, payload, fault)) = server.answer(connection.number(), &rpc) else {
         panic!("not a call: {rpc:?}");
     };
-    if fault == Some(Fault::NoReply) {
-        return Ok(());
+    match fault {
+        Some(Fault::NoReply) => return Ok(()),
+        Some(Fault::Flood(pause)) => return flood(connection, inbox, &call, reply, pause),
+        _ => {}
     }
     let lie = if payload > 0 { lock(&ways.lie).take() } else { None };
     let mut bytes = reply.split_off(reply.len() - payload.next_multiple_of(4));

@@ -108,6 +108,15 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
                 return stream.shutdown(std::net::Shutdown::Both);
             }
             Some(Fault::Late(time)) => std::thread::sleep(time),
+            Some(Fault::Drip(pause)) => slowly(&mut stream, &mut whole, 1, pause)?,
+            Some(Fault::Slow(bytes, pause)) => slowly(&mut stream, &mut whole, bytes, pause)?,
+            Some(Fault::Flood(pause)) => {
+                whole[7] ^= 0x55;
+                loop {
+                    stream.write_all(&whole)?;
+                    std::thread::sleep(pause);
+                }
+            }
             Some(Fault::Overtaken) => {
                 held.extend(whole);
                 continue;
@@ -133,6 +142,20 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
         whole.append(&mut held);
         stream.write_all(&whole)?;
     }
+}
+
+/// Sends bytes, a few at a time.
+fn slowly(
+    stream: &mut TcpStream,
+    bytes: &mut Vec<u8>,
+    some: usize,
+    pause: std::time::Duration,
+) -> std::io::Result<()> {
+    for bytes in std::mem::take(bytes).chunks(some) {
+        stream.write_all(bytes)?;
+        std::thread::sleep(pause);
+    }
+    Ok(())
 }
 
 /// Whether this process may have connections that vanish.

@@ -201,6 +201,10 @@ impl Compound {
         if let Some(status) = calling.asks(&self.current, Asked::Read, offset, count) {
             return Ok((status, Out::default()));
         }
+        if self.is_placed && u64::from(count) > calling.shared.session_bytes.load(Ordering::Relaxed) {
+            const REPLY_TOO_BIG: u32 = 10066;
+            return Ok((REPLY_TOO_BIG, Out::default()));
+        }
         if state != [0; 16] {
             return Ok((10025, Out::default()));
         }
@@ -220,6 +224,10 @@ impl Compound {
         let count = bytes.len() as u32;
         if let Some(status) = calling.asks(&self.current, Asked::Write, offset, count) {
             return Ok((status, Out::default()));
+        }
+        if self.is_placed && u64::from(count) > calling.shared.session_bytes.load(Ordering::Relaxed) {
+            const CALL_TOO_BIG: u32 = 10065;
+            return Ok((CALL_TOO_BIG, Out::default()));
         }
         let taken = calling.moved(count);
         let mut files = lock(&calling.shared.files);
@@ -266,6 +274,10 @@ fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
         *word = arguments(from.word())?;
     }
     arguments(from.raw(28 + 12))?;
+    let most = calling.shared.session_bytes.load(Ordering::Relaxed);
+    for bytes in &mut fore[1..3] {
+        *bytes = most.min((*bytes).into()) as u32;
+    }
     fore[5] = u64::from(fore[5]).min(calling.shared.slots.load(Ordering::Relaxed)) as u32;
     let mut sessions = lock(&calling.shared.sessions);
     let Some(expected) = sessions.clients.get_mut(&client) else { return Ok((10022, Out::default())) };

@@ -30,7 +30,7 @@ fn tell(console: &Console<'_>, ended: &Receiver<()>) {
     let mut known: Vec<Silent> = Vec::new();
     while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
         let now = forebay_nfs::silent();
-        for line in changes(&known, &now, Instant::now()) {
+        for line in changes(&known, &now, Instant::now(), Silent::has_answered) {
             // A terminal may have a live line there, which is drawn again.
             let start = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
             console.say(format!("{start}note: {line}\n"));
@@ -39,8 +39,14 @@ fn tell(console: &Console<'_>, ended: &Receiver<()>) {
     }
 }
 
-/// What there is to tell of servers that are silent now, and were silent before.
-fn changes(before: &[Silent], now: &[Silent], at: Instant) -> Vec<String> {
+/// What there is to tell of servers that are silent now, and were silent before. One that nothing waits for any more has not answered
+/// for that.
+fn changes(
+    before: &[Silent],
+    now: &[Silent],
+    at: Instant,
+    has_answered: impl Fn(&Silent) -> bool,
+) -> Vec<String> {
     let of = |all: &[Silent], server: &str| all.iter().any(|one| one.server == server);
     let seconds = |since: Instant| at.saturating_duration_since(since).as_secs();
     let begins = now.iter().filter(|one| !of(before, &one.server)).map(|one| {
@@ -48,7 +54,7 @@ fn changes(before: &[Silent], now: &[Silent], at: Instant) -> Vec<String> {
     });
     let ends = before
         .iter()
-        .filter(|one| !of(now, &one.server))
+        .filter(|one| !of(now, &one.server) && has_answered(one))
         .map(|one| format!("server {} answers again, after {} s", one.server, seconds(one.since)));
     begins.chain(ends).collect()
 }
@@ -60,14 +66,16 @@ mod tests {
     #[test]
     fn a_silence_is_told_once_and_so_is_its_end() {
         let began = Instant::now();
-        let silent = |server: &str| Silent { server: server.to_owned(), since: began };
+        let silent = |server: &str| Silent { server: server.to_owned(), since: began, seen: began };
         let (one, two) = ([silent("a")], [silent("a"), silent("b")]);
         let told = |before: &[Silent], now: &[Silent], after| {
-            changes(before, now, began + Duration::from_secs(after))
+            changes(before, now, began + Duration::from_secs(after), |one| one.server == "b")
         };
         assert_eq!(told(&[], &one, 10), ["server a has not answered for 10 s: still trying"]);
         assert!(told(&one, &one, 11).is_empty());
         assert_eq!(told(&one, &two, 12), ["server b has not answered for 12 s: still trying"]);
         assert_eq!(told(&two, &one, 42), ["server b answers again, after 42 s"]);
+        // All that waited for it was given up.
+        assert!(told(&one, &[], 300).is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
@@ -163,8 +163,9 @@ impl Client {
         if request.len == 0 {
             return answer(Ok(0));
         }
+        let now = Instant::now();
         // SAFETY: passed on.
-        self.shared.push(unsafe { Job::new(request, answer) });
+        self.shared.push(unsafe { Job::new(request, answer, now) }, now);
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::options::Options;
-use crate::outage::{SLICE, is_stopped};
+use crate::outage::{Outage, SLICE, is_stopped};
 use crate::rpc::random;
 
 /// The reason within an error: the server has no address, or takes no connection there.
@@ -53,24 +53,32 @@ fn unknown(host: &str, why: Option<io::Error>) -> Error {
         .source(ServerUnreachable(why))
 }
 
-/// A connection to the first address that takes one.
-pub(crate) fn connect(addresses: &[SocketAddr], options: &Options) -> Result<TcpStream> {
-    connect_from(0, addresses, options)
+/// A connection to the first address that takes one. Something waits for it meanwhile.
+pub(crate) fn connect(addresses: &[SocketAddr], options: &Options, outage: &Outage) -> Result<TcpStream> {
+    connect_from(0, addresses, options, outage)
 }
 
 /// The same from a port of this side's, if it is free; 0: any. Servers know calls that come again by it.
-pub(crate) fn connect_from(port: u16, addresses: &[SocketAddr], options: &Options) -> Result<TcpStream> {
+pub(crate) fn connect_from(
+    port: u16,
+    addresses: &[SocketAddr],
+    options: &Options,
+    outage: &Outage,
+) -> Result<TcpStream> {
     let mut last = None;
     for address in addresses {
-        match connect_to(*address, port, options) {
+        match connect_to(*address, port, options, outage) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = Some(error),
+        }
+        if is_stopped() {
+            break;
         }
     }
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a server without an address")))
 }
 
-fn connect_to(address: SocketAddr, port: u16, options: &Options) -> Result<TcpStream> {
+fn connect_to(address: SocketAddr, port: u16, options: &Options, outage: &Outage) -> Result<TcpStream> {
     static MAY_NOT: AtomicBool = AtomicBool::new(false);
     let began = Instant::now();
     for attempt in 0..4 {
@@ -83,7 +91,7 @@ fn connect_to(address: SocketAddr, port: u16, options: &Options) -> Result<TcpSt
         {
             MAY_NOT.fetch_or(errno == libc::EACCES, Ordering::Relaxed);
         }
-        match finish(&socket, address, options.connect.saturating_sub(began.elapsed())) {
+        match finish(&socket, address, options.connect.saturating_sub(began.elapsed()), outage) {
             Ok(()) => {
                 let stream = TcpStream::from(socket);
                 let _ = stream.set_nodelay(true);
@@ -179,7 +187,7 @@ fn set<T>(stream: &TcpStream, level: i32, option: i32, value: &T) {
     unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, pointer, len) };
 }
 
-fn finish(socket: &OwnedFd, address: SocketAddr, limit: Duration) -> Result<(), i32> {
+fn finish(socket: &OwnedFd, address: SocketAddr, limit: Duration, outage: &Outage) -> Result<(), i32> {
     let begun = with_address(address, |pointer, len| {
         // SAFETY: pointer and length are of an address.
         unsafe { libc::connect(socket.as_raw_fd(), pointer, len) }
@@ -200,9 +208,11 @@ fn finish(socket: &OwnedFd, address: SocketAddr, limit: Duration) -> Result<(), 
         if is_stopped() {
             return Err(libc::ECANCELED);
         }
-        if Instant::now() >= until {
+        let now = Instant::now();
+        if now >= until {
             return Err(libc::ETIMEDOUT);
         }
+        outage.waits(now);
     }
     let (mut error, mut len) = (0i32, 4u32);
     // SAFETY: the place has 4 bytes.
@@ -257,12 +267,61 @@ mod tests {
 
     use super::*;
 
+    fn reached(listener: &TcpListener, options: &Options) -> Result<TcpStream> {
+        connect(&[listener.local_addr().unwrap()], options, &Outage::new("server".to_owned()))
+    }
+
+    /// Takes no connection, and refuses none, while the others are there.
+    fn full() -> (TcpListener, Vec<TcpStream>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // SAFETY: no pointers are passed.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let options = Options { connect: Duration::from_millis(50), ..Options::default() };
+        let waiting = std::iter::from_fn(|| reached(&listener, &options).ok()).collect();
+        (listener, waiting)
+    }
+
+    #[test]
+    fn a_server_is_waited_for_while_its_addresses_are_tried() {
+        let dead: Vec<_> = (0..4).map(|_| full()).collect();
+        let addresses: Vec<_> = dead.iter().map(|(listener, _)| listener.local_addr().unwrap()).collect();
+        let options = Options { connect: Duration::from_millis(200), ..Options::default() };
+        let (outage, began) = (Outage::new("server".to_owned()), Instant::now());
+        outage.asked(began);
+        assert_eq!(connect(&addresses, &options, &outage).unwrap_err().errno(), libc::ETIMEDOUT);
+        let now = Instant::now();
+        assert!(now - began >= Duration::from_millis(800), "{:?}", now - began);
+        // What is asked for now has the clock of what was asked for before.
+        outage.asked(now);
+        let limits = (Duration::from_secs(1), Duration::from_mins(1));
+        assert!(outage.left(now, now, limits) <= Duration::from_millis(59_200));
+    }
+
+    #[test]
+    fn no_more_addresses_are_tried_when_waiting_is_to_stop() {
+        // It stops all that waits in the process: one that runs this test alone does.
+        const ALONE: &str = "FOREBAY_NFS_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            let name = "connect::tests::no_more_addresses_are_tried_when_waiting_is_to_stop";
+            assert!(command.args(["--exact", name]).env(ALONE, "1").status().unwrap().success());
+            return;
+        }
+        let (listener, _waiting) = full();
+        let addresses = [listener.local_addr().unwrap(); 16];
+        crate::stop_waiting(true);
+        let began = Instant::now();
+        let error = connect(&addresses, &Options::default(), &Outage::new("server".to_owned()));
+        assert_eq!(error.unwrap_err().errno(), libc::ECANCELED);
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    }
+
     /// A descriptor of a forked child's keeps a connection that this process has closed.
     #[test]
     fn what_is_not_sent_ends_with_the_connection_wherever_that_is_open() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let limit = Duration::from_secs(5);
-        let mut stream = connect(&[listener.local_addr().unwrap()], &Options::default()).unwrap();
+        let mut stream = reached(&listener, &Options::default()).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
         let _elsewhere = stream.try_clone().unwrap();
         let mut sent = 0;

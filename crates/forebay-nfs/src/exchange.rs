@@ -29,8 +29,6 @@ pub(crate) struct Exchange {
     has_answered: bool,
     /// The last call was sent as a whole: the server may have seen it.
     was_sent: bool,
-    /// The last call was answered.
-    was_answered: bool,
     /// When the last call ended.
     used: Instant,
     reply: Vec<u8>,
@@ -75,7 +73,6 @@ impl Exchange {
             stream: None,
             has_answered: false,
             was_sent: false,
-            was_answered: false,
             used: Instant::now(),
             reply: Vec::new(),
         }
@@ -84,11 +81,6 @@ impl Exchange {
     /// Whether there is a connection.
     pub(crate) const fn is_connected(&self) -> bool {
         self.stream.is_some()
-    }
-
-    /// Whether the last call was answered.
-    pub(crate) const fn was_answered(&self) -> bool {
-        self.was_answered
     }
 
     /// Whether the server may have seen the last call.
@@ -120,7 +112,7 @@ impl Exchange {
         results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
         // A call for which there is no room is not sent either.
-        (self.was_sent, self.was_answered) = (false, false);
+        self.was_sent = false;
         let mut place = [0; MAX_CALL_BYTES];
         let mut writer = Writer::new(&mut place);
         let xid = rpc::next_xid();
@@ -146,7 +138,7 @@ impl Exchange {
                 }
                 Err(Lost::Connection(error)) => {
                     let is_refused = self.stream.take().is_none() || attempts >= FIRST_ATTEMPTS;
-                    let is_over = self.left(began).is_zero() || began.elapsed() > self.options.deadline;
+                    let is_over = self.is_over(began);
                     if outage::is_stopped() {
                         return Err(outage::stopped());
                     }
@@ -158,7 +150,7 @@ impl Exchange {
                 }
             }
         }
-        (self.has_answered, self.was_answered, self.used) = (true, true, Instant::now());
+        (self.has_answered, self.used) = (true, Instant::now());
         self.outage.heard(self.used);
         let mut reader = Reader::new(&self.reply);
         reader.skip(8)?;
@@ -173,7 +165,21 @@ impl Exchange {
         if !self.has_answered {
             return options.first_answer.saturating_sub(now - began);
         }
-        self.outage.left(began, now, (options.silence, options.deadline))
+        self.outage.left(began, now, self.limits())
+    }
+
+    /// Whether a call that began then is given up: alone, or with all that waits for the server.
+    fn is_over(&self, began: Instant) -> bool {
+        let left = self.left(began);
+        if left.is_zero() && self.has_answered {
+            // What is asked for later has a few seconds.
+            self.outage.is_given_up(Instant::now(), self.limits());
+        }
+        left.is_zero() || began.elapsed() > self.options.deadline
+    }
+
+    fn limits(&self) -> outage::Limits {
+        self.outage.limits((self.options.silence, self.options.deadline))
     }
 
     /// The error of a server that is silent says where it was asked, and for how long.
@@ -203,7 +209,7 @@ impl Exchange {
         let left = self.left(began);
         if self.stream.is_none() {
             let options = Options { connect: self.options.connect.min(left), ..self.options.clone() };
-            let stream = connect(&self.addresses, &options).map_err(Lost::Connection)?;
+            let stream = connect(&self.addresses, &options, &self.outage).map_err(Lost::Connection)?;
             stream.set_nonblocking(false)?;
             self.stream = Some(stream);
         }
@@ -220,6 +226,7 @@ impl Exchange {
             if found == xid {
                 return Ok(());
             }
+            more(until, outage)?;
         }
     }
 }
@@ -244,6 +251,16 @@ fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant, outage: 
     }
 }
 
+/// Whether to wait for more, where something has come that is not the reply.
+fn more(until: Instant, outage: &Outage) -> Result<(), Lost> {
+    if outage::is_stopped() {
+        return Err(Lost::Connection(outage::stopped()));
+    }
+    let now = Instant::now();
+    outage.waits(now);
+    if now < until { Ok(()) } else { Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()) }
+}
+
 fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant, outage: &Outage) -> Result<(), Lost> {
     use std::io::ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
     while !place.is_empty() {
@@ -251,7 +268,12 @@ fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant, outage: &O
         stream.set_read_timeout(Some(left.clamp(Duration::from_millis(1), outage::SLICE)))?;
         match stream.read(place) {
             Ok(0) => return Err(std::io::Error::from(UnexpectedEof).into()),
-            Ok(bytes) => place = &mut place[bytes..],
+            Ok(bytes) => {
+                place = &mut place[bytes..];
+                if !place.is_empty() {
+                    more(until, outage)?;
+                }
+            }
             Err(_) if outage::is_stopped() => return Err(Lost::Connection(outage::stopped())),
             Err(error) if error.kind() == Interrupted => {}
             Err(error) if matches!(error.kind(), WouldBlock | TimedOut) && Instant::now() < until => {

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -56,6 +57,8 @@ impl Request {
 /// A request under way.
 pub(crate) struct Job {
     request: Request,
+    /// When it was asked for.
+    asked: Instant,
     state: Mutex<State>,
 }
 
@@ -86,6 +89,8 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(crate) io: IoCall,
+    /// Bytes behind those of the call, which a later one moves: the server takes fewer in a call than when the part was cut.
+    pub(crate) rest: u32,
     /// Memory of the bytes.
     pub(crate) buffer: *mut u8,
     /// Where in the job.
@@ -100,8 +105,27 @@ unsafe impl Send for Part {}
 impl Part {
     /// What is left when the first `count` bytes have moved.
     pub(crate) const fn after(self, count: u32) -> Self {
-        let io = IoCall { offset: self.io.offset + count as u64, count: self.io.count - count, ..self.io };
-        Self { io, buffer: self.buffer.wrapping_add(count as usize), at: self.at + count as usize, ..self }
+        let left = self.len() - count;
+        let io = IoCall { offset: self.io.offset + count as u64, count: left, ..self.io };
+        let (buffer, at) = (self.buffer.wrapping_add(count as usize), self.at + count as usize);
+        Self { io, rest: 0, buffer, at, ..self }
+    }
+
+    /// All of its bytes.
+    const fn len(&self) -> u32 {
+        self.io.count + self.rest
+    }
+
+    /// Has its call move what the server takes now.
+    pub(crate) fn limit(&mut self, limits: Limits) {
+        let most = match self.io.operation {
+            Operation::Read => limits.read,
+            Operation::Write { .. } => limits.write,
+            Operation::Commit => return,
+        };
+        let len = self.len();
+        self.io.count = len.min(most);
+        self.rest = len - self.io.count;
     }
 }
 
@@ -127,7 +151,7 @@ impl Next {
 impl Job {
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub(crate) unsafe fn new(request: Request, answer: Answer) -> Arc<Self> {
+    pub(crate) unsafe fn new(request: Request, answer: Answer, asked: Instant) -> Arc<Self> {
         let state = State {
             issued: 0,
             pending: 0,
@@ -140,12 +164,17 @@ impl Job {
             is_committing: false,
             rounds: 0,
         };
-        Arc::new(Self { request, state: Mutex::new(state) })
+        Arc::new(Self { request, asked, state: Mutex::new(state) })
     }
 
     /// Its file.
     pub(crate) const fn file(&self) -> &Arc<FileTarget> {
         &self.request.file
+    }
+
+    /// When it was asked for.
+    pub(crate) const fn asked(&self) -> Instant {
+        self.asked
     }
 
     /// The memory of its bytes, where that was registered before.
@@ -198,7 +227,8 @@ impl Job {
         let request = &self.request;
         let tells_state = request.state.is_some();
         let io = IoCall { operation, offset: request.offset + at as u64, count, tells_state };
-        Part { io, buffer: request.buffer.wrapping_add(at), at, is_placed: request.registered.is_some() }
+        let is_placed = request.registered.is_some();
+        Part { io, rest: 0, buffer: request.buffer.wrapping_add(at), at, is_placed }
     }
 
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
@@ -211,10 +241,10 @@ impl Job {
                 return Some(self.ended_in(&mut state, Some(changed(told))));
             }
             Reply::Read { count, is_end, .. } => {
-                if is_end && count < part.io.count {
+                if is_end && count < part.len() {
                     state.end = state.end.min(part.at + count as usize);
                 }
-                (count < part.io.count && !is_end).then_some(count)
+                (count < part.len() && !is_end).then_some(count)
             }
             Reply::Written { count, durable, verifier } => {
                 if !durable {
@@ -222,7 +252,7 @@ impl Job {
                     state.verifier = Some(verifier);
                     state.is_volatile = true;
                 }
-                (count < part.io.count).then_some(count)
+                (count < part.len()).then_some(count)
             }
             Reply::Committed { verifier } => {
                 state.is_lost |= state.verifier != Some(verifier);
@@ -326,7 +356,7 @@ mod tests {
             state: None,
         };
         // SAFETY: nothing is read into the memory.
-        unsafe { Job::new(request, Box::new(drop)) }
+        unsafe { Job::new(request, Box::new(drop), Instant::now()) }
     }
 
     const LIMITS: Limits = Limits { read: 512, write: 512 };

@@ -13,11 +13,14 @@ use crate::lock;
 /// Who looks at it (a user, a receipt) is told of silences from this length on.
 const TOLD_FROM: Duration = Duration::from_secs(10);
 
-/// A thread that waits says so at least as often: between its attempts it makes connections.
+/// A thread that waits says so at least as often, also while it makes connections and between its attempts.
 const SAID_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long the server has for what is asked of it after all that waited was given up.
 const LATER: Duration = Duration::from_secs(5);
+
+/// How much longer than its options say a slow server is waited for, at most.
+const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
 
 /// Sleeps end after so long when waiting is to stop.
 pub(crate) const SLICE: Duration = Duration::from_millis(100);
@@ -62,6 +65,18 @@ pub struct Silent {
     pub server: String,
     /// Since then.
     pub since: Instant,
+    /// It still was at this time.
+    pub seen: Instant,
+}
+
+impl Silent {
+    /// Whether the server has answered since it was seen to be silent. Otherwise nothing waits for it any more, if it is not among
+    /// those that are silent.
+    pub fn has_answered(&self) -> bool {
+        let all = lock(&ALL);
+        let mut servers = all.iter().filter_map(Weak::upgrade);
+        servers.any(|one| one.server == self.server && one.heard_at() > Some(self.seen))
+    }
 }
 
 /// Servers of this process.
@@ -77,7 +92,7 @@ pub fn silent() -> Vec<Silent> {
         let Some(since) = one.silent_since(now) else { continue };
         match found.iter_mut().find(|known| known.server == one.server) {
             Some(known) => known.since = known.since.min(since),
-            None => found.push(Silent { server: one.server.clone(), since }),
+            None => found.push(Silent { server: one.server.clone(), since, seen: now }),
         }
     }
     found
@@ -92,10 +107,14 @@ pub(crate) struct Outage {
     base: Instant,
     /// When it was heard last, or what waits first was asked for.
     since: AtomicU64,
+    /// When it was heard last; 0: never.
+    heard: AtomicU64,
     /// When a thread last said that it waits.
     waited: AtomicU64,
     /// When all that waited was given up; 0: it was not.
     given_up: AtomicU64,
+    /// What it may be silent for beyond what options say: see [`Outage::record_duration`].
+    more: AtomicU64,
     /// Silences that are over, and how long they were.
     times: AtomicU64,
     nanoseconds: AtomicU64,
@@ -114,9 +133,17 @@ const fn nanoseconds(time: Duration) -> u64 {
 impl Outage {
     pub(crate) fn new(server: String) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
-        let base = Instant::now();
-        let (since, waited, given_up, times) = (zero(), zero(), zero(), zero());
-        let new = Arc::new(Self { server, base, since, waited, given_up, times, nanoseconds: zero() });
+        let new = Arc::new(Self {
+            server,
+            base: Instant::now(),
+            since: zero(),
+            heard: zero(),
+            waited: zero(),
+            given_up: zero(),
+            more: zero(),
+            times: zero(),
+            nanoseconds: zero(),
+        });
         lock(&ALL).push(Arc::downgrade(&new));
         new
     }
@@ -149,12 +176,36 @@ impl Outage {
             self.nanoseconds.fetch_add(silence, Relaxed);
         }
         self.since.store(now, Relaxed);
+        self.heard.store(now, Relaxed);
         self.given_up.store(0, Relaxed);
+    }
+
+    fn heard_at(&self) -> Option<Instant> {
+        let heard = self.heard.load(Relaxed);
+        (heard > 0).then(|| self.base + Duration::from_nanos(heard))
+    }
+
+    /// Whether the server has answered since a thread last waited for it: it will answer what it is asked now.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.heard.load(Relaxed) >= self.waited.load(Relaxed).max(1)
     }
 
     /// A thread waits.
     pub(crate) fn waits(&self, now: Instant) {
         self.waited.store(self.at(now), Relaxed);
+    }
+
+    /// A request of several calls has taken so long: of late that is how much longer than its options say the server is waited for.
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        let took = nanoseconds(duration.min(MAX_EXTRA_WAIT));
+        let before = self.more.load(Relaxed);
+        self.more.store(before - before / 4 + took / 4, Relaxed);
+    }
+
+    /// How long it is waited for, where options say this.
+    pub(crate) fn limits(&self, (silence, deadline): Limits) -> Limits {
+        let more = Duration::from_nanos(self.more.load(Relaxed));
+        (silence + more, deadline + more)
     }
 
     /// Whether all that waits is given up.
@@ -251,5 +302,22 @@ mod tests {
         outage.asked(at(700));
         outage.heard(at(701));
         assert_eq!(outage.silences(), (1, Duration::from_secs(42)));
+    }
+
+    #[test]
+    fn a_silence_that_is_given_up_is_no_answer() {
+        let outage = Outage::new("a server that is given up".to_owned());
+        let at = |seconds| outage.base + Duration::from_secs(seconds);
+        outage.asked(at(100));
+        outage.waits(at(141));
+        let silent = Silent { server: outage.server.clone(), since: at(100), seen: at(141) };
+        // Nothing waits for it; then something is asked for.
+        outage.asked(at(170));
+        assert_eq!(outage.silent_since(at(171)), None);
+        assert!(!silent.has_answered() && !outage.is_answering());
+        outage.heard(at(172));
+        assert!(silent.has_answered() && outage.is_answering());
+        outage.waits(at(173));
+        assert!(!outage.is_answering());
     }
 }

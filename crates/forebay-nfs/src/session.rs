@@ -2,7 +2,6 @@
 //! connections share: each call of theirs stands in a slot of its own.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -36,8 +35,6 @@ pub(crate) struct Server {
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
-    /// Nanoseconds that it may be silent beyond what its options say: see [`Server::record_duration`].
-    more: AtomicU64,
     /// The process that made it.
     birth: u64,
 }
@@ -80,13 +77,19 @@ pub(crate) struct Session {
     pub(crate) granted: Option<Granted>,
 }
 
+impl Session {
+    /// What fits into its calls.
+    pub(crate) fn limits(&self) -> Limits {
+        let fits = |room: u32| u64::from(room.saturating_sub(1024));
+        let room = self.granted.map_or((u32::MAX, u32::MAX), |granted| (granted.reply, granted.call));
+        Limits::of_told(fits(room.0), fits(room.1))
+    }
+}
+
 /// The first pause of a call that the server asks to wait; each further one is longer, up to [`MAX_RETRY_PAUSE`].
 pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// The longest.
 pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
-
-/// How much longer than its options say a slow server is waited for, at most.
-const MAX_EXTRA_WAIT: Duration = Duration::from_secs(8);
 
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
@@ -110,22 +113,18 @@ impl Server {
             control: Arc::new(Mutex::new(control)),
             session: Mutex::default(),
             domain: Mutex::default(),
-            more: AtomicU64::new(0),
             birth: forks::count(),
         }
     }
 
     /// How long the server may be silent while calls wait, and how long these are sent again.
     pub(crate) fn wait_limits(&self) -> (Duration, Duration) {
-        let more = Duration::from_nanos(self.more.load(Ordering::Relaxed));
-        (self.options.silence + more, self.options.deadline + more)
+        self.outage.limits((self.options.silence, self.options.deadline))
     }
 
     /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
     pub(crate) fn record_duration(&self, duration: Duration) {
-        let took = duration.min(MAX_EXTRA_WAIT).as_nanos() as u64;
-        let before = self.more.load(Ordering::Relaxed);
-        self.more.store(before - before / 4 + took / 4, Ordering::Relaxed);
+        self.outage.record_duration(duration);
     }
 
     /// Where the server takes RDMA.
@@ -174,9 +173,8 @@ impl Server {
 
     /// The same limits, or what fits into calls of the session.
     pub(crate) fn limits(&self, told: Limits) -> Limits {
-        let Some(granted) = self.session().granted else { return told };
-        let fits = |limit: u32, room: u32| u64::from(limit.min(room.saturating_sub(1024)));
-        Limits::of_told(fits(told.read, granted.reply), fits(told.write, granted.call))
+        let fits = self.session().limits();
+        Limits { read: told.read.min(fits.read), write: told.write.min(fits.write) }
     }
 
     /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.
@@ -319,7 +317,9 @@ impl Server {
         let (mut began, mut lost) = (None, 0);
         loop {
             match self.in_slot(control, doing, count, &put, &get)? {
-                Err(status) if status.is_to_wait() => self.wait(&mut began, status, doing)?,
+                Err(status) if status.is_to_wait() || status.is_uncached() => {
+                    self.wait(&mut began, status, doing)?;
+                }
                 Err(status) if status.is_session_lost() && self.version.has_session() => {
                     if lost > 0 {
                         self.wait(&mut began, status, doing)?;
@@ -327,7 +327,6 @@ impl Server {
                     lost += 1;
                     self.renew_with(control, control.sequence.1)?;
                 }
-                Err(status) if status.is_uncached() => {}
                 said => return Ok(said),
             }
         }
@@ -442,43 +441,52 @@ impl From<Refused> for Error {
     }
 }
 
-impl Drop for Server {
-    /// Tells the server that its session is over. One that did not answer of late is left alone: the lease ends the session.
-    fn drop(&mut self) {
-        // A child's connection and session are its parent's.
-        if self.birth != forks::count() {
-            return;
-        }
-        let Some(granted) = self.session().granted else { return };
-        let mut control = lock(&self.control);
-        if !control.exchange.was_answered() {
-            return;
-        }
-        control.exchange.shorten_deadline();
+impl Server {
+    /// Tells the server that a session is over, and the client with it. An error: it could not be told.
+    fn end_session(&self, control: &mut Control, granted: &Granted) -> Result<()> {
         // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
         if !control.exchange.is_connected()
-            && !matches!(self.in_slot(&mut control, ENDING, 0, |_| (), |_| Ok(Ok(()))), Ok(Ok(())))
+            && self.in_slot(control, ENDING, 0, |_| (), |_| Ok(Ok(())))?.is_err()
         {
-            return;
+            return Ok(());
         }
         let client = control.client;
-        let ended = self.outside(
-            &mut control,
-            ENDING,
-            |to| {
-                to.u32(op::DESTROY_SESSION);
-                to.raw(&granted.session);
-            },
-            |from| v4::get_op(from, op::DESTROY_SESSION),
-        );
-        if matches!(ended, Ok(Ok(()))) {
+        let put = |to: &mut Writer<'_>| {
+            to.u32(op::DESTROY_SESSION);
+            to.raw(&granted.session);
+        };
+        let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_SESSION);
+        if self.outside(control, ENDING, put, get)?.is_ok() {
             let put = |to: &mut Writer<'_>| {
                 to.u32(op::DESTROY_CLIENTID);
                 to.u64(client);
             };
             let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_CLIENTID);
             // Without it the server forgets the client when its lease ends.
-            let _ = self.outside(&mut control, "cannot end a client", put, get);
+            let _ = self.outside(control, "cannot end a client", put, get);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    /// Tells the server that its session is over. One that is waited for in vain is left alone: the lease ends the session.
+    fn drop(&mut self) {
+        // A child's connection and session are its parent's.
+        if self.birth != forks::count() {
+            return;
+        }
+        let Some(granted) = self.session().granted else { return };
+        if !self.outage.is_answering() {
+            return;
+        }
+        let mut control = lock(&self.control);
+        control.exchange.shorten_deadline();
+        let was_connected = control.exchange.is_connected();
+        let ended = self.end_session(&mut control, &granted);
+        // That the server has closed a connection shows when it is used.
+        if was_connected && ended.is_err_and(|error| error.kind() != ErrorKind::Timeout) {
+            let _ = self.end_session(&mut control, &granted);
         }
     }
 }

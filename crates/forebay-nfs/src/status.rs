@@ -60,6 +60,7 @@ impl Status {
             10011 | 10022 | 10052 | 10053 | 10055 | 10063 | 10076 | 10078 => {
                 (ErrorKind::Io, "the server does not keep the session")
             }
+            10068 => (ErrorKind::Io, "the server has forgotten its reply"),
             10025 | 10038 => {
                 (ErrorKind::Unsupported, "the server does not take reads and writes without an open")
             }

@@ -384,42 +384,6 @@ fn signals() -> usize {
     names.filter(|name| name.to_string_lossy().contains("eventfd")).count()
 }
 
-/// Servers keep what belongs to a session until its lease ends.
-#[test]
-fn sessions_end_with_their_last_file() {
-    let server = started(&pattern(1000));
-    let idle = Duration::from_millis(100);
-    for (pause, connections) in [(Duration::ZERO, 0), (idle * 5, 1)] {
-        let file = opened(&server, "4.1", &Options { idle, ..patient() });
-        assert!(read(&file, 1000).unwrap() == pattern(1000));
-        assert_eq!(server.sessions(), (1, 1));
-        std::thread::sleep(pause);
-        let (began, before) = (Instant::now(), server.connections());
-        drop(file);
-        // The last wire's thread may be the one that ends the session.
-        while server.sessions() != (0, 0) {
-            assert!(began.elapsed() < Duration::from_secs(5), "{:?} after {pause:?}", server.sessions());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(server.connections() - before, connections);
-    }
-}
-
-#[test]
-fn a_silent_server_does_not_hold_up_the_end_of_a_session() {
-    let server = started(&pattern(1000));
-    let idle = Duration::from_millis(100);
-    let options = Options { idle, silence: Duration::from_secs(20), ..patient() };
-    let file = opened(&server, "4.1", &options);
-    std::thread::sleep(idle * 5);
-    server.faults(|seen| (seen.asked == Asked::End).then_some(Fault::NoReply));
-    let began = Instant::now();
-    drop(file);
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-    // It has ended the session; no more is asked of it.
-    assert_eq!((server.count(Asked::End), server.sessions()), (1, (0, 1)));
-}
-
 #[test]
 fn what_nothing_uses_is_closed_and_made_again() {
     // Other tests have wires of their own: a process that runs this one alone counts.

@@ -362,6 +362,31 @@ fn a_silent_server_is_told_as_such_where_calls_wait_for_memory() {
     }
 }
 
+#[test]
+fn messages_to_calls_that_were_not_made_are_no_sign_of_life() {
+    for pause in [Duration::from_millis(30), Duration::ZERO] {
+        for version in VERSIONS {
+            let (fake, server, _placing) = bed(&pattern(1000));
+            let (silence, deadline) = (Duration::from_millis(400), Duration::from_millis(1500));
+            let options = Options { connections: 1, silence, deadline, ..options(&fake) };
+            let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+            server.faults(move |seen| (seen.asked == Asked::Read).then_some(fake_nfs::Fault::Flood(pause)));
+            let (tell, told) = std::sync::mpsc::sync_channel(1);
+            let reads = file.clone();
+            std::thread::spawn(move || tell.send(read(&reads, 0, 1000)));
+            let Ok(result) = told.recv_timeout(Duration::from_secs(15)) else {
+                // The server would flood the connection for ever.
+                eprintln!("{version} {pause:?}: no end");
+                std::process::abort();
+            };
+            let kind = result.unwrap_err().kind();
+            assert!([ErrorKind::Timeout, ErrorKind::Io].contains(&kind), "{version} {pause:?} {kind:?}");
+            server.faults(|_| None);
+            assert!(read(&file, 0, 1000).unwrap() == pattern(1000), "{version} {pause:?}");
+        }
+    }
+}
+
 /// The call has arrived: nothing is left to be repeated, and what the server says of its end is lost.
 #[test]
 fn a_server_that_is_gone_without_a_word_is_noticed_before_it_is_silent() {

@@ -65,7 +65,12 @@ fn all_end(version: &str, is_gone: bool) {
         let kind = result.unwrap_err().kind();
         assert!(kind == ErrorKind::Timeout || is_gone, "{version} {kind:?}");
     }
-    // What is asked for next has less time, unless the server answers.
+    // What is asked for next has less time, also where it is queued, unless the server answers.
+    if server.is_some() {
+        for (at, result) in ends(&file, || ()) {
+            assert!(at >= Duration::from_millis(1400) && result.is_err(), "{version} {at:?}");
+        }
+    }
     let began = Instant::now();
     assert!(file.read_at(&mut [0; 100], 0).is_err());
     assert!(began.elapsed() < Duration::from_secs(4), "{version} {:?}", began.elapsed());
@@ -73,6 +78,32 @@ fn all_end(version: &str, is_gone: bool) {
         server.faults(|_| None);
         assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 100, "{version}");
     }
+}
+
+/// All that waits is given up by a question about a file: no connection for bytes has a call.
+#[test]
+fn what_is_asked_for_after_questions_were_given_up_has_some_time() {
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || {
+                let server = Server::start();
+                server.put("/export/file", vec![7; PIECE]);
+                let url = Url::parse(&server.url("/export/file", version)).unwrap();
+                let file = open(&url, &options()).unwrap();
+                server.faults(|seen| (seen.asked == Asked::Other).then_some(Fault::NoReply));
+                for round in 0..3 {
+                    let began = Instant::now();
+                    let kind = file.attributes().unwrap_err().kind();
+                    assert_eq!(kind, ErrorKind::Timeout, "{version} {round}");
+                    let took = began.elapsed();
+                    assert!(took >= Duration::from_millis(1400), "{version} {round} {took:?}");
+                    assert!(took < Duration::from_secs(4), "{version} {round} {took:?}");
+                }
+                server.faults(|_| None);
+                file.attributes().unwrap();
+            });
+        }
+    });
 }
 
 /// It listens, and that is all.

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 use forebay_sys::threads;
 
+use super::liveness::CHECK_INTERVAL;
 use super::queue::{CallQueue, Counters};
 use super::rdma::RdmaLink;
-use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::replies::{Lost, ReplyBatch};
 use super::signal::Signal;
 use super::table::{Call, CallState, Table};
 use super::tcp;
@@ -27,12 +28,6 @@ use crate::xdr::Malformed;
 
 /// How many connections in a row may end by a malformed reply before calls fail.
 const MAX_BAD_REPLIES: u32 = 4;
-
-/// After how long a waiting thread first looks whether the server is silent.
-const CHECK_INTERVAL: Duration = Duration::from_millis(250);
-
-/// A reply that is lost among others is noticed by then, or after twice the silence. Chosen.
-const MAX_OVERTAKEN: Duration = Duration::from_mins(2);
 
 /// What wires share.
 pub(crate) struct Shared {
@@ -57,8 +52,8 @@ pub(crate) struct Wire {
     pub(super) state: Mutex<State>,
     /// The server breaks connections that are asked for a sign of life.
     pub(super) refuses_probes: AtomicBool,
-    /// After how long the waiting thread first looks how long the server has been silent.
-    check_interval: Duration,
+    /// How often the thread looks how long calls have waited.
+    pub(super) check_interval: Duration,
 }
 
 pub(super) struct State {
@@ -123,7 +118,7 @@ impl Shared {
 
     /// Ends what waits for a wire with an error.
     pub(crate) fn fail_waiting(&self, error: &Error) {
-        self.queue.fail(error);
+        self.queue.fail(error, |_| true);
     }
 
     /// Calls that were answered.
@@ -139,10 +134,9 @@ impl Shared {
     }
 
     /// Adds a job, or one that has more to do.
-    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>) {
+    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>, now: Instant) {
         // All wires share a job.
         let share = job.calls(self.limits).div_ceil(self.connections());
-        let now = Instant::now();
         self.server.outage.asked(now);
         self.queue.push(job);
         self.feed_each(share, Some(now));
@@ -366,67 +360,6 @@ impl Wire {
         Ok(call.part.map(|part| (index, part, call.place)))
     }
 
-    /// How long to wait at most, after what woke the thread last. `last_reply` and `idle_since` as of [`Wire::limit`].
-    pub(super) fn next_wait(
-        &self,
-        state: &State,
-        reason: WakeReason,
-        last_reply: Instant,
-        idle_since: Instant,
-    ) -> Result<Duration, Lost> {
-        // Who is spoken to all the time has no need to look at each call's time.
-        let is_lively = reason != WakeReason::TimedOut && !state.is_closing && !state.table.has_parked();
-        if is_lively { Ok(self.check_interval) } else { self.limit(state, last_reply, idle_since) }
-    }
-
-    /// How long to wait at most. `last_reply`: when the last reply came; `idle_since`: when this wait began.
-    fn limit(&self, state: &State, last_reply: Instant, idle_since: Instant) -> Result<Duration, Lost> {
-        let now = Instant::now();
-        let (options, limits) = (&self.server.options, self.server.wait_limits());
-        let silence = limits.0;
-        // A call that comes while this thread sleeps, and is sent at once, wakes nobody: its silence is seen in time.
-        let mut limit = options.idle.min(silence);
-        if let Some(oldest) = state.table.oldest_asked() {
-            // A call that came after a pause is waited for from then on.
-            let unanswered = now.saturating_duration_since(last_reply.max(oldest));
-            let age = now.saturating_duration_since(oldest);
-            for (waited, most) in [(unanswered, silence), (age, self.overtaken_limit(silence))] {
-                if waited >= most {
-                    return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
-                }
-                limit = limit.min(most.saturating_sub(waited));
-            }
-            self.server.outage.waits(now);
-            let left =
-                state.table.oldest().map_or(limit, |began| self.server.outage.left(began, now, limits));
-            if left.is_zero() {
-                return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
-            }
-            limit = limit.min(left);
-        } else if state.table.is_idle() {
-            if state.is_closing || idle_since.elapsed() >= options.idle {
-                return Err(Lost::Idle);
-            }
-            limit = limit.min(options.idle.saturating_sub(idle_since.elapsed()));
-        }
-        if let Some(until) = state.table.next_parked() {
-            limit = limit.min(until.saturating_duration_since(now));
-        }
-        if !state.table.is_idle() {
-            if outage::is_stopped() {
-                return Err(Lost::Broken(outage::stopped()));
-            }
-            limit = limit.min(self.check_interval);
-        }
-        Ok(limit)
-    }
-
-    /// How long a call may go unanswered while others are answered: a server that answers one of them within each silence gets to it
-    /// by then.
-    fn overtaken_limit(&self, silence: Duration) -> Duration {
-        (silence * (self.depth as u32 + 1)).min(MAX_OVERTAKEN.max(silence * 2))
-    }
-
     /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].
     pub(super) fn answered(
         &self,
@@ -437,6 +370,7 @@ impl Wire {
     ) {
         let traffic = &shared.traffic;
         state.calls += 1;
+        batch.liveness.answered();
         self.server.outage.heard(batch.last_reply);
         match reply {
             Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
@@ -468,7 +402,10 @@ impl Wire {
                 state.table.again(index);
                 return;
             }
-            Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_uncached() => {
+            Reply::Failed(status) | Reply::SequenceRefused(status)
+                if status.is_uncached()
+                    && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
+            {
                 state.table.again(index);
                 return;
             }
@@ -537,12 +474,12 @@ impl Wire {
         self.fail(shared, |_| true, error);
     }
 
-    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what is queued behind them.
-    /// There is no connection.
+    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
+    /// What was asked for since has its own time. There is no connection.
     fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
         let (now, limits, outage) = (Instant::now(), self.server.wait_limits(), &self.server.outage);
         if outage.is_given_up(now, limits) {
-            shared.fail_waiting(error);
+            shared.queue.fail(error, |job| outage.gives_up(job.asked(), now, limits));
         }
         let is_over = |call: &Call| {
             now.saturating_duration_since(call.began) >= limits.1 || outage.gives_up(call.began, now, limits)
@@ -576,7 +513,7 @@ impl Wire {
 /// What comes after the end of a part.
 fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
     match next {
-        Next::Again => shared.push(job.clone()),
+        Next::Again => shared.push(job.clone(), Instant::now()),
         next => next.complete(),
     }
 }

@@ -2,6 +2,7 @@
 
 mod base;
 mod input;
+mod liveness;
 mod queue;
 mod rdma;
 mod read_reply;
@@ -9,6 +10,7 @@ mod replies;
 mod signal;
 mod table;
 mod tcp;
+mod waiting;
 
 pub(crate) use base::Shared;
 pub(crate) use rdma::try_out;

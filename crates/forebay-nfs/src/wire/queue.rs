@@ -70,9 +70,9 @@ impl CallQueue {
         })
     }
 
-    /// Ends all that waits with an error.
-    pub(super) fn fail(&self, error: &Error) {
-        let Waiting { jobs, parts } = self.change(std::mem::take);
+    /// Ends what waits of some jobs with an error.
+    pub(super) fn fail(&self, error: &Error, which: impl Fn(&Job) -> bool) {
+        let Waiting { jobs, parts } = self.change(|waiting| waiting.take(which));
         for job in jobs {
             job.refuse(error).complete();
         }
@@ -92,6 +92,14 @@ impl CallQueue {
 }
 
 impl Waiting {
+    /// Takes out what is of some jobs.
+    fn take(&mut self, which: impl Fn(&Job) -> bool) -> Self {
+        let (jobs, left) = std::mem::take(&mut self.jobs).into_iter().partition(|job| which(job));
+        let (parts, others) = std::mem::take(&mut self.parts).into_iter().partition(|(job, _)| which(job));
+        (self.jobs, self.parts) = (left, others);
+        Self { jobs, parts }
+    }
+
     /// The next part of the first job that has one.
     #[inline]
     fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, Part)> {

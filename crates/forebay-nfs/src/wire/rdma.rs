@@ -269,11 +269,12 @@ impl Wire {
             if any == 0 {
                 break link;
             }
-            batch.last_reply = Instant::now();
+            let now = Instant::now();
             for completion in into.drain(..) {
-                self.completed(shared, &mut state, completion, batch)?;
+                self.completed(shared, &mut state, (completion, now), batch)?;
             }
             send_queued(&mut state);
+            self.check(&state, batch)?;
             if !batch.is_done() || state.table.has_parked() {
                 return Ok(None);
             }
@@ -290,7 +291,7 @@ impl Wire {
         let memlock_wait = link.memlock_wait.take();
         let waits_for_others = link.in_flight == 0;
         let limit =
-            self.next_wait(&state, reason, last_reply, last_reply).map_err(|lost| match &memlock_wait {
+            self.next_wait(&state, batch, reason, last_reply).map_err(|lost| match &memlock_wait {
                 // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
                 Some(error) if waits_for_others => Lost::Refused(error.clone()),
                 _ => lost,
@@ -302,7 +303,7 @@ impl Wire {
         &self,
         shared: &Shared,
         state: &mut State,
-        completion: Completion,
+        (completion, now): (Completion, Instant),
         batch: &mut ReplyBatch,
     ) -> Result<(), Lost> {
         let message = match completion {
@@ -323,8 +324,9 @@ impl Wire {
         link.credits = credits.map_or(link.credits, |credits| (credits as usize).clamp(1, self.depth));
         let Some(answered) = answered else {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
-            return Ok(());
+            return Ok(batch.liveness.strange()?);
         };
+        batch.last_reply = now;
         self.answered(shared, state, answered, batch);
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use forebay_error::Error;
 
+use super::liveness::Liveness;
 use crate::job::{Job, Next};
 use crate::xdr::Malformed;
 
@@ -12,6 +13,7 @@ use crate::xdr::Malformed;
 pub(super) struct ReplyBatch {
     /// When the last ones came.
     pub(super) last_reply: Instant,
+    pub(super) liveness: Liveness,
     pub(super) ended: Vec<(Arc<Job>, Next)>,
     /// Entries are free, and parts wait.
     pub(super) made_room: bool,
@@ -21,7 +23,13 @@ pub(super) struct ReplyBatch {
 
 impl ReplyBatch {
     pub(super) fn new() -> Self {
-        Self { last_reply: Instant::now(), ended: Vec::new(), made_room: false, lost_session: None }
+        Self {
+            last_reply: Instant::now(),
+            liveness: Liveness::new(),
+            ended: Vec::new(),
+            made_room: false,
+            lost_session: None,
+        }
     }
 
     /// Whether nothing is left to do.

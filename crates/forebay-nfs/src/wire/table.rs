@@ -206,9 +206,13 @@ impl Table {
         };
         let slot = self.slot(index);
         let call = &mut self.calls[index];
-        let (Some(part), Some(job)) = (&call.part, &call.job) else {
+        let (Some(part), Some(job)) = (&mut call.part, &call.job) else {
             return Err(Malformed("a call of nothing"));
         };
+        // A session after a restart may take less in a call.
+        if session.granted.is_some() {
+            part.limit(session.limits());
+        }
         call.place = session.granted.map(|granted| {
             if call.sequence.0 != session.epoch {
                 call.sequence = (session.epoch, 0);
@@ -288,6 +292,8 @@ impl Table {
         let now = Instant::now();
         for index in 0..self.calls.len() {
             if matches!(self.calls[index].state, CallState::Parked(until) if until <= now) {
+                // The server owed nothing meanwhile.
+                server.outage.asked(now);
                 self.ask(server, index, now)?;
             }
         }
@@ -494,7 +500,7 @@ mod tests {
             state: None,
         };
         // SAFETY: nothing is sent, so nothing is moved.
-        unsafe { Job::new(request, Box::new(drop)) }
+        unsafe { Job::new(request, Box::new(drop), Instant::now()) }
     }
 
     #[test]
@@ -504,7 +510,7 @@ mod tests {
         let mut table = Table::new(1, (0, 1));
         let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
         let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
-        let part = Part { io, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+        let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
         assert!(table.give(0).is_none());
     }
@@ -518,7 +524,7 @@ mod tests {
         let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
         let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
         let mut sequence = |steps: fn(&mut Table)| {
-            let part = Part { io, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+            let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
             table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
             steps(&mut table);
             table.end(0);
@@ -560,7 +566,7 @@ mod tests {
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
                 let io = IoCall { operation, offset, count, tells_state: false };
-                let part = Part { io, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+                let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();
                 let call = &mut table.calls[0];
                 let mut place = [0; HEADER];

@@ -32,7 +32,7 @@ impl Wire {
     pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
-        let stream = match connect_from(take(port), &self.server.addresses, options) {
+        let stream = match connect_from(take(port), &self.server.addresses, options, &self.server.outage) {
             Ok(stream) => stream,
             Err(error) => return Lost::Broken(error),
         };
@@ -70,8 +70,10 @@ impl Wire {
         let xid = rpc::reply_xid(&mut from)?;
         let Some((index, part, place)) = self.claim(xid)? else {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
+            link.batch.liveness.strange()?;
             return input.skip(link);
         };
+        link.batch.liveness.receives();
         let mut reply = part.io.decode(&mut from, self.server.version, place.as_ref())?;
         if let Reply::Read { count, state, .. } = &mut reply {
             let count = *count;
@@ -97,12 +99,14 @@ impl Wire {
         }
         input.skip(link)?;
         link.batch.last_reply = Instant::now();
-        {
+        let checked = {
             let mut state = lock(&self.state);
             self.answered(shared, &mut state, (index, reply), &mut link.batch);
             base::send_queued(&mut state);
-        }
-        self.finish(shared, &mut link.batch)
+            self.check(&state, &mut link.batch)
+        };
+        self.finish(shared, &mut link.batch)?;
+        checked
     }
 }
 
@@ -147,7 +151,10 @@ impl Stream for Socket<'_> {
                 libc::recvmsg(self.fd, &mut message, libc::MSG_DONTWAIT)
             };
             match got {
-                1.. => return Ok(got as usize),
+                1.. => {
+                    self.batch.liveness.received(got as usize);
+                    return Ok(got as usize);
+                }
                 0 => return Err(Lost::Broken(Error::new(ErrorKind::Io, "the server closed the connection"))),
                 _ => match std::io::Error::last_os_error() {
                     error if error.kind() == std::io::ErrorKind::WouldBlock => self.wait()?,
@@ -171,7 +178,7 @@ impl Socket<'_> {
                     return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
                 base::send_queued(&mut state);
-                let limit = self.wire.next_wait(&state, reason, self.batch.last_reply, idle_since)?;
+                let limit = self.wire.next_wait(&state, &mut self.batch, reason, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
             reason = self.signal.wait(self.fd, wants_to_send, limit);

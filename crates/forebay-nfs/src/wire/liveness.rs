@@ -1,0 +1,78 @@
+//! What a receiving thread knows of its server: whether replies, bytes of them, or other things come.
+
+use std::time::{Duration, Instant};
+
+use crate::xdr::Malformed;
+
+/// How often a wire's thread looks how long calls have waited, whatever comes meanwhile.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Replies in a row that are none of ours, before the connection is given up. Chosen: more than any wire has calls.
+const MAX_STRANGE: u32 = 1024;
+
+/// A server is not silent while at least this many bytes of a reply come within each silence. Chosen: a drip is less, any link more.
+const PROGRESS_BYTES: usize = 16 << 10;
+
+/// The connection, as it looks from here.
+pub(super) struct Liveness {
+    /// When it last looked how long calls have waited.
+    checked: Instant,
+    /// Replies that were none of ours, since the last one that was.
+    strange: u32,
+    /// A reply of ours is being received.
+    is_receiving: bool,
+    /// Bytes of such that have come since `progress`, which is when they were last enough.
+    bytes: usize,
+    progress: Instant,
+}
+
+impl Liveness {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self { checked: now, strange: 0, is_receiving: false, bytes: 0, progress: now }
+    }
+
+    /// Bytes came.
+    #[inline]
+    pub(super) const fn received(&mut self, bytes: usize) {
+        if self.is_receiving {
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+    }
+
+    /// What comes from now on is of a reply of ours, which its number tells.
+    #[inline]
+    pub(super) const fn receives(&mut self) {
+        self.is_receiving = true;
+    }
+
+    /// A reply of ours has come.
+    #[inline]
+    pub(super) const fn answered(&mut self) {
+        (self.strange, self.is_receiving) = (0, false);
+    }
+
+    /// A reply has come that is none of ours.
+    pub(super) fn strange(&mut self) -> Result<(), Malformed> {
+        self.strange += 1;
+        if self.strange > MAX_STRANGE {
+            return Err(Malformed("replies to calls that were not made, one after the other"));
+        }
+        Ok(())
+    }
+
+    /// Whether it is time to look how long calls have waited.
+    #[inline]
+    pub(super) fn is_due(&self, now: Instant, every: Duration) -> bool {
+        now.saturating_duration_since(self.checked) >= every
+    }
+
+    /// It is looked at now. When the server last showed that it answers.
+    pub(super) fn check(&mut self, last_reply: Instant, now: Instant) -> Instant {
+        self.checked = now;
+        if self.bytes >= PROGRESS_BYTES {
+            (self.bytes, self.progress) = (0, now);
+        }
+        last_reply.max(self.progress)
+    }
+}

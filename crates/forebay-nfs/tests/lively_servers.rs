@@ -1,0 +1,211 @@
+//! Servers that always send something, but not what is waited for: each request ends in time all the same.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use fake_nfs::{Asked, Fault, Server};
+use forebay_error::ErrorKind;
+use forebay_nfs::{File, Options, Url, open, stop_waiting};
+
+const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
+const LEN: usize = 10_000;
+/// More often than a wire looks how long calls have waited.
+const OFTEN: Duration = Duration::from_millis(30);
+
+fn options() -> Options {
+    Options {
+        connections: 1,
+        depth: 3,
+        silence: Duration::from_millis(400),
+        deadline: Duration::from_millis(1500),
+        ..Options::default()
+    }
+}
+
+fn started() -> Server {
+    let server = Server::start();
+    server.put("/export/file", vec![7; LEN]);
+    server
+}
+
+fn opened(server: &Server, version: &str, options: &Options) -> File {
+    open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
+}
+
+/// What it gives, and when. It may hang: the test fails then.
+fn timed<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> (T, Duration) {
+    let (tell, told) = sync_channel(1);
+    let began = Instant::now();
+    std::thread::spawn(move || tell.send(work()));
+    let given = told.recv_timeout(Duration::from_secs(20));
+    (given.unwrap_or_else(|_| panic!("{what}: no end")), began.elapsed())
+}
+
+fn in_all_versions(test: impl Fn(&'static str) + Sync) {
+    let test = &test;
+    std::thread::scope(|scope| {
+        for version in VERSIONS {
+            scope.spawn(move || test(version));
+        }
+    });
+}
+
+#[test]
+fn a_reply_that_is_lost_among_others_is_noticed() {
+    in_all_versions(|version| {
+        let server = started();
+        let (silence, deadline) = (Duration::from_millis(800), Duration::from_mins(1));
+        let file = opened(&server, version, &Options { silence, deadline, ..options() });
+        server.faults(|seen| match (seen.asked, seen.before) {
+            (Asked::Read, 0) => Some(Fault::NoReply),
+            (Asked::Read, _) => Some(Fault::Late(Duration::from_millis(5))),
+            _ => None,
+        });
+        let over = Arc::new(AtomicBool::new(false));
+        let read = {
+            let file = file.clone();
+            move || file.read_at(&mut [0; 100], 0).unwrap()
+        };
+        let lost = std::thread::spawn(read.clone());
+        while server.count(Asked::Read) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let neighbours: Vec<_> = (0..2)
+            .map(|_| {
+                let (read, over) = (read.clone(), over.clone());
+                std::thread::spawn(move || while !over.load(Ordering::Relaxed) && read() == 100 {})
+            })
+            .collect();
+        let (count, took) = timed(version, move || lost.join().unwrap());
+        over.store(true, Ordering::Relaxed);
+        for neighbour in neighbours {
+            neighbour.join().unwrap();
+        }
+        // Longer than a silence for each call that may be under way.
+        assert!(took > silence * 3, "{version} {took:?}");
+        assert_eq!((count, file.client().traffic().connections), (100, 2), "{version}");
+    });
+}
+
+#[test]
+fn a_read_ends_in_time_whatever_comes_in_place_of_its_reply() {
+    for fault in [Fault::Drip(OFTEN), Fault::Flood(OFTEN), Fault::Flood(Duration::ZERO)] {
+        in_all_versions(|version| {
+            let server = started();
+            let file = opened(&server, version, &options());
+            let always = fault.clone();
+            server.faults(move |seen| (seen.asked == Asked::Read).then(|| always.clone()));
+            let what = format!("{version} {fault:?}");
+            let read = file.clone();
+            let (result, took) = timed(&what, move || read.read_at(&mut [0; LEN], 0));
+            let kind = result.unwrap_err().kind();
+            // Many strange records say more than silence.
+            assert!([ErrorKind::Timeout, ErrorKind::Io].contains(&kind), "{what} {kind:?}");
+            assert!(took < Duration::from_secs(8), "{what} {took:?}");
+            server.faults(|_| None);
+            assert_eq!(file.read_at(&mut [0; LEN], 0).unwrap(), LEN, "{what}");
+        });
+    }
+}
+
+/// A link that takes longer for a reply than a silence, but brings bytes.
+#[test]
+fn a_slow_link_is_no_silence() {
+    const SLOW: usize = 400_000;
+    let server = started();
+    server.put("/export/large", vec![9; SLOW]);
+    let url = Url::parse(&server.url("/export/large", "4.1")).unwrap();
+    let file = open(&url, &Options { deadline: Duration::from_millis(600), ..options() }).unwrap();
+    server
+        .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Slow(20_000, Duration::from_millis(50))));
+    let began = Instant::now();
+    assert_eq!(file.read_at(&mut vec![0; SLOW], 0).unwrap(), SLOW);
+    assert!(began.elapsed() > 2 * options().silence, "{:?}", began.elapsed());
+    assert_eq!(file.client().traffic().resent, 0);
+}
+
+#[test]
+fn opening_ends_in_time_whatever_comes_in_place_of_a_reply() {
+    for fault in [Fault::Drip(OFTEN), Fault::Flood(OFTEN), Fault::Flood(Duration::ZERO)] {
+        in_all_versions(|version| {
+            let server = started();
+            let file = opened(&server, version, &options());
+            let (always, all) = (fault.clone(), [Asked::Other, Asked::Open]);
+            server.faults(move |seen| all.contains(&seen.asked).then(|| always.clone()));
+            let what = format!("{version} {fault:?}");
+            let asked = file.clone();
+            let (result, took) = timed(&what, move || asked.attributes());
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout, "{what}");
+            assert!(took < Duration::from_secs(4), "{what} {took:?}");
+            // A server that has never answered.
+            let first_answer = Duration::from_millis(700);
+            let options = Options { first_answer, connections: 2, ..options() };
+            let url = Url::parse(&server.url("/export/file", version)).unwrap();
+            let (result, took) = timed(&what, move || open(&url, &options).map(drop));
+            // What answers a session's calls has answered.
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout, "{what}");
+            assert!(took < Duration::from_secs(6), "{what} {took:?}");
+        });
+    }
+}
+
+#[test]
+fn a_reply_that_the_server_always_forgets_is_an_error_in_the_end() {
+    const UNCACHED: u32 = 10068;
+    let server = started();
+    let file = opened(&server, "4.1", &options());
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(UNCACHED)));
+    let read = file.clone();
+    let (result, took) = timed("READ", move || read.read_at(&mut [0; LEN], 0));
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Io);
+    assert!((Duration::from_millis(1400)..Duration::from_secs(8)).contains(&took), "{took:?}");
+    server.faults(|_| None);
+    server.refuse_places(UNCACHED, u32::MAX);
+    let asked = file.clone();
+    let (result, took) = timed("GETATTR", move || asked.attributes());
+    assert!(result.unwrap_err().message().contains("forgotten its reply"));
+    assert!((Duration::from_millis(1400)..Duration::from_secs(8)).contains(&took), "{took:?}");
+    // Once is none.
+    server.refuse_places(UNCACHED, 1);
+    file.attributes().unwrap();
+    server.refuse_places(UNCACHED, 1);
+    assert_eq!(file.read_at(&mut [0; LEN], 0).unwrap(), LEN);
+}
+
+#[test]
+fn waiting_stops_when_it_is_to_whatever_comes() {
+    // It stops all that waits in the process: one that runs this test alone does.
+    const ALONE: &str = "FOREBAY_NFS_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "waiting_stops_when_it_is_to_whatever_comes"]).env(ALONE, "1");
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    let patient = Options { silence: Duration::from_mins(1), deadline: Duration::from_mins(5), ..options() };
+    for fault in [Fault::Drip(OFTEN), Fault::Flood(OFTEN)] {
+        for version in VERSIONS {
+            let what = format!("{version} {fault:?}");
+            let server = started();
+            let file = opened(&server, version, &patient);
+            let always = fault.clone();
+            server.faults(move |_| Some(always.clone()));
+            let (read, asked) = (file.clone(), file.clone());
+            let (results, took) = timed(&what, move || {
+                let asking = std::thread::spawn(move || asked.attributes().map(drop));
+                let reading = std::thread::spawn(move || read.read_at(&mut [0; LEN], 0).map(drop));
+                std::thread::sleep(Duration::from_millis(600));
+                stop_waiting(true);
+                [asking.join().unwrap(), reading.join().unwrap()]
+            });
+            stop_waiting(false);
+            for result in results {
+                assert_eq!(result.unwrap_err().kind(), ErrorKind::Cancelled, "{what}");
+            }
+            assert!(took < Duration::from_secs(3), "{what} {took:?}");
+        }
+    }
+}
