@@ -35,7 +35,9 @@ pub(crate) mod callers {
     /// that read 4 KiB cold beside busy CPUs had 3 reads in the first second while each cleared and pinned its 2 MiB (software GPU,
     /// 2 CPUs, 6 other threads), 7 to 14 thousand with this.
     pub(crate) const SHORT_SLOT_BYTES: usize = MAX_CROWD_POLLED_BYTES + 2 * 4096;
-    /// A slot's part of the memory for those, with room for its stream's word behind: parts of all slots are one huge page.
+    /// Slots whose part of it is no huge page: those that few callers use. A first read of 1 MiB would clear and pin two of them. Chosen.
+    pub(crate) const FIRST_SLOTS: usize = 4;
+    /// A slot's part of the memory for those, with room for its stream's word behind: parts of the other slots are one huge page.
     pub(crate) const SHORT_SLOT_STRIDE: usize = SLOT_BYTES / STREAM_SLOTS;
     /// Further slots for small writes, and their pinned bytes. By lanes each such write wakes one up, which copies and writes it
     /// alone: 128 threads of 4 KiB wrote 31 K IOPS at 93 µs of CPU, 1 % of them after 37 ms, where copies and pwrites of their own come to

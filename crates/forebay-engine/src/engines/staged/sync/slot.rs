@@ -14,7 +14,7 @@ use crate::engines::resident::{Posted, Resident, ResidentWay};
 use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::{LONG_BYTES, SHORT_SLOT_BYTES, SHORT_SLOT_STRIDE};
+use crate::tuning::callers::{FIRST_SLOTS, LONG_BYTES, SHORT_SLOT_BYTES, SHORT_SLOT_STRIDE};
 use crate::tuning::resident::{MAILBOXES, MEMORY_CACHE_TIME};
 
 const BLOCKS: usize = forebay_gpu::Resident::BLOCKS as usize;
@@ -58,7 +58,7 @@ pub(super) struct StreamSlot {
     index: usize,
     /// Dropped before the pages that it uses.
     marked: MarkedStream,
-    /// Of all slots: its part is for short transfers, and for the stream's word.
+    /// Of many slots: its part is for short transfers, and for the stream's word.
     shared: Arc<PinnedPages>,
     /// For transfers of up to `bytes`: made when it is needed.
     own: OnceCell<PinnedPages>,
@@ -193,9 +193,9 @@ pub(super) struct StreamSlots {
     pool: SlotPool<StreamSlot>,
     /// Of a slot's own pinned pages.
     bytes: usize,
-    /// Places, and the short memory of all of them: made with the first.
     most: usize,
-    shared: Mutex<Option<Arc<PinnedPages>>>,
+    /// The short memory of the first few places, and of all others: made when it is needed.
+    shared: [Mutex<Option<Arc<PinnedPages>>>; 2],
     permission: Permission,
     /// For each context.
     residents: Mutex<Vec<Arc<Resident>>>,
@@ -208,7 +208,7 @@ impl StreamSlots {
         permission: Permission,
         (most, bytes): (usize, usize),
     ) -> Self {
-        let (pool, shared, residents) = (SlotPool::new(most), Mutex::default(), Mutex::default());
+        let (pool, shared, residents) = (SlotPool::new(most), Default::default(), Mutex::default());
         Self { device, pool, bytes, most, shared, permission, residents }
     }
 
@@ -237,18 +237,23 @@ impl StreamSlots {
             return Ok(None);
         };
         if place.is_none() {
-            let memory = (self.shared()?, self.bytes);
+            let memory = (self.shared(index)?, self.bytes);
             *place = Some(StreamSlot::new(&self.device, self.resident_of(context), index, memory)?);
         }
         Ok(Some(place))
     }
 
-    fn shared(&self) -> Result<Arc<PinnedPages>> {
-        let mut shared = lock(&self.shared);
+    /// The short memory of a place: of the first few a little, so that a first call does not clear a huge page; of the others one for
+    /// all.
+    fn shared(&self, index: usize) -> Result<Arc<PinnedPages>> {
+        let is_first = index < FIRST_SLOTS;
+        let (shared, slots) =
+            if is_first { (&self.shared[0], FIRST_SLOTS) } else { (&self.shared[1], self.most) };
+        let mut shared = lock(shared);
         if let Some(shared) = &*shared {
             return Ok(shared.clone());
         }
-        let made = Arc::new(PinnedPages::new(&self.device, self.most * SHORT_SLOT_STRIDE)?);
+        let made = Arc::new(PinnedPages::new(&self.device, slots * SHORT_SLOT_STRIDE)?);
         Ok(shared.insert(made).clone())
     }
 
