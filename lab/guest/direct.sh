@@ -187,10 +187,10 @@ beside_mount() {
     rm /export/tmp/beside
 }
 
-# probed PROTO: what `forebay nfs probe` says: all versions, and RDMA where there is a device.
+# probed PROTO: what `forebay nfs probe` says, also as JSON: all versions, and RDMA where there is a device.
 probed() {
     local version
-    quiet forebay nfs probe "$address:/tmp/source"
+    quiet forebay nfs probe "$address:/tmp/source" --json /tmp/probe.json
     sed 's/^/    /' <<<"$said"
     # The server's root of version 4 is another than that of version 3.
     for version in 4.0 4.1; do
@@ -201,6 +201,15 @@ probed() {
         grep -q '^rdma  no: ' <<<"$said" || fail "probe: RDMA without a device?"
     else
         grep -q "^rdma .* 4 connections: .*($size bytes" <<<"$said" || fail "probe: no rate by RDMA"
+        # The device itself was asked, once it was opened.
+        grep -q "^nic   lab0 (.*) has .*memory windows of type 2B; regions of at most [0-9]* bytes" <<<"$said" || fail "probe: no NIC"
+        python3 -c '
+import json
+report = json.load(open("/tmp/probe.json"))
+nic, = report["nics"]["list"]
+assert nic["name"] == "lab0" and nic["used"] and nic["region_bytes"] > 1 << 20 and nic["regions"] > 0, nic
+assert report["rdma"]["rate"]["bytes"] == '"$size"' and report["gpus"]["list"] == [], report
+' || fail "probe: $(cat /tmp/probe.json)"
     fi
 }
 

@@ -104,15 +104,15 @@ written_by_staged() {
     sync -f "$1"
 }
 
-# nfs_check PROTO VERSION RSIZE WSIZE: `forebay check` says what such a mount is, moves bytes there, and knows that no
-# drive reaches a GPU's memory from it.
+# nfs_check PROTO VERSION RSIZE WSIZE LINE …: `forebay check` says what such a mount is, moves bytes there, knows that no
+# drive reaches a GPU's memory from it, and has these lines about its server.
 nfs_check() {
     local line
     nfs_mount "$1" "$2" tmp "rsize=$3,wsize=$4"
     # 1: degraded, as where an emulated server is slow.
     said=$(gpu forebay check /mnt 2>&1) || [ $? = 1 ] || fail "forebay check: $said"
     for line in "NFS $2 over $1, rsize $(($3 >> 10)) KiB, wsize $(($4 >> 10)) KiB" "staged +works .*; bytes compared" \
-        "rdma +refused +the GPU's driver makes no dma-bufs" "p2p +refused" "kernel clients of network file systems refuse P2P memory" "/mnt: blocked \(.*nfs"; do
+        "rdma +refused +the GPU's driver makes no dma-bufs" "p2p +refused" "kernel clients of network file systems refuse P2P memory" "/mnt: blocked \(.*nfs" "${@:5}"; do
         grep -E -m 1 "$line" <<<"$said" || fail "no \"$line\": $said"
     done
     umount /mnt

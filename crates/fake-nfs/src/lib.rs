@@ -34,6 +34,8 @@ pub enum Asked {
     Other,
     /// DESTROY_SESSION.
     End,
+    /// The portmapper's list.
+    List,
 }
 
 /// A call as faults see it.
@@ -113,7 +115,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Files>,
     pub(crate) sessions: Mutex<Sessions>,
     faults: Mutex<Faults>,
-    counts: [AtomicU64; 6],
+    counts: [AtomicU64; 7],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
     /// The ports that they came from.
@@ -135,6 +137,8 @@ pub(crate) struct Shared {
     pub(crate) delayed_states: AtomicU64,
     /// A status that calls in a session fail with, and how many.
     refused_places: Mutex<(u32, u32)>,
+    /// The port by which the portmapper lists NFS over RDMA.
+    pub(crate) listed_rdma: Mutex<Option<u16>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -182,6 +186,7 @@ impl Server {
             hides_states: AtomicBool::new(false),
             delayed_states: AtomicU64::new(0),
             refused_places: Mutex::default(),
+            listed_rdma: Mutex::default(),
         });
         let serving = shared.clone();
         std::thread::spawn(move || serve::accept(&listener, &serving));
@@ -263,6 +268,11 @@ impl Server {
     /// Whether it speaks version 3, and the highest minor version of 4.
     pub fn versions(&self, three: bool, four: Option<u32>) {
         *lock(&self.shared.versions) = (three, four);
+    }
+
+    /// Has the portmapper list NFS over RDMA on a port.
+    pub fn list_rdma(&self, port: u16) {
+        *lock(&self.shared.listed_rdma) = Some(port);
     }
 
     /// Calls of a kind so far.

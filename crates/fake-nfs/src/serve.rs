@@ -234,6 +234,7 @@ fn answer(calling: &mut Calling<'_>, call: &[u8]) -> Option<Vec<u8>> {
     let (has_three, four) = *lock(&calling.shared.versions);
     let results = match (program, version) {
         (100_000, 2) => v3::portmap(calling, procedure, &mut from),
+        (100_000, 4) => v3::rpcbind(calling, procedure),
         (100_005, 3) => v3::mount(calling, procedure, &mut from),
         (100_003, 3) if has_three => v3::call(calling, procedure, &mut from),
         (100_003, 4) if four.is_some() => v4::call(calling, procedure, &mut from, four.unwrap_or(0)),

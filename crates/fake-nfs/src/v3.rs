@@ -26,6 +26,26 @@ pub(crate) fn portmap(calling: &Calling<'_>, procedure: u32, from: &mut In<'_>) 
     }
 }
 
+/// Version 4 of the portmapper: the list of what there is.
+pub(crate) fn rpcbind(calling: &mut Calling<'_>, procedure: u32) -> Results {
+    if procedure != 4 {
+        return if procedure == 0 { Ok(Out::default()) } else { Err(Refused::NoProcedure) };
+    }
+    if let Some(status) = calling.asks(&[], Asked::List, 0, 0) {
+        return Ok(Out::default().word(status));
+    }
+    let entry = |out: Out, transport: &str, port: u16| {
+        let address = format!("0.0.0.0.{}.{}", port >> 8, port & 255);
+        let out = out.words(&[1, 100_003, 3]).bytes(transport.as_bytes());
+        out.bytes(address.as_bytes()).bytes(b"superuser")
+    };
+    let mut out = entry(Out::default(), "tcp", calling.shared.port);
+    if let Some(port) = *lock(&calling.shared.listed_rdma) {
+        out = entry(out, "rdma", port);
+    }
+    Ok(out.word(0))
+}
+
 pub(crate) fn mount(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
     match procedure {
         0 => Ok(Out::default()),

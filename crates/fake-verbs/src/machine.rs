@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-use forebay_verbs::{Device, Down, Transport};
+use forebay_verbs::{Device, DeviceLimits, Down, Transport};
 
 use crate::faults::{Faults, Journal};
 use crate::lock;
@@ -45,6 +45,11 @@ impl FakeDevice {
             transport: Transport::Infiniband,
             windows: Some(self.windows),
             reads: Some(self.reads.into()),
+            limits: Some(DeviceLimits {
+                region_bytes: u64::MAX,
+                regions: 1 << 16,
+                flags: if self.windows { 1 << 24 } else { 0 },
+            }),
         }
     }
 }

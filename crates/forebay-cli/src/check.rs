@@ -13,6 +13,7 @@ use forebay_gpu::DeviceName;
 ///
 /// Engines are tried for real: in each place a probe file of 8 MiB is written (never over a file), read back to each
 /// device and compared. Where this user may not write, a file that is there is read. `forebay doctor` tries nothing.
+/// The server of an NFS mount is asked besides which ports it takes calls from, and whether it takes RDMA.
 /// Exit code: 0 all usable, 1 degraded, 2 cannot run.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CheckArgs {

@@ -47,6 +47,22 @@ fn probe_tells_versions_limits_and_rates() {
 }
 
 #[test]
+fn probe_writes_its_report_as_json() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    let url = server.url("/export/file", "3");
+    run(directory.path(), &format!("nfs probe {url} --json report.json")).ok();
+    let text = fs::read_to_string(directory.path().join("report.json")).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&report["schema"], &report["size"]), (&"forebay.nfs-probe/1".into(), &100_000.into()));
+    assert_eq!(report["tcp"].as_array().unwrap().len(), 3);
+    let before = server.connections();
+    run(directory.path(), &format!("nfs probe {url} --json nowhere/report.json")).fails(1, "report");
+    assert_eq!(server.connections(), before, "asked, though the report cannot be written");
+}
+
+#[test]
 fn probe_tells_of_a_server_that_lies_and_of_one_that_is_not_there() {
     let server = Server::start();
     server.put("/export/file", bytes(100_000));

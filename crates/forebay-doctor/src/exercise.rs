@@ -205,6 +205,42 @@ pub struct PinBudget {
     pub registering: String,
 }
 
+/// What a server, or the kernel, says to a question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Answer {
+    /// It is so; the text says how that was seen.
+    Yes(Hinted),
+    /// It is not so.
+    No(Hinted),
+    /// That was not to be found out.
+    Unknown(Hinted),
+}
+
+impl Answer {
+    /// Its text, and what to type.
+    pub const fn said(&self) -> &Hinted {
+        match self {
+            Self::Yes(said) | Self::No(said) | Self::Unknown(said) => said,
+        }
+    }
+}
+
+/// What was learned of the server of an NFS mount, beside the kernel's client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ServerAnswers {
+    /// Where it is mounted.
+    pub mount_point: String,
+    /// The server's address, if it was asked.
+    pub server: Option<String>,
+    /// Whether the kernel tells handles of its files, by which they are asked for.
+    pub handle: Answer,
+    /// Whether the export takes calls from ports that any program may have (`insecure`).
+    pub any_port: Answer,
+    /// Whether the server takes connections over RDMA.
+    pub rdma: Answer,
+}
+
 /// Tries things for real.
 pub trait Exercise {
     /// The GPUs.
@@ -217,6 +253,10 @@ pub trait Exercise {
     fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace;
     /// Has the server of a file on a mount of NFS write into a target's memory, and compares; `None` where it was not tried.
     fn read_by_server(&self, _target: ExerciseTarget, _place: &StoragePlace) -> Option<InPlace> {
+        None
+    }
+    /// Asks the server of a place on a mount of NFS; `None` for all else.
+    fn ask_server(&self, _place: &StoragePlace) -> Option<ServerAnswers> {
         None
     }
     /// How much page cache may be pinned for a target; none for host memory.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cufile::{CufileConfig, LibcufileFacts};
 use crate::engines::Verdict;
-use crate::exercise::{DriverOffer, ExerciseTarget, Hinted, LaneFacts};
+use crate::exercise::{DriverOffer, ExerciseTarget, Hinted, LaneFacts, ServerAnswers};
 use crate::gpu::GpuFacts;
 use crate::machine::MachineFacts;
 use crate::storage::StoragePlace;
@@ -71,6 +71,7 @@ pub(crate) struct Facts<'a> {
 pub(crate) struct ExerciseResults<'a> {
     pub lanes: &'a [Result<LaneFacts, (ExerciseTarget, Hinted)>],
     pub verdicts: &'a [Verdict],
+    pub servers: &'a [ServerAnswers],
     pub file_was_read: bool,
 }
 

@@ -23,6 +23,7 @@ mod rdma;
 pub mod render;
 pub mod report;
 mod rules;
+pub mod server;
 pub mod storage;
 pub mod system;
 

@@ -1,23 +1,24 @@
 //! The exercise on the machine that the program runs on, through a [`Session`].
 
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use forebay_config::Config;
+use forebay_config::{Config, Nfs};
 use forebay_engine::{Buffer, EngineKind, File, Receipt, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, DeviceName, Devices, fill_pattern};
 
 use crate::engines::size;
 use crate::exercise::{
-    DriverOffer, Exercise, ExerciseOutcome, ExerciseResult, ExerciseTarget, FileRead, GpuSeen, Hinted,
-    InPlace, LaneFacts, PinBudget,
+    Answer, DriverOffer, Exercise, ExerciseOutcome, ExerciseResult, ExerciseTarget, FileRead, GpuSeen,
+    Hinted, InPlace, LaneFacts, PinBudget, ServerAnswers,
 };
+use crate::server::{ServerRoutes, ask_of_file, unasked};
 use crate::storage::{DiskKind, StoragePlace};
 
 /// Bytes of a probe.
@@ -127,6 +128,23 @@ impl LiveExercise {
             Some(Err(error)) => InPlace::Failed(Hinted::from(&error)),
             None => InPlace::Failed(hangs()),
         }
+    }
+
+    /// By a file of the place: one of ours without bytes, or one that is there.
+    fn ask_server_of(&self, place: &StoragePlace) -> Result<ServerAnswers> {
+        let is_off = self.session.as_ref().is_ok_and(|session| session.config().nfs == Nfs::Off);
+        let silent = is_off.then(|| Hinted::new("FOREBAY_NFS=off forbids it").fix("unset FOREBAY_NFS"));
+        let (routes, point) = (ServerRoutes::of_machine(), &place.mount_point);
+        if place.writable && !place.is_file {
+            let probe = Probe::create(&place.path)?;
+            return Ok(ask_of_file(probe.plain.as_fd(), point, &routes, silent));
+        }
+        let Some(sample) = &place.sample else {
+            let error = Error::new(ErrorKind::Unsupported, "there is no file to ask with");
+            return Err(error.hint("forebay check FILE, with a file there that you can read"));
+        };
+        let plain = fs::File::open(sample).map_err(|error| Error::from_io(&error, "cannot open file"))?;
+        Ok(ask_of_file(plain.as_fd(), point, &routes, silent))
     }
 
     fn try_place(
@@ -261,6 +279,18 @@ impl Exercise for LiveExercise {
                 read_by_server(session, device, file, bytes)
             })
         }))
+    }
+
+    fn ask_server(&self, place: &StoragePlace) -> Option<ServerAnswers> {
+        place.nfs.as_ref()?;
+        let on_thread = place.clone();
+        let said = self.with_time_limit(move |live| live.ask_server_of(&on_thread));
+        let not_asked = |why: &Hinted| unasked(&place.mount_point, Answer::Unknown(why.clone()), why);
+        Some(match said {
+            Some(Ok(said)) => said,
+            Some(Err(error)) => not_asked(&Hinted::from(&error)),
+            None => not_asked(&hangs()),
+        })
     }
 
     fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget> {

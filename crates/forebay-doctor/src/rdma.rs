@@ -1,5 +1,6 @@
 //! RDMA ports as /sys/class/infiniband shows them.
 
+use crate::gpu::is_pci_address;
 use crate::system::System;
 
 const CLASS: &str = "/sys/class/infiniband";
@@ -35,6 +36,27 @@ impl Port {
     /// `mlx5_0/1`, as `rdma link` writes it.
     pub(crate) fn name(&self) -> String {
         format!("{}/{}", self.device, self.number)
+    }
+
+    /// Where the device's place on the bus stands.
+    pub(crate) fn device_link(&self) -> String {
+        format!("{CLASS}/{}/device", self.device)
+    }
+
+    /// Its card's address on the PCI bus.
+    pub(crate) fn pci(&self, system: &dyn System) -> Option<String> {
+        let path = system.resolve(&self.device_link())?;
+        path.rsplit('/').next().filter(|name| is_pci_address(name)).map(str::to_owned)
+    }
+
+    /// The file of its card's NUMA node.
+    pub(crate) fn numa_file(&self) -> String {
+        format!("{}/numa_node", self.device_link())
+    }
+
+    /// Its card's NUMA node, where the machine has any.
+    pub(crate) fn numa_node(&self, system: &dyn System) -> Option<i64> {
+        system.number(&self.numa_file()).filter(|node| *node >= 0)
     }
 
     /// Counters whose names are among these, where the driver has them.

@@ -9,6 +9,7 @@ use crate::direct::{self, BarMemory, DriveRoute};
 use crate::engines::{EngineState, Verdict, by_drive, by_server, verdicts};
 use crate::exercise::{
     DriverOffer, Exercise, ExerciseResult, ExerciseTarget, FileRead, Hinted, InPlace, LaneFacts, PinBudget,
+    ServerAnswers,
 };
 use crate::facts::{ExerciseResults, Facts};
 use crate::finding::{Finding, Severity};
@@ -98,6 +99,8 @@ pub struct CheckReport {
     pub routes: Vec<DriveRoute>,
     /// Engines per target and place.
     pub verdicts: Vec<Verdict>,
+    /// What servers of NFS mounts said.
+    pub servers: Vec<ServerAnswers>,
     /// What else was found out, worst first.
     pub findings: Vec<Finding>,
     /// The register test, if asked for.
@@ -137,6 +140,7 @@ pub fn examine(
         routes: &routes,
     };
     let (lanes, verdicts) = try_targets(exercise, &targets, &known);
+    let servers = ask_servers(exercise, &places);
     let pin_budget = targets.first().and_then(|target| exercise.pin_budget(target.clone()));
     let file = options.file.as_deref().map(|path| test_file(exercise, targets[0].clone(), path));
     let file_was_read = file.as_ref().is_some_and(|file| file.read.is_some());
@@ -149,7 +153,7 @@ pub fn examine(
         config: &config,
         cufile: &cufile,
         library: library.as_ref(),
-        tried: Some(ExerciseResults { lanes: &lanes, verdicts: &verdicts, file_was_read }),
+        tried: Some(ExerciseResults { lanes: &lanes, verdicts: &verdicts, servers: &servers, file_was_read }),
         process: None,
         log: None,
         benches: &[],
@@ -171,6 +175,7 @@ pub fn examine(
         memories,
         routes,
         verdicts,
+        servers,
         findings: found,
         file,
     })
@@ -263,6 +268,17 @@ fn try_place(
             all.push(by_drive(place, exercise.exercise_by_drive(target.clone(), place)));
         }
         ExerciseTarget::Gpu(_) | ExerciseTarget::Host => {}
+    }
+    all
+}
+
+/// Asks the server of each NFS mount once.
+fn ask_servers(exercise: &dyn Exercise, places: &[StoragePlace]) -> Vec<ServerAnswers> {
+    let mut all: Vec<ServerAnswers> = Vec::new();
+    for place in places.iter().filter(|place| place.nfs.is_some()) {
+        if all.iter().all(|known| known.mount_point != place.mount_point) {
+            all.extend(exercise.ask_server(place));
+        }
     }
     all
 }

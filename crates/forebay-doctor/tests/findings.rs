@@ -146,6 +146,9 @@ fn the_page_has_every_finding_with_the_tests_that_there_are() {
         "engine-note",
         "o-direct",
         "residency",
+        "nfs-handle",
+        "nfs-any-port",
+        "nfs-rdma-port",
         "gpu",
         "engines",
     ];

@@ -3,7 +3,8 @@
 mod machines;
 
 use forebay_doctor::engines::EngineState;
-use forebay_doctor::exercise::{Exercise, ExerciseTarget, Hinted, InPlace};
+use forebay_doctor::exercise::{Answer, Exercise, ExerciseTarget, Hinted, InPlace, ServerAnswers};
+use forebay_doctor::finding::{Finding, Severity};
 use forebay_doctor::storage::DiskKind;
 use forebay_doctor::{CheckOptions, CheckReport, DoctorOptions, diagnose, examine, gdscheck, render};
 use machines::{BAR, Fake, broken, container, h200_vm, metal, no_gpu};
@@ -54,6 +55,67 @@ fn what_a_server_wrote_wrong_is_a_finding() {
     assert!(of(&machine).is_none());
     machine.by_server = Some(InPlace::Failed(Hinted::new("wrong bytes arrived")));
     assert_eq!(of(&machine).unwrap().text, "rdma to GPU 0 at /nfs: wrong bytes arrived");
+}
+
+fn answers() -> ServerAnswers {
+    ServerAnswers {
+        mount_point: "/nfs".to_owned(),
+        server: Some("10.0.0.1".to_owned()),
+        handle: Answer::Yes(Hinted::new("the kernel tells handles")),
+        any_port: Answer::No(Hinted::new("from ports below 1024 only").fix("sudo exportfs -ra")),
+        rdma: Answer::Unknown(Hinted::new("it did not answer").fix("rpcinfo SERVER")),
+    }
+}
+
+#[test]
+fn what_a_server_says_is_told_with_what_to_type() {
+    let mut machine = metal();
+    machine.answers = Some(answers());
+    let report = look(&machine, &CheckOptions::default());
+    assert_eq!(report.servers, [answers()], "each mount is asked once");
+    let of =
+        |id: &str| -> Finding { report.findings.iter().find(|finding| finding.id == id).unwrap().clone() };
+    let (handle, port, rdma) = (of("nfs-handle"), of("nfs-any-port"), of("nfs-rdma-port"));
+    assert_eq!((handle.severity, handle.text.as_str()), (Severity::Ok, "/nfs: the kernel tells handles"));
+    assert_eq!((port.severity, port.fix.as_deref()), (Severity::Note, Some("sudo exportfs -ra")));
+    assert_eq!((rdma.severity, rdma.fix.as_deref()), (Severity::Note, Some("rpcinfo SERVER")));
+    assert_eq!(
+        (port.evidence.as_slice(), handle.evidence.as_slice()),
+        (["asked: 10.0.0.1".to_owned()].as_slice(), ["name_to_handle_at: told".to_owned()].as_slice(),)
+    );
+}
+
+/// Where GPU and NIC hang, and what is said of it.
+#[test]
+fn the_distance_of_gpu_and_nic_is_told() {
+    let gpu = "0000:1b:00.0";
+    let near = "/sys/devices/pci0000:1a/0000:1a:01.0";
+    for (gpu_path, nic_path, said) in [
+        (format!("{near}/{gpu}"), format!("{near}/0000:1c:00.0"), "behind one PCIe switch (0000:1a:01.0)"),
+        (
+            format!("{near}/{gpu}"),
+            "/sys/devices/pci0000:1a/0000:1a:02.0/0000:1c:00.0".into(),
+            "behind one host bridge",
+        ),
+        (
+            format!("{near}/{gpu}"),
+            "/sys/devices/pci0000:80/0000:80:02.0/0000:1c:00.0".into(),
+            "on NUMA node 0",
+        ),
+    ] {
+        let mut machine = metal();
+        machine.pci(&gpu_path, 0x03_0200, 0x10de, 0x2335).pci(&nic_path, 0x02_0000, 0x15b3, 0x1021);
+        machine.link("/sys/class/infiniband/mlx5_0/device", &nic_path);
+        machine.file("/sys/class/infiniband/mlx5_0/device/numa_node", "0\n");
+        let found = look(&machine, &CheckOptions::default()).findings;
+        let of: Vec<_> = found.iter().filter(|finding| finding.id == "nic-distance").collect();
+        assert_eq!(of.len(), 1, "one for the GPU, by the link that is up");
+        assert_eq!((of[0].severity, &of[0].fix), (Severity::Ok, &None));
+        assert!(
+            of[0].text.ends_with(said) && of[0].text.starts_with("GPU 0 and the RDMA link mlx5_0/1"),
+            "{of:?}"
+        );
+    }
 }
 
 /// What the exercise gives is check's alone; all else the two have in common, word by word.
@@ -142,6 +204,7 @@ fn json_has_the_documented_keys() {
     let docs = std::fs::read_to_string(docs).unwrap();
     let mut machine = metal();
     machine.file("/data/x", "x");
+    machine.answers = Some(answers());
     let options = CheckOptions { file: Some("/data/x".into()), ..CheckOptions::default() };
     let value = serde_json::to_value(look(&machine, &options)).unwrap();
     let mut keys = Vec::new();

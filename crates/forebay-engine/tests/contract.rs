@@ -1,4 +1,7 @@
 //! The contract: what every (source, engine, memory) must do alike. Each test runs over all combinations.
+//!
+//! `FOREBAY_TEST_NFS=nfs://SERVER/FOLDER?version=3` runs it over files of a real server alone, by the transport of `FOREBAY_NFS`;
+//! `FOREBAY_TEST_DIR` is that folder as the server itself has it: there the files are made, and what was written is looked at.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -45,6 +48,9 @@ fn on_disk(directory: &std::path::Path, name: &'static str, is_cold: bool) -> Su
 }
 
 fn subjects() -> Vec<Subject> {
+    if let Some(folder) = real_server() {
+        return vec![on_server(&folder)];
+    }
     let memory = Arc::new(MemorySource::new(pattern(KEY, 0, LEN), Duration::from_micros(50)));
     let file = File::from_source(memory.clone() as Arc<dyn Source>);
     let requests = Subject {
@@ -64,6 +70,28 @@ fn subjects() -> Vec<Subject> {
         on_disk(std::path::Path::new("/dev/shm"), "tmpfs file", false),
         requests,
     ]
+}
+
+/// The URL of a folder on a real NFS server, where one is to be tried.
+fn real_server() -> Option<String> {
+    std::env::var("FOREBAY_TEST_NFS").ok()
+}
+
+/// A file of that server, by forebay's own client; seen from outside without it.
+fn on_server(folder: &str) -> Subject {
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let path = scratch.path().to_owned();
+    let (folder, options) = folder.split_once('?').unwrap_or((folder, ""));
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let url = format!("{}/{name}?{options}", folder.trim_end_matches('/'));
+    let file = File::options().write(true).open(&url).unwrap();
+    Subject {
+        name: "server",
+        file,
+        outside: Box::new(move || std::fs::read(&path).unwrap()),
+        _scratch: Some(scratch),
+        is_cold: false,
+    }
 }
 
 /// A file of an NFS server in the process, by forebay's own client.
@@ -143,9 +171,9 @@ fn targets() -> &'static [Target] {
 }
 
 /// How often a test does something at random. Machines with a real BAR are emulated ones as a rule, where the CPU reads
-/// that memory at a few MB/s: there fewer times do, over the same kinds of ranges.
+/// that memory at a few MB/s, and those with a real server are: there fewer times do, over the same kinds of ranges.
 fn times(count: u64) -> u64 {
-    if bar::is_real() { count.div_ceil(3) } else { count }
+    if bar::is_real() || real_server().is_some() { count.div_ceil(3) } else { count }
 }
 
 /// The engine of most of a large transfer.
@@ -186,7 +214,8 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
             }
         }
     }
-    if !bar::is_real() {
+    // These two are shown files with descriptors.
+    if !bar::is_real() && real_server().is_none() {
         each_by_libcufile(&test);
         each_by_toy(&test);
     }
@@ -425,7 +454,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                     println!("skipped: no O_DIRECT here: {:?}", subject.file.direct_refused());
                     continue;
                 }
-                "requests" | "parts" | "nfs" | "nfs by rdma" => (0, 0, all),
+                "requests" | "parts" | "nfs" | "nfs by rdma" | "server" => (0, 0, all),
                 _ => (all, 0, 0),
             };
             assert_eq!(

@@ -14,6 +14,7 @@
 //! | `outage` | how long a server has been silent, and when what waits for it is given up |
 //! | `place` | memory that a server writes to by a key that was made before |
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
+//! | [`portmap`] | what a server's portmapper lists |
 //! | [`probe`](mod@probe) | what a server can do, read and compared |
 
 mod client;
@@ -27,6 +28,7 @@ pub mod open;
 mod options;
 mod outage;
 mod place;
+pub mod portmap;
 pub mod probe;
 pub mod rdma;
 pub mod rpc;

@@ -126,6 +126,12 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
     Ok(Mounted { mount, named, file_system, seen: of_stat(&stat) })
 }
 
+/// Why the kernel tells no handle of an open file; `None` where it tells one.
+pub fn untold_handle(fd: BorrowedFd<'_>) -> Result<Option<String>> {
+    let stat = told(fd)?;
+    Ok(handle_of(fd, stat.st_ino, stat.st_mode).err())
+}
+
 /// The mount of an open file, of which the server is asked nothing.
 pub fn mount_of(fd: BorrowedFd<'_>) -> Result<Mount> {
     find(&mountinfo()?, device_of(&told(fd)?))

@@ -1,8 +1,9 @@
 //! From a URL to a file: the server's address, ports and version, the handle, and what the server takes.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Why;
@@ -14,7 +15,7 @@ use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
 use crate::lock;
 use crate::mount::{Mounted, Named};
-use crate::options::Options;
+use crate::options::{Options, Rdma};
 use crate::place::Registered;
 use crate::rpc::{Credential, Program};
 use crate::session::Server;
@@ -22,7 +23,7 @@ use crate::status::Status;
 use crate::url::Url;
 use crate::v3;
 use crate::v4::{self, op};
-use crate::wire::try_out;
+use crate::wire::{knock, try_out};
 use crate::xdr::{Reader, Writer};
 
 /// A file of a server. It is open nowhere but here.
@@ -179,6 +180,27 @@ pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
         }
         found => found,
     }
+}
+
+/// Whether the server takes calls about a file of a mount from ports that any program may have: an export without `insecure` does not.
+/// The error is why neither these nor low ones are taken, or why it did not answer.
+pub fn takes_any_port(mounted: &Mounted, options: &Options) -> Result<bool> {
+    let by = |low_ports| of_mount_by(mounted, Options { low_ports, ..options.clone() }.checked());
+    match by(false) {
+        Ok(_) => Ok(true),
+        // It has answered.
+        Err(error) if error.message().starts_with(OTHER_FACTS) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            by(true).map(|_| false).map_err(|_| error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a server at an address takes connections over RDMA: makes one that carries nothing, within twice `limit`, and ends it.
+/// Returns where.
+pub fn takes_rdma(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
+    knock(rdma, address, limit)
 }
 
 fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {

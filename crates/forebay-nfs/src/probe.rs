@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_verbs::Device;
 
 use crate::handle::{Attributes, Kind, Limits, Version};
 use crate::job::Direction;
@@ -20,6 +21,8 @@ pub struct Probe {
     pub rates: Vec<Rate>,
     /// The same by RDMA and 4 connections, or why not; none for a directory.
     pub rdma: Option<Result<Rate>>,
+    /// The RDMA device that this went by, as it describes itself.
+    pub nic: Option<Device>,
     /// What the path is.
     pub attributes: Attributes,
 }
@@ -85,13 +88,15 @@ const BYTES: u64 = 256 << 20;
 /// The most memory in flight.
 const PIECE: usize = 4 << 20;
 
-/// Asks a server about a path, in all versions of the URL, and reads it if it is a file.
+/// Asks a server about a path, in all versions of the URL, and reads it if it is a file. By RDMA it goes by the fabric of the options, else
+/// by this machine's.
 pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
     let options = &Options { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
     let mut versions = Vec::new();
     for version in &url.versions {
         let only = Url { versions: vec![*version], ..url.clone() };
-        let found = find(&only, options).map(|found| (found.client.limits(), found.attributes));
+        let found = find(&only, &Options { rdma: None, ..options.clone() })
+            .map(|found| (found.client.limits(), found.attributes));
         if let Err(error) = &found
             && versions.is_empty()
             && is_unreached(error)
@@ -107,7 +112,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
         let error = versions.iter().find_map(|(_, found)| found.as_ref().err().cloned());
         return Err(error.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")));
     };
-    let (mut rates, mut rdma) = (Vec::new(), None);
+    let (mut rates, mut rdma, mut nic) = (Vec::new(), None, None);
     if attributes.kind == Kind::Regular && attributes.size > 0 {
         let url = Url { versions: vec![version], ..url.clone() };
         let mut first = vec![0; attributes.size.min(BYTES) as usize];
@@ -115,13 +120,15 @@ pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
             let options = Options { connections, rdma: None, ..options.clone() };
             rates.push(rate(&url, &options, &mut first, rates.is_empty())?);
         }
-        let by_rdma = Rdma::of_machine().and_then(|by| {
+        let by_rdma = options.rdma.clone().map_or_else(Rdma::of_machine, Ok).and_then(|by| {
             let options = Options { connections: 4, rdma: Some(by), ..options.clone() };
+            let file = open(&url, &options)?;
+            nic = Some(file.client().domain()?.device().clone());
             rate(&url, &options, &mut first, false)
         });
         rdma = Some(by_rdma);
     }
-    Ok(Probe { versions, rates, rdma, attributes })
+    Ok(Probe { versions, rates, rdma, nic, attributes })
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.

@@ -70,6 +70,19 @@ pub struct Device {
     pub windows: Option<bool>,
     /// RDMA READs of a peer that it answers at a time.
     pub reads: Option<u32>,
+    /// What else it says of itself. `None`: not asked, as above.
+    pub limits: Option<DeviceLimits>,
+}
+
+/// What a device says of itself when it is asked (`ibv_query_device`), beside what the rest of [`Device`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceLimits {
+    /// Bytes of the largest region.
+    pub region_bytes: u64,
+    /// How many regions it has room for.
+    pub regions: u32,
+    /// `device_cap_flags`: 2²¹ is for registering by work requests, 2²³ and 2²⁴ for windows of type 2A and 2B.
+    pub flags: u32,
 }
 
 /// A protection domain on an opened device. Threads share it.

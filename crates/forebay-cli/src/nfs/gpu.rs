@@ -7,7 +7,6 @@ use forebay_config::{Config, Nfs};
 use forebay_engine::source::NfsSource;
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::Device;
 use forebay_nfs::probe::{Rate, cpu_time};
 use forebay_nfs::{Options, Rdma, Url, open};
 
@@ -15,21 +14,26 @@ use forebay_nfs::{Options, Rdma, Url, open};
 const BYTES: u64 = 256 << 20;
 const CONNECTIONS: usize = 4;
 
-/// What was found for a GPU: the rate, and what the receipt says of the way; or why there is none.
-pub(super) type Placed = (usize, Result<(Rate, String)>);
-
-/// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.
-pub(super) fn probe(url: &Url) -> Result<Vec<Placed>> {
-    let rdma = Rdma::of_machine()?;
-    let session = Session::with_config(only_rdma(Config::from_env()?))?;
-    place(&session, url, rdma)
+/// What was found for a GPU.
+pub(super) struct Placed {
+    pub(super) index: usize,
+    pub(super) name: String,
+    pub(super) pci: String,
+    /// The rate, and what the receipt says of the way; or why there is none.
+    pub(super) result: Result<(Rate, String)>,
 }
 
-fn only_rdma(config: Config) -> Config {
+/// A session that places, or fails.
+pub(super) fn session() -> Result<Session> {
+    Session::with_config(only_rdma(Config::from_env()?))
+}
+
+pub(super) fn only_rdma(config: Config) -> Config {
     Config { engine: Some("rdma".to_owned()), nfs: Nfs::Rdma, ..config }
 }
 
-fn place(session: &Session, url: &Url, rdma: Rdma) -> Result<Vec<Placed>> {
+/// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.
+pub(super) fn place(session: &Session, url: &Url, rdma: Rdma) -> Result<Vec<Placed>> {
     let gpus = &session.devices().gpus;
     if gpus.is_empty() {
         return Ok(Vec::new());
@@ -41,11 +45,12 @@ fn place(session: &Session, url: &Url, rdma: Rdma) -> Result<Vec<Placed>> {
     let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))));
     let (bytes, none) = (expected.len() as u64, Duration::ZERO);
     let rate = Rate { version, connections: CONNECTIONS, bytes, elapsed: Duration::MAX, cpu: none };
-    let index = |device: &Arc<dyn Device>| device.info().index;
-    Ok(gpus
-        .iter()
-        .map(|gpu| (index(gpu), three_times(session, index(gpu), &file, &expected, rate.clone())))
-        .collect())
+    let placed = gpus.iter().map(|gpu| {
+        let info = gpu.info();
+        let result = three_times(session, info.index, &file, &expected, rate.clone());
+        Placed { index: info.index, name: info.name.clone(), pci: info.pci.clone(), result }
+    });
+    Ok(placed.collect())
 }
 
 fn three_times(
@@ -80,43 +85,4 @@ fn expected(url: &Url) -> Result<Vec<u8>> {
     let got = file.read_at(&mut bytes, 0)?;
     bytes.truncate(got);
     Ok(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::sync::Arc;
-
-    use fake_nfs::{Placing, Server};
-    use fake_verbs::Fake;
-    use forebay_config::Config;
-    use forebay_engine::Session;
-    use forebay_nfs::{Rdma, Url};
-
-    use super::{only_rdma, place};
-
-    const DMA_BUF_SUPPORTED: i32 = 124;
-
-    #[test]
-    fn every_gpu_is_told_with_its_rate_or_why_there_is_none() {
-        let gpu = fake_cuda::install().unwrap();
-        let server = Arc::new(Server::start());
-        let bytes: Vec<u8> = (0..5_000_011u64).map(|at| ((at * at) >> 7) as u8).collect();
-        server.put("/export/file", bytes.clone());
-        let fabric = Fake::new();
-        let _placing = Placing::start(&fabric, server.clone());
-        let url = Url::parse(&server.url("/export/file", "4.1")).unwrap();
-        let tell = || {
-            let rdma = Rdma::by(Arc::new(fabric.clone()), Placing::address());
-            let session = Session::with_config(only_rdma(Config::default())).unwrap();
-            place(&session, &url, rdma).unwrap().pop().unwrap()
-        };
-        let (index, refused) = tell();
-        assert!(index == 0 && refused.unwrap_err().to_string().contains("makes no dma-bufs"));
-        gpu.set_attribute(DMA_BUF_SUPPORTED, 1);
-        let (rate, way) = tell().1.unwrap();
-        assert_eq!(rate.bytes, bytes.len() as u64);
-        assert!(way.contains("NFS v4.1, server 127.0.0.1, NIC fake0; keys: per buffer"), "{way}");
-    }
 }

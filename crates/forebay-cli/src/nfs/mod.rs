@@ -1,18 +1,22 @@
 //! `forebay nfs`: what an NFS server can do for forebay's own client.
 
+mod found;
 mod gpu;
+mod nic;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::Url;
 use forebay_nfs::handle::{Attributes, Kind};
-use forebay_nfs::probe::Probe;
-use forebay_nfs::{Options, Rdma, Url, probe};
 
 use crate::console::{Console, Failure};
+use crate::json_file::JsonFile;
 use crate::silence;
+use found::Found;
+use gpu::Placed;
 
 /// The error of a command that reads by a path alone, given a URL or what is meant to be one; `None` for a path.
 pub(crate) fn not_a_path(command: &str, path: &Path) -> Option<Error> {
@@ -50,6 +54,10 @@ struct ProbeArgs {
     /// SERVER:/PATH or nfs://SERVER/PATH, of a file or a directory
     #[arg(value_name = "SERVER:/PATH")]
     what: String,
+
+    /// Write all that was found out as JSON (docs/reference/nfs-probe-json.md): what owners of real network cards may send back
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -62,17 +70,11 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
             .hint("unset FOREBAY_NFS")
             .into());
     }
-    // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
-    let found = silence::told(console, || probe(&url, &Options::default()))?;
-    say(&found, &url, console);
-    // Where no byte comes to host memory by RDMA, the reason is told.
-    if let Some(Ok(rate)) = &found.rdma {
-        say_devices(console);
-        let only = Url { versions: vec![rate.version], ..url };
-        match gpu::probe(&only) {
-            Ok(gpus) => say_gpus(gpus, console),
-            Err(error) => say_no("gpu", &error, console),
-        }
+    let json = args.json.as_deref().map(JsonFile::open).transpose()?;
+    let found = silence::told(console, || Found::look(&url, None, gpu::session))?;
+    say(&found, console);
+    if let Some(json) = json {
+        json.write(&found.json())?;
     }
     Ok(0)
 }
@@ -103,8 +105,9 @@ fn described(found: &Attributes) -> String {
     }
 }
 
-fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
-    console.line(format_args!("{url}"));
+fn say(found: &Found, console: &Console<'_>) {
+    let probe = &found.probe;
+    console.line(format_args!("{}", found.url));
     for (version, found) in &probe.versions {
         let version = version.to_string();
         match found {
@@ -129,6 +132,16 @@ fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
         Some(Err(error)) => say_no("rdma", error, console),
         None => {}
     }
+    match &found.nics {
+        Some(Ok(nics)) => nics.iter().for_each(|nic| console.line(format_args!("nic   {}", nic.line()))),
+        Some(Err(error)) => say_no("nic", error, console),
+        None => {}
+    }
+    match &found.gpus {
+        Some(Ok(gpus)) => say_gpus(gpus, console),
+        Some(Err(error)) => say_no("gpu", error, console),
+        None => {}
+    }
 }
 
 fn say_no(what: &str, error: &Error, console: &Console<'_>) {
@@ -138,30 +151,14 @@ fn say_no(what: &str, error: &Error, console: &Console<'_>) {
     }
 }
 
-/// This machine's RDMA devices, and whether a key can be narrowed to one call by a window.
-fn say_devices(console: &Console<'_>) {
-    let devices = match Rdma::of_machine().and_then(|rdma| rdma.fabric.devices()) {
-        Ok(devices) => devices,
-        Err(error) => return say_no("nic", &error, console),
-    };
-    for device in devices {
-        let windows = match device.windows {
-            Some(true) => "has memory windows of type 2B",
-            Some(false) => "has no memory windows of type 2B",
-            None => "was not asked about memory windows",
-        };
-        console.line(format_args!("nic   {} ({:?}) {windows}", device.name, device.transport));
-    }
-}
-
-fn say_gpus(gpus: Vec<gpu::Placed>, console: &Console<'_>) {
+fn say_gpus(gpus: &[Placed], console: &Console<'_>) {
     if gpus.is_empty() {
         console.line(format_args!("gpu   no GPU is in use"));
     }
-    for (index, found) in gpus {
-        match found {
-            Ok((rate, way)) => console.line(format_args!("gpu {index} {rate}; {way}")),
-            Err(error) => say_no(&format!("gpu {index}"), &error, console),
+    for gpu in gpus {
+        match &gpu.result {
+            Ok((rate, way)) => console.line(format_args!("gpu {} {rate}; {way}", gpu.index)),
+            Err(error) => say_no(&format!("gpu {}", gpu.index), error, console),
         }
     }
 }

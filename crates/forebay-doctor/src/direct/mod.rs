@@ -14,6 +14,7 @@ use serde::Serialize;
 pub use self::blocker::Blocker;
 use self::blocker::RouteFindings;
 pub use self::memory::{BarMemory, MemoryOffer};
+pub(crate) use self::topology::{PciNearness, nearness};
 pub use self::topology::{PciWay, pci_distance};
 use crate::gpu::GpuFacts;
 use crate::machine::MachineFacts;

@@ -54,6 +54,28 @@ pub fn pci_distance(system: &dyn System, one: &str, other: &str) -> Option<usize
     Some(one.devices.len() + other.devices.len() - 2 * shared + roots)
 }
 
+/// What two devices of the bus share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PciNearness {
+    /// The bridge that both are behind.
+    Switch(String),
+    /// The root that both are below.
+    HostBridge,
+    /// Nothing: each is below a root of its own.
+    Roots,
+}
+
+/// How near two devices are. None if /sys does not show the way.
+pub(crate) fn nearness(system: &dyn System, one: &str, other: &str) -> Option<PciNearness> {
+    let (one, other) = (Path::of(system, one)?, Path::of(system, other)?);
+    let shared = one.bridges().iter().zip(other.bridges()).take_while(|(a, b)| a == b).last();
+    Some(match shared {
+        Some((bridge, _)) => PciNearness::Switch(bridge.clone()),
+        None if one.root == other.root => PciNearness::HostBridge,
+        None => PciNearness::Roots,
+    })
+}
+
 /// Follows the kernel's own rules. None if /sys does not show the way.
 pub(super) fn check(
     system: &dyn System,

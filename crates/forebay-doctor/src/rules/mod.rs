@@ -12,9 +12,11 @@ mod libcufile;
 mod limits;
 mod log;
 mod nfs;
+mod nic;
 mod pod;
 mod process;
 mod rdma;
+mod server;
 mod surroundings;
 mod transfer;
 
@@ -68,6 +70,10 @@ fn network(facts: &Facts<'_>, found: &mut Findings) {
     rdma::find(facts, &mounted, &configured, &ports, found);
     boot::find(facts, &mounted, &configured, &ports, found);
     log::find(facts, &mounted, &configured, &ports, found);
+    if !nfs::relevant(facts, &mounted).is_empty() {
+        nic::find(facts, &ports, found);
+    }
+    server::find(facts, found);
 }
 
 /// Whether an engine's refusal is of the state of a file's pages, which changes by itself, and not of the machine.

@@ -87,6 +87,14 @@ pub(super) const CASES: &[Case] = &[
         |t| all(t.file("/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode", "IB/RoCE v1\n")),
     ),
     case(
+        "nic-distance",
+        "the card of another socket",
+        Note,
+        "/sys/class/infiniband/mlx5_0/device/numa_node: 1",
+        "nvidia-smi topo -m",
+        |t| all(t.file("/sys/class/infiniband/mlx5_0/device/numa_node", "1\n")),
+    ),
+    case(
         "nfs-server-port",
         "a server without RDMA",
         Slower,

@@ -8,7 +8,7 @@ use std::io;
 
 use forebay_doctor::exercise::{
     DriverOffer, Exercise, ExerciseOutcome, ExerciseResult, ExerciseTarget, FileRead, GpuSeen, Hinted,
-    InPlace, LaneFacts, PinBudget,
+    InPlace, LaneFacts, PinBudget, ServerAnswers,
 };
 use forebay_doctor::storage::{DiskKind, StoragePlace};
 use forebay_doctor::system::{PauseFrames, System, Uname};
@@ -31,6 +31,8 @@ pub struct Fake {
     no_gpu: Option<Hinted>,
     /// What comes of reading by a server into GPU memory.
     pub by_server: Option<InPlace>,
+    /// What the server of its NFS mount says.
+    pub answers: Option<ServerAnswers>,
 }
 
 impl Fake {
@@ -271,6 +273,10 @@ impl Exercise for Fake {
 
     fn read_by_server(&self, _: ExerciseTarget, _: &StoragePlace) -> Option<InPlace> {
         self.by_server.clone()
+    }
+
+    fn ask_server(&self, _: &StoragePlace) -> Option<ServerAnswers> {
+        self.answers.clone()
     }
 
     fn read_in_place(&self, _: ExerciseTarget, place: &StoragePlace) -> InPlace {

@@ -13,4 +13,4 @@ mod tcp;
 mod waiting;
 
 pub(crate) use base::Shared;
-pub(crate) use rdma::try_out;
+pub(crate) use rdma::{knock, try_out};

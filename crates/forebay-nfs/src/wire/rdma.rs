@@ -1,13 +1,16 @@
 //! A wire over RDMA: the server writes bytes of a READ into memory of the caller, and reads those of a WRITE from there. The memory is
 //! registered for each call, by a key that ends before the caller is told.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Why};
+use forebay_verbs::{
+    Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Route, Why,
+};
 
 use super::base::{Link, Shared, State, Wire, send_queued};
 use super::read_reply::ReadReply;
@@ -18,7 +21,7 @@ use crate::handle::Version;
 use crate::io_call::{Operation, Reply};
 use crate::job::{Job, Part};
 use crate::lock;
-use crate::options::RegionCounts;
+use crate::options::{Rdma, RegionCounts};
 use crate::rdma::{self, Body, Chunk, Segment};
 use crate::rpc;
 use crate::session::Server;
@@ -158,6 +161,24 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         probed: Instant::now(),
         refused: None,
     })
+}
+
+/// Makes a connection that carries nothing to a server, and ends it: within twice `limit`. Returns where it was.
+pub(crate) fn knock(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
+    let to = SocketAddr::new(rdma.address.unwrap_or(address), rdma.port);
+    let at = |error: Error| error.with("address", to);
+    let domain = rdma.fabric.open(&Route { timeout: limit, ..Route::to(to) }).map_err(at)?;
+    let with = Options {
+        private_data: PRIVATE_DATA.to_vec(),
+        receives: 2,
+        receive_size: 1024,
+        sends: 2,
+        send_size: 1024,
+        timeout: limit,
+        ..Options::default()
+    };
+    domain.connect(to, &with).map_err(at)?.disconnect();
+    Ok(to)
 }
 
 /// Whether the server takes RDMA, if that is asked for: found out when a file is opened, not when it is read.

@@ -13,7 +13,9 @@ use super::errors::{check_errno, made};
 use super::load::Libraries;
 use super::memory::{Inner, Mw};
 use super::sys;
-use crate::{Access, Connection, Device, Domain, Memory, Options, Region, Transport, Why, Window};
+use crate::{
+    Access, Connection, Device, DeviceLimits, Domain, Memory, Options, Region, Transport, Why, Window,
+};
 
 pub(super) struct VerbsDomain {
     pub(super) inner: Arc<Inner>,
@@ -39,6 +41,11 @@ impl VerbsDomain {
         let byte = |value: c_int| u8::try_from(value.clamp(0, 255)).unwrap_or(u8::MAX);
         device.windows = Some(attributes.device_cap_flags & sys::CAP_WINDOW_2B != 0);
         device.reads = u32::try_from(attributes.max_qp_rd_atom).ok();
+        device.limits = Some(DeviceLimits {
+            region_bytes: attributes.max_mr_size,
+            regions: u32::try_from(attributes.max_mr).unwrap_or_default(),
+            flags: attributes.device_cap_flags,
+        });
         let limits = (byte(attributes.max_qp_rd_atom), byte(attributes.max_qp_init_rd_atom));
         // SAFETY: as above.
         let pd = made(unsafe { libraries.ibv.ibv_alloc_pd(context) }, "cannot make a protection domain")?;
@@ -109,6 +116,6 @@ pub(super) unsafe fn describe(libraries: &Libraries, device: *mut sys::IbvDevice
             1 => Transport::Iwarp,
             _ => Transport::Other,
         };
-        Device { name, transport, windows: None, reads: None }
+        Device { name, transport, windows: None, reads: None, limits: None }
     }
 }

@@ -183,12 +183,16 @@ pub(super) struct QpAttr {
 
 #[repr(C)]
 pub(super) struct DeviceAttr {
-    gap_1: [u64; 14],
+    gap_1: [u64; 10],
+    pub(super) max_mr_size: u64,
+    gap_2: [u64; 3],
     max_qp_wr: c_int,
     pub(super) device_cap_flags: u32,
-    gap_2: [c_int; 6],
+    gap_3: [c_int; 4],
+    pub(super) max_mr: c_int,
+    max_pd: c_int,
     pub(super) max_qp_rd_atom: c_int,
-    gap_3: [c_int; 2],
+    gap_4: [c_int; 2],
     pub(super) max_qp_init_rd_atom: c_int,
     // All of it is written by the library: 232 bytes.
     rest: [u64; 16],
