@@ -75,6 +75,7 @@ impl Domain for FakeDomain {
             return refuse("cannot register memory: remote writes without local ones");
         }
         let mut handle = FakeMemory::new(self.machine(), None);
+        handle.may_be_kept = self.side == Side::Client;
         let base = match memory {
             Memory::Host { address, len } => {
                 if self.side == Side::Client {
@@ -132,11 +133,21 @@ pub(crate) struct FakeMemory {
     key: Option<u32>,
     map: Option<Map>,
     locked: u64,
+    /// Whether its deregistration fails where [`crate::Fake::refuse_deregistrations`] says so.
+    may_be_kept: bool,
 }
 
 impl FakeMemory {
     fn new(machine: &Arc<Machine>, key: Option<u32>) -> Self {
-        Self { machine: Arc::clone(machine), key, map: None, locked: 0 }
+        Self { machine: Arc::clone(machine), key, map: None, locked: 0, may_be_kept: false }
+    }
+
+    /// Whether this attempt to deregister it is to fail.
+    fn is_kept(&self) -> bool {
+        let one_less = |left: u32| left.checked_sub(1);
+        self.may_be_kept
+            && self.key.is_some()
+            && self.machine.kept.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
     }
 
     fn lock_bytes(&mut self, bytes: u64) -> Result<()> {
@@ -159,6 +170,9 @@ impl FakeMemory {
 
 impl Handle for FakeMemory {
     fn release(&mut self) -> Result<()> {
+        if self.is_kept() {
+            return Err(Error::from_errno(libc::EIO, "cannot deregister memory"));
+        }
         if let Some(key) = self.key {
             self.machine.change_table().remove(key).map_err(|refusal| {
                 let kind = if refusal == Refusal::InUse { ErrorKind::Busy } else { ErrorKind::Internal };

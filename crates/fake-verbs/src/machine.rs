@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use forebay_verbs::{Device, Down, Transport};
@@ -68,6 +68,8 @@ pub(crate) struct Machine {
     pub(crate) cut: Mutex<Vec<IpAddr>>,
     /// Bytes of host memory that those who connect may still register.
     pub(crate) lockable: AtomicU64,
+    /// How many more of their deregistrations fail.
+    pub(crate) kept: AtomicU32,
 }
 
 impl Machine {
@@ -80,6 +82,7 @@ impl Machine {
             journal: Journal::default(),
             cut: Mutex::default(),
             lockable: AtomicU64::new(u64::MAX),
+            kept: AtomicU32::new(0),
         }
     }
 

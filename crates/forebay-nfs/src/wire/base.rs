@@ -444,8 +444,11 @@ impl Wire {
             _ => 0,
         };
         if let Some(Link::Rdma(link)) = &mut state.link {
-            // The server reaches the memory no more.
-            link.release(index);
+            // The server reaches the memory no more: by its key, or by any key of a connection that is gone.
+            batch.kept_key = link.release(index).err();
+            if batch.kept_key.is_some() {
+                state.link = None;
+            }
         }
         let (error, next) = match reply {
             Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_to_wait() => {

@@ -57,7 +57,7 @@ pub(super) struct RdmaLink {
 
 /// Memory that is registered for a call. It ends before it is counted out.
 struct CallRegion {
-    _region: Region,
+    region: Region,
     _counted: RegionCount,
 }
 
@@ -256,7 +256,8 @@ impl Wire {
         let oldest = if reason == WakeReason::TimedOut { state.table.oldest_asked() } else { None };
         let link = loop {
             let Some(Link::Rdma(link)) = &mut state.link else {
-                return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
+                let gone = || Error::new(ErrorKind::Io, "the connection is gone");
+                return Err(Lost::Broken(batch.kept_key.take().unwrap_or_else(gone)));
             };
             if let Some(error) = link.refused.take() {
                 return Err(lost(error));
@@ -415,10 +416,15 @@ impl RdmaLink {
         every
     }
 
-    /// Ends the key of a call. Afterwards the server reaches its memory no more.
-    pub(super) fn release(&mut self, index: usize) {
-        self.regions[index] = None;
+    /// Ends the key of a call. Afterwards the server reaches its memory no more; after an error it does, as long as there is this
+    /// connection.
+    pub(super) fn release(&mut self, index: usize) -> Result<()> {
         self.in_flight = self.in_flight.saturating_sub(1);
+        if let Some(call) = &mut self.regions[index] {
+            call.region.try_release()?;
+        }
+        self.regions[index] = None;
+        Ok(())
     }
 
     /// Whether calls wait for something else than replies.
@@ -478,7 +484,7 @@ impl RdmaLink {
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),
             };
-            self.regions[index] = Some(CallRegion { _region: region, _counted: counted });
+            self.regions[index] = Some(CallRegion { region, _counted: counted });
         }
         let (xid, len) = (call.xid, chunk.header_len());
         let mut to = Writer::new(call.rdma_header(len));

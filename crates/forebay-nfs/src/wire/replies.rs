@@ -17,11 +17,14 @@ pub(super) struct ReplyBatch {
     pub(super) made_room: bool,
     /// The session that a call was refused in.
     pub(super) lost_session: Option<u32>,
+    /// Why the connection was ended: a key of its could not be.
+    pub(super) kept_key: Option<Error>,
 }
 
 impl ReplyBatch {
     pub(super) fn new() -> Self {
-        Self { last_reply: Instant::now(), ended: Vec::new(), made_room: false, lost_session: None }
+        let last_reply = Instant::now();
+        Self { last_reply, ended: Vec::new(), made_room: false, lost_session: None, kept_key: None }
     }
 
     /// Whether nothing is left to do.
