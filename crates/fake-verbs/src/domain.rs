@@ -79,6 +79,9 @@ impl Domain for FakeDomain {
         let base = match memory {
             Memory::Host { address, len } => {
                 if self.side == Side::Client {
+                    if !self.copies_at_fork() && !is_kept_from_children(address as usize, len) {
+                        return refuse("cannot register memory: a fork would take it away");
+                    }
                     handle.lock_bytes(len as u64)?;
                 }
                 address as usize
@@ -101,6 +104,10 @@ impl Domain for FakeDomain {
         let key = self.machine().change_table().add_region(new);
         handle.key = Some(key);
         Ok(Region::new((key, key), &memory, access, Box::new(handle)))
+    }
+
+    fn copies_at_fork(&self) -> bool {
+        self.machine().copies_at_fork.load(Ordering::Acquire)
     }
 
     fn window(&self) -> Result<Window> {
@@ -198,6 +205,24 @@ impl Drop for FakeMemory {
             std::mem::forget(self.map.take());
         }
     }
+}
+
+/// Whether all of a range is mapped so that no child gets it (MADV_DONTFORK).
+fn is_kept_from_children(address: usize, len: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let mut kept = 0;
+    let mut own = 0..0;
+    for line in maps.lines() {
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+        if let Some((start, end)) = range.and_then(|(start, end)| number(start).zip(number(end))) {
+            own = start.max(address)..end.min(address + len);
+        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc"))
+        {
+            kept += own.len();
+        }
+    }
+    kept == len
 }
 
 const PAGE: u64 = 4096;

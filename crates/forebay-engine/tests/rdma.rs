@@ -195,6 +195,16 @@ fn what_cannot_be_placed_is_staged_and_says_why() {
 }
 
 #[test]
+fn where_a_fork_would_take_memory_away_that_bytes_are_copied_is_told() {
+    let place = place();
+    for (copies, is_told) in [(true, false), (false, true)] {
+        place.fabric.copy_at_fork(copies);
+        let way = place.file("3").way().unwrap();
+        assert_eq!(way.contains("; bytes are copied once more, because a fork"), is_told, "{way}");
+    }
+}
+
+#[test]
 fn writes_are_staged_and_say_so() {
     let _turn = turn();
     allow_dma_bufs();

@@ -227,6 +227,27 @@ fn memory_that_was_given_back_is_not_reached_any_more() {
     }
 }
 
+/// The fabric refuses memory that a child would get too. Bytes go by pages of the client's own; they are right at odd places all the same.
+#[test]
+fn where_a_fork_would_take_memory_away_no_other_than_own_pages_are_registered() {
+    let bytes = pattern(LEN);
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&bytes);
+        fake.copy_at_fork(false);
+        let file = opened(&server, version, &fake);
+        for (offset, len) in [(0, 1), (4095, 4098), (7, 1 << 20), (0, LEN), (LEN - 5, 100)] {
+            let expected = &bytes[offset..(offset + len).min(LEN)];
+            assert!(read(&file, offset, len).unwrap() == expected, "{version} {offset} {len}");
+        }
+        placing.lie(Lie::Inline);
+        assert!(read(&file, 3, 501).unwrap() == bytes[3..504], "{version}");
+        let new: Vec<_> = bytes.iter().map(|byte| !byte).collect();
+        assert_eq!(file.write_at(&new[1..], 50).unwrap(), LEN - 1, "{version}");
+        assert!(server.durable("/export/file")[50..] == new[1..], "{version}");
+        assert_eq!((fake.counts().refused, file.client().traffic().resent), (0, 0), "{version}");
+    }
+}
+
 /// The device does not end a key: its connection ends before the caller has the memory back, and no late byte comes.
 #[test]
 fn a_key_that_cannot_be_ended_costs_the_connection() {

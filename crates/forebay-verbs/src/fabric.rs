@@ -81,8 +81,14 @@ pub trait Domain: Send + Sync + Debug {
     ///
     /// # Safety
     /// Until the region is dropped or released, host memory stays mapped, and the program expects the device and, as far as
-    /// `access` and handed-out keys allow, the peer to read and write it at any time.
+    /// `access` and handed-out keys allow, the peer to read and write it at any time. Where the kernel does not copy at a fork
+    /// ([`Domain::copies_at_fork`]), host memory is of [`Pages`](crate::Pages): other memory is the child's and not this process's once a page
+    /// was written to behind a fork, and what the child does with its own ends it.
     unsafe fn register(&self, memory: Memory<'_>, access: Access) -> Result<Region>;
+
+    /// Whether the kernel gives a forked child copies of registered pages (Linux 5.12 and later, with libibverbs 35 or later to say so). Otherwise the
+    /// child shares them: this process's next write beside what is registered takes the page from the device.
+    fn copies_at_fork(&self) -> bool;
 
     /// A window that is bound to nothing. [`crate::Why::Unsupported`] where the device has none.
     fn window(&self) -> Result<Window>;

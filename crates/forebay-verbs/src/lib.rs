@@ -9,6 +9,7 @@
 mod completion;
 mod fabric;
 mod memory;
+mod pages;
 mod verbs;
 mod why;
 
@@ -18,5 +19,6 @@ pub use fabric::{
     check_length,
 };
 pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
+pub use pages::Pages;
 pub use verbs::{Verbs, verbs};
 pub use why::Why;

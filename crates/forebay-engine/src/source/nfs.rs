@@ -13,6 +13,9 @@ use forebay_nfs::{Direction as Way, Options, Rdma, Url};
 use super::{Answer, Fill, HELD_UP, Request, Requests, Source};
 use crate::source::piece::Direction;
 
+/// What receipts say where own memory is registered in place of the caller's.
+const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
+
 /// A file of a server, named by its URL.
 pub struct NfsSource {
     file: Arc<forebay_nfs::File>,
@@ -30,8 +33,10 @@ impl NfsSource {
         let len = AtomicU64::new(file.opened().size);
         let client = file.client();
         let (version, transport, server) = (client.version(), client.transport(), client.server());
+        let is_copied = client.is_rdma() && client.domain().is_ok_and(|domain| !domain.copies_at_fork());
+        let copied = if is_copied { COPIED } else { "" };
         let way = format!(
-            "NFS {version} over {transport}, by forebay's own client: server {server}, {}",
+            "NFS {version} over {transport}, by forebay's own client: server {server}, {}{copied}",
             up_to(client.connections())
         );
         let before = client.silences();

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Why};
+use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Options, Post, Why};
 
 use super::base::{Link, Shared, State, Wire, send_queued};
+use super::call_region::{CallRegion, OtherRegions, RegionCount};
 use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
@@ -55,47 +56,12 @@ pub(super) struct RdmaLink {
     refused: Option<Error>,
 }
 
-/// Memory that is registered for a call. It ends before it is counted out.
-struct CallRegion {
-    region: Region,
-    _counted: RegionCount,
-}
-
-/// One of the ranges that are registered, or being registered, for calls.
-struct RegionCount(Arc<RegionCounts>);
-
-impl RegionCount {
-    /// With what tells whether others have some.
-    fn new(held: &Arc<RegionCounts>) -> (Self, OtherRegions) {
-        let before = held.begun.load(Ordering::SeqCst);
-        let others = held.now.fetch_add(1, Ordering::SeqCst);
-        held.begun.fetch_add(1, Ordering::SeqCst);
-        (Self(held.clone()), OtherRegions { others, begun: before.wrapping_add(1) })
-    }
-}
-
-impl Drop for RegionCount {
-    fn drop(&mut self) {
-        self.0.now.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// What others had registered when something was begun.
-struct OtherRegions {
-    others: usize,
-    begun: usize,
-}
-
-impl OtherRegions {
-    /// Before something that is not counted itself.
-    fn now(held: &RegionCounts) -> Self {
-        let begun = held.begun.load(Ordering::SeqCst);
-        Self { others: held.now.load(Ordering::SeqCst), begun }
-    }
-
-    /// Whether what failed may have failed by what others had: then, or since.
-    fn has_others(&self, held: &RegionCounts) -> bool {
-        self.others > 0 || held.begun.load(Ordering::SeqCst) != self.begun
+/// What the server may do with the memory of a call, if it has some.
+fn access(operation: Operation) -> Option<Access> {
+    match operation {
+        Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
+        Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
+        Operation::Commit => None,
     }
 }
 
@@ -318,7 +284,7 @@ impl Wire {
         let State { table, link, .. } = state;
         let Some(Link::Rdma(link)) = link else { return Ok(()) };
         let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
-        let (credits, answered) = read(bytes, table, self.server.version)?;
+        let (credits, answered) = read(bytes, (table, &link.regions), self.server.version)?;
         link.connection.post_receive(message).map_err(Lost::Broken)?;
         // 0 is meant as 1.
         link.credits = credits.map_or(link.credits, |credits| (credits as usize).clamp(1, self.depth));
@@ -341,19 +307,29 @@ type Received = (Option<u32>, Option<(usize, Reply)>);
 
 /// The usual reply to a READ, if it is one, and fits its call.
 #[inline]
-fn read_usual(bytes: &[u8], table: &mut Table) -> Option<Received> {
+fn read_usual(bytes: &[u8], table: &mut Table, regions: &[Option<CallRegion>]) -> Option<Received> {
     let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
     let index = table.find(xid).ok()??;
-    let io = &table.calls[index].part.as_ref()?.io;
+    let part = table.calls[index].part.as_ref()?;
+    let io = &part.io;
     let fits = io.operation == Operation::Read && (1..=io.count).contains(&count);
-    (fits && (count..=io.count).contains(&written))
-        .then_some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
+    if !fits || !(count..=io.count).contains(&written) {
+        return None;
+    }
+    if let Some(region) = &regions[index] {
+        region.deliver(part, count as usize);
+    }
+    Some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
 }
 
 /// Reads a message. The bytes of a READ are in their place afterwards.
-fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, Malformed> {
+fn read(
+    bytes: &[u8],
+    (table, regions): (&mut Table, &[Option<CallRegion>]),
+    version: Version,
+) -> Result<Received, Malformed> {
     if version == Version::V3
-        && let Some(received) = read_usual(bytes, table)
+        && let Some(received) = read_usual(bytes, table, regions)
     {
         return Ok(received);
     }
@@ -382,15 +358,25 @@ fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, M
         return Err(Malformed("more bytes were placed than there is room for"));
     }
     if let Reply::Read { count, .. } = reply {
-        take(part, count as usize, written, from.rest())?;
+        take((part, regions[index].as_ref()), count as usize, written, from.rest())?;
     }
     Ok((Some(head.credits), Some((index, reply))))
 }
 
 /// The bytes of a READ are in their place, or in the message, if the server did not use the chunk.
-fn take(part: &Part, count: usize, written: Option<u64>, inline: &[u8]) -> Result<(), Malformed> {
+fn take(
+    (part, region): (&Part, Option<&CallRegion>),
+    count: usize,
+    written: Option<u64>,
+    inline: &[u8],
+) -> Result<(), Malformed> {
     match written {
-        Some(written) if written >= count as u64 => Ok(()),
+        Some(written) if written >= count as u64 => {
+            if let Some(region) = region {
+                region.deliver(part, count);
+            }
+            Ok(())
+        }
         None if part.is_placed && count > 0 => Err(Malformed("bytes in the message that were to be placed")),
         None if inline.len() >= count => {
             // SAFETY: the memory is the caller's until the call ends, which only this thread does.
@@ -459,32 +445,27 @@ impl RdmaLink {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
         }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
-        let access = match part.io.operation {
-            Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
-            Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
-            Operation::Commit => None,
-        };
         let mut chunk = Chunk::None;
         if let Some(registered) = call.registered() {
             chunk = Chunk::Write(registered.segment(part.buffer as u64, part.io.count)?);
-        } else if let Some(access) = access {
+        } else if let Some(access) = access(part.io.operation) {
             let (counted, seen) = RegionCount::new(&self.held);
-            let memory = Memory::Host { address: part.buffer, len: part.io.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
-            let region = match unsafe { self.domain.register(memory, access) } {
+            let new = match unsafe { CallRegion::new(self.domain.as_ref(), part, access, counted) } {
                 Err(error) if is_limit(&error) && seen.has_others(&self.held) => {
                     self.memlock_wait = Some(error);
                     return Ok(false);
                 }
                 registered => registered?,
             };
+            let region = &new.region;
             let segment = Segment { key: region.remote_key(), len: part.io.count, address: region.address() };
             chunk = match part.io.operation {
                 Operation::Read => Chunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),
             };
-            self.regions[index] = Some(CallRegion { region, _counted: counted });
+            self.regions[index] = Some(new);
         }
         let (xid, len) = (call.xid, chunk.header_len());
         let mut to = Writer::new(call.rdma_header(len));

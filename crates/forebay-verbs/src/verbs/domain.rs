@@ -62,6 +62,10 @@ impl Domain for VerbsDomain {
         unsafe { self.inner.register(memory, access) }
     }
 
+    fn copies_at_fork(&self) -> bool {
+        self.inner.libraries.copies_at_fork
+    }
+
     fn window(&self) -> Result<Window> {
         let cannot =
             || Why::Unsupported.error("cannot make a memory window").with("device", &self.inner.device.name);
