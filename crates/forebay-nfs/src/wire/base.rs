@@ -265,8 +265,9 @@ impl Wire {
         }
     }
 
-    /// Starts the thread; what ends its wait.
+    /// Starts the thread, which makes its connections from this thread's network namespace; what ends its wait.
     fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<Signal, Error> {
+        self.server.options.check_network()?;
         let (this, shared, signal) = (self.clone(), shared.clone(), Signal::new());
         let (name, waits) = (format!("forebay-nfs-{}", self.index), signal.clone());
         let started = threads::spawn(name, move || this.run(&shared, &waits));
