@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::{forks, threads};
-use forebay_verbs::{Domain, Route};
+use forebay_verbs::{Domain, Route, Stop};
 
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Limits, Version};
@@ -145,7 +145,8 @@ impl Server {
         }
         let (rdma, to) = self.rdma_address()?;
         self.options.check_network()?;
-        let route = Route { timeout: self.options.connect, ..Route::to(to) };
+        let stop = Stop::when(outage::is_stopped);
+        let route = Route { timeout: self.options.connect, stop, ..Route::to(to) };
         let domain = rdma.fabric.open(&route)?;
         *kept = Some(domain.clone());
         Ok(domain)

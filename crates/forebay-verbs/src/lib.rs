@@ -15,8 +15,8 @@ mod why;
 
 pub use completion::{Completion, Failure, Kind, Message};
 pub use fabric::{
-    Connection, Device, Domain, Down, Fabric, Incoming, Listener, Options, Post, Route, Transport,
-    check_length,
+    Connection, Device, Domain, Down, Fabric, Incoming, Listener, Options, Post, Route, STOP_SLICE, Stop,
+    Transport, check_length,
 };
 pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
 pub use pages::Pages;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Options, Post, Why};
+use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Options, Post, Stop, Why};
 
 use super::base::{Link, Shared, State, Wire, send_queued};
 use super::call_region::{CallRegion, OtherRegions, RegionCount};
@@ -20,6 +20,7 @@ use crate::io_call::{Operation, Reply};
 use crate::job::{Job, Part};
 use crate::lock;
 use crate::options::RegionCounts;
+use crate::outage;
 use crate::rdma::{self, Body, Chunk, Segment};
 use crate::rpc;
 use crate::session::Server;
@@ -85,8 +86,9 @@ fn connect_in_turn(server: &Server, depth: usize, waits: impl Fn(bool) -> bool) 
                     && waits(seen.has_others(&rdma.held))
                     && began.elapsed() < server.options.silence =>
             {
-                std::thread::sleep(RETRY_INTERVAL);
+                outage::sleep(RETRY_INTERVAL)?;
             }
+            Err(_) if outage::is_stopped() => return Err(outage::stopped().with("server", &server.name)),
             connected => return connected,
         }
     }
@@ -104,6 +106,7 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         sends: depth as u32 * 2,
         send_size: MAX_CALL_BYTES as u32,
         timeout: options.connect,
+        stop: Stop::when(outage::is_stopped),
         ..Options::default()
     };
     let connection = domain.connect(to, &with).inspect_err(|error| {
@@ -133,7 +136,7 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
     }
     connect_in_turn(server, 1, |has_others| has_others)
         .map(drop)
-        .map_err(|error| error.hint("FOREBAY_NFS=tcp"))
+        .map_err(|error| if outage::is_stopped() { error } else { error.hint("FOREBAY_NFS=tcp") })
 }
 
 impl Wire {

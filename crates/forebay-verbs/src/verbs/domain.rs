@@ -85,7 +85,7 @@ impl Domain for VerbsDomain {
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>> {
         options.check_private_data(56)?;
         let id = Id::new(self.inner.libraries)?;
-        id.resolve(self.from, to, options.timeout)?;
+        id.resolve(self.from, to, (options.timeout, options.stop))?;
         if id.context() != self.inner.context() {
             return Err(Why::NoRoute
                 .error("cannot connect: another device than the domain's is on the route")
