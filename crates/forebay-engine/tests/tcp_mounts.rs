@@ -193,6 +193,8 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
     let place = place();
     std::fs::set_permissions(place.scratch.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
     let (file, _facts) = place.open(place.facts("tcp"));
+    // Before: to look as the other user brings pages into memory.
+    chill(&file);
     let users = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen_users = users.clone();
     place.server.faults(move |seen| {
@@ -208,7 +210,10 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
             std::fs::File::open(place.scratch.path()).unwrap_err().kind(),
             std::io::ErrorKind::PermissionDenied
         );
-        let receipt = all(&session(Nfs::Tcp), &file);
+        let session = session(Nfs::Tcp);
+        let mut buffer = Target::Host.buffer(&session, LEN);
+        let receipt = session.read(&file, 0, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes: {receipt}");
         assert_eq!(receipt.moved.requested, 0);
         assert!(why(&receipt).contains("permission denied"), "{receipt}");
         let users = users.lock().unwrap();
