@@ -228,7 +228,7 @@ fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
     let soon = Instant::now() + Duration::from_secs(1);
     place.fabric.inject(Fault::on(Side::Server, Kind::Send, What::Lose));
     place.server.faults(move |seen| {
-        (seen.asked == Asked::Read && Instant::now() < soon).then(|| Slow::Late(silence))
+        (seen.asked == Asked::Read && Instant::now() < soon).then_some(Slow::Late(silence))
     });
     std::thread::scope(|scope| {
         let files = [(&placed, EngineKind::Rdma), (&requested, EngineKind::Staged)];
