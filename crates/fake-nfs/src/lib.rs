@@ -47,6 +47,8 @@ pub struct Seen {
     pub before: u64,
     /// The connection, counted from 0.
     pub connection: u64,
+    /// The user that it is made as.
+    pub user: Option<u32>,
     /// Where in the file.
     pub offset: u64,
     /// Bytes asked for.
@@ -336,9 +338,9 @@ impl Shared {
         Some(refused.0)
     }
 
-    fn fault(&self, asked: Asked, connection: u64, offset: u64, count: u32) -> Option<Fault> {
-        let before = self.counts[asked as usize].fetch_add(1, Ordering::Relaxed);
-        (lock(&self.faults))(&Seen { asked, before, connection, offset, count })
+    fn fault(&self, seen: Seen) -> Option<Fault> {
+        let before = self.counts[seen.asked as usize].fetch_add(1, Ordering::Relaxed);
+        (lock(&self.faults))(&Seen { before, ..seen })
     }
 
     pub(crate) fn most(&self) -> u64 {

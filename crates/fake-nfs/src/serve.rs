@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::words::{In, Out};
-use crate::{Asked, Fault, Shared, lock, v3, v4};
+use crate::{Asked, Fault, Seen, Shared, lock, v3, v4};
 
 /// Why a call has no results.
 pub(crate) enum Refused {
@@ -23,6 +23,8 @@ pub(crate) type Results = Result<Out, Refused>;
 pub(crate) struct Calling<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) connection: u64,
+    /// The user that it is made as; by AUTH_NONE nobody.
+    pub(crate) user: Option<u32>,
     pub(crate) fault: Option<Fault>,
     /// Bytes of a READ's data, at the end of its results, before their pad.
     pub(crate) payload: usize,
@@ -31,7 +33,14 @@ pub(crate) struct Calling<'a> {
 impl Calling<'_> {
     /// Looks what goes wrong with a call. Returns the status that it is to fail with.
     pub(crate) fn asks(&mut self, handle: &[u8], asked: Asked, offset: u64, count: u32) -> Option<u32> {
-        self.fault = self.shared.fault(asked, self.connection, offset, count);
+        self.fault = self.shared.fault(Seen {
+            asked,
+            before: 0,
+            connection: self.connection,
+            user: self.user,
+            offset,
+            count,
+        });
         match self.fault {
             Some(Fault::Status(status)) => Some(status),
             Some(Fault::Forget) => {
@@ -85,7 +94,7 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
     let mut held: Vec<u8> = Vec::new();
     loop {
         let call = record(&mut stream)?;
-        let mut calling = Calling { shared, connection, fault: None, payload: 0 };
+        let mut calling = Calling { shared, connection, user: None, fault: None, payload: 0 };
         let Some(reply) = answer(&mut calling, &call) else { return Ok(()) };
         let mut whole = in_fragments(&reply, usize::MAX);
         match calling.fault.take() {
@@ -212,9 +221,17 @@ pub(crate) fn answer_for(
     connection: u64,
     call: &[u8],
 ) -> Option<(Vec<u8>, usize, Option<Fault>)> {
-    let mut calling = Calling { shared, connection, fault: None, payload: 0 };
+    let mut calling = Calling { shared, connection, user: None, fault: None, payload: 0 };
     let reply = answer(&mut calling, call)?;
     Some((reply, calling.payload, calling.fault))
+}
+
+/// The user of AUTH_SYS: behind a stamp and the machine's name.
+fn user(body: &[u8]) -> Option<u32> {
+    let mut from = In(body);
+    from.word()?;
+    from.bytes()?;
+    from.word()
 }
 
 /// The reply to a call; `None`: what came is no call.
@@ -229,6 +246,7 @@ fn answer(calling: &mut Calling<'_>, call: &[u8]) -> Option<Vec<u8>> {
     if flavor == 1 && body.len() < 20 {
         return None;
     }
+    calling.user = if flavor == 1 { user(body) } else { None };
     from.word()?;
     from.bytes()?;
     let (has_three, four) = *lock(&calling.shared.versions);

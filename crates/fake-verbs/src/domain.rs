@@ -75,9 +75,13 @@ impl Domain for FakeDomain {
             return refuse("cannot register memory: remote writes without local ones");
         }
         let mut handle = FakeMemory::new(self.machine(), None);
+        handle.may_be_kept = self.side == Side::Client;
         let base = match memory {
             Memory::Host { address, len } => {
                 if self.side == Side::Client {
+                    if !self.copies_at_fork() && !is_kept_from_children(address as usize, len) {
+                        return refuse("cannot register memory: a fork would take it away");
+                    }
                     handle.lock_bytes(len as u64)?;
                 }
                 address as usize
@@ -100,6 +104,10 @@ impl Domain for FakeDomain {
         let key = self.machine().change_table().add_region(new);
         handle.key = Some(key);
         Ok(Region::new((key, key), &memory, access, Box::new(handle)))
+    }
+
+    fn copies_at_fork(&self) -> bool {
+        self.machine().copies_at_fork.load(Ordering::Acquire)
     }
 
     fn window(&self) -> Result<Window> {
@@ -132,11 +140,21 @@ pub(crate) struct FakeMemory {
     key: Option<u32>,
     map: Option<Map>,
     locked: u64,
+    /// Whether its deregistration fails where [`crate::Fake::refuse_deregistrations`] says so.
+    may_be_kept: bool,
 }
 
 impl FakeMemory {
     fn new(machine: &Arc<Machine>, key: Option<u32>) -> Self {
-        Self { machine: Arc::clone(machine), key, map: None, locked: 0 }
+        Self { machine: Arc::clone(machine), key, map: None, locked: 0, may_be_kept: false }
+    }
+
+    /// Whether this attempt to deregister it is to fail.
+    fn is_kept(&self) -> bool {
+        let one_less = |left: u32| left.checked_sub(1);
+        self.may_be_kept
+            && self.key.is_some()
+            && self.machine.kept.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
     }
 
     fn lock_bytes(&mut self, bytes: u64) -> Result<()> {
@@ -159,6 +177,9 @@ impl FakeMemory {
 
 impl Handle for FakeMemory {
     fn release(&mut self) -> Result<()> {
+        if self.is_kept() {
+            return Err(Error::from_errno(libc::EIO, "cannot deregister memory"));
+        }
         if let Some(key) = self.key {
             self.machine.change_table().remove(key).map_err(|refusal| {
                 let kind = if refusal == Refusal::InUse { ErrorKind::Busy } else { ErrorKind::Internal };
@@ -184,6 +205,24 @@ impl Drop for FakeMemory {
             std::mem::forget(self.map.take());
         }
     }
+}
+
+/// Whether all of a range is mapped so that no child gets it (MADV_DONTFORK).
+fn is_kept_from_children(address: usize, len: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let mut kept = 0;
+    let mut own = 0..0;
+    for line in maps.lines() {
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+        if let Some((start, end)) = range.and_then(|(start, end)| number(start).zip(number(end))) {
+            own = start.max(address)..end.min(address + len);
+        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc"))
+        {
+            kept += own.len();
+        }
+    }
+    kept == len
 }
 
 const PAGE: u64 = 4096;

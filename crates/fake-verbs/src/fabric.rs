@@ -66,6 +66,21 @@ impl Fake {
         self.0.machine.lockable.store(bytes, Ordering::Release);
     }
 
+    /// Sets whether the kernel copies registered pages at a fork. Where it does not, memory that a child would get too is refused.
+    pub fn copy_at_fork(&self, copies: bool) {
+        self.0.machine.copies_at_fork.store(copies, Ordering::Release);
+    }
+
+    /// Has that many deregistrations of the side that connects fail, attempts of drops too: the keys live on.
+    pub fn refuse_deregistrations(&self, times: u32) {
+        self.0.machine.kept.store(times, Ordering::Release);
+    }
+
+    /// How many of them are still to fail.
+    pub fn refusals_left(&self) -> u32 {
+        self.0.machine.kept.load(Ordering::Acquire)
+    }
+
     /// Begins the journal anew, or adds nothing more to it.
     pub fn record(&self, on: bool) {
         self.0.machine.journal.record(on);

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use forebay_verbs::{Device, DeviceLimits, Down, Transport};
@@ -73,6 +73,10 @@ pub(crate) struct Machine {
     pub(crate) cut: Mutex<Vec<IpAddr>>,
     /// Bytes of host memory that those who connect may still register.
     pub(crate) lockable: AtomicU64,
+    /// Whether a forked child gets copies of what is registered.
+    pub(crate) copies_at_fork: AtomicBool,
+    /// How many more of their deregistrations fail.
+    pub(crate) kept: AtomicU32,
 }
 
 impl Machine {
@@ -85,6 +89,8 @@ impl Machine {
             journal: Journal::default(),
             cut: Mutex::default(),
             lockable: AtomicU64::new(u64::MAX),
+            copies_at_fork: AtomicBool::new(true),
+            kept: AtomicU32::new(0),
         }
     }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_verbs::{Options, Why};
+use forebay_verbs::{Options, STOP_SLICE, Why};
 
 use crate::end::End;
 use crate::lock;
@@ -53,9 +54,15 @@ pub(crate) fn ask(
         listeners.get(&to).or_else(|| listeners.get(&any)).cloned()
     };
     listener.ok_or(()).and_then(|listener| listener.send(request).map_err(drop)).map_err(rejected)?;
-    match answered.recv_timeout(options.timeout) {
-        Ok(Some(private_data)) => Ok(private_data),
-        Ok(None) | Err(RecvTimeoutError::Disconnected) => Err(rejected(())),
-        Err(RecvTimeoutError::Timeout) => Err(unreachable()),
+    let until = Instant::now() + options.timeout;
+    loop {
+        options.stop.check()?;
+        let left = until.saturating_duration_since(Instant::now());
+        match answered.recv_timeout(left.min(STOP_SLICE)) {
+            Ok(Some(private_data)) => return Ok(private_data),
+            Ok(None) | Err(RecvTimeoutError::Disconnected) => return Err(rejected(())),
+            Err(RecvTimeoutError::Timeout) if left.is_zero() => return Err(unreachable()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
     }
 }

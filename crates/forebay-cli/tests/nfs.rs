@@ -29,7 +29,7 @@ fn probe_tells_versions_limits_and_rates() {
     })
     .ok();
     let lines: Vec<_> = done.out.lines().collect();
-    assert_eq!(lines[0], format!("nfs://127.0.0.1:{port}/export/file"));
+    assert_eq!(lines[0], format!("nfs://127.0.0.1:{port}/export/file?mountport={port}"));
     let yes = "yes; reads of 1024 KiB and writes of 1024 KiB a call; file of 9000001 bytes";
     for (line, version) in lines[1..4].iter().zip(["v4.1", "v4.0", "v3"]) {
         assert_eq!(*line, format!("{version:<5} {yes}"));

@@ -195,6 +195,62 @@ fn what_cannot_be_placed_is_staged_and_says_why() {
 }
 
 #[test]
+fn where_a_fork_would_take_memory_away_that_bytes_are_copied_is_told() {
+    let place = place();
+    for (copies, is_told) in [(true, false), (false, true)] {
+        place.fabric.copy_at_fork(copies);
+        let way = place.file("3").way().unwrap();
+        assert_eq!(way.contains("; bytes are copied once more, because a fork"), is_told, "{way}");
+    }
+}
+
+/// Placed by the server, and over TCP: the receipt of the transfer that waited says it, and no later one.
+#[test]
+fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (place, session) = (place(), session());
+    let silence = Duration::from_millis(10_400);
+    let options = forebay_nfs::Options { silence, ..forebay_nfs::Options::default() };
+    let placed = place.file_with(PATH, "3", &options);
+    read(&session, &placed, &pattern(KEY, 0, LEN));
+    let url = forebay_nfs::Url::parse(&place.server.url(PATH, "4.0")).unwrap();
+    let options = forebay_nfs::Options { connections: 1, ..forebay_nfs::Options::default() };
+    let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
+    let requested = File::from_source(Arc::new(source));
+    // One call.
+    let held = |file: &File, engine| {
+        let mut buffer = session.buffer(0, 1 << 20).unwrap();
+        let receipt = session.read(file, 0, &mut buffer).unwrap();
+        assert_eq!(receipt.engine(), engine, "{receipt}");
+        receipt.to_string()
+    };
+    let soon = Instant::now() + Duration::from_secs(1);
+    place.fabric.inject(Fault::on(Side::Server, Kind::Send, What::Lose));
+    place.server.faults(move |seen| {
+        (seen.asked == Asked::Read && Instant::now() < soon).then_some(Slow::Late(silence))
+    });
+    std::thread::scope(|scope| {
+        let files = [(&placed, EngineKind::Rdma), (&requested, EngineKind::Staged)];
+        let readers = files.map(|(file, engine)| {
+            scope.spawn({
+                let held = &held;
+                move || [held(file, engine), held(file, engine)]
+            })
+        });
+        for reader in readers {
+            let [first, second] = reader.join().unwrap();
+            assert_eq!(
+                first.matches("held up: server 127.0.0.1 was silent for 10 s in all").count(),
+                1,
+                "{first}"
+            );
+            assert!(!second.contains("held up"), "{second}");
+        }
+    });
+}
+
+#[test]
 fn writes_are_staged_and_say_so() {
     let _turn = turn();
     allow_dma_bufs();

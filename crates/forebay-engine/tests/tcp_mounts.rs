@@ -6,7 +6,7 @@ mod common;
 mod mounts;
 
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -158,6 +158,68 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
     let mut buffer = session_tcp.buffer(0, LEN).unwrap();
     assert!(session_tcp.read(&file, 0, &mut buffer).is_err());
     assert_eq!(place.server.count(Asked::Read), 0);
+}
+
+/// The server knows the user alone, and would give more than the descriptor does.
+#[test]
+fn a_descriptor_of_less_access_is_not_read_by_the_server() {
+    let _turn = turn();
+    for nfs in [Nfs::Tcp, Nfs::Rdma] {
+        let (place, session) = (place(), session(nfs));
+        let adopted = |opened: &std::fs::File| {
+            let calls = Box::new(OnMount(Arc::new(place.facts("tcp"))));
+            // SAFETY: it is open until this returns.
+            unsafe { File::options().calls(calls).adopt(opened.as_raw_fd()) }
+        };
+        let write_only = std::fs::OpenOptions::new().write(true).open(place.scratch.path()).unwrap();
+        let file = adopted(&write_only).unwrap();
+        for target in Target::ALL {
+            let mut buffer = target.buffer(&session, LEN);
+            let error = session.read(&file, 0, &mut buffer).unwrap_err();
+            assert_eq!(error.errno(), libc::EBADF, "{nfs:?} {error:?}");
+        }
+        let mut only_named = std::fs::OpenOptions::new();
+        only_named.read(true).custom_flags(libc::O_PATH);
+        assert!(adopted(&only_named.open(place.scratch.path()).unwrap()).is_err());
+        assert_eq!((place.server.count(Asked::Read), place.server.connections()), (0, 0), "{nfs:?}");
+    }
+}
+
+/// The file may be read by who opened it, and on the server by others not: it is asked as this process's user, and the kernel reads.
+#[test]
+fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
+    const NOBODY: u32 = 65534;
+    let _turn = turn();
+    let place = place();
+    std::fs::set_permissions(place.scratch.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
+    let (file, _facts) = place.open(place.facts("tcp"));
+    // Before: to look as the other user brings pages into memory.
+    chill(&file);
+    let users = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen_users = users.clone();
+    place.server.faults(move |seen| {
+        seen_users.lock().unwrap().extend(seen.user.filter(|_| seen.asked == Asked::Read));
+        (seen.asked == Asked::Read && seen.user == Some(NOBODY)).then_some(Fault::Status(13))
+    });
+    let other = || {
+        // SAFETY: no pointers; of this thread, and of those that it starts.
+        if unsafe { libc::syscall(libc::SYS_setresuid, -1, NOBODY, -1) } != 0 {
+            return println!("skipped: this process may not have another user");
+        }
+        assert_eq!(
+            std::fs::File::open(place.scratch.path()).unwrap_err().kind(),
+            std::io::ErrorKind::PermissionDenied
+        );
+        let session = session(Nfs::Tcp);
+        let mut buffer = Target::Host.buffer(&session, LEN);
+        let receipt = session.read(&file, 0, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes: {receipt}");
+        assert_eq!(receipt.moved.requested, 0);
+        assert!(why(&receipt).contains("permission denied"), "{receipt}");
+        let users = users.lock().unwrap();
+        assert!(!users.is_empty() && users.iter().all(|user| *user == NOBODY), "{users:?}");
+    };
+    std::thread::scope(|scope| scope.spawn(other).join().unwrap());
 }
 
 /// An fsync of ours would be told what a write of the program's has failed with.

@@ -70,7 +70,12 @@ impl Client {
 
     /// What carries the bytes: `TCP`, or `RDMA`.
     pub fn transport(&self) -> &'static str {
-        if self.shared.server.options.rdma.is_some() { "RDMA" } else { "TCP" }
+        if self.is_rdma() { "RDMA" } else { "TCP" }
+    }
+
+    /// Whether that is RDMA.
+    pub fn is_rdma(&self) -> bool {
+        self.shared.server.options.rdma.is_some()
     }
 
     /// The protection domain of its connections, for memory that the server is to write to: see [`crate::Registered`]. An error

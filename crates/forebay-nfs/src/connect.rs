@@ -2,15 +2,17 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::threads;
 
 use crate::options::Options;
-use crate::outage::{Outage, SLICE, is_stopped};
+use crate::outage::{Outage, SLICE, is_stopped, stopped};
 use crate::rpc::random;
 
 /// The reason within an error: the server has no address, or takes no connection there.
@@ -38,11 +40,36 @@ impl std::error::Error for ServerUnreachable {}
 
 /// The addresses of a name.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let found = (host, port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+    let name = host.to_owned();
+    let ask = move || (name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
+    // What is an address needs no asking.
+    let found = if host.parse::<IpAddr>().is_ok() { ask() } else { beside(ask, is_stopped)? };
     match found {
         Ok(found) if !found.is_empty() => Ok(found),
         Ok(_) => Err(unknown(host, None)),
         Err(error) => Err(unknown(host, Some(error))),
+    }
+}
+
+/// Does what may take long, and cannot be ended, on a thread of its own; that is left alone when waiting is to stop.
+fn beside<T: Send + 'static>(
+    long: impl FnOnce() -> T + Send + Clone + 'static,
+    is_stopped: impl Fn() -> bool,
+) -> Result<T> {
+    let (tell, told) = mpsc::sync_channel(1);
+    let body = long.clone();
+    if threads::spawn("forebay-lookup", move || drop(tell.send(body()))).is_err() {
+        return Ok(long());
+    }
+    loop {
+        match told.recv_timeout(SLICE) {
+            Ok(done) => return Ok(done),
+            Err(_) if is_stopped() => return Err(stopped()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::new(ErrorKind::Internal, "a look-up of a name panicked"));
+            }
+        }
     }
 }
 
@@ -314,6 +341,16 @@ mod tests {
         let error = connect(&addresses, &Options::default(), &Outage::new("server".to_owned()));
         assert_eq!(error.unwrap_err().errno(), libc::ECANCELED);
         assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn a_name_server_that_does_not_answer_is_left_alone_when_waiting_stops() {
+        let began = Instant::now();
+        assert_eq!(beside(|| 7, || panic!("it is there")).unwrap(), 7);
+        let silent = || std::thread::sleep(Duration::from_secs(3));
+        let is_stopped = || began.elapsed() > Duration::from_millis(300);
+        assert_eq!(beside(silent, is_stopped).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     }
 
     /// A descriptor of a forked child's keeps a connection that this process has closed.

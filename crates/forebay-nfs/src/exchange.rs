@@ -113,6 +113,9 @@ impl Exchange {
     ) -> Result<T> {
         // A call for which there is no room is not sent either.
         self.was_sent = false;
+        if self.stream.is_none() {
+            self.options.check_network()?;
+        }
         let mut place = [0; MAX_CALL_BYTES];
         let mut writer = Writer::new(&mut place);
         let xid = rpc::next_xid();

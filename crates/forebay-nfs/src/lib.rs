@@ -43,7 +43,7 @@ pub mod xdr;
 pub use client::{Client, Traffic};
 pub use job::{Answer, CHANGED, Direction};
 pub use open::{File, open};
-pub use options::{Options, Rdma};
+pub use options::{Network, Options, Rdma};
 pub use outage::{Silent, silent, stop_waiting};
 pub use place::Registered;
 pub use probe::probe;

@@ -12,7 +12,7 @@ use forebay_sys::kernel_text::unescape;
 use crate::handle::{Attributes, Handle, Kind, Version};
 use crate::xdr::Malformed;
 
-/// A mount, as /proc/self/mountinfo has it.
+/// A mount, as /proc/thread-self/mountinfo has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// The server's name, as it was mounted by.
@@ -94,7 +94,7 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
     let stat = stat(fd)?;
     let (text, device) = (mountinfo()?, device_of(&stat));
     let mut mount = find(&text, device)?;
-    let volumes = fs::read_to_string("/proc/self/net/nfsfs/volumes").unwrap_or_default();
+    let volumes = fs::read_to_string("/proc/thread-self/net/nfsfs/volumes").unwrap_or_default();
     let file_system = file_system(&volumes, device)?;
     if file_system.is_none() && !elsewhere {
         let why = "it was mounted in another network namespace, where the same address may be another server";
@@ -138,8 +138,8 @@ pub fn mount_of(fd: BorrowedFd<'_>) -> Result<Mount> {
 }
 
 fn mountinfo() -> Result<String> {
-    fs::read_to_string("/proc/self/mountinfo")
-        .map_err(|error| Error::from_io(&error, "cannot read /proc/self/mountinfo"))
+    fs::read_to_string("/proc/thread-self/mountinfo")
+        .map_err(|error| Error::from_io(&error, "cannot read /proc/thread-self/mountinfo"))
 }
 
 fn device_of(stat: &libc::stat) -> (u32, u32) {
@@ -202,8 +202,9 @@ fn below<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
     path.strip_prefix(folder.trim_end_matches('/'))?.strip_prefix('/')
 }
 
-/// The file system on the server that a device number stands for. `volumes` is /proc/self/net/nfsfs/volumes, where the kernel lists
-/// the mounts of this process's network namespace; `None`: it is one of another.
+/// The file system on the server that a device number stands for. `volumes` is /proc/thread-self/net/nfsfs/volumes, where the kernel lists
+/// the mounts of a network namespace: of this thread's, in which it connects (see
+/// [`crate::Options::network`]). `None`: it is one of another.
 fn file_system(volumes: &str, device: (u32, u32)) -> Result<Option<(u64, u64)>> {
     let Some(found) = volume(volumes, device) else { return Ok(None) };
     let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
@@ -232,7 +233,7 @@ pub fn find(mountinfo: &str, device: (u32, u32)) -> Result<Mount> {
     let wanted = format!("{}:{}", device.0, device.1);
     // The last one that has the number lies on top of the others.
     let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(&wanted));
-    parse(line.ok_or_else(|| refused("it is not in /proc/self/mountinfo"))?)
+    parse(line.ok_or_else(|| refused("it is not in /proc/thread-self/mountinfo"))?)
 }
 
 /// The same, of several places where it is mounted that below which a file lies.
@@ -437,7 +438,7 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains(word), "{word}: {error}");
         }
-        assert!(find(LINE, (0, 53)).unwrap_err().to_string().contains("not in /proc/self/mountinfo"));
+        assert!(find(LINE, (0, 53)).unwrap_err().to_string().contains("not in /proc/thread-self/mountinfo"));
         let file = tempfile::tempfile().unwrap();
         let error = of_file(file.as_fd(), false).unwrap_err().to_string();
         assert!(error.starts_with("the kernel's mount is used: "), "{error}");

@@ -55,7 +55,7 @@ struct Known {
 /// Opens a file by its URL.
 pub fn open(url: &Url, options: &Options) -> Result<File> {
     let found = find(url, options).map_err(|error| {
-        if is_silent(&error) { error.hint(format!("forebay nfs probe {url}")) } else { error }
+        if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
     match found.attributes.kind {
         Kind::Regular => {}
@@ -147,8 +147,9 @@ fn at(url: &Url, error: Error) -> Error {
     let has_status = error.context().iter().any(|(key, _)| *key == "nfs_status");
     match error.kind() {
         _ if error.errno() == libc::ECONNREFUSED => error.hint(format!(
-            "nothing listens on port {}: start the server, or name its port: nfs://{server}:PORT{}",
-            url.port, url.path
+            "nothing listens on port {}: start the server, or name its port: {}",
+            url.port,
+            url.with_port("PORT")
         )),
         ErrorKind::Io if has_status => error.hint("look at the server's log"),
         ErrorKind::Io | ErrorKind::Unsupported => {

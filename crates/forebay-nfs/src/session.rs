@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::{forks, threads};
-use forebay_verbs::{Domain, Route};
+use forebay_verbs::{Domain, Route, Stop};
 
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Limits, Version};
@@ -143,7 +143,9 @@ impl Server {
             return Ok(domain.clone());
         }
         let (rdma, to) = self.rdma_address()?;
-        let route = Route { timeout: self.options.connect, ..Route::to(to) };
+        self.options.check_network()?;
+        let stop = Stop::when(outage::is_stopped);
+        let route = Route { timeout: self.options.connect, stop, ..Route::to(to) };
         let domain = rdma.fabric.open(&route)?;
         *kept = Some(domain.clone());
         Ok(domain)
@@ -503,5 +505,17 @@ mod tests {
         server.grant(1);
         server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(lock(&server.control).sequence, (0, 1));
+    }
+
+    #[test]
+    fn nothing_is_sent_from_another_network_namespace() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let options = Options { network: Some(crate::Network::other()), ..Options::default() };
+        let addresses = vec![listener.local_addr().unwrap()];
+        let server = Server::new("server".to_owned(), addresses, Version::V3, options);
+        let error = server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 }

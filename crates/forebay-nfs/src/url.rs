@@ -49,8 +49,7 @@ impl Url {
             None => text.split_once(":/").filter(|(_, path)| !path.starts_with('/'))?,
         };
         let server = server.rsplit('@').next().filter(|name| !name.is_empty() && !name.contains('/'))?;
-        let escaped = path.replace('%', "%25").replace(' ', "%20").replace('?', "%3F");
-        Some(format!("{SCHEME}{server}/{escaped}"))
+        Some(format!("{SCHEME}{server}/{}", Escaped(path)))
     }
 
     /// What to say of a path that is not there, but would be a file of a server if it were written as a URL.
@@ -68,11 +67,12 @@ impl Url {
         if !Self::is_one(Path::new(text)) {
             return Err(wrong("it does not begin with nfs://"));
         }
-        let rest = &text[SCHEME.len()..];
-        let (rest, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let whole = &text[SCHEME.len()..];
+        let (rest, options) = whole.split_once('?').unwrap_or((whole, ""));
         let (host, path) = rest.split_once('/').ok_or_else(|| wrong("it has no path"))?;
-        if let Some((_, host)) = host.rsplit_once('@') {
-            let hint = format!("{SCHEME}{host}/{path}: the server sees the user and group of this process");
+        if let Some((user, _)) = host.rsplit_once('@') {
+            let rest = &whole[user.len() + 1..];
+            let hint = format!("{SCHEME}{rest}: the server sees the user and group of this process");
             let error = Error::new(ErrorKind::InvalidInput, "cannot read the URL: a user cannot be named");
             return Err(error.with("url", text).hint(hint));
         }
@@ -126,7 +126,8 @@ fn host_and_port(host: &str) -> Option<(String, u16)> {
         None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
     };
     let port = port.map_or(Some(PORT), |port| port.parse().ok())?;
-    (!name.is_empty() && port != 0).then(|| (name.to_owned(), port))
+    // Brackets are of an address of version 6, and stand around it.
+    (!name.is_empty() && !name.contains(['[', ']']) && port != 0).then(|| (name.to_owned(), port))
 }
 
 fn unescape(path: &str) -> Option<String> {
@@ -143,20 +144,129 @@ fn unescape(path: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// A path as a URL has it: bytes that mean something to a URL or a shell, or print badly, by their numbers.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for letter in self.0.chars() {
+            if letter.is_alphanumeric() || "/-._~+,:=@".contains(letter) {
+                write!(f, "{letter}")?;
+                continue;
+            }
+            for byte in letter.encode_utf8(&mut [0; 4]).bytes() {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Url {
+    /// The same with a word in place of the port, for hints.
+    pub(crate) fn with_port(&self, port: &str) -> String {
+        let open = if self.server.contains(':') { ("[", "]") } else { ("", "") };
+        let port = if port.is_empty() { String::new() } else { format!(":{port}") };
+        let path = Escaped(&self.path);
+        format!("{SCHEME}{}{}{}{port}{path}{}", open.0, self.server, open.1, self.options())
+    }
+
+    /// What is behind `?`, with it.
+    fn options(&self) -> String {
+        let version = match &self.versions[..] {
+            versions if *versions == ANY => None,
+            [Version::V3] => Some("3".to_owned()),
+            [Version::V4(minor)] => Some(format!("4.{minor}")),
+            _ => Some("4".to_owned()),
+        };
+        let mount_port = self.mount_port.filter(|_| self.versions.contains(&Version::V3));
+        let options = [
+            version.map(|version| format!("version={version}")),
+            mount_port.map(|port| format!("mountport={port}")),
+        ];
+        let options: Vec<_> = options.into_iter().flatten().collect();
+        if options.is_empty() { String::new() } else { format!("?{}", options.join("&")) }
+    }
+}
+
+/// As it can be typed again, in quotes where it has options: read, it is the same.
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let open = if self.server.contains(':') { ("[", "]") } else { ("", "") };
-        write!(f, "{SCHEME}{}{}{}", open.0, self.server, open.1)?;
-        if self.port != PORT {
-            write!(f, ":{}", self.port)?;
-        }
-        f.write_str(&self.path)
+        let port = if self.port == PORT { String::new() } else { self.port.to_string() };
+        f.write_str(&self.with_port(&port))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn paths() -> impl Strategy<Value = String> {
+        proptest::collection::vec("[^/\\x00]{1,9}|a b|a\\?b|a%b|a#b&c'|\u{e4}\u{1F600}|\n", 0..5)
+            .prop_map(|names| format!("/{}", names.join("/")))
+            .prop_filter("names that are refused", |path| {
+                !path.split('/').any(|name| [".", ".."].contains(&name))
+            })
+    }
+
+    fn urls() -> impl Strategy<Value = Url> {
+        let servers =
+            prop_oneof!["[a-z][a-z0-9.-]{0,12}", Just("fd00::1".to_owned()), Just("fe80::1%eth0".to_owned())];
+        let versions = prop_oneof![
+            Just(ANY.to_vec()),
+            Just(vec![Version::V4(1), Version::V4(0)]),
+            (0u8..3).prop_map(|minor| vec![Version::V4(minor)]),
+            Just(vec![Version::V3]),
+        ];
+        let port = prop_oneof![Just(PORT), 1u16..];
+        (servers, port, paths(), versions, proptest::option::of(1u16..)).prop_map(
+            |(server, port, path, versions, mount_port)| {
+                let mount_port = mount_port.filter(|_| versions.contains(&Version::V3));
+                Url { server, port, path, versions, mount_port }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_can_be_typed_again(url in urls()) {
+            let printed = url.to_string();
+            prop_assert!(!printed.contains([' ', '\n', '\'', '#', '$']), "{printed:?}");
+            prop_assert_eq!(Url::parse(&printed).unwrap(), url, "{}", printed);
+        }
+
+        /// What `mount` takes, too.
+        #[test]
+        fn what_is_meant_can_be_typed(path in paths()) {
+            let meant = Url::meant(Path::new(&format!("server:{path}")));
+            let is_one = !path.starts_with("//");
+            prop_assert_eq!(meant.map(|url| Url::parse(&url).unwrap().path), is_one.then_some(path));
+        }
+
+        #[test]
+        fn what_is_read_is_printed_so_that_it_is_read_alike(text in "nfs://\\PC{0,40}") {
+            if let Ok(url) = Url::parse(&text) {
+                prop_assert_eq!(Url::parse(&url.to_string()).unwrap(), url);
+            }
+        }
+    }
+
+    #[test]
+    fn urls_are_printed_with_all_that_they_say() {
+        for text in [
+            "nfs://server/export/a%20b",
+            "nfs://server/a%3Fb%25c?version=4",
+            "nfs://[fd00::1]:111/x?version=3&mountport=20048",
+            "nfs://server/x?mountport=7",
+            "nfs://server/",
+        ] {
+            assert_eq!(Url::parse(text).unwrap().to_string(), text);
+        }
+        let url = Url::parse("nfs://[fd00::1]/a%20b?version=4.1").unwrap();
+        assert_eq!(url.with_port("PORT"), "nfs://[fd00::1]:PORT/a%20b?version=4.1");
+    }
 
     #[test]
     fn urls_are_read() {
@@ -196,6 +306,8 @@ mod tests {
     fn a_user_is_refused_with_the_url_without_it() {
         let error = Url::parse("nfs://root@server/export/file").unwrap_err();
         assert!(error.hints()[0].starts_with("nfs://server/export/file: "), "{error:?}");
+        let error = Url::parse("nfs://root@[fd00::1]:7/a%20b?version=3").unwrap_err();
+        assert!(error.hints()[0].starts_with("nfs://[fd00::1]:7/a%20b?version=3: "), "{error:?}");
     }
 
     #[test]
@@ -206,6 +318,8 @@ mod tests {
             "nfs://a",
             "nfs:///b",
             "nfs://a:0/b",
+            "nfs://[[a]/b",
+            "nfs://a]/b",
             "nfs://a:x/b",
             "nfs://a/../b",
             "nfs://a/%2",

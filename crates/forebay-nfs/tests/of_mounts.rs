@@ -100,6 +100,39 @@ fn low_ports_are_taken_where_the_export_asks_for_them() {
     assert_eq!(ports.iter().filter(|port| **port >= 1024).count(), 1, "{ports:?}");
 }
 
+/// Connections belong to the network namespace of the thread that makes them: at the same address there may be another server.
+#[test]
+fn threads_of_another_network_namespace_make_no_connection() {
+    for is_mounted in [false, true] {
+        let server = server();
+        let file = if is_mounted {
+            of_mount(&mounted(&server), &options()).unwrap()
+        } else {
+            open(&Url::parse(&server.url("/export/file", "3")).unwrap(), &options()).unwrap()
+        };
+        let before = server.connections();
+        let elsewhere = std::thread::scope(|scope| {
+            let read = || {
+                // SAFETY: takes no pointers; of this thread alone.
+                let is_there = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+                let began = Instant::now();
+                is_there.then(|| (file.read_at(&mut [0; 9], 0), began.elapsed()))
+            };
+            scope.spawn(read).join().unwrap()
+        });
+        let Some((elsewhere, took)) = elsewhere else {
+            println!("skipped: this process may make no network namespace");
+            return;
+        };
+        let error = elsewhere.unwrap_err();
+        assert!(error.message().contains("another network namespace"), "{error:?}");
+        assert!(took < Duration::from_millis(400), "{took:?}");
+        assert_eq!(server.connections(), before);
+        // The thread that it was opened in has its connections all the same.
+        assert_eq!(file.read_at(&mut [0; 9], 0).unwrap(), 9);
+    }
+}
+
 #[test]
 fn no_more_connections_than_are_to_be_used_are_made() {
     let server = server();

@@ -227,6 +227,68 @@ fn memory_that_was_given_back_is_not_reached_any_more() {
     }
 }
 
+/// The fabric refuses memory that a child would get too. Bytes go by pages of the client's own; they are right at odd places all the same.
+#[test]
+fn where_a_fork_would_take_memory_away_no_other_than_own_pages_are_registered() {
+    let bytes = pattern(LEN);
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&bytes);
+        fake.copy_at_fork(false);
+        let file = opened(&server, version, &fake);
+        for (offset, len) in [(0, 1), (4095, 4098), (7, 1 << 20), (0, LEN), (LEN - 5, 100)] {
+            let expected = &bytes[offset..(offset + len).min(LEN)];
+            assert!(read(&file, offset, len).unwrap() == expected, "{version} {offset} {len}");
+        }
+        placing.lie(Lie::Inline);
+        assert!(read(&file, 3, 501).unwrap() == bytes[3..504], "{version}");
+        let new: Vec<_> = bytes.iter().map(|byte| !byte).collect();
+        assert_eq!(file.write_at(&new[1..], 50).unwrap(), LEN - 1, "{version}");
+        assert!(server.durable("/export/file")[50..] == new[1..], "{version}");
+        assert_eq!((fake.counts().refused, file.client().traffic().resent), (0, 0), "{version}");
+    }
+}
+
+/// The device does not end a key: its connection ends before the caller has the memory back, and no late byte comes.
+#[test]
+fn a_key_that_cannot_be_ended_costs_the_connection() {
+    let len = 100_000;
+    for version in VERSIONS {
+        let (fake, server, placing) = bed(&pattern(LEN));
+        let options = Options { connections: 1, ..options(&fake) };
+        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        // The attempt behind the connection's end fails, too: the key stays for good.
+        fake.refuse_deregistrations(2);
+        placing.lie(Lie::Late);
+        let mut place = vec![0xAA; len];
+        assert_eq!(file.read_at(&mut place, 0).unwrap(), len, "{version}");
+        assert!(place == pattern(LEN)[..len], "{version}");
+        place.fill(0xBB);
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(place.iter().all(|byte| *byte == 0xBB), "{version}: written behind the answer");
+        assert_eq!((fake.refusals_left(), fake.counts().written), (0, len as u64), "{version}");
+        // The next one makes a new connection; what another call wants is sent there.
+        assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+        assert_eq!(file.client().traffic().connections, 2, "{version}");
+        drop(placing);
+    }
+}
+
+/// Calls that are under way on such a connection are sent again.
+#[test]
+fn calls_beside_a_key_that_cannot_be_ended_lose_no_byte() {
+    for version in VERSIONS {
+        let (fake, server, _placing) = bed(&pattern(LEN));
+        let file = opened(&server, version, &fake);
+        fake.refuse_deregistrations(3);
+        assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
+        fake.refuse_deregistrations(3);
+        let new: Vec<_> = pattern(LEN).iter().map(|byte| !byte).collect();
+        assert_eq!(file.write_at(&new, 0).unwrap(), LEN, "{version}");
+        assert!(server.durable("/export/file") == new, "{version}");
+        assert!(file.client().traffic().connections > 2, "{version}");
+    }
+}
+
 #[test]
 fn memory_that_may_not_be_locked_is_told_at_once() {
     let (fake, server, _placing) = bed(&pattern(LEN));

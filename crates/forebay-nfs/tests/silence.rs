@@ -133,7 +133,7 @@ fn a_server_that_has_never_answered_is_given_up_soon_and_named() {
         }
         let hints = error.hints().join("\n");
         assert!(hints.contains(&format!("port {port}")) && hints.contains("firewall"), "{hints}");
-        assert!(hints.contains(&format!("forebay nfs probe {name}")), "{hints}");
+        assert!(hints.contains(&format!("forebay nfs probe '{text}'")), "{hints}");
     }
 }
 

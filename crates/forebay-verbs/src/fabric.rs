@@ -32,12 +32,44 @@ pub struct Route {
     pub from: Option<IpAddr>,
     /// How long finding the address and the route may take.
     pub timeout: Duration,
+    /// Ends it before.
+    pub stop: Stop,
 }
+
+/// Asked several times a second by what waits for a peer: whether the wait is to end, with [`ErrorKind::Cancelled`].
+#[derive(Clone, Copy, Debug)]
+pub struct Stop(fn() -> bool);
+
+impl Stop {
+    /// It goes on.
+    pub const NEVER: Self = Self(|| false);
+
+    /// It ends when the function says so.
+    pub const fn when(is_stopped: fn() -> bool) -> Self {
+        Self(is_stopped)
+    }
+
+    /// An error if the wait is to end.
+    pub fn check(self) -> Result<()> {
+        if (self.0)() { Err(Error::new(ErrorKind::Cancelled, "cannot connect: interrupted")) } else { Ok(()) }
+    }
+}
+
+impl PartialEq for Stop {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for Stop {}
+
+/// How long something waits before it looks at its [`Stop`].
+pub const STOP_SLICE: Duration = Duration::from_millis(100);
 
 impl Route {
     /// The kernel's route, found within five seconds.
     pub const fn to(to: SocketAddr) -> Self {
-        Self { to, from: None, timeout: Duration::from_secs(5) }
+        Self { to, from: None, timeout: Duration::from_secs(5), stop: Stop::NEVER }
     }
 
     /// From this address.
@@ -94,13 +126,19 @@ pub trait Domain: Send + Sync + Debug {
     ///
     /// # Safety
     /// Until the region is dropped or released, host memory stays mapped, and the program expects the device and, as far as
-    /// `access` and handed-out keys allow, the peer to read and write it at any time.
+    /// `access` and handed-out keys allow, the peer to read and write it at any time. Where the kernel does not copy at a fork
+    /// ([`Domain::copies_at_fork`]), host memory is of [`Pages`](crate::Pages): other memory is the child's and not this process's once a page
+    /// was written to behind a fork, and what the child does with its own ends it.
     unsafe fn register(&self, memory: Memory<'_>, access: Access) -> Result<Region>;
+
+    /// Whether the kernel gives a forked child copies of registered pages (Linux 5.12 and later, with libibverbs 35 or later to say so). Otherwise the
+    /// child shares them: this process's next write beside what is registered takes the page from the device.
+    fn copies_at_fork(&self) -> bool;
 
     /// A window that is bound to nothing. [`crate::Why::Unsupported`] where the device has none.
     fn window(&self) -> Result<Window>;
 
-    /// Connects, with all receives posted beforehand. Blocks for at most [`Options::timeout`].
+    /// Connects, with all receives posted beforehand. Blocks for at most [`Options::timeout`], or until [`Options::stop`].
     /// [`crate::Why::Rejected`]: nobody listens there; [`crate::Why::Unreachable`]: no answer.
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>>;
 }
@@ -132,6 +170,8 @@ pub struct Options {
     pub receiver_retries: u8,
     /// How long connecting or accepting may take.
     pub timeout: Duration,
+    /// Ends it before.
+    pub stop: Stop,
 }
 
 impl Default for Options {
@@ -148,6 +188,7 @@ impl Default for Options {
             retries: 6,
             receiver_retries: 0,
             timeout: Duration::from_mins(1),
+            stop: Stop::NEVER,
         }
     }
 }
@@ -296,6 +337,17 @@ pub(crate) fn readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> Result<
     }
 }
 
+/// The same until then, or an error when the wait is to end.
+pub(crate) fn readable_until(descriptor: BorrowedFd<'_>, until: Instant, stop: Stop) -> Result<bool> {
+    loop {
+        stop.check()?;
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || readable(descriptor, left.min(STOP_SLICE))? {
+            return Ok(!left.is_zero());
+        }
+    }
+}
+
 /// Waits for connections.
 pub trait Listener: Send + Debug {
     /// Where it listens, with the port that it got.
@@ -319,4 +371,39 @@ pub trait Incoming: Send + Debug {
 
     /// Rejects.
     fn reject(self: Box<Self>) -> Result<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    static STOPPED: AtomicBool = AtomicBool::new(false);
+
+    #[test]
+    fn waits_end_with_what_they_wait_for_with_the_time_or_when_they_are_stopped() {
+        let (from, mut to) = std::io::pipe().unwrap();
+        let stop = Stop::when(|| STOPPED.load(Ordering::Relaxed));
+        let wait = |time| {
+            let began = Instant::now();
+            (readable_until(from.as_fd(), began + time, stop), began.elapsed())
+        };
+        let (waited, took) = wait(Duration::from_millis(250));
+        assert!(!waited.unwrap() && took >= Duration::from_millis(250), "{took:?}");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(150));
+                STOPPED.store(true, Ordering::Relaxed);
+            });
+            let (waited, took) = wait(Duration::from_secs(20));
+            assert_eq!(waited.unwrap_err().kind(), ErrorKind::Cancelled);
+            assert!(took < Duration::from_secs(5), "{took:?}");
+        });
+        STOPPED.store(false, Ordering::Relaxed);
+        to.write_all(&[1]).unwrap();
+        assert!(wait(Duration::from_secs(20)).0.unwrap());
+    }
 }

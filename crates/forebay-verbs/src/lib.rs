@@ -9,14 +9,16 @@
 mod completion;
 mod fabric;
 mod memory;
+mod pages;
 mod verbs;
 mod why;
 
 pub use completion::{Completion, Failure, Kind, Message};
 pub use fabric::{
     Connection, Device, DeviceLimits, Domain, Down, Fabric, Incoming, Listener, Options, Post, Route,
-    Transport, check_length,
+    STOP_SLICE, Stop, Transport, check_length,
 };
 pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
+pub use pages::Pages;
 pub use verbs::{Verbs, verbs};
 pub use why::Why;

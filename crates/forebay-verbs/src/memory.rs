@@ -158,6 +158,11 @@ impl Region {
 
     /// Deregisters, and says whether that worked: it does not while a window is bound to it.
     pub fn release(mut self) -> Result<()> {
+        self.try_release()
+    }
+
+    /// The same in place. Where it fails the keys still work, and the drop tries it once more.
+    pub fn try_release(&mut self) -> Result<()> {
         self.handle.release()
     }
 }

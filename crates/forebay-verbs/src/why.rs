@@ -22,6 +22,8 @@ pub enum Why {
     Memlock,
     /// The device, or its driver, cannot do this.
     Unsupported,
+    /// A fork would take registered memory from this process: an old kernel, and a library that was used before.
+    Fork,
     /// The peer answered that nobody listens there, or that it does not want this connection.
     Rejected,
     /// The peer did not answer, or stopped answering.
@@ -60,9 +62,12 @@ impl Why {
 
     const fn kind(self) -> ErrorKind {
         match self {
-            Self::NoLibrary | Self::OldLibrary | Self::NoDevice | Self::NoRoute | Self::Unsupported => {
-                ErrorKind::Unsupported
-            }
+            Self::NoLibrary
+            | Self::OldLibrary
+            | Self::NoDevice
+            | Self::NoRoute
+            | Self::Unsupported
+            | Self::Fork => ErrorKind::Unsupported,
             Self::Permission => ErrorKind::PermissionDenied,
             Self::Memlock => ErrorKind::OutOfMemory,
             Self::Rejected | Self::Down => ErrorKind::Io,
@@ -83,6 +88,7 @@ impl fmt::Display for Why {
             Self::Permission => "no right to open the RDMA device",
             Self::Memlock => "the limit of locked memory is too low",
             Self::Unsupported => "the RDMA device cannot do it",
+            Self::Fork => "a fork would take registered memory away",
             Self::Rejected => "the peer rejected the connection",
             Self::Unreachable => "the peer does not answer",
             Self::DeviceRemoved => "the RDMA device was removed",

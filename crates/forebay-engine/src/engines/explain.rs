@@ -169,7 +169,6 @@ pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> 
     if let Some(text) = file.source().way() {
         let mut with = Election::clone(election);
         with.notes.push(Note { text, hint: None });
-        with.notes.extend(file.held_up().map(|text| Note { text, hint: None }));
         return Arc::new(with);
     }
     let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);

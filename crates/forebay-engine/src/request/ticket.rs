@@ -11,13 +11,14 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::request::cancel::{Cancel, Cancellation, cancelled};
 use crate::request::copy_order::PriorWork;
+use crate::request::file::File;
 use crate::request::metrics::RequestCounter;
 use crate::request::receipt::{Election, Moved, Note, Receipt};
 use crate::request::totals::{Totals, add_moved, load_moved};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock;
 use crate::runtime::wait;
-use crate::source::HELD_UP;
+use crate::source::Silences;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
 pub struct Completion {
@@ -43,6 +44,8 @@ pub struct Completion {
     counter: OnceLock<RequestCounter>,
     /// Set before it starts, if copies come after other work.
     prior_work: OnceLock<PriorWork>,
+    /// Set before it starts, of a file whose server may be silent.
+    silences: OnceLock<Silences>,
     /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
     looks: Mutex<Vec<LookAgain>>,
 }
@@ -104,6 +107,7 @@ impl Completion {
             birth: Birth::here(),
             counter: OnceLock::new(),
             prior_work: OnceLock::new(),
+            silences: OnceLock::new(),
             looks: Mutex::default(),
         });
         if works == 0 {
@@ -123,6 +127,13 @@ impl Completion {
     pub(crate) fn order_after(&self, prior_work: Option<PriorWork>) {
         if let Some(prior_work) = prior_work {
             let _ = self.prior_work.set(prior_work);
+        }
+    }
+
+    /// The receipt says how long the file's server, if it has one, is silent from now on.
+    pub(crate) fn note_silences(&self, file: &File) {
+        if let Some(file) = file.source().placed() {
+            let _ = self.silences.set(Silences::of(file.client()));
         }
     }
 
@@ -165,19 +176,6 @@ impl Completion {
         let mut state = lock(&self.state);
         let mut election = Election::clone(state.election.as_ref().unwrap_or(&self.election));
         election.notes.push(note);
-        state.election = Some(Arc::new(election));
-    }
-
-    /// Adds a note on what held it up; a later one takes its place.
-    pub(crate) fn held_up(&self, text: String) {
-        let mut state = lock(&self.state);
-        let election = state.election.as_ref().unwrap_or(&self.election);
-        if election.notes.iter().any(|note| note.text == text) {
-            return;
-        }
-        let mut election = Election::clone(election);
-        election.notes.retain(|note| !note.text.starts_with(HELD_UP));
-        election.notes.push(Note { text, hint: None });
         state.election = Some(Arc::new(election));
     }
 
@@ -242,6 +240,9 @@ impl Completion {
     fn resolve(&self) {
         let failed = !lock(&self.errors).is_empty() || !self.cancellation.entries().is_empty();
         self.totals.add(load_moved(&self.moved), failed);
+        if let Some(text) = self.silences.get().and_then(Silences::told) {
+            self.note(Note { text, hint: None });
+        }
         let mut state = lock(&self.state);
         let elapsed = self.started.elapsed();
         state.elapsed = Some(elapsed);

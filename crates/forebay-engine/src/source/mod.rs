@@ -36,6 +36,7 @@ use mapping::WriteMapping;
 pub(crate) use mapping::touch;
 pub use memory::MemorySource;
 pub use nfs::NfsSource;
+pub(crate) use nfs::Silences;
 pub(crate) use preallocation::WriteIntent;
 pub(crate) use read_mapping::CachedReads;
 pub use residency::Residency;
@@ -46,9 +47,6 @@ use crate::runtime::sys::{self, Identity};
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::tuning::files::DEMAND_TOLD;
-
-/// How a note begins on what held a transfer up: see [`Source::held_up`].
-pub(crate) const HELD_UP: &str = "held up: ";
 
 /// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place (engine `p2p`) need a
 /// file's descriptors, which come with [`Fill::Descriptor`]. Place over RDMA needs [`Source::placed`].
@@ -80,7 +78,7 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// By what its transfers were held up since it was opened, for receipts: a silent server. `None` where nothing was.
+    /// By what its transfers were held up since it was opened: a silent server. Receipts say it of their own transfer. `None` where nothing was.
     fn held_up(&self) -> Option<String> {
         None
     }

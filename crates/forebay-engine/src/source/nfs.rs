@@ -2,16 +2,19 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::{Direction as Way, Options, Rdma, Url};
+use forebay_nfs::{Client, Direction as Way, Options, Rdma, Url};
 
-use super::{Answer, Fill, HELD_UP, Request, Requests, Source};
+use super::{Answer, Fill, Request, Requests, Source};
 use crate::source::piece::Direction;
+
+/// What receipts say where own memory is registered in place of the caller's.
+const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
 
 /// A file of a server, named by its URL.
 pub struct NfsSource {
@@ -20,8 +23,36 @@ pub struct NfsSource {
     /// What the server said last.
     len: AtomicU64,
     way: String,
-    /// Silences of the server before it was opened.
+    /// Silences of the server since it was opened.
+    silences: Silences,
+}
+
+/// Silences of a server from a time on.
+pub(crate) struct Silences {
+    client: Weak<Client>,
     before: (u64, Duration),
+    since: Instant,
+}
+
+impl Silences {
+    /// From now on.
+    pub(crate) fn of(client: &Arc<Client>) -> Self {
+        Self { client: Arc::downgrade(client), before: client.silences(), since: Instant::now() }
+    }
+
+    /// By what a transfer was held up that began then; `None`: by nothing.
+    pub(crate) fn told(&self) -> Option<String> {
+        let client = self.client.upgrade()?;
+        let ((times, long), (times_before, long_before)) = (client.silences(), self.before);
+        let times = match times - times_before {
+            0 => return None,
+            1 => String::new(),
+            more => format!("{more} times, "),
+        };
+        // One that had begun before held it up for the rest.
+        let seconds = long.saturating_sub(long_before).min(self.since.elapsed()).as_secs();
+        Some(format!("held up: server {} was silent {times}for {seconds} s in all", client.server()))
+    }
 }
 
 impl NfsSource {
@@ -30,12 +61,14 @@ impl NfsSource {
         let len = AtomicU64::new(file.opened().size);
         let client = file.client();
         let (version, transport, server) = (client.version(), client.transport(), client.server());
+        let is_copied = client.is_rdma() && client.domain().is_ok_and(|domain| !domain.copies_at_fork());
+        let copied = if is_copied { COPIED } else { "" };
         let way = format!(
-            "NFS {version} over {transport}, by forebay's own client: server {server}, {}",
+            "NFS {version} over {transport}, by forebay's own client: server {server}, {}{copied}",
             up_to(client.connections())
         );
-        let before = client.silences();
-        Self { file: Arc::new(file), access, len, way, before }
+        let silences = Silences::of(client);
+        Self { file: Arc::new(file), access, len, way, silences }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -113,15 +146,7 @@ impl Source for NfsSource {
     }
 
     fn held_up(&self) -> Option<String> {
-        let client = self.file.client();
-        let ((times, long), (times_before, long_before)) = (client.silences(), self.before);
-        let (times, seconds) = (times - times_before, long.saturating_sub(long_before).as_secs());
-        let times = match times {
-            0 => return None,
-            1 => String::new(),
-            more => format!("{more} times, "),
-        };
-        Some(format!("{HELD_UP}server {} was silent {times}for {seconds} s in all", client.server()))
+        self.silences.told()
     }
 
     fn file_system(&self) -> &'static str {

@@ -259,8 +259,9 @@ impl Wire {
         }
     }
 
-    /// Starts the thread; what ends its wait.
+    /// Starts the thread, which makes its connections from this thread's network namespace; what ends its wait.
     fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<Signal, Error> {
+        self.server.options.check_network()?;
         let (this, shared, signal) = (self.clone(), shared.clone(), Signal::new());
         let (name, waits) = (format!("forebay-nfs-{}", self.index), signal.clone());
         let started = threads::spawn(name, move || this.run(&shared, &waits));
@@ -378,8 +379,11 @@ impl Wire {
             _ => 0,
         };
         if let Some(Link::Rdma(link)) = &mut state.link {
-            // The server reaches the memory no more.
-            link.release(index);
+            // The server reaches the memory no more: by its key, or by any key of a connection that is gone.
+            batch.kept_key = link.release(index).err();
+            if batch.kept_key.is_some() {
+                state.link = None;
+            }
         }
         let (error, next) = match reply {
             Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_to_wait() => {

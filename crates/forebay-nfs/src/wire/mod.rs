@@ -1,6 +1,7 @@
 //! Connections: calls under way on them, sent again when they are lost, parked when the server asks for it.
 
 mod base;
+mod call_region;
 mod input;
 mod liveness;
 mod queue;

@@ -8,11 +8,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{
-    Access, Completion, Connection, Domain, Failure, Memory, Options, Post, Region, Route, Why,
-};
+use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Options, Post, Route, Stop, Why};
 
 use super::base::{Link, Shared, State, Wire, send_queued};
+use super::call_region::{CallRegion, OtherRegions, RegionCount};
 use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
@@ -22,6 +21,7 @@ use crate::io_call::{Operation, Reply};
 use crate::job::{Job, Part};
 use crate::lock;
 use crate::options::{Rdma, RegionCounts};
+use crate::outage;
 use crate::rdma::{self, Body, Chunk, Segment};
 use crate::rpc;
 use crate::session::Server;
@@ -58,47 +58,12 @@ pub(super) struct RdmaLink {
     refused: Option<Error>,
 }
 
-/// Memory that is registered for a call. It ends before it is counted out.
-struct CallRegion {
-    _region: Region,
-    _counted: RegionCount,
-}
-
-/// One of the ranges that are registered, or being registered, for calls.
-struct RegionCount(Arc<RegionCounts>);
-
-impl RegionCount {
-    /// With what tells whether others have some.
-    fn new(held: &Arc<RegionCounts>) -> (Self, OtherRegions) {
-        let before = held.begun.load(Ordering::SeqCst);
-        let others = held.now.fetch_add(1, Ordering::SeqCst);
-        held.begun.fetch_add(1, Ordering::SeqCst);
-        (Self(held.clone()), OtherRegions { others, begun: before.wrapping_add(1) })
-    }
-}
-
-impl Drop for RegionCount {
-    fn drop(&mut self) {
-        self.0.now.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// What others had registered when something was begun.
-struct OtherRegions {
-    others: usize,
-    begun: usize,
-}
-
-impl OtherRegions {
-    /// Before something that is not counted itself.
-    fn now(held: &RegionCounts) -> Self {
-        let begun = held.begun.load(Ordering::SeqCst);
-        Self { others: held.now.load(Ordering::SeqCst), begun }
-    }
-
-    /// Whether what failed may have failed by what others had: then, or since.
-    fn has_others(&self, held: &RegionCounts) -> bool {
-        self.others > 0 || held.begun.load(Ordering::SeqCst) != self.begun
+/// What the server may do with the memory of a call, if it has some.
+fn access(operation: Operation) -> Option<Access> {
+    match operation {
+        Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
+        Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
+        Operation::Commit => None,
     }
 }
 
@@ -122,8 +87,9 @@ fn connect_in_turn(server: &Server, depth: usize, waits: impl Fn(bool) -> bool) 
                     && waits(seen.has_others(&rdma.held))
                     && began.elapsed() < server.options.silence =>
             {
-                std::thread::sleep(RETRY_INTERVAL);
+                outage::sleep(RETRY_INTERVAL)?;
             }
+            Err(_) if outage::is_stopped() => return Err(outage::stopped().with("server", &server.name)),
             connected => return connected,
         }
     }
@@ -141,6 +107,7 @@ fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
         sends: depth as u32 * 2,
         send_size: MAX_CALL_BYTES as u32,
         timeout: options.connect,
+        stop: Stop::when(outage::is_stopped),
         ..Options::default()
     };
     let connection = domain.connect(to, &with).inspect_err(|error| {
@@ -188,7 +155,7 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
     }
     connect_in_turn(server, 1, |has_others| has_others)
         .map(drop)
-        .map_err(|error| error.hint("FOREBAY_NFS=tcp"))
+        .map_err(|error| if outage::is_stopped() { error } else { error.hint("FOREBAY_NFS=tcp") })
 }
 
 impl Wire {
@@ -277,7 +244,8 @@ impl Wire {
         let oldest = if reason == WakeReason::TimedOut { state.table.oldest_asked() } else { None };
         let link = loop {
             let Some(Link::Rdma(link)) = &mut state.link else {
-                return Err(Lost::Broken(Error::new(ErrorKind::Io, "the connection is gone")));
+                let gone = || Error::new(ErrorKind::Io, "the connection is gone");
+                return Err(Lost::Broken(batch.kept_key.take().unwrap_or_else(gone)));
             };
             if let Some(error) = link.refused.take() {
                 return Err(lost(error));
@@ -339,7 +307,7 @@ impl Wire {
         let State { table, link, .. } = state;
         let Some(Link::Rdma(link)) = link else { return Ok(()) };
         let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
-        let (credits, answered) = read(bytes, table, self.server.version)?;
+        let (credits, answered) = read(bytes, (table, &link.regions), self.server.version)?;
         link.connection.post_receive(message).map_err(Lost::Broken)?;
         // 0 is meant as 1.
         link.credits = credits.map_or(link.credits, |credits| (credits as usize).clamp(1, self.depth));
@@ -363,19 +331,29 @@ type Received = (Option<u32>, Option<(usize, Reply)>);
 
 /// The usual reply to a READ, if it is one, and fits its call.
 #[inline]
-fn read_usual(bytes: &[u8], table: &mut Table) -> Option<Received> {
+fn read_usual(bytes: &[u8], table: &mut Table, regions: &[Option<CallRegion>]) -> Option<Received> {
     let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
     let index = table.find(xid).ok()??;
-    let io = &table.calls[index].part.as_ref()?.io;
+    let part = table.calls[index].part.as_ref()?;
+    let io = &part.io;
     let fits = io.operation == Operation::Read && (1..=io.count).contains(&count);
-    (fits && (count..=io.count).contains(&written))
-        .then_some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
+    if !fits || !(count..=io.count).contains(&written) {
+        return None;
+    }
+    if let Some(region) = &regions[index] {
+        region.deliver(part, count as usize);
+    }
+    Some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
 }
 
 /// Reads a message. The bytes of a READ are in their place afterwards.
-fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, Malformed> {
+fn read(
+    bytes: &[u8],
+    (table, regions): (&mut Table, &[Option<CallRegion>]),
+    version: Version,
+) -> Result<Received, Malformed> {
     if version == Version::V3
-        && let Some(received) = read_usual(bytes, table)
+        && let Some(received) = read_usual(bytes, table, regions)
     {
         return Ok(received);
     }
@@ -404,15 +382,25 @@ fn read(bytes: &[u8], table: &mut Table, version: Version) -> Result<Received, M
         return Err(Malformed("more bytes were placed than there is room for"));
     }
     if let Reply::Read { count, .. } = reply {
-        take(part, count as usize, written, from.rest())?;
+        take((part, regions[index].as_ref()), count as usize, written, from.rest())?;
     }
     Ok((Some(head.credits), Some((index, reply))))
 }
 
 /// The bytes of a READ are in their place, or in the message, if the server did not use the chunk.
-fn take(part: &Part, count: usize, written: Option<u64>, inline: &[u8]) -> Result<(), Malformed> {
+fn take(
+    (part, region): (&Part, Option<&CallRegion>),
+    count: usize,
+    written: Option<u64>,
+    inline: &[u8],
+) -> Result<(), Malformed> {
     match written {
-        Some(written) if written >= count as u64 => Ok(()),
+        Some(written) if written >= count as u64 => {
+            if let Some(region) = region {
+                region.deliver(part, count);
+            }
+            Ok(())
+        }
         None if part.is_placed && count > 0 => Err(Malformed("bytes in the message that were to be placed")),
         None if inline.len() >= count => {
             // SAFETY: the memory is the caller's until the call ends, which only this thread does.
@@ -438,10 +426,15 @@ impl RdmaLink {
         every
     }
 
-    /// Ends the key of a call. Afterwards the server reaches its memory no more.
-    pub(super) fn release(&mut self, index: usize) {
-        self.regions[index] = None;
+    /// Ends the key of a call. Afterwards the server reaches its memory no more; after an error it does, as long as there is this
+    /// connection.
+    pub(super) fn release(&mut self, index: usize) -> Result<()> {
         self.in_flight = self.in_flight.saturating_sub(1);
+        if let Some(call) = &mut self.regions[index] {
+            call.region.try_release()?;
+        }
+        self.regions[index] = None;
+        Ok(())
     }
 
     /// Whether calls wait for something else than replies.
@@ -476,32 +469,27 @@ impl RdmaLink {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
         }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
-        let access = match part.io.operation {
-            Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
-            Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
-            Operation::Commit => None,
-        };
         let mut chunk = Chunk::None;
         if let Some(registered) = call.registered() {
             chunk = Chunk::Write(registered.segment(part.buffer as u64, part.io.count)?);
-        } else if let Some(access) = access {
+        } else if let Some(access) = access(part.io.operation) {
             let (counted, seen) = RegionCount::new(&self.held);
-            let memory = Memory::Host { address: part.buffer, len: part.io.count as usize };
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
-            let region = match unsafe { self.domain.register(memory, access) } {
+            let new = match unsafe { CallRegion::new(self.domain.as_ref(), part, access, counted) } {
                 Err(error) if is_limit(&error) && seen.has_others(&self.held) => {
                     self.memlock_wait = Some(error);
                     return Ok(false);
                 }
                 registered => registered?,
             };
+            let region = &new.region;
             let segment = Segment { key: region.remote_key(), len: part.io.count, address: region.address() };
             chunk = match part.io.operation {
                 Operation::Read => Chunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => Chunk::Read(call.message_len() as u32, segment),
             };
-            self.regions[index] = Some(CallRegion { _region: region, _counted: counted });
+            self.regions[index] = Some(new);
         }
         let (xid, len) = (call.xid, chunk.header_len());
         let mut to = Writer::new(call.rdma_header(len));

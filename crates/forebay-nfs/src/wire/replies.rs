@@ -19,6 +19,8 @@ pub(super) struct ReplyBatch {
     pub(super) made_room: bool,
     /// The session that a call was refused in.
     pub(super) lost_session: Option<u32>,
+    /// Why the connection was ended: a key of its could not be.
+    pub(super) kept_key: Option<Error>,
 }
 
 impl ReplyBatch {
@@ -29,6 +31,7 @@ impl ReplyBatch {
             ended: Vec::new(),
             made_room: false,
             lost_session: None,
+            kept_key: None,
         }
     }
 

@@ -11,8 +11,8 @@ use forebay_error::{Error, Result};
 use super::errors::{check, last_errno};
 use super::load::{Libraries, no_device};
 use super::sys;
-use crate::fabric::readable;
-use crate::{Options, Why};
+use crate::fabric::readable_until;
+use crate::{Options, Stop, Why};
 
 /// An event channel: a descriptor of its own that tells of the identifiers made with it.
 pub(super) struct Channel {
@@ -50,19 +50,16 @@ impl Channel {
         unsafe { (*self.raw.as_ptr()).fd }
     }
 
-    /// The next event, or none within the time.
-    pub(super) fn next(&self, timeout: Duration) -> Result<Option<Event>> {
-        let until = Instant::now() + timeout;
+    /// The next event, or none until then.
+    pub(super) fn next(&self, until: Instant, stop: Stop) -> Result<Option<Event>> {
         loop {
             if let Some(event) = self.take()? {
                 return Ok(Some(event));
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            // SAFETY: the descriptor lives as long as the channel.
+            if !readable_until(unsafe { BorrowedFd::borrow_raw(self.fd()) }, until, stop)? {
                 return Ok(None);
             }
-            // SAFETY: the descriptor lives as long as the channel.
-            readable(unsafe { BorrowedFd::borrow_raw(self.fd()) }, left)?;
         }
     }
 
@@ -187,7 +184,12 @@ impl Id {
     }
 
     /// Finds the device and the route to an address.
-    pub(super) fn resolve(&self, from: Option<IpAddr>, to: SocketAddr, timeout: Duration) -> Result<()> {
+    pub(super) fn resolve(
+        &self,
+        from: Option<IpAddr>,
+        to: SocketAddr,
+        (timeout, stop): (Duration, Stop),
+    ) -> Result<()> {
         let until = Instant::now() + timeout;
         let milliseconds = c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX);
         let mut from = from.map(|from| to_storage(SocketAddr::new(from, 0)));
@@ -198,20 +200,19 @@ impl Id {
         let code =
             unsafe { cm.rdma_resolve_addr(self.raw(), source, (&raw mut target).cast(), milliseconds) };
         check(code, "cannot find an RDMA device")
-            .and_then(|()| self.expect(sys::EVENT_ADDR_RESOLVED, until).map(drop))
+            .and_then(|()| self.expect(sys::EVENT_ADDR_RESOLVED, until, stop).map(drop))
             .and_then(|()| {
                 // SAFETY: the identifier lives.
                 check(unsafe { cm.rdma_resolve_route(self.raw(), milliseconds) }, "cannot find a route")
             })
-            .and_then(|()| self.expect(sys::EVENT_ROUTE_RESOLVED, until).map(drop))
+            .and_then(|()| self.expect(sys::EVENT_ROUTE_RESOLVED, until, stop).map(drop))
             .map_err(|error| error.with("address", to))
     }
 
     /// Waits for an event; others that mean failure are errors.
-    pub(super) fn expect(&self, kind: u32, until: Instant) -> Result<Event> {
+    pub(super) fn expect(&self, kind: u32, until: Instant, stop: Stop) -> Result<Event> {
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let Some(event) = self.channel.next(left)? else {
+            let Some(event) = self.channel.next(until, stop)? else {
                 return Err(Why::Unreachable.error("cannot connect: no answer in time"));
             };
             match event.kind {
@@ -239,7 +240,7 @@ impl Id {
         // SAFETY: the parameters and their private data live during the call.
         let code = unsafe { self.libraries.cm.rdma_connect(self.raw(), &raw mut parameters) };
         check(code, "cannot connect")?;
-        self.expect(sys::EVENT_ESTABLISHED, until)
+        self.expect(sys::EVENT_ESTABLISHED, until, options.stop)
     }
 
     pub(super) fn accept(&self, options: &Options, limits: (u8, u8)) -> Result<()> {
@@ -248,7 +249,7 @@ impl Id {
         // SAFETY: as above.
         let code = unsafe { self.libraries.cm.rdma_accept(self.raw(), &raw mut parameters) };
         check(code, "cannot accept a connection")?;
-        self.expect(sys::EVENT_ESTABLISHED, until).map(drop)
+        self.expect(sys::EVENT_ESTABLISHED, until, options.stop).map(drop)
     }
 
     /// Tells the peer that there will be no connection.

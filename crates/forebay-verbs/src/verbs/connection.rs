@@ -16,8 +16,8 @@ use super::memory::{Inner, Mr, Mw};
 use super::queue::{Posted, Queue, SendQueue};
 use super::sys;
 use crate::{
-    Access, Completion, Connection, Down, Failure, Kind, Local, Memory, Message, Options, Post, Region,
-    Remote, Why, Window, check_length,
+    Access, Completion, Connection, Down, Failure, Kind, Local, Memory, Message, Options, Pages, Post,
+    Region, Remote, Why, Window, check_length,
 };
 
 /// Marks the numbers of receives at the device.
@@ -39,7 +39,7 @@ struct Slots {
 impl Slots {
     fn new(domain: &Arc<Inner>, count: u32, size: u32) -> Result<Self> {
         let pages = Pages::new(count as usize * size as usize)?;
-        let memory = Memory::Host { address: pages.start.as_ptr(), len: pages.len };
+        let memory = Memory::Host { address: pages.start().as_ptr(), len: pages.len() };
         // SAFETY: the pages go after the region; this side looks only at parts that the device is not using, between a
         // completion and the next posting.
         let region = unsafe { domain.register(memory, Access::WRITE) }?;
@@ -56,36 +56,8 @@ impl Slots {
     fn start(&self, slot: u32, len: usize) -> Option<NonNull<u8>> {
         let at = slot as usize * self.size as usize;
         // SAFETY: within the pages.
-        (len <= self.size as usize && at + len <= self.pages.len).then(|| unsafe { self.pages.start.add(at) })
-    }
-}
-
-/// Anonymous memory.
-struct Pages {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: memory of its own.
-unsafe impl Send for Pages {}
-
-impl Pages {
-    fn new(len: usize) -> Result<Self> {
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new memory at an address of the kernel's choice.
-        let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
-        match NonNull::new(start.cast::<u8>()) {
-            Some(pages) if start != libc::MAP_FAILED => Ok(Self { start: pages, len }),
-            _ => Err(Error::last_os("cannot allocate memory for messages").with("bytes", len)),
-        }
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made, whole.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+        (len <= self.size as usize && at + len <= self.pages.len())
+            .then(|| unsafe { self.pages.start().add(at) })
     }
 }
 

@@ -69,6 +69,10 @@ impl Domain for VerbsDomain {
         unsafe { self.inner.register(memory, access) }
     }
 
+    fn copies_at_fork(&self) -> bool {
+        self.inner.libraries.copies_at_fork
+    }
+
     fn window(&self) -> Result<Window> {
         let cannot =
             || Why::Unsupported.error("cannot make a memory window").with("device", &self.inner.device.name);
@@ -88,7 +92,7 @@ impl Domain for VerbsDomain {
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>> {
         options.check_private_data(56)?;
         let id = Id::new(self.inner.libraries)?;
-        id.resolve(self.from, to, options.timeout)?;
+        id.resolve(self.from, to, (options.timeout, options.stop))?;
         if id.context() != self.inner.context() {
             return Err(Why::NoRoute
                 .error("cannot connect: another device than the domain's is on the route")

@@ -13,7 +13,7 @@ use super::domain::VerbsDomain;
 use super::errors::check;
 use super::load::Libraries;
 use super::sys;
-use crate::{Connection, Domain, Incoming, Listener, Options, Why};
+use crate::{Connection, Domain, Incoming, Listener, Options, Stop, Why};
 
 pub(super) struct VerbsListener {
     id: Id,
@@ -67,8 +67,7 @@ impl Listener for VerbsListener {
     fn next(&mut self, timeout: Duration) -> Result<Option<Box<dyn Incoming>>> {
         let until = Instant::now() + timeout;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let Some(event) = self.id.channel.next(left)? else { return Ok(None) };
+            let Some(event) = self.id.channel.next(until, Stop::NEVER)? else { return Ok(None) };
             match event.kind {
                 sys::EVENT_CONNECT_REQUEST => {
                     let id = Id::adopt(self.libraries, event.id)?;

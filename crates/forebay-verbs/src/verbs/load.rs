@@ -1,5 +1,6 @@
 //! libibverbs and librdmacm, loaded when first needed and never unloaded; and why they are of no use.
 
+use std::ffi::c_int;
 use std::fs;
 use std::io::ErrorKind as Io;
 use std::path::Path;
@@ -8,7 +9,7 @@ use std::sync::OnceLock;
 use forebay_error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use super::sys::{Cm, Ibv, RegDmabufMr};
+use super::sys::{Cm, FORK_UNNEEDED, Ibv, IsForkInitialized, RegDmabufMr};
 use crate::Why;
 
 const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
@@ -21,6 +22,8 @@ pub(super) struct Libraries {
     pub(super) ibv: Ibv,
     pub(super) cm: Cm,
     pub(super) reg_dmabuf_mr: Option<RegDmabufMr>,
+    /// Whether a fork leaves this process the pages that it has registered.
+    pub(super) copies_at_fork: bool,
     /// The process that loaded them: what it made, a child that it forked must not destroy.
     process: u32,
     _loaded: [Library; 2],
@@ -51,14 +54,30 @@ impl Libraries {
             let ibv = Ibv::load(&verbs).map_err(|symbol| old(names[0], symbol))?;
             let cm = Cm::load(&manager).map_err(|symbol| old(names[1], symbol))?;
             let reg_dmabuf_mr = verbs.get::<RegDmabufMr>("ibv_reg_dmabuf_mr").ok().map(|symbol| *symbol);
+            let status = verbs.get::<IsForkInitialized>("ibv_is_fork_initialized").ok();
+            let copies_at_fork = prepare_for_forks(status.map(|ask| ask()), || ibv.ibv_fork_init())?;
             let process = std::process::id();
-            Ok(Self { ibv, cm, reg_dmabuf_mr, process, _loaded: [verbs, manager] })
+            Ok(Self { ibv, cm, reg_dmabuf_mr, copies_at_fork, process, _loaded: [verbs, manager] })
         }
     }
 
     /// Whether this process made what it is about to destroy.
     pub(super) fn is_own_process(&self) -> bool {
         self.process == std::process::id()
+    }
+}
+
+/// Whether the kernel gives a forked child copies of registered pages. Where it does not, or an older library does not say (no `status`),
+/// the library is to keep its own memory, and what is registered, from children: possible before it is used only.
+fn prepare_for_forks(status: Option<c_int>, begin: impl FnOnce() -> c_int) -> Result<bool> {
+    if status == Some(FORK_UNNEEDED) {
+        return Ok(true);
+    }
+    match begin() {
+        0 => Ok(false),
+        errno => Err(Why::Fork
+            .mark(Error::from_errno(errno, "cannot use RDMA: a fork would take registered memory away"))
+            .hint("Linux 5.12 or later with libibverbs 35 or later; before that: export RDMAV_FORK_SAFE=1")),
     }
 }
 
@@ -147,6 +166,19 @@ mod tests {
         let error = Libraries::load(["libc.so.6", "libc.so.6"]).err().unwrap();
         assert_eq!(Why::of(&error), Some(Why::OldLibrary));
         assert!(error.to_string().ends_with("(library=libc.so.6, function=ibv_get_device_list)"), "{error}");
+    }
+
+    #[test]
+    fn a_fork_needs_no_preparation_where_the_kernel_copies() {
+        let never = || panic!("not needed");
+        assert!(prepare_for_forks(Some(FORK_UNNEEDED), never).unwrap());
+        for status in [None, Some(0), Some(1)] {
+            assert!(!prepare_for_forks(status, || 0).unwrap(), "{status:?}");
+            // Another library of the process was there first.
+            let error = prepare_for_forks(status, || libc::EINVAL).unwrap_err();
+            assert_eq!(Why::of(&error), Some(Why::Fork), "{status:?}");
+            assert!(error.hints()[0].ends_with("export RDMAV_FORK_SAFE=1"), "{error:?}");
+        }
     }
 
     /// What a machine looks like, and what is said of it.

@@ -101,7 +101,8 @@ impl Handle for Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // What a window is bound to stays registered until the process ends; nothing else fails here.
+        // What cannot be deregistered stays so until the process ends, and its keys work as long as a connection of the domain does: a
+        // user of keys calls `release`, and breaks the connection where that fails.
         let _ = self.release();
     }
 }

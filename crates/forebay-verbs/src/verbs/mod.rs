@@ -62,7 +62,7 @@ impl Fabric for Verbs {
 
     fn open(&self, route: &Route) -> Result<Arc<dyn Domain>> {
         let anchor = cm::Id::new(Libraries::get()?)?;
-        anchor.resolve(route.from, route.to, route.timeout)?;
+        anchor.resolve(route.from, route.to, (route.timeout, route.stop))?;
         Ok(Arc::new(domain::VerbsDomain::new(self.0, anchor, route.from)?))
     }
 

@@ -268,6 +268,7 @@ functions! {
     Ibv {
         fn ibv_get_device_list(count: *mut c_int) -> *mut *mut IbvDevice;
         fn ibv_free_device_list(list: *mut *mut IbvDevice);
+        fn ibv_fork_init() -> c_int;
         fn ibv_get_device_name(device: *mut IbvDevice) -> *const c_char;
         fn ibv_query_device(context: *mut IbvContext, attributes: *mut DeviceAttr) -> c_int;
         fn ibv_alloc_pd(context: *mut IbvContext) -> *mut IbvPd;
@@ -309,6 +310,12 @@ functions! {
 
 /// A function that older libraries lack.
 pub(super) type RegDmabufMr = unsafe extern "C" fn(*mut IbvPd, u64, usize, u64, c_int, c_int) -> *mut IbvMr;
+
+/// Another one: what a fork does to registered memory.
+pub(super) type IsForkInitialized = unsafe extern "C" fn() -> c_int;
+
+/// Its answer where the kernel gives a child copies.
+pub(super) const FORK_UNNEEDED: c_int = 2;
 
 /// Sizes and places as a C compiler sees them in rdma-core 44 (x86-64 and aarch64 alike).
 const _: () = {

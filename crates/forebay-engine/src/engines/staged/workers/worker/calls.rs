@@ -233,10 +233,6 @@ impl Lane {
             let (unit, index) = from_user_data(user);
             match result {
                 Ok(bytes) => {
-                    let job = self.job(unit);
-                    if let Some(text) = job.batch.file.held_up() {
-                        job.completion.held_up(text);
-                    }
                     self.came(unit, index, bytes);
                 }
                 Err(error) => self.asked_in_vain(unit, index, error),

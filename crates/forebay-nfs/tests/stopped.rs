@@ -1,0 +1,81 @@
+//! Waiting for a server by RDMA ends when a program is to end. One test alone: it holds for the whole process.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fake_nfs::{Placing, Server};
+use fake_verbs::{Fake, Fault as Cut, Side, What};
+use forebay_error::{Error, ErrorKind};
+use forebay_nfs::{File, Options, Rdma, Url, open, stop_waiting};
+use forebay_verbs::{Fabric, Kind};
+
+const LEN: usize = 3 << 20;
+/// Far longer than it may take.
+const LONG: Duration = Duration::from_secs(20);
+/// Room for one call's memory, and that of three connections.
+const ROOM_FOR_ONE: u64 = 3 << 19;
+
+/// Has waiting end a moment after `wait` has begun.
+fn stopped<T>(what: &str, wait: impl FnOnce() -> Result<T, Error>) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            stop_waiting(true);
+        });
+        let began = Instant::now();
+        let error = wait().err().unwrap();
+        let took = began.elapsed();
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{what} {error:?}");
+        assert!(took > Duration::from_millis(250) && took < Duration::from_millis(900), "{what} {took:?}");
+        assert!(error.hints().is_empty(), "{what} {error:?}");
+    });
+    stop_waiting(false);
+}
+
+fn read(file: &File) -> Result<usize, Error> {
+    file.read_at(&mut vec![0; LEN], 0)
+}
+
+#[test]
+fn what_waits_by_rdma_ends_when_it_is_to_stop() {
+    let (fake, server) = (Fake::new(), Arc::new(Server::start()));
+    server.put("/export/file", vec![7; LEN]);
+    let url = Url::parse(&server.url("/export/file", "3")).unwrap();
+    let by = |to: &str| Some(Rdma::by(Arc::new(fake.clone()), to.parse().unwrap()));
+    let options = |rdma: &Option<Rdma>| Options {
+        connections: 1,
+        connect: LONG,
+        silence: LONG,
+        rdma: rdma.clone(),
+        ..Options::default()
+    };
+    // Nobody takes what knocks there.
+    let _deaf = fake.listen("10.0.0.1:7".parse().unwrap()).unwrap();
+    stopped("connecting", || open(&url, &options(&by("10.0.0.1:7"))));
+
+    let _placing = Placing::start(&fake, server.clone());
+    let rdma = by(&Placing::address().to_string());
+    let holder = open(&url, &options(&rdma)).unwrap();
+    // Other options make another client, which waits for the memory of the first.
+    let other = Options { connections: 2, ..options(&rdma) };
+    assert_eq!(read(&holder).unwrap(), LEN);
+    // An answer is lost: the call keeps what it has locked.
+    fake.limit_locked(ROOM_FOR_ONE);
+    fake.inject(Cut::on(Side::Server, Kind::Send, What::Lose));
+    std::thread::scope(|scope| {
+        let before = fake.counts().written;
+        let held = scope.spawn(|| holder.read_at(&mut vec![0; 1 << 20], 0));
+        while fake.counts().written == before {
+            std::thread::yield_now();
+        }
+        fake.limit_locked(0);
+        stopped("locked memory", || {
+            let opened = open(&url, &other);
+            assert_eq!(held.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+            opened
+        });
+    });
+    fake.limit_locked(u64::MAX);
+    assert_eq!(read(&holder).unwrap(), LEN);
+}
