@@ -10,6 +10,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
 use forebay_verbs::Domain;
 
+use crate::addresses::LeftOut;
 use crate::handle::{Limits, Version};
 use crate::job::{Answer, Job, Request};
 use crate::outage::{is_stopped, stopped};
@@ -61,6 +62,16 @@ impl Client {
     /// Its addresses.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.shared.server.addresses
+    }
+
+    /// How many addresses bytes go to at present: with the first, those that were shown to be the server's.
+    pub fn addresses_in_use(&self) -> usize {
+        self.shared.server.further.in_use()
+    }
+
+    /// Addresses that [`crate::Options::further`] names and that are not used, with the reason.
+    pub fn left_out(&self) -> Vec<LeftOut> {
+        self.shared.server.further.left_out()
     }
 
     /// What is asked for in one call at most.

@@ -129,6 +129,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
     };
     let (handle, attributes, limits) = look_up(url, &server).map_err(|error| at(url, error))?;
+    server.opened(&handle, &attributes);
     if client.is_none() {
         try_out(&server).map_err(|error| at(url, error))?;
     }
@@ -210,6 +211,7 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
         let text = format!("{OTHER_FACTS}: it has just changed, or {what}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
+    server.opened(&handle, &opened);
     if known.is_none() {
         try_out(&server)?;
     }
@@ -493,7 +495,8 @@ impl File {
 
     fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> Request {
         let file = self.named.clone();
-        Request { file, direction, offset, buffer, len, registered: None, state: None }
+        let durable = self.client.server_of().writes_durably();
+        Request { file, direction, offset, buffer, len, registered: None, state: None, durable }
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.

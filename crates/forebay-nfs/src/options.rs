@@ -13,6 +13,9 @@ use forebay_verbs::Fabric;
 pub struct Options {
     /// Connections that carry bytes, 1 to 16. They are made when there is work for them.
     pub connections: usize,
+    /// Further addresses of the server, or their names; its port is the same there. Connections that carry bytes are spread over all of
+    /// them, once they were shown to lead to the same server. 15 at most.
+    pub further: Vec<String>,
     /// Calls under way on each, 1 to 64.
     pub depth: usize,
     /// How long a connection may take to be made.
@@ -85,6 +88,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             connections: 8,
+            further: Vec::new(),
             depth: 8,
             connect: Duration::from_secs(5),
             first_answer: Duration::from_secs(30),

@@ -9,7 +9,7 @@ use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{Attributes, Kind};
 use forebay_nfs::probe::Probe;
-use forebay_nfs::{Options, Rdma, Url, probe};
+use forebay_nfs::{LeftOut, Options, Rdma, Url, probe};
 
 use crate::console::{Console, Failure};
 use crate::silence;
@@ -56,14 +56,16 @@ struct ProbeArgs {
 pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let NfsCommand::Probe(args) = &args.command;
     let url = url(&args.what).map_err(Failure::usage)?;
-    if Config::from_env()?.nfs == Nfs::Off {
+    let config = Config::from_env()?;
+    if config.nfs == Nfs::Off {
         return Err(Error::new(ErrorKind::Unsupported, "FOREBAY_NFS=off refuses URLs")
             .with("url", &url)
             .hint("unset FOREBAY_NFS")
             .into());
     }
     // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
-    let found = silence::told(console, || probe(&url, &Options::default()))?;
+    let options = Options { further: config.nfs_servers.of(&[&url.server]), ..Options::default() };
+    let found = silence::told(console, || probe(&url, &options))?;
     say(&found, &url, console);
     // Where no byte comes to host memory by RDMA, the reason is told.
     if let Some(Ok(rate)) = &found.rdma {
@@ -117,6 +119,7 @@ fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
             Err(error) => say_no(&version, error, console),
         }
     }
+    say_addresses(&probe.addresses, console);
     if probe.rates.is_empty() {
         let what = described(&probe.attributes);
         console.line(format_args!("tcp   not measured: {what}: name a file that has bytes"));
@@ -128,6 +131,17 @@ fn say(probe: &Probe, url: &Url, console: &Console<'_>) {
         Some(Ok(rate)) => console.line(format_args!("rdma  {rate}")),
         Some(Err(error)) => say_no("rdma", error, console),
         None => {}
+    }
+}
+
+/// What came of FOREBAY_NFS_SERVERS; nothing where it names no other address of the server.
+fn say_addresses((used, left_out): &(usize, Vec<LeftOut>), console: &Console<'_>) {
+    if *used > 1 {
+        console.line(format_args!("addr  {used} addresses are used"));
+    }
+    for LeftOut { address, reason, hint } in left_out {
+        console.line(format_args!("addr  {address} left out: {reason}"));
+        console.line(format_args!("      hint: {hint}"));
     }
 }
 

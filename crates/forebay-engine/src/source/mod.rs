@@ -80,6 +80,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Addresses of its server that are not used, for receipts: the reason, and what to do about it.
+    fn left_out(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// By what its transfers were held up since it was opened, for receipts: a silent server. `None` where nothing was.
     fn held_up(&self) -> Option<String> {
         None

@@ -93,7 +93,7 @@ impl Rdma {
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         let tester = Tester::new(device.clone(), looks.clone());
         let is_asked = config.nfs == Nfs::Rdma;
-        let reach = Reach { transport: Transport::Rdma, is_asked, connections: config.nfs_connections };
+        let reach = Reach::new(Transport::Rdma, is_asked, config);
         Self { device, permission, memory, helper, looks, tester, checks, reach }
     }
 
@@ -113,7 +113,7 @@ impl Rdma {
             }
             permitted()?;
             let is_urgent = self.is_all() || self.reach.is_asked;
-            let file = find::server_of(known.file, descriptors, &self.looks, (self.reach, is_urgent))
+            let file = find::server_of(known.file, descriptors, &self.looks, (&self.reach, is_urgent))
                 .map_err(|why| refusal(&why.text, why.hint.as_deref()))?;
             return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
         }

@@ -1,0 +1,398 @@
+//! Further addresses of a server, as its user names them. Connections that carry bytes go to all of them in turn.
+//!
+//! A name proves nothing: bytes go to an address only when it was shown, on the very connection that is to carry them, that the same
+//! server answers there. In version 4.1 and later the server says who it is, and must know this client and its session (RFC 8881 §2.10.5);
+//! in other versions all that can be seen is that the handle of an opened file is known there, and that the file is the same. An address
+//! that fails is left out for a minute, with the reason; the others go on.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::threads;
+
+use crate::connect::{connect_from, resolve};
+use crate::exchange::Exchange;
+use crate::handle::{Attributes, Handle, Version};
+use crate::lock;
+use crate::options::Options;
+use crate::outage::{Outage, is_stopped, stopped};
+use crate::session::{Server, get_look, put_look};
+use crate::status::Status;
+use crate::v3;
+use crate::v4::{self, ClientId};
+
+/// Further addresses of a server, at most: with the first as many as connections.
+const MOST: usize = 15;
+
+/// How long an address may take to answer before it is left out.
+const CHECK_TIME: Duration = Duration::from_secs(2);
+
+/// After how long it is tried again.
+const LEFT_OUT: Duration = Duration::from_mins(1);
+
+/// How often a file is looked at that may just be changing.
+const LOOKS: u32 = 3;
+
+/// What is done when an address is looked at.
+const LOOKING: &str = "cannot look at the address";
+
+/// An address that is not used, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The address, or its name.
+    pub address: String,
+    /// The reason.
+    pub reason: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+/// This client as its server knows it, and the server by its own word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    verifier: [u8; 8],
+    owner: Vec<u8>,
+    pub(crate) client: u64,
+    minor: u64,
+    major: Vec<u8>,
+    scope: Vec<u8>,
+}
+
+impl Identity {
+    pub(crate) fn new(verifier: [u8; 8], owner: &[u8], told: ClientId<'_>) -> Self {
+        let (owner, major, scope) = (owner.to_vec(), told.major.to_vec(), told.scope.to_vec());
+        Self { verifier, owner, client: told.client, minor: told.minor, major, scope }
+    }
+}
+
+/// The further addresses of a server.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses {
+    all: Vec<Address>,
+    /// Versions with sessions.
+    identity: Mutex<Option<Identity>>,
+    /// Other versions: the file that was opened last.
+    sample: Mutex<Option<Sample>>,
+}
+
+type Sample = (Handle, Attributes);
+
+#[derive(Debug)]
+struct Address {
+    name: String,
+    /// None where the name has none.
+    socket: Option<SocketAddr>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing is known yet.
+    New,
+    /// It was shown to be the server's.
+    Shown,
+    /// It is not used since then.
+    LeftOut(LeftOut, Instant),
+}
+
+/// Why a connection is of no use.
+enum Unshown {
+    /// The address is left out.
+    Not(Error),
+    /// It cannot be said now.
+    Unclear,
+}
+
+impl From<Error> for Unshown {
+    fn from(error: Error) -> Self {
+        if is_stopped() { Self::Unclear } else { Self::Not(error) }
+    }
+}
+
+impl Addresses {
+    /// Looks names up; asks no server.
+    pub(crate) fn new(names: &[String], first: &[SocketAddr]) -> Self {
+        let Some(main) = first.first() else { return Self::default() };
+        let mut all: Vec<Address> = Vec::new();
+        for name in names {
+            let found = match resolve(name, main.port()) {
+                Ok(found) => found,
+                Err(error) => {
+                    all.push(Address::unusable(name, &error));
+                    continue;
+                }
+            };
+            for socket in found {
+                if socket == *main || all.iter().any(|known| known.socket == Some(socket)) {
+                    continue;
+                }
+                let name = socket.ip().to_string();
+                if all.iter().filter(|known| known.socket.is_some()).count() < MOST {
+                    all.push(Address { name, socket: Some(socket), state: Mutex::new(State::New) });
+                } else {
+                    let error = Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses");
+                    all.push(Address::unusable(&name, &error));
+                }
+            }
+        }
+        Self { all, ..Self::default() }
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// A session was made.
+    pub(crate) fn has_session(&self, identity: Identity) {
+        *lock(&self.identity) = Some(identity);
+    }
+
+    /// How many addresses are in use, with the first.
+    pub(crate) fn in_use(&self) -> usize {
+        1 + self.shown().count()
+    }
+
+    fn shown(&self) -> impl Iterator<Item = &Address> {
+        self.all.iter().filter(|one| matches!(*lock(&one.state), State::Shown))
+    }
+
+    /// Those that are left out.
+    pub(crate) fn left_out(&self) -> Vec<LeftOut> {
+        let why = |one: &Address| match &*lock(&one.state) {
+            State::LeftOut(why, _) => Some(why.clone()),
+            _ => None,
+        };
+        self.all.iter().filter_map(why).collect()
+    }
+
+    /// The address for a connection; `None`: the first.
+    fn in_turn(&self, wire: usize) -> Option<&Address> {
+        let turn = wire % self.in_use();
+        self.shown().nth(turn.checked_sub(1)?)
+    }
+}
+
+impl Address {
+    fn unusable(name: &str, error: &Error) -> Self {
+        let state = Mutex::new(State::New);
+        let this = Self { name: name.to_owned(), socket: None, state };
+        this.leave_out(error);
+        this
+    }
+
+    fn leave_out(&self, error: &Error) {
+        let hint = error.hints().first().cloned();
+        let why = LeftOut {
+            address: self.name.clone(),
+            reason: error.to_string(),
+            hint: hint.unwrap_or_else(|| {
+                "take it out of FOREBAY_NFS_SERVERS, if it is not the server's".to_owned()
+            }),
+        };
+        *lock(&self.state) = State::LeftOut(why, Instant::now());
+    }
+
+    /// Whether it is to be looked at now: always, or where nothing is known of it, or it was left out for long enough.
+    fn is_due(&self, always: bool) -> bool {
+        if self.socket.is_none() {
+            return false;
+        }
+        match &mut *lock(&self.state) {
+            State::New => true,
+            State::Shown => always,
+            State::LeftOut(_, since) => {
+                let is_due = since.elapsed() >= LEFT_OUT;
+                if is_due {
+                    // Nobody else looks meanwhile.
+                    *since = Instant::now();
+                }
+                is_due
+            }
+        }
+    }
+
+    /// A connection on which the server was shown to be the same.
+    fn connection(&self, server: &Server, sample: Option<&Sample>, port: u16) -> Result<TcpStream, Unshown> {
+        let Some(socket) = self.socket else { return Err(Unshown::Unclear) };
+        let options = &server.options;
+        let options = Options {
+            connect: options.connect.min(CHECK_TIME),
+            first_answer: options.silence.min(CHECK_TIME),
+            silence: options.silence.min(CHECK_TIME),
+            deadline: Duration::ZERO,
+            ..options.clone()
+        };
+        let stream = connect_from(port, &[socket], &options)?;
+        // What another server says, or does not, is nothing of this one's.
+        let outage = Outage::new(server.name.clone());
+        let mut exchange = Exchange::on(stream, socket, options, outage);
+        match sample {
+            _ if server.version.has_session() => same_server(server, &mut exchange)?,
+            Some(sample) => same_file(server, &mut exchange, sample)?,
+            None => return Err(Unshown::Unclear),
+        }
+        exchange.into_stream().ok_or(Unshown::Unclear)
+    }
+
+    /// Notes what came of a look.
+    fn looked(&self, found: &Result<TcpStream, Unshown>) {
+        match found {
+            Ok(_) => *lock(&self.state) = State::Shown,
+            Err(Unshown::Not(error)) => self.leave_out(error),
+            Err(Unshown::Unclear) => {}
+        }
+    }
+}
+
+impl Server {
+    /// A connection for bytes. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
+    pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<TcpStream> {
+        if self.further.is_empty() {
+            return connect_from(port, &self.addresses, &self.options);
+        }
+        self.look_again();
+        while let Some(address) = self.further.in_turn(wire) {
+            let sample = *lock(&self.further.sample);
+            let found = address.connection(self, sample.as_ref(), port);
+            if is_stopped() {
+                return Err(stopped());
+            }
+            address.looked(&found);
+            match found {
+                Ok(stream) => return Ok(stream),
+                Err(Unshown::Not(_)) => {}
+                Err(Unshown::Unclear) => break,
+            }
+        }
+        connect_from(port, &self.addresses, &self.options)
+    }
+
+    /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
+    /// not known yet. Ends when all have answered, or were left out.
+    pub(crate) fn opened(self: &Arc<Self>, handle: &Handle, facts: &Attributes) {
+        if self.further.is_empty() {
+            return;
+        }
+        let sample = (*handle, *facts);
+        *lock(&self.further.sample) = Some(sample);
+        self.look(!self.version.has_session(), true);
+    }
+
+    /// Whether writes are durable at once, piece by piece: what one address has taken, a COMMIT at another need not make durable, and its
+    /// verifier may be another. A session is of one server.
+    pub(crate) fn writes_durably(&self) -> bool {
+        !self.further.is_empty() && !self.version.has_session()
+    }
+
+    /// Addresses that were left out may be back. Nobody waits for them.
+    fn look_again(self: &Arc<Self>) {
+        self.look(false, false);
+    }
+
+    fn look(self: &Arc<Self>, always: bool, waits: bool) {
+        let sample = *lock(&self.further.sample);
+        let due = (0..self.further.all.len()).filter(|index| self.further.all[*index].is_due(always));
+        let (tell, told) = channel::<()>();
+        for index in due {
+            let (server, tell) = (self.clone(), tell.clone());
+            let look = move || {
+                let address = &server.further.all[index];
+                address.looked(&address.connection(&server, sample.as_ref(), 0));
+                drop(tell);
+            };
+            // Without a thread it is looked at later, and not used until then.
+            if let Err(error) = threads::spawn("forebay-address", look)
+                && waits
+            {
+                let error = Error::from_io(&error, "cannot start a thread");
+                self.further.all[index].leave_out(&error);
+            }
+        }
+        drop(tell);
+        if waits {
+            // Ends with the last of them.
+            let _ = told.recv();
+        }
+    }
+}
+
+fn other(text: &str) -> Unshown {
+    Unshown::Not(Error::new(ErrorKind::Unsupported, text))
+}
+
+/// Whether the server at the other end says that it is the same, and knows the session.
+fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> {
+    let identity = lock(&server.further.identity).clone();
+    let (Some(known), Some(granted)) = (identity, server.session().granted) else {
+        return Err(Unshown::Unclear);
+    };
+    let told = server.compound_on(
+        exchange,
+        LOOKING,
+        1,
+        |to| v4::put_exchange_id(to, known.verifier, &known.owner),
+        |from| Ok(v4::get_exchange_id(from)?.map(|told| Identity::new(known.verifier, &known.owner, told))),
+    )?;
+    let told = told.map_err(|status| refused(server, status))?;
+    if (&told.major, &told.scope) != (&known.major, &known.scope) {
+        return Err(other("another server answers there"));
+    }
+    if told.minor != known.minor {
+        return Err(other(
+            "another node of the server answers there, which shares no session with the first",
+        ));
+    }
+    let bound = server.compound_on(
+        exchange,
+        LOOKING,
+        1,
+        |to| v4::put_bind(to, &granted.session),
+        |from| v4::get_bind(from, &granted.session),
+    )?;
+    match bound {
+        _ if told.client != known.client => Err(other("the server does not know this client there")),
+        // Without it a connection is known by its first call in a slot.
+        Ok(()) | Err(Status::NOT_SUPPORTED) => Ok(()),
+        Err(status) if status.is_session_lost() => Err(other("the server does not know the session there")),
+        Err(status) => Err(refused(server, status)),
+    }
+}
+
+fn refused(server: &Server, status: Status) -> Unshown {
+    Unshown::Not(status.error(LOOKING, server.who.uid()))
+}
+
+/// Whether a file is the same at the other end as by the first address. It may change meanwhile.
+fn same_file(server: &Server, exchange: &mut Exchange, sample: &Sample) -> Result<(), Unshown> {
+    let (handle, mut here) = (&sample.0, sample.1);
+    for _ in 0..LOOKS {
+        let there = facts(server, exchange, handle)?;
+        if there == Ok(here) {
+            return Ok(());
+        }
+        // The file may be gone by now, or the server: that says nothing of the address.
+        let Ok((now, _)) = server.facts(handle) else { return Err(Unshown::Unclear) };
+        here = now;
+        match there {
+            Ok(there) if there == here => return Ok(()),
+            Ok(there) if (there.file_system, there.file_id) == (here.file_system, here.file_id) => {}
+            Ok(_) => return Err(other("the file is another one there: another server answers")),
+            Err(status) => return Err(refused(server, status)),
+        }
+    }
+    Err(other("the file is in another state there: another server answers, or somebody writes the file"))
+}
+
+fn facts(server: &Server, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
+    if server.version == Version::V3 {
+        let procedure = (v3::PROGRAM, v3::GETATTR);
+        let put = |to: &mut crate::xdr::Writer<'_>| v3::put_handle(to, handle);
+        return exchange.call(LOOKING, procedure, Some(&server.who), put, v3::get_attributes);
+    }
+    let said = server.compound_on(exchange, LOOKING, 2, |to| put_look(to, handle), get_look)?;
+    Ok(said.map(|(attributes, _)| attributes))
+}
