@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::threads;
+use forebay_verbs::{Domain, Route, Why};
 
 use crate::connect::{connect_from, resolve};
 use crate::exchange::Exchange;
@@ -23,6 +24,7 @@ use crate::session::{Server, get_look, put_look};
 use crate::status::Status;
 use crate::v3;
 use crate::v4::{self, ClientId};
+use crate::wire::try_out_at;
 
 /// Further addresses of a server, at most: with the first as many as connections.
 const MOST: usize = 15;
@@ -86,6 +88,8 @@ struct Address {
     /// None where the name has none.
     socket: Option<SocketAddr>,
     state: Mutex<State>,
+    /// What connections to it over RDMA are of.
+    domain: Mutex<Option<Arc<dyn Domain>>>,
 }
 
 #[derive(Debug)]
@@ -131,7 +135,7 @@ impl Addresses {
                 }
                 let name = socket.ip().to_string();
                 if all.iter().filter(|known| known.socket.is_some()).count() < MOST {
-                    all.push(Address { name, socket: Some(socket), state: Mutex::new(State::New) });
+                    all.push(Address::new(name, Some(socket)));
                 } else {
                     let error = Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses");
                     all.push(Address::unusable(&name, &error));
@@ -153,11 +157,7 @@ impl Addresses {
 
     /// How many addresses are in use, with the first.
     pub(crate) fn in_use(&self) -> usize {
-        1 + self.shown().count()
-    }
-
-    fn shown(&self) -> impl Iterator<Item = &Address> {
-        self.all.iter().filter(|one| matches!(*lock(&one.state), State::Shown))
+        1 + self.all.iter().filter(|one| one.is_shown()).count()
     }
 
     /// Those that are left out.
@@ -170,18 +170,33 @@ impl Addresses {
     }
 
     /// The address for a connection; `None`: the first.
-    fn in_turn(&self, wire: usize) -> Option<&Address> {
-        let turn = wire % self.in_use();
-        self.shown().nth(turn.checked_sub(1)?)
+    fn in_turn(&self, wire: usize) -> Option<usize> {
+        let shown: Vec<_> = (0..self.all.len()).filter(|index| self.all[*index].is_shown()).collect();
+        let turn = wire % (1 + shown.len());
+        shown.get(turn.checked_sub(1)?).copied()
+    }
+
+    /// The device of a domain is gone.
+    pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
+        for address in &self.all {
+            lock(&address.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
+        }
     }
 }
 
 impl Address {
     fn unusable(name: &str, error: &Error) -> Self {
-        let state = Mutex::new(State::New);
-        let this = Self { name: name.to_owned(), socket: None, state };
+        let this = Self::new(name.to_owned(), None);
         this.leave_out(error);
         this
+    }
+
+    fn new(name: String, socket: Option<SocketAddr>) -> Self {
+        Self { name, socket, state: Mutex::new(State::New), domain: Mutex::default() }
+    }
+
+    fn is_shown(&self) -> bool {
+        matches!(*lock(&self.state), State::Shown)
     }
 
     fn leave_out(&self, error: &Error) {
@@ -251,24 +266,73 @@ impl Address {
 impl Server {
     /// A connection for bytes. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
     pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<TcpStream> {
+        match self.shown_in_turn(wire, port)? {
+            Some((_, stream)) => Ok(stream),
+            None => connect_from(port, &self.addresses, &self.options),
+        }
+    }
+
+    /// The same over RDMA, by a function that takes the address; `None`: the first. The server shows over TCP who it is.
+    pub(crate) fn connect_by<T>(
+        self: &Arc<Self>,
+        wire: usize,
+        connect: impl Fn(Option<usize>) -> Result<T>,
+    ) -> Result<T> {
+        while let Some((index, _)) = self.shown_in_turn(wire, 0)? {
+            match connect(Some(index)) {
+                // That is of this machine, and no other address helps.
+                Err(error) if Why::of(&error) == Some(Why::Memlock) => return Err(error),
+                Err(error) => self.further.all[index].leave_out(&error),
+                connected => return connected,
+            }
+        }
+        connect(None)
+    }
+
+    /// A further address with a connection on which it was just shown to be the server's, if a wire's turn is at one.
+    fn shown_in_turn(self: &Arc<Self>, wire: usize, port: u16) -> Result<Option<(usize, TcpStream)>> {
         if self.further.is_empty() {
-            return connect_from(port, &self.addresses, &self.options);
+            return Ok(None);
         }
         self.look_again();
-        while let Some(address) = self.further.in_turn(wire) {
-            let sample = *lock(&self.further.sample);
+        while let Some(index) = self.further.in_turn(wire) {
+            let (address, sample) = (&self.further.all[index], *lock(&self.further.sample));
             let found = address.connection(self, sample.as_ref(), port);
             if is_stopped() {
                 return Err(stopped());
             }
             address.looked(&found);
             match found {
-                Ok(stream) => return Ok(stream),
+                Ok(stream) => return Ok(Some((index, stream))),
                 Err(Unshown::Not(_)) => {}
                 Err(Unshown::Unclear) => break,
             }
         }
-        connect_from(port, &self.addresses, &self.options)
+        Ok(None)
+    }
+
+    /// Where a further address takes RDMA.
+    pub(crate) fn further_rdma_address(&self, index: usize) -> Result<SocketAddr> {
+        let (rdma, _) = self.rdma_address()?;
+        let own = self.further.all[index].socket.map(|socket| socket.ip());
+        let nothing = || Error::new(ErrorKind::Internal, "an address of nothing");
+        let address = rdma.further.get(index).copied().or(own).ok_or_else(nothing)?;
+        Ok(SocketAddr::new(address, rdma.port))
+    }
+
+    /// The protection domain of connections to a further address: that of the first, if the same device leads to both.
+    pub(crate) fn further_domain(&self, index: usize) -> Result<Arc<dyn Domain>> {
+        let mut kept = lock(&self.further.all[index].domain);
+        if let Some(domain) = &*kept {
+            return Ok(domain.clone());
+        }
+        let (rdma, _) = self.rdma_address()?;
+        let to = self.further_rdma_address(index)?;
+        let route = Route { timeout: self.options.connect.min(CHECK_TIME), ..Route::to(to) };
+        let (first, own) = (self.domain()?, rdma.fabric.open(&route)?);
+        let domain = if first.device().name == own.device().name { first } else { own };
+        *kept = Some(domain.clone());
+        Ok(domain)
     }
 
     /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
@@ -301,7 +365,11 @@ impl Server {
             let (server, tell) = (self.clone(), tell.clone());
             let look = move || {
                 let address = &server.further.all[index];
-                address.looked(&address.connection(&server, sample.as_ref(), 0));
+                let mut found = address.connection(&server, sample.as_ref(), 0);
+                if found.is_ok() && server.options.rdma.is_some() && !address.is_shown() {
+                    found = found.and_then(|stream| Ok(try_out_at(&server, index).map(|()| stream)?));
+                }
+                address.looked(&found);
                 drop(tell);
             };
             // Without a thread it is looked at later, and not used until then.

@@ -48,6 +48,8 @@ pub struct Rdma {
     pub fabric: Arc<dyn Fabric>,
     /// The server's address on the fabric; `None`: that of its name.
     pub address: Option<IpAddr>,
+    /// Those of [`Options::further`], in their order, where they are others on the fabric.
+    pub further: Vec<IpAddr>,
     /// Its port.
     pub port: u16,
     /// Ranges of memory that are registered for calls under way: of all servers on the fabric, because they share what may be locked.
@@ -71,14 +73,22 @@ impl Rdma {
         Self::new(fabric, Some(to.ip()), to.port())
     }
 
+    /// The same, with the addresses on the fabric of [`Options::further`].
+    #[must_use]
+    pub fn and_to(mut self, further: &[IpAddr]) -> Self {
+        self.further = further.to_vec();
+        self
+    }
+
     fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>, port: u16) -> Self {
-        Self { fabric, address, port, held: Arc::default() }
+        Self { fabric, address, further: Vec::new(), port, held: Arc::default() }
     }
 }
 
 impl PartialEq for Rdma {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.fabric, &other.fabric) && (self.address, self.port) == (other.address, other.port)
+        Arc::ptr_eq(&self.fabric, &other.fabric)
+            && (self.address, &self.further, self.port) == (other.address, &other.further, other.port)
     }
 }
 

@@ -159,6 +159,7 @@ impl Server {
     /// The device is gone: the next connection opens one anew, and nothing that was registered before is of use.
     pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
         lock(&self.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
+        self.further.forget_domain(domain);
     }
 
     /// The present session.

@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fake_nfs::{Asked, Fault, Server};
-use forebay_nfs::{File, LeftOut, Options, Url, open};
+use fake_nfs::{Asked, Fault, Placing, Server};
+use fake_verbs::{Fake, FakeDevice};
+use forebay_nfs::{File, LeftOut, Options, Rdma, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 /// As many calls as connections.
@@ -239,5 +241,63 @@ fn a_restart_of_the_server_ends_well() {
         server.restart();
         assert!(read(&file) == pattern(LEN), "{version}");
         assert!(read(&file) == pattern(LEN), "{version}");
+    }
+}
+
+const VIPS: [[u8; 4]; 3] = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 3]];
+
+/// A fabric of two devices: one leads to the first address, the other to the second.
+fn two_devices() -> Fake {
+    let fake = Fake::with(vec![
+        FakeDevice::new("fake0", [10, 0, 1, 1].into()),
+        FakeDevice::new("fake1", [10, 0, 1, 2].into()),
+    ]);
+    fake.route(VIPS[0].into(), "fake0");
+    fake.route(VIPS[1].into(), "fake1");
+    fake
+}
+
+fn by_rdma(fake: &Fake, further: &[&str]) -> Options {
+    let rdma = Rdma::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
+    let rdma = rdma.and_to(&[VIPS[1].into(), VIPS[2].into()]);
+    Options { rdma: Some(rdma), ..options(further) }
+}
+
+#[test]
+fn connections_over_rdma_go_to_all_addresses_by_the_device_that_leads_there() {
+    for version in VERSIONS {
+        for fake in [Fake::new(), two_devices()] {
+            let server = Arc::new(server());
+            server
+                .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
+            let _placing = VIPS[..2]
+                .iter()
+                .map(|vip| Placing::start_at(&fake, server.clone(), (*vip, 20049).into()))
+                .collect::<Vec<_>>();
+            let url = Url::parse(&server.url("/export/file", version)).unwrap();
+            // The third is the server's over TCP, too, but nobody takes RDMA there.
+            server.listen_at(at(3)).unwrap();
+            let file = open(&url, &by_rdma(&fake, &["127.0.0.2", "127.0.0.3"])).unwrap();
+            let reasons: Vec<_> = file.client().left_out().iter().map(told).collect();
+            assert!(
+                reasons.len() == 1 && reasons[0].starts_with("127.0.0.3 cannot connect: rejected"),
+                "{reasons:?}"
+            );
+            fake.record(true);
+            assert!(read(&file) == pattern(LEN), "{version}");
+            assert_eq!(
+                (file.client().traffic().connections, fake.counts().written),
+                (6, LEN as u64),
+                "{version}"
+            );
+            assert_eq!((fake.counts().refused, file.client().traffic().resent), (0, 0), "{version}");
+            let new: Vec<_> = pattern(LEN).iter().map(|byte| !byte).collect();
+            assert_eq!(file.write_at(&new, 0).unwrap(), LEN, "{version}");
+            assert!(server.durable("/export/file") == new, "{version}");
+            // One goes away: its connections go to the other.
+            fake.cut(VIPS[1].into(), true);
+            server.leave(at(2));
+            assert!(read(&file) == new, "{version}");
+        }
     }
 }

@@ -11,4 +11,4 @@ mod table;
 mod tcp;
 
 pub(crate) use base::Shared;
-pub(crate) use rdma::try_out;
+pub(crate) use rdma::{try_out, try_out_at};
