@@ -241,8 +241,10 @@ fn serve(
     let Some((mut reply, payload, fault)) = server.answer(connection.number(), &rpc) else {
         panic!("not a call: {rpc:?}");
     };
-    if fault == Some(Fault::NoReply) {
-        return Ok(());
+    match fault {
+        Some(Fault::NoReply) => return Ok(()),
+        Some(Fault::Late(time)) => std::thread::sleep(time),
+        _ => {}
     }
     let lie = if payload > 0 { lock(&ways.lie).take() } else { None };
     let mut bytes = reply.split_off(reply.len() - payload.next_multiple_of(4));

@@ -31,12 +31,14 @@ pub struct FakeDevice {
     pub dma_bufs: bool,
     /// RDMA READs of a peer that it answers at a time.
     pub reads: u8,
+    /// Its path below /sys/devices.
+    pub path: Option<String>,
 }
 
 impl FakeDevice {
     /// A device that can do all.
     pub fn new(name: &str, address: IpAddr) -> Self {
-        Self { name: name.to_owned(), address, windows: true, dma_bufs: true, reads: 16 }
+        Self { name: name.to_owned(), address, windows: true, dma_bufs: true, reads: 16, path: None }
     }
 
     pub(crate) fn describe(&self) -> Device {
@@ -45,6 +47,7 @@ impl FakeDevice {
             transport: Transport::Infiniband,
             windows: Some(self.windows),
             reads: Some(self.reads.into()),
+            path: self.path.clone(),
         }
     }
 }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::threads;
-use forebay_verbs::{Domain, Route, Why};
+use forebay_verbs::{Device, Domain, Route, Why};
 
-use crate::connect::{connect_from, resolve};
+use crate::connect::{connect_from, end_unsent, resolve};
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Version};
 use crate::lock;
@@ -78,6 +78,8 @@ pub(crate) struct Addresses {
     identity: Mutex<Option<Identity>>,
     /// Other versions: the file that was opened last.
     sample: Mutex<Option<Sample>>,
+    /// What connections over RDMA are of, by the number of the address: one for a NIC.
+    domains: Mutex<Vec<(usize, Arc<dyn Domain>)>>,
 }
 
 type Sample = (Handle, Attributes);
@@ -88,8 +90,6 @@ struct Address {
     /// None where the name has none.
     socket: Option<SocketAddr>,
     state: Mutex<State>,
-    /// What connections to it over RDMA are of.
-    domain: Mutex<Option<Arc<dyn Domain>>>,
 }
 
 #[derive(Debug)]
@@ -98,6 +98,8 @@ enum State {
     New,
     /// It was shown to be the server's.
     Shown,
+    /// It was, and another NIC leads there than the one that is to be used.
+    Aside,
     /// It is not used since then.
     LeftOut(LeftOut, Instant),
 }
@@ -106,6 +108,8 @@ enum State {
 enum Unshown {
     /// The address is left out.
     Not(Error),
+    /// Another NIC leads there than the one that is to be used.
+    Aside,
     /// It cannot be said now.
     Unclear,
 }
@@ -155,11 +159,6 @@ impl Addresses {
         *lock(&self.identity) = Some(identity);
     }
 
-    /// How many addresses are in use, with the first.
-    pub(crate) fn in_use(&self) -> usize {
-        1 + self.all.iter().filter(|one| one.is_shown()).count()
-    }
-
     /// Those that are left out.
     pub(crate) fn left_out(&self) -> Vec<LeftOut> {
         let why = |one: &Address| match &*lock(&one.state) {
@@ -169,18 +168,14 @@ impl Addresses {
         self.all.iter().filter_map(why).collect()
     }
 
-    /// The address for a connection; `None`: the first.
-    fn in_turn(&self, wire: usize) -> Option<usize> {
-        let shown: Vec<_> = (0..self.all.len()).filter(|index| self.all[*index].is_shown()).collect();
-        let turn = wire % (1 + shown.len());
-        shown.get(turn.checked_sub(1)?).copied()
+    /// Those in use, by their numbers.
+    fn shown(&self) -> Vec<usize> {
+        (0..self.all.len()).filter(|index| self.all[*index].is_shown()).collect()
     }
 
     /// The device of a domain is gone.
     pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
-        for address in &self.all {
-            lock(&address.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
-        }
+        lock(&self.domains).retain(|(_, kept)| !Arc::ptr_eq(kept, domain));
     }
 }
 
@@ -192,7 +187,7 @@ impl Address {
     }
 
     fn new(name: String, socket: Option<SocketAddr>) -> Self {
-        Self { name, socket, state: Mutex::new(State::New), domain: Mutex::default() }
+        Self { name, socket, state: Mutex::new(State::New) }
     }
 
     fn is_shown(&self) -> bool {
@@ -219,6 +214,7 @@ impl Address {
         match &mut *lock(&self.state) {
             State::New => true,
             State::Shown => always,
+            State::Aside => false,
             State::LeftOut(_, since) => {
                 let is_due = since.elapsed() >= LEFT_OUT;
                 if is_due {
@@ -242,6 +238,8 @@ impl Address {
             ..options.clone()
         };
         let stream = connect_from(port, &[socket], &options)?;
+        // One that has shown all it was to show leaves its port, of which there are few below 1024, at once.
+        end_unsent(&stream);
         // What another server says, or does not, is nothing of this one's.
         let outage = Outage::new(server.name.clone());
         let mut exchange = Exchange::on(stream, socket, options, outage);
@@ -258,6 +256,7 @@ impl Address {
         match found {
             Ok(_) => *lock(&self.state) = State::Shown,
             Err(Unshown::Not(error)) => self.leave_out(error),
+            Err(Unshown::Aside) => *lock(&self.state) = State::Aside,
             Err(Unshown::Unclear) => {}
         }
     }
@@ -295,7 +294,7 @@ impl Server {
             return Ok(None);
         }
         self.look_again();
-        while let Some(index) = self.further.in_turn(wire) {
+        while let Some(index) = self.in_turn(wire) {
             let (address, sample) = (&self.further.all[index], *lock(&self.further.sample));
             let found = address.connection(self, sample.as_ref(), port);
             if is_stopped() {
@@ -304,11 +303,58 @@ impl Server {
             address.looked(&found);
             match found {
                 Ok(stream) => return Ok(Some((index, stream))),
-                Err(Unshown::Not(_)) => {}
+                Err(Unshown::Not(_) | Unshown::Aside) => {}
                 Err(Unshown::Unclear) => break,
             }
         }
         Ok(None)
+    }
+
+    /// The address for a connection; `None`: the first.
+    fn in_turn(&self, wire: usize) -> Option<usize> {
+        let (shown, first) = (self.further.shown(), usize::from(self.uses_first()));
+        let turn = wire % (first + shown.len()).max(1);
+        shown.get(turn.checked_sub(first)?).copied()
+    }
+
+    /// How many addresses are in use.
+    pub(crate) fn addresses_in_use(&self) -> usize {
+        usize::from(self.uses_first()) + self.further.shown().len()
+    }
+
+    /// The NIC that is to be used, if not all are.
+    fn nic(&self) -> Option<&str> {
+        self.options.rdma.as_ref()?.nic.as_deref()
+    }
+
+    /// Whether bytes go to the first address: where a NIC is named, if that leads there.
+    fn uses_first(&self) -> bool {
+        self.nic().is_none_or(|nic| self.domain().is_ok_and(|domain| domain.device().name == nic))
+    }
+
+    /// The protection domain of connections to the first address that is in use.
+    pub(crate) fn domain_in_use(&self) -> Result<Arc<dyn Domain>> {
+        if self.uses_first() {
+            return self.domain();
+        }
+        match self.further.shown().first() {
+            Some(index) => self.further_domain(*index),
+            None => Err(Why::NoRoute
+                .error("the NIC leads to no address of the server")
+                .with("nic", self.nic().unwrap_or_default())),
+        }
+    }
+
+    /// The NICs that lead to the addresses in use.
+    pub(crate) fn nics(&self) -> Vec<Device> {
+        let mut all: Vec<Device> = Vec::new();
+        let further = self.further.shown().into_iter().map(|index| self.further_domain(index));
+        for domain in self.uses_first().then(|| self.domain()).into_iter().chain(further).flatten() {
+            if all.iter().all(|known| known.name != domain.device().name) {
+                all.push(domain.device().clone());
+            }
+        }
+        all
     }
 
     /// Where a further address takes RDMA.
@@ -320,19 +366,30 @@ impl Server {
         Ok(SocketAddr::new(address, rdma.port))
     }
 
-    /// The protection domain of connections to a further address: that of the first, if the same device leads to both.
+    /// The protection domain of connections to a further address: that of others to which the same NIC leads.
     pub(crate) fn further_domain(&self, index: usize) -> Result<Arc<dyn Domain>> {
-        let mut kept = lock(&self.further.all[index].domain);
-        if let Some(domain) = &*kept {
+        let mut kept = lock(&self.further.domains);
+        if let Some((_, domain)) = kept.iter().find(|(known, _)| *known == index) {
             return Ok(domain.clone());
         }
         let (rdma, _) = self.rdma_address()?;
         let to = self.further_rdma_address(index)?;
         let route = Route { timeout: self.options.connect.min(CHECK_TIME), ..Route::to(to) };
-        let (first, own) = (self.domain()?, rdma.fabric.open(&route)?);
-        let domain = if first.device().name == own.device().name { first } else { own };
-        *kept = Some(domain.clone());
+        let own = rdma.fabric.open(&route)?;
+        let others = self.domain().into_iter().chain(kept.iter().map(|(_, domain)| domain.clone()));
+        let known = others.into_iter().find(|other| other.device().name == own.device().name);
+        let domain = known.unwrap_or(own);
+        kept.push((index, domain.clone()));
         Ok(domain)
+    }
+
+    /// Whether an address takes RDMA, by the NIC that is to be used.
+    fn try_by_rdma(&self, index: usize) -> Result<(), Unshown> {
+        let domain = self.further_domain(index)?;
+        if self.nic().is_some_and(|nic| nic != domain.device().name) {
+            return Err(Unshown::Aside);
+        }
+        Ok(try_out_at(self, index)?)
     }
 
     /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
@@ -367,7 +424,7 @@ impl Server {
                 let address = &server.further.all[index];
                 let mut found = address.connection(&server, sample.as_ref(), 0);
                 if found.is_ok() && server.options.rdma.is_some() && !address.is_shown() {
-                    found = found.and_then(|stream| Ok(try_out_at(&server, index).map(|()| stream)?));
+                    found = found.and_then(|stream| server.try_by_rdma(index).map(|()| stream));
                 }
                 address.looked(&found);
                 drop(tell);
@@ -392,6 +449,12 @@ fn other(text: &str) -> Unshown {
     Unshown::Not(Error::new(ErrorKind::Unsupported, text))
 }
 
+/// Its addresses share no session: they are nodes, or the server knows a client anew at each.
+fn unshared(text: &str) -> Unshown {
+    let hint = "version 3 needs no session: ?version=3 in the URL, or vers=3 for the mount";
+    Unshown::Not(Error::new(ErrorKind::Unsupported, text).hint(hint))
+}
+
 /// Whether the server at the other end says that it is the same, and knows the session.
 fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> {
     let identity = lock(&server.further.identity).clone();
@@ -410,7 +473,7 @@ fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> 
         return Err(other("another server answers there"));
     }
     if told.minor != known.minor {
-        return Err(other(
+        return Err(unshared(
             "another node of the server answers there, which shares no session with the first",
         ));
     }
@@ -422,10 +485,12 @@ fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> 
         |from| v4::get_bind(from, &granted.session),
     )?;
     match bound {
-        _ if told.client != known.client => Err(other("the server does not know this client there")),
+        _ if told.client != known.client => Err(unshared("the server does not know this client there")),
         // Without it a connection is known by its first call in a slot.
         Ok(()) | Err(Status::NOT_SUPPORTED) => Ok(()),
-        Err(status) if status.is_session_lost() => Err(other("the server does not know the session there")),
+        Err(status) if status.is_session_lost() => {
+            Err(unshared("the server does not know the session there"))
+        }
         Err(status) => Err(refused(server, status)),
     }
 }

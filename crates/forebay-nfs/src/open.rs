@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Why;
@@ -14,7 +15,7 @@ use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
 use crate::lock;
 use crate::mount::{Mounted, Named};
-use crate::options::Options;
+use crate::options::{Options, Rdma};
 use crate::place::Registered;
 use crate::rpc::{Credential, Program};
 use crate::session::Server;
@@ -31,7 +32,15 @@ pub struct File {
     client: Arc<Client>,
     named: Arc<job::FileTarget>,
     opened: Attributes,
+    /// The same by one NIC alone, or why not, and since when.
+    by_nic: Arc<Mutex<Vec<FileByNic>>>,
 }
+
+/// A file by a NIC, which is named.
+type FileByNic = (String, Result<Arc<File>>, Instant);
+
+/// After how long it is tried again to reach a file by a NIC that did not lead there.
+const NIC_PAUSE: Duration = Duration::from_mins(1);
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,7 +80,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
         }
     }
     let named = Arc::new(job::FileTarget { handle: found.handle, name: url.to_string() });
-    Ok(File { client: found.client, named, opened: found.attributes })
+    Ok(File { client: found.client, named, opened: found.attributes, by_nic: Arc::default() })
 }
 
 /// A file or directory of a server.
@@ -217,7 +226,7 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     }
     let client = known.unwrap_or_else(|| new_client(&server, port, limits));
     let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
-    Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened })
+    Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened, by_nic: Arc::default() })
 }
 
 /// What a handle is of, and what its server takes.
@@ -431,6 +440,43 @@ impl File {
     /// Its server.
     pub fn client(&self) -> &Arc<Client> {
         &self.client
+    }
+
+    /// The same file, by the addresses alone to which a NIC leads: connections of their own, for memory that is registered with it. Asks
+    /// the server when it is first called.
+    pub fn by_nic(&self, nic: &str) -> Result<Arc<Self>> {
+        self.client.check_process()?;
+        let mut all = lock(&self.by_nic);
+        all.retain(|(_, found, since)| found.is_ok() || since.elapsed() < NIC_PAUSE);
+        if let Some((_, found, _)) = all.iter().find(|(name, ..)| name == nic) {
+            return found.clone();
+        }
+        let found = self.open_by_nic(nic).map(Arc::new);
+        all.push((nic.to_owned(), found.clone(), Instant::now()));
+        found
+    }
+
+    fn open_by_nic(&self, nic: &str) -> Result<Self> {
+        let of = self.client.server_of();
+        let rdma = of.options.rdma.clone().map(|rdma| Rdma { nic: Some(nic.to_owned()), ..rdma });
+        let options = Options { rdma, ..of.options.clone() };
+        let port = of.addresses.first().map_or(0, SocketAddr::port);
+        let known = known((&of.name, port), of.version, &options);
+        let server = match &known {
+            Some(client) => client.server_of().clone(),
+            None => Arc::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options)),
+        };
+        if server.who != of.who {
+            return Err(Error::new(ErrorKind::PermissionDenied, "the file was opened by another user"));
+        }
+        if known.is_none() {
+            server.renew(0)?;
+        }
+        server.opened(self.handle(), &self.opened);
+        // Fails where the NIC leads to no address.
+        server.domain_in_use()?;
+        let client = known.unwrap_or_else(|| new_client(&server, port, self.client.limits()));
+        Ok(Self { client, named: self.named.clone(), opened: self.opened, by_nic: Arc::default() })
     }
 
     /// Its handle.

@@ -52,6 +52,8 @@ pub struct Rdma {
     pub further: Vec<IpAddr>,
     /// Its port.
     pub port: u16,
+    /// Only addresses that this NIC leads to carry bytes.
+    pub(crate) nic: Option<String>,
     /// Ranges of memory that are registered for calls under way: of all servers on the fabric, because they share what may be locked.
     pub(crate) held: Arc<RegionCounts>,
 }
@@ -81,7 +83,7 @@ impl Rdma {
     }
 
     fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>, port: u16) -> Self {
-        Self { fabric, address, further: Vec::new(), port, held: Arc::default() }
+        Self { fabric, address, further: Vec::new(), port, nic: None, held: Arc::default() }
     }
 }
 
@@ -89,6 +91,7 @@ impl PartialEq for Rdma {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.fabric, &other.fabric)
             && (self.address, &self.further, self.port) == (other.address, &other.further, other.port)
+            && self.nic == other.nic
     }
 }
 

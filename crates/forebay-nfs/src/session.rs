@@ -143,7 +143,7 @@ impl Server {
         Ok((rdma, SocketAddr::new(address, rdma.port)))
     }
 
-    /// The protection domain of its connections, opened when it is first needed.
+    /// The protection domain of connections to its first address, opened when it is first needed.
     pub(crate) fn domain(&self) -> Result<Arc<dyn Domain>> {
         let mut kept = lock(&self.domain);
         if let Some(domain) = &*kept {

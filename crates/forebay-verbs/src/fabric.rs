@@ -70,6 +70,8 @@ pub struct Device {
     pub windows: Option<bool>,
     /// RDMA READs of a peer that it answers at a time.
     pub reads: Option<u32>,
+    /// Its path below /sys/devices, which says where it is on the PCI bus. `None`: not told.
+    pub path: Option<String>,
 }
 
 /// A protection domain on an opened device. Threads share it.

@@ -21,22 +21,23 @@ pub(super) type Placed = (usize, Result<(Rate, String)>);
 /// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.
 pub(super) fn probe(url: &Url) -> Result<Vec<Placed>> {
     let rdma = Rdma::of_machine()?;
-    let session = Session::with_config(only_rdma(Config::from_env()?))?;
-    place(&session, url, rdma)
+    let config = Config::from_env()?;
+    let further = config.nfs_servers.of(&[&url.server]);
+    let options = Options { rdma: Some(rdma), connections: CONNECTIONS, further, ..Options::default() };
+    place(&Session::with_config(only_rdma(config))?, url, &options)
 }
 
 fn only_rdma(config: Config) -> Config {
     Config { engine: Some("rdma".to_owned()), nfs: Nfs::Rdma, ..config }
 }
 
-fn place(session: &Session, url: &Url, rdma: Rdma) -> Result<Vec<Placed>> {
+fn place(session: &Session, url: &Url, options: &Options) -> Result<Vec<Placed>> {
     let gpus = &session.devices().gpus;
     if gpus.is_empty() {
         return Ok(Vec::new());
     }
     let expected = expected(url)?;
-    let options = Options { rdma: Some(rdma), connections: CONNECTIONS, ..Options::default() };
-    let opened = open(url, &options)?;
+    let opened = open(url, options)?;
     let version = opened.client().version();
     let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))));
     let (bytes, none) = (expected.len() as u64, Duration::ZERO);
@@ -92,9 +93,9 @@ mod tests {
     use fake_verbs::Fake;
     use forebay_config::Config;
     use forebay_engine::Session;
-    use forebay_nfs::{Rdma, Url};
+    use forebay_nfs::{Options, Rdma, Url};
 
-    use super::{only_rdma, place};
+    use super::{CONNECTIONS, only_rdma, place};
 
     const DMA_BUF_SUPPORTED: i32 = 124;
 
@@ -110,7 +111,8 @@ mod tests {
         let tell = || {
             let rdma = Rdma::by(Arc::new(fabric.clone()), Placing::address());
             let session = Session::with_config(only_rdma(Config::default())).unwrap();
-            place(&session, &url, rdma).unwrap().pop().unwrap()
+            let options = Options { rdma: Some(rdma), connections: CONNECTIONS, ..Options::default() };
+            place(&session, &url, &options).unwrap().pop().unwrap()
         };
         let (index, refused) = tell();
         assert!(index == 0 && refused.unwrap_err().to_string().contains("makes no dma-bufs"));
