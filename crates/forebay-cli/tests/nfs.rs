@@ -100,6 +100,8 @@ fn further_addresses_of_a_server_are_used_or_told() {
         server = Server::start();
     }
     server.put("/export/file", bytes(20_000_003));
+    // Each reply is late: all connections get work.
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(10))));
     let servers = "127.0.0.1=127.0.0.2,127.0.0.3";
     for version in ["3", "4.1"] {
         let url = server.url("/export/file", version);

@@ -102,6 +102,8 @@ fn connections_go_to_further_addresses_that_are_the_servers() {
     while place.server.listen_at([127, 0, 0, 2].into()).is_err() {
         place = mounts::place();
     }
+    // Each reply is late: all connections get work.
+    place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
     for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
         for named in ["127.0.0.1", "NAS"] {
             let nfs_servers = format!("other=10.0.0.1,{named}=127.0.0.2,127.0.0.3").parse().unwrap();

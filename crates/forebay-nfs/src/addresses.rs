@@ -7,7 +7,7 @@
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -24,7 +24,6 @@ use crate::session::{Server, get_look, put_look};
 use crate::status::Status;
 use crate::v3;
 use crate::v4::{self, ClientId};
-use crate::wire::try_out_at;
 
 /// Further addresses of a server, at most: with the first as many as connections.
 const MOST: usize = 15;
@@ -80,9 +79,13 @@ pub(crate) struct Addresses {
     sample: Mutex<Option<Sample>>,
     /// What connections over RDMA are of, by the number of the address: one for a NIC.
     domains: Mutex<Vec<(usize, Arc<dyn Domain>)>>,
+    tries_rdma: OnceLock<TriesRdma>,
 }
 
 type Sample = (Handle, Attributes);
+
+/// Whether an address, by its number, takes RDMA: what connections do.
+type TriesRdma = fn(&Server, usize) -> Result<()>;
 
 #[derive(Debug)]
 struct Address {
@@ -389,15 +392,17 @@ impl Server {
         if self.nic().is_some_and(|nic| nic != domain.device().name) {
             return Err(Unshown::Aside);
         }
-        Ok(try_out_at(self, index)?)
+        let Some(tries) = self.further.tries_rdma.get() else { return Err(Unshown::Unclear) };
+        Ok(tries(self, index)?)
     }
 
     /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
     /// not known yet. Ends when all have answered, or were left out.
-    pub(crate) fn opened(self: &Arc<Self>, handle: &Handle, facts: &Attributes) {
+    pub(crate) fn opened(self: &Arc<Self>, handle: &Handle, facts: &Attributes, tries_rdma: TriesRdma) {
         if self.further.is_empty() {
             return;
         }
+        self.further.tries_rdma.get_or_init(|| tries_rdma);
         let sample = (*handle, *facts);
         *lock(&self.further.sample) = Some(sample);
         self.look(!self.version.has_session(), true);

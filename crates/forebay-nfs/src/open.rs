@@ -23,7 +23,7 @@ use crate::status::Status;
 use crate::url::Url;
 use crate::v3;
 use crate::v4::{self, op};
-use crate::wire::try_out;
+use crate::wire::{try_out, try_out_at};
 use crate::xdr::{Reader, Writer};
 
 /// A file of a server. It is open nowhere but here.
@@ -138,7 +138,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
     };
     let (handle, attributes, limits) = look_up(url, &server).map_err(|error| at(url, error))?;
-    server.opened(&handle, &attributes);
+    server.opened(&handle, &attributes, try_out_at);
     if client.is_none() {
         try_out(&server).map_err(|error| at(url, error))?;
     }
@@ -220,7 +220,7 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
         let text = format!("{OTHER_FACTS}: it has just changed, or {what}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    server.opened(&handle, &opened);
+    server.opened(&handle, &opened, try_out_at);
     if known.is_none() {
         try_out(&server)?;
     }
@@ -472,7 +472,7 @@ impl File {
         if known.is_none() {
             server.renew(0)?;
         }
-        server.opened(self.handle(), &self.opened);
+        server.opened(self.handle(), &self.opened, try_out_at);
         // Fails where the NIC leads to no address.
         server.domain_in_use()?;
         let client = known.unwrap_or_else(|| new_client(&server, port, self.client.limits()));

@@ -29,6 +29,8 @@ fn server() -> Server {
     });
     let server = server.unwrap();
     server.put("/export/file", pattern(LEN));
+    // Each reply is late: all connections get work.
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
     server
 }
 
@@ -62,8 +64,6 @@ fn told(left_out: &LeftOut) -> String {
 fn connections_go_to_all_addresses_in_turn() {
     for version in VERSIONS {
         let server = server();
-        // Each reply is late: all connections get work.
-        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
         let file = opened(&server, version, &["127.0.0.2"]);
         assert_eq!((file.client().addresses_in_use(), file.client().left_out()), (2, vec![]), "{version}");
         let before = [server.connections_to(at(1)), server.connections_to(at(2))];
@@ -185,7 +185,6 @@ fn an_address_that_takes_connections_and_says_nothing_is_left_out_soon() {
 fn an_address_that_goes_away_while_it_is_used_is_left_out() {
     for version in VERSIONS {
         let server = server();
-        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
         let file = opened(&server, version, &["127.0.0.2"]);
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&file));
@@ -268,8 +267,6 @@ fn connections_over_rdma_go_to_all_addresses_by_the_device_that_leads_there() {
     for version in VERSIONS {
         for fake in [Fake::new(), two_devices()] {
             let server = Arc::new(server());
-            server
-                .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
             let _placing = VIPS[..2]
                 .iter()
                 .map(|vip| Placing::start_at(&fake, server.clone(), (*vip, 20049).into()))
