@@ -534,3 +534,42 @@ fn facts(server: &Server, exchange: &mut Exchange, handle: &Handle) -> Result<Re
     let said = server.compound_on(exchange, LOOKING, 2, |to| put_look(to, handle), get_look)?;
     Ok(said.map(|(attributes, _)| attributes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(names: &[&str]) -> Addresses {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        Addresses::new(&names, &[([10, 0, 0, 1], 2049).into()])
+    }
+
+    #[test]
+    fn an_address_that_was_left_out_is_looked_at_once_after_a_minute() {
+        let addresses = addresses(&["10.0.0.2"]);
+        let address = &addresses.all[0];
+        assert!(address.is_due(false));
+        address.leave_out(&Error::new(ErrorKind::Io, "for a test"));
+        assert!(!address.is_due(true));
+        if let State::LeftOut(_, since) = &mut *lock(&address.state) {
+            *since = since.checked_sub(LEFT_OUT).unwrap();
+        }
+        assert!(address.is_due(false) && !address.is_due(false));
+        // The reason is told until it was shown to be the server's.
+        assert_eq!(addresses.left_out()[0].reason, "for a test");
+        *lock(&address.state) = State::Shown;
+        assert!(!address.is_due(false) && address.is_due(true) && addresses.left_out().is_empty());
+    }
+
+    #[test]
+    fn addresses_are_taken_once_and_at_most_15() {
+        let none = addresses(&["10.0.0.1", "10.0.0.2", "10.0.0.2", "fd00::2", "fd00:0::2"]);
+        let names: Vec<_> =
+            none.all.iter().map(|one| (one.name.as_str(), one.socket.unwrap().port())).collect();
+        assert_eq!(names, [("10.0.0.2", 2049), ("fd00::2", 2049)]);
+        let names: Vec<_> = (2..20).map(|last| format!("10.0.0.{last}")).collect();
+        let many = addresses(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(many.left_out().len(), 3);
+        assert_eq!(many.left_out()[0].address, "10.0.0.17");
+    }
+}
