@@ -47,6 +47,7 @@ fuzz_target!(|data: &[u8]| {
         5 => {
             let _ = v4::get_handle(&mut from());
             let _ = v4::get_exchange_id(&mut from());
+            let _ = v4::get_bind(&mut from(), &[0; 16]);
             if let Ok(Ok(granted)) = v4::get_create_session(&mut from()) {
                 assert!(granted.slots > 0);
             }

@@ -9,7 +9,8 @@ mod v3;
 mod v4;
 mod words;
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -107,9 +108,14 @@ pub enum Fault {
 /// Decides what goes wrong.
 pub type Faults = Box<dyn FnMut(&Seen) -> Option<Fault> + Send>;
 
+/// Servers of the process: each says that it is another one.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
 /// A server; it ends when it is dropped.
 pub struct Server {
     address: SocketAddr,
+    /// Further ones.
+    others: Mutex<Vec<(SocketAddr, Arc<AtomicBool>)>>,
     shared: Arc<Shared>,
 }
 
@@ -120,6 +126,8 @@ pub(crate) struct Shared {
     counts: [AtomicU64; 7],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
+    /// By the address that they came to.
+    connection_counts: Mutex<HashMap<IpAddr, u64>>,
     /// The ports that they came from.
     ports: Mutex<Vec<u16>>,
     is_over: AtomicBool,
@@ -137,6 +145,8 @@ pub(crate) struct Shared {
     hides_states: AtomicBool,
     /// How many GETATTRs behind a READ of version 4 ask to wait.
     pub(crate) delayed_states: AtomicU64,
+    /// What it says of itself: its owner's major and minor id.
+    pub(crate) owner: Mutex<(Vec<u8>, u64)>,
     /// A status that calls in a session fail with, and how many.
     refused_places: Mutex<(u32, u32)>,
     /// The port by which the portmapper lists NFS over RDMA.
@@ -177,6 +187,7 @@ impl Server {
             counts: Default::default(),
             connections: Mutex::default(),
             connection_count: AtomicU64::new(0),
+            connection_counts: Mutex::default(),
             ports: Mutex::default(),
             is_over: AtomicBool::new(false),
             limit: AtomicU64::new(1 << 20),
@@ -187,12 +198,60 @@ impl Server {
             wrong_slots: AtomicU64::new(0),
             hides_states: AtomicBool::new(false),
             delayed_states: AtomicU64::new(0),
+            owner: Mutex::new((format!("fake {}", NUMBERS.fetch_add(1, Ordering::Relaxed)).into_bytes(), 0)),
             refused_places: Mutex::default(),
             listed_rdma: Mutex::default(),
         });
         let serving = shared.clone();
-        std::thread::spawn(move || serve::accept(&listener, &serving));
-        Self { address, shared }
+        std::thread::spawn(move || serve::accept(&listener, &serving, &AtomicBool::new(false)));
+        Self { address, others: Mutex::default(), shared }
+    }
+
+    /// Listens on the same port of another address of this host, too.
+    ///
+    /// # Errors
+    /// If the port is taken there.
+    pub fn listen_at(&self, address: IpAddr) -> std::io::Result<()> {
+        let listener = TcpListener::bind((address, self.address.port()))?;
+        let is_over = Arc::<AtomicBool>::default();
+        lock(&self.others).push((listener.local_addr()?, is_over.clone()));
+        let serving = self.shared.clone();
+        std::thread::spawn(move || serve::accept(&listener, &serving, &is_over));
+        Ok(())
+    }
+
+    /// Leaves an address at which it listens: connections there end, and no more are taken.
+    pub fn leave(&self, address: IpAddr) {
+        lock(&self.others).retain(|(at, is_over)| {
+            if at.ip() != address {
+                return true;
+            }
+            is_over.store(true, Ordering::Relaxed);
+            let _ = TcpStream::connect(at);
+            false
+        });
+        lock(&self.shared.connections).retain(|connection| {
+            let is_there = connection.local_addr().is_ok_and(|at| at.ip() == address);
+            if is_there {
+                let _ = connection.shutdown(std::net::Shutdown::Both);
+            }
+            !is_there
+        });
+    }
+
+    /// Connections so far that came to an address.
+    pub fn connections_to(&self, address: IpAddr) -> u64 {
+        lock(&self.shared.connection_counts).get(&address).copied().unwrap_or(0)
+    }
+
+    /// Says that it is another server, or another node, from now on.
+    pub fn own(&self, major: &str, minor: u64) {
+        *lock(&self.shared.owner) = (major.as_bytes().to_vec(), minor);
+    }
+
+    /// What it says that it is.
+    pub fn owner(&self) -> String {
+        String::from_utf8_lossy(&lock(&self.shared.owner).0).into_owned()
     }
 
     /// Where it listens.
@@ -352,6 +411,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
         self.shared.restart();
-        let _ = TcpStream::connect(self.address);
+        for address in lock(&self.others).iter().map(|(at, _)| at).chain([&self.address]) {
+            let _ = TcpStream::connect(address);
+        }
     }
 }

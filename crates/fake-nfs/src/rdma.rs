@@ -100,6 +100,14 @@ impl Placing {
     /// # Panics
     /// If another one listens there.
     pub fn start(fabric: &impl Fabric, server: Arc<Server>) -> Self {
+        Self::start_at(fabric, server, Self::address())
+    }
+
+    /// The same at another address.
+    ///
+    /// # Panics
+    /// If another one listens there.
+    pub fn start_at(fabric: &impl Fabric, server: Arc<Server>, at: SocketAddr) -> Self {
         let ways = Arc::new(Ways {
             lie: Mutex::new(None),
             credits: AtomicU32::new(4),
@@ -107,7 +115,7 @@ impl Placing {
             most: AtomicUsize::new(0),
         });
         let is_over = Arc::<AtomicBool>::default();
-        let mut listener = fabric.listen(Self::address()).unwrap();
+        let mut listener = fabric.listen(at).unwrap();
         let (serving_ways, over) = (ways.clone(), is_over.clone());
         let thread = std::thread::spawn(move || {
             let mut serving = Vec::new();
@@ -255,6 +263,7 @@ fn serve(
     match fault {
         Some(Fault::NoReply) => return Ok(()),
         Some(Fault::Flood(pause)) => return flood(connection, inbox, &call, reply, pause),
+        Some(Fault::Late(time)) => std::thread::sleep(time),
         _ => {}
     }
     let lie = if payload > 0 { lock(&ways.lie).take() } else { None };

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::words::{In, Out};
 use crate::{Asked, Fault, Seen, Shared, lock, v3, v4};
@@ -74,13 +74,16 @@ impl Calling<'_> {
     }
 }
 
-pub(crate) fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+pub(crate) fn accept(listener: &TcpListener, shared: &Arc<Shared>, is_over: &AtomicBool) {
     for stream in listener.incoming().flatten() {
-        if shared.is_over.load(Ordering::Relaxed) {
+        if shared.is_over.load(Ordering::Relaxed) || is_over.load(Ordering::Relaxed) {
             return;
         }
         let connection = shared.connection_count.fetch_add(1, Ordering::Relaxed);
         lock(&shared.connections).extend(stream.try_clone());
+        if let Ok(at) = stream.local_addr() {
+            *lock(&shared.connection_counts).entry(at.ip()).or_default() += 1;
+        }
         lock(&shared.ports).extend(stream.peer_addr().map(|peer| peer.port()));
         let shared = shared.clone();
         std::thread::spawn(move || {

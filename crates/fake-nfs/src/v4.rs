@@ -16,6 +16,8 @@ const NO_ENTRY: u32 = 2;
 pub(crate) struct Sessions {
     next: u64,
     clients: HashMap<u64, u32>,
+    /// Clients that have a session, by what they say of themselves: verifier and owner.
+    known: HashMap<Vec<u8>, u64>,
     slots: HashMap<[u8; 16], Vec<u32>>,
     /// Connections that sessions know.
     bound: HashSet<([u8; 16], u64)>,
@@ -24,6 +26,7 @@ pub(crate) struct Sessions {
 impl Sessions {
     pub(crate) fn forget(&mut self) {
         self.clients.clear();
+        self.known.clear();
         self.slots.clear();
         self.bound.clear();
     }
@@ -76,11 +79,12 @@ type Done = Result<(u32, Out), Refused>;
 
 impl Compound {
     fn run(&mut self, calling: &mut Calling<'_>, op: u32, from: &mut In<'_>) -> Done {
-        let outside = [42, 43, 44, 57].contains(&op);
+        let outside = [41, 42, 43, 44, 57].contains(&op);
         if self.minor > 0 && !self.is_placed && !outside && op != 53 {
             return Ok((10071, Out::default()));
         }
         match op {
+            41 => bind(calling, from),
             42 => exchange(calling, from),
             43 => create(calling, from),
             44 => destroy(calling, from),
@@ -250,20 +254,42 @@ impl Compound {
     }
 }
 
+fn bind(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
+    let session: [u8; 16] = arguments(from.raw(16))?.try_into().map_err(|_| Refused::Arguments)?;
+    let (direction, by_rdma) = (arguments(from.word())?, arguments(from.word())?);
+    if (direction, by_rdma) != (1, 0) {
+        return Err(Refused::Arguments);
+    }
+    let mut sessions = lock(&calling.shared.sessions);
+    if !sessions.slots.contains_key(&session) {
+        return Ok((10052, Out::default()));
+    }
+    sessions.bound.insert((session, calling.connection));
+    Ok((0, Out::default().raw(&session).words(&[1, 0])))
+}
+
 fn exchange(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
-    arguments(from.raw(8))?;
-    arguments(from.bytes())?;
+    let mut who = arguments(from.raw(8))?.to_vec();
+    who.extend(arguments(from.bytes())?);
     let (_flags, protection, implementations) =
         (arguments(from.word())?, arguments(from.word())?, arguments(from.word())?);
     if (protection, implementations) != (0, 0) {
         return Err(Refused::Arguments);
     }
     let mut sessions = lock(&calling.shared.sessions);
-    sessions.next += 1;
-    let client = sessions.next;
-    sessions.clients.insert(client, 1);
-    let out = Out::default().long(client).words(&[1, 0x0001_0000, 0]).long(0);
-    Ok((0, out.bytes(b"fake").bytes(b"fake").word(0)))
+    let (major, minor) = lock(&calling.shared.owner).clone();
+    let known = sessions.known.get(&who).copied().filter(|client| sessions.clients.contains_key(client));
+    let (client, flags) = if let Some(client) = known {
+        (client, 0x8001_0000)
+    } else {
+        sessions.next += 1;
+        let client = sessions.next;
+        sessions.clients.insert(client, 1);
+        sessions.known.insert(who, client);
+        (client, 0x0001_0000)
+    };
+    let out = Out::default().long(client).words(&[1, flags, 0]).long(minor);
+    Ok((0, out.bytes(&major).bytes(b"fake").word(0)))
 }
 
 fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {

@@ -122,6 +122,11 @@ impl Domain for FakeDomain {
 
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>> {
         self.present()?;
+        if self.machine().route(to.ip()).is_some_and(|name| name != self.device.name) {
+            return Err(Why::NoRoute
+                .error("cannot connect: another device than the domain's is on the route")
+                .with("address", to));
+        }
         let bytes = |count: u32, size: u32| u64::from(count) * u64::from(size);
         let mut memory = FakeMemory::new(self.machine(), None);
         memory.lock_bytes(

@@ -51,6 +51,11 @@ impl Fake {
         }
     }
 
+    /// Has this device alone lead to an address. Addresses without a route are reached by each.
+    pub fn route(&self, to: IpAddr, device: &str) {
+        lock(&self.0.machine.routes).push((to, device.to_owned()));
+    }
+
     /// Removes a device: its connections are down, its memory is deregistered.
     pub fn remove_device(&self, name: &str) {
         let index = lock(&self.0.machine.devices)
@@ -103,7 +108,7 @@ impl Fabric for Fake {
     }
 
     fn open(&self, route: &Route) -> Result<Arc<dyn Domain>> {
-        let Some((index, device)) = self.0.machine.device_at(route.from) else {
+        let Some((index, device)) = self.0.machine.device_to(route.to.ip(), route.from) else {
             let why = if self.0.machine.device_at(None).is_some() { Why::NoRoute } else { Why::NoDevice };
             return Err(why.error("cannot open an RDMA device").with("to", route.to));
         };

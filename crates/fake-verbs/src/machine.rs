@@ -31,12 +31,14 @@ pub struct FakeDevice {
     pub dma_bufs: bool,
     /// RDMA READs of a peer that it answers at a time.
     pub reads: u8,
+    /// Its path below /sys/devices.
+    pub path: Option<String>,
 }
 
 impl FakeDevice {
     /// A device that can do all.
     pub fn new(name: &str, address: IpAddr) -> Self {
-        Self { name: name.to_owned(), address, windows: true, dma_bufs: true, reads: 16 }
+        Self { name: name.to_owned(), address, windows: true, dma_bufs: true, reads: 16, path: None }
     }
 
     pub(crate) fn describe(&self) -> Device {
@@ -50,6 +52,7 @@ impl FakeDevice {
                 regions: 1 << 16,
                 flags: if self.windows { 1 << 24 } else { 0 },
             }),
+            path: self.path.clone(),
         }
     }
 }
@@ -71,6 +74,8 @@ pub(crate) struct Machine {
     pub(crate) faults: Faults,
     pub(crate) journal: Journal,
     pub(crate) cut: Mutex<Vec<IpAddr>>,
+    /// Which device leads to an address.
+    pub(crate) routes: Mutex<Vec<(IpAddr, String)>>,
     /// Bytes of host memory that those who connect may still register.
     pub(crate) lockable: AtomicU64,
     /// Whether a forked child gets copies of what is registered.
@@ -88,6 +93,7 @@ impl Machine {
             faults: Faults::default(),
             journal: Journal::default(),
             cut: Mutex::default(),
+            routes: Mutex::default(),
             lockable: AtomicU64::new(u64::MAX),
             copies_at_fork: AtomicBool::new(true),
             kept: AtomicU32::new(0),
@@ -103,6 +109,19 @@ impl Machine {
         let devices = lock(&self.devices);
         let mut there = devices.iter().enumerate().filter_map(|(index, one)| Some((index, one.clone()?)));
         there.find(|(_, device)| address.is_none_or(|address| device.address == address))
+    }
+
+    /// The name of the device that leads to an address, if one was named.
+    pub(crate) fn route(&self, to: IpAddr) -> Option<String> {
+        lock(&self.routes).iter().find(|(address, _)| *address == to).map(|(_, name)| name.clone())
+    }
+
+    /// The device on the way to an address.
+    pub(crate) fn device_to(&self, to: IpAddr, from: Option<IpAddr>) -> Option<(usize, FakeDevice)> {
+        let Some(name) = self.route(to).filter(|_| from.is_none()) else { return self.device_at(from) };
+        let devices = lock(&self.devices);
+        let mut there = devices.iter().enumerate().filter_map(|(index, one)| Some((index, one.clone()?)));
+        there.find(|(_, device)| device.name == name)
     }
 
     pub(crate) fn is_cut(&self, address: IpAddr) -> bool {

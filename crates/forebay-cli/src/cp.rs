@@ -134,6 +134,9 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
     for note in of_source.chain(notes.into_iter().map(str::to_owned)) {
         console.say(format!("note: {note}\n"));
     }
+    for (note, hint) in source.left_out() {
+        console.say(format!("note: {note}\nhint: {hint}\n"));
+    }
     if device.info().is_host
         && let Some(why) = &session.devices().missing
     {

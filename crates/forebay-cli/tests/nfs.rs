@@ -109,6 +109,39 @@ fn cp_brings_a_file_of_a_server() {
 }
 
 #[test]
+fn further_addresses_of_a_server_are_used_or_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = Server::start();
+    while server.listen_at([127, 0, 0, 2].into()).is_err() {
+        server = Server::start();
+    }
+    server.put("/export/file", bytes(20_000_003));
+    // Each reply is late: all connections get work.
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(10))));
+    let servers = "127.0.0.1=127.0.0.2,127.0.0.3";
+    for version in ["3", "4.1"] {
+        let url = server.url("/export/file", version);
+        let mut command = forebay();
+        command.current_dir(directory.path()).env("FOREBAY_NFS_SERVERS", servers);
+        command.args(["cp", &url, "copy", "--verify"]);
+        let done = finish(command).ok();
+        assert!(fs::read(directory.path().join("copy")).unwrap() == bytes(20_000_003), "{version}");
+        for words in [
+            "up to 8 connections to 2 addresses",
+            "address 127.0.0.3 of server 127.0.0.1 left out: cannot connect",
+        ] {
+            assert!(done.err.contains(words), "{version}: {}", done.err);
+        }
+    }
+    let used = server.connections_to([127, 0, 0, 2].into());
+    let mut command = forebay();
+    command.env("FOREBAY_NFS_SERVERS", servers).args(["nfs", "probe", &server.url("/export/file", "4.1")]);
+    let done = finish(command).ok();
+    assert!(done.out.contains("\naddr  127.0.0.3 left out: cannot connect"), "{}", done.out);
+    assert!(server.connections_to([127, 0, 0, 2].into()) > used + 1);
+}
+
+#[test]
 fn bench_reads_writes_and_verifies_a_file_of_a_server() {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::start();
@@ -247,6 +280,8 @@ fn errors_of_servers_and_urls() {
         ("FOREBAY_NFS", "OFF"),
         ("FOREBAY_NFS_CONNECTIONS", "17"),
         ("FOREBAY_NFS_CONNECTIONS", "many"),
+        ("FOREBAY_NFS_SERVERS", "10.0.0.11"),
+        ("FOREBAY_NFS_SERVERS", "nas1=10.0.0.11:2049"),
     ] {
         for args in [format!("cp {url} x"), format!("bench -P {url}"), format!("nfs probe {url}")] {
             tell(&[(name, value)], &args);

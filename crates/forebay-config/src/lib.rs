@@ -8,6 +8,7 @@ pub mod cpus;
 pub mod cufile;
 pub mod env;
 pub mod files;
+mod servers;
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,6 +16,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
+
+pub use servers::Servers;
 
 /// What waiting for a device favours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,6 +168,8 @@ pub struct Config {
     pub nfs: Nfs,
     /// Connections to an NFS server that carry bytes, 1 to 16.
     pub nfs_connections: usize,
+    /// Further addresses of NFS servers.
+    pub nfs_servers: Servers,
 }
 
 impl Default for Config {
@@ -187,6 +192,7 @@ impl Default for Config {
             libcufile_timeout: Duration::from_secs(30),
             nfs: Nfs::default(),
             nfs_connections: 8,
+            nfs_servers: Servers::default(),
         }
     }
 }
@@ -320,6 +326,12 @@ pub const VARIABLES: &[Variable] = &[
         about: "Connections to one NFS server that carry bytes. They are made as there is work for them.",
     },
     Variable {
+        name: "FOREBAY_NFS_SERVERS",
+        values: "NAME=ADDRESS,ADDRESS,NAME2=ADDRESS",
+        default: "(one address)",
+        about: "Further addresses of NFS servers: `NAME` is the server's as in `nfs://NAME/…` or in the mount, each `ADDRESS` a name or a number (`10.0.0.12`, `fd00::12`) without a port; 15 for a server at most. Connections that carry bytes go to all addresses in turn, the first included. An address is used when it was shown that the same server answers there; others are left out, and the receipt says why.",
+    },
+    Variable {
         name: "FOREBAY_VENDOR_LIBCUFILE",
         values: "an absolute path",
         default: "(searched for)",
@@ -441,6 +453,9 @@ impl Config {
         }
         if let Some(value) = read("FOREBAY_NFS_CONNECTIONS") {
             config.nfs_connections = count("FOREBAY_NFS_CONNECTIONS", &value)?;
+        }
+        if let Some(value) = read("FOREBAY_NFS_SERVERS") {
+            config.nfs_servers = word("FOREBAY_NFS_SERVERS", &value)?;
         }
         config.checked()
     }
@@ -576,6 +591,7 @@ mod tests {
             ("FOREBAY_NFS_CONNECTIONS", "0"),
             ("FOREBAY_NFS_CONNECTIONS", "17"),
             ("FOREBAY_NFS_CONNECTIONS", "a few"),
+            ("FOREBAY_NFS_SERVERS", "10.0.0.11"),
             ("FOREBAY_LANES", "many"),
         ] {
             let error = with(&[pair]).unwrap_err();

@@ -94,6 +94,39 @@ fn cold_reads_go_by_tcp_beside_the_kernel() {
     }
 }
 
+/// Named by the server's name, or by the mount's address.
+#[test]
+fn connections_go_to_further_addresses_that_are_the_servers() {
+    let _turn = turn();
+    let mut place = place();
+    while place.server.listen_at([127, 0, 0, 2].into()).is_err() {
+        place = mounts::place();
+    }
+    // Each reply is late: all connections get work.
+    place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
+    for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
+        for named in ["127.0.0.1", "NAS"] {
+            let nfs_servers = format!("other=10.0.0.1,{named}=127.0.0.2,127.0.0.3").parse().unwrap();
+            let config = config(IoBackend::Auto, CachePolicy::Auto);
+            let session = Session::with_config(Config { nfs: Nfs::Tcp, nfs_servers, ..config }).unwrap();
+            let facts = facts(&place, version, name);
+            let mount = Mount { server: "nas".to_owned(), ..facts.mount };
+            let (file, _kernel) = place.open(Facts { mount, ..facts });
+            let before = place.server.connections_to([127, 0, 0, 2].into());
+            let receipt = all(&session, &file);
+            assert_eq!((receipt.moved.requested, why(&receipt)), (LEN as u64, ""), "{receipt}");
+            // One that looks at it, and at least one for bytes.
+            assert!(place.server.connections_to([127, 0, 0, 2].into()) > before + 1, "{name}");
+            let text = receipt.to_string();
+            assert!(text.contains("up to 8 connections to 2 addresses"), "{text}");
+            assert!(
+                text.contains("address 127.0.0.3 of server 127.0.0.1 left out: cannot connect"),
+                "{text}"
+            );
+        }
+    }
+}
+
 #[test]
 fn small_and_cached_reads_are_the_kernels() {
     let _turn = turn();

@@ -16,6 +16,7 @@ pub mod host;
 mod name;
 mod naps;
 mod pattern;
+mod pci;
 mod resident;
 
 use std::fmt;
@@ -30,6 +31,7 @@ pub use gather::{Gather, GatherReport};
 pub use name::DeviceName;
 pub use naps::Naps;
 pub use pattern::{fill_pattern, first_mismatch, pattern_word, unmixed_word};
+pub use pci::{PciDistance, PciPlace};
 pub use resident::Resident;
 
 /// What kind of memory an address points to.

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::forks;
-use forebay_verbs::Domain;
+use forebay_verbs::{Device, Domain};
 
+use crate::addresses::LeftOut;
 use crate::handle::{Limits, Version};
 use crate::job::{Answer, Job, Request};
 use crate::outage::{is_stopped, stopped};
@@ -63,6 +64,16 @@ impl Client {
         &self.shared.server.addresses
     }
 
+    /// How many addresses bytes go to at present: with the first, those that were shown to be the server's.
+    pub fn addresses_in_use(&self) -> usize {
+        self.shared.server.addresses_in_use()
+    }
+
+    /// Addresses that [`crate::Options::further`] names and that are not used, with the reason.
+    pub fn left_out(&self) -> Vec<LeftOut> {
+        self.shared.server.further.left_out()
+    }
+
     /// What is asked for in one call at most.
     pub fn limits(&self) -> Limits {
         self.shared.limits
@@ -79,9 +90,14 @@ impl Client {
     }
 
     /// The protection domain of its connections, for memory that the server is to write to: see [`crate::Registered`]. An error
-    /// where bytes go over TCP.
+    /// where bytes go over TCP. Where several NICs lead to the server, each has its own: see [`crate::File::by_nic`].
     pub fn domain(&self) -> Result<Arc<dyn Domain>> {
-        self.shared.server.domain()
+        self.shared.server.domain_in_use()
+    }
+
+    /// The NICs that lead to its addresses, in their order; none where bytes go over TCP.
+    pub fn nics(&self) -> Vec<Device> {
+        self.shared.server.nics()
     }
 
     /// How long calls wait for the server before they fail.

@@ -78,6 +78,18 @@ impl Exchange {
         }
     }
 
+    /// The same, by a connection that is there already.
+    pub(crate) fn on(stream: TcpStream, address: SocketAddr, options: Options, outage: Arc<Outage>) -> Self {
+        // As of connections that are made here.
+        let stream = stream.set_nonblocking(false).is_ok().then_some(stream);
+        Self { stream, ..Self::new(vec![address], options, outage) }
+    }
+
+    /// The connection, for other calls.
+    pub(crate) fn into_stream(self) -> Option<TcpStream> {
+        self.stream.filter(|stream| stream.set_nonblocking(true).is_ok())
+    }
+
     /// Whether there is a connection.
     pub(crate) const fn is_connected(&self) -> bool {
         self.stream.is_some()

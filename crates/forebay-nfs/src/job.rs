@@ -43,6 +43,8 @@ pub(crate) struct Request {
     pub(crate) registered: Option<Arc<Registered>>,
     /// The file's state, where bytes of another one are of no use.
     pub(crate) state: Option<FileState>,
+    /// Each piece of a write is made durable at once.
+    pub(crate) durable: bool,
 }
 
 impl Request {
@@ -213,7 +215,9 @@ impl Job {
         let operation = match self.request.direction {
             Direction::Read => Operation::Read,
             // A single piece is made durable at once; many share a COMMIT.
-            Direction::Write => Operation::Write { durable: self.request.len <= most as usize },
+            Direction::Write => {
+                Operation::Write { durable: self.request.durable || self.request.len <= most as usize }
+            }
         };
         Some(self.part(operation, at, count as u32))
     }
@@ -354,6 +358,7 @@ mod tests {
             len: memory.len(),
             registered: None,
             state: None,
+            durable: false,
         };
         // SAFETY: nothing is read into the memory.
         unsafe { Job::new(request, Box::new(drop), Instant::now()) }

@@ -11,12 +11,14 @@
 //! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
 //! | `client`, `job` | requests cut into calls, and dealt to wires |
 //! | `wire` | a connection: calls under way, resent, parked |
+//! | `addresses` | further addresses of a server, and what shows that they are its own |
 //! | `outage` | how long a server has been silent, and when what waits for it is given up |
 //! | `place` | memory that a server writes to by a key that was made before |
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
 //! | [`portmap`] | what a server's portmapper lists |
 //! | [`probe`](mod@probe) | what a server can do, read and compared |
 
+mod addresses;
 mod client;
 mod connect;
 mod exchange;
@@ -40,6 +42,7 @@ pub mod v4;
 mod wire;
 pub mod xdr;
 
+pub use addresses::LeftOut;
 pub use client::{Client, Traffic};
 pub use job::{Answer, CHANGED, Direction};
 pub use open::{File, open};

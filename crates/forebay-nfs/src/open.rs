@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Why;
@@ -23,7 +23,7 @@ use crate::status::Status;
 use crate::url::Url;
 use crate::v3;
 use crate::v4::{self, op};
-use crate::wire::{knock, try_out};
+use crate::wire::{knock, try_out, try_out_at};
 use crate::xdr::{Reader, Writer};
 
 /// A file of a server. It is open nowhere but here.
@@ -32,7 +32,15 @@ pub struct File {
     client: Arc<Client>,
     named: Arc<job::FileTarget>,
     opened: Attributes,
+    /// The same by one NIC alone, or why not, and since when.
+    by_nic: Arc<Mutex<Vec<FileByNic>>>,
 }
+
+/// A file by a NIC, which is named.
+type FileByNic = (String, Result<Arc<File>>, Instant);
+
+/// After how long it is tried again to reach a file by a NIC that did not lead there.
+const NIC_PAUSE: Duration = Duration::from_mins(1);
 
 impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -72,7 +80,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
         }
     }
     let named = Arc::new(job::FileTarget { handle: found.handle, name: url.to_string() });
-    Ok(File { client: found.client, named, opened: found.attributes })
+    Ok(File { client: found.client, named, opened: found.attributes, by_nic: Arc::default() })
 }
 
 /// A file or directory of a server.
@@ -130,6 +138,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
     };
     let (handle, attributes, limits) = look_up(url, &server).map_err(|error| at(url, error))?;
+    server.opened(&handle, &attributes, try_out_at);
     if client.is_none() {
         try_out(&server).map_err(|error| at(url, error))?;
     }
@@ -233,12 +242,13 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
         let text = format!("{OTHER_FACTS}: it has just changed, or {what}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
+    server.opened(&handle, &opened, try_out_at);
     if known.is_none() {
         try_out(&server)?;
     }
     let client = known.unwrap_or_else(|| new_client(&server, port, limits));
     let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
-    Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened })
+    Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened, by_nic: Arc::default() })
 }
 
 /// What a handle is of, and what its server takes.
@@ -454,6 +464,43 @@ impl File {
         &self.client
     }
 
+    /// The same file, by the addresses alone to which a NIC leads: connections of their own, for memory that is registered with it. Asks
+    /// the server when it is first called.
+    pub fn by_nic(&self, nic: &str) -> Result<Arc<Self>> {
+        self.client.check_process()?;
+        let mut all = lock(&self.by_nic);
+        all.retain(|(_, found, since)| found.is_ok() || since.elapsed() < NIC_PAUSE);
+        if let Some((_, found, _)) = all.iter().find(|(name, ..)| name == nic) {
+            return found.clone();
+        }
+        let found = self.open_by_nic(nic).map(Arc::new);
+        all.push((nic.to_owned(), found.clone(), Instant::now()));
+        found
+    }
+
+    fn open_by_nic(&self, nic: &str) -> Result<Self> {
+        let of = self.client.server_of();
+        let rdma = of.options.rdma.clone().map(|rdma| Rdma { nic: Some(nic.to_owned()), ..rdma });
+        let options = Options { rdma, ..of.options.clone() };
+        let port = of.addresses.first().map_or(0, SocketAddr::port);
+        let known = known((&of.name, port), of.version, &options);
+        let server = match &known {
+            Some(client) => client.server_of().clone(),
+            None => Arc::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options)),
+        };
+        if server.who != of.who {
+            return Err(Error::new(ErrorKind::PermissionDenied, "the file was opened by another user"));
+        }
+        if known.is_none() {
+            server.renew(0)?;
+        }
+        server.opened(self.handle(), &self.opened, try_out_at);
+        // Fails where the NIC leads to no address.
+        server.domain_in_use()?;
+        let client = known.unwrap_or_else(|| new_client(&server, port, self.client.limits()));
+        Ok(Self { client, named: self.named.clone(), opened: self.opened, by_nic: Arc::default() })
+    }
+
     /// Its handle.
     pub fn handle(&self) -> &Handle {
         &self.named.handle
@@ -516,7 +563,8 @@ impl File {
 
     fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> Request {
         let file = self.named.clone();
-        Request { file, direction, offset, buffer, len, registered: None, state: None }
+        let durable = self.client.server_of().writes_durably();
+        Request { file, direction, offset, buffer, len, registered: None, state: None, durable }
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.

@@ -14,6 +14,9 @@ use forebay_verbs::Fabric;
 pub struct Options {
     /// Connections that carry bytes, 1 to 16. They are made when there is work for them.
     pub connections: usize,
+    /// Further addresses of the server, or their names; its port is the same there. Connections that carry bytes are spread over all of
+    /// them, once they were shown to lead to the same server. 15 at most.
+    pub further: Vec<String>,
     /// Calls under way on each, 1 to 64.
     pub depth: usize,
     /// How long a connection may take to be made.
@@ -70,8 +73,12 @@ pub struct Rdma {
     pub fabric: Arc<dyn Fabric>,
     /// The server's address on the fabric; `None`: that of its name.
     pub address: Option<IpAddr>,
+    /// Those of [`Options::further`], in their order, where they are others on the fabric.
+    pub further: Vec<IpAddr>,
     /// Its port.
     pub port: u16,
+    /// Only addresses that this NIC leads to carry bytes.
+    pub(crate) nic: Option<String>,
     /// Ranges of memory that are registered for calls under way: of all servers on the fabric, because they share what may be locked.
     pub(crate) held: Arc<RegionCounts>,
 }
@@ -93,14 +100,23 @@ impl Rdma {
         Self::new(fabric, Some(to.ip()), to.port())
     }
 
+    /// The same, with the addresses on the fabric of [`Options::further`].
+    #[must_use]
+    pub fn and_to(mut self, further: &[IpAddr]) -> Self {
+        self.further = further.to_vec();
+        self
+    }
+
     fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>, port: u16) -> Self {
-        Self { fabric, address, port, held: Arc::default() }
+        Self { fabric, address, further: Vec::new(), port, nic: None, held: Arc::default() }
     }
 }
 
 impl PartialEq for Rdma {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.fabric, &other.fabric) && (self.address, self.port) == (other.address, other.port)
+        Arc::ptr_eq(&self.fabric, &other.fabric)
+            && (self.address, &self.further, self.port) == (other.address, &other.further, other.port)
+            && self.nic == other.nic
     }
 }
 
@@ -110,6 +126,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             connections: 8,
+            further: Vec::new(),
             depth: 8,
             connect: Duration::from_secs(5),
             first_answer: Duration::from_secs(30),

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Device;
 
+use crate::addresses::LeftOut;
 use crate::handle::{Attributes, Kind, Limits, Version};
 use crate::job::Direction;
-use crate::open::{File, find, is_unreached, open};
+use crate::open::{File, Found, find, is_unreached, open};
 use crate::options::{Options, Rdma};
 use crate::url::Url;
 
@@ -17,6 +18,8 @@ use crate::url::Url;
 pub struct Probe {
     /// Each version that was asked for, with what the server says to it.
     pub versions: Vec<(Version, Result<(Limits, Attributes)>)>,
+    /// How many of its addresses are used, in that version, and which are not.
+    pub addresses: (usize, Vec<LeftOut>),
     /// Rates, in the first version that is spoken; none for a directory.
     pub rates: Vec<Rate>,
     /// The same by RDMA and 4 connections, or why not; none for a directory.
@@ -92,11 +95,14 @@ const PIECE: usize = 4 << 20;
 /// by this machine's.
 pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
     let options = &Options { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
-    let mut versions = Vec::new();
+    let (mut versions, mut addresses) = (Vec::new(), None);
     for version in &url.versions {
         let only = Url { versions: vec![*version], ..url.clone() };
-        let found = find(&only, &Options { rdma: None, ..options.clone() })
-            .map(|found| (found.client.limits(), found.attributes));
+        let found = find(&only, &Options { rdma: None, ..options.clone() });
+        let found = found.map(|Found { client, attributes, .. }| {
+            addresses.get_or_insert_with(|| (client.addresses_in_use(), client.left_out()));
+            (client.limits(), attributes)
+        });
         if let Err(error) = &found
             && versions.is_empty()
             && is_unreached(error)
@@ -128,7 +134,8 @@ pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
         });
         rdma = Some(by_rdma);
     }
-    Ok(Probe { versions, rates, rdma, nic, attributes })
+    let addresses = addresses.unwrap_or_default();
+    Ok(Probe { versions, addresses, rates, rdma, nic, attributes })
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.

@@ -10,6 +10,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::{forks, threads};
 use forebay_verbs::{Domain, Route, Stop};
 
+use crate::addresses::{Addresses, Identity};
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Limits, Version};
 use crate::lock;
@@ -25,7 +26,10 @@ use crate::xdr::{Reader, Writer};
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) name: String,
+    /// Where calls without bytes go: the first that takes a connection.
     pub(crate) addresses: Vec<SocketAddr>,
+    /// Where bytes may go, too.
+    pub(crate) further: Addresses,
     pub(crate) version: Version,
     pub(crate) who: Credential,
     pub(crate) options: Options,
@@ -103,9 +107,11 @@ impl Server {
         let outage = Outage::new(name.clone());
         let exchange = Exchange::new(addresses.clone(), options.clone(), outage.clone());
         let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
+        let further = Addresses::new(&options.further, &addresses);
         Self {
             name,
             addresses,
+            further,
             version,
             who: Credential::of_process(),
             options,
@@ -136,7 +142,7 @@ impl Server {
         Ok((rdma, SocketAddr::new(address, rdma.port)))
     }
 
-    /// The protection domain of its connections, opened when it is first needed.
+    /// The protection domain of connections to its first address, opened when it is first needed.
     pub(crate) fn domain(&self) -> Result<Arc<dyn Domain>> {
         let mut kept = lock(&self.domain);
         if let Some(domain) = &*kept {
@@ -154,6 +160,7 @@ impl Server {
     /// The device is gone: the next connection opens one anew, and nothing that was registered before is of use.
     pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
         lock(&self.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
+        self.further.forget_domain(domain);
     }
 
     /// The present session.
@@ -216,16 +223,21 @@ impl Server {
 
     /// Makes a session, in place of the present one.
     fn new_session(&self, control: &mut Control, owner: &[u8]) -> Result<Result<(), Refused>> {
+        let verifier = random().to_be_bytes();
         let known = self.outside(
             control,
             OPENING,
-            |to| v4::put_exchange_id(to, random().to_be_bytes(), owner),
-            v4::get_exchange_id,
+            |to| v4::put_exchange_id(to, verifier, owner),
+            |from| {
+                Ok(v4::get_exchange_id(from)?
+                    .map(|told| (told.sequence, Identity::new(verifier, owner, told))))
+            },
         )?;
-        let (client, sequence) = match known {
+        let (sequence, identity) = match known {
             Ok(known) => known,
             Err(refused) => return Ok(Err(refused)),
         };
+        let client = identity.client;
         let slots = 1 + (self.options.connections * self.options.depth) as u32;
         let made = self.outside(
             control,
@@ -241,6 +253,7 @@ impl Server {
         {
             let mut session = lock(&self.session);
             *session = Session { epoch: session.epoch + 1, granted: Some(granted) };
+            self.further.has_session(identity);
         }
         // A server in its time of grace wants to know that nothing is to be reclaimed.
         let told = self.in_slot(
@@ -281,20 +294,32 @@ impl Server {
         put: impl Fn(&mut Writer<'_>),
         get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Refused>> {
-        let said = control.exchange.call(
+        let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
+        Ok(said.map_err(|status| Refused(status, status.error(doing, self.who.uid()))))
+    }
+
+    /// A compound that stands in no session, once.
+    pub(crate) fn compound_on<T>(
+        &self,
+        exchange: &mut Exchange,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        exchange.call(
             doing,
             (v4::PROGRAM, v4::COMPOUND),
             Some(&self.who),
             |to| {
-                v4::begin(to, self.version, None, 1);
+                v4::begin(to, self.version, None, count);
                 put(to);
             },
             |from| match v4::get_begin(from, None)? {
                 Ok(()) => get(from),
                 Err(status) => Ok(Err(status)),
             },
-        )?;
-        Ok(said.map_err(|status| Refused(status, status.error(doing, self.who.uid()))))
+        )
     }
 
     /// A compound in slot 0 of the session, or without one; waits where the server asks for it.
@@ -416,21 +441,24 @@ impl Server {
             let said = self.call3(doing, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
             said.map(|attributes| (attributes, None))
         } else {
-            let said = self.compound(
-                doing,
-                2,
-                |to| {
-                    v4::put_handle(to, handle);
-                    v4::put_getattr(to);
-                },
-                |from| match v4::get_op(from, op::PUTFH)? {
-                    Ok(()) => v4::get_attributes(from),
-                    Err(status) => Ok(Err(status)),
-                },
-            )?;
+            let said = self.compound(doing, 2, |to| put_look(to, handle), get_look)?;
             said.map(|(attributes, limits)| (attributes, Some(limits)))
         };
         said.map_err(|status| status.error(doing, self.who.uid()))
+    }
+}
+
+/// Asks for facts about a file.
+pub(crate) fn put_look(to: &mut Writer<'_>, handle: &Handle) {
+    v4::put_handle(to, handle);
+    v4::put_getattr(to);
+}
+
+/// The facts, and limits.
+pub(crate) fn get_look(from: &mut Reader<'_>) -> Outcome<(Attributes, Limits)> {
+    match v4::get_op(from, op::PUTFH)? {
+        Ok(()) => v4::get_attributes(from),
+        Err(status) => Ok(Err(status)),
     }
 }
 

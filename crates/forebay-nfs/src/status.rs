@@ -13,6 +13,8 @@ impl Status {
     pub const DELAY: Self = Self(10008);
     /// The server has just started, and lets old clients come back first.
     pub const GRACE: Self = Self(10013);
+    /// The operation is not one of the server's.
+    pub const NOT_SUPPORTED: Self = Self(10004);
     /// No such name.
     pub const NO_ENTRY: Self = Self(2);
 

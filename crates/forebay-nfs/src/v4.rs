@@ -29,6 +29,8 @@ pub mod op {
     pub const READ: u32 = 25;
     /// Writes.
     pub const WRITE: u32 = 38;
+    /// Has a session know a connection.
+    pub const BIND_CONN_TO_SESSION: u32 = 41;
     /// Gets a client id.
     pub const EXCHANGE_ID: u32 = 42;
     /// Opens a session.
@@ -246,8 +248,23 @@ pub fn put_exchange_id(to: &mut Writer<'_>, verifier: [u8; 8], owner: &[u8]) {
     to.words(&[0x0001_0000, 0, 0]);
 }
 
-/// A client id: its number, and the number of its first session.
-pub fn get_exchange_id(from: &mut Reader<'_>) -> Outcome<(u64, u32)> {
+/// A client id, and what the server says that it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId<'a> {
+    /// Its number.
+    pub client: u64,
+    /// The number of its first session.
+    pub sequence: u32,
+    /// The server's owner: addresses with the same minor and major id share sessions (RFC 8881 §2.10.5).
+    pub minor: u64,
+    /// Its major id.
+    pub major: &'a [u8],
+    /// Where what it numbers is unique.
+    pub scope: &'a [u8],
+}
+
+/// Results of EXCHANGE_ID.
+pub fn get_exchange_id<'a>(from: &mut Reader<'a>) -> Outcome<ClientId<'a>> {
     if let Err(status) = get_op(from, op::EXCHANGE_ID)? {
         return Ok(Err(status));
     }
@@ -255,10 +272,29 @@ pub fn get_exchange_id(from: &mut Reader<'_>) -> Outcome<(u64, u32)> {
     if protection != 0 {
         return Err(Malformed("a state protection that was not asked for"));
     }
-    from.u64()?;
-    from.opaque(1024)?;
-    from.opaque(1024)?;
-    Ok(Ok((client, sequence)))
+    let (minor, major, scope) = (from.u64()?, from.opaque(1024)?, from.opaque(1024)?);
+    Ok(Ok(ClientId { client, sequence, minor, major, scope }))
+}
+
+/// Has a session know the connection, for calls to the server.
+pub fn put_bind(to: &mut Writer<'_>, session: &[u8; 16]) {
+    /// CDFC4_FORE; not for RDMA.
+    const FORE: [u32; 2] = [1, 0];
+    to.u32(op::BIND_CONN_TO_SESSION);
+    to.raw(session);
+    to.words(&FORE);
+}
+
+/// Whether it knows it now.
+pub fn get_bind(from: &mut Reader<'_>, session: &[u8; 16]) -> Outcome<()> {
+    if let Err(status) = get_op(from, op::BIND_CONN_TO_SESSION)? {
+        return Ok(Err(status));
+    }
+    if from.array::<16>()? != *session {
+        return Err(Malformed("a connection was bound to another session"));
+    }
+    from.skip(8)?;
+    Ok(Ok(()))
 }
 
 /// Opens a session of `slots` slots.

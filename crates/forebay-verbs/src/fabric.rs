@@ -104,6 +104,8 @@ pub struct Device {
     pub reads: Option<u32>,
     /// What else it says of itself. `None`: not asked, as above.
     pub limits: Option<DeviceLimits>,
+    /// Its path below /sys/devices, which says where it is on the PCI bus. `None`: not told.
+    pub path: Option<String>,
 }
 
 /// What a device says of itself when it is asked (`ibv_query_device`), beside what the rest of [`Device`] has.

@@ -25,16 +25,17 @@ impl Found {
     /// Looks: over TCP by 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says, and by RDMA (this machine's, or that of a test).
     pub(super) fn look(
         url: &Url,
-        rdma: Option<Rdma>,
+        options: &Options,
         session: impl FnOnce() -> Result<Session>,
     ) -> Result<Self> {
-        let probe = probe(url, &Options { rdma: rdma.clone(), ..Options::default() })?;
+        let probe = probe(url, options)?;
         let (mut nics, mut gpus) = (None, None);
         if let Some(Ok(rate)) = &probe.rdma {
-            let rdma = rdma.map_or_else(Rdma::of_machine, Ok)?;
+            let rdma = options.rdma.clone().map_or_else(Rdma::of_machine, Ok)?;
             let only = Url { versions: vec![rate.version], ..url.clone() };
             nics = Some(nic::all(&rdma, probe.nic.as_ref()));
-            gpus = Some(session().and_then(|session| gpu::place(&session, &only, rdma)));
+            let options = Options { rdma: Some(rdma), ..options.clone() };
+            gpus = Some(session().and_then(|session| gpu::place(&session, &only, &options)));
         }
         Ok(Self { url: url.clone(), probe, nics, gpus })
     }
@@ -60,6 +61,12 @@ impl Found {
             "kind": probe.attributes.kind.to_string(),
             "size": probe.attributes.size,
             "versions": versions.collect::<Vec<_>>(),
+            "addresses": {
+                "used": probe.addresses.0,
+                "left_out": probe.addresses.1.iter().map(|out| json!({
+                    "address": out.address, "reason": out.reason, "fix": out.hint
+                })).collect::<Vec<_>>(),
+            },
             "tcp": probe.rates.iter().map(of_rate).collect::<Vec<_>>(),
             "rdma": probe.rdma.as_ref().map(|said| match said {
                 Ok(rate) => json!({ "rate": of_rate(rate), "error": null }),
@@ -156,7 +163,10 @@ mod tests {
         fn look(&self) -> Found {
             let url = Url::parse(&self.server.url("/export/file", "4.1")).unwrap();
             let rdma = Rdma::by(Arc::new(self.fabric.clone()), Placing::address());
-            Found::look(&url, Some(rdma), || Session::with_config(only_rdma(Config::default()))).unwrap()
+            Found::look(&url, &Options { rdma: Some(rdma), ..Options::default() }, || {
+                Session::with_config(only_rdma(Config::default()))
+            })
+            .unwrap()
         }
     }
 
@@ -243,10 +253,10 @@ mod tests {
         let here = here();
         here.server.faults(|_| Some(Fault::Status(5)));
         let url = url(&here.server.url("/export/file", "4.1")).unwrap();
-        assert!(Found::look(&url, None, gpu::session).is_err());
+        assert!(Found::look(&url, &Options::default(), gpu::session).is_err());
         here.server.faults(|_| None);
         // The server of the test has no RDMA, whatever this machine has.
-        let report = json(&Found::look(&url, None, gpu::session).unwrap());
+        let report = json(&Found::look(&url, &Options::default(), gpu::session).unwrap());
         assert!(report["rdma"]["error"]["text"].is_string() && report["rdma"]["rate"].is_null(), "{report}");
         assert!(report["nics"].is_null() && report["gpus"].is_null(), "{report}");
     }

@@ -8,7 +8,7 @@ use forebay_engine::source::NfsSource;
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::probe::{Rate, cpu_time};
-use forebay_nfs::{Options, Rdma, Url, open};
+use forebay_nfs::{Options, Url, open};
 
 /// Bytes that are read at most.
 const BYTES: u64 = 256 << 20;
@@ -33,14 +33,14 @@ pub(super) fn only_rdma(config: Config) -> Config {
 }
 
 /// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.
-pub(super) fn place(session: &Session, url: &Url, rdma: Rdma) -> Result<Vec<Placed>> {
+pub(super) fn place(session: &Session, url: &Url, options: &Options) -> Result<Vec<Placed>> {
     let gpus = &session.devices().gpus;
     if gpus.is_empty() {
         return Ok(Vec::new());
     }
     let expected = expected(url)?;
-    let options = Options { rdma: Some(rdma), connections: CONNECTIONS, ..Options::default() };
-    let opened = open(url, &options)?;
+    let options = &Options { connections: CONNECTIONS, ..options.clone() };
+    let opened = open(url, options)?;
     let version = opened.client().version();
     let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))));
     let (bytes, none) = (expected.len() as u64, Duration::ZERO);

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::Url;
 use forebay_nfs::handle::{Attributes, Kind};
+use forebay_nfs::{LeftOut, Options, Url};
 
 use crate::console::{Console, Failure};
 use crate::json_file::JsonFile;
@@ -64,14 +64,17 @@ struct ProbeArgs {
 pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let NfsCommand::Probe(args) = &args.command;
     let url = url(&args.what).map_err(Failure::usage)?;
-    if Config::from_env()?.nfs == Nfs::Off {
+    let config = Config::from_env()?;
+    if config.nfs == Nfs::Off {
         return Err(Error::new(ErrorKind::Unsupported, "FOREBAY_NFS=off refuses URLs")
             .with("url", &url)
             .hint("unset FOREBAY_NFS")
             .into());
     }
     let json = args.json.as_deref().map(JsonFile::open).transpose()?;
-    let found = silence::told(console, || Found::look(&url, None, gpu::session))?;
+    // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
+    let options = Options { further: config.nfs_servers.of(&[&url.server]), ..Options::default() };
+    let found = silence::told(console, || Found::look(&url, &options, gpu::session))?;
     say(&found, console);
     if let Some(json) = json {
         json.write(&found.json())?;
@@ -120,6 +123,7 @@ fn say(found: &Found, console: &Console<'_>) {
             Err(error) => say_no(&version, error, console),
         }
     }
+    say_addresses(&probe.addresses, console);
     if probe.rates.is_empty() {
         let what = described(&probe.attributes);
         console.line(format_args!("tcp   not measured: {what}: name a file that has bytes"));
@@ -141,6 +145,17 @@ fn say(found: &Found, console: &Console<'_>) {
         Some(Ok(gpus)) => say_gpus(gpus, console),
         Some(Err(error)) => say_no("gpu", error, console),
         None => {}
+    }
+}
+
+/// What came of FOREBAY_NFS_SERVERS; nothing where it names no other address of the server.
+fn say_addresses((used, left_out): &(usize, Vec<LeftOut>), console: &Console<'_>) {
+    if *used > 1 {
+        console.line(format_args!("addr  {used} addresses are used"));
+    }
+    for LeftOut { address, reason, hint } in left_out {
+        console.line(format_args!("addr  {address} left out: {reason}"));
+        console.line(format_args!("      hint: {hint}"));
     }
 }
 

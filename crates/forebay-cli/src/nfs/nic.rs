@@ -120,7 +120,14 @@ mod tests {
 
     fn device(limits: Option<DeviceLimits>) -> Device {
         let (name, windows) = ("mlx5_0".to_owned(), limits.map(|_| true));
-        Device { name, transport: Transport::Infiniband, windows, reads: limits.map(|_| 16), limits }
+        Device {
+            name,
+            transport: Transport::Infiniband,
+            windows,
+            reads: limits.map(|_| 16),
+            limits,
+            path: None,
+        }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The way on the PCI bus between a drive and a memory: by a switch, or through the host bridge.
 
+use forebay_gpu::PciPlace;
 use serde::Serialize;
 
 use super::blocker::{Blocker, RouteFindings};
 use super::memory::BarMemory;
-use crate::gpu::{BUS, acs_redirects, is_pci_address};
+use crate::gpu::{BUS, acs_redirects};
 use crate::machine::MachineFacts;
 use crate::system::System;
 
@@ -26,29 +27,15 @@ pub enum PciWay {
     },
 }
 
-/// A device's place: its root bus, and the bridges from there down to it, itself last.
-struct Path {
-    root: String,
-    devices: Vec<String>,
-}
-
-impl Path {
-    fn of(system: &dyn System, pci: &str) -> Option<Self> {
-        let path = system.resolve(&format!("{BUS}/{pci}"))?;
-        let mut parts = path.split('/').skip_while(|part| !part.starts_with("pci"));
-        let root = parts.next()?.trim_start_matches("pci").to_owned();
-        let devices: Vec<String> = parts.filter(|part| is_pci_address(part)).map(str::to_owned).collect();
-        (devices.last().map(String::as_str) == Some(pci)).then_some(Self { root, devices })
-    }
-
-    fn bridges(&self) -> &[String] {
-        &self.devices[..self.devices.len() - 1]
-    }
+/// A device's place.
+fn place(system: &dyn System, pci: &str) -> Option<PciPlace> {
+    let place = PciPlace::parse(&system.resolve(&format!("{BUS}/{pci}"))?)?;
+    (place.devices.last().map(String::as_str) == Some(pci)).then_some(place)
 }
 
 /// Bridges and roots between two devices of the bus, by their addresses. None if /sys does not show the way.
 pub fn pci_distance(system: &dyn System, one: &str, other: &str) -> Option<usize> {
-    let (one, other) = (Path::of(system, one)?, Path::of(system, other)?);
+    let (one, other) = (place(system, one)?, place(system, other)?);
     let shared = one.devices.iter().zip(&other.devices).take_while(|(a, b)| a == b).count();
     let roots = if one.root == other.root { 0 } else { 2 };
     Some(one.devices.len() + other.devices.len() - 2 * shared + roots)
@@ -67,12 +54,11 @@ pub(crate) enum PciNearness {
 
 /// How near two devices are. None if /sys does not show the way.
 pub(crate) fn nearness(system: &dyn System, one: &str, other: &str) -> Option<PciNearness> {
-    let (one, other) = (Path::of(system, one)?, Path::of(system, other)?);
-    let shared = one.bridges().iter().zip(other.bridges()).take_while(|(a, b)| a == b).last();
-    Some(match shared {
-        Some((bridge, _)) => PciNearness::Switch(bridge.clone()),
-        None if one.root == other.root => PciNearness::HostBridge,
-        None => PciNearness::Roots,
+    let (one, other) = (place(system, one)?, place(system, other)?);
+    Some(match one.shared_bridges(&other) {
+        0 if one.root == other.root => PciNearness::HostBridge,
+        0 => PciNearness::Roots,
+        shared => PciNearness::Switch(one.bridges()[shared - 1].clone()),
     })
 }
 
@@ -87,11 +73,11 @@ pub(super) fn check(
     if memory.pci == drive {
         return Some(PciWay::SameDevice);
     }
-    let (Some(from), Some(to)) = (Path::of(system, drive), Path::of(system, &memory.pci)) else {
+    let (Some(from), Some(to)) = (place(system, drive), place(system, &memory.pci)) else {
         found.unread(format!("the way on the PCI bus between {drive} and {}", memory.pci));
         return None;
     };
-    let shared = from.bridges().iter().zip(to.bridges()).take_while(|(a, b)| a == b).count();
+    let shared = from.shared_bridges(&to);
     if shared == 0 {
         let bridges = through_root(system, machine, &from, &to, None, found);
         return Some(PciWay::HostBridge { bridges });
@@ -133,8 +119,8 @@ fn redirecting<'a>(
 fn through_root(
     system: &dyn System,
     machine: &MachineFacts,
-    from: &Path,
-    to: &Path,
+    from: &PciPlace,
+    to: &PciPlace,
     acs: Option<&[String]>,
     found: &mut RouteFindings,
 ) -> Vec<String> {

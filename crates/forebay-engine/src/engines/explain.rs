@@ -164,11 +164,17 @@ impl ElectionCache {
     }
 }
 
+/// An address of a server that is not used.
+fn left_out((text, hint): (String, String)) -> Note {
+    Note { text, hint: Some(hint) }
+}
+
 /// The election with a note why the file has no O_DIRECT, if it has none, or how its bytes travel.
 pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> {
     if let Some(text) = file.source().way() {
         let mut with = Election::clone(election);
         with.notes.push(Note { text, hint: None });
+        with.notes.extend(file.source().left_out().into_iter().map(left_out));
         return Arc::new(with);
     }
     let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);

@@ -142,6 +142,11 @@ impl File {
         self.source.way()
     }
 
+    /// Addresses of its server that are not used, where receipts say so: "address … left out: …", and what to do about it.
+    pub fn left_out(&self) -> Vec<(String, String)> {
+        self.source.left_out()
+    }
+
     /// By what its transfers were held up since it was opened, where receipts say so: "held up: server …".
     pub fn held_up(&self) -> Option<String> {
         self.source.held_up()

@@ -78,6 +78,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Addresses of its server that are not used, for receipts: the reason, and what to do about it.
+    fn left_out(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// By what its transfers were held up since it was opened: a silent server. Receipts say it of their own transfer. `None` where nothing was.
     fn held_up(&self) -> Option<String> {
         None

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::{Client, Direction as Way, Options, Rdma, Url};
+use forebay_nfs::{Client, Direction as Way, LeftOut, Options, Rdma, Url};
 
 use super::{Answer, Fill, Request, Requests, Source};
 use crate::source::piece::Direction;
@@ -23,6 +23,8 @@ pub struct NfsSource {
     /// What the server said last.
     len: AtomicU64,
     way: String,
+    /// That own memory is registered, or nothing.
+    copied: &'static str,
     /// Silences of the server since it was opened.
     silences: Silences,
 }
@@ -63,12 +65,9 @@ impl NfsSource {
         let (version, transport, server) = (client.version(), client.transport(), client.server());
         let is_copied = client.is_rdma() && client.domain().is_ok_and(|domain| !domain.copies_at_fork());
         let copied = if is_copied { COPIED } else { "" };
-        let way = format!(
-            "NFS {version} over {transport}, by forebay's own client: server {server}, {}{copied}",
-            up_to(client.connections())
-        );
+        let way = format!("NFS {version} over {transport}, by forebay's own client: server {server}, ");
         let silences = Silences::of(client);
-        Self { file: Arc::new(file), access, len, way, silences }
+        Self { file: Arc::new(file), access, len, way, copied, silences }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -96,14 +95,30 @@ impl NfsSource {
         }
         let by_rdma = || Rdma::of_machine().map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"));
         let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
-        let options = Options { rdma, connections: config.nfs_connections, ..Options::default() };
+        let further = config.nfs_servers.of(&[&url.server]);
+        let options = Options { rdma, connections: config.nfs_connections, further, ..Options::default() };
         Ok(Self::new(forebay_nfs::open(&url, &options)?, access))
     }
 }
 
-/// How many connections there may be, in words.
-pub(crate) fn up_to(connections: usize) -> String {
-    if connections == 1 { "1 connection".to_owned() } else { format!("up to {connections} connections") }
+/// How many connections there may be, and to how many addresses, in words.
+pub(crate) fn up_to(client: &Client) -> String {
+    let connections = match client.connections() {
+        1 => "1 connection".to_owned(),
+        more => format!("up to {more} connections"),
+    };
+    match client.addresses_in_use() {
+        1 => connections,
+        addresses => format!("{connections} to {addresses} addresses"),
+    }
+}
+
+/// Addresses of a server that are not used.
+pub(crate) fn left_out(client: &Client) -> Vec<(String, String)> {
+    let text = |LeftOut { address, reason, hint }| {
+        (format!("address {address} of server {} left out: {reason}", client.server()), hint)
+    };
+    client.left_out().into_iter().map(text).collect()
 }
 
 impl fmt::Debug for NfsSource {
@@ -142,7 +157,11 @@ impl Source for NfsSource {
     }
 
     fn way(&self) -> Option<String> {
-        Some(self.way.clone())
+        Some(format!("{}{}{}", self.way, up_to(self.file.client()), self.copied))
+    }
+
+    fn left_out(&self) -> Vec<(String, String)> {
+        left_out(self.file.client())
     }
 
     fn held_up(&self) -> Option<String> {

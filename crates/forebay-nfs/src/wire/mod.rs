@@ -14,4 +14,4 @@ mod tcp;
 mod waiting;
 
 pub(crate) use base::Shared;
-pub(crate) use rdma::{knock, try_out};
+pub(crate) use rdma::{knock, try_out, try_out_at};

@@ -76,12 +76,17 @@ fn is_limit(error: &Error) -> bool {
 
 /// A connection to the server. Its own memory may have to wait for that of others' calls: `waits` decides, and knows whether there are
 /// some.
-fn connect_in_turn(server: &Server, depth: usize, waits: impl Fn(bool) -> bool) -> Result<RdmaLink> {
+fn connect_in_turn(
+    server: &Server,
+    address: Option<usize>,
+    depth: usize,
+    waits: impl Fn(bool) -> bool,
+) -> Result<RdmaLink> {
     let (rdma, _) = server.rdma_address()?;
     let began = Instant::now();
     loop {
         let seen = OtherRegions::now(&rdma.held);
-        match connect(server, depth) {
+        match connect(server, address, depth) {
             Err(error)
                 if is_limit(&error)
                     && waits(seen.has_others(&rdma.held))
@@ -95,11 +100,16 @@ fn connect_in_turn(server: &Server, depth: usize, waits: impl Fn(bool) -> bool) 
     }
 }
 
-/// A connection to the server for `depth` calls at a time.
-fn connect(server: &Server, depth: usize) -> Result<RdmaLink> {
+/// A connection to the server for `depth` calls at a time; to one of its further addresses, if that is named.
+fn connect(server: &Server, address: Option<usize>, depth: usize) -> Result<RdmaLink> {
     let options = &server.options;
-    let (rdma, to) = server.rdma_address()?;
-    let domain = server.domain()?;
+    let (rdma, mut to) = server.rdma_address()?;
+    let domain = if let Some(address) = address {
+        to = server.further_rdma_address(address)?;
+        server.further_domain(address)?
+    } else {
+        server.domain()?
+    };
     let with = Options {
         private_data: PRIVATE_DATA.to_vec(),
         receives: depth as u32 + 2,
@@ -153,15 +163,24 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
     if server.options.rdma.is_none() {
         return Ok(());
     }
-    connect_in_turn(server, 1, |has_others| has_others)
+    connect_in_turn(server, None, 1, |has_others| has_others)
         .map(drop)
         .map_err(|error| if outage::is_stopped() { error } else { error.hint("FOREBAY_NFS=tcp") })
+}
+
+/// Whether a further address takes RDMA.
+pub(crate) fn try_out_at(server: &Server, address: usize) -> Result<()> {
+    connect_in_turn(server, Some(address), 1, |has_others| has_others).map(drop)
 }
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
     pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) -> Lost {
-        match connect_in_turn(&self.server, self.depth, |has_others| self.waits(shared, has_others)) {
+        let waits = |has_others: bool| self.waits(shared, has_others);
+        let connected = self
+            .server
+            .connect_by(self.index, |address| connect_in_turn(&self.server, address, self.depth, waits));
+        match connected {
             Ok(link) => {
                 let fd = link.connection.descriptor().as_raw_fd();
                 // Memory of a domain that is gone: the server could not reach it.

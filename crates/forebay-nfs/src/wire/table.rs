@@ -498,6 +498,7 @@ mod tests {
             len: 1,
             registered: None,
             state: None,
+            durable: false,
         };
         // SAFETY: nothing is sent, so nothing is moved.
         unsafe { Job::new(request, Box::new(drop), Instant::now()) }

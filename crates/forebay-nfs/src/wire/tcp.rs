@@ -15,7 +15,7 @@ use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::Table;
-use crate::connect::{abort, connect_from, end_in_order, end_unsent, keep_alive};
+use crate::connect::{abort, end_in_order, end_unsent, keep_alive};
 use crate::io_call::{IoCall, Reply};
 use crate::lock;
 use crate::rpc;
@@ -32,7 +32,7 @@ impl Wire {
     pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
-        let stream = match connect_from(take(port), &self.server.addresses, options, &self.server.outage) {
+        let stream = match self.server.connect(self.index, take(port)) {
             Ok(stream) => stream,
             Err(error) => return Lost::Broken(error),
         };

@@ -120,6 +120,8 @@ pub(super) unsafe fn describe(libraries: &Libraries, device: *mut sys::IbvDevice
             1 => Transport::Iwarp,
             _ => Transport::Other,
         };
-        Device { name, transport, windows: None, reads: None, limits: None }
+        let path = std::fs::canonicalize(format!("/sys/class/infiniband/{name}/device")).ok();
+        let path = path.and_then(|path| path.into_os_string().into_string().ok());
+        Device { name, transport, windows: None, reads: None, limits: None, path }
     }
 }

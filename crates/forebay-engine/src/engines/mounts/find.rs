@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use forebay_config::{Config, Servers as ServerAddresses};
 use forebay_error::{Error, ErrorKind};
 use forebay_nfs::handle::Version;
 use forebay_nfs::mount::{Mount, Mounted, Named};
@@ -48,12 +49,21 @@ pub(crate) enum Transport {
 }
 
 /// How servers may be reached.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reach {
     pub(crate) transport: Transport,
     /// The user asks for it: any mount will do.
     pub(crate) is_asked: bool,
     pub(crate) connections: usize,
+    /// Further addresses.
+    servers: Arc<ServerAddresses>,
+}
+
+impl Reach {
+    pub(crate) fn new(transport: Transport, is_asked: bool, config: &Config) -> Self {
+        let servers = Arc::new(config.nfs_servers.clone());
+        Self { transport, is_asked, connections: config.nfs_connections, servers }
+    }
 }
 
 /// What is known of an open file on a mount.
@@ -116,7 +126,7 @@ pub(crate) fn server_of(
     file: &File,
     descriptors: &Descriptors,
     looks: &TaskThread,
-    (reach, is_urgent): (Reach, bool),
+    (reach, is_urgent): (&Reach, bool),
 ) -> LookupResult {
     let state: Arc<MountState> = descriptors.attached.get();
     {
@@ -132,10 +142,11 @@ pub(crate) fn server_of(
     if is_urgent {
         return state.look(file, reach);
     }
-    let (file, looking) = (file.clone(), state.clone());
-    if looks.offer(Box::new(move || drop(looking.look(&file, reach))), LOOKS).is_err() {
+    let transport = reach.transport;
+    let (file, looking, reach) = (file.clone(), state.clone(), reach.clone());
+    if looks.offer(Box::new(move || drop(looking.look(&file, &reach))), LOOKS).is_err() {
         // The next transfer asks again: each file that waits keeps its descriptor.
-        *lock(&state.found[reach.transport as usize]) = LookupState::Unknown;
+        *lock(&state.found[transport as usize]) = LookupState::Unknown;
     }
     Err(soon())
 }
@@ -166,7 +177,7 @@ pub(crate) fn error_note(error: &Error) -> Arc<Note> {
 impl MountState {
     /// The file is not what it was when it was found, or the server does not give it. It is looked for anew: at once where the user asks
     /// for the server, else after a while.
-    pub(crate) fn forget(&self, reach: Reach, error: &Error, why: &Arc<Note>) {
+    pub(crate) fn forget(&self, reach: &Reach, error: &Error, why: &Arc<Note>) {
         let again = match error.kind() {
             _ if reach.is_asked => Duration::ZERO,
             ErrorKind::Busy => FILE_PAUSE,
@@ -177,7 +188,7 @@ impl MountState {
         *lock(&self.found[reach.transport as usize]) = found;
     }
 
-    fn look(&self, file: &File, reach: Reach) -> LookupResult {
+    fn look(&self, file: &File, reach: &Reach) -> LookupResult {
         let panicked = |error| (Err(error_note(&error)), Some(FILE_PAUSE));
         let (looked, pause) = answer(|| Ok(look(file, reach))).unwrap_or_else(panicked);
         let until = pause.and_then(|pause| Instant::now().checked_add(pause));
@@ -187,13 +198,16 @@ impl MountState {
 }
 
 /// Looks for a file, and says for how long that holds.
-fn look(file: &File, reach: Reach) -> (LookupResult, Option<Duration>) {
+fn look(file: &File, reach: &Reach) -> (LookupResult, Option<Duration>) {
     let (mounted, rdma) = match facts(file, reach) {
         Ok(facts) => facts,
         Err((why, pause)) => return (Err(why), pause),
     };
+    let mount = &mounted.mount;
+    let further = reach.servers.of(&[&mount.server, &mount.address.to_string()]);
     let options = Options {
         connections: reach.connections,
+        further,
         connect: CONNECT,
         deadline: DEADLINE[reach.transport as usize],
         silence: SILENCE[reach.transport as usize],
@@ -243,7 +257,7 @@ pub(crate) fn unreached(address: SocketAddr, transport: Transport) -> Option<Arc
 }
 
 /// Where the file is, and this machine's RDMA if that is to be used; or why not, and for how long that holds: what the mount is stays so.
-fn facts(file: &File, reach: Reach) -> std::result::Result<(Mounted, Option<Rdma>), KernelFallback> {
+fn facts(file: &File, reach: &Reach) -> std::result::Result<(Mounted, Option<Rdma>), KernelFallback> {
     let why = |error: Error| (error_note(&error), None);
     let never = |reason: &str| (note(reason, None), None);
     let descriptors = match file.source().fill() {

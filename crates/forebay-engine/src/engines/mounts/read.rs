@@ -24,7 +24,7 @@ use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::request::ticket::Completion;
 use crate::runtime::lock;
-use crate::source::nfs::up_to;
+use crate::source::nfs::{left_out, up_to};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::{Answer, Descriptors, Fill, Request, Requests};
@@ -65,7 +65,7 @@ pub(crate) type Beside = std::result::Result<Option<Arc<MountRead>>, Note>;
 impl MountReads {
     pub(crate) fn new(config: &Config) -> Self {
         let is_asked = config.nfs == Nfs::Tcp;
-        let reach = Reach { transport: Transport::Tcp, is_asked, connections: config.nfs_connections };
+        let reach = Reach::new(Transport::Tcp, is_asked, config);
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         Self(Arc::new(Parts { nfs: config.nfs, reach, looks, checks, last: Mutex::default() }))
     }
@@ -109,7 +109,7 @@ impl MountReads {
         if !is_asked && (asked.warmth() != Warmth::Cold || !find::has_shown(descriptors, asked.bytes())) {
             return Ok(None);
         }
-        let server = find::server_of(known.file, descriptors, &self.0.looks, (self.0.reach, is_asked))
+        let server = find::server_of(known.file, descriptors, &self.0.looks, (&self.0.reach, is_asked))
             .map_err(|why| by_kernel(&why))?;
         let Some(address) = server.client().addresses().first().copied() else { return Ok(None) };
         if let Some(why) = find::unreached(address, Transport::Tcp) {
@@ -127,7 +127,7 @@ impl MountReads {
             server,
             address,
             found: descriptors.attached.get(),
-            reach: self.0.reach,
+            reach: self.0.reach.clone(),
             is_over: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
             begun,
@@ -220,7 +220,7 @@ impl MountRead {
             find::leave_alone(self.address, Transport::Tcp, &why);
             self.server.client().fail_waiting(error);
         } else {
-            self.found.forget(self.reach, error, &why);
+            self.found.forget(&self.reach, error, &why);
         }
         completion.note(by_kernel(&why));
     }
@@ -229,6 +229,9 @@ impl MountRead {
     pub(crate) fn note_piece(&self, completion: &Completion) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
             completion.note(self.note());
+            for (text, hint) in left_out(self.server.client()) {
+                completion.note(Note { text, hint: Some(hint) });
+            }
         }
     }
 
@@ -243,7 +246,7 @@ impl MountRead {
                 client.version(),
                 client.transport(),
                 client.server(),
-                up_to(client.connections())
+                up_to(client)
             ),
             hint: None,
         }

@@ -9,6 +9,7 @@
 mod flight;
 mod helper;
 mod memory;
+mod nics;
 mod refusals;
 mod server_file;
 mod trial;
@@ -23,6 +24,7 @@ use forebay_nfs::Registered;
 use self::flight::{Flight, FlightParts, Range};
 use self::helper::Helper;
 use self::memory::Registrations;
+use self::nics::NearestFirst;
 use self::refusals::{error_refusal, refusal};
 use self::server_file::ServerFile;
 use self::trial::Tester;
@@ -49,6 +51,7 @@ pub(crate) struct Rdma {
     /// What is asked of each before and after a transfer.
     checks: ServerThreads,
     reach: Reach,
+    nics: NearestFirst,
 }
 
 static CACHED: LazyLock<Refusal> = LazyLock::new(|| Refusal {
@@ -93,8 +96,9 @@ impl Rdma {
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         let tester = Tester::new(device.clone(), looks.clone());
         let is_asked = config.nfs == Nfs::Rdma;
-        let reach = Reach { transport: Transport::Rdma, is_asked, connections: config.nfs_connections };
-        Self { device, permission, memory, helper, looks, tester, checks, reach }
+        let reach = Reach::new(Transport::Rdma, is_asked, config);
+        let nics = NearestFirst::new(device.info());
+        Self { device, permission, memory, helper, looks, tester, checks, reach, nics }
     }
 
     fn is_all(&self) -> bool {
@@ -113,7 +117,7 @@ impl Rdma {
             }
             permitted()?;
             let is_urgent = self.is_all() || self.reach.is_asked;
-            let file = find::server_of(known.file, descriptors, &self.looks, (self.reach, is_urgent))
+            let file = find::server_of(known.file, descriptors, &self.looks, (&self.reach, is_urgent))
                 .map_err(|why| refusal(&why.text, why.hint.as_deref()))?;
             return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
         }
@@ -141,7 +145,7 @@ impl Rdma {
         if server.mounted.is_some() && !self.is_all() && asked.warmth() == Warmth::Warm {
             return Err(ReceiptPart::Always(&CACHED));
         }
-        let placing = self.register(batch, server).map_err(ReceiptPart::Now)?;
+        let placing = self.register_nearest(batch, server).map_err(ReceiptPart::Now)?;
         let key = trial::Key::new(&placing.server.file, self.device.as_ref(), placing.memory[0].device());
         self.tester.verdict(&key, &placing.server, self.is_all()).map_err(ReceiptPart::Now)?;
         Ok(Some(Placing { key: Some(key), ..placing }))
@@ -150,6 +154,26 @@ impl Rdma {
     /// Whether it is a transfer of a mounted file for which the kernel's way is as good: the server is asked before and after it.
     fn is_short(&self, known: &Known<'_>, bytes: u64) -> bool {
         bytes < MIN_TRANSFER && !self.is_all() && known.descriptors().is_some()
+    }
+
+    /// The same by the nearest NIC that registers the memory, where several lead to the server: by connections over that one alone.
+    fn register_nearest(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
+        let client = server.file.client();
+        let nics = if client.addresses_in_use() > 1 { client.nics() } else { Vec::new() };
+        if nics.len() < 2 {
+            return self.register(batch, server);
+        }
+        let mut refused = None;
+        for nic in self.nics.of(&nics) {
+            let by_nic = server.file.by_nic(&nics[nic].name).map_err(|error| error_refusal(&error));
+            let placing = by_nic.and_then(|file| self.register(batch, ServerFile { file, ..server.clone() }));
+            match placing {
+                Ok(placing) => return Ok(placing),
+                // That of the nearest says most.
+                Err(why) => _ = refused.get_or_insert(why),
+            }
+        }
+        Err(refused.unwrap_or_else(|| refusal("no NIC leads to the server", None)))
     }
 
     /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
