@@ -150,8 +150,8 @@ pub(crate) mod lanes {
     /// Lanes whose first slots are pinned at once: 16 MiB take 5 ms to clear and 1 to pin, and while the next ones are cleared
     /// these copy.
     pub(crate) const GROUP: usize = 4;
-    /// Time between two attempts to put a lane in the place of one that died. Chosen.
-    pub(crate) const NEXT_LANE: Duration = Duration::from_millis(10);
+    /// Shortest and longest time between two attempts to put a lane in the place of one that died; each is twice the last. Chosen.
+    pub(crate) const NEXT_LANE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
     /// Cells of a lane: its small cold reads in flight. Chosen.
     pub(crate) const CELLS: usize = 64;
     /// Operations in a ring at once: more make the kernel hand them to helper threads.
@@ -164,6 +164,7 @@ pub(crate) mod lanes {
     /// A lane wakes up when this fraction of the operations in flight has ended, an eighth: a wake-up for each costs more than it gains.
     pub(crate) const WAKE_FRACTION: usize = 8;
     /// Longest wait for that fraction. Batches of 4 KiB at depth 64 (cold, one H100): with 10 µs in place of 50 7 % faster, at 2 µs more of CPU a piece.
+    /// Chosen between the two.
     pub(crate) const BUNCH_WAIT: Duration = Duration::from_micros(20);
     /// Wait for the kernel before the next look at device copies. With naps of 20 µs eight workers
     /// read 1 MiB pieces at 31 GB/s, waiting in the driver at 12.

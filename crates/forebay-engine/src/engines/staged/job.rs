@@ -200,12 +200,20 @@ impl WorkQueue {
 
     /// Ends all jobs with an error.
     pub(crate) fn refuse(&self, error: &Error) {
-        let jobs = {
+        self.refuse_if(error, |_| true);
+    }
+
+    /// The same of jobs of which this is true, by how many lanes may help.
+    pub(crate) fn refuse_if(&self, error: &Error, is_refused: impl Fn(usize) -> bool) {
+        let refused: VecDeque<_> = {
             let mut jobs = self.jobs();
-            self.some.store(false, Ordering::SeqCst);
-            std::mem::take(&mut *jobs)
+            let (refused, others) =
+                std::mem::take(&mut *jobs).into_iter().partition(|job| is_refused(job.width.lanes()));
+            *jobs = others;
+            self.some.store(!jobs.is_empty(), Ordering::SeqCst);
+            refused
         };
-        for job in jobs {
+        for job in refused {
             job.refuse(error);
         }
     }

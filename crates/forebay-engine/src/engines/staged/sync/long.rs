@@ -35,12 +35,12 @@ pub(super) fn read(
     let Ok(first) = slot.long(0) else { return Ok(Attempt::Busy) };
     let second = if len > LONG_PART { slot.long(1).unwrap_or(first) } else { first };
     let buffers = if std::ptr::eq(first, second) { 1 } else { 2 };
-    let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::<&dyn Event>::new());
+    let (mut good, mut moved, mut copying) = (0, Moved::default(), VecDeque::<(&dyn Event, usize)>::new());
     for buffer in [first, second].into_iter().cycle() {
         if copying.len() == buffers
-            && let Some(end) = copying.pop_front()
+            && let Some((end, bytes)) = copying.pop_front()
         {
-            wait_for(end, LONG_PART.min(len), wait)?;
+            wait_for(end, bytes, wait)?;
         }
         let (part, start) = (LONG_PART.min(len - good), offset + good as u64);
         let end = start + part as u64;
@@ -56,15 +56,15 @@ pub(super) fn read(
             // SAFETY: the buffer is not written before its copy has ended; the caller vouched for the memory.
             unsafe { slot.stream().copy_in(address, segment.wanted(), got) }?;
             slot.stream().record(buffer.end.as_ref())?;
-            copying.push_back(buffer.end.as_ref());
+            copying.push_back((buffer.end.as_ref(), got));
         }
         good += got;
         if got < part || good == len {
             break;
         }
     }
-    for end in copying {
-        wait_for(end, LONG_PART.min(len), wait)?;
+    for (end, bytes) in copying {
+        wait_for(end, bytes, wait)?;
     }
     Ok(Attempt::Done(good, moved))
 }

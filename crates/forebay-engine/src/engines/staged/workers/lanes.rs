@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, Result};
@@ -217,6 +218,16 @@ impl LaneShared {
         self.queue.push(job);
         if let Some(error) = self.closed.get() {
             self.queue.refuse(error);
+        }
+    }
+
+    /// Waits, unless all lanes are to end.
+    pub(super) fn pause(&self, length: Duration) {
+        let until = Instant::now() + length;
+        while !self.stop.load(Ordering::SeqCst)
+            && let Some(left) = until.checked_duration_since(Instant::now())
+        {
+            std::thread::park_timeout(left);
         }
     }
 

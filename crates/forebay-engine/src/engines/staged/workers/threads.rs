@@ -1,6 +1,6 @@
 //! The threads of a device's lanes: how they start, and what they tell of it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
@@ -21,6 +21,8 @@ pub(super) struct LaneStarted {
 pub(super) struct LaneThreads {
     /// As many as there may be.
     wakes: Box<[OnceLock<Arc<WorkerWake>>]>,
+    /// Those that take works, or are about to for the first time.
+    living: Box<[AtomicBool]>,
     /// Lanes that have begun: those of the lowest numbers.
     begun: AtomicUsize,
     /// Those that work, or failed to start.
@@ -60,6 +62,7 @@ impl LaneThreads {
     pub(super) fn new(most: usize) -> Self {
         Self {
             wakes: (0..most).map(|_| OnceLock::new()).collect(),
+            living: (0..most).map(|_| AtomicBool::new(false)).collect(),
             begun: AtomicUsize::new(0),
             reported: AtomicUsize::new(0),
             handles: Mutex::default(),
@@ -76,6 +79,21 @@ impl LaneThreads {
     /// How to wake the first `count` lanes, as far as they have begun.
     pub(super) fn wakes(&self, count: usize) -> impl Iterator<Item = &Arc<WorkerWake>> {
         self.wakes.iter().take(count).map_while(OnceLock::get)
+    }
+
+    /// A lane takes works, perhaps in place of one that died.
+    pub(super) fn lives(&self, index: usize) {
+        self.living[index].store(true, Ordering::SeqCst);
+    }
+
+    /// A lane takes no works any more.
+    pub(super) fn is_gone(&self, index: usize) {
+        self.living[index].store(false, Ordering::SeqCst);
+    }
+
+    /// Whether any of the first `count` lanes takes works.
+    pub(super) fn any_lives(&self, count: usize) -> bool {
+        self.living.iter().take(count).any(|lives| lives.load(Ordering::SeqCst))
     }
 
     pub(super) fn report(&self, index: usize, told: Result<LaneStarted>) {
@@ -162,6 +180,7 @@ impl LaneThreads {
         for (index, memory) in (begun..count).zip(parts(count - begun)?) {
             let wake = Arc::new(WorkerWake::new()?);
             let wake = self.wakes[index].get_or_init(|| wake).clone();
+            self.lives(index);
             handles.threads.push(spawn(index, memory, wake)?);
             self.begun.store(index + 1, Ordering::Release);
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Wait};
 
 use self::copies::{CopyFlight, LaneStream};
@@ -77,7 +77,7 @@ impl ActiveWork {
 }
 
 fn died() -> Error {
-    Error::new(forebay_error::ErrorKind::Internal, "the lane that moved this died")
+    Error::new(ErrorKind::Internal, "the lane that moved this died")
 }
 
 impl Drop for ActiveWork {
@@ -148,7 +148,7 @@ impl Lane {
         mut report: StartReport,
     ) {
         wake.attach_thread();
-        let (mut memory, mut has_lived) = (Some(memory), false);
+        let (mut memory, mut has_lived, mut pause) = (Some(memory), false, NEXT_LANE.0);
         loop {
             let mut has_begun = false;
             let life = catch_unwind(AssertUnwindSafe(|| {
@@ -158,6 +158,7 @@ impl Lane {
                     None => LanePart::again(&shared.device, shared.config.slot_size)?,
                 };
                 let mut lane = Self::new(index, shared.clone(), part, wake, &mut notes)?;
+                shared.threads.lives(index);
                 report.send(Ok(LaneStarted { ring: lane.ring.is_some(), notes }));
                 has_begun = true;
                 lane.run();
@@ -167,17 +168,19 @@ impl Lane {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => error,
                 Err(_) if has_begun => {
-                    has_lived = true;
+                    (has_lived, pause) = (true, NEXT_LANE.0);
                     let text = "a lane died, and another took its place".to_owned();
                     shared.threads.note(Note { text, hint: None });
                     continue;
                 }
                 Err(_) => super::died(),
             };
-            if has_lived && !shared.stop.load(Ordering::SeqCst) {
-                // What stands in its way may pass, as a lack of memory does. What waits for it is told meanwhile.
-                shared.queue.refuse(&error);
-                std::thread::sleep(NEXT_LANE);
+            shared.threads.is_gone(index);
+            if has_lived && error.kind() != ErrorKind::DeviceLost && !shared.stop.load(Ordering::SeqCst) {
+                // What stands in its way may pass, as a lack of memory does. What no other lane moves is told meanwhile.
+                shared.queue.refuse_if(&error, |width| !shared.threads.any_lives(width));
+                shared.pause(pause);
+                pause = (pause * 2).min(NEXT_LANE.1);
                 continue;
             }
             report.send(Err(error.clone()));

@@ -1,0 +1,109 @@
+//! Lanes that panic: what they leave behind, and who takes their place.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+#[path = "common/mounts.rs"]
+#[allow(dead_code, reason = "one of several that use it")]
+mod mounts;
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::{Target, chill, pattern, turn};
+use forebay_config::{Config, IoBackend, Nfs};
+use forebay_engine::Session;
+use mounts::{Facts, KEY, LEN, place};
+
+/// More than the lane takes at a time, behind the one that ends it.
+#[test]
+fn what_waits_for_a_lane_that_panics_is_told() {
+    let _turn = turn();
+    let place = place();
+    let lanes = Config { lanes: 1, slots: 3, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
+    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let slow = Duration::from_millis(50);
+    let (file, kernel) = place.open(Facts { slow, ..place.facts("tcp") });
+    chill(&file);
+    let submit = |_| session.submit_read(&file, 0, Target::Device.buffer(&session, LEN)).unwrap();
+    let tickets: Vec<_> = (0..12).map(submit).collect();
+    kernel.breaks.store(true, Ordering::Relaxed);
+    for ticket in &tickets {
+        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+    }
+    let errors: Vec<_> = tickets.into_iter().filter_map(|ticket| ticket.wait().into_result().err()).collect();
+    assert!(errors.len() > 8, "{errors:?}");
+    for error in errors {
+        assert_eq!(error.message(), "the lane that moved this died");
+    }
+    // What comes when the reason is gone is moved by another lane.
+    kernel.breaks.store(false, Ordering::Relaxed);
+    for target in [Target::Device, Target::Host] {
+        let later = session.submit_read(&file, 0, target.buffer(&session, LEN)).unwrap();
+        assert!(later.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+        let (receipt, buffer) = later.wait().into_result().unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "{receipt}");
+        if target == Target::Device {
+            assert!(receipt.to_string().contains("a lane died, and another took its place"), "{receipt}");
+        }
+    }
+}
+
+/// It has none for a while: what comes meanwhile ends with the reason, what comes later is moved.
+#[test]
+fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
+    let turn = turn();
+    let place = place();
+    let lanes = Config { lanes: 1, slots: 2, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
+    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
+    let read = || {
+        chill(&file);
+        let ticket = session.submit_read(&file, 0, Target::Device.buffer(&session, LEN)).unwrap();
+        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+        ticket.wait().into_result()
+    };
+    read().unwrap();
+    turn.fake.fail_next("cuMemHostRegister_v2", 2, 0, 3);
+    kernel.breaks.store(true, Ordering::Relaxed);
+    // What the lane had taken failed with it, the rest for want of memory.
+    read().unwrap_err();
+    kernel.breaks.store(false, Ordering::Relaxed);
+    let (mut refused, until) = (0, Instant::now() + Duration::from_secs(10));
+    let (receipt, buffer) = loop {
+        match read() {
+            Ok(done) => break done,
+            Err(error) => assert!(error.message().contains("cuMemHostRegister"), "{error}"),
+        }
+        refused += 1;
+        assert!(Instant::now() < until, "no lane began");
+    };
+    assert!(refused > 0, "there was memory all the time");
+    assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "{receipt}");
+}
+
+/// The others take what it would have taken.
+#[test]
+fn lanes_go_on_beside_one_that_is_not_replaced() {
+    let turn = turn();
+    let place = place();
+    let lanes = Config { lanes: 4, slots: 2, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
+    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
+    let read = |len: usize| {
+        chill(&file);
+        let ticket = session.submit_read(&file, 0, Target::Device.buffer(&session, len)).unwrap();
+        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+        ticket.wait().into_result()
+    };
+    // All lanes have both of their slots.
+    for _ in 0..4 {
+        read(LEN).unwrap();
+    }
+    turn.fake.fail_next("cuMemHostRegister_v2", 2, 0, 0);
+    kernel.breaks.store(true, Ordering::Relaxed);
+    assert_eq!(read(1 << 20).unwrap_err().message(), "the lane that moved this died");
+    kernel.breaks.store(false, Ordering::Relaxed);
+    for _ in 0..20 {
+        read(LEN).unwrap();
+    }
+}
