@@ -3,7 +3,6 @@
 
 mod common;
 #[path = "common/mounts.rs"]
-#[allow(dead_code, reason = "one of several that use it")]
 mod mounts;
 
 use std::sync::atomic::Ordering;
