@@ -258,8 +258,8 @@ fn callers_at_once_take_a_bounded_number_of_slots() {
         }
     });
     let pinned = turn.fake.leaks().registrations - before;
-    // Two for each lane, one for the mailboxes, and one for all slots: these reads are short.
-    assert!(pinned <= 2 * 2 + 1 + 1, "{pinned} pins for {CALLERS} callers and two lanes");
+    // Two for each lane, one for the mailboxes, one for the first few slots, and one for all others: these reads are short.
+    assert!(pinned <= 2 * 2 + 1 + 2, "{pinned} pins for {CALLERS} callers and two lanes");
     drop(session);
     assert!(soon(|| turn.fake.leaks().registrations == before));
 }

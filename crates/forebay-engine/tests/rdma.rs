@@ -240,11 +240,10 @@ fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
         });
         for reader in readers {
             let [first, second] = reader.join().unwrap();
-            assert_eq!(
-                first.matches("held up: server 127.0.0.1 was silent for 10 s in all").count(),
-                1,
-                "{first}"
-            );
+            // A busy machine makes it longer.
+            let told: Vec<_> = first.split("held up: server 127.0.0.1 was silent for ").skip(1).collect();
+            let seconds = told.iter().filter_map(|text| text.split_once(" s in all")?.0.parse::<u64>().ok());
+            assert!(told.len() == 1 && seconds.min() >= Some(10), "{first}");
             assert!(!second.contains("held up"), "{second}");
         }
     });
