@@ -111,7 +111,11 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
         None => source.len().map_err(Failure::from).and_then(|len| work.copy(len, len)),
     };
     work.live.clear();
-    result.map_err(|failure| Failure { error: explain(failure.error), code: failure.code })?;
+    result.map_err(|Failure { error, code }| {
+        let is_of_source = error.kind() == ErrorKind::ShortRead;
+        let error = if is_of_source { error.with("file", args.source.display()) } else { error };
+        Failure { error: explain(error), code }
+    })?;
     pending.sync().map_err(explain)?;
     let seconds = started.elapsed().as_secs_f64();
     if args.verify {

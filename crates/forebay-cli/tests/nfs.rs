@@ -259,6 +259,11 @@ fn errors_of_servers_and_urls() {
         format!("cp {url}&version=3 x"),
         format!("cp {url}&mountport=20048 x"),
         "cp nfs://127.0.0.1/a%00b x".to_owned(),
+        "cp nfs://127.0.0.1/export/what?.bin x".to_owned(),
+        "cp nfs://127.0.0.1/export/100%.bin x".to_owned(),
+        "cp nfs://127.0.0.1/export/file? x".to_owned(),
+        "cp nfs://127.0.0.1/export/file?version=5 x".to_owned(),
+        format!("cp nfs://127.0.0.1:{port}/export/file/?version=4.1 x"),
         "bench -f 127.0.0.1:/export/file".to_owned(),
         "bench -f 127.0.0.1:/export/file -I 1 -s 1M".to_owned(),
         "bench -P 127.0.0.1:/export/file".to_owned(),
@@ -328,6 +333,19 @@ fn probe_says_why_there_are_no_rates() {
         );
         assert!(done.out.ends_with(&wanted), "{}", done.out);
     }
+}
+
+#[test]
+fn probe_says_that_its_server_has_no_further_address() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    let mut command = forebay();
+    command.current_dir(directory.path()).env("FOREBAY_NFS_SERVERS", "nas9=127.0.0.2,nas10=127.0.0.3");
+    command.args(["nfs", "probe", &server.url("/export/file", "4.1")]);
+    let done = finish(command).ok();
+    let note = "note: FOREBAY_NFS_SERVERS has no address of 127.0.0.1, only of nas9, nas10\n";
+    assert!(done.err.contains(note), "{}", done.err);
 }
 
 #[test]

@@ -26,6 +26,11 @@ impl Servers {
         let found = self.0.iter().find(|(name, _)| names.iter().any(|other| is_same(name, other)));
         found.map(|(_, addresses)| addresses.clone()).unwrap_or_default()
     }
+
+    /// The names that stand there.
+    pub fn names(&self) -> Vec<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).collect()
+    }
 }
 
 /// Names are alike in any case, addresses however they are written.

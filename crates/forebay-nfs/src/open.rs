@@ -66,6 +66,11 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
     match found.attributes.kind {
+        Kind::Regular if url.path.ends_with('/') => {
+            return Err(Error::new(ErrorKind::InvalidInput, "a file, and no directory")
+                .with("url", url)
+                .hint("leave out the / behind its name"));
+        }
         Kind::Regular => {}
         Kind::Directory => {
             return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")

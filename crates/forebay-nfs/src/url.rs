@@ -32,6 +32,11 @@ pub const PORT: u16 = 2049;
 /// Versions that are tried where none is named: sessions first, since they need one port only.
 const ANY: [Version; 3] = [Version::V4(1), Version::V4(0), Version::V3];
 
+const FORM: &str = "nfs://SERVER/EXPORT/PATH, nfs://SERVER:PORT/PATH?version=3&mountport=PORT";
+const VERSIONS: &str = "version=3, 4.0, 4.1, 4.2, or 4 for 4.1 and then 4.0";
+const MARK: &str =
+    "a ? in a name is %3F; behind a ? stand version=3|4|4.0|4.1|4.2 and mountport=PORT, joined by &";
+
 impl Url {
     /// Whether a path is meant to be one.
     pub fn is_one(path: &Path) -> bool {
@@ -59,11 +64,11 @@ impl Url {
 
     /// Reads it.
     pub fn parse(text: &str) -> Result<Self> {
-        let wrong = |why: &str| {
-            Error::new(ErrorKind::InvalidInput, format!("cannot read the URL: {why}"))
-                .with("url", text)
-                .hint("nfs://SERVER/EXPORT/PATH, nfs://SERVER:PORT/PATH?version=3&mountport=PORT")
+        let because = |why: &str, hint: &str| {
+            let error = Error::new(ErrorKind::InvalidInput, format!("cannot read the URL: {why}"));
+            error.with("url", text).hint(hint)
         };
+        let wrong = |why: &str| because(why, FORM);
         if !Self::is_one(Path::new(text)) {
             return Err(wrong("it does not begin with nfs://"));
         }
@@ -77,11 +82,19 @@ impl Url {
             return Err(error.with("url", text).hint(hint));
         }
         let (server, port) = host_and_port(host).ok_or_else(|| wrong("its server or port"))?;
-        let path =
-            format!("/{}", unescape(path).ok_or_else(|| wrong("its path has a % without two digits"))?);
+        let path = unescape(path).ok_or_else(|| {
+            because(
+                "its path has a % without two digits",
+                "a % in a name is %25, a blank %20, a ? %3F, a # %23",
+            )
+        })?;
+        let path = format!("/{path}");
         let bad = |name: &str| name == ".." || name == "." || name.len() > 255 || name.contains('\0');
         if path.len() > 1024 || path.split('/').any(bad) {
             return Err(wrong("its path has .. or ., a zero byte, or too long a name"));
+        }
+        if options.is_empty() && whole.ends_with('?') {
+            return Err(because("nothing stands behind its ?", MARK));
         }
         let mut url = Self { server, port, path, versions: ANY.to_vec(), mount_port: None };
         let mut seen = Vec::new();
@@ -96,13 +109,14 @@ impl Url {
             match option {
                 Some(("version", "4")) => url.versions = vec![Version::V4(1), Version::V4(0)],
                 Some(("version", value)) => {
-                    url.versions = vec![Version::parse(value).ok_or_else(|| wrong("its version"))?];
+                    let version = Version::parse(value);
+                    url.versions = vec![version.ok_or_else(|| because("its version", VERSIONS))?];
                 }
                 Some(("mountport", value)) => {
                     let port: NonZeroU16 = value.parse().map_err(|_| wrong("its mountport"))?;
                     url.mount_port = Some(port.get());
                 }
-                _ => return Err(wrong("an unknown option")),
+                _ => return Err(because("an unknown option", MARK)),
             }
         }
         if url.mount_port.is_some() && !url.versions.contains(&Version::V3) {

@@ -76,6 +76,11 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
     let options = Options { further: config.nfs_servers.of(&[&url.server]), ..Options::default() };
     let found = silence::told(console, || Found::look(&url, &options, gpu::session))?;
     say(&found, console);
+    let named = config.nfs_servers.names();
+    if options.further.is_empty() && !named.is_empty() {
+        let named = named.join(", ");
+        console.say(format!("note: FOREBAY_NFS_SERVERS has no address of {}, only of {named}\n", url.server));
+    }
     if let Some(json) = json {
         json.write(&found.json())?;
     }
