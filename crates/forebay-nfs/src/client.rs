@@ -46,7 +46,14 @@ pub struct Traffic {
 impl Client {
     pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
         forks::watch();
-        Arc::new(Self { shared: Arc::new(Shared::new(server, limits)), birth: forks::count() })
+        let shared = Arc::new(Shared::new(server, limits));
+        let wires = Arc::downgrade(&shared);
+        shared.server.further.end_connections_by(move || {
+            if let Some(wires) = wires.upgrade() {
+                wires.end_left_out();
+            }
+        });
+        Arc::new(Self { shared, birth: forks::count() })
     }
 
     /// The version that is spoken.
