@@ -10,7 +10,8 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 /// Replies in a row that are none of ours, before the connection is given up. Chosen: more than any wire has calls.
 const MAX_STRANGE: u32 = 1024;
 
-/// A server is not silent while at least this many bytes of a reply come within each silence. Chosen: a drip is less, any link more.
+/// A server is not silent while at least this many bytes of a reply come, or of calls go, within each silence. Chosen: a drip is less,
+/// any link more.
 const PROGRESS_BYTES: usize = 16 << 10;
 
 /// The connection, as it looks from here.
@@ -24,12 +25,14 @@ pub(super) struct Liveness {
     /// Bytes of such that have come since `progress`, which is when they were last enough.
     bytes: usize,
     progress: Instant,
+    /// Bytes of calls that had reached the server's side when they were last enough, and when that was.
+    taken: (u64, Instant),
 }
 
 impl Liveness {
     pub(super) fn new() -> Self {
         let now = Instant::now();
-        Self { checked: now, strange: 0, is_receiving: false, bytes: 0, progress: now }
+        Self { checked: now, strange: 0, is_receiving: false, bytes: 0, progress: now, taken: (0, now) }
     }
 
     /// Bytes came.
@@ -61,6 +64,11 @@ impl Liveness {
         Ok(())
     }
 
+    /// Whether a reply of ours is being received.
+    pub(super) const fn is_receiving(&self) -> bool {
+        self.is_receiving
+    }
+
     /// Whether it is time to look how long calls have waited.
     #[inline]
     pub(super) fn is_due(&self, now: Instant, every: Duration) -> bool {
@@ -74,5 +82,14 @@ impl Liveness {
             (self.bytes, self.progress) = (0, now);
         }
         last_reply.max(self.progress)
+    }
+
+    /// So many bytes of calls have reached the server's side. When they were last enough for a sign of life of the way there: the server
+    /// may be dead behind it.
+    pub(super) const fn taken(&mut self, bytes: u64, now: Instant) -> Instant {
+        if bytes.saturating_sub(self.taken.0) >= PROGRESS_BYTES as u64 {
+            self.taken = (bytes, now);
+        }
+        self.taken.1
     }
 }

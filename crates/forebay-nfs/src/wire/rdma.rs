@@ -282,7 +282,7 @@ impl Wire {
                 self.completed(shared, &mut state, (completion, now), batch)?;
             }
             send_queued(&mut state);
-            self.check(&state, batch)?;
+            self.check(&mut state, batch)?;
             if !batch.is_done() || state.table.has_parked() {
                 return Ok(None);
             }
@@ -299,7 +299,7 @@ impl Wire {
         let memlock_wait = link.memlock_wait.take();
         let waits_for_others = link.in_flight == 0;
         let limit =
-            self.next_wait(&state, batch, reason, last_reply).map_err(|lost| match &memlock_wait {
+            self.next_wait(&mut state, batch, reason, last_reply).map_err(|lost| match &memlock_wait {
                 // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
                 Some(error) if waits_for_others => Lost::Refused(error.clone()),
                 _ => lost,

@@ -103,7 +103,7 @@ impl Wire {
             let mut state = lock(&self.state);
             self.answered(shared, &mut state, (index, reply), &mut link.batch);
             base::send_queued(&mut state);
-            self.check(&state, &mut link.batch)
+            self.check(&mut state, &mut link.batch)
         };
         self.finish(shared, &mut link.batch)?;
         checked
@@ -128,6 +128,14 @@ pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
             Err(_) => break,
         }
     }
+}
+
+/// Bytes of calls that have reached the server's side: what the socket took, and does not keep any more.
+pub(super) fn bytes_taken(stream: &TcpStream, table: &Table) -> u64 {
+    let mut kept: libc::c_int = 0;
+    // SAFETY: an integer of ours.
+    let told = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut kept) };
+    if told == 0 { table.sent().saturating_sub(u64::from(kept.unsigned_abs())) } else { 0 }
 }
 
 /// The socket as the thread sees it.
@@ -178,7 +186,7 @@ impl Socket<'_> {
                     return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
                 base::send_queued(&mut state);
-                let limit = self.wire.next_wait(&state, &mut self.batch, reason, idle_since)?;
+                let limit = self.wire.next_wait(&mut state, &mut self.batch, reason, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
             reason = self.signal.wait(self.fd, wants_to_send, limit);
