@@ -84,7 +84,7 @@ impl Liveness {
         last_reply.max(self.progress)
     }
 
-    /// So many bytes of calls have reached the server's side. When they were last enough for a sign of life of the way there: the server
+    /// This many bytes of calls have reached the server's side. When they were last enough for a sign of life of the way there: the server
     /// may be dead behind it.
     pub(super) const fn taken(&mut self, bytes: u64, now: Instant) -> Instant {
         if bytes.saturating_sub(self.taken.0) >= PROGRESS_BYTES as u64 {
