@@ -382,7 +382,10 @@ impl Wire {
         let traffic = &shared.traffic;
         state.table.count_reply();
         batch.liveness.answered();
-        self.server.outage.heard(batch.last_reply);
+        // Otherwise it is told with the others, when it is looked how long calls have waited.
+        if self.server.outage.is_in_doubt() {
+            self.server.outage.heard(batch.last_reply);
+        }
         match reply {
             Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
             Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),

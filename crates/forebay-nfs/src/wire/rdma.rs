@@ -236,7 +236,7 @@ impl Wire {
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
-        let (mut batch, mut reason) = (ReplyBatch::new(), WakeReason::Signalled);
+        let (mut batch, mut reason) = (ReplyBatch::new(self.check_interval), WakeReason::Signalled);
         loop {
             let taken = self.completions(shared, &mut completions, &mut batch, reason);
             let finished = if batch.is_done() { Ok(()) } else { self.finish(shared, &mut batch) };
@@ -260,7 +260,8 @@ impl Wire {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
         send_queued(&mut state);
-        let oldest = if reason == WakeReason::TimedOut { state.table.oldest_asked() } else { None };
+        let has_timed_out = reason == WakeReason::TimedOut;
+        let oldest = if has_timed_out { state.table.oldest_asked() } else { None };
         let link = loop {
             let Some(Link::Rdma(link)) = &mut state.link else {
                 let gone = || Error::new(ErrorKind::Io, "the connection is gone");
@@ -291,7 +292,7 @@ impl Wire {
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        let mut most = self.server.options.probe_after();
+        let mut most = if has_timed_out { self.server.options.probe_after() } else { Duration::MAX };
         let may_probe = link.in_flight > 0 && !self.refuses_probes.load(Ordering::Relaxed);
         if let Some(oldest) = oldest.filter(|_| may_probe) {
             most = link.probe(last_reply.max(oldest), most);

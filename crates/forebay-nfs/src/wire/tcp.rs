@@ -40,7 +40,12 @@ impl Wire {
         end_unsent(&stream);
         keep_alive(&stream, options.probe_after());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
+        let mut link = Socket {
+            wire: self,
+            signal,
+            fd: stream.as_raw_fd(),
+            batch: ReplyBatch::new(self.check_interval),
+        };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {

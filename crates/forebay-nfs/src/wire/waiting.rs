@@ -27,7 +27,7 @@ impl Wire {
         let is_lively = reason != WakeReason::TimedOut
             && !state.is_closing
             && !state.table.has_parked()
-            && !batch.liveness.is_due(now, self.check_interval);
+            && !batch.liveness.is_due(now);
         if is_lively { Ok(self.check_interval) } else { self.limit(state, batch, now, idle_since) }
     }
 
@@ -35,7 +35,7 @@ impl Wire {
     #[inline]
     pub(super) fn check(&self, state: &mut State, batch: &mut ReplyBatch) -> Result<(), Lost> {
         let now = batch.last_reply;
-        if !batch.liveness.is_due(now, self.check_interval) || state.table.is_idle() {
+        if !batch.liveness.is_due(now) || state.table.is_idle() {
             return Ok(());
         }
         self.limit(state, batch, now, now).map(drop)
@@ -48,9 +48,9 @@ impl Wire {
         now: Instant,
         idle_since: Instant,
     ) -> Result<Duration, Lost> {
-        let alive = batch.liveness.check(batch.last_reply, now);
-        if alive == now {
-            self.server.outage.heard(now);
+        let (alive, is_news) = batch.liveness.check(batch.last_reply, now);
+        if is_news {
+            self.server.outage.heard(alive);
         }
         let idle = self.server.options.idle;
         let mut limit = idle;
