@@ -140,8 +140,9 @@ fn connect(server: &Server, address: Option<usize>, depth: usize) -> Result<Rdma
     })
 }
 
-/// Makes a connection that carries nothing to a server, and ends it: within twice `limit`. Returns where it was.
-pub(crate) fn knock(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
+/// Whether a server at an address takes connections over RDMA: makes one that carries nothing, within twice `limit`, and ends it.
+/// Returns where.
+pub fn takes_rdma(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
     let to = SocketAddr::new(rdma.address.unwrap_or(address), rdma.port);
     let at = |error: Error| error.with("address", to);
     let domain = rdma.fabric.open(&Route { timeout: limit, ..Route::to(to) }).map_err(at)?;
