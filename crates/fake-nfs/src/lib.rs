@@ -151,6 +151,8 @@ pub(crate) struct Shared {
     refused_places: Mutex<(u32, u32)>,
     /// The port by which the portmapper lists NFS over RDMA.
     pub(crate) listed_rdma: Mutex<Option<u16>>,
+    /// How many bytes of a call are received at a time, and how long it pauses then.
+    pub(crate) slow_calls: Mutex<Option<(usize, Duration)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -201,6 +203,7 @@ impl Server {
             owner: Mutex::new((format!("fake {}", NUMBERS.fetch_add(1, Ordering::Relaxed)).into_bytes(), 0)),
             refused_places: Mutex::default(),
             listed_rdma: Mutex::default(),
+            slow_calls: Mutex::default(),
         });
         let serving = shared.clone();
         std::thread::spawn(move || serve::accept(&listener, &serving, &AtomicBool::new(false)));
@@ -299,6 +302,11 @@ impl Server {
     /// Has handles of files put there from now on this many bytes, 20 or more.
     pub fn handles(&self, bytes: usize) {
         lock(&self.shared.files).handle_len = bytes;
+    }
+
+    /// Receives calls over TCP as by a slow link: this many bytes at a time, one in so long.
+    pub fn receive_slowly(&self, bytes: usize, pause: Duration) {
+        *lock(&self.shared.slow_calls) = Some((bytes, pause));
     }
 
     /// Refuses the place in the session of the next calls of 4.1 and 4.2.

@@ -96,7 +96,7 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
     stream.set_nodelay(true)?;
     let mut held: Vec<u8> = Vec::new();
     loop {
-        let call = record(&mut stream)?;
+        let call = record(&mut stream, shared)?;
         let mut calling = Calling { shared, connection, user: None, fault: None, payload: 0 };
         let Some(reply) = answer(&mut calling, &call) else { return Ok(()) };
         let mut whole = in_fragments(&reply, usize::MAX);
@@ -193,7 +193,7 @@ fn vanish(stream: &TcpStream) {
     }
 }
 
-fn record(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+fn record(stream: &mut TcpStream, shared: &Shared) -> std::io::Result<Vec<u8>> {
     let mut all = Vec::new();
     loop {
         let mut mark = [0; 4];
@@ -201,11 +201,27 @@ fn record(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
         let mark = u32::from_be_bytes(mark);
         let start = all.len();
         all.resize(start + (mark & 0x7FFF_FFFF) as usize, 0);
-        stream.read_exact(&mut all[start..])?;
+        let slow = *lock(&shared.slow_calls);
+        if slow.is_some() {
+            keep_little(stream);
+        }
+        let (some, pause) = slow.unwrap_or((usize::MAX, std::time::Duration::ZERO));
+        for bytes in all[start..].chunks_mut(some) {
+            stream.read_exact(bytes)?;
+            std::thread::sleep(pause);
+        }
         if mark >> 31 == 1 {
             return Ok(all);
         }
     }
+}
+
+/// The kernel takes little more than what is received.
+fn keep_little(stream: &TcpStream) {
+    let bytes: libc::c_int = 64 << 10;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);
+    // SAFETY: pointer and length are of a local variable.
+    unsafe { libc::setsockopt(stream.as_raw_fd(), level, name, (&raw const bytes).cast(), 4) };
 }
 
 fn in_fragments(record: &[u8], size: usize) -> Vec<u8> {

@@ -107,14 +107,7 @@ fn handle(untold: Result<Option<String>>) -> Answer {
 }
 
 fn any_port(mounted: &Mounted) -> Answer {
-    let options = Options {
-        connections: 1,
-        connect: LIMIT,
-        first_answer: LIMIT,
-        silence: LIMIT,
-        deadline: LIMIT,
-        ..Options::default()
-    };
+    let options = Options { connections: 1, ..Options::default() }.within(LIMIT);
     match open::takes_any_port(mounted, &options) {
         Ok(true) => Answer::Yes(Hinted::new("the export takes calls from any port (insecure)")),
         Ok(false) => {

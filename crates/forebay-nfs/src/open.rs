@@ -1,7 +1,7 @@
 //! From a URL to a file: the server's address, ports and version, the handle, and what the server takes.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,8 @@ use crate::status::Status;
 use crate::url::Url;
 use crate::v3;
 use crate::v4::{self, op};
-use crate::wire::{knock, try_out, try_out_at};
+pub use crate::wire::takes_rdma;
+use crate::wire::{try_out, try_out_at};
 use crate::xdr::{Reader, Writer};
 
 /// A file of a server. It is open nowhere but here.
@@ -210,12 +211,6 @@ pub fn takes_any_port(mounted: &Mounted, options: &Options) -> Result<bool> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// Whether a server at an address takes connections over RDMA: makes one that carries nothing, within twice `limit`, and ends it.
-/// Returns where.
-pub fn takes_rdma(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
-    knock(rdma, address, limit)
 }
 
 fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {

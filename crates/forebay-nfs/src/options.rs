@@ -144,6 +144,15 @@ impl Default for Options {
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 
 impl Options {
+    /// The same with no more than `limit` for a question: to connect, and to be answered.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        for time in [&mut self.connect, &mut self.first_answer, &mut self.silence, &mut self.deadline] {
+            *time = limit.min(*time);
+        }
+        self
+    }
+
     /// After how long a server that calls wait for is asked for a sign of life.
     pub(crate) fn probe_after(&self) -> Duration {
         PROBE_AFTER.min(self.silence / 4)
@@ -166,5 +175,19 @@ impl Options {
         self.depth = self.depth.clamp(1, 64);
         self.network = self.network.or_else(Network::of_thread);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_makes_no_time_longer() {
+        let limit = Duration::from_secs(2);
+        let short = Options { connect: Duration::from_secs(1), ..Options::default() }.within(limit);
+        let times = [short.connect, short.first_answer, short.silence, short.deadline];
+        assert_eq!(times, [Duration::from_secs(1), limit, limit, limit]);
+        assert_eq!(short.idle, Options::default().idle);
     }
 }

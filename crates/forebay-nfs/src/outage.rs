@@ -180,6 +180,12 @@ impl Outage {
         self.given_up.store(0, Relaxed);
     }
 
+    /// Whether something has waited, or was given up, since it was heard last: that it answers is news.
+    #[inline]
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.waited.load(Relaxed) > self.heard.load(Relaxed) || self.given_up.load(Relaxed) > 0
+    }
+
     fn heard_at(&self) -> Option<Instant> {
         let heard = self.heard.load(Relaxed);
         (heard > 0).then(|| self.base + Duration::from_nanos(heard))
@@ -317,7 +323,11 @@ mod tests {
         assert!(!silent.has_answered() && !outage.is_answering());
         outage.heard(at(172));
         assert!(silent.has_answered() && outage.is_answering());
+        assert!(!outage.is_in_doubt());
         outage.waits(at(173));
-        assert!(!outage.is_answering());
+        assert!(!outage.is_answering() && outage.is_in_doubt());
+        outage.heard(at(173));
+        assert!(!outage.is_in_doubt());
+        assert!(outage.is_given_up(at(473), LIMITS) && outage.is_in_doubt());
     }
 }

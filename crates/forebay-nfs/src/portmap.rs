@@ -33,14 +33,7 @@ pub struct Service {
 
 /// Asks the portmapper at an address. It has `limit` to answer.
 pub fn services(at: SocketAddr, limit: Duration) -> Result<Vec<Service>> {
-    let options = Options {
-        connect: limit,
-        first_answer: limit,
-        silence: limit,
-        deadline: limit,
-        low_ports: false,
-        ..Options::default()
-    };
+    let options = Options { low_ports: false, ..Options::default() }.within(limit);
     let mut portmap = Exchange::new(vec![at], options, Outage::new(at.to_string()));
     portmap
         .call("cannot ask the portmapper", (RPCBIND, DUMP), None, |_| {}, get_list)

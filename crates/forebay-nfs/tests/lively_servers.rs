@@ -111,7 +111,8 @@ fn a_read_ends_in_time_whatever_comes_in_place_of_its_reply() {
     }
 }
 
-/// A link that takes longer for a reply than a silence, but brings bytes.
+/// A link that takes longer for a reply than a silence, and longer for two than a reply that is lost among others is missed after, but
+/// brings bytes. One reply of three comes behind another one.
 #[test]
 fn a_slow_link_is_no_silence() {
     const SLOW: usize = 400_000;
@@ -119,12 +120,56 @@ fn a_slow_link_is_no_silence() {
     server.put("/export/large", vec![9; SLOW]);
     let url = Url::parse(&server.url("/export/large", "4.1")).unwrap();
     let file = open(&url, &Options { deadline: Duration::from_millis(600), ..options() }).unwrap();
-    server
-        .faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Slow(20_000, Duration::from_millis(50))));
+    server.faults(|seen| match (seen.asked, seen.before) {
+        (Asked::Read, 0) => Some(Fault::Overtaken),
+        (Asked::Read, _) => Some(Fault::Slow(20_000, OFTEN * 3)),
+        _ => None,
+    });
     let began = Instant::now();
-    assert_eq!(file.read_at(&mut vec![0; SLOW], 0).unwrap(), SLOW);
-    assert!(began.elapsed() > 2 * options().silence, "{:?}", began.elapsed());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| assert_eq!(file.read_at(&mut vec![0; SLOW], 0).unwrap(), SLOW));
+        }
+    });
+    let missed_after = options().silence * (options().depth as u32 + 1);
+    assert!(began.elapsed() > 2 * missed_after, "{:?}", began.elapsed());
     assert_eq!(file.client().traffic().resent, 0);
+}
+
+/// The same the other way: the server has nothing to answer before a call has arrived.
+#[test]
+fn a_slow_link_to_the_server_is_no_silence() {
+    const SLOW: usize = 3 << 20;
+    in_all_versions(|version| {
+        let server = started();
+        server.put("/export/large", vec![0; SLOW]);
+        let url = Url::parse(&server.url("/export/large", version)).unwrap();
+        let file = open(&url, &Options { deadline: Duration::from_secs(10), ..options() }).unwrap();
+        server.receive_slowly(32 << 10, OFTEN * 2);
+        let began = Instant::now();
+        assert_eq!(file.write_at(&vec![9; SLOW], 0).unwrap(), SLOW, "{version}");
+        assert!(began.elapsed() > 12 * options().silence, "{version} {:?}", began.elapsed());
+        assert_eq!(file.client().traffic().resent, 0, "{version}");
+    });
+}
+
+/// Its kernel takes what its buffers hold: no answer.
+#[test]
+fn a_server_that_takes_calls_and_answers_none_is_silent() {
+    in_all_versions(|version| {
+        let server = started();
+        let file = opened(&server, version, &options());
+        server.faults(|seen| (seen.asked == Asked::Write).then_some(Fault::Unread(Duration::from_mins(1))));
+        let later = file.clone();
+        let first = std::thread::spawn(move || file.write_at(&vec![9; 2 << 20], 0));
+        std::thread::sleep(Duration::from_millis(800));
+        // All that waits for it has one clock.
+        let (result, took) = timed(version, move || later.write_at(&[9; 100], 0));
+        assert!(took < Duration::from_millis(1200), "{version} {took:?}");
+        for result in [result, first.join().unwrap()] {
+            assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout, "{version}");
+        }
+    });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, File, Options, Url, open, probe};
+use forebay_nfs::{Direction, File, Options, Url, open, probe, silent};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const PIECE: usize = 4096;
@@ -103,6 +103,32 @@ fn what_is_asked_for_after_questions_were_given_up_has_some_time() {
                 file.attributes().unwrap();
             });
         }
+    });
+}
+
+/// The thread that waits for it had nothing to do, and sleeps.
+#[test]
+fn a_silence_is_told_after_ten_seconds_also_where_a_connection_was_idle() {
+    let (server, name) = (Server::start(), "127.0.0.9");
+    server.listen_at(name.parse().unwrap()).unwrap();
+    server.put("/export/file", vec![7; PIECE]);
+    let url = Url::parse(&server.url("/export/file", "3").replacen("127.0.0.1", name, 1)).unwrap();
+    let (silence, deadline) = (Duration::from_secs(25), Duration::from_secs(25));
+    let file = open(&url, &Options { connections: 1, silence, deadline, ..options() }).unwrap();
+    assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 100);
+    std::thread::sleep(Duration::from_millis(800));
+    server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
+    std::thread::scope(|scope| {
+        let began = Instant::now();
+        let read = scope.spawn(|| file.read_at(&mut [0; 100], 0));
+        while !silent().iter().any(|one| one.server == name) && began.elapsed() < silence {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let told = began.elapsed();
+        server.faults(|_| None);
+        server.restart();
+        assert_eq!(read.join().unwrap().unwrap(), 100);
+        assert!((Duration::from_secs(10)..Duration::from_secs(12)).contains(&told), "{told:?}");
     });
 }
 

@@ -1,10 +1,10 @@
-//! Waiting for a server by RDMA ends when a program is to end. One test alone: it holds for the whole process.
+//! Waiting for a server ends when a program is to end. One test alone: it holds for the whole process.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fake_nfs::{Placing, Server};
+use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{Error, ErrorKind};
 use forebay_nfs::{File, Options, Rdma, Url, open, stop_waiting};
@@ -38,7 +38,7 @@ fn read(file: &File) -> Result<usize, Error> {
 }
 
 #[test]
-fn what_waits_by_rdma_ends_when_it_is_to_stop() {
+fn what_waits_ends_when_it_is_to_stop() {
     let (fake, server) = (Fake::new(), Arc::new(Server::start()));
     server.put("/export/file", vec![7; LEN]);
     let url = Url::parse(&server.url("/export/file", "3")).unwrap();
@@ -78,4 +78,14 @@ fn what_waits_by_rdma_ends_when_it_is_to_stop() {
     });
     fake.limit_locked(u64::MAX);
     assert_eq!(read(&holder).unwrap(), LEN);
+
+    // The thread that sends a call is not the one that waits for its reply.
+    let by_tcp = open(&url, &options(&None)).unwrap();
+    for (what, file) in [("idle, by RDMA", holder), ("idle, by TCP", by_tcp)] {
+        assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 100);
+        std::thread::sleep(Duration::from_millis(800));
+        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
+        stopped(what, || file.read_at(&mut [0; 100], 0));
+        server.faults(|_| None);
+    }
 }

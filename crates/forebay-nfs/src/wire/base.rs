@@ -62,8 +62,8 @@ pub(super) struct State {
     pub(super) has_thread: bool,
     /// Ends the thread's wait.
     signal: Signal,
-    /// Calls that were answered.
-    calls: u64,
+    /// The thread sleeps without a call, and for long: the next one wakes it.
+    pub(super) sleeps_idle: bool,
     /// No memory may be locked for a connection: known since the last attempt to make one.
     pub(super) is_refused: bool,
     pub(super) is_closing: bool,
@@ -83,6 +83,14 @@ impl State {
             Some(Link::Rdma(link)) => link.is_stuck(),
             // What makes the connection sends. A thread that stands aside gives the call to another wire.
             None => self.is_refused && self.table.first_to_send().is_some(),
+        }
+    }
+
+    /// Bytes of calls that have reached the server's side, where that can be known.
+    pub(super) fn bytes_taken(&self) -> u64 {
+        match &self.link {
+            Some(Link::Tcp(stream)) => tcp::bytes_taken(stream, &self.table),
+            _ => 0,
         }
     }
 }
@@ -123,7 +131,7 @@ impl Shared {
 
     /// Calls that were answered.
     pub(crate) fn calls(&self) -> u64 {
-        self.wires.iter().map(|wire| lock(&wire.state).calls).sum()
+        self.wires.iter().map(|wire| lock(&wire.state).table.answered()).sum()
     }
 
     /// Ends connections to addresses that are left out. What was under way is sent again, elsewhere.
@@ -201,7 +209,7 @@ impl Wire {
                 link: None,
                 has_thread: false,
                 signal: Signal::default(),
-                calls: 0,
+                sleeps_idle: false,
                 is_refused: false,
                 is_closing: false,
             }),
@@ -242,7 +250,9 @@ impl Wire {
             refused.extend(put.err().map(|malformed| (job, Error::from(malformed))));
         });
         send_queued(&mut state);
-        let left = state.needs_thread().then(|| state.signal.clone());
+        let is_woken = state.needs_thread() || (state.sleeps_idle && !state.table.is_idle());
+        let woken = is_woken.then(|| state.signal.clone());
+        state.sleeps_idle &= !is_woken;
         if !state.has_thread && taken > refused.len() {
             match self.start(shared) {
                 Ok(signal) => {
@@ -261,7 +271,7 @@ impl Wire {
             let next = job.ended(Some(error));
             follow(shared, &job, next);
         }
-        if let Some(signal) = left {
+        if let Some(signal) = woken {
             signal.wake();
         }
     }
@@ -299,7 +309,7 @@ impl Wire {
                 let mut state = lock(&self.state);
                 // No byte arrives in memory of calls any more, nor leaves it.
                 state.link = None;
-                state.calls
+                state.table.answered()
             };
             // What other connections do says nothing of this one.
             if calls != calls_before {
@@ -355,7 +365,7 @@ impl Wire {
         let again = state.table.send_all_again();
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
         shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
-        (state.link, state.is_refused) = (link, false);
+        (state.link, state.is_refused, state.sleeps_idle) = (link, false, false);
         self.end_if_left_out(&mut state);
         send_queued(&mut state);
     }
@@ -394,9 +404,12 @@ impl Wire {
         batch: &mut ReplyBatch,
     ) {
         let traffic = &shared.traffic;
-        state.calls += 1;
+        state.table.count_reply();
         batch.liveness.answered();
-        self.server.outage.heard(batch.last_reply);
+        // Otherwise it is told with the others, when it is looked how long calls have waited.
+        if self.server.outage.is_in_doubt() {
+            self.server.outage.heard(batch.last_reply);
+        }
         match reply {
             Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
             Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),

@@ -14,4 +14,5 @@ mod tcp;
 mod waiting;
 
 pub(crate) use base::Shared;
-pub(crate) use rdma::{knock, try_out, try_out_at};
+pub use rdma::takes_rdma;
+pub(crate) use rdma::{try_out, try_out_at};

@@ -143,8 +143,9 @@ fn connect(server: &Server, address: Option<usize>, depth: usize) -> Result<Rdma
     })
 }
 
-/// Makes a connection that carries nothing to a server, and ends it: within twice `limit`. Returns where it was.
-pub(crate) fn knock(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
+/// Whether a server at an address takes connections over RDMA: makes one that carries nothing, within twice `limit`, and ends it.
+/// Returns where.
+pub fn takes_rdma(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
     let to = SocketAddr::new(rdma.address.unwrap_or(address), rdma.port);
     let at = |error: Error| error.with("address", to);
     let domain = rdma.fabric.open(&Route { timeout: limit, ..Route::to(to) }).map_err(at)?;
@@ -239,7 +240,7 @@ impl Wire {
 
     fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
-        let (mut batch, mut reason) = (ReplyBatch::new(), WakeReason::Signalled);
+        let (mut batch, mut reason) = (ReplyBatch::new(self.check_interval), WakeReason::Signalled);
         loop {
             let taken = self.completions(shared, &mut completions, &mut batch, reason);
             let finished = if batch.is_done() { Ok(()) } else { self.finish(shared, &mut batch) };
@@ -263,7 +264,8 @@ impl Wire {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
         send_queued(&mut state);
-        let oldest = if reason == WakeReason::TimedOut { state.table.oldest_asked() } else { None };
+        let has_timed_out = reason == WakeReason::TimedOut;
+        let oldest = if has_timed_out { state.table.oldest_asked() } else { None };
         let link = loop {
             let Some(Link::Rdma(link)) = &mut state.link else {
                 let gone = || Error::new(ErrorKind::Io, "the connection is gone");
@@ -285,7 +287,7 @@ impl Wire {
                 self.completed(shared, &mut state, (completion, now), batch)?;
             }
             send_queued(&mut state);
-            self.check(&state, batch)?;
+            self.check(&mut state, batch)?;
             if !batch.is_done() || state.table.has_parked() {
                 return Ok(None);
             }
@@ -294,7 +296,7 @@ impl Wire {
         if let Some(why) = link.connection.down() {
             return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
         }
-        let mut most = self.server.options.probe_after();
+        let mut most = if has_timed_out { self.server.options.probe_after() } else { Duration::MAX };
         let may_probe = link.in_flight > 0 && !self.refuses_probes.load(Ordering::Relaxed);
         if let Some(oldest) = oldest.filter(|_| may_probe) {
             most = link.probe(last_reply.max(oldest), most);
@@ -302,7 +304,7 @@ impl Wire {
         let memlock_wait = link.memlock_wait.take();
         let waits_for_others = link.in_flight == 0;
         let limit =
-            self.next_wait(&state, batch, reason, last_reply).map_err(|lost| match &memlock_wait {
+            self.next_wait(&mut state, batch, reason, last_reply).map_err(|lost| match &memlock_wait {
                 // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
                 Some(error) if waits_for_others => Lost::Refused(error.clone()),
                 _ => lost,

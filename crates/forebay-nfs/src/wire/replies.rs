@@ -1,7 +1,7 @@
 //! What a receiving thread has in its hands: replies that came, why it woke, and why its connection is of no use.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_error::Error;
 
@@ -24,10 +24,11 @@ pub(super) struct ReplyBatch {
 }
 
 impl ReplyBatch {
-    pub(super) fn new() -> Self {
+    /// `every`: how often to look how long calls have waited.
+    pub(super) fn new(every: Duration) -> Self {
         Self {
             last_reply: Instant::now(),
-            liveness: Liveness::new(),
+            liveness: Liveness::new(every),
             ended: Vec::new(),
             made_room: false,
             lost_session: None,

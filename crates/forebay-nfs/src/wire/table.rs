@@ -59,6 +59,8 @@ pub(crate) struct Call {
     pub(crate) began: Instant,
     /// When it was last put among those to be sent.
     asked: Instant,
+    /// Replies to calls of its wire until then.
+    answered_before: u64,
     pause: Duration,
 }
 
@@ -76,6 +78,10 @@ pub(crate) struct Table {
     room: Arc<AtomicUsize>,
     /// The entry behind the one that was answered last: replies mostly come in the order of calls.
     expected: usize,
+    /// Replies to calls.
+    answered: u64,
+    /// Bytes that the socket has taken, where calls are sent by one: of this connection.
+    sent: u64,
 }
 
 /// What to send next of a call: up to three ranges.
@@ -98,6 +104,7 @@ impl Table {
             is_known: false,
             began: now,
             asked: now,
+            answered_before: 0,
             pause: MIN_RETRY_PAUSE,
         };
         let calls = (0..depth).map(|_| call()).collect();
@@ -110,6 +117,8 @@ impl Table {
             epoch: 0,
             room,
             expected: 0,
+            answered: 0,
+            sent: 0,
         }
     }
 
@@ -162,6 +171,29 @@ impl Table {
         let waiting =
             self.calls.iter().filter(|call| !matches!(call.state, CallState::Free | CallState::Parked(_)));
         waiting.map(|call| call.asked).min()
+    }
+
+    /// Since when the oldest call waits that more replies have overtaken than a server in its senses sends before it: twice as many as
+    /// there is room for calls, of which half at most were asked for before.
+    pub(crate) fn oldest_overtaken(&self) -> Option<Instant> {
+        let most = 2 * self.calls.len() as u64;
+        let is_overtaken =
+            |call: &&Call| call.state == CallState::Sent && self.answered - call.answered_before >= most;
+        self.calls.iter().filter(is_overtaken).map(|call| call.asked).min()
+    }
+
+    /// Replies to calls so far.
+    pub(crate) const fn answered(&self) -> u64 {
+        self.answered
+    }
+
+    pub(crate) const fn count_reply(&mut self) {
+        self.answered += 1;
+    }
+
+    /// Bytes that the connection's socket has taken.
+    pub(crate) const fn sent(&self) -> u64 {
+        self.sent
     }
 
     /// Since when the first of them has got nowhere.
@@ -256,12 +288,14 @@ impl Table {
     fn send(&mut self, index: usize, now: Instant) {
         let call = &mut self.calls[index];
         (call.state, call.sent, call.asked) = (CallState::Queued, 0, now);
+        call.answered_before = self.answered;
         self.to_send.push_back(index);
     }
 
     /// All calls are to be sent on a new connection, as they are, oldest first. Returns how many had been sent before.
     pub(crate) fn send_all_again(&mut self) -> usize {
         self.to_send.clear();
+        self.sent = 0;
         let mut lost: Vec<_> = (0..self.calls.len())
             .filter(|index| !matches!(self.calls[*index].state, CallState::Free | CallState::Parked(_)))
             .collect();
@@ -349,6 +383,7 @@ impl Table {
         let Some(index) = self.to_send.front().copied() else { return };
         let call = &mut self.calls[index];
         call.sent += bytes;
+        self.sent += bytes as u64;
         if call.sent == call.len + call.payload() {
             call.state = CallState::Sent;
             self.to_send.pop_front();

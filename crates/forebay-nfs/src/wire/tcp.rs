@@ -40,7 +40,12 @@ impl Wire {
         end_unsent(&stream);
         keep_alive(&stream, options.probe_after());
         self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), batch: ReplyBatch::new() };
+        let mut link = Socket {
+            wire: self,
+            signal,
+            fd: stream.as_raw_fd(),
+            batch: ReplyBatch::new(self.check_interval),
+        };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -103,7 +108,7 @@ impl Wire {
             let mut state = lock(&self.state);
             self.answered(shared, &mut state, (index, reply), &mut link.batch);
             base::send_queued(&mut state);
-            self.check(&state, &mut link.batch)
+            self.check(&mut state, &mut link.batch)
         };
         self.finish(shared, &mut link.batch)?;
         checked
@@ -128,6 +133,14 @@ pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
             Err(_) => break,
         }
     }
+}
+
+/// Bytes of calls that have reached the server's side: what the socket took, and does not keep any more.
+pub(super) fn bytes_taken(stream: &TcpStream, table: &Table) -> u64 {
+    let mut kept: libc::c_int = 0;
+    // SAFETY: an integer of ours.
+    let told = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut kept) };
+    if told == 0 { table.sent().saturating_sub(u64::from(kept.unsigned_abs())) } else { 0 }
 }
 
 /// The socket as the thread sees it.
@@ -178,7 +191,7 @@ impl Socket<'_> {
                     return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
                 base::send_queued(&mut state);
-                let limit = self.wire.next_wait(&state, &mut self.batch, reason, idle_since)?;
+                let limit = self.wire.next_wait(&mut state, &mut self.batch, reason, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };
             reason = self.signal.wait(self.fd, wants_to_send, limit);
