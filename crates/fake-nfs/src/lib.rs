@@ -319,7 +319,7 @@ impl Server {
         self.shared.slots.store(slots, Ordering::Relaxed);
     }
 
-    /// Grants sessions that are made from now on calls and replies of this many bytes at most, and refuses larger ones in all.
+    /// Grants sessions that are made from now on calls and replies of this many bytes at most, and refuses larger ones in them.
     pub fn session_bytes(&self, bytes: u64) {
         self.shared.session_bytes.store(bytes, Ordering::Relaxed);
     }

@@ -19,6 +19,8 @@ pub(crate) struct Sessions {
     /// Clients that have a session, by what they say of themselves: verifier and owner.
     known: HashMap<Vec<u8>, u64>,
     slots: HashMap<[u8; 16], Vec<u32>>,
+    /// Bytes of a call, and of a reply, that each takes.
+    granted: HashMap<[u8; 16], u64>,
     /// Connections that sessions know.
     bound: HashSet<([u8; 16], u64)>,
 }
@@ -51,8 +53,14 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>,
     if minor > most {
         return Ok(Out::default().word(10021).bytes(tag).word(0));
     }
-    let mut compound =
-        Compound { current: Vec::new(), minor, is_first: true, is_placed: false, has_read: false };
+    let mut compound = Compound {
+        current: Vec::new(),
+        minor,
+        is_first: true,
+        is_placed: false,
+        most: u64::MAX,
+        has_read: false,
+    };
     let (mut results, mut done, mut status) = (Out::default(), 0, 0);
     for _ in 0..count {
         let op = arguments(from.word())?;
@@ -72,6 +80,8 @@ struct Compound {
     minor: u32,
     is_first: bool,
     is_placed: bool,
+    /// Bytes of a call that its session takes.
+    most: u64,
     has_read: bool,
 }
 
@@ -150,6 +160,7 @@ impl Compound {
         *last = number;
         sessions.bound.insert((session, calling.connection));
         self.is_placed = true;
+        self.most = sessions.granted.get(&session).copied().unwrap_or(u64::MAX);
         Ok((0, Out::default().raw(&session).words(&[number, slot, highest, highest, 0])))
     }
 
@@ -205,7 +216,7 @@ impl Compound {
         if let Some(status) = calling.asks(&self.current, Asked::Read, offset, count) {
             return Ok((status, Out::default()));
         }
-        if self.is_placed && u64::from(count) > calling.shared.session_bytes.load(Ordering::Relaxed) {
+        if u64::from(count) > self.most {
             const REPLY_TOO_BIG: u32 = 10066;
             return Ok((REPLY_TOO_BIG, Out::default()));
         }
@@ -229,7 +240,7 @@ impl Compound {
         if let Some(status) = calling.asks(&self.current, Asked::Write, offset, count) {
             return Ok((status, Out::default()));
         }
-        if self.is_placed && u64::from(count) > calling.shared.session_bytes.load(Ordering::Relaxed) {
+        if u64::from(count) > self.most {
             const CALL_TOO_BIG: u32 = 10065;
             return Ok((CALL_TOO_BIG, Out::default()));
         }
@@ -315,6 +326,7 @@ fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
     let mut id = [7; 16];
     id[..8].copy_from_slice(&sessions.next.to_be_bytes());
     sessions.slots.insert(id, vec![0; fore[5] as usize]);
+    sessions.granted.insert(id, most);
     sessions.bound.insert((id, calling.connection));
     let attributes = |out: Out| out.words(&[0, fore[1], fore[2], 0, fore[4], fore[5], 0]);
     let out = attributes(Out::default().raw(&id).words(&[number, 0]));
