@@ -56,7 +56,7 @@ impl Client {
 
     /// One that had no file any more. It is as a new one, but for what has happened, which goes on.
     pub(crate) fn again(shared: Arc<Shared>, birth: u64) -> Arc<Self> {
-        shared.use_at_most(usize::MAX);
+        shared.reopen();
         Arc::new(Self { shared: ManuallyDrop::new(shared), birth, is_outdated: AtomicBool::new(false) })
     }
 

@@ -212,7 +212,10 @@ impl Clients {
     /// Keeps a client until its time is over, or ends it now: where it has nothing that waits for its server, or no thread can do it.
     fn keep(&'static self, kept: Kept) {
         let is_due = kept.until <= Instant::now();
-        if is_due && let Some(shared) = &kept.shared {
+        // Over RDMA each connection has memory locked, of which there is little.
+        if (is_due || kept.server.options.rdma.is_some())
+            && let Some(shared) = &kept.shared
+        {
             shared.close();
         }
         if is_due && !kept.server.has_session_to_end() {

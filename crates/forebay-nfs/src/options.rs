@@ -31,8 +31,8 @@ pub struct Options {
     pub rdma: Option<Rdma>,
     /// After how long a connection that nothing uses is closed; its thread ends with it.
     pub idle: Duration,
-    /// How long the connections and the session of a server are kept behind its last file, for the next one that is opened; with RDMA
-    /// they are not.
+    /// How long the connections and the session of a server are kept behind its last file, for the next one that is opened; of
+    /// RDMA the session alone.
     pub keep: Duration,
     /// How long calls are sent again, or wait because the server asks for it, before they fail.
     pub deadline: Duration,

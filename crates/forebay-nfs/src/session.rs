@@ -139,10 +139,13 @@ impl Server {
     }
 
     /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
-    /// looked at when a file is opened anew. Over RDMA memory is locked for each connection.
+    /// looked at when a file is opened anew.
     pub(crate) fn time_to_keep(&self) -> Duration {
-        let is_kept = self.options.rdma.is_none() && self.outage.is_answering();
-        if is_kept && self.further.left_out().is_empty() { self.options.keep } else { Duration::ZERO }
+        if self.outage.is_answering() && self.further.left_out().is_empty() {
+            self.options.keep
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Whether its end asks it something.

@@ -1,11 +1,13 @@
 //! Clients are kept for some seconds behind their last file: the next one that is opened has their connections and their session.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fake_nfs::{Asked, Fault, Server};
+use fake_nfs::{Asked, Fault, Placing, Server};
+use fake_verbs::Fake;
 use forebay_error::ErrorKind;
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{File, Options, Rdma, Url, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 /// The program that a test starts opens this.
@@ -208,4 +210,34 @@ fn what_is_kept_ends_in_order_with_the_process() {
     program();
     assert_eq!(server.count(Asked::End), 2);
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+/// Of RDMA the session is kept, and no connection: these have memory locked.
+#[test]
+fn connections_by_rdma_are_not_kept() {
+    if !is_alone("connections_by_rdma_are_not_kept") {
+        return;
+    }
+    // Each connection has a thread.
+    let has_connections = || {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
+        let mut names =
+            threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+        names.any(|name| name.starts_with("forebay-nfs-"))
+    };
+    let (fake, server) = (Fake::new(), Arc::new(started()));
+    let _placing = Placing::start(&fake, server.clone());
+    let rdma = Some(Rdma::by(Arc::new(fake.clone()), Placing::address()));
+    let options = Options { rdma, ..kept(Duration::from_mins(1)) };
+    for _ in 0..20 {
+        read(&opened(&server, "4.1", &options));
+        let began = Instant::now();
+        while has_connections() {
+            assert!(began.elapsed() < Duration::from_secs(5));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    assert_eq!((server.sessions(), server.count(Asked::End)), ((1, 1), 0));
+    // Over TCP, for all that carries no bytes.
+    assert_eq!(server.connections(), 1);
 }

@@ -128,10 +128,18 @@ impl Shared {
         self.wires.iter().map(|wire| lock(&wire.state).calls).sum()
     }
 
-    /// No more requests will come.
+    /// No more requests will come, or none for a while: connections end when they have nothing to do.
     pub(crate) fn close(&self) {
         for wire in &self.wires {
             wire.close();
+        }
+    }
+
+    /// Requests come again.
+    pub(crate) fn reopen(&self) {
+        self.use_at_most(usize::MAX);
+        for wire in &self.wires {
+            lock(&wire.state).is_closing = false;
         }
     }
 
