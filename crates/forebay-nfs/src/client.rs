@@ -1,9 +1,10 @@
 //! Requests to one server, dealt to its wires.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -11,17 +12,21 @@ use forebay_sys::forks;
 use forebay_verbs::{Device, Domain};
 
 use crate::addresses::LeftOut;
+use crate::clients;
 use crate::handle::{Limits, Version};
 use crate::job::{Answer, Job, Request};
 use crate::outage::{is_stopped, stopped};
 use crate::session::Server;
 use crate::wire::Shared;
 
-/// A server in use: its wires, and requests that wait for them. Ends with its last file and its last request.
+/// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
+/// last request.
 pub struct Client {
-    shared: Arc<Shared>,
+    /// Handed on when the client has no file any more.
+    shared: ManuallyDrop<Arc<Shared>>,
     /// The number of forks before it was made: its threads are in that process alone.
     birth: u64,
+    is_outdated: AtomicBool,
 }
 
 /// What has happened since a client was made.
@@ -53,7 +58,18 @@ impl Client {
                 wires.end_left_out();
             }
         });
-        Arc::new(Self { shared, birth: forks::count() })
+        Self::again(shared, forks::count())
+    }
+
+    /// One that had no file any more. It is as a new one, but for what has happened, which goes on.
+    pub(crate) fn again(shared: Arc<Shared>, birth: u64) -> Arc<Self> {
+        shared.reopen();
+        Arc::new(Self { shared: ManuallyDrop::new(shared), birth, is_outdated: AtomicBool::new(false) })
+    }
+
+    /// The server takes other calls than those that it makes: it ends with its last file.
+    pub(crate) fn outdate(&self) {
+        self.is_outdated.store(true, Ordering::Relaxed);
     }
 
     /// The version that is spoken.
@@ -199,9 +215,11 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Requests under way hold their wires; the threads end when nothing is left to do.
+        // SAFETY: it is taken once, and nothing uses the client any more.
+        let shared = unsafe { ManuallyDrop::take(&mut self.shared) };
+        // A child's connections are its parent's. Requests under way hold their wires.
         if !self.is_elsewhere() {
-            self.shared.close();
+            clients::keep(shared, self.is_outdated.load(Ordering::Relaxed));
         }
     }
 }

@@ -105,11 +105,20 @@ pub(crate) fn connect_from(
     Err(last.unwrap_or_else(|| Error::new(ErrorKind::Internal, "a server without an address")))
 }
 
+/// This process may have no port below 1024.
+static MAY_NOT: AtomicBool = AtomicBool::new(false);
+
+/// How often another port below 1024 is tried where one was used a moment ago for the same server.
+const LOW_ATTEMPTS: u32 = 40;
+
+/// The lowest of the ports below 1024 that are taken, and how many there are.
+const LOWEST_PORT: u16 = 665;
+const LOW_PORTS: u64 = 359;
+
 fn connect_to(address: SocketAddr, port: u16, options: &Options, outage: &Outage) -> Result<TcpStream> {
-    static MAY_NOT: AtomicBool = AtomicBool::new(false);
     let began = Instant::now();
-    for attempt in 0..4 {
-        let wants_low = options.low_ports && attempt < 3 && !MAY_NOT.load(Ordering::Relaxed);
+    for attempt in 0..=LOW_ATTEMPTS {
+        let wants_low = options.low_ports && attempt < LOW_ATTEMPTS && !MAY_NOT.load(Ordering::Relaxed);
         let socket = socket(address).map_err(|errno| Error::from_errno(errno, "cannot make a socket"))?;
         let is_bound = attempt == 0 && port > 0 && bind(&socket, address, port).is_ok();
         if !is_bound
@@ -158,16 +167,40 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Gives a socket a free port from 665 to 1023.
+/// Gives a socket a port from 665 to 1023: one that is free, else one that other connections have or had, to other servers.
 fn bind_low(socket: &OwnedFd, address: SocketAddr) -> Result<(), i32> {
-    let first = random() % 359;
-    for step in 0..359 {
-        match bind(socket, address, 665 + ((first + step) % 359) as u16) {
-            Err(libc::EADDRINUSE) => {}
-            other => return other,
+    let first = random() % LOW_PORTS;
+    for shares in [false, true] {
+        if shares {
+            share_port(socket);
+        }
+        for step in 0..LOW_PORTS {
+            match bind(socket, address, LOWEST_PORT + ((first + step) % LOW_PORTS) as u16) {
+                Err(libc::EADDRINUSE) => {}
+                Ok(()) => {
+                    share_port(socket);
+                    return Ok(());
+                }
+                other => return other,
+            }
         }
     }
     Err(libc::EADDRINUSE)
+}
+
+/// Another socket may have the same port, too, for another server.
+fn share_port(socket: &OwnedFd) {
+    set(socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
+}
+
+/// Whether a connection has a port below 1024.
+pub(crate) fn has_low_port(stream: &TcpStream) -> bool {
+    stream.local_addr().is_ok_and(|own| own.port() < 1024)
+}
+
+/// Whether a connection that was to have a port below 1024 has none, though this process may: none was free.
+pub(crate) fn lacks_low_port(stream: &TcpStream) -> bool {
+    !MAY_NOT.load(Ordering::Relaxed) && !has_low_port(stream)
 }
 
 /// Gives a socket that is to be connected to an address a port of this side's.
@@ -180,7 +213,7 @@ fn bind(socket: &OwnedFd, address: SocketAddr, port: u16) -> Result<(), i32> {
 }
 
 /// From now on the end of a connection, that of the process too, ends what it has not sent: sent later, calls to write would
-/// be carried out behind those that were made after them. [`end_in_order`] takes it back.
+/// be carried out behind those that were made after them. [`end_in_order`] takes it back. Nothing rests of such a connection either: its port is free at once.
 pub(crate) fn end_unsent(stream: &TcpStream) {
     set(stream, libc::SOL_SOCKET, libc::SO_LINGER, &libc::linger { l_onoff: 1, l_linger: 0 });
 }
@@ -208,7 +241,7 @@ pub(crate) fn keep_alive(stream: &TcpStream, every: Duration) {
 }
 
 /// Sets an option. Without it the connection works.
-fn set<T>(stream: &TcpStream, level: i32, option: i32, value: &T) {
+fn set<T>(stream: &impl AsRawFd, level: i32, option: i32, value: &T) {
     let (pointer, len) = (std::ptr::from_ref(value).cast(), size_of::<T>() as u32);
     // SAFETY: pointer and length are of the value.
     unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, pointer, len) };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::connect::connect;
+use crate::connect::{connect, end_unsent, has_low_port, lacks_low_port};
 use crate::options::Options;
 use crate::outage::{self, Outage};
 use crate::rpc::{self, Credential, Program};
@@ -41,9 +41,6 @@ pub(crate) const LOOK: &str = "look at the server and the way to it; calls are s
 
 /// How often a server is tried that has never answered.
 const FIRST_ATTEMPTS: u32 = 3;
-
-/// How long the end of a session waits for a connection, and for a reply. Programs end meanwhile.
-const ENDING: Duration = Duration::from_millis(250);
 
 /// Why a reply did not come.
 enum Lost {
@@ -108,9 +105,14 @@ impl Exchange {
     }
 
     /// From now on calls fail soon: for the end of a session, on which nothing depends.
-    pub(crate) fn shorten_deadline(&mut self) {
-        self.options.connect = ENDING / self.addresses.len().max(1) as u32;
-        (self.options.silence, self.options.deadline) = (ENDING, Duration::ZERO);
+    pub(crate) fn shorten_deadline(&mut self, limit: Duration) {
+        self.options.connect = limit / self.addresses.len().max(1) as u32;
+        (self.options.silence, self.options.deadline) = (limit, Duration::ZERO);
+    }
+
+    /// Whether the connection has a port above 1023, because no other one was free.
+    pub(crate) fn lacks_low_port(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| self.options.low_ports && lacks_low_port(stream))
     }
 
     /// Makes a call and reads its results. While the connection is lost the call is made again, with the same number, until the
@@ -226,6 +228,10 @@ impl Exchange {
             let options = Options { connect: self.options.connect.min(left), ..self.options.clone() };
             let stream = connect(&self.addresses, &options, &self.outage).map_err(Lost::Connection)?;
             stream.set_nonblocking(false)?;
+            // Nothing is unsent when its calls are answered, and others have no meaning any more.
+            if has_low_port(&stream) {
+                end_unsent(&stream);
+            }
             self.stream = Some(stream);
         }
         let until = Instant::now() + self.options.silence.min(left);

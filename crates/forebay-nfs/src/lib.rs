@@ -10,6 +10,8 @@
 //! | [`url`] | `nfs://server/export/path` |
 //! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
 //! | `client`, `job` | requests cut into calls, and dealt to wires |
+//! | `clients` | those of the process, kept for some seconds behind their last file |
+//! | `mountd` | handles of exported directories, in version 3 |
 //! | `wire` | a connection: calls under way, resent, parked |
 //! | `addresses` | further addresses of a server, and what shows that they are its own |
 //! | `outage` | how long a server has been silent, and when what waits for it is given up |
@@ -20,12 +22,14 @@
 
 mod addresses;
 mod client;
+mod clients;
 mod connect;
 mod exchange;
 pub mod handle;
 pub mod io_call;
 mod job;
 pub mod mount;
+mod mountd;
 pub mod open;
 mod options;
 mod outage;

@@ -2,22 +2,23 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Why;
 
 use crate::client::Client;
+use crate::clients::{self, Known, is_known, known};
 use crate::connect::{ServerUnreachable, resolve};
-use crate::exchange::{Exchange, NO_ANSWER};
+use crate::exchange::NO_ANSWER;
 use crate::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::job::{self, Answer, Direction, Request};
 use crate::lock;
 use crate::mount::{Mounted, Named};
+use crate::mountd::mount;
 use crate::options::{Options, Rdma};
 use crate::place::Registered;
-use crate::rpc::{Credential, Program};
 use crate::session::Server;
 use crate::status::Status;
 use crate::url::Url;
@@ -25,7 +26,7 @@ use crate::v3;
 use crate::v4::{self, op};
 pub use crate::wire::takes_rdma;
 use crate::wire::{try_out, try_out_at};
-use crate::xdr::{Reader, Writer};
+use crate::xdr::Writer;
 
 /// A file of a server. It is open nowhere but here.
 #[derive(Clone)]
@@ -47,18 +48,6 @@ impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "File({})", self.name())
     }
-}
-
-/// Clients of the process: files of one server share one.
-static CLIENTS: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-
-struct Known {
-    server: String,
-    port: u16,
-    version: Version,
-    who: Credential,
-    options: Options,
-    client: Weak<Client>,
 }
 
 /// Opens a file by its URL.
@@ -136,20 +125,27 @@ fn better(first: Error, second: Error) -> Error {
 }
 
 fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
-    let (client, server) = if let Some(client) = known((&url.server, url.port), version, options) {
-        let server = client.server_of().clone();
-        (Some(client), server)
+    let known = if let Some(known) = known((&url.server, url.port), version, options) {
+        known
     } else {
         let addresses = resolve(&url.server, url.port)?;
-        (None, Arc::new(Server::new(url.server.clone(), addresses, version, options.clone())))
+        Known::new(Server::new(url.server.clone(), addresses, version, options.clone()))
     };
-    let (handle, attributes, limits) = look_up(url, &server).map_err(|error| at(url, error))?;
-    server.opened(&handle, &attributes, try_out_at);
-    if client.is_none() {
-        try_out(&server).map_err(|error| at(url, error))?;
-    }
-    let client = client.unwrap_or_else(|| new_client(&server, url.port, limits));
+    let (handle, attributes, limits) =
+        known.look(|server| look_up(url, server)).map_err(|error| at(url, error))?;
+    let Some(known) = known.unless_outdated(limits) else { return find_as(url, version, options) };
+    known.server.opened(&handle, &attributes, try_out_at);
+    let client = client_of(known, limits).map_err(|error| at(url, error))?;
     Ok(Found { client, handle, attributes })
+}
+
+/// The client of a server on which a file was found.
+fn client_of(known: Known, limits: Limits) -> Result<Arc<Client>> {
+    if let Some(client) = known.client {
+        return Ok(client);
+    }
+    try_out(&known.server)?;
+    Ok(new_client(&known.server, limits))
 }
 
 /// The error with its URL, and with what to look at where it does not say.
@@ -187,12 +183,13 @@ pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
     }
     let low = Options { low_ports: true, ..options.clone() };
     let server = (mounted.mount.address.to_string(), mounted.mount.tcp_port);
-    if known((&server.0, server.1), mounted.mount.version, &low).is_some() {
+    if is_known((&server.0, server.1), mounted.mount.version, &low) {
         return of_mount_by(mounted, low);
     }
     match of_mount_by(mounted, options) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            of_mount_by(mounted, low).map_err(|_| error)
+            let why = |by_low| if Status::is_without_low_port(&by_low) { by_low } else { error };
+            of_mount_by(mounted, low).map_err(why)
         }
         found => found,
     }
@@ -217,23 +214,22 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     let mount = &mounted.mount;
     let port = mount.tcp_port;
     let address = mount.address.to_string();
-    let known = known((&address, port), mount.version, &options);
-    let server = if let Some(client) = &known {
-        client.server_of().clone()
-    } else {
+    let known = known((&address, port), mount.version, &options).unwrap_or_else(|| {
         let addresses = vec![SocketAddr::new(mount.address, port)];
-        Arc::new(Server::new(address.clone(), addresses, mount.version, options))
-    };
-    let (handle, opened, limits) = match &mounted.named {
+        Known::new(Server::new(address.clone(), addresses, mount.version, options.clone()))
+    });
+    let (handle, opened, limits) = known.look(|server| match &mounted.named {
         Named::Handle(handle) => {
-            let (opened, limits) = facts(&server, handle)?;
-            (*handle, opened, limits)
+            let (opened, limits) = facts(server, handle)?;
+            Ok((*handle, opened, limits))
         }
         Named::Path(path) => {
-            let (path, versions) = (path.clone(), vec![mount.version]);
-            look_up(&Url { server: address, port, path, versions, mount_port: mount.mount_port }, &server)?
+            let (server_name, path, versions) = (address.clone(), path.clone(), vec![mount.version]);
+            let url = Url { server: server_name, port, path, versions, mount_port: mount.mount_port };
+            look_up(&url, server)
         }
-    };
+    })?;
+    let Some(known) = known.unless_outdated(limits) else { return of_mount_by(mounted, options) };
     if !mounted.agrees(&opened) {
         let what = match &mounted.named {
             Named::Handle(_) => "the handle is another's",
@@ -242,11 +238,8 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
         let text = format!("{OTHER_FACTS}: it has just changed, or {what}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    server.opened(&handle, &opened, try_out_at);
-    if known.is_none() {
-        try_out(&server)?;
-    }
-    let client = known.unwrap_or_else(|| new_client(&server, port, limits));
+    known.server.opened(&handle, &opened, try_out_at);
+    let client = client_of(known, limits)?;
     let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
     Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened, by_nic: Arc::default() })
 }
@@ -258,32 +251,10 @@ fn facts(server: &Server, handle: &Handle) -> Result<(Attributes, Limits)> {
     Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
 }
 
-fn new_client(server: &Arc<Server>, port: u16, limits: Limits) -> Arc<Client> {
+fn new_client(server: &Arc<Server>, limits: Limits) -> Arc<Client> {
     let client = Client::new(server.clone(), server.limits(limits));
-    let known = Known {
-        server: server.name.clone(),
-        port,
-        version: server.version,
-        who: server.who.clone(),
-        options: server.options.clone(),
-        client: Arc::downgrade(&client),
-    };
-    lock(&CLIENTS).push(known);
+    clients::add(&client);
     client
-}
-
-fn known((server, port): (&str, u16), version: Version, options: &Options) -> Option<Arc<Client>> {
-    let who = Credential::of_process();
-    let mut all = lock(&CLIENTS);
-    all.retain(|known| known.client.strong_count() > 0);
-    let is_it = |known: &&Known| {
-        known.server == server
-            && (known.port, known.version) == (port, version)
-            && known.who == who
-            && known.options == *options
-    };
-    let found = all.iter().find(is_it)?.client.upgrade()?;
-    (!found.is_elsewhere()).then_some(found)
 }
 
 /// What a path of a server is, in the server's version.
@@ -368,89 +339,12 @@ fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Att
 }
 
 fn explain(status: Status, server: &Server, doing: &str) -> Error {
-    let error = status.error(doing, server.who.uid());
+    let error = server.error(status, doing);
     if status == Status::NO_ENTRY {
         error.hint(format!("check the export and the path: showmount -e {}", server.name))
     } else {
         error
     }
-}
-
-/// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
-fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<&'a str>)> {
-    let port = match url.mount_port {
-        Some(port) => port,
-        None => port_of_mountd(url, server)?,
-    };
-    let mut mountd =
-        Exchange::new(resolve(&url.server, port)?, server.options.clone(), server.outage.clone());
-    let unanswered = |error: Error| {
-        if !error.hints().is_empty() && !is_unreached(&error) {
-            return error;
-        }
-        let hint = "use ?version=4, which needs no mountd, or name its port";
-        error.with("service", "mountd").hint(match url.mount_port {
-            Some(_) => format!("{hint} in place of mountport={port}: rpcinfo -p {}", url.server),
-            None => format!("{hint}: ?version=3&mountport=PORT"),
-        })
-    };
-    let names = url.names();
-    let mut first = None;
-    for count in (0..=most).rev() {
-        let path = format!("/{}", names[..count].join("/"));
-        let said = mountd.call(
-            "cannot mount the export",
-            (v3::MOUNT, v3::MNT),
-            Some(&server.who),
-            |to| to.opaque(path.as_bytes()),
-            v3::get_mount,
-        );
-        let said = said.map_err(unanswered)?;
-        match said {
-            Ok(handle) => return Ok((handle, names[count..].to_vec())),
-            Err(status) => {
-                // What the server says of the directory tells most: the file itself is no directory.
-                let told = not_mounted(status, server).with("export", &path);
-                if count < names.len() || names.is_empty() {
-                    first.get_or_insert(told);
-                }
-            }
-        }
-    }
-    let error = first.unwrap_or_else(|| Error::new(ErrorKind::NotFound, "cannot mount the export"));
-    Err(error.hint(format!("showmount -e {} lists the exports", url.server)))
-}
-
-/// mountd refuses what is not exported as it refuses who may not: neither owner nor mode is looked at.
-fn not_mounted(status: Status, server: &Server) -> Error {
-    let doing = "cannot mount the export";
-    if !matches!(status.0, 1 | 13) {
-        return status.error(doing, server.who.uid());
-    }
-    Error::new(ErrorKind::PermissionDenied, format!("{doing}: no such path is exported to this host")).hint(
-        "name the whole path on the server: version 3 knows no root of exports (fsid=0), as version 4 does",
-    )
-}
-
-fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
-    let ask = |program: Program| {
-        let addresses = resolve(&url.server, 111)?;
-        let mut portmap = Exchange::new(addresses, server.options.clone(), server.outage.clone());
-        let put = |to: &mut Writer<'_>| v3::put_getport(to, program);
-        let get = |from: &mut Reader<'_>| v3::get_port(from);
-        portmap.call("cannot ask the portmapper", (v3::PORTMAP, v3::GETPORT), None, put, get)
-    };
-    ask(v3::MOUNT)
-        .map_err(|error| {
-            error.with("service", "portmapper").hint(
-                "use ?version=4, which needs no portmapper, or name mountd's port: ?version=3&mountport=PORT",
-            )
-        })?
-        .ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "the server has no mountd for version 3")
-                .with("server", &url.server)
-                .hint("add ?version=4 to the URL")
-        })
 }
 
 impl File {
@@ -482,22 +376,22 @@ impl File {
         let of = self.client.server_of();
         let rdma = of.options.rdma.clone().map(|rdma| Rdma { nic: Some(nic.to_owned()), ..rdma });
         let options = Options { rdma, ..of.options.clone() };
-        let port = of.addresses.first().map_or(0, SocketAddr::port);
-        let known = known((&of.name, port), of.version, &options);
-        let server = match &known {
-            Some(client) => client.server_of().clone(),
-            None => Arc::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options)),
-        };
+        let known = known((&of.name, of.port()), of.version, &options);
+        let known = known.unwrap_or_else(|| {
+            Known::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options))
+        });
+        let server = &known.server;
         if server.who != of.who {
             return Err(Error::new(ErrorKind::PermissionDenied, "the file was opened by another user"));
         }
-        if known.is_none() {
+        if known.client.is_none() {
             server.renew(0)?;
         }
         server.opened(self.handle(), &self.opened, try_out_at);
         // Fails where the NIC leads to no address.
         server.domain_in_use()?;
-        let client = known.unwrap_or_else(|| new_client(&server, port, self.client.limits()));
+        let limits = self.client.limits();
+        let client = known.client.unwrap_or_else(|| new_client(&known.server, limits));
         Ok(Self { client, named: self.named.clone(), opened: self.opened, by_nic: Arc::default() })
     }
 

@@ -31,6 +31,9 @@ pub struct Options {
     pub rdma: Option<Rdma>,
     /// After how long a connection that nothing uses is closed; its thread ends with it.
     pub idle: Duration,
+    /// How long the connections and the session of a server are kept behind its last file, for the next one that is opened; of
+    /// RDMA the session alone.
+    pub keep: Duration,
     /// How long calls are sent again, or wait because the server asks for it, before they fail.
     pub deadline: Duration,
     /// The network namespace that all connections are made in, where the same address is the same server; `None`: that of the thread that opens
@@ -134,6 +137,7 @@ impl Default for Options {
             low_ports: true,
             rdma: None,
             idle: Duration::from_secs(30),
+            keep: Duration::from_secs(5),
             deadline: Duration::from_mins(5),
             network: None,
         }

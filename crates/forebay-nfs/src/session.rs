@@ -2,6 +2,7 @@
 //! connections share: each call of theirs stands in a slot of its own.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -41,6 +42,10 @@ pub(crate) struct Server {
     domain: Mutex<Option<Arc<dyn Domain>>>,
     /// The process that made it.
     birth: u64,
+    /// How long each answer is waited for that ends the session, in milliseconds.
+    patience: AtomicU64,
+    /// Its mountd takes calls from ports below 1024 alone.
+    pub(crate) asks_low_port: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -98,6 +103,9 @@ pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
 
+/// How long its end waits for a connection, and for each reply, where a caller waits meanwhile.
+const ENDING_PATIENCE: Duration = Duration::from_millis(250);
+
 /// And when it is over.
 const ENDING: &str = "cannot end a session";
 
@@ -120,7 +128,34 @@ impl Server {
             session: Mutex::default(),
             domain: Mutex::default(),
             birth: forks::count(),
+            patience: AtomicU64::new(ENDING_PATIENCE.as_millis() as u64),
+            asks_low_port: AtomicBool::new(false),
         }
+    }
+
+    /// Its port.
+    pub(crate) fn port(&self) -> u16 {
+        self.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
+    /// looked at when a file is opened anew.
+    pub(crate) fn time_to_keep(&self) -> Duration {
+        if self.outage.is_answering() && self.further.left_out().is_empty() {
+            self.options.keep
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Whether its end asks it something.
+    pub(crate) fn has_session_to_end(&self) -> bool {
+        self.session().granted.is_some() && self.outage.is_answering()
+    }
+
+    /// How long each answer is waited for that ends the session.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// How long the server may be silent while calls wait, and how long these are sent again.
@@ -450,7 +485,15 @@ impl Server {
             let said = self.compound(doing, 2, |to| put_look(to, handle), get_look)?;
             said.map(|(attributes, limits)| (attributes, Some(limits)))
         };
-        said.map_err(|status| status.error(doing, self.who.uid()))
+        said.map_err(|status| self.error(status, doing))
+    }
+
+    /// The error of a call with this status that carried no bytes.
+    pub(crate) fn error(&self, status: Status, doing: &str) -> Error {
+        if status.is_refusal() && lock(&self.control).exchange.lacks_low_port() {
+            return Status::without_low_port(doing);
+        }
+        status.error(doing, self.who.uid())
     }
 }
 
@@ -517,7 +560,7 @@ impl Drop for Server {
             return;
         }
         let mut control = lock(&self.control);
-        control.exchange.shorten_deadline();
+        control.exchange.shorten_deadline(Duration::from_millis(self.patience.load(Ordering::Relaxed)));
         let was_connected = control.exchange.is_connected();
         let ended = self.end_session(&mut control, &granted);
         // That the server has closed a connection shows when it is used.

@@ -6,6 +6,8 @@ use forebay_error::{Error, ErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
+const NO_LOW_PORT: &str = "the server refuses ports above 1023, and none below is free";
+
 impl Status {
     /// The handle's file is gone, or was replaced.
     pub const STALE: Self = Self(70);
@@ -32,6 +34,18 @@ impl Status {
     /// The server carried the call out, but has forgotten the reply.
     pub const fn is_uncached(self) -> bool {
         self.0 == 10068
+    }
+
+    /// The error of a call that was refused where no port below 1024 was free for its connection.
+    pub(crate) fn without_low_port(doing: &str) -> Error {
+        Error::new(ErrorKind::PermissionDenied, format!("{doing}: {NO_LOW_PORT}"))
+            .hint("ss -tan 'sport < :1024' shows who has them; those of ended connections are free after a minute")
+            .hint("add `insecure` to the export: any port will do then")
+    }
+
+    /// Whether an error is that one.
+    pub(crate) fn is_without_low_port(error: &Error) -> bool {
+        error.message().ends_with(NO_LOW_PORT)
     }
 
     fn meaning(self) -> (ErrorKind, &'static str) {
@@ -68,6 +82,11 @@ impl Status {
             }
             _ => (ErrorKind::Io, "the server reports an error"),
         }
+    }
+
+    /// Whether the server refuses the caller: its user, or its port.
+    pub const fn is_refusal(self) -> bool {
+        matches!(self.0, 1 | 13)
     }
 
     /// The error of a call with this status. `uid` is the caller's.

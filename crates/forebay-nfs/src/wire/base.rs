@@ -16,6 +16,7 @@ use super::replies::{Lost, ReplyBatch};
 use super::signal::Signal;
 use super::table::{Call, CallState, Table};
 use super::tcp;
+use crate::connect::lacks_low_port;
 use crate::exchange::{LOOK, NO_ANSWER};
 use crate::handle::Limits;
 use crate::io_call::Reply;
@@ -23,6 +24,7 @@ use crate::job::{Job, Next, Part};
 use crate::lock;
 use crate::outage;
 use crate::session::Server;
+use crate::status::Status;
 use crate::v4::SequenceSlot;
 use crate::xdr::Malformed;
 
@@ -141,10 +143,18 @@ impl Shared {
         }
     }
 
-    /// No more requests will come.
+    /// No more requests will come, or none for a while: connections end when they have nothing to do.
     pub(crate) fn close(&self) {
         for wire in &self.wires {
             wire.close();
+        }
+    }
+
+    /// Requests come again.
+    pub(crate) fn reopen(&self) {
+        self.use_at_most(usize::MAX);
+        for wire in &self.wires {
+            lock(&wire.state).is_closing = false;
         }
     }
 
@@ -451,7 +461,7 @@ impl Wire {
                 return;
             }
             Reply::Failed(status) | Reply::SequenceRefused(status) => {
-                (Some(status.error(doing(state, index), self.server.who.uid())), None)
+                (Some(self.error(state, index, status)), None)
             }
             Reply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
             moved => {
@@ -471,6 +481,19 @@ impl Wire {
             batch.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
         }
         self.refill(shared, state, index, batch);
+    }
+
+    /// The error of a call that failed with this status.
+    fn error(&self, state: &State, index: usize, status: Status) -> Error {
+        let doing = doing(state, index);
+        match &state.link {
+            Some(Link::Tcp(stream))
+                if status.is_refusal() && self.server.options.low_ports && lacks_low_port(stream) =>
+            {
+                Status::without_low_port(doing)
+            }
+            _ => status.error(doing, self.server.who.uid()),
+        }
     }
 
     /// Gives a free entry to the next part that waits.

@@ -15,7 +15,7 @@ use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::Table;
-use crate::connect::{abort, end_in_order, end_unsent, keep_alive};
+use crate::connect::{abort, end_in_order, end_unsent, has_low_port, keep_alive};
 use crate::io_call::{IoCall, Reply};
 use crate::lock;
 use crate::rpc;
@@ -56,7 +56,10 @@ impl Wire {
         state.link = None;
         // What was sent meanwhile is sent again.
         if matches!(lost, Lost::Idle) && state.table.is_idle() {
-            end_in_order(&stream);
+            // A port below 1024 would rest for a minute.
+            if !has_low_port(&stream) {
+                end_in_order(&stream);
+            }
         } else {
             abort(&stream);
         }
