@@ -198,7 +198,8 @@ pub(crate) fn add(client: &Arc<Client>) {
 /// A client has no file any more. One that is outdated is not used again.
 pub(crate) fn keep(shared: Arc<Shared>, is_outdated: bool) {
     let server = shared.server.clone();
-    let until = Instant::now() + if is_outdated { Duration::ZERO } else { server.time_to_keep() };
+    let is_fit = !is_outdated && shared.has_slots();
+    let until = Instant::now() + if is_fit { server.time_to_keep() } else { Duration::ZERO };
     clients().keep(Kept { server, shared: Some(shared), until });
 }
 

@@ -116,6 +116,11 @@ impl Shared {
         }
     }
 
+    /// Whether the present session has a slot for each wire: one after a restart may have fewer.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.wires.len() <= self.server.slots().max(1)
+    }
+
     /// How many wires there are to use.
     pub(crate) fn connections(&self) -> usize {
         self.used.load(Ordering::Relaxed)
