@@ -1,14 +1,11 @@
 //! Further addresses of a server, as its user names them. Connections that carry bytes go to all of them in turn.
 //!
-//! A name proves nothing: bytes go to an address only when it was shown that the same server answers there: over TCP on the very connection
-//! that is to carry them, before a connection over RDMA on one over TCP. In version 4.1 and later the server says who it is, and must know this client and its session (RFC 8881 §2.10.5);
+//! A name proves nothing: bytes go to an address only when it was shown, on the very connection that is to carry them, that the same
+//! server answers there. In version 4.1 and later the server says who it is, and must know this client and its session (RFC 8881 §2.10.5);
 //! in other versions all that can be seen is that the handle of an opened file is known there, and that the file is the same. An address
-//! that fails is left out, with the reason, and its connections end; the others go on. It is looked at again after a minute; but in versions
-//! that cannot say who the server is not where a file was opened that differs there, or was not compared.
+//! that fails is left out for a minute, with the reason; the others go on.
 
-use std::fmt;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -26,7 +23,7 @@ use crate::outage::{Outage, is_stopped, stopped};
 use crate::session::{Server, get_look, put_look};
 use crate::status::Status;
 use crate::v3;
-use crate::v4::{self, ClientId, Granted};
+use crate::v4::{self, ClientId};
 
 /// Further addresses of a server, at most: with the first as many as connections.
 const MOST: usize = 15;
@@ -83,7 +80,6 @@ pub(crate) struct Addresses {
     /// What connections over RDMA are of, by the number of the address: one for a NIC.
     domains: Mutex<Vec<(usize, Arc<dyn Domain>)>>,
     tries_rdma: OnceLock<TriesRdma>,
-    ends_connections: OnceLock<EndsConnections>,
 }
 
 type Sample = (Handle, Attributes);
@@ -91,25 +87,12 @@ type Sample = (Handle, Attributes);
 /// Whether an address, by its number, takes RDMA: what connections do.
 type TriesRdma = fn(&Server, usize) -> Result<()>;
 
-/// Ends connections to addresses that are left out: what has the connections does.
-struct EndsConnections(Box<dyn Fn() + Send + Sync>);
-
-impl fmt::Debug for EndsConnections {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("EndsConnections")
-    }
-}
-
 #[derive(Debug)]
 struct Address {
     name: String,
-    /// Which of the names of the options it is, or is of.
-    number: usize,
     /// None where the name has none.
     socket: Option<SocketAddr>,
     state: Mutex<State>,
-    /// A file was opened that was not seen to be the same there.
-    has_missed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -145,11 +128,11 @@ impl Addresses {
     pub(crate) fn new(names: &[String], first: &[SocketAddr]) -> Self {
         let Some(main) = first.first() else { return Self::default() };
         let mut all: Vec<Address> = Vec::new();
-        for (number, name) in names.iter().enumerate() {
+        for name in names {
             let found = match resolve(name, main.port()) {
                 Ok(found) => found,
                 Err(error) => {
-                    all.push(Address::unusable(name, number, &error));
+                    all.push(Address::unusable(name, &error));
                     continue;
                 }
             };
@@ -159,10 +142,10 @@ impl Addresses {
                 }
                 let name = socket.ip().to_string();
                 if all.iter().filter(|known| known.socket.is_some()).count() < MOST {
-                    all.push(Address::new(name, number, Some(socket)));
+                    all.push(Address::new(name, Some(socket)));
                 } else {
                     let error = Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses");
-                    all.push(Address::unusable(&name, number, &error));
+                    all.push(Address::unusable(&name, &error));
                 }
             }
         }
@@ -179,10 +162,6 @@ impl Addresses {
         *lock(&self.identity) = Some(identity);
     }
 
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        lock(&self.identity).clone()
-    }
-
     /// Those that are left out.
     pub(crate) fn left_out(&self) -> Vec<LeftOut> {
         let why = |one: &Address| match &*lock(&one.state) {
@@ -190,23 +169,6 @@ impl Addresses {
             _ => None,
         };
         self.all.iter().filter_map(why).collect()
-    }
-
-    /// Whether one of them is left out.
-    pub(crate) fn is_left_out(&self, index: usize) -> bool {
-        matches!(*lock(&self.all[index].state), State::LeftOut(..))
-    }
-
-    /// The same by its place in the network; false where none of them is there.
-    pub(crate) fn is_left_out_at(&self, socket: SocketAddr) -> bool {
-        let is_there = |one: SocketAddr| (one.ip(), one.port()) == (socket.ip(), socket.port());
-        (0..self.all.len())
-            .any(|index| self.all[index].socket.is_some_and(is_there) && self.is_left_out(index))
-    }
-
-    /// How connections to addresses that are left out are ended.
-    pub(crate) fn end_connections_by(&self, end: impl Fn() + Send + Sync + 'static) {
-        let _ = self.ends_connections.set(EndsConnections(Box::new(end)));
     }
 
     /// Those in use, by their numbers.
@@ -221,14 +183,14 @@ impl Addresses {
 }
 
 impl Address {
-    fn unusable(name: &str, number: usize, error: &Error) -> Self {
-        let this = Self::new(name.to_owned(), number, None);
+    fn unusable(name: &str, error: &Error) -> Self {
+        let this = Self::new(name.to_owned(), None);
         this.leave_out(error);
         this
     }
 
-    fn new(name: String, number: usize, socket: Option<SocketAddr>) -> Self {
-        Self { name, number, socket, state: Mutex::new(State::New), has_missed: AtomicBool::new(false) }
+    fn new(name: String, socket: Option<SocketAddr>) -> Self {
+        Self { name, socket, state: Mutex::new(State::New) }
     }
 
     fn is_shown(&self) -> bool {
@@ -257,7 +219,7 @@ impl Address {
             State::Shown => always,
             State::Aside => false,
             State::LeftOut(_, since) => {
-                let is_due = since.elapsed() >= LEFT_OUT && !self.has_missed.load(Ordering::Relaxed);
+                let is_due = since.elapsed() >= LEFT_OUT;
                 if is_due {
                     // Nobody else looks meanwhile.
                     *since = Instant::now();
@@ -271,8 +233,6 @@ impl Address {
     fn connection(&self, server: &Server, sample: Option<&Sample>, port: u16) -> Result<TcpStream, Unshown> {
         let Some(socket) = self.socket else { return Err(Unshown::Unclear) };
         let options = &server.options;
-        // A thread of another network than the file's says nothing of the address.
-        options.check_network().map_err(|_| Unshown::Unclear)?;
         let options = Options {
             connect: options.connect.min(CHECK_TIME),
             first_answer: options.silence.min(CHECK_TIME),
@@ -328,7 +288,7 @@ impl Server {
                 connected => return connected,
             }
         }
-        if self.uses_first() { connect(None) } else { Err(self.no_route()) }
+        connect(None)
     }
 
     /// A further address with a connection on which it was just shown to be the server's, if a wire's turn is at one.
@@ -382,13 +342,10 @@ impl Server {
         }
         match self.further.shown().first() {
             Some(index) => self.further_domain(*index),
-            None => Err(self.no_route()),
+            None => Err(Why::NoRoute
+                .error("the NIC leads to no address of the server")
+                .with("nic", self.nic().unwrap_or_default())),
         }
-    }
-
-    fn no_route(&self) -> Error {
-        let error = Why::NoRoute.error("the NIC leads to no address of the server");
-        error.with("nic", self.nic().unwrap_or_default())
     }
 
     /// The NICs that lead to the addresses in use.
@@ -406,10 +363,9 @@ impl Server {
     /// Where a further address takes RDMA.
     pub(crate) fn further_rdma_address(&self, index: usize) -> Result<SocketAddr> {
         let (rdma, _) = self.rdma_address()?;
-        let address = &self.further.all[index];
-        let own = address.socket.map(|socket| socket.ip());
+        let own = self.further.all[index].socket.map(|socket| socket.ip());
         let nothing = || Error::new(ErrorKind::Internal, "an address of nothing");
-        let address = rdma.further.get(address.number).copied().or(own).ok_or_else(nothing)?;
+        let address = rdma.further.get(index).copied().or(own).ok_or_else(nothing)?;
         Ok(SocketAddr::new(address, rdma.port))
     }
 
@@ -419,7 +375,6 @@ impl Server {
         if let Some((_, domain)) = kept.iter().find(|(known, _)| *known == index) {
             return Ok(domain.clone());
         }
-        self.options.check_network()?;
         let (rdma, _) = self.rdma_address()?;
         let to = self.further_rdma_address(index)?;
         let route = Route { timeout: self.options.connect.min(CHECK_TIME), ..Route::to(to) };
@@ -451,17 +406,6 @@ impl Server {
         let sample = (*handle, *facts);
         *lock(&self.further.sample) = Some(sample);
         self.look(!self.version.has_session(), true);
-        // No byte of this file comes by a connection that was made before.
-        let left_out = (0..self.further.all.len()).filter(|index| self.further.is_left_out(*index));
-        let left_out: Vec<_> = left_out.map(|index| &self.further.all[index]).collect();
-        for address in &left_out {
-            address.has_missed.fetch_or(!self.version.has_session(), Ordering::Relaxed);
-        }
-        if let Some(EndsConnections(end)) = self.further.ends_connections.get()
-            && !left_out.is_empty()
-        {
-            end();
-        }
     }
 
     /// Whether writes are durable at once, piece by piece: what one address has taken, a COMMIT at another need not make durable, and its
@@ -518,24 +462,10 @@ fn unshared(text: &str) -> Unshown {
 
 /// Whether the server at the other end says that it is the same, and knows the session.
 fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> {
-    let known = server.known_as().ok_or(Unshown::Unclear)?;
-    let said = is_known_as(server, exchange, &known);
-    let Err(Unshown::Not(error)) = said else { return said };
-    // A server that was restarted knows nobody until it is asked at its first address.
-    if let Some((handle, _)) = *lock(&server.further.sample) {
-        server.facts(&handle).map_err(|_| Unshown::Unclear)?;
-    }
-    match server.known_as().ok_or(Unshown::Unclear)? {
-        now if now == known => Err(Unshown::Not(error)),
-        now => is_known_as(server, exchange, &now),
-    }
-}
-
-fn is_known_as(
-    server: &Server,
-    exchange: &mut Exchange,
-    (known, granted): &(Identity, Granted),
-) -> Result<(), Unshown> {
+    let identity = lock(&server.further.identity).clone();
+    let (Some(known), Some(granted)) = (identity, server.session().granted) else {
+        return Err(Unshown::Unclear);
+    };
     let told = server.compound_on(
         exchange,
         LOOKING,
@@ -624,9 +554,6 @@ mod tests {
         if let State::LeftOut(_, since) = &mut *lock(&address.state) {
             *since = since.checked_sub(LEFT_OUT).unwrap();
         }
-        address.has_missed.store(true, Ordering::Relaxed);
-        assert!(!address.is_due(false));
-        address.has_missed.store(false, Ordering::Relaxed);
         assert!(address.is_due(false) && !address.is_due(false));
         // The reason is told until it was shown to be the server's.
         assert_eq!(addresses.left_out()[0].reason, "for a test");

@@ -51,14 +51,7 @@ pub struct Traffic {
 impl Client {
     pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
         forks::watch();
-        let shared = Arc::new(Shared::new(server, limits));
-        let wires = Arc::downgrade(&shared);
-        shared.server.further.end_connections_by(move || {
-            if let Some(wires) = wires.upgrade() {
-                wires.end_left_out();
-            }
-        });
-        Self::again(shared, forks::count())
+        Self::again(Arc::new(Shared::new(server, limits)), forks::count())
     }
 
     /// One that had no file any more. It is as a new one, but for what has happened, which goes on.

@@ -203,12 +203,6 @@ impl Server {
         if self.version.has_session() { *lock(&self.session) } else { Session::default() }
     }
 
-    /// As whom the server knows this client, and its session; both of one moment.
-    pub(crate) fn known_as(&self) -> Option<(Identity, Granted)> {
-        let session = lock(&self.session);
-        Some((self.further.identity()?, session.granted?))
-    }
-
     /// Has a session of this many slots.
     #[cfg(test)]
     pub(crate) fn grant(&self, slots: u32) {

@@ -1,7 +1,7 @@
 //! A connection, over TCP or RDMA. The thread that has a call sends it, as far as that goes at once; a thread of the wire's own
 //! receives, sends the rest, and makes the connection anew when it is lost.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -139,13 +139,6 @@ impl Shared {
     /// Calls that were answered.
     pub(crate) fn calls(&self) -> u64 {
         self.wires.iter().map(|wire| lock(&wire.state).table.answered()).sum()
-    }
-
-    /// Ends connections to addresses that are left out. What was under way is sent again, elsewhere.
-    pub(crate) fn end_left_out(&self) {
-        for wire in &self.wires {
-            wire.end_if_left_out(&mut lock(&wire.state));
-        }
     }
 
     /// No more requests will come, or none for a while: connections end when they have nothing to do.
@@ -381,24 +374,7 @@ impl Wire {
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
         shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
         (state.link, state.is_refused, state.sleeps_idle) = (link, false, false);
-        self.end_if_left_out(&mut state);
         send_queued(&mut state);
-    }
-
-    /// Ends the connection where its address is left out by now: the thread sees its end, and makes another.
-    fn end_if_left_out(&self, state: &mut State) {
-        let further = &self.server.further;
-        match &mut state.link {
-            Some(Link::Tcp(stream))
-                if stream.peer_addr().is_ok_and(|address| further.is_left_out_at(address)) =>
-            {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
-            Some(Link::Rdma(link)) if link.address.is_some_and(|address| further.is_left_out(address)) => {
-                link.end();
-            }
-            _ => {}
-        }
     }
 
     /// The call that a reply is of, which is being received from now on.

@@ -43,8 +43,6 @@ const PRIVATE_DATA: [u8; 8] = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3];
 pub(super) struct RdmaLink {
     // Dropped first: afterwards nothing of the server's arrives.
     connection: Box<dyn Connection>,
-    /// Which of the server's further addresses it goes to.
-    pub(super) address: Option<usize>,
     regions: Box<[Option<CallRegion>]>,
     /// How many there are on all connections of the process.
     held: Arc<RegionCounts>,
@@ -131,7 +129,6 @@ fn connect(server: &Server, address: Option<usize>, depth: usize) -> Result<Rdma
     let held = rdma.held.clone();
     Ok(RdmaLink {
         connection,
-        address,
         regions,
         held,
         memlock_wait: None,
@@ -437,11 +434,6 @@ fn take(
 }
 
 impl RdmaLink {
-    /// Ends it. The thread that waits for replies sees that.
-    pub(super) fn end(&mut self) {
-        self.connection.disconnect();
-    }
-
     /// Asks the server whether it still has the connection, when no reply has come for `every`. Returns the time until the next question.
     /// A call that arrived leaves nothing to be repeated: a server that is gone without a word would not be missed.
     fn probe(&mut self, last_reply: Instant, every: Duration) -> Duration {
