@@ -11,7 +11,8 @@
 //! | [`open`](mod@open) | from a URL to a file: ports, mountd, lookups, version, limits |
 //! | `client`, `job` | requests cut into calls, and dealt to wires |
 //! | `wire` | a connection: calls under way, resent, parked |
-//! | `addresses` | further addresses of a server, and what shows that they are its own |
+//! | `addresses`, `looks`, `nics` | further addresses of a server: which are in use, when they are looked at, by which NIC |
+//! | `same`, `opened` | what shows that they are its own, and the open files that are compared for it |
 //! | `outage` | how long a server has been silent, and when what waits for it is given up |
 //! | `place` | memory that a server writes to by a key that was made before |
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
@@ -25,8 +26,11 @@ mod exchange;
 pub mod handle;
 pub mod io_call;
 mod job;
+mod looks;
 pub mod mount;
+mod nics;
 pub mod open;
+mod opened;
 mod options;
 mod outage;
 mod place;
@@ -34,6 +38,7 @@ pub mod portmap;
 pub mod probe;
 pub mod rdma;
 pub mod rpc;
+mod same;
 mod session;
 pub mod status;
 pub mod url;

@@ -31,6 +31,8 @@ pub struct Options {
     pub rdma: Option<Rdma>,
     /// After how long a connection that nothing uses is closed; its thread ends with it.
     pub idle: Duration,
+    /// After how long an address of [`Options::further`] is looked at again that was left out.
+    pub left_out: Duration,
     /// How long calls are sent again, or wait because the server asks for it, before they fail.
     pub deadline: Duration,
     /// The network namespace that all connections are made in, where the same address is the same server; `None`: that of the thread that opens
@@ -134,6 +136,7 @@ impl Default for Options {
             low_ports: true,
             rdma: None,
             idle: Duration::from_secs(30),
+            left_out: Duration::from_mins(1),
             deadline: Duration::from_mins(5),
             network: None,
         }
