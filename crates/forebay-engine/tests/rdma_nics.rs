@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Target, allow_dma_bufs, config, pattern, try_rdma, turn};
 use fake_nfs::{Asked, Fault, Placing, Server};
@@ -53,9 +53,13 @@ impl Place {
     }
 
     fn file(&self, version: &str) -> File {
+        self.file_by(version, &["127.0.0.2"])
+    }
+
+    fn file_by(&self, version: &str, further: &[&str]) -> File {
         let rdma =
             Rdma::by(Arc::new(self.fabric.clone()), Placing::address()).and_to(&[[10, 0, 0, 2].into()]);
-        let further = vec!["127.0.0.2".to_owned()];
+        let further = further.iter().map(|name| (*name).to_owned()).collect();
         let options = Options { connections: 4, further, rdma: Some(rdma), ..Options::default() };
         let url = Url::parse(&self.server.url(PATH, version)).unwrap();
         let file = forebay_nfs::open(&url, &options).unwrap();
@@ -126,7 +130,31 @@ fn where_no_nic_registers_the_memory_it_is_staged_with_the_reason() {
     allow_dma_bufs();
     let place = Place::new(|nics| nics.iter_mut().for_each(|nic| nic.dma_bufs = false));
     let session = Session::with_config(config(IoBackend::Auto, CachePolicy::Auto)).unwrap();
-    let receipt = read(&session, &place.file("4.1"), Target::Device);
+    let file = place.file("4.1");
+    let looked_at = |receipt: &Receipt| receipt.to_string().contains("is being looked at");
+    let receipts = std::iter::repeat_with(|| read(&session, &file, Target::Device));
+    let receipt = receipts.take(1000).find(|receipt| !looked_at(receipt)).unwrap();
     assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0), "{receipt}");
     assert!(receipt.to_string().contains("cannot register a dma-buf (device=fake0)"), "{receipt}");
+}
+
+/// A transfer does not wait while the server is looked at by a NIC: an address that takes connections and says nothing takes 2 s.
+#[test]
+fn a_silent_address_holds_up_no_transfer() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let place = Place::new(|_| {});
+    let port = place.server.address().port();
+    let _silent = std::net::TcpListener::bind(("127.0.0.3", port)).unwrap();
+    let session = Session::with_config(config(IoBackend::Auto, CachePolicy::Auto)).unwrap();
+    for version in ["3", "4.1"] {
+        let file = place.file_by(version, &["127.0.0.2", "127.0.0.3"]);
+        let began = Instant::now();
+        let receipt = read(&session, &file, Target::Device);
+        assert!(began.elapsed() < Duration::from_secs(1), "{version}: {:?}", began.elapsed());
+        assert_eq!(receipt.engine(), EngineKind::Staged, "{version}: {receipt}");
+        let reason = "the server is being looked at by NIC fake0";
+        assert!(receipt.to_string().contains(reason), "{version}: {receipt}");
+        check_by(&session, &place, &file, "fake0");
+    }
 }

@@ -471,14 +471,25 @@ impl File {
     /// the server when it is first called.
     pub fn by_nic(&self, nic: &str) -> Result<Arc<Self>> {
         self.client.check_process()?;
-        let mut all = lock(&self.by_nic);
-        all.retain(|(_, found, since)| found.is_ok() || since.elapsed() < NIC_PAUSE);
-        if let Some((_, found, _)) = all.iter().find(|(name, ..)| name == nic) {
-            return found.clone();
+        if let Some(found) = self.known_by_nic(nic) {
+            return found;
         }
         let found = self.open_by_nic(nic).map(Arc::new);
+        let mut all = lock(&self.by_nic);
+        // Another thread may have asked, too.
+        if let Some((_, known, _)) = all.iter().find(|(name, known, _)| name == nic && known.is_ok()) {
+            return known.clone();
+        }
+        all.retain(|(name, ..)| name != nic);
         all.push((nic.to_owned(), found.clone(), Instant::now()));
         found
+    }
+
+    /// The same, where it is known: asks nobody.
+    pub fn known_by_nic(&self, nic: &str) -> Option<Result<Arc<Self>>> {
+        let mut all = lock(&self.by_nic);
+        all.retain(|(_, found, since)| found.is_ok() || since.elapsed() < NIC_PAUSE);
+        all.iter().find(|(name, ..)| name == nic).map(|(_, found, _)| found.clone())
     }
 
     fn open_by_nic(&self, nic: &str) -> Result<Self> {

@@ -29,7 +29,7 @@ use self::refusals::{error_refusal, refusal};
 use self::server_file::ServerFile;
 use self::trial::Tester;
 use crate::engines::mounts::find::{self, MIN_TRANSFER, Reach, Transport};
-use crate::engines::mounts::task_thread::{ServerThreads, TaskThread};
+use crate::engines::mounts::task_thread::{ServerThreads, TaskThread, answer};
 use crate::engines::permission::Permission;
 use crate::engines::{AskedBatch, Claim, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::receipt::{EngineKind, ReceiptPart, Refusal};
@@ -53,6 +53,9 @@ pub(crate) struct Rdma {
     reach: Reach,
     nics: NearestFirst,
 }
+
+/// Looks by NICs that wait, at most: each keeps its file. Chosen.
+const MAX_LOOKS: usize = 16;
 
 static CACHED: LazyLock<Refusal> = LazyLock::new(|| Refusal {
     engine: EngineKind::Rdma,
@@ -165,8 +168,14 @@ impl Rdma {
         }
         let mut refused = None;
         for nic in self.nics.of(&nics) {
-            let by_nic = server.file.by_nic(&nics[nic].name).map_err(|error| error_refusal(&error));
-            let placing = by_nic.and_then(|file| self.register(batch, ServerFile { file, ..server.clone() }));
+            let name = &nics[nic].name;
+            // One that is farther would be tried, and left again.
+            let Some(by_nic) = self.by_nic(&server.file, name) else {
+                return Err(refusal(format!("the server is being looked at by NIC {name}"), None));
+            };
+            let placing = by_nic
+                .map_err(|error| error_refusal(&error))
+                .and_then(|file| self.register(batch, ServerFile { file, ..server.clone() }));
             match placing {
                 Ok(placing) => return Ok(placing),
                 // That of the nearest says most.
@@ -174,6 +183,22 @@ impl Rdma {
             }
         }
         Err(refused.unwrap_or_else(|| refusal("no NIC leads to the server", None)))
+    }
+
+    /// The file by a NIC, once that is known: the server is asked beside the first transfers, which go another way. They wait where they
+    /// may go no other.
+    fn by_nic(&self, file: &Arc<forebay_nfs::File>, nic: &str) -> Option<Result<Arc<forebay_nfs::File>>> {
+        if let Some(found) = file.known_by_nic(nic) {
+            return Some(found);
+        }
+        if self.is_all() {
+            return Some(file.by_nic(nic));
+        }
+        let (asked, name) = (file.clone(), nic.to_owned());
+        // Those behind the first find it known. Without a thread the next transfer asks again.
+        let ask = Box::new(move || drop(answer(|| asked.by_nic(&name))));
+        let _ = self.looks.offer(ask, MAX_LOOKS);
+        None
     }
 
     /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
