@@ -18,15 +18,14 @@ use crate::connect::{connect_from, end_unsent, resolve};
 use crate::exchange::Exchange;
 use crate::job::FileTarget;
 use crate::lock;
-use crate::looks::Looks;
-use crate::opened::OpenedFiles;
+use crate::opened::{OpenedFiles, Sample};
 use crate::options::Options;
 use crate::outage::{Outage, is_stopped, stopped};
-use crate::same::{Identity, Sample, Unshown, same_files, same_server};
+use crate::same::{Identity, Unshown, same_files, same_server};
 use crate::session::Server;
 
 /// Further addresses of a server, at most: with the first as many as connections.
-pub(crate) const MOST: usize = 15;
+pub const MOST_FURTHER: usize = 15;
 
 /// How long an address may take to answer before it is left out.
 pub(crate) const CHECK_TIME: Duration = Duration::from_secs(2);
@@ -113,6 +112,15 @@ impl Destination {
     }
 }
 
+/// Which addresses are to be looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looks {
+    /// Those of which nothing is known, and those in use, for a file of this number; it is waited for.
+    Opened(u64),
+    /// Those that are due again. Nobody waits for them.
+    Due,
+}
+
 impl Addresses {
     /// Looks names up; asks no server.
     pub(crate) fn new(options: &Options, first: &[SocketAddr]) -> Self {
@@ -132,7 +140,7 @@ impl Addresses {
                     continue;
                 }
                 let name = socket.ip().to_string();
-                if all.iter().filter(|known| known.socket().is_some()).count() < MOST {
+                if all.iter().filter(|known| known.socket().is_some()).count() < MOST_FURTHER {
                     let address = Address::new(name, fabric, false);
                     let _ = address.socket.set(socket);
                     all.push(address);

@@ -47,7 +47,7 @@ pub mod v4;
 mod wire;
 pub mod xdr;
 
-pub use addresses::LeftOut;
+pub use addresses::{LeftOut, MOST_FURTHER};
 pub use client::{Client, Traffic};
 pub use job::{Answer, CHANGED, Direction};
 pub use open::{File, open};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::threads;
 
-use crate::addresses::{Address, MOST, TriesRdma};
+use crate::addresses::{Address, Looks, MOST_FURTHER, TriesRdma};
 use crate::connect::resolve;
 use crate::handle::{Attributes, Handle};
 use crate::lock;
@@ -18,15 +18,6 @@ use crate::session::Server;
 
 /// How often it is looked, while calls are made, whether an address is due again.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Which addresses are to be looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Looks {
-    /// Those of which nothing is known, and those in use, for a file of this number; it is waited for.
-    Opened(u64),
-    /// Those that are due again. Nobody waits for them.
-    Due,
-}
 
 impl Server {
     /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
@@ -144,7 +135,7 @@ impl Server {
         let others =
             || self.further.all.iter().filter_map(Address::socket).chain(self.addresses.first().copied());
         let is_new = |socket: &SocketAddr| others().all(|other| other != *socket);
-        if others().count() > MOST {
+        if others().count() > MOST_FURTHER {
             return Err(Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses"));
         }
         let found = resolve(&address.name, port)?.into_iter().find(is_new);

@@ -2,11 +2,14 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::handle::{Attributes, Handle};
 use crate::job::FileTarget;
-use crate::same::Sample;
 
 /// Files that were looked up, and of which nobody said that they are used. Chosen: more than threads open at a time.
 const MOST_UNUSED: usize = 1024;
+
+/// A file, as it was when it was opened.
+pub(crate) type Sample = (Handle, Attributes);
 
 /// The files.
 #[derive(Default)]

@@ -6,6 +6,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Version};
+use crate::opened::Sample;
 use crate::outage::is_stopped;
 use crate::session::{Server, get_look, put_look};
 use crate::status::Status;
@@ -17,9 +18,6 @@ const LOOKS: u32 = 3;
 
 /// What is done when an address is looked at.
 const LOOKING: &str = "cannot look at the address";
-
-/// A file, as it was when it was opened.
-pub(crate) type Sample = (Handle, Attributes);
 
 /// This client as its server knows it, and the server by its own word.
 #[derive(Clone, Debug, PartialEq, Eq)]
