@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-pub use servers::Servers;
+pub use servers::{MOST_ADDRESSES, Servers};
 
 /// What waiting for a device favours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use forebay_error::{Error, ErrorKind, Result};
 
 /// Further addresses of a server, at most: with the first, as many as it has connections.
-const MOST_ADDRESSES: usize = 15;
+pub const MOST_ADDRESSES: usize = 15;
 
 /// Servers, at most.
 const MOST_SERVERS: usize = 64;

@@ -1,44 +1,34 @@
 //! Further addresses of a server, as its user names them. Connections that carry bytes go to all of them in turn.
 //!
-//! A name proves nothing: bytes go to an address only when it was shown, on the very connection that is to carry them, that the same
-//! server answers there. In version 4.1 and later the server says who it is, and must know this client and its session (RFC 8881 §2.10.5);
-//! in other versions all that can be seen is that the handle of an opened file is known there, and that the file is the same. An address
-//! that fails is left out for a minute, with the reason; the others go on.
+//! A name proves nothing: bytes go to an address only while it is shown that the same server answers there ([`crate::same`]). Each
+//! connection over TCP shows it itself; one over RDMA is made when another one, over TCP to the same address, has shown it. In versions that
+//! do not say who a server is, each opened file is compared, at an address that comes back all that are open. An address that fails is left
+//! out for a minute, with the reason: its connections end, and what was under way there is sent again by the others.
 
-use std::net::{SocketAddr, TcpStream};
-use std::sync::mpsc::channel;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_sys::threads;
-use forebay_verbs::{Device, Domain, Route, Why};
+use forebay_verbs::{Domain, Why};
 
 use crate::connect::{connect_from, end_unsent, resolve};
 use crate::exchange::Exchange;
-use crate::handle::{Attributes, Handle, Version};
+use crate::job::FileTarget;
 use crate::lock;
+use crate::opened::{OpenedFiles, Sample};
 use crate::options::Options;
 use crate::outage::{Outage, is_stopped, stopped};
-use crate::session::{Server, get_look, put_look};
-use crate::status::Status;
-use crate::v3;
-use crate::v4::{self, ClientId};
+use crate::same::{Identity, Unshown, same_files, same_server};
+use crate::session::Server;
 
 /// Further addresses of a server, at most: with the first as many as connections.
-const MOST: usize = 15;
+pub const MOST_FURTHER: usize = 15;
 
 /// How long an address may take to answer before it is left out.
-const CHECK_TIME: Duration = Duration::from_secs(2);
-
-/// After how long it is tried again.
-const LEFT_OUT: Duration = Duration::from_mins(1);
-
-/// How often a file is looked at that may just be changing.
-const LOOKS: u32 = 3;
-
-/// What is done when an address is looked at.
-const LOOKING: &str = "cannot look at the address";
+pub(crate) const CHECK_TIME: Duration = Duration::from_secs(2);
 
 /// An address that is not used, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,48 +41,46 @@ pub struct LeftOut {
     pub hint: String,
 }
 
-/// This client as its server knows it, and the server by its own word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    verifier: [u8; 8],
-    owner: Vec<u8>,
-    pub(crate) client: u64,
-    minor: u64,
-    major: Vec<u8>,
-    scope: Vec<u8>,
+/// The further addresses of a server.
+#[derive(Default)]
+pub(crate) struct Addresses {
+    pub(crate) all: Vec<Address>,
+    /// Versions with sessions. It changes under the lock of the session.
+    identity: Mutex<Option<Identity>>,
+    /// Other versions.
+    pub(crate) files: Mutex<OpenedFiles>,
+    /// What connections over RDMA are of, by the number of the address: one for a NIC.
+    pub(crate) domains: Mutex<Vec<(usize, Arc<dyn Domain>)>>,
+    pub(crate) tries_rdma: OnceLock<TriesRdma>,
+    /// Called when an address leaves or returns.
+    on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// How often one has returned.
+    returns: AtomicU64,
+    /// When it was last looked whether one is due.
+    pub(crate) looked: Mutex<Option<Instant>>,
 }
 
-impl Identity {
-    pub(crate) fn new(verifier: [u8; 8], owner: &[u8], told: ClientId<'_>) -> Self {
-        let (owner, major, scope) = (owner.to_vec(), told.major.to_vec(), told.scope.to_vec());
-        Self { verifier, owner, client: told.client, minor: told.minor, major, scope }
+/// Whether an address, by its number, takes RDMA: what connections do.
+pub(crate) type TriesRdma = fn(&Server, usize) -> Result<()>;
+
+impl fmt::Debug for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Addresses").field("all", &self.all).finish_non_exhaustive()
     }
 }
 
-/// The further addresses of a server.
-#[derive(Debug, Default)]
-pub(crate) struct Addresses {
-    all: Vec<Address>,
-    /// Versions with sessions.
-    identity: Mutex<Option<Identity>>,
-    /// Other versions: the file that was opened last.
-    sample: Mutex<Option<Sample>>,
-    /// What connections over RDMA are of, by the number of the address: one for a NIC.
-    domains: Mutex<Vec<(usize, Arc<dyn Domain>)>>,
-    tries_rdma: OnceLock<TriesRdma>,
-}
-
-type Sample = (Handle, Attributes);
-
-/// Whether an address, by its number, takes RDMA: what connections do.
-type TriesRdma = fn(&Server, usize) -> Result<()>;
-
 #[derive(Debug)]
-struct Address {
-    name: String,
-    /// None where the name has none.
-    socket: Option<SocketAddr>,
+pub(crate) struct Address {
+    pub(crate) name: String,
+    /// Not set where the name has none.
+    pub(crate) socket: OnceLock<SocketAddr>,
+    /// A name without an address, which is asked for again.
+    resolves: bool,
+    /// On the fabric, where that is another one.
+    fabric: Option<IpAddr>,
     state: Mutex<State>,
+    /// How often it was left. It changes under the lock of the state.
+    pub(crate) left: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -107,45 +95,58 @@ enum State {
     LeftOut(LeftOut, Instant),
 }
 
-/// Why a connection is of no use.
-enum Unshown {
-    /// The address is left out.
-    Not(Error),
-    /// Another NIC leads there than the one that is to be used.
-    Aside,
-    /// It cannot be said now.
-    Unclear,
+/// Where a connection leads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Destination {
+    /// The number of a further address, how often that had been left when it was shown for this connection, and how often it is by now.
+    further: Option<(usize, u64, Arc<AtomicU64>)>,
+    /// How often an address had returned.
+    returns: u64,
 }
 
-impl From<Error> for Unshown {
-    fn from(error: Error) -> Self {
-        if is_stopped() { Self::Unclear } else { Self::Not(error) }
+impl Destination {
+    /// Whether the address was left since: nothing is sent there any more, and no reply is taken.
+    #[inline]
+    pub(crate) fn is_left(&self) -> bool {
+        self.further.as_ref().is_some_and(|(_, before, now)| now.load(Ordering::SeqCst) != *before)
     }
+}
+
+/// Which addresses are to be looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Looks {
+    /// Those of which nothing is known, and those in use, for a file of this number; it is waited for.
+    Opened(u64),
+    /// Those that are due again. Nobody waits for them.
+    Due,
 }
 
 impl Addresses {
     /// Looks names up; asks no server.
-    pub(crate) fn new(names: &[String], first: &[SocketAddr]) -> Self {
+    pub(crate) fn new(options: &Options, first: &[SocketAddr]) -> Self {
         let Some(main) = first.first() else { return Self::default() };
         let mut all: Vec<Address> = Vec::new();
-        for name in names {
+        for (index, name) in options.further.iter().enumerate() {
+            let fabric = options.rdma.as_ref().and_then(|rdma| rdma.further.get(index).copied());
             let found = match resolve(name, main.port()) {
                 Ok(found) => found,
                 Err(error) => {
-                    all.push(Address::unusable(name, &error));
+                    all.push(Address::unusable(name, fabric, &error, true));
                     continue;
                 }
             };
             for socket in found {
-                if socket == *main || all.iter().any(|known| known.socket == Some(socket)) {
+                if socket == *main || all.iter().any(|known| known.socket() == Some(socket)) {
                     continue;
                 }
                 let name = socket.ip().to_string();
-                if all.iter().filter(|known| known.socket.is_some()).count() < MOST {
-                    all.push(Address::new(name, Some(socket)));
+                if all.iter().filter(|known| known.socket().is_some()).count() < MOST_FURTHER {
+                    let address = Address::new(name, fabric, false);
+                    let _ = address.socket.set(socket);
+                    all.push(address);
                 } else {
                     let error = Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses");
-                    all.push(Address::unusable(&name, &error));
+                    all.push(Address::unusable(&name, fabric, &error, false));
                 }
             }
         }
@@ -162,6 +163,29 @@ impl Addresses {
         *lock(&self.identity) = Some(identity);
     }
 
+    /// Who made it.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        lock(&self.identity).clone()
+    }
+
+    /// What is to be called when an address leaves or returns.
+    pub(crate) fn on_change(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_change.set(Box::new(call));
+    }
+
+    fn changed(&self) {
+        if let Some(call) = self.on_change.get() {
+            call();
+        }
+    }
+
+    /// A file that was just opened is compared for as long as it is in use.
+    pub(crate) fn uses(&self, file: &Arc<FileTarget>) {
+        if !self.is_empty() {
+            lock(&self.files).uses(file);
+        }
+    }
+
     /// Those that are left out.
     pub(crate) fn left_out(&self) -> Vec<LeftOut> {
         let why = |one: &Address| match &*lock(&one.state) {
@@ -172,7 +196,7 @@ impl Addresses {
     }
 
     /// Those in use, by their numbers.
-    fn shown(&self) -> Vec<usize> {
+    pub(crate) fn shown(&self) -> Vec<usize> {
         (0..self.all.len()).filter(|index| self.all[*index].is_shown()).collect()
     }
 
@@ -180,21 +204,71 @@ impl Addresses {
     pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
         lock(&self.domains).retain(|(_, kept)| !Arc::ptr_eq(kept, domain));
     }
+
+    /// Leaves an address: when this returns, nothing more is sent there.
+    pub(crate) fn leave_out(&self, index: usize, error: &Error) {
+        self.all[index].leave_out(error);
+        self.changed();
+    }
+
+    /// Notes what came of a look that has shown nothing.
+    pub(crate) fn unshown(&self, index: usize, why: &Unshown) {
+        match why {
+            Unshown::Not(error) => self.leave_out(index, error),
+            Unshown::Aside => {
+                self.all[index].leave(State::Aside);
+                self.changed();
+            }
+            Unshown::Unclear => {}
+        }
+    }
+
+    /// An address was shown, if it was not left since. False: by too few files.
+    pub(crate) fn show(&self, index: usize, left: u64, files: Option<u64>) -> bool {
+        // A file that is opened at this time finds the address shown, or is compared by who shows it.
+        let known = lock(&self.files);
+        if files.is_some_and(|files| files < known.count()) {
+            return false;
+        }
+        let has_returned = self.all[index].show(left);
+        drop(known);
+        if has_returned {
+            self.returns.fetch_add(1, Ordering::SeqCst);
+            self.changed();
+        }
+        true
+    }
 }
 
 impl Address {
-    fn unusable(name: &str, error: &Error) -> Self {
-        let this = Self::new(name.to_owned(), None);
+    fn unusable(name: &str, fabric: Option<IpAddr>, error: &Error, resolves: bool) -> Self {
+        let this = Self::new(name.to_owned(), fabric, resolves);
         this.leave_out(error);
         this
     }
 
-    fn new(name: String, socket: Option<SocketAddr>) -> Self {
-        Self { name, socket, state: Mutex::new(State::New) }
+    fn new(name: String, fabric: Option<IpAddr>, resolves: bool) -> Self {
+        let (socket, state, left) = (OnceLock::new(), Mutex::new(State::New), Arc::default());
+        Self { name, socket, resolves, fabric, state, left }
     }
 
-    fn is_shown(&self) -> bool {
+    pub(crate) fn socket(&self) -> Option<SocketAddr> {
+        self.socket.get().copied()
+    }
+
+    /// Where it takes RDMA.
+    pub(crate) fn on_fabric(&self) -> Option<IpAddr> {
+        self.fabric.or_else(|| self.socket().map(|socket| socket.ip()))
+    }
+
+    pub(crate) fn is_shown(&self) -> bool {
         matches!(*lock(&self.state), State::Shown)
+    }
+
+    /// How often it was left; `None`: it is not in use.
+    fn shown_since(&self) -> Option<u64> {
+        let state = lock(&self.state);
+        matches!(*state, State::Shown).then(|| self.left.load(Ordering::SeqCst))
     }
 
     fn leave_out(&self, error: &Error) {
@@ -206,33 +280,50 @@ impl Address {
                 "take it out of FOREBAY_NFS_SERVERS, if it is not the server's".to_owned()
             }),
         };
-        *lock(&self.state) = State::LeftOut(why, Instant::now());
+        self.leave(State::LeftOut(why, Instant::now()));
     }
 
-    /// Whether it is to be looked at now: always, or where nothing is known of it, or it was left out for long enough.
-    fn is_due(&self, always: bool) -> bool {
-        if self.socket.is_none() {
+    fn leave(&self, to: State) {
+        let mut state = lock(&self.state);
+        self.left.fetch_add(1, Ordering::SeqCst);
+        *state = to;
+    }
+
+    /// It is in use from now on, if it was not left meanwhile; whether it was not before.
+    fn show(&self, left: u64) -> bool {
+        let mut state = lock(&self.state);
+        if self.left.load(Ordering::SeqCst) != left {
             return false;
         }
-        match &mut *lock(&self.state) {
-            State::New => true,
-            State::Shown => always,
-            State::Aside => false,
-            State::LeftOut(_, since) => {
-                let is_due = since.elapsed() >= LEFT_OUT;
+        !matches!(std::mem::replace(&mut *state, State::Shown), State::Shown)
+    }
+
+    /// Whether it is to be looked at now. `again`: after how long one that was left out is.
+    pub(crate) fn is_due(&self, looks: Looks, again: Duration) -> bool {
+        match (&mut *lock(&self.state), looks) {
+            (State::New, _) | (State::Shown, Looks::Opened(_)) => true,
+            (State::LeftOut(_, since), Looks::Due) if self.resolves || self.socket().is_some() => {
+                let is_due = since.elapsed() >= again;
                 if is_due {
                     // Nobody else looks meanwhile.
                     *since = Instant::now();
                 }
                 is_due
             }
+            _ => false,
         }
     }
 
-    /// A connection on which the server was shown to be the same.
-    fn connection(&self, server: &Server, sample: Option<&Sample>, port: u16) -> Result<TcpStream, Unshown> {
-        let Some(socket) = self.socket else { return Err(Unshown::Unclear) };
+    /// A connection on which the server was shown to be the same. `files`: what is to be compared in versions that do not say who it is.
+    pub(crate) fn connection(
+        &self,
+        server: &Server,
+        files: &[Sample],
+        port: u16,
+    ) -> Result<TcpStream, Unshown> {
+        let Some(socket) = self.socket() else { return Err(Unshown::Unclear) };
         let options = &server.options;
+        options.check_network()?;
         let options = Options {
             connect: options.connect.min(CHECK_TIME),
             first_answer: options.silence.min(CHECK_TIME),
@@ -246,32 +337,28 @@ impl Address {
         // What another server says, or does not, is nothing of this one's.
         let outage = Outage::new(server.name.clone());
         let mut exchange = Exchange::on(stream, socket, options, outage);
-        match sample {
-            _ if server.version.has_session() => same_server(server, &mut exchange)?,
-            Some(sample) => same_file(server, &mut exchange, sample)?,
-            None => return Err(Unshown::Unclear),
+        if server.version.has_session() {
+            same_server(server, &mut exchange)?;
+        } else {
+            same_files(server, &mut exchange, files)?;
         }
         exchange.into_stream().ok_or(Unshown::Unclear)
-    }
-
-    /// Notes what came of a look.
-    fn looked(&self, found: &Result<TcpStream, Unshown>) {
-        match found {
-            Ok(_) => *lock(&self.state) = State::Shown,
-            Err(Unshown::Not(error)) => self.leave_out(error),
-            Err(Unshown::Aside) => *lock(&self.state) = State::Aside,
-            Err(Unshown::Unclear) => {}
-        }
     }
 }
 
 impl Server {
-    /// A connection for bytes. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
-    pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<TcpStream> {
-        match self.shown_in_turn(wire, port)? {
-            Some((_, stream)) => Ok(stream),
-            None => connect_from(port, &self.addresses, &self.options, &self.outage),
+    /// A connection for bytes, and where it leads. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
+    pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<(TcpStream, Destination)> {
+        if let Some((_, stream, destination)) = self.shown_in_turn(wire, port)? {
+            return Ok((stream, destination));
         }
+        let destination = self.first_destination();
+        let stream = connect_from(port, &self.addresses, &self.options, &self.outage)?;
+        Ok((stream, destination))
+    }
+
+    fn first_destination(&self) -> Destination {
+        Destination { further: None, returns: self.further.returns.load(Ordering::SeqCst) }
     }
 
     /// The same over RDMA, by a function that takes the address; `None`: the first. The server shows over TCP who it is.
@@ -279,35 +366,50 @@ impl Server {
         self: &Arc<Self>,
         wire: usize,
         connect: impl Fn(Option<usize>) -> Result<T>,
-    ) -> Result<T> {
-        while let Some((index, _)) = self.shown_in_turn(wire, 0)? {
+    ) -> Result<(T, Destination)> {
+        while let Some((index, _, destination)) = self.shown_in_turn(wire, 0)? {
             match connect(Some(index)) {
                 // That is of this machine, and no other address helps.
                 Err(error) if Why::of(&error) == Some(Why::Memlock) => return Err(error),
-                Err(error) => self.further.all[index].leave_out(&error),
-                connected => return connected,
+                Err(_) if is_stopped() => return Err(stopped()),
+                Err(error) => self.further.leave_out(index, &error),
+                Ok(connected) => return Ok((connected, destination)),
             }
         }
-        connect(None)
+        self.check_first()?;
+        let destination = self.first_destination();
+        connect(None).map(|connected| (connected, destination))
     }
 
     /// A further address with a connection on which it was just shown to be the server's, if a wire's turn is at one.
-    fn shown_in_turn(self: &Arc<Self>, wire: usize, port: u16) -> Result<Option<(usize, TcpStream)>> {
+    fn shown_in_turn(
+        self: &Arc<Self>,
+        wire: usize,
+        port: u16,
+    ) -> Result<Option<(usize, TcpStream, Destination)>> {
         if self.further.is_empty() {
             return Ok(None);
         }
         self.look_again();
+        let returns = self.further.returns.load(Ordering::SeqCst);
         while let Some(index) = self.in_turn(wire) {
-            let (address, sample) = (&self.further.all[index], *lock(&self.further.sample));
-            let found = address.connection(self, sample.as_ref(), port);
+            let address = &self.further.all[index];
+            let Some(left) = address.shown_since() else { continue };
+            let files: Vec<_> = lock(&self.further.files).last().into_iter().collect();
+            let found = address.connection(self, &files, port);
             if is_stopped() {
                 return Err(stopped());
             }
-            address.looked(&found);
             match found {
-                Ok(stream) => return Ok(Some((index, stream))),
-                Err(Unshown::Not(_) | Unshown::Aside) => {}
+                Ok(stream) => {
+                    let further = Some((index, left, address.left.clone()));
+                    let destination = Destination { further, returns };
+                    if !destination.is_left() {
+                        return Ok(Some((index, stream, destination)));
+                    }
+                }
                 Err(Unshown::Unclear) => break,
+                Err(why) => self.further.unshown(index, &why),
             }
         }
         Ok(None)
@@ -320,92 +422,18 @@ impl Server {
         shown.get(turn.checked_sub(first)?).copied()
     }
 
+    /// Whether a connection that has nothing to do is to end, since an address returned and the wire's turn is at another one.
+    pub(crate) fn is_surplus(&self, wire: usize, destination: &mut Destination) -> bool {
+        let returns = self.further.returns.load(Ordering::SeqCst);
+        if std::mem::replace(&mut destination.returns, returns) == returns {
+            return false;
+        }
+        self.in_turn(wire) != destination.further.as_ref().map(|(index, ..)| *index)
+    }
+
     /// How many addresses are in use.
     pub(crate) fn addresses_in_use(&self) -> usize {
         usize::from(self.uses_first()) + self.further.shown().len()
-    }
-
-    /// The NIC that is to be used, if not all are.
-    fn nic(&self) -> Option<&str> {
-        self.options.rdma.as_ref()?.nic.as_deref()
-    }
-
-    /// Whether bytes go to the first address: where a NIC is named, if that leads there.
-    fn uses_first(&self) -> bool {
-        self.nic().is_none_or(|nic| self.domain().is_ok_and(|domain| domain.device().name == nic))
-    }
-
-    /// The protection domain of connections to the first address that is in use.
-    pub(crate) fn domain_in_use(&self) -> Result<Arc<dyn Domain>> {
-        if self.uses_first() {
-            return self.domain();
-        }
-        match self.further.shown().first() {
-            Some(index) => self.further_domain(*index),
-            None => Err(Why::NoRoute
-                .error("the NIC leads to no address of the server")
-                .with("nic", self.nic().unwrap_or_default())),
-        }
-    }
-
-    /// The NICs that lead to the addresses in use.
-    pub(crate) fn nics(&self) -> Vec<Device> {
-        let mut all: Vec<Device> = Vec::new();
-        let further = self.further.shown().into_iter().map(|index| self.further_domain(index));
-        for domain in self.uses_first().then(|| self.domain()).into_iter().chain(further).flatten() {
-            if all.iter().all(|known| known.name != domain.device().name) {
-                all.push(domain.device().clone());
-            }
-        }
-        all
-    }
-
-    /// Where a further address takes RDMA.
-    pub(crate) fn further_rdma_address(&self, index: usize) -> Result<SocketAddr> {
-        let (rdma, _) = self.rdma_address()?;
-        let own = self.further.all[index].socket.map(|socket| socket.ip());
-        let nothing = || Error::new(ErrorKind::Internal, "an address of nothing");
-        let address = rdma.further.get(index).copied().or(own).ok_or_else(nothing)?;
-        Ok(SocketAddr::new(address, rdma.port))
-    }
-
-    /// The protection domain of connections to a further address: that of others to which the same NIC leads.
-    pub(crate) fn further_domain(&self, index: usize) -> Result<Arc<dyn Domain>> {
-        let mut kept = lock(&self.further.domains);
-        if let Some((_, domain)) = kept.iter().find(|(known, _)| *known == index) {
-            return Ok(domain.clone());
-        }
-        let (rdma, _) = self.rdma_address()?;
-        let to = self.further_rdma_address(index)?;
-        let route = Route { timeout: self.options.connect.min(CHECK_TIME), ..Route::to(to) };
-        let own = rdma.fabric.open(&route)?;
-        let others = self.domain().into_iter().chain(kept.iter().map(|(_, domain)| domain.clone()));
-        let known = others.into_iter().find(|other| other.device().name == own.device().name);
-        let domain = known.unwrap_or(own);
-        kept.push((index, domain.clone()));
-        Ok(domain)
-    }
-
-    /// Whether an address takes RDMA, by the NIC that is to be used.
-    fn try_by_rdma(&self, index: usize) -> Result<(), Unshown> {
-        let domain = self.further_domain(index)?;
-        if self.nic().is_some_and(|nic| nic != domain.device().name) {
-            return Err(Unshown::Aside);
-        }
-        let Some(tries) = self.further.tries_rdma.get() else { return Err(Unshown::Unclear) };
-        Ok(tries(self, index)?)
-    }
-
-    /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
-    /// not known yet. Ends when all have answered, or were left out.
-    pub(crate) fn opened(self: &Arc<Self>, handle: &Handle, facts: &Attributes, tries_rdma: TriesRdma) {
-        if self.further.is_empty() {
-            return;
-        }
-        self.further.tries_rdma.get_or_init(|| tries_rdma);
-        let sample = (*handle, *facts);
-        *lock(&self.further.sample) = Some(sample);
-        self.look(!self.version.has_session(), true);
     }
 
     /// Whether writes are durable at once, piece by piece: what one address has taken, a COMMIT at another need not make durable, and its
@@ -413,126 +441,6 @@ impl Server {
     pub(crate) fn writes_durably(&self) -> bool {
         !self.further.is_empty() && !self.version.has_session()
     }
-
-    /// Addresses that were left out may be back. Nobody waits for them.
-    fn look_again(self: &Arc<Self>) {
-        self.look(false, false);
-    }
-
-    fn look(self: &Arc<Self>, always: bool, waits: bool) {
-        let sample = *lock(&self.further.sample);
-        let due = (0..self.further.all.len()).filter(|index| self.further.all[*index].is_due(always));
-        let (tell, told) = channel::<()>();
-        for index in due {
-            let (server, tell) = (self.clone(), tell.clone());
-            let look = move || {
-                let address = &server.further.all[index];
-                let mut found = address.connection(&server, sample.as_ref(), 0);
-                if found.is_ok() && server.options.rdma.is_some() && !address.is_shown() {
-                    found = found.and_then(|stream| server.try_by_rdma(index).map(|()| stream));
-                }
-                address.looked(&found);
-                drop(tell);
-            };
-            // Without a thread it is looked at later, and not used until then.
-            if let Err(error) = threads::spawn("forebay-address", look)
-                && waits
-            {
-                let error = Error::from_io(&error, "cannot start a thread");
-                self.further.all[index].leave_out(&error);
-            }
-        }
-        drop(tell);
-        if waits {
-            // Ends with the last of them.
-            let _ = told.recv();
-        }
-    }
-}
-
-fn other(text: &str) -> Unshown {
-    Unshown::Not(Error::new(ErrorKind::Unsupported, text))
-}
-
-/// Its addresses share no session: they are nodes, or the server knows a client anew at each.
-fn unshared(text: &str) -> Unshown {
-    let hint = "version 3 needs no session: ?version=3 in the URL, or vers=3 for the mount";
-    Unshown::Not(Error::new(ErrorKind::Unsupported, text).hint(hint))
-}
-
-/// Whether the server at the other end says that it is the same, and knows the session.
-fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> {
-    let identity = lock(&server.further.identity).clone();
-    let (Some(known), Some(granted)) = (identity, server.session().granted) else {
-        return Err(Unshown::Unclear);
-    };
-    let told = server.compound_on(
-        exchange,
-        LOOKING,
-        1,
-        |to| v4::put_exchange_id(to, known.verifier, &known.owner),
-        |from| Ok(v4::get_exchange_id(from)?.map(|told| Identity::new(known.verifier, &known.owner, told))),
-    )?;
-    let told = told.map_err(|status| refused(server, status))?;
-    if (&told.major, &told.scope) != (&known.major, &known.scope) {
-        return Err(other("another server answers there"));
-    }
-    if told.minor != known.minor {
-        return Err(unshared(
-            "another node of the server answers there, which shares no session with the first",
-        ));
-    }
-    let bound = server.compound_on(
-        exchange,
-        LOOKING,
-        1,
-        |to| v4::put_bind(to, &granted.session),
-        |from| v4::get_bind(from, &granted.session),
-    )?;
-    match bound {
-        _ if told.client != known.client => Err(unshared("the server does not know this client there")),
-        // Without it a connection is known by its first call in a slot.
-        Ok(()) | Err(Status::NOT_SUPPORTED) => Ok(()),
-        Err(status) if status.is_session_lost() => {
-            Err(unshared("the server does not know the session there"))
-        }
-        Err(status) => Err(refused(server, status)),
-    }
-}
-
-fn refused(server: &Server, status: Status) -> Unshown {
-    Unshown::Not(status.error(LOOKING, server.who.uid()))
-}
-
-/// Whether a file is the same at the other end as by the first address. It may change meanwhile.
-fn same_file(server: &Server, exchange: &mut Exchange, sample: &Sample) -> Result<(), Unshown> {
-    let (handle, mut here) = (&sample.0, sample.1);
-    for _ in 0..LOOKS {
-        let there = facts(server, exchange, handle)?;
-        if there == Ok(here) {
-            return Ok(());
-        }
-        // The file may be gone by now, or the server: that says nothing of the address.
-        let Ok((now, _)) = server.facts(handle) else { return Err(Unshown::Unclear) };
-        here = now;
-        match there {
-            Ok(there) if there == here => return Ok(()),
-            Ok(there) if (there.file_system, there.file_id) == (here.file_system, here.file_id) => {}
-            Ok(_) => return Err(other("the file is another one there: another server answers")),
-            Err(status) => return Err(refused(server, status)),
-        }
-    }
-    Err(other("the file is in another state there: another server answers, or somebody writes the file"))
-}
-
-fn facts(server: &Server, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
-    if server.version == Version::V3 {
-        let procedure = (v3::PROGRAM, v3::GETATTR);
-        let put = |to: &mut crate::xdr::Writer<'_>| v3::put_handle(to, handle);
-        return exchange.call(LOOKING, procedure, Some(&server.who), put, v3::get_attributes);
-    }
-    let said = server.compound_on(exchange, LOOKING, 2, |to| put_look(to, handle), get_look)?;
-    Ok(said.map(|(attributes, _)| attributes))
 }
 
 #[cfg(test)]
@@ -540,32 +448,68 @@ mod tests {
     use super::*;
 
     fn addresses(names: &[&str]) -> Addresses {
-        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-        Addresses::new(&names, &[([10, 0, 0, 1], 2049).into()])
+        let further = names.iter().map(|name| (*name).to_owned()).collect();
+        Addresses::new(&Options { further, ..Options::default() }, &[([10, 0, 0, 1], 2049).into()])
     }
 
     #[test]
     fn an_address_that_was_left_out_is_looked_at_once_after_a_minute() {
         let addresses = addresses(&["10.0.0.2"]);
         let address = &addresses.all[0];
-        assert!(address.is_due(false));
-        address.leave_out(&Error::new(ErrorKind::Io, "for a test"));
-        assert!(!address.is_due(true));
+        let is_due = |looks| address.is_due(looks, Duration::from_mins(1));
+        assert!(is_due(Looks::Due));
+        addresses.leave_out(0, &Error::new(ErrorKind::Io, "for a test"));
+        assert!(!is_due(Looks::Due) && !is_due(Looks::Opened(0)));
         if let State::LeftOut(_, since) = &mut *lock(&address.state) {
-            *since = since.checked_sub(LEFT_OUT).unwrap();
+            *since = since.checked_sub(Duration::from_mins(1)).unwrap();
         }
-        assert!(address.is_due(false) && !address.is_due(false));
+        assert!(is_due(Looks::Due) && !is_due(Looks::Due));
         // The reason is told until it was shown to be the server's.
         assert_eq!(addresses.left_out()[0].reason, "for a test");
-        *lock(&address.state) = State::Shown;
-        assert!(!address.is_due(false) && address.is_due(true) && addresses.left_out().is_empty());
+        assert!(addresses.show(0, 1, None));
+        assert!(!is_due(Looks::Due) && is_due(Looks::Opened(0)) && addresses.left_out().is_empty());
+    }
+
+    #[test]
+    fn what_was_seen_before_an_address_was_left_does_not_bring_it_back() {
+        let addresses = addresses(&["10.0.0.2"]);
+        assert!(addresses.show(0, 0, Some(0)));
+        let shown = addresses.all[0].shown_since().unwrap();
+        let further = Some((0, shown, addresses.all[0].left.clone()));
+        let destination = Destination { further, returns: 0 };
+        assert!(!destination.is_left());
+        addresses.leave_out(0, &Error::new(ErrorKind::Io, "for a test"));
+        assert!(destination.is_left());
+        addresses.show(0, shown, Some(0));
+        assert!(addresses.shown().is_empty());
+    }
+
+    /// Nobody but who shows it compares a file that is opened while an address is left out.
+    #[test]
+    fn an_address_is_not_shown_by_fewer_files_than_there_are() {
+        let addresses = addresses(&["10.0.0.2"]);
+        let handle = crate::handle::Handle::new(&[1]).unwrap();
+        let facts = crate::handle::Attributes {
+            kind: crate::handle::Kind::Regular,
+            size: 0,
+            file_system: (0, 0),
+            file_id: 0,
+            modified: (0, 0),
+            change: 0,
+        };
+        let (files, count) = lock(&addresses.files).since(0);
+        assert_eq!((files.len(), count), (0, 0));
+        lock(&addresses.files).opened((handle, facts));
+        assert!(!addresses.show(0, 0, Some(count)) && addresses.shown().is_empty());
+        let count = lock(&addresses.files).since(count).1;
+        assert!(addresses.show(0, 0, Some(count)));
     }
 
     #[test]
     fn addresses_are_taken_once_and_at_most_15() {
         let none = addresses(&["10.0.0.1", "10.0.0.2", "10.0.0.2", "fd00::2", "fd00:0::2"]);
         let names: Vec<_> =
-            none.all.iter().map(|one| (one.name.as_str(), one.socket.unwrap().port())).collect();
+            none.all.iter().map(|one| (one.name.as_str(), one.socket().unwrap().port())).collect();
         assert_eq!(names, [("10.0.0.2", 2049), ("fd00::2", 2049)]);
         let names: Vec<_> = (2..20).map(|last| format!("10.0.0.{last}")).collect();
         let many = addresses(&names.iter().map(String::as_str).collect::<Vec<_>>());

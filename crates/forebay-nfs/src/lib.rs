@@ -13,7 +13,8 @@
 //! | `clients` | those of the process, kept for some seconds behind their last file |
 //! | `mountd` | handles of exported directories, in version 3 |
 //! | `wire` | a connection: calls under way, resent, parked |
-//! | `addresses` | further addresses of a server, and what shows that they are its own |
+//! | `addresses`, `looks`, `nics` | further addresses of a server: which are in use, when they are looked at, by which NIC |
+//! | `same`, `opened` | what shows that they are its own, and the open files that are compared for it |
 //! | `outage` | how long a server has been silent, and when what waits for it is given up |
 //! | `place` | memory that a server writes to by a key that was made before |
 //! | [`mount`] | the server, version and handle of a file on a mount of the kernel's |
@@ -28,9 +29,12 @@ mod exchange;
 pub mod handle;
 pub mod io_call;
 mod job;
+mod looks;
 pub mod mount;
 mod mountd;
+mod nics;
 pub mod open;
+mod opened;
 mod options;
 mod outage;
 mod place;
@@ -38,6 +42,7 @@ pub mod portmap;
 pub mod probe;
 pub mod rdma;
 pub mod rpc;
+mod same;
 mod session;
 pub mod status;
 pub mod url;
@@ -46,7 +51,7 @@ pub mod v4;
 mod wire;
 pub mod xdr;
 
-pub use addresses::LeftOut;
+pub use addresses::{LeftOut, MOST_FURTHER};
 pub use client::{Client, Traffic};
 pub use job::{Answer, CHANGED, Direction};
 pub use open::{File, open};

@@ -75,6 +75,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
         }
     }
     let named = Arc::new(job::FileTarget { handle: found.handle, name: url.to_string() });
+    found.client.server_of().further.uses(&named);
     Ok(File { client: found.client, named, opened: found.attributes, by_nic: Arc::default() })
 }
 
@@ -241,7 +242,9 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     known.server.opened(&handle, &opened, try_out_at);
     let client = client_of(known, limits)?;
     let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
-    Ok(File { client, named: Arc::new(job::FileTarget { handle, name }), opened, by_nic: Arc::default() })
+    let named = Arc::new(job::FileTarget { handle, name });
+    client.server_of().further.uses(&named);
+    Ok(File { client, named, opened, by_nic: Arc::default() })
 }
 
 /// What a handle is of, and what its server takes.
@@ -399,6 +402,7 @@ impl File {
             server.renew(0)?;
         }
         server.opened(self.handle(), &self.opened, try_out_at);
+        server.further.uses(&self.named);
         // Fails where the NIC leads to no address.
         server.domain_in_use()?;
         let limits = self.client.limits();

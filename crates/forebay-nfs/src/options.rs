@@ -34,6 +34,8 @@ pub struct Options {
     /// How long the connections and the session of a server are kept behind its last file, for the next one that is opened; of
     /// RDMA the session alone.
     pub keep: Duration,
+    /// After how long an address of [`Options::further`] is looked at again that was left out.
+    pub left_out: Duration,
     /// How long calls are sent again, or wait because the server asks for it, before they fail.
     pub deadline: Duration,
     /// The network namespace that all connections are made in, where the same address is the same server; `None`: that of the thread that opens
@@ -138,6 +140,7 @@ impl Default for Options {
             rdma: None,
             idle: Duration::from_secs(30),
             keep: Duration::from_secs(5),
+            left_out: Duration::from_mins(1),
             deadline: Duration::from_mins(5),
             network: None,
         }

@@ -11,13 +11,14 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::{forks, threads};
 use forebay_verbs::{Domain, Route, Stop};
 
-use crate::addresses::{Addresses, Identity};
+use crate::addresses::Addresses;
 use crate::exchange::Exchange;
 use crate::handle::{Attributes, Handle, Limits, Version};
 use crate::lock;
 use crate::options::{Options, Rdma};
 use crate::outage::{self, Outage};
 use crate::rpc::{Credential, random};
+use crate::same::Identity;
 use crate::status::Status;
 use crate::v3::{self, Outcome};
 use crate::v4::{self, Granted, SequenceSlot, op};
@@ -105,6 +106,8 @@ const OPENING: &str = "cannot open a session";
 
 /// How long its end waits for a connection, and for each reply, where a caller waits meanwhile.
 const ENDING_PATIENCE: Duration = Duration::from_millis(250);
+/// When a file is looked at.
+const LOOKING: &str = "cannot look at the file";
 
 /// And when it is over.
 const ENDING: &str = "cannot end a session";
@@ -115,7 +118,7 @@ impl Server {
         let outage = Outage::new(name.clone());
         let exchange = Exchange::new(addresses.clone(), options.clone(), outage.clone());
         let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
-        let further = Addresses::new(&options.further, &addresses);
+        let further = Addresses::new(&options, &addresses);
         Self {
             name,
             addresses,
@@ -201,6 +204,19 @@ impl Server {
     /// The present session.
     pub(crate) fn session(&self) -> Session {
         if self.version.has_session() { *lock(&self.session) } else { Session::default() }
+    }
+
+    /// The same, and who made it.
+    pub(crate) fn session_and_identity(&self) -> (Session, Option<Identity>) {
+        // Both change under the first lock.
+        let session = lock(&self.session);
+        (*session, self.further.identity())
+    }
+
+    /// Asks the first address whether it knows the session, and makes it anew if not.
+    pub(crate) fn check_session(&self, doing: &str) -> Result<()> {
+        let said = self.compound(doing, 0, |_| (), |_| Ok(Ok(())))?;
+        said.map_err(|status| status.error(doing, self.who.uid()))
     }
 
     /// Has a session of this many slots.
@@ -471,15 +487,18 @@ impl Server {
 
     /// Facts about a file, now; and what the server takes in a call, which version 4 tells with them.
     pub(crate) fn facts(&self, handle: &Handle) -> Result<(Attributes, Option<Limits>)> {
-        let doing = "cannot look at the file";
-        let said = if self.version == Version::V3 {
-            let said = self.call3(doing, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
-            said.map(|attributes| (attributes, None))
-        } else {
-            let said = self.compound(doing, 2, |to| put_look(to, handle), get_look)?;
-            said.map(|(attributes, limits)| (attributes, Some(limits)))
-        };
-        said.map_err(|status| self.error(status, doing))
+        self.said_of(handle)?.map_err(|status| self.error(status, LOOKING))
+    }
+
+    /// The same, or what the server says in their place.
+    pub(crate) fn said_of(&self, handle: &Handle) -> Result<Result<(Attributes, Option<Limits>), Status>> {
+        if self.version == Version::V3 {
+            let said =
+                self.call3(LOOKING, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
+            return Ok(said.map(|attributes| (attributes, None)));
+        }
+        let said = self.compound(LOOKING, 2, |to| put_look(to, handle), get_look)?;
+        Ok(said.map(|(attributes, limits)| (attributes, Some(limits))))
     }
 
     /// The error of a call with this status that carried no bytes.

@@ -45,7 +45,23 @@ fn options(further: &[&str]) -> Options {
 }
 
 fn opened(server: &Server, version: &str, further: &[&str]) -> File {
-    open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options(further)).unwrap()
+    opened_as(server, "/export/file", version, &options(further))
+}
+
+fn opened_as(server: &Server, path: &str, version: &str, options: &Options) -> File {
+    open(&Url::parse(&server.url(path, version)).unwrap(), options).unwrap()
+}
+
+/// Whether it comes true within seconds.
+fn within(seconds: u64, mut is_so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < until {
+        if is_so() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
 }
 
 /// Reads by all connections.
@@ -137,12 +153,94 @@ fn a_second_file_that_differs_leaves_the_address_out() {
         other.put("/export/file", pattern(LEN));
         let first = opened(&server, version, &["127.0.0.3"]);
         assert_eq!(first.client().addresses_in_use(), 2, "{version}");
-        server.put("/export/second", vec![1; 100]);
-        let url = Url::parse(&server.url("/export/second", version)).unwrap();
-        let second = open(&url, &options(&["127.0.0.3"])).unwrap();
+        // By connections to both.
+        assert!(read(&first) == pattern(LEN), "{version}");
+        let before = other.count(Asked::Read);
+        assert!(before > 0, "{version}");
+        server.put("/export/second", pattern(LEN));
+        other.put("/export/second", vec![0x55; LEN - 1]);
+        let second = opened_as(&server, "/export/second", version, &options(&["127.0.0.3"]));
         assert_eq!(second.client().addresses_in_use(), 1, "{version}");
-        let mut bytes = [0; 100];
-        assert_eq!((second.read_at(&mut bytes, 0).unwrap(), bytes), (100, [1; 100]), "{version}");
+        assert!(read(&second) == pattern(LEN), "{version}");
+        assert!(read(&first) == pattern(LEN), "{version}");
+        assert_eq!(other.count(Asked::Read), before, "{version}");
+    }
+}
+
+/// What was sent there is sent again by other connections.
+#[test]
+fn an_address_that_is_left_out_ends_its_connections_while_a_file_is_read() {
+    for version in ["3", "4.0"] {
+        let server = server();
+        let other = another(&server, 3);
+        other.put("/export/file", pattern(LEN));
+        // It takes calls, and answers none.
+        other.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
+        let first = opened(&server, version, &["127.0.0.3"]);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| read(&first));
+            assert!(within(2, || other.count(Asked::Read) > 0), "{version}");
+            server.put("/export/second", vec![1; 100]);
+            let began = Instant::now();
+            let _second = opened_as(&server, "/export/second", version, &options(&["127.0.0.3"]));
+            assert!(reading.join().unwrap() == pattern(LEN), "{version}");
+            // The server may be silent for a minute.
+            assert!(began.elapsed() < Duration::from_secs(10), "{version}: {:?}", began.elapsed());
+        });
+        assert!(first.client().traffic().resent > 0, "{version}");
+    }
+}
+
+/// A file that was opened while an address was left out is compared there before it returns; so are all that are open.
+#[test]
+fn an_address_does_not_return_on_another_file() {
+    for version in ["3", "4.0"] {
+        let server = server();
+        server.put("/export/first", pattern(LEN));
+        let options = Options { left_out: Duration::from_millis(200), ..options(&["127.0.0.3"]) };
+        let first = opened_as(&server, "/export/file", version, &options);
+        assert_eq!(first.client().addresses_in_use(), 1, "{version}");
+        // Another one comes up that has the last file alone.
+        server.put("/export/last", pattern(LEN));
+        let last = opened_as(&server, "/export/last", version, &options);
+        let other = another(&server, 3);
+        other.put("/export/file", vec![0x55; LEN - 1]);
+        other.put("/export/first", pattern(LEN));
+        other.put("/export/last", pattern(LEN));
+        let looked =
+            || other.connections_to(at(3)) > 0 && told(&first.client().left_out()[0]).contains("there");
+        let is_looked_at = within(5, || {
+            assert!(read(&last) == pattern(LEN), "{version}");
+            looked()
+        });
+        assert!(is_looked_at, "{version}: {:?}", first.client().left_out());
+        assert!(read(&first) == pattern(LEN), "{version}");
+        assert_eq!((first.client().addresses_in_use(), other.count(Asked::Read)), (1, 0), "{version}");
+        // A file that nobody has open any more says nothing.
+        drop(first);
+        assert!(
+            within(5, || read(&last) == pattern(LEN) && last.client().addresses_in_use() == 2),
+            "{version}"
+        );
+    }
+}
+
+/// No connection need break for it.
+#[test]
+fn an_address_returns_while_others_are_read_and_gets_connections() {
+    for version in VERSIONS {
+        let server = Server::start();
+        server.put("/export/file", pattern(LEN));
+        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
+        let options = Options { left_out: Duration::from_millis(200), ..options(&["127.0.0.2"]) };
+        let file = opened_as(&server, "/export/file", version, &options);
+        assert!(read(&file) == pattern(LEN), "{version}");
+        assert_eq!(file.client().addresses_in_use(), 1, "{version}");
+        server.listen_at(at(2)).unwrap();
+        let used = || server.connections_to(at(2)) >= 4;
+        let returns = within(10, || read(&file) == pattern(LEN) && used());
+        assert!(returns, "{version}: {:?}", file.client().left_out());
+        assert_eq!((file.client().addresses_in_use(), file.client().traffic().resent), (2, 0), "{version}");
     }
 }
 
@@ -237,9 +335,15 @@ fn a_restart_of_the_server_ends_well() {
         let server = server();
         let file = opened(&server, version, &["127.0.0.2"]);
         assert!(read(&file) == pattern(LEN), "{version}");
-        server.restart();
-        assert!(read(&file) == pattern(LEN), "{version}");
-        assert!(read(&file) == pattern(LEN), "{version}");
+        for _ in 0..3 {
+            server.restart();
+            let before = server.connections_to(at(2));
+            assert!(read(&file) == pattern(LEN), "{version}");
+            assert!(read(&file) == pattern(LEN), "{version}");
+            assert!(server.connections_to(at(2)) > before, "{version}");
+            assert_eq!(file.client().left_out(), [], "{version}");
+            assert_eq!(file.client().addresses_in_use(), 2, "{version}");
+        }
     }
 }
 
@@ -260,6 +364,42 @@ fn by_rdma(fake: &Fake, further: &[&str]) -> Options {
     let rdma = Rdma::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
     let rdma = rdma.and_to(&[VIPS[1].into(), VIPS[2].into()]);
     Options { rdma: Some(rdma), ..options(further) }
+}
+
+/// A client of one NIC has memory that is registered with it, and no other one takes its place.
+#[test]
+fn a_client_of_one_nic_does_not_go_by_another() {
+    for version in ["3", "4.1"] {
+        let (server, fake) = (Arc::new(server()), two_devices());
+        let at_vip = |vip: &[u8; 4]| Placing::start_at(&fake, server.clone(), (*vip, 20049).into());
+        let _placing: Vec<_> = VIPS[..2].iter().map(at_vip).collect();
+        let file = opened_as(&server, "/export/file", version, &by_rdma(&fake, &["127.0.0.2"]));
+        let one = file.by_nic("fake1").unwrap();
+        assert_eq!(one.client().addresses_in_use(), 1, "{version}");
+        fake.cut(VIPS[1].into(), true);
+        server.leave(at(2));
+        let error = one.read_at(&mut vec![0; LEN], 0).unwrap_err();
+        assert!(error.to_string().contains("the NIC leads to no address"), "{version}: {error}");
+        assert_eq!(one.client().addresses_in_use(), 0, "{version}");
+        assert_eq!(one.client().traffic().connections, 0, "{version}");
+        // The other NIC goes on.
+        assert!(read(&file) == pattern(LEN), "{version}");
+    }
+}
+
+/// Addresses on the fabric go with the names, whichever of these are taken.
+#[test]
+fn addresses_on_the_fabric_are_those_of_the_names() {
+    let (server, fake) = (Arc::new(server()), two_devices());
+    let at_vip = |vip: &[u8; 4]| Placing::start_at(&fake, server.clone(), (*vip, 20049).into());
+    let _placing: Vec<_> = VIPS[..2].iter().map(at_vip).collect();
+    let rdma = Rdma::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
+    let rdma = rdma.and_to(&[VIPS[0].into(), VIPS[1].into()]);
+    // The first is no further one.
+    let options = Options { rdma: Some(rdma), ..options(&["127.0.0.1", "127.0.0.2"]) };
+    let file = opened_as(&server, "/export/file", "3", &options);
+    let names: Vec<_> = file.client().nics().iter().map(|nic| nic.name.clone()).collect();
+    assert_eq!(names, ["fake0", "fake1"]);
 }
 
 #[test]

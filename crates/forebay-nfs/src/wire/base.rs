@@ -3,7 +3,7 @@
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
@@ -16,6 +16,7 @@ use super::replies::{Lost, ReplyBatch};
 use super::signal::Signal;
 use super::table::{Call, CallState, Table};
 use super::tcp;
+use crate::addresses::Destination;
 use crate::connect::lacks_low_port;
 use crate::exchange::{LOOK, NO_ANSWER};
 use crate::handle::Limits;
@@ -61,6 +62,8 @@ pub(crate) struct Wire {
 pub(super) struct State {
     pub(super) table: Table,
     pub(super) link: Option<Link>,
+    /// Where that leads.
+    pub(super) destination: Destination,
     pub(super) has_thread: bool,
     /// Ends the thread's wait.
     signal: Signal,
@@ -81,6 +84,7 @@ impl State {
     /// Whether something is left to send that no reply will set in motion.
     fn needs_thread(&self) -> bool {
         match &self.link {
+            Some(_) if self.destination.is_left() => true,
             Some(Link::Tcp(_)) => self.table.first_to_send().is_some(),
             Some(Link::Rdma(link)) => link.is_stuck(),
             // What makes the connection sends. A thread that stands aside gives the call to another wire.
@@ -104,11 +108,17 @@ impl Shared {
         let most = server.slots();
         let connections = options.connections.min(most.max(1));
         let depth = options.depth.min((most / connections).max(1));
+        let wires: Vec<_> =
+            (0..connections).map(|index| Wire::new(server.clone(), (index, connections), depth)).collect();
+        let watching: Vec<_> = wires.iter().map(Arc::downgrade).collect();
+        server.further.on_change(move || {
+            for wire in watching.iter().filter_map(Weak::upgrade) {
+                lock(&wire.state).signal.wake();
+            }
+        });
         Self {
             limits,
-            wires: (0..connections)
-                .map(|index| Wire::new(server.clone(), (index, connections), depth))
-                .collect(),
+            wires,
             used: AtomicUsize::new(connections),
             server,
             queue: CallQueue::default(),
@@ -161,6 +171,7 @@ impl Shared {
         // All wires share a job.
         let share = job.calls(self.limits).div_ceil(self.connections());
         self.server.outage.asked(now);
+        self.server.look_again();
         self.queue.push(job);
         self.feed_each(share, Some(now));
     }
@@ -215,6 +226,7 @@ impl Wire {
             state: Mutex::new(State {
                 table,
                 link: None,
+                destination: Destination::default(),
                 has_thread: false,
                 signal: Signal::default(),
                 sleeps_idle: false,
@@ -368,13 +380,25 @@ impl Wire {
     }
 
     /// A connection is there: what was under way is sent again.
-    pub(super) fn connected(&self, shared: &Shared, link: Option<Link>) {
+    pub(super) fn connected(&self, shared: &Shared, (link, destination): (Option<Link>, Destination)) {
         let mut state = lock(&self.state);
         let again = state.table.send_all_again();
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
         shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
-        (state.link, state.is_refused, state.sleeps_idle) = (link, false, false);
+        (state.link, state.destination) = (link, destination);
+        (state.is_refused, state.sleeps_idle) = (false, false);
         send_queued(&mut state);
+    }
+
+    /// Whether the connection may be used, behind a pause: its address may have been left, or there are others again.
+    pub(super) fn check_destination(&self, state: &mut State) -> Result<(), Lost> {
+        if state.destination.is_left() {
+            return Err(Lost::of_left());
+        }
+        if state.table.is_idle() && self.server.is_surplus(self.index, &mut state.destination) {
+            return Err(Lost::Idle);
+        }
+        Ok(())
     }
 
     /// The call that a reply is of, which is being received from now on.
@@ -572,10 +596,10 @@ fn doing(state: &State, index: usize) -> &'static str {
     }
 }
 
-/// Sends what can be sent at once.
+/// Sends what can be sent at once: nothing to an address that was left, which the thread sees.
 #[inline]
 pub(super) fn send_queued(state: &mut State) {
-    if state.table.first_to_send().is_none() {
+    if state.table.first_to_send().is_none() || state.destination.is_left() {
         return;
     }
     match &mut state.link {

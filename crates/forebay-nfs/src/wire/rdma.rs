@@ -182,7 +182,7 @@ impl Wire {
             .server
             .connect_by(self.index, |address| connect_in_turn(&self.server, address, self.depth, waits));
         match connected {
-            Ok(link) => {
+            Ok((link, destination)) => {
                 let fd = link.connection.descriptor().as_raw_fd();
                 // Memory of a domain that is gone: the server could not reach it.
                 let is_lost = |call: &Call| !call.is_of(&link.domain);
@@ -191,10 +191,14 @@ impl Wire {
                     is_lost,
                     &Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"),
                 );
-                self.connected(shared, Some(Link::Rdma(link)));
+                self.connected(shared, (Some(Link::Rdma(link)), destination));
                 self.receive_rdma(shared, signal, fd)
             }
             Err(error) if is_limit(&error) && shared.others(self).0 => Lost::NoLockedMemory,
+            // Nobody knows whether the NIC will lead to one again.
+            Err(error) if Why::of(&error) == Some(Why::NoRoute) && self.server.leads_nowhere() => {
+                Lost::Refused(error)
+            }
             Err(error) => lost(error),
         }
     }
@@ -260,6 +264,7 @@ impl Wire {
     ) -> Result<Option<Duration>, Lost> {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
+        self.check_destination(&mut state)?;
         send_queued(&mut state);
         let has_timed_out = reason == WakeReason::TimedOut;
         let oldest = if has_timed_out { state.table.oldest_asked() } else { None };

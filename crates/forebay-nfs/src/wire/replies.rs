@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_error::Error;
+use forebay_error::{Error, ErrorKind};
 
 use super::liveness::Liveness;
 use crate::job::{Job, Next};
@@ -73,6 +73,13 @@ pub(super) enum Lost {
     Refused(Error),
     /// No memory may be locked for one, but others work.
     NoLockedMemory,
+}
+
+impl Lost {
+    /// The address is not used any more.
+    pub(super) fn of_left() -> Self {
+        Self::Broken(Error::new(ErrorKind::Io, "the address of the connection is left out"))
+    }
 }
 
 impl From<Malformed> for Lost {

@@ -15,6 +15,7 @@ use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::Table;
+use crate::addresses::Destination;
 use crate::connect::{abort, end_in_order, end_unsent, has_low_port, keep_alive};
 use crate::io_call::{IoCall, Reply};
 use crate::lock;
@@ -32,20 +33,16 @@ impl Wire {
     pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
-        let stream = match self.server.connect(self.index, take(port)) {
-            Ok(stream) => stream,
+        let (stream, destination) = match self.server.connect(self.index, take(port)) {
+            Ok(connected) => connected,
             Err(error) => return Lost::Broken(error),
         };
         *port = stream.local_addr().map_or(0, |address| address.port());
         end_unsent(&stream);
         keep_alive(&stream, options.probe_after());
-        self.connected(shared, stream.try_clone().ok().map(Link::Tcp));
-        let mut link = Socket {
-            wire: self,
-            signal,
-            fd: stream.as_raw_fd(),
-            batch: ReplyBatch::new(self.check_interval),
-        };
+        self.connected(shared, (stream.try_clone().ok().map(Link::Tcp), destination.clone()));
+        let batch = ReplyBatch::new(self.check_interval);
+        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), destination, batch };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -75,6 +72,9 @@ impl Wire {
         let mut head = [0; HEAD];
         let len = input.head(link, &mut head)?;
         let mut from = Reader::new(&head[..len]);
+        if link.destination.is_left() {
+            return Err(Lost::of_left());
+        }
         let xid = rpc::reply_xid(&mut from)?;
         let Some((index, part, place)) = self.claim(xid)? else {
             shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
@@ -151,6 +151,7 @@ struct Socket<'a> {
     wire: &'a Wire,
     signal: &'a Signal,
     fd: RawFd,
+    destination: Destination,
     batch: ReplyBatch,
 }
 
@@ -193,6 +194,7 @@ impl Socket<'_> {
                 if state.link.is_none() {
                     return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
+                self.wire.check_destination(&mut state)?;
                 base::send_queued(&mut state);
                 let limit = self.wire.next_wait(&mut state, &mut self.batch, reason, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use forebay_config::{Config, Servers as ServerAddresses};
+use forebay_config::{Config, MOST_ADDRESSES, Servers as ServerAddresses};
 use forebay_error::{Error, ErrorKind};
 use forebay_nfs::handle::Version;
 use forebay_nfs::mount::{Mount, Mounted, Named};
-use forebay_nfs::{Options, Rdma, open};
+use forebay_nfs::{MOST_FURTHER, Options, Rdma, open};
 
 use super::contest::Contest;
 use super::task_thread::{TaskThread, answer};
@@ -24,6 +24,9 @@ use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::source::Descriptors;
 use crate::tuning::mounts::{LOOKS, SHOWN};
+
+// What may be named may be used: neither crate knows the other.
+const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
 
 /// Bytes of the shortest transfer for which the server is looked for.
 pub(crate) const MIN_TRANSFER: u64 = 1 << 20;
