@@ -50,8 +50,8 @@ pub(crate) mod callers {
     /// Sleep between two looks at a part's copy. By sleeps as long as copies took lately 16 threads read 41 GB/s at 0.165 CPU s/GB, so
     /// 44.5 at 0.20: who finds the link idle is not to oversleep.
     pub(crate) const LONG_LOOK: Duration = Duration::from_micros(20);
-    /// Longest poll for it where half of the CPUs have nothing else to do: with the least time of a copy slept before it 8 threads read 37 GB/s at
-    /// 0.195 CPU s/GB in later passes, by looks every 10 µs 31 at 0.23 (one H100).
+    /// Longest poll for it where half of the CPUs have nothing else to do: with the least time of a copy slept before it 8 threads read 36 GB/s at
+    /// 0.20 CPU s/GB in later passes, by looks every 10 µs 31 at 0.24 (one H100, three processes each).
     pub(crate) const LONG_POLL: Duration = Duration::from_micros(300);
     /// Pinned bytes for a part: with what an alignment adds.
     pub(crate) const LONG_BYTES: usize = LONG_PART + (64 << 10);
