@@ -176,8 +176,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             lanes: 0,
-            slots: 4,
-            slot_size: 4 << 20,
+            slots: 8,
+            slot_size: 2 << 20,
             objective: Objective::default(),
             cache: CachePolicy::default(),
             io: IoBackend::default(),
@@ -237,13 +237,13 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "FOREBAY_SLOTS",
         values: "2..64",
-        default: "4",
-        about: "The most pinned slots per lane: warm reads use two, cold ones all.",
+        default: "8",
+        about: "The most pinned slots per lane: warm reads use three, cold ones all.",
     },
     Variable {
         name: "FOREBAY_SLOT_SIZE",
         values: "64K..64M, a power of two",
-        default: "4M",
+        default: "2M",
         about: "Bytes per slot. Each lane pins its slots and about 4 MiB for small reads and lists, whatever the file's size.",
     },
     Variable {

@@ -568,8 +568,9 @@ fn a_process_may_exit_with_requests_posted() {
 #[test]
 fn long_cold_reads_come_after_the_default_stream() {
     const LONG: usize = 1 << 20;
-    let (turn, _scratch, file) = set_up(KEY);
-    let session = ready(&turn, &file, config(IoBackend::Auto, CachePolicy::Bypass)).behind_default_streams();
+    let (turn, scratch, warm) = set_up(KEY);
+    let session = ready(&turn, &warm, config(IoBackend::Auto, CachePolicy::Keep)).behind_default_streams();
+    let file = File::options().cache(CachePolicy::Bypass).open(scratch.path()).unwrap();
     turn.fake.set_default_stream_delay_us(20_000);
     std::thread::scope(|scope| {
         for caller in 0..CALLERS {

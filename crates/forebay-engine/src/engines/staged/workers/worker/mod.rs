@@ -30,7 +30,7 @@ use crate::request::receipt::{Moved, Note, Refusal};
 use crate::request::ticket::Completion;
 use crate::runtime::sys;
 use crate::source::piece::Direction;
-use crate::tuning::lanes::{CELLS, DEPTH, NEXT_LANE, READY_CELLS};
+use crate::tuning::lanes::{CELLS, DEPTH, NEXT_LANE, PLAIN_SLOTS, READY_CELLS};
 
 /// The memory of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,9 +96,8 @@ impl Drop for ActiveWork {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 enum LaneMemory {
     OneSlot,
-    /// One is filled while the other is copied. More make plain reads slower, since less of it stays in the CPU's caches: 12
-    /// lanes with two slots of 4 MiB read 50 GB/s at 0.24 CPU s/GB, with four 44 at 0.33, with four of 1 MiB 44.
-    TwoSlots,
+    /// [`PLAIN_SLOTS`]: one is filled while others are copied.
+    Plain,
     /// What the kernel or a source moves needs depth, and small cold pieces need cells.
     All,
     /// The lane works with what it has: more could not be pinned.
@@ -242,14 +241,14 @@ impl Lane {
     /// Pins more memory, up to what is wanted.
     fn grow(&mut self, wanted: LaneMemory) {
         let (all, slot_size) = (self.shared.config.slots, self.shared.config.slot_size);
-        let has = if self.has == LaneMemory::OneSlot { 1 } else { 2 };
-        let (slots, cells) = if wanted == LaneMemory::All { (all - has, CELLS) } else { (2 - has, 0) };
+        let plain = PLAIN_SLOTS.min(all);
+        let has = if self.has == LaneMemory::OneSlot { 1 } else { plain };
+        let (slots, cells) = if wanted == LaneMemory::All { (all - has, CELLS) } else { (plain - has, 0) };
         let (more, reach) = match LanePart::more(&self.shared.device, slots, slot_size, cells) {
             Ok(made) => made,
             Err(error) => {
                 let hint = error.hints().first().cloned();
-                let count = if has == 1 { "one slot" } else { "two slots" };
-                let text = format!("a lane works with {count}: {error}");
+                let text = format!("a lane works with {has} of {all} slots: {error}");
                 self.shared.threads.note(Note { text, hint });
                 self.has = LaneMemory::Limited;
                 return;
@@ -271,7 +270,7 @@ impl Lane {
     /// No unit is free. Pins more memory if that helps; whether there is more by now.
     fn find_memory(&mut self) -> bool {
         let is_plain = self.outstanding() == 0 && self.asked == 0 && self.ready.is_empty();
-        let wanted = if is_plain { LaneMemory::TwoSlots } else { LaneMemory::All };
+        let wanted = if is_plain { LaneMemory::Plain } else { LaneMemory::All };
         if self.has >= wanted {
             return false;
         }
@@ -295,15 +294,15 @@ impl Lane {
         true
     }
 
-    /// Gets what a large read needs before there is one, if one is expected: a stream, and a second slot as soon as no other lane
-    /// gets one. Whether it did.
+    /// Gets what a large read needs before there is one, if one is expected: a stream, and more slots as soon as no other lane
+    /// gets some. Whether it did.
     pub(super) fn get_ready(&mut self) -> bool {
         if self.has != LaneMemory::OneSlot || self.is_host || !self.shared.expects.load(Ordering::Relaxed) {
             return false;
         }
         // An error shows again when a copy needs it.
         let _ = self.stream(Context::PRIMARY);
-        let has_grown = self.grow_alone(LaneMemory::TwoSlots);
+        let has_grown = self.grow_alone(LaneMemory::Plain);
         if has_grown {
             self.shared.wake_next(self.index);
         }
