@@ -241,7 +241,7 @@ fn lanes_get_ready_for_a_read_that_is_announced() {
     session.expect_read(&file, &session.devices().host, (0, LEN as u64)).unwrap();
     assert_eq!((lanes(), pinned()), (0, 0), "too little; no lanes of the GPU");
     session.expect_read(&file, &device, (0, LEN as u64)).unwrap();
-    // One pin for the first slots of all, and one for each second slot.
+    // One pin for the first slots of all, and one for the further slots of each.
     assert!(common::soon(|| pinned() == 1 + LANES), "{} pins", pinned());
     // A thread that another one starts has its name for a moment.
     assert!(common::soon(|| lanes() == LANES as usize), "{} lanes", lanes());
