@@ -48,10 +48,11 @@ pub(crate) mod callers {
     /// words in the stream 16 threads read 34 GB/s, by parts of 2 MiB and events 43.
     pub(crate) const LONG_PART: usize = 4 << 20;
     /// Sleep between two looks at a part's copy. By sleeps as long as copies took lately 16 threads read 41 GB/s at 0.165 CPU s/GB, so
-    /// 44.5 at 0.20: who finds the link idle is not to oversleep. Callers that leave half of the CPUs to others sleep for the least time of the
-    /// copy and then spin in the driver: 8 threads 39 to 40 GB/s in passes 3 and 4 at 0.18, where they asked the driver again and again, which
-    /// takes its lock, 36 to 37 at 0.195 (one H100, three processes each).
+    /// 44.5 at 0.20: who finds the link idle is not to oversleep.
     pub(crate) const LONG_LOOK: Duration = Duration::from_micros(20);
+    /// Longest poll for it where half of the CPUs have nothing else to do: with the least time of a copy slept before it 8 threads read 36 GB/s at
+    /// 0.20 CPU s/GB in later passes, by looks every 10 µs 31 at 0.24 (one H100, three processes each).
+    pub(crate) const LONG_POLL: Duration = Duration::from_micros(300);
     /// Pinned bytes for a part: with what an alignment adds.
     pub(crate) const LONG_BYTES: usize = LONG_PART + (64 << 10);
     /// Callers from which on long warm reads stay on their threads, as a part of the CPUs: half. By lanes 8 threads

@@ -116,6 +116,8 @@ pub enum Wait {
     Block,
     /// Poll: the lowest latency, a whole CPU.
     Spin,
+    /// Poll for at most this long, then sleep.
+    SpinThenBlock(Duration),
     /// Poll, and sleep by the clock this long between polls; a wait that turns out long is left to the driver. Where
     /// the driver's own sleep wakes up late, this is the faster way to wait for a copy without keeping a CPU busy.
     Nap(Duration),
@@ -499,12 +501,6 @@ pub trait Stream: Send + fmt::Debug {
 
     /// A new event for this stream's context.
     fn event(&self) -> Result<Box<dyn Event>>;
-
-    /// The same for those who wait by [`Wait::Spin`]: the driver spins, and keeps its lock free for calls of other threads. A wait by
-    /// [`Wait::Block`] spins, too.
-    fn spinning_event(&self) -> Result<Box<dyn Event>> {
-        self.event()
-    }
 
     /// Records `event` after all that was queued so far.
     fn record(&self, event: &dyn Event) -> Result<()>;

@@ -11,28 +11,10 @@ use std::time::Duration;
 use common::{Pinned, Random, device, on_device, tidy};
 use forebay_gpu::{Context, CopyPiece, Device, ErrorKind, Stream, Wait, fill_pattern, first_mismatch};
 
-const WAITS: [Wait; 3] = [Wait::Block, Wait::Spin, Wait::Nap(Duration::from_micros(5))];
+const WAITS: [Wait; 3] = [Wait::Block, Wait::Spin, Wait::SpinThenBlock(Duration::from_micros(5))];
 
 fn stream(device: &dyn Device) -> Box<dyn Stream> {
     device.stream(Context::PRIMARY).unwrap()
-}
-
-#[test]
-fn who_waits_by_an_event_that_spins_sees_the_bytes() {
-    let (fake, device) = device();
-    let (bytes, memory) = (Pinned::new(&device, 1 << 20), device.allocate(1 << 20).unwrap());
-    let stream = stream(&*device);
-    let event = stream.spinning_event().unwrap();
-    for (key, wait) in (1..).zip(WAITS) {
-        fill_pattern(bytes.slice(), key, 0);
-        // SAFETY: both live until the wait below.
-        unsafe { stream.copy_in(memory, bytes.pointer(), 1 << 20) }.unwrap();
-        stream.record(&*event).unwrap();
-        event.wait(wait).unwrap();
-        assert_eq!(first_mismatch(&fake.read(memory, 1 << 20).unwrap(), key, 0), None, "{wait:?}");
-    }
-    // SAFETY: nothing uses it any more.
-    unsafe { device.free(memory) };
 }
 
 #[test]

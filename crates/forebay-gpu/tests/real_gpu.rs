@@ -324,7 +324,7 @@ fn a_real_gpu_agrees() {
     assert!(!passed.is_done().unwrap(), "held back by the flag");
     // SAFETY: the word is aligned and alive.
     unsafe { AtomicU32::from_ptr((back.pointer() as u64) as *mut u32) }.store(7, Ordering::SeqCst);
-    passed.wait(Wait::Nap(Duration::from_micros(50))).unwrap();
+    passed.wait(Wait::SpinThenBlock(Duration::from_micros(50))).unwrap();
     let called = Arc::new(AtomicU32::new(0));
     let mark = called.clone();
     stream.callback(Box::new(move || mark.store(1, Ordering::SeqCst))).unwrap();

@@ -1,7 +1,6 @@
 //! Marks in a GPU's streams.
 
-use std::ffi::c_uint;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::Result;
 
@@ -15,35 +14,24 @@ use crate::{Event, Naps, Wait};
 /// Naps before a wait is left to the driver.
 const NAPS: u32 = 100;
 
-/// An event of one context, without time stamps.
+/// An event of one context. Waiting for it sleeps; it takes no time stamps.
 #[derive(Debug)]
 pub(crate) struct CudaEvent {
     gpu: &'static CudaGpu,
     context: Handle,
     owner: OwningContext,
     event: Handle,
-    /// The driver spins where others sleep.
-    spins: bool,
 }
 
 impl CudaEvent {
-    /// One whose waits sleep.
     pub(super) fn new(gpu: &'static CudaGpu, context: Handle) -> Result<Self> {
-        Self::with_flags(gpu, context, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING)
-    }
-
-    /// One whose waits spin in the driver.
-    pub(super) fn spinning(gpu: &'static CudaGpu, context: Handle) -> Result<Self> {
-        Self::with_flags(gpu, context, EVENT_DISABLE_TIMING)
-    }
-
-    fn with_flags(gpu: &'static CudaGpu, context: Handle, flags: c_uint) -> Result<Self> {
         let _guard = gpu.enter(context)?;
         let mut event = 0;
         // SAFETY: `event` is a valid place for a handle; the context is current.
-        unsafe { gpu.driver.symbols.cuEventCreate(&raw mut event, flags) }?;
-        let spins = flags & EVENT_BLOCKING_SYNC == 0;
-        Ok(Self { gpu, context, owner: OwningContext::new(gpu, context), event, spins })
+        unsafe {
+            gpu.driver.symbols.cuEventCreate(&raw mut event, EVENT_BLOCKING_SYNC | EVENT_DISABLE_TIMING)
+        }?;
+        Ok(Self { gpu, context, owner: OwningContext::new(gpu, context), event })
     }
 
     /// Asks once. The context is current.
@@ -57,8 +45,7 @@ impl CudaEvent {
         }
     }
 
-    /// Waits in the driver.
-    fn wait_there(&self) -> Result<(), CudaFailure> {
+    fn sleep(&self) -> Result<(), CudaFailure> {
         // SAFETY: the event lives as long as `self`.
         unsafe { self.gpu.driver.symbols.cuEventSynchronize(self.event) }.map_err(gone)
     }
@@ -82,9 +69,7 @@ impl Event for CudaEvent {
     fn wait(&self, wait: Wait) -> Result<()> {
         let _guard = self.gpu.enter(self.context)?;
         match wait {
-            Wait::Block => self.wait_there()?,
-            // It looks at memory alone there. Questions take its lock.
-            Wait::Spin if self.spins => self.wait_there()?,
+            Wait::Block => self.sleep()?,
             Wait::Spin => {
                 while !self.query()? {
                     std::hint::spin_loop();
@@ -92,7 +77,17 @@ impl Event for CudaEvent {
             }
             Wait::Nap(length) => {
                 if !napped(length, || self.query())? {
-                    self.wait_there()?;
+                    self.sleep()?;
+                }
+            }
+            Wait::SpinThenBlock(limit) => {
+                let start = Instant::now();
+                while !self.query()? {
+                    if start.elapsed() >= limit {
+                        self.sleep()?;
+                        break;
+                    }
+                    std::hint::spin_loop();
                 }
             }
         }

@@ -200,10 +200,6 @@ impl Stream for CudaStream {
         Ok(Box::new(CudaEvent::new(self.gpu, self.context)?))
     }
 
-    fn spinning_event(&self) -> Result<Box<dyn Event>> {
-        Ok(Box::new(CudaEvent::spinning(self.gpu, self.context)?))
-    }
-
     fn record(&self, event: &dyn Event) -> Result<()> {
         let _guard = self.enter()?;
         // SAFETY: both live; an event of another device or context is the driver's to refuse.

@@ -21,14 +21,6 @@ use crate::tuning::callers::{LONG_BYTES, LONG_PART};
 /// The longest alignment with which a part fits in a buffer.
 pub(super) const LONGEST_ALIGN: u64 = ((LONG_BYTES - LONG_PART) / 2) as u64;
 
-/// How a caller waits for the copy of a part.
-#[derive(Clone, Copy)]
-pub(super) struct PartWait {
-    pub(super) wait: Wait,
-    /// First it sleeps for the least time that the copy takes.
-    pub(super) sleeps: bool,
-}
-
 /// Reads part after part into the slot's two long buffers, in turns: one is filled while the other is copied. Copies are waited for by
 /// events: streams that share a connection wait for each other's copies before they write words.
 pub(super) fn read(
@@ -36,7 +28,7 @@ pub(super) fn read(
     transfer: &Transfer,
     file: &Descriptors,
     (policy, align): (CachePolicy, u64),
-    wait: PartWait,
+    wait: Wait,
 ) -> Result<Attempt> {
     let Transfer { offset, len, .. } = *transfer;
     // Lanes have memory already.
@@ -63,8 +55,8 @@ pub(super) fn read(
         if got > 0 {
             // SAFETY: the buffer is not written before its copy has ended; the caller vouched for the memory.
             unsafe { slot.stream().copy_in(address, segment.wanted(), got) }?;
-            slot.stream().record(buffer.end(wait.wait))?;
-            copying.push_back((buffer.end(wait.wait), got));
+            slot.stream().record(buffer.end.as_ref())?;
+            copying.push_back((buffer.end.as_ref(), got));
         }
         good += got;
         if got < part || good == len {
@@ -77,9 +69,9 @@ pub(super) fn read(
     Ok(Attempt::Done(good, moved))
 }
 
-/// Waits for the copy of a part.
-fn wait_for(end: &dyn Event, bytes: usize, PartWait { wait, sleeps }: PartWait) -> Result<()> {
-    if sleeps && !end.is_done()? {
+/// Waits for the copy of a part. Before it can be done nobody polls: that takes the driver's lock, which those need who start copies.
+fn wait_for(end: &dyn Event, bytes: usize, wait: Wait) -> Result<()> {
+    if matches!(wait, Wait::SpinThenBlock(_)) && !end.is_done()? {
         Naps::start().sleep(wait::expected(bytes));
     }
     end.wait(wait)

@@ -17,7 +17,6 @@ use forebay_gpu::cuda::CallSeries;
 use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
-use self::long::PartWait;
 use self::pieces::Pieces;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
@@ -35,7 +34,7 @@ use crate::source::residency::Warmth;
 pub(crate) use crate::tuning::callers::MAX_CALLER_BYTES;
 use crate::tuning::callers::PART;
 use crate::tuning::callers::{
-    CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOK, MAX_CROWD_POLLED_BYTES, MAX_POLLED_BYTES,
+    CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOK, LONG_POLL, MAX_CROWD_POLLED_BYTES, MAX_POLLED_BYTES,
     MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS, WRITE_SLOT_BYTES,
     WRITE_SLOTS,
 };
@@ -220,9 +219,8 @@ impl Callers {
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
             let has_cpus = callers * 2 <= self.cpus;
-            let usual = if has_cpus { Wait::Spin } else { Wait::Nap(LONG_LOOK) };
+            let usual = if has_cpus { Wait::SpinThenBlock(LONG_POLL) } else { Wait::Nap(LONG_LOOK) };
             let wait = wait::by_objective(self.objective, usual);
-            let wait = PartWait { wait, sleeps: has_cpus && self.objective == Objective::Throughput };
             long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
         };
         let done = self.slots.with(transfer.memory.context, work)?;

@@ -19,19 +19,10 @@ use crate::tuning::resident::{MAILBOXES, MEMORY_CACHE_TIME};
 
 const BLOCKS: usize = forebay_gpu::Resident::BLOCKS as usize;
 
-/// Pinned memory for a part of a long read, and events for the end of the copy from it.
+/// Pinned memory for a part of a long read, and the end of the copy from it.
 pub(super) struct LongBuffer {
     pub(super) pages: PinnedPages,
-    end: Box<dyn Event>,
-    /// The same for who spins.
-    spinning_end: Box<dyn Event>,
-}
-
-impl LongBuffer {
-    /// The event for who waits like this.
-    pub(super) fn end(&self, wait: Wait) -> &dyn Event {
-        if wait == Wait::Spin { self.spinning_end.as_ref() } else { self.end.as_ref() }
-    }
+    pub(super) end: Box<dyn Event>,
 }
 
 /// Pinned memory of a slot for one transfer.
@@ -133,8 +124,8 @@ impl StreamSlot {
         if let Some(long) = place.get() {
             return Ok(long);
         }
-        let (end, spinning_end) = (self.stream().event()?, self.stream().spinning_event()?);
-        let made = LongBuffer { pages: PinnedPages::new(&self.device, LONG_BYTES)?, end, spinning_end };
+        let made =
+            LongBuffer { pages: PinnedPages::new(&self.device, LONG_BYTES)?, end: self.stream().event()? };
         Ok(place.get_or_init(|| made))
     }
 
