@@ -238,7 +238,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_SLOTS",
         values: "2..64",
         default: "8",
-        about: "The most pinned slots per lane: warm reads use three, cold ones all.",
+        about: "The most pinned slots per lane: warm reads use three at most, cold ones all.",
     },
     Variable {
         name: "FOREBAY_SLOT_SIZE",

@@ -120,8 +120,8 @@ pub(crate) mod resident {
     /// then.
     pub(crate) const COLD_POLL: Duration = Duration::from_micros(20);
     /// Pieces from a disk that find no launch under way are copied by the driver. This number of them within [`COLD_SPAN`] cause a
-    /// launch: 120 K a second. A disk of 70 K IOPS is read faster by the driver's copies (64 threads: 65 in place of 59 K at 49 in place of
-    /// 65 µs of CPU; one H100); those of many threads end at some 190 K.
+    /// launch: 120 K a second. A disk of 50 to 85 K IOPS is read faster by the driver's copies (64 threads: 66 in place of 59 K at 50 in place of
+    /// 65 µs of CPU; one H100); by those 64 threads reached 188 K on a faster one. Chosen between the two.
     pub(crate) const COLD_LAUNCH_PIECES: u32 = 240;
     /// See [`COLD_LAUNCH_PIECES`]. Chosen: long enough for chance to even out.
     pub(crate) const COLD_SPAN: Duration = Duration::from_millis(2);
@@ -151,9 +151,8 @@ pub(crate) mod lanes {
     /// Lanes whose first slots are pinned at once: 16 MiB (when slots had 4) take 5 ms to clear and 1 to pin, and while the next ones are cleared
     /// these copy.
     pub(crate) const GROUP: usize = 4;
-    /// Slots that a lane has for plain reads. With slots of 2 MiB 12 lanes use 72 MiB, more of which stays in the CPU's caches than of two of
-    /// 4 MiB: a fresh tmpfs file at 36 to 38 GB/s and 0.41 CPU s/GB in place of 28 to 31 and 0.51, the page cache at 43 to 46 and 0.30 in
-    /// place of 36 to 42 and 0.40 (one H100 whose memory was slow).
+    /// Slots that a lane has for plain reads. More of three of 2 MiB stays in the CPU's caches than of two of 4 MiB: a new tmpfs file at 36 GB/s (26 to
+    /// 39, by pass) in place of 29 (21 to 33), the page cache at 43 (38 to 46) in place of 37 (34 to 43), on an H100 whose memory was slow. Two are about as good.
     pub(crate) const PLAIN_SLOTS: usize = 3;
     /// Shortest and longest time between two attempts to put a lane in the place of one that died; each is twice the last. Chosen.
     pub(crate) const NEXT_LANE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
@@ -192,8 +191,8 @@ pub(crate) mod width {
     pub(crate) const MIN_WORKS: u64 = 96;
     /// Longest period with fewer works: a change is to be followed within a second. Chosen.
     pub(crate) const MAX_PERIOD: Duration = Duration::from_millis(30);
-    /// Works after a change that are not counted: lanes end what they began. Chosen.
-    pub(crate) const SETTLE: u64 = 24;
+    /// Works after a change that are not counted: lanes end what they began, 16 with three slots each. Chosen.
+    pub(crate) const SETTLE: u64 = 48;
     /// Works of fewer bytes are not counted: small ones cost calls rather than copies.
     pub(crate) const MIN_COUNTED_BYTES: u64 = 512 << 10;
     /// Lanes that are added stay if the rate grows by this part. Chosen: more than a period's error.

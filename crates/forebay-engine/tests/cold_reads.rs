@@ -106,7 +106,7 @@ fn reads_that_come_one_by_one_start_no_kernel() {
         return;
     }
     const ROUNDS: u64 = 40;
-    let subject = subject(Duration::from_millis(4));
+    let subject = subject(Duration::from_micros(300));
     let calls = || ["cuLaunchKernel", "cuPointerGetAttributes"].map(|name| subject.turn.fake.calls(name));
     let before = calls();
     subject.crowd(&subject.file, ROUNDS);

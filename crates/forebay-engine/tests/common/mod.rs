@@ -56,7 +56,7 @@ impl Target {
 }
 
 pub fn config(io: IoBackend, cache: CachePolicy) -> Config {
-    Config { lanes: 2, slots: 3, slot_size: 256 << 10, io, cache, ..Config::default() }
+    Config { lanes: 2, slots: 4, slot_size: 256 << 10, io, cache, ..Config::default() }
 }
 
 pub fn session(io: IoBackend, cache: CachePolicy) -> Session {

@@ -345,7 +345,7 @@ mod tests {
     /// Hears one period, which it takes.
     fn period(search: &mut WidthSearch, machine: Machine, noise: f64) -> f64 {
         let observed = machine.rate(search.width()) * (1.0 + noise);
-        let took = (MIN_WORKS as f64 * (4 << 20) as f64 / observed)
+        let took = (MIN_WORKS as f64 * (2 << 20) as f64 / observed)
             .clamp(PERIOD.as_secs_f64(), MAX_PERIOD.as_secs_f64());
         search.observe(observed, Duration::from_secs_f64(took));
         took
