@@ -152,7 +152,8 @@ pub(crate) mod lanes {
     /// these copy.
     pub(crate) const GROUP: usize = 4;
     /// Slots that a lane has for plain reads. More of three of 2 MiB stays in the CPU's caches than of two of 4 MiB: a new tmpfs file at 36 GB/s (26 to
-    /// 39, by pass) in place of 29 (21 to 33), the page cache at 43 (27 to 46) in place of 37 (34 to 43), on an H100 whose memory was slow. Two are about as good.
+    /// 39, by pass) in place of 29 (21 to 33), the page cache at 43 (27 to 46) in place of 37 (34 to 43), on an H100 whose memory was slow; two had 33
+    /// and 45 there, and the same as three on one with faster memory.
     pub(crate) const PLAIN_SLOTS: usize = 3;
     /// Shortest and longest time between two attempts to put a lane in the place of one that died; each is twice the last. Chosen.
     pub(crate) const NEXT_LANE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));

@@ -128,7 +128,7 @@ fn reads_that_find_a_launch_under_way_use_it() {
         let launched = subject.turn.fake.calls("cuLaunchKernel") - before;
         let [cold, warm] = [cold, warm].map(|bytes| bytes / PIECE as u64);
         println!("{cold} cold and {warm} warm pieces by {launched} launches");
-        cold > CALLERS && cold + warm > 4 * launched
+        cold > CALLERS * 100 && cold + warm > 4 * launched
     };
     assert!((0..30).any(|_| is_used()), "nothing cold went by the kernel");
 }

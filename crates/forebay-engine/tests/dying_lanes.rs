@@ -10,16 +10,29 @@ use std::time::{Duration, Instant};
 
 use common::{Target, chill, pattern, turn};
 use forebay_config::{Config, IoBackend, Nfs};
-use forebay_engine::Session;
+use forebay_engine::{Buffer, File, Receipt, Session};
+use forebay_error::Result;
 use mounts::{Facts, KEY, LEN, place};
+
+fn session(lanes: usize, slots: usize) -> Session {
+    let (io, nfs) = (IoBackend::Threads, Nfs::Off);
+    Session::with_config(Config { lanes, slots, slot_size: 1 << 20, io, nfs, ..Config::default() }).unwrap()
+}
+
+/// A cold read into the GPU's memory.
+fn read(session: &Session, file: &File, len: usize) -> Result<(Receipt, Buffer)> {
+    chill(file);
+    let ticket = session.submit_read(file, 0, Target::Device.buffer(session, len)).unwrap();
+    assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
+    ticket.wait().into_result()
+}
 
 /// More than the lane takes at a time, behind the one that ends it.
 #[test]
 fn what_waits_for_a_lane_that_panics_is_told() {
     let _turn = turn();
     let place = place();
-    let lanes = Config { lanes: 1, slots: 3, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
-    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let session = session(1, 3);
     let slow = Duration::from_millis(50);
     let (file, kernel) = place.open(Facts { slow, ..place.facts("tcp") });
     chill(&file);
@@ -52,15 +65,9 @@ fn what_waits_for_a_lane_that_panics_is_told() {
 fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
     let turn = turn();
     let place = place();
-    let lanes = Config { lanes: 1, slots: 2, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
-    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let session = session(1, 2);
     let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
-    let read = || {
-        chill(&file);
-        let ticket = session.submit_read(&file, 0, Target::Device.buffer(&session, LEN)).unwrap();
-        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
-        ticket.wait().into_result()
-    };
+    let read = || read(&session, &file, LEN);
     read().unwrap();
     turn.fake.fail_next("cuMemHostRegister_v2", 2, 0, 3);
     kernel.breaks.store(true, Ordering::Relaxed);
@@ -85,15 +92,9 @@ fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
 fn lanes_go_on_beside_one_that_is_not_replaced() {
     let turn = turn();
     let place = place();
-    let lanes = Config { lanes: 4, slots: 2, slot_size: 1 << 20, nfs: Nfs::Off, ..Config::default() };
-    let session = Session::with_config(Config { io: IoBackend::Threads, ..lanes }).unwrap();
+    let session = session(4, 2);
     let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
-    let read = |len: usize| {
-        chill(&file);
-        let ticket = session.submit_read(&file, 0, Target::Device.buffer(&session, len)).unwrap();
-        assert!(ticket.wait_timeout(Duration::from_secs(10)), "it waits for ever");
-        ticket.wait().into_result()
-    };
+    let read = |len| read(&session, &file, len);
     // All lanes have both of their slots.
     for _ in 0..4 {
         read(LEN).unwrap();
