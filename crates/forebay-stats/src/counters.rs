@@ -392,7 +392,7 @@ impl Counters {
         let tick = &self.memory.ticks[number % crate::layout::TICKS];
         tick.second.store(second, Relaxed);
         tick.time.store(now.saturating_sub(nanos(latency)), Relaxed);
-        self.memory.write_sums(&tick.sums);
+        self.memory.write_sums(&tick.sums, used_shards());
         header.ticks.store(number as u64 + 1, Release);
     }
 }
@@ -426,13 +426,20 @@ fn bucket(bytes: u64) -> usize {
     ((u64::BITS - (bytes >> 12).leading_zeros()) as usize).min(crate::layout::BUCKETS - 1)
 }
 
+/// Threads that have counted.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Places that threads have counted in: the first ones. The memory of the others was never touched.
+fn used_shards() -> usize {
+    THREADS.load(Relaxed).min(SHARDS)
+}
+
 /// The place that this thread counts in.
 fn shard_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
     MINE.with(|mine| {
         if mine.get() == usize::MAX {
-            mine.set(NEXT.fetch_add(1, Relaxed) % SHARDS);
+            mine.set(THREADS.fetch_add(1, Relaxed) % SHARDS);
         }
         mine.get()
     })

@@ -235,8 +235,13 @@ impl CounterRegion<AtomicU64> {
 
     /// The sums of all shards.
     pub(crate) fn sums(&self) -> Box<Shard<u64>> {
+        self.sums_of(SHARDS)
+    }
+
+    /// The sums of the first `used` shards. To read one that nobody has used takes memory for it.
+    fn sums_of(&self, used: usize) -> Box<Shard<u64>> {
         let mut sums: Box<Shard<u64>> = zeroed();
-        for shard in &self.shards {
+        for shard in self.shards.iter().take(used) {
             for (sum, word) in sums.words_mut().iter_mut().zip(shard.words()) {
                 *sum = sum.wrapping_add(word.load(Ordering::Relaxed));
             }
@@ -244,11 +249,11 @@ impl CounterRegion<AtomicU64> {
         sums
     }
 
-    /// Writes the sums of all shards: once a second.
+    /// Writes the sums of the first `used` shards: once a second.
     #[cold]
     #[inline(never)]
-    pub(crate) fn write_sums(&self, to: &Shard<AtomicU64>) {
-        for (word, sum) in to.words().iter().zip(self.sums().words()) {
+    pub(crate) fn write_sums(&self, to: &Shard<AtomicU64>, used: usize) {
+        for (word, sum) in to.words().iter().zip(self.sums_of(used).words()) {
             word.store(*sum, Ordering::Relaxed);
         }
     }

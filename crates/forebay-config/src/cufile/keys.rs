@@ -25,6 +25,8 @@ pub struct Key {
     /// What forebay does with it.
     pub effect: Effect,
     pub(super) target: Target,
+    /// Whether its name has a `*`.
+    has_star: bool,
 }
 
 /// What values a key takes.
@@ -99,6 +101,7 @@ impl Key {
             variable: None,
             effect,
             target: Target::Nothing,
+            has_star: has_star(name),
         }
     }
 
@@ -142,7 +145,10 @@ impl Key {
 
     /// The key that stands in this place.
     pub fn at(path: &str) -> Option<&'static Self> {
-        KEYS.iter().find(|key| matches(key.name, path) || key.has_alias(path))
+        let is_it = |key: &&Self| key.name == path || key.has_alias(path);
+        KEYS.iter()
+            .find(is_it)
+            .or_else(|| KEYS.iter().find(|key| key.has_star && rest(key.name, path) == Some(0)))
     }
 
     pub(super) fn of(target: Target) -> Option<&'static Self> {
@@ -256,8 +262,15 @@ fn rest(pattern: &str, path: &str) -> Option<usize> {
     Some(wanted.count())
 }
 
-fn matches(pattern: &str, path: &str) -> bool {
-    rest(pattern, path) == Some(0)
+const fn has_star(name: &str) -> bool {
+    let mut left = name.as_bytes();
+    while let [first, rest @ ..] = left {
+        if *first == b'*' {
+            return true;
+        }
+        left = rest;
+    }
+    false
 }
 
 /// All places that keys have.

@@ -22,8 +22,8 @@ mod atomics {
 use forebay_config::Resident as Permission;
 use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, Device, Naps};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use self::launcher::Launcher;
@@ -54,7 +54,9 @@ pub(crate) struct ResidentWay<'a> {
 pub(crate) struct Resident {
     device: Arc<dyn Device>,
     context: Context,
-    is_allowed: bool,
+    permission: Permission,
+    /// See [`allowed`]. Found out when it is first needed: it reads files of /proc.
+    is_allowed: OnceLock<bool>,
     launcher: Arc<Launcher>,
     /// The launcher's thread was started.
     is_started: AtomicBool,
@@ -64,7 +66,8 @@ pub(crate) struct Resident {
 impl Resident {
     pub(crate) fn new(device: Arc<dyn Device>, context: Context, permission: Permission) -> Self {
         Self {
-            is_allowed: allowed::is_allowed(device.as_ref(), permission),
+            permission,
+            is_allowed: OnceLock::new(),
             launcher: Arc::new(Launcher::new(device.clone(), context)),
             device,
             context,
@@ -85,10 +88,14 @@ impl Resident {
         order: Option<&'a CallOrder<'a>>,
         (wait, is_cold): (CallerWait, bool),
     ) -> Option<ResidentWay<'a>> {
-        if !self.is_allowed || !(1..=MAX_PIECE).contains(&len) || !self.is_ready() {
+        if !self.is_allowed() || !(1..=MAX_PIECE).contains(&len) || !self.is_ready() {
             return None;
         }
         Some(ResidentWay { wait, is_cold, after: order })
+    }
+
+    fn is_allowed(&self) -> bool {
+        *self.is_allowed.get_or_init(|| allowed::is_allowed(self.device.as_ref(), self.permission))
     }
 
     fn is_ready(&self) -> bool {

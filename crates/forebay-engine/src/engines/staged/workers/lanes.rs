@@ -16,6 +16,7 @@ use super::{LaneShared, StartReport};
 use crate::engines::staged::job::{Job, WorkQueue};
 use crate::engines::staged::width::{Meter, PeriodResult, SourceKind};
 use crate::request::receipt::Note;
+use crate::runtime::lock;
 use crate::runtime::profile::Profile;
 use crate::tuning::lanes_for::COLD_LANES;
 
@@ -204,6 +205,7 @@ impl LaneShared {
             closed: OnceLock::new(),
             works: AtomicUsize::new(0),
             growing: Mutex::new(()),
+            waiting_to_grow: Mutex::default(),
             expects: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most.1),
@@ -274,6 +276,25 @@ impl LaneShared {
         let first = wakes.next();
         if let Some(next) = wakes.nth(index).or(first) {
             next.wake();
+        }
+    }
+
+    /// The lane will be woken when another one has pinned its memory.
+    pub(super) fn wait_for_turn(&self, index: usize) {
+        lock(&self.waiting_to_grow).push(index);
+    }
+
+    pub(super) fn is_waiting_for_turn(&self, index: usize) -> bool {
+        lock(&self.waiting_to_grow).contains(&index)
+    }
+
+    /// A lane has pinned its memory: wakes those that wait for that. One of them is next, the others wait again.
+    pub(super) fn end_turn(&self) {
+        let waiting = std::mem::take(&mut *lock(&self.waiting_to_grow));
+        for lane in waiting {
+            if let Some(wake) = self.threads.wakes(usize::MAX).nth(lane) {
+                wake.wake();
+            }
         }
     }
 

@@ -37,6 +37,8 @@ pub(crate) struct LaneShared {
     works: AtomicUsize,
     /// Held by the lane that pins more memory, so that it can read while it copies. One at a time does: the others go on meanwhile.
     growing: Mutex<()>,
+    /// Lanes that sleep until they may.
+    waiting_to_grow: Mutex<Vec<usize>>,
     /// Large reads were announced: lanes that have nothing to do get ready for them.
     expects: AtomicBool,
     /// One for each [`SourceKind`](super::width::SourceKind).

@@ -104,6 +104,17 @@ enum LaneMemory {
     Limited,
 }
 
+/// What a lane did to be ready for a large read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Readiness {
+    /// It is ready, or no such read is expected.
+    AsBefore,
+    /// It has more memory now.
+    Grown,
+    /// It is woken when another lane has got its memory.
+    WaitsForTurn,
+}
+
 pub(super) struct Lane {
     index: usize,
     shared: Arc<LaneShared>,
@@ -284,29 +295,36 @@ impl Lane {
     /// Pins more memory if no other lane does: the others go on with what they have. Whether it did.
     fn grow_alone(&mut self, wanted: LaneMemory) -> bool {
         let shared = Arc::clone(&self.shared);
-        let _turn = match shared.growing.try_lock() {
+        let turn = match shared.growing.try_lock() {
             Ok(turn) => turn,
             // Of a lane that died.
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
         self.grow(wanted);
+        drop(turn);
+        shared.end_turn();
         true
     }
 
     /// Gets what a large read needs before there is one, if one is expected: a stream, and more slots as soon as no other lane
-    /// gets some. Whether it did.
-    pub(super) fn get_ready(&mut self) -> bool {
+    /// gets some.
+    fn get_ready(&mut self) -> Readiness {
         if self.has != LaneMemory::OneSlot || self.is_host || !self.shared.expects.load(Ordering::Relaxed) {
-            return false;
+            return Readiness::AsBefore;
         }
         // An error shows again when a copy needs it.
         let _ = self.stream(Context::PRIMARY);
-        let has_grown = self.grow_alone(LaneMemory::Plain);
-        if has_grown {
-            self.shared.wake_next(self.index);
+        let has_grown = self.grow_alone(LaneMemory::Plain) || {
+            self.shared.wait_for_turn(self.index);
+            // The turn may have become free before that: then nobody wakes this lane.
+            self.grow_alone(LaneMemory::Plain)
+        };
+        if !has_grown {
+            return Readiness::WaitsForTurn;
         }
-        has_grown
+        self.shared.wake_next(self.index);
+        Readiness::Grown
     }
 
     fn run(&mut self) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_config::Objective;
 use forebay_gpu::Wait;
 
-use super::{Lane, LaneMemory};
+use super::{Lane, LaneMemory, Readiness};
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 use crate::runtime::wait;
@@ -38,10 +38,13 @@ impl Lane {
 
     /// Sleeps until there is work, an answer or a completion.
     fn sleep(&mut self) {
+        let mut waits_for_turn = false;
         if !self.shared.queue.has_any() {
             self.shared.meters.iter().for_each(|meter| meter.starve());
-            if self.get_ready() {
-                return;
+            match self.get_ready() {
+                Readiness::Grown => return,
+                Readiness::WaitsForTurn => waits_for_turn = true,
+                Readiness::AsBefore => {}
             }
         } else if self.has < LaneMemory::All && self.shared.queue.has_work(self.index, true) {
             // It is not for the last slot.
@@ -53,7 +56,8 @@ impl Lane {
             ring.forget_files();
         }
         self.wake.set(if self.outstanding() > 0 { WorkerRest::AtRing } else { WorkerRest::Asleep });
-        if !self.must_look() {
+        let is_its_turn = waits_for_turn && !self.shared.is_waiting_for_turn(self.index);
+        if !is_its_turn && !self.must_look() {
             self.wait_for_kernel(None);
         }
         self.wake.set(WorkerRest::Awake);
