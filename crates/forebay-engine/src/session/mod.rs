@@ -1,6 +1,7 @@
 //! The session: devices, engines and options. Every transfer starts here.
 
 pub(crate) mod checksum;
+mod device_table;
 pub(crate) mod multi_device;
 mod pins;
 mod request;
@@ -16,6 +17,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Checksum, Device, DeviceName, Devices, MemoryKind};
 use forebay_stats::Counters;
 
+use self::device_table::DeviceTable;
 use self::request::{batches, check_offset, nothing, prior_work, unknown_device, with_first_entries};
 use crate::device::DeviceEngines;
 use crate::engines::Claimed;
@@ -52,8 +54,7 @@ struct Inner {
     config: Config,
     devices: Devices,
     checks: Native<Checks>,
-    /// One for each GPU, for each device in a PCI BAR, then the host's.
-    per_device: Native<Vec<DeviceEngines>>,
+    per_device: Native<DeviceTable>,
     /// It is the session of [`Session::open`].
     is_the_process: bool,
     /// Live counters of its transfers; `None` if it counts none.
@@ -123,14 +124,8 @@ impl Session {
         counters: Option<&'static Counters>,
     ) -> Result<Self> {
         let config = config.checked()?;
-        let per_device: Vec<_> = devices
-            .gpus
-            .iter()
-            .chain(&devices.bars)
-            .chain([&devices.host])
-            .map(|device| DeviceEngines::new(device, &config))
-            .collect();
-        let (per_device, checks) = (Native::new(per_device), Native::new(Checks::default()));
+        let per_device = Native::new(DeviceTable::new(&devices, &config));
+        let checks = Native::new(Checks::default());
         for info in devices.gpus.iter().map(|gpu| gpu.info()) {
             counters.inspect(|counters| counters.gpu(info.index, info.uuid));
         }
@@ -213,7 +208,7 @@ impl Session {
     /// Totals since the session was opened, for each device that was used.
     pub fn stats(&self) -> Vec<EngineStats> {
         let used = |engines: &&DeviceEngines| engines.totals.requests() > 0;
-        self.here().per_device.iter().filter(used).map(DeviceEngines::stats).collect()
+        self.here().per_device.used().filter(used).map(DeviceEngines::stats).collect()
     }
 
     /// Finds the device and context of a raw address. Fails for GPU memory of the parent process: a fork does not
@@ -535,17 +530,14 @@ impl Session {
     #[inline]
     fn before_write(&self, direction: Direction, file: &File) {
         if direction == Direction::Write {
-            self.here().per_device.iter().for_each(|engines| engines.before_write(file));
+            self.here().per_device.used().for_each(|engines| engines.before_write(file));
         }
     }
 
     fn engines_of(&self, device: &Arc<dyn Device>) -> Result<&DeviceEngines> {
         let (inner, info) = (self.native()?, device.info());
-        let found = match inner.per_device.split_last() {
-            Some((host, _)) if info.is_host => Some(host),
-            Some((_, others)) => others.get(info.index),
-            None => None,
-        };
+        let all = &inner.per_device;
+        let found = if info.is_host { Some(all.of_host()) } else { all.of(info.index) };
         found.ok_or_else(|| unknown_device(info.index, &inner.devices))
     }
 }

@@ -29,7 +29,7 @@ impl Session {
 
     fn trim_of(&self, file: Option<&Descriptors>) -> u64 {
         let Ok(inner) = self.native() else { return 0 };
-        inner.per_device.iter().map(|engines| engines.mapped.trim(file)).sum()
+        inner.per_device.used().map(|engines| engines.mapped.trim(file)).sum()
     }
 
     /// Makes a file readable in place by kernels of a device: see [`Map`].

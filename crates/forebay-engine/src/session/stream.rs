@@ -166,8 +166,7 @@ impl Session {
     }
 
     fn host_engines(&self) -> &DeviceEngines {
-        let per_device = &self.here().per_device;
-        &per_device[per_device.len() - 1]
+        self.here().per_device.of_host()
     }
 
     /// Whose server serves a stream, for memory of `engines`. None where there are no streams.
@@ -179,11 +178,13 @@ impl Session {
             return Some(engines);
         }
         let here = self.here();
-        let gpus = &here.per_device[..here.devices.gpus.len()];
-        let [_, _, ..] = gpus else { return gpus.first() };
+        let gpus = &here.devices.gpus;
+        if gpus.is_empty() {
+            return None;
+        }
         // SAFETY: passed on.
-        let owner = gpus.iter().find(|engines| unsafe { engines.device.owns_stream(stream) });
-        owner.or(gpus.first())
+        let owner = gpus.iter().position(|gpu| gpus.len() > 1 && unsafe { gpu.owns_stream(stream) });
+        here.per_device.of(owner.unwrap_or(0))
     }
 }
 
