@@ -15,7 +15,7 @@ use forebay_gpu::{Context, Device, Devices, Wait};
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const MIB: usize = 1 << 20;
-/// What a lane pinned by itself: four slots of 4 MiB, cells and lists.
+/// About what a lane pins that has all its memory: eight slots of 2 MiB, cells and lists.
 const LANE: usize = 20 * MIB;
 
 fn timed<T>(what: &str, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {

@@ -213,8 +213,8 @@ impl Exercise for Fake {
             target,
             lanes,
             most: self.cpus,
-            slots: 4,
-            slot_size: 4 << 20,
+            slots: 8,
+            slot_size: 2 << 20,
             backend: backend.into(),
             notes: Vec::new(),
         })
