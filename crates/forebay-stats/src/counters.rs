@@ -61,6 +61,8 @@ impl TextPlaces {
 /// nobody finds them. A child that wants to be seen opens its own.
 pub struct Counters {
     memory: CounterMemory,
+    /// So many of its shards, the first ones, were counted in, by the threads of all shared objects that use it. The others were never touched.
+    used_shards: AtomicUsize,
     engines: WordList<ENGINES>,
     refusals: WordList<REFUSALS>,
     notes: WordList<NOTES>,
@@ -111,6 +113,7 @@ impl Counters {
         header.magic.store(MAGIC, Release);
         Self {
             memory,
+            used_shards: AtomicUsize::new(0),
             engines: WordList::new(),
             refusals: WordList::new(),
             notes: WordList::new(),
@@ -377,7 +380,11 @@ impl Counters {
     }
 
     fn shard(&self) -> &Shard<AtomicU64> {
-        &self.memory.shards[shard_number()]
+        let number = shard_number();
+        if self.used_shards.load(Relaxed) <= number {
+            self.used_shards.fetch_max(number + 1, Relaxed);
+        }
+        &self.memory.shards[number]
     }
 
     /// The first transfer that ends in a new second writes down the sums so far: rates are differences of these.
@@ -392,7 +399,7 @@ impl Counters {
         let tick = &self.memory.ticks[number % crate::layout::TICKS];
         tick.second.store(second, Relaxed);
         tick.time.store(now.saturating_sub(nanos(latency)), Relaxed);
-        self.memory.write_sums(&tick.sums, used_shards());
+        self.memory.write_sums(&tick.sums, self.used_shards.load(Relaxed));
         header.ticks.store(number as u64 + 1, Release);
     }
 }
@@ -426,20 +433,13 @@ fn bucket(bytes: u64) -> usize {
     ((u64::BITS - (bytes >> 12).leading_zeros()) as usize).min(crate::layout::BUCKETS - 1)
 }
 
-/// Threads that have counted.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-
-/// Places that threads have counted in: the first ones. The memory of the others was never touched.
-fn used_shards() -> usize {
-    THREADS.load(Relaxed).min(SHARDS)
-}
-
 /// The place that this thread counts in.
 fn shard_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static MINE: Cell<usize> = const { Cell::new(usize::MAX) });
     MINE.with(|mine| {
         if mine.get() == usize::MAX {
-            mine.set(THREADS.fetch_add(1, Relaxed) % SHARDS);
+            mine.set(NEXT.fetch_add(1, Relaxed) % SHARDS);
         }
         mine.get()
     })
@@ -475,6 +475,25 @@ mod tests {
         };
         assert_eq!(texts(one), texts(other));
         assert_eq!(texts(one).0.as_deref(), Some("staged"));
+    }
+
+    #[test]
+    fn a_tick_has_what_all_threads_have_counted() {
+        let counters = Counters::hidden().unwrap();
+        let latency = Duration::from_micros(9);
+        let io = Io { bytes: 4096, latency, gpu: None, unaligned: false, posix: false, ok: true };
+        for _ in 0..SHARDS / 2 {
+            std::thread::scope(|scope| scope.spawn(|| counters.read(io)).join().unwrap());
+        }
+        let before = counters.memory.sums();
+        // Another second.
+        counters.memory.header.second.store(0, Relaxed);
+        counters.read(io);
+        let number = counters.memory.header.ticks.load(Relaxed) as usize - 1;
+        let tick = &counters.memory.ticks[number % crate::layout::TICKS];
+        let sums: Vec<_> = tick.sums.words().iter().map(|word| word.load(Relaxed)).collect();
+        assert_eq!(sums, before.words());
+        assert_eq!(before.io[0][HOST].bytes, 4096 * (SHARDS as u64 / 2));
     }
 
     #[test]

@@ -47,3 +47,19 @@ impl DeviceTable {
         engines.get_or_init(|| DeviceEngines::new(device, &self.config))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_made_when_their_device_is_used() {
+        let host = forebay_gpu::host::device();
+        let devices = Devices { gpus: Vec::new(), bars: Vec::new(), host, missing: None };
+        let table = DeviceTable::new(&devices, &Config::default());
+        assert_eq!(table.used().count(), 0);
+        let first = std::ptr::from_ref(table.of_host());
+        assert!(std::ptr::eq(first, table.of_host()) && table.used().count() == 1);
+        assert!(table.of(0).is_none(), "the host has no number");
+    }
+}

@@ -525,7 +525,7 @@ impl Session {
         Err(from_before("this session was opened"))
     }
 
-    /// Tells the engines of all devices before a write, so that they drop their pins of the file: the write changes
+    /// Tells the engines of all devices that were used before a write, so that they drop their pins of the file: the write changes
     /// pinned pages, or replaces them in the page cache.
     #[inline]
     fn before_write(&self, direction: Direction, file: &File) {

@@ -281,14 +281,18 @@ impl LaneShared {
 
     /// The lane will be woken when another one has pinned its memory.
     pub(super) fn wait_for_turn(&self, index: usize) {
-        lock(&self.waiting_to_grow).push(index);
+        let mut waiting = lock(&self.waiting_to_grow);
+        if !waiting.contains(&index) {
+            waiting.push(index);
+        }
     }
 
     pub(super) fn is_waiting_for_turn(&self, index: usize) -> bool {
         lock(&self.waiting_to_grow).contains(&index)
     }
 
-    /// A lane has pinned its memory: wakes those that wait for that. One of them is next, the others wait again.
+    /// A lane has pinned its memory: wakes those that wait for that. One of them is next, the others wait again. Where other lanes have got work
+    /// by then none of them pins any beside it: a lane gets its memory with its first work.
     pub(super) fn end_turn(&self) {
         let waiting = std::mem::take(&mut *lock(&self.waiting_to_grow));
         for lane in waiting {

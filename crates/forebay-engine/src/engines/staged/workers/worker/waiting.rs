@@ -196,6 +196,23 @@ mod tests {
     }
 
     #[test]
+    fn a_lane_that_found_the_turn_taken_is_listed_until_it_ends() {
+        let mut lane = lane();
+        (lane.is_host, lane.has) = (false, LaneMemory::OneSlot);
+        lane.shared.expects.store(true, Ordering::Relaxed);
+        let shared = lane.shared.clone();
+        let turn = shared.growing.lock().unwrap();
+        assert_eq!(lane.get_ready(), Readiness::WaitsForTurn);
+        assert_eq!(lane.get_ready(), Readiness::WaitsForTurn);
+        assert_eq!(*shared.waiting_to_grow.lock().unwrap(), [0], "once");
+        drop(turn);
+        shared.end_turn();
+        assert!(!shared.is_waiting_for_turn(0));
+        lane.sleep();
+        assert_eq!(lane.has, LaneMemory::Plain, "its turn");
+    }
+
+    #[test]
     fn the_last_slot_is_left_free_of_works_whose_copies_wait() {
         let mut lane = lane();
         lane.grow(LaneMemory::All);
