@@ -61,7 +61,7 @@ impl TextPlaces {
 /// nobody finds them. A child that wants to be seen opens its own.
 pub struct Counters {
     memory: CounterMemory,
-    /// So many of its shards, the first ones, were counted in, by the threads of all shared objects that use it. The others were never touched.
+    /// The number of its shards, the first ones, that threads of any shared object have counted in. The others were never touched.
     used_shards: AtomicUsize,
     engines: WordList<ENGINES>,
     refusals: WordList<REFUSALS>,
