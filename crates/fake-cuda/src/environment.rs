@@ -2,10 +2,32 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::sync::OnceLock;
 
 /// A number from the environment.
 pub(crate) fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise)
+}
+
+/// The CPU that the GPU's work is to run on, by `FAKE_CUDA_CPU`: for measurements, in which a GPU takes no CPU from the program.
+pub(crate) fn cpu() -> Option<usize> {
+    static FOUND: OnceLock<Option<usize>> = OnceLock::new();
+    *FOUND.get_or_init(|| std::env::var("FAKE_CUDA_CPU").ok()?.trim().parse().ok())
+}
+
+/// Has the calling thread, which does the GPU's work, run there.
+pub(crate) fn take_cpu() {
+    let Some(cpu) = cpu() else { return };
+    // SAFETY: a zeroed CPU set is the empty set; the calls are given its size, and refuse a CPU that is not there.
+    let is_there = cpu < libc::CPU_SETSIZE as usize
+        && unsafe {
+            let mut one: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(cpu, &mut one);
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one) == 0
+        };
+    if !is_there {
+        eprintln!("fake-cuda: there is no CPU {cpu} for the GPU's work");
+    }
 }
 
 /// The attributes that `FAKE_CUDA_ATTRIBUTES` overrides: `name=value,…`. What cannot be read is told and left out.

@@ -17,6 +17,7 @@
 //! | `FAKE_CUDA_FAULTS` | `name:code[@after=N][@times=M],…`; queued work is called `async:copy`, `async:kernel`, `async:resident`, `async:host`, `async:wait`, `async:write`, `async:event`, `async:set`, `async:free`; a module is loaded as `cuModuleLoadData:cubin` or `cuModuleLoadData:ptx` too | none |
 //! | `FAKE_CUDA_REGISTER_US` | microseconds that registering a MiB takes, in which no other call begins | 0 |
 //! | `FAKE_CUDA_CONNECTIONS` | hardware connections that streams share, each strictly in order of submission (or `CUDA_DEVICE_MAX_CONNECTIONS`) | one for each stream |
+//! | `FAKE_CUDA_CPU` | the CPU that the GPU's work runs on, and nothing else should: the resident kernel polls there without a pause | any, with pauses |
 //! | `FAKE_CUDA_ATTRIBUTES` | `number=value,…`: device attributes that differ from the usual | none |
 
 mod access;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::access;
+use crate::environment;
 use crate::result::{Answer, ILLEGAL_ADDRESS};
 use crate::state::state;
 
@@ -123,7 +124,9 @@ impl ResidentArguments {
                 mailbox.serve(number)?;
                 active = Instant::now();
             }
-            std::thread::sleep(PAUSE);
+            if environment::cpu().is_none() {
+                std::thread::sleep(PAUSE);
+            }
         }
         if Self::is_stopped(gpu, context) {
             return Ok(());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::environment::number;
+use crate::environment::{self, number};
 use crate::result::{Answer, UNKNOWN, new_handle};
 
 /// The greatest delay before a piece of work, unless set otherwise.
@@ -200,6 +200,7 @@ impl FakeStream {
     }
 
     fn work(&self) {
+        environment::take_cpu();
         let mut random = self.handle | 1;
         loop {
             let QueuedWork { place, work } = {
