@@ -891,16 +891,21 @@ fn a_gpu_that_is_lost_with_gathers_and_copies_in_the_air() {
             let session = open(config());
             let (_scratch, file) = subject(&disk(), OLD, LEN);
             pin(&session, &file, LEN);
+            // A lost GPU gives no memory: on a busy machine it would be lost before the last buffer is there.
+            let buffers: Vec<_> =
+                (0..6).map(|index| session.buffer(0, [LEN, 450_000][index % 2]).unwrap()).collect();
             turn.fake.set_delay_us(2000);
             turn.fake.fail_next(fault, 700, 1, 1);
-            let tickets: Vec<_> = (0..6)
-                .map(|index| {
+            let tickets: Vec<_> = buffers
+                .into_iter()
+                .enumerate()
+                .map(|(index, buffer)| {
                     let pieces: Vec<_> = (0..500)
                         .map(|at| ReadPiece { offset: at as u64 * 9001, range: at * 900..(at + 1) * 900 })
                         .collect();
                     match index % 2 {
-                        0 => session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap(),
-                        _ => session.read_batch(&file, &pieces, session.buffer(0, 450_000).unwrap()).unwrap(),
+                        0 => session.submit_read(&file, 0, buffer).unwrap(),
+                        _ => session.read_batch(&file, &pieces, buffer).unwrap(),
                     }
                 })
                 .collect();
