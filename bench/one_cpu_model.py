@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -79,6 +80,9 @@ def measure(command: list[str], cpus: list[int], folder: str, secs: float) -> tu
     finally:
         program.kill()
         program.wait()
+        # The bare program's file.
+        for left in Path(folder).glob("forebay-bare-*"):
+            left.unlink()
     spent = [
         [late - early for late, early in zip(after[task], before[task], strict=True)]
         for task in after
@@ -109,6 +113,7 @@ def main() -> None:
     cpus = [int(cpu) for cpu in options.cpus.split(",")]
     bare = RELEASE / "examples" / "resident"
     missing = [str(path) for path in (RELEASE / "libfake_cuda.so", bare, *options.forebay) if not path.exists()]
+    missing += [] if shutil.which("taskset") else ["taskset (util-linux)"]
     if missing or len(set(cpus) & os.sched_getaffinity(0)) < 2:
         print(f"skipped: {'missing: ' + ', '.join(missing) if missing else 'needs two CPUs'}", file=sys.stderr)
         sys.exit(3)
@@ -119,27 +124,8 @@ def main() -> None:
                 file.write(os.urandom(1 << 20))
             os.fsync(file.fileno())
         run = str(int(options.secs) + 3)
-        flags = [
-            "-d",
-            "0",
-            "-f",
-            str(path),
-            "-s",
-            str(GIB),
-            "-w",
-            str(THREADS),
-            "-i",
-            "4K",
-            "-x",
-            "0",
-            "-I",
-            "2",
-            "-T",
-            run,
-        ]
-        subjects = {
-            str(build): [str(build), "bench", *flags, "--cache", "bypass", "--drop-cache"] for build in options.forebay
-        }
+        flags = f"-d 0 -s {GIB} -w {THREADS} -i 4K -x 0 -I 2 -T {run} --cache bypass --drop-cache".split()
+        subjects = {str(build): [str(build), "bench", "-f", str(path), *flags] for build in options.forebay}
         subjects["bare mailboxes"] = [str(bare), "--bare", "--direct", folder, "--seconds", run]
         found: dict[str, list[tuple[float, Times]]] = {name: [] for name in subjects}
         for _ in range(options.repeat):

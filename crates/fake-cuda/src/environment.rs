@@ -18,15 +18,18 @@ pub(crate) fn cpu() -> Option<usize> {
 /// Has the calling thread, which does the GPU's work, run there.
 pub(crate) fn take_cpu() {
     let Some(cpu) = cpu() else { return };
-    // SAFETY: a zeroed CPU set is the empty set; the calls are given its size, and refuse a CPU that is not there.
-    let is_there = cpu < libc::CPU_SETSIZE as usize
-        && unsafe {
-            let mut one: libc::cpu_set_t = std::mem::zeroed();
-            libc::CPU_SET(cpu, &mut one);
-            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one) == 0
-        };
-    if !is_there {
+    if cpu >= libc::CPU_SETSIZE as usize || !run_on(cpu) {
         eprintln!("fake-cuda: there is no CPU {cpu} for the GPU's work");
+    }
+}
+
+/// Whether the calling thread runs on this CPU alone now. The number is one of a CPU set.
+fn run_on(cpu: usize) -> bool {
+    // SAFETY: a zeroed CPU set is the empty set, which has room for the number; the call is given its size.
+    unsafe {
+        let mut one: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut one);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one) == 0
     }
 }
 

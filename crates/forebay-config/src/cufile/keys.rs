@@ -25,8 +25,6 @@ pub struct Key {
     /// What forebay does with it.
     pub effect: Effect,
     pub(super) target: Target,
-    /// Whether its name has a `*`.
-    has_star: bool,
 }
 
 /// What values a key takes.
@@ -101,7 +99,6 @@ impl Key {
             variable: None,
             effect,
             target: Target::Nothing,
-            has_star: has_star(name),
         }
     }
 
@@ -143,12 +140,11 @@ impl Key {
         self.aliases.contains(&path)
     }
 
-    /// The key that stands in this place.
+    /// The key that stands in this place. Most have no star: a file's keys are looked for among those first.
     pub fn at(path: &str) -> Option<&'static Self> {
-        let is_it = |key: &&Self| key.name == path || key.has_alias(path);
-        KEYS.iter()
-            .find(is_it)
-            .or_else(|| KEYS.iter().find(|key| key.has_star && rest(key.name, path) == Some(0)))
+        let is_named = |key: &&Self| key.name == path || key.has_alias(path);
+        let is_like = |key: &&Self| key.name.contains('*') && rest(key.name, path) == Some(0);
+        KEYS.iter().find(is_named).or_else(|| KEYS.iter().find(is_like))
     }
 
     pub(super) fn of(target: Target) -> Option<&'static Self> {
@@ -260,17 +256,6 @@ fn rest(pattern: &str, path: &str) -> Option<usize> {
         section = part;
     }
     Some(wanted.count())
-}
-
-const fn has_star(name: &str) -> bool {
-    let mut left = name.as_bytes();
-    while let [first, rest @ ..] = left {
-        if *first == b'*' {
-            return true;
-        }
-        left = rest;
-    }
-    false
 }
 
 /// All places that keys have.

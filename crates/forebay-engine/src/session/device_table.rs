@@ -7,44 +7,47 @@ use forebay_gpu::{Device, Devices};
 
 use crate::device::DeviceEngines;
 
-/// The engines of each GPU, of each device in a PCI BAR, then of the host: made when the device is first used. Most programs use one
-/// of a machine's GPUs, and no other.
+/// A device with its engines, once they are made.
+struct TableEntry {
+    device: Arc<dyn Device>,
+    engines: OnceLock<DeviceEngines>,
+}
+
+/// The engines of each device, made when it is first used. Most programs use one of a machine's GPUs, and no other.
 pub(super) struct DeviceTable {
     config: Config,
-    entries: Vec<(Arc<dyn Device>, OnceLock<DeviceEngines>)>,
+    /// The GPUs, then the devices in PCI BARs.
+    numbered: Vec<TableEntry>,
+    host: TableEntry,
 }
 
 impl DeviceTable {
     pub(super) fn new(devices: &Devices, config: &Config) -> Self {
-        let all = devices.gpus.iter().chain(&devices.bars).chain([&devices.host]);
-        let entries = all.map(|device| (device.clone(), OnceLock::new())).collect();
-        Self { config: config.clone(), entries }
+        let entry =
+            |device: &Arc<dyn Device>| TableEntry { device: device.clone(), engines: OnceLock::new() };
+        let numbered = devices.gpus.iter().chain(&devices.bars).map(entry).collect();
+        Self { config: config.clone(), numbered, host: entry(&devices.host) }
     }
 
-    /// The engines of the device with this index, which is not the host. `None`: there is no such device.
+    /// The engines of the GPU or device in a PCI BAR with this index. `None`: there is none.
     #[inline]
     pub(super) fn of(&self, index: usize) -> Option<&DeviceEngines> {
-        let (_, others) = self.entries.split_last()?;
-        others.get(index).map(|entry| self.made(entry))
+        self.numbered.get(index).map(|entry| self.made(entry))
     }
 
-    /// The engines of the host, which is always there.
     #[inline]
     pub(super) fn of_host(&self) -> &DeviceEngines {
-        self.made(&self.entries[self.entries.len() - 1])
+        self.made(&self.host)
     }
 
     /// The engines of devices that were used.
     pub(super) fn used(&self) -> impl Iterator<Item = &DeviceEngines> {
-        self.entries.iter().filter_map(|(_, engines)| engines.get())
+        self.numbered.iter().chain([&self.host]).filter_map(|entry| entry.engines.get())
     }
 
     #[inline]
-    fn made<'a>(
-        &'a self,
-        (device, engines): &'a (Arc<dyn Device>, OnceLock<DeviceEngines>),
-    ) -> &'a DeviceEngines {
-        engines.get_or_init(|| DeviceEngines::new(device, &self.config))
+    fn made<'a>(&'a self, entry: &'a TableEntry) -> &'a DeviceEngines {
+        entry.engines.get_or_init(|| DeviceEngines::new(&entry.device, &self.config))
     }
 }
 
