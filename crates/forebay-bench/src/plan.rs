@@ -82,9 +82,10 @@ impl IoPlan {
         pattern_word(self.spec.seed, self.draws << 3)
     }
 
-    /// The next I/O, or `None` at the end.
-    pub(crate) fn next(&mut self) -> Option<IoOp> {
-        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+    /// The next I/O, or `None` at the end. The deadline is compared to `now`: when the worker's last I/O ended, so that no I/O asks
+    /// the clock for it.
+    pub(crate) fn next(&mut self, now: Instant) -> Option<IoOp> {
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
             return None;
         }
         if let Some(remaining) = &mut self.remaining {
@@ -135,7 +136,8 @@ mod tests {
     }
 
     fn all(mut plan: IoPlan) -> Vec<IoOp> {
-        std::iter::from_fn(|| plan.next()).collect()
+        let now = Instant::now();
+        std::iter::from_fn(|| plan.next(now)).collect()
     }
 
     #[test]

@@ -23,7 +23,7 @@ impl StraightMover {
 
 impl Mover for StraightMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
-        while let Some((file, op)) = feed.next() {
+        while let Some((file, op)) = feed.next(meter.end) {
             if meter.stopped() {
                 break;
             }
@@ -72,7 +72,7 @@ impl ClassicMover {
 
 impl Mover for ClassicMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
-        while let Some((file, op)) = feed.next() {
+        while let Some((file, op)) = feed.next(meter.end) {
             if meter.stopped() {
                 break;
             }

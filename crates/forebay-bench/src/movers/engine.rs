@@ -40,7 +40,7 @@ impl BlockingMover {
 impl Mover for BlockingMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let mut request: Option<(Arc<OpenFile>, Transfer)> = None;
-        while let Some((file, op)) = feed.next() {
+        while let Some((file, op)) = feed.next(meter.end) {
             if meter.stopped() {
                 break;
             }
@@ -55,8 +55,8 @@ impl Mover for BlockingMover {
             };
             let started = Instant::now();
             // SAFETY: the memory is ours, large enough for any I/O, and this thread waits here.
-            let receipt = unsafe { self.session.run(request)? };
-            meter.done(started, 1, op.len as u64);
+            let receipt = unsafe { self.session.run_since(request, started)? };
+            meter.done_at(started + receipt.elapsed, started, 1, op.len as u64);
             meter.receipt(&receipt);
             self.target.after(&file, 0, op)?;
         }
@@ -188,7 +188,7 @@ impl SubmittingMover {
             if meter.stopped() {
                 break;
             }
-            let ops: Vec<_> = std::iter::from_fn(|| feed.next()).take(self.entries).collect();
+            let ops: Vec<_> = std::iter::from_fn(|| feed.next(meter.end)).take(self.entries).collect();
             if ops.is_empty() {
                 break;
             }

@@ -75,7 +75,7 @@ impl Mover for MappedMover {
         let mut index = 0;
         while !meter.stopped() {
             self.settle(index, meter)?;
-            let Some((file, op)) = feed.next() else { break };
+            let Some((file, op)) = feed.next(meter.end) else { break };
             self.begin(index, file, op)?;
             index = (index + 1) % count;
         }

@@ -1,6 +1,7 @@
 //! What a mover is: a way to move the I/Os of one worker.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_error::Result;
 
@@ -22,12 +23,12 @@ impl IoFeed {
         Self { sources, turn: 0, taken }
     }
 
-    /// The next I/O and its file.
-    pub(super) fn next(&mut self) -> Option<(Arc<OpenFile>, IoOp)> {
+    /// The next I/O and its file. `now`: see [`IoPlan::next`].
+    pub(super) fn next(&mut self, now: Instant) -> Option<(Arc<OpenFile>, IoOp)> {
         for _ in 0..self.sources.len() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.sources.len();
-            if let Some(op) = self.sources[turn].1.next() {
+            if let Some(op) = self.sources[turn].1.next(now) {
                 self.taken[turn] += 1;
                 return Some((self.sources[turn].0.clone(), op));
             }

@@ -134,7 +134,7 @@ impl Mover for PackMover {
         let mut index = 0;
         while !meter.stopped() {
             self.settle(index, meter)?;
-            let ops: Vec<_> = std::iter::from_fn(|| feed.next()).take(self.depth).collect();
+            let ops: Vec<_> = std::iter::from_fn(|| feed.next(meter.end)).take(self.depth).collect();
             if ops.is_empty() {
                 break;
             }

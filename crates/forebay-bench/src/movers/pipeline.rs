@@ -136,7 +136,7 @@ impl PipelineMover {
 
 impl Mover for PipelineMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
-        while let Some((file, op)) = feed.next() {
+        while let Some((file, op)) = feed.next(meter.end) {
             if meter.stopped() {
                 break;
             }

@@ -145,7 +145,11 @@ impl WorkerMeter {
 
     /// `ops` I/Os that were begun together at `started` are done now.
     pub(crate) fn done(&mut self, started: Instant, ops: u64, bytes: u64) {
-        let now = Instant::now();
+        self.done_at(Instant::now(), started, ops, bytes);
+    }
+
+    /// The same of I/Os whose end somebody has taken the time of.
+    pub(crate) fn done_at(&mut self, now: Instant, started: Instant, ops: u64, bytes: u64) {
         let nanos = (now - started).as_nanos() as u64;
         // The histogram grows by itself: recording cannot fail.
         let _ = self.histogram.record(nanos.max(1));
@@ -180,7 +184,12 @@ impl WorkerMeter {
         if rest.total() > 0 {
             self.add(receipt.engine().for_the_rest(), rest);
         }
-        if !self.elections.contains(&receipt.election) && self.elections.len() < 64 {
+        // Mostly one of those that are known: the same one, not an equal one.
+        let is_known = |known: &Arc<Election>| Arc::ptr_eq(known, &receipt.election);
+        if !self.elections.iter().any(is_known)
+            && !self.elections.contains(&receipt.election)
+            && self.elections.len() < 64
+        {
             self.elections.push(receipt.election.clone());
         }
     }

@@ -213,7 +213,7 @@ impl Segment {
         cut_to(self.moved(), wanted as u64)
     }
 
-    fn is_direct(&self) -> bool {
+    pub(crate) fn is_direct(&self) -> bool {
         matches!(self.way, SegmentWay::Direct | SegmentWay::Placed)
     }
 

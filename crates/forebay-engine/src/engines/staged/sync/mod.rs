@@ -167,10 +167,6 @@ impl Callers {
         let Some(file) = known.descriptors() else { return Ok(Attempt::Busy) };
         let (policy, call) = (known.policy, (known.began, known.order));
         let is_host = self.device.info().is_host;
-        // Reads for the device look at the descriptor that they use.
-        if is_host || transfer.direction == Direction::Write {
-            file.check()?;
-        }
         if is_host {
             return on_host(transfer, file, policy, align);
         }
@@ -471,6 +467,7 @@ fn on_host(transfer: &Transfer, file: &Descriptors, policy: CachePolicy, align: 
     if transfer.direction == Direction::Write {
         return write_segment(segment, file, policy, align);
     }
+    file.check()?;
     if !segment.read_cached(file, align, policy, Warmth::Mixed) {
         segment.run_blocking(Direction::Read, file, align)?;
     }
@@ -483,8 +480,12 @@ fn write_segment(
     policy: CachePolicy,
     align: u64,
 ) -> Result<Attempt> {
+    segment.choose_write(file, align, policy);
+    // A direct write looks at its own descriptor.
+    if segment.len == 0 || !segment.is_direct() {
+        file.check()?;
+    }
     if segment.len > 0 {
-        segment.choose_write(file, align, policy);
         segment.run_blocking(Direction::Write, file, align)?;
     }
     Ok(Attempt::Done(segment.good(), segment.moved()))

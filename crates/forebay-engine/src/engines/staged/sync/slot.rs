@@ -66,7 +66,7 @@ pub(super) struct StreamSlot {
     long: [OnceCell<LongBuffer>; 2],
     /// For copies beside those of other callers.
     pub(super) resident: Arc<Resident>,
-    /// Memory that kernels reach, and when the driver said so.
+    /// Memory that kernels reach, and when the last call that used it began.
     known: Cell<Option<(Instant, Range<u64>)>>,
 }
 
@@ -129,8 +129,8 @@ impl StreamSlot {
         Ok(place.get_or_init(|| made))
     }
 
-    /// Whether kernels reach all of this memory. Asks the driver, unless it told of the same memory just before `now`, when the call
-    /// began.
+    /// Whether kernels reach all of this memory. Asks the driver, unless a call that began just before `now`, when this one did, used
+    /// the same memory: nothing is freed, and made anew for other uses, in so short a time.
     pub(super) fn is_kernels_memory(&self, (address, len): (u64, usize), now: Instant) -> bool {
         let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
         let known = self.known.take();
@@ -138,7 +138,7 @@ impl StreamSlot {
             && is_inside(&range)
             && now.saturating_duration_since(when) < MEMORY_CACHE_TIME
         {
-            self.known.set(Some((when, range)));
+            self.known.set(Some((now, range)));
             return true;
         }
         let Some(range) = self.device.kernels_memory(self.context, address) else { return false };
