@@ -50,6 +50,29 @@ impl SlotRoom {
     }
 }
 
+/// Memory that kernels reach by the driver's word, and when the last call that used it began.
+#[derive(Default)]
+struct KnownMemory(Cell<Option<(Instant, Range<u64>)>>);
+
+impl KnownMemory {
+    /// Whether kernels reach all of this memory. Asks, unless a call that began just before `now`, when this one did, used the same
+    /// memory: nothing is freed, and made anew for other uses, in so short a time.
+    fn holds(
+        &self,
+        (address, len): (u64, usize),
+        now: Instant,
+        ask: impl FnOnce() -> Option<Range<u64>>,
+    ) -> bool {
+        let is_recent = |used: &Instant| now.saturating_duration_since(*used) < MEMORY_CACHE_TIME;
+        let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
+        let known = self.0.take().filter(|(used, range)| is_recent(used) && is_inside(range));
+        let Some(range) = known.map(|(_, range)| range).or_else(ask) else { return false };
+        let is_inside = is_inside(&range);
+        self.0.set(Some((now, range)));
+        is_inside
+    }
+}
+
 /// A stream with pinned memory for one caller at a time. Every use waits for its copies.
 pub(super) struct StreamSlot {
     device: Arc<dyn Device>,
@@ -66,8 +89,7 @@ pub(super) struct StreamSlot {
     long: [OnceCell<LongBuffer>; 2],
     /// For copies beside those of other callers.
     pub(super) resident: Arc<Resident>,
-    /// Memory that kernels reach, and when the last call that used it began.
-    known: Cell<Option<(Instant, Range<u64>)>>,
+    known: KnownMemory,
 }
 
 impl StreamSlot {
@@ -83,8 +105,8 @@ impl StreamSlot {
         let word = SlotRoom::of(&shared, index * SHORT_SLOT_STRIDE + SHORT_SLOT_BYTES);
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
         let marked = unsafe { MarkedStream::new(device.stream(context)?, default, (word.host, word.reach)) }?;
-        let (device, long, known) = (device.clone(), Default::default(), Cell::new(None));
-        let own = OnceCell::new();
+        let (device, long, known, own) =
+            (device.clone(), Default::default(), KnownMemory::default(), OnceCell::new());
         Ok(Self { device, context, index, marked, shared, own, bytes, long, resident, known })
     }
 
@@ -129,22 +151,9 @@ impl StreamSlot {
         Ok(place.get_or_init(|| made))
     }
 
-    /// Whether kernels reach all of this memory. Asks the driver, unless a call that began just before `now`, when this one did, used
-    /// the same memory: nothing is freed, and made anew for other uses, in so short a time.
-    pub(super) fn is_kernels_memory(&self, (address, len): (u64, usize), now: Instant) -> bool {
-        let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
-        let known = self.known.take();
-        if let Some((when, range)) = known
-            && is_inside(&range)
-            && now.saturating_duration_since(when) < MEMORY_CACHE_TIME
-        {
-            self.known.set(Some((now, range)));
-            return true;
-        }
-        let Some(range) = self.device.kernels_memory(self.context, address) else { return false };
-        let is_inside = is_inside(&range);
-        self.known.set(Some((now, range)));
-        is_inside
+    /// Whether kernels reach all of this memory. `now`: when the call began.
+    pub(super) fn is_kernels_memory(&self, memory: (u64, usize), now: Instant) -> bool {
+        self.known.holds(memory, now, || self.device.kernels_memory(self.context, memory.0))
     }
 
     /// Whether the kernel is to copy a piece that came from a disk.
@@ -270,5 +279,30 @@ impl StreamSlots {
         let resident = Arc::new(Resident::new(self.device.clone(), context, self.permission));
         all.push(resident.clone());
         resident
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_used_again_and_again_is_asked_about_once() {
+        let (known, start) = (KnownMemory::default(), Instant::now());
+        let asked = Cell::new(0);
+        let holds = |memory, micros| {
+            let ask = || {
+                asked.set(asked.get() + 1);
+                Some(4096..1 << 20)
+            };
+            known.holds(memory, start + micros * std::time::Duration::from_micros(1), ask)
+        };
+        assert!((0..20).all(|call| holds((8192, 4096), 900 * call)) && asked.get() == 1);
+        assert!(!holds((1 << 20, 1), 18_000) && asked.get() == 2, "other memory");
+        assert!(!holds((8192, 1 << 20), 18_100) && asked.get() == 3, "more than there is");
+        assert!(holds((8192, 1), 18_200) && asked.get() == 3);
+        assert!(holds((8192, 1), 19_200) && asked.get() == 4, "it may be other memory by now");
+        assert!(!known.holds((8192, 1), start + MEMORY_CACHE_TIME * 30, || None), "it is gone");
+        assert!(holds((8192, 1), 30_100) && asked.get() == 5);
     }
 }
