@@ -1,7 +1,7 @@
 //! The lanes of one device: how many there are, and how they take jobs.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use forebay_config::{Config, IoBackend};
@@ -19,6 +19,20 @@ use crate::request::receipt::Note;
 use crate::runtime::lock;
 use crate::runtime::profile::Profile;
 use crate::tuning::lanes_for::COLD_LANES;
+
+/// A lane's turn to pin memory. However it ends, also by a panic, the lanes that wait for it are woken.
+pub(super) struct PinTurn<'a> {
+    shared: &'a LaneShared,
+    held: Option<MutexGuard<'a, ()>>,
+}
+
+impl Drop for PinTurn<'_> {
+    fn drop(&mut self) {
+        // First: who wakes up finds it free.
+        self.held = None;
+        self.shared.wake_waiting();
+    }
+}
 
 /// How lanes of a device work, for reports.
 #[derive(Clone, Debug)]
@@ -279,6 +293,17 @@ impl LaneShared {
         }
     }
 
+    /// The turn to pin memory, if no other lane has it.
+    pub(super) fn take_turn(&self) -> Option<PinTurn<'_>> {
+        let held = match self.growing.try_lock() {
+            Ok(held) => held,
+            // Of a lane that died.
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(PinTurn { shared: self, held: Some(held) })
+    }
+
     /// The lane will be woken when another one has pinned its memory.
     pub(super) fn wait_for_turn(&self, index: usize) {
         let mut waiting = lock(&self.waiting_to_grow);
@@ -291,9 +316,9 @@ impl LaneShared {
         lock(&self.waiting_to_grow).contains(&index)
     }
 
-    /// A lane has pinned its memory: wakes those that wait for that. One of them is next, the others wait again. Where other lanes have got work
-    /// by then none of them pins any beside it: a lane gets its memory with its first work.
-    pub(super) fn end_turn(&self) {
+    /// Wakes those that wait for a turn. One of them is next, the others wait again. Where other lanes have got work by then none of
+    /// them pins any beside it: a lane gets its memory with its first work.
+    fn wake_waiting(&self) {
         let waiting = std::mem::take(&mut *lock(&self.waiting_to_grow));
         for lane in waiting {
             if let Some(wake) = self.threads.wakes(usize::MAX).nth(lane) {

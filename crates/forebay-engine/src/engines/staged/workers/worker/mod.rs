@@ -9,8 +9,8 @@ mod waiting;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -295,15 +295,8 @@ impl Lane {
     /// Pins more memory if no other lane does: the others go on with what they have. Whether it did.
     fn grow_alone(&mut self, wanted: LaneMemory) -> bool {
         let shared = Arc::clone(&self.shared);
-        let turn = match shared.growing.try_lock() {
-            Ok(turn) => turn,
-            // Of a lane that died.
-            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
+        let Some(_turn) = shared.take_turn() else { return false };
         self.grow(wanted);
-        drop(turn);
-        shared.end_turn();
         true
     }
 

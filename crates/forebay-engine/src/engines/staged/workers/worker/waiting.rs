@@ -89,6 +89,7 @@ impl Lane {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
     use forebay_config::{CachePolicy, Config, IoBackend};
@@ -201,13 +202,16 @@ mod tests {
         (lane.is_host, lane.has) = (false, LaneMemory::OneSlot);
         lane.shared.expects.store(true, Ordering::Relaxed);
         let shared = lane.shared.clone();
-        let turn = shared.growing.lock().unwrap();
+        let turn = shared.take_turn().unwrap();
         assert_eq!(lane.get_ready(), Readiness::WaitsForTurn);
         assert_eq!(lane.get_ready(), Readiness::WaitsForTurn);
         assert_eq!(*shared.waiting_to_grow.lock().unwrap(), [0], "once");
-        drop(turn);
-        shared.end_turn();
-        assert!(!shared.is_waiting_for_turn(0));
+        let dies = AssertUnwindSafe(|| {
+            let _turn = turn;
+            panic!("on purpose");
+        });
+        assert!(catch_unwind(dies).is_err());
+        assert!(!shared.is_waiting_for_turn(0), "woken, although the lane before died");
         lane.sleep();
         assert_eq!(lane.has, LaneMemory::Plain, "its turn");
     }
