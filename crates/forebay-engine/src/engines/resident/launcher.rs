@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fe
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use forebay_config::allowed_cpus;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
 
@@ -68,8 +67,6 @@ pub(super) struct Launcher {
     cold: ColdLaunchDemand,
     is_demanded: AtomicBool,
     is_closing: AtomicBool,
-    /// This process may run on one CPU.
-    is_lone: bool,
     /// Why no launch will come.
     reason: OnceLock<Error>,
     clock: Instant,
@@ -95,7 +92,6 @@ impl Launcher {
             cold: ColdLaunchDemand::default(),
             is_demanded: AtomicBool::new(false),
             is_closing: AtomicBool::new(false),
-            is_lone: allowed_cpus() == 1,
             reason: OnceLock::new(),
             clock: Instant::now(),
             paused_until: AtomicU64::new(0),
@@ -357,9 +353,7 @@ impl Launcher {
     fn watch(&self, stream: &LaunchStream) -> Result<()> {
         let launched = Instant::now();
         let mut is_marked = false;
-        // On one CPU each look of this thread's takes the CPU from a caller. The first one that finds the launch over wakes this thread.
-        let mut nap = if self.is_lone { LAUNCH_LIMIT } else { FIRST_LOOK };
-        let mut late = LATE_LAUNCH_LOOKS.0;
+        let (mut nap, mut late) = (FIRST_LOOK, LATE_LAUNCH_LOOKS.0);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
             if self.is_launch_over() {
