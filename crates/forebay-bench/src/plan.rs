@@ -82,8 +82,8 @@ impl IoPlan {
         pattern_word(self.spec.seed, self.draws << 3)
     }
 
-    /// The next I/O, or `None` at the end. The deadline is compared to `now`: when the worker's last I/O ended, so that no I/O asks
-    /// the clock for it.
+    /// The next I/O, or `None` at the end. `now` is compared to the deadline: when the worker's last I/O ended, so that no I/O asks the
+    /// clock for it. A worker that has several in flight begins some more until the next one has ended.
     pub(crate) fn next(&mut self, now: Instant) -> Option<IoOp> {
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             return None;
@@ -167,6 +167,15 @@ mod tests {
                 "{op:?}"
             );
         }
+    }
+
+    #[test]
+    fn none_begins_at_the_deadline() {
+        let deadline = Instant::now();
+        let mut plan = IoPlan::until(spec(0..8192, IoSize::fixed(4096), false), deadline);
+        let before = deadline.checked_sub(std::time::Duration::from_nanos(1)).unwrap();
+        assert!((0..5).all(|_| plan.next(before).is_some()), "over and over");
+        assert!(plan.next(deadline).is_none());
     }
 
     #[test]

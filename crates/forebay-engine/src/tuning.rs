@@ -140,8 +140,8 @@ pub(crate) mod resident {
     pub(crate) const MAX_BATCH_PIECES: usize = 16;
     /// Most bytes of such a batch. Chosen.
     pub(crate) const MAX_BATCH_BYTES: usize = 256 << 10;
-    /// How long after its last use the driver's word on a range of memory is believed: a slot's caller usually comes back with the same
-    /// buffer.
+    /// How long the driver's word on a range of memory is believed, and that memory which a call has used is there for the next one: a slot's
+    /// caller usually comes back with the same buffer.
     pub(crate) const MEMORY_CACHE_TIME: Duration = Duration::from_millis(1);
 }
 

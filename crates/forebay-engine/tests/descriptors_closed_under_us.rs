@@ -152,6 +152,45 @@ fn a_cold_read_needs_its_own_descriptor_alone() {
     });
 }
 
+#[test]
+fn a_direct_write_needs_its_own_descriptor_alone() {
+    in_process("a_direct_write_needs_its_own_descriptor_alone", &[], &[], || {
+        let session = session(IoBackend::Auto, CachePolicy::Bypass);
+        let (scratch, stranger) = (Scratch::with_pattern(&disk(), 1, LEN), Scratch::new(&disk()));
+        std::fs::write(stranger.path(), STRANGE).unwrap();
+        let other = std::fs::OpenOptions::new().read(true).write(true).open(stranger.path()).unwrap();
+        let file = File::options().write(true).open(scratch.path()).unwrap();
+        if file.direct_refused().is_some() {
+            return println!("skipped: no O_DIRECT here");
+        }
+        let lose = |direct| {
+            for fd in ours(&scratch, direct) {
+                // SAFETY: plain numbers.
+                assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+            }
+        };
+        let buffers = Target::ALL.map(|target| {
+            let mut buffer = target.buffer(&session, 4096);
+            buffer.copy_from_slice(&pattern(KEY, 8192, 4096)).unwrap();
+            buffer
+        });
+        lose(false);
+        for (offset, buffer) in [8192, 16_384].into_iter().zip(&buffers) {
+            session.write(&file, offset, buffer).unwrap();
+            let mut got = vec![0; 4096];
+            std::fs::File::open(scratch.path()).unwrap().read_exact_at(&mut got, offset).unwrap();
+            assert!(got == pattern(KEY, 8192, 4096));
+            says_so(&session.write(&file, offset + 100, buffer).unwrap_err());
+        }
+        lose(true);
+        for buffer in &buffers {
+            says_so(&session.write(&file, 8192, buffer).unwrap_err());
+        }
+        assert_eq!(std::fs::read(stranger.path()).unwrap(), STRANGE);
+        std::mem::forget(file);
+    });
+}
+
 /// What a ring's closed descriptor comes to on kernels that know a ring by nothing else: no call on it works any more.
 fn break_rings() {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };

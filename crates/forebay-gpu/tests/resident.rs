@@ -41,6 +41,17 @@ fn only_plain_device_memory_is_for_kernels() {
 }
 
 #[test]
+fn of_reserved_addresses_only_what_is_mapped_is_for_kernels() {
+    let (fake, device) = device();
+    let reserved = fake.map_first_part(2 * LEN, LEN).unwrap();
+    assert_eq!(device.classify(reserved).unwrap().range, Some((reserved, 2 * LEN)), "the driver's word");
+    assert_eq!(device.kernels_memory(Context::PRIMARY, reserved), Some(reserved..reserved + LEN as u64));
+    assert_eq!(device.kernels_memory(Context::PRIMARY, reserved + LEN as u64), None);
+    fake.unmap_first_part(reserved, (2 * LEN, LEN)).unwrap();
+    tidy(fake);
+}
+
+#[test]
 fn memory_of_another_context_is_not_this_ones() {
     let (fake, device) = device();
     let second = fake.create_context(0).unwrap();

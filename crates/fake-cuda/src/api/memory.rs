@@ -120,6 +120,10 @@ fn pointer_attribute(name: c_int, address: u64) -> Answer<(u64, usize)> {
     let state = state();
     let Some((start, region)) = state.region(address) else { return Err(INVALID_VALUE) };
     let on_host = matches!(region.kind, RegionKind::Pinned | RegionKind::Registered);
+    // Of mapped memory: all that was reserved, mapped or not.
+    let reserved =
+        (region.kind == RegionKind::Virtual).then(|| state.reservations.range(..=start).next_back());
+    let (range, range_len) = reserved.flatten().map_or((start, region.len), |(at, pages)| (*at, pages.len));
     Ok(match name {
         1 => (region.context, 8),
         2 => (if on_host { 1 } else { 2 }, 4),
@@ -127,8 +131,8 @@ fn pointer_attribute(name: c_int, address: u64) -> Answer<(u64, usize)> {
         7 => (region.id, 8),
         8 => (u64::from(region.kind == RegionKind::Managed), 4),
         9 => (region.gpu as u64, 4),
-        11 => (start, 8),
-        12 => (region.len as u64, 8),
+        11 => (range, 8),
+        12 => (range_len as u64, 8),
         13 => (u64::from(region.accessible), 4),
         16 => (if region.accessible { 3 } else { 0 }, 4),
         _ => return Err(INVALID_VALUE),

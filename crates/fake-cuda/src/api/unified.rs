@@ -4,15 +4,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::context::cuCtxCreate_v2;
-use super::memory::{
-    cuMemcpyDtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2, cuPointerGetAttribute,
-};
+use super::memory::{cuMemcpyDtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2};
 use crate::entry::export;
-use crate::result::Answer;
+use crate::result::{Answer, INVALID_VALUE};
 use crate::state::state;
-
-const RANGE_START: c_int = 11;
-const RANGE_SIZE: c_int = 12;
 
 fn answer(code: c_int) -> Answer {
     if code == 0 { Ok(()) } else { Err(code) }
@@ -28,8 +23,11 @@ export! {
     }
 
     fn cuMemGetAddressRange_v2(start: *mut u64, len: *mut usize, address: u64) {
-        answer(cuPointerGetAttribute(start.cast(), RANGE_START, address))?;
-        answer(cuPointerGetAttribute(len.cast(), RANGE_SIZE, address))
+        let state = state();
+        let (at, region) = state.region(address).ok_or(INVALID_VALUE)?;
+        start.write(at);
+        len.write(region.len);
+        Ok(())
     }
 
     fn cuMemcpyAsync(dst: u64, src: u64, len: usize, stream: u64) {

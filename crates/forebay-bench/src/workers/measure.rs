@@ -148,7 +148,7 @@ impl WorkerMeter {
         self.done_at(Instant::now(), started, ops, bytes);
     }
 
-    /// The same of I/Os whose end somebody has taken the time of.
+    /// The same of I/Os whose end is known: of one by the engine, which ends when its bytes are there, before they are counted.
     pub(crate) fn done_at(&mut self, now: Instant, started: Instant, ops: u64, bytes: u64) {
         let nanos = (now - started).as_nanos() as u64;
         // The histogram grows by itself: recording cannot fail.
@@ -184,12 +184,7 @@ impl WorkerMeter {
         if rest.total() > 0 {
             self.add(receipt.engine().for_the_rest(), rest);
         }
-        // Mostly one of those that are known: the same one, not an equal one.
-        let is_known = |known: &Arc<Election>| Arc::ptr_eq(known, &receipt.election);
-        if !self.elections.iter().any(is_known)
-            && !self.elections.contains(&receipt.election)
-            && self.elections.len() < 64
-        {
+        if !self.elections.contains(&receipt.election) && self.elections.len() < 64 {
             self.elections.push(receipt.election.clone());
         }
     }

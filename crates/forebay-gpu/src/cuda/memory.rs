@@ -249,13 +249,19 @@ pub(super) fn of_kernels(gpu: &CudaGpu, context: Context, address: u64) -> Optio
         info.kind == MemoryKind::Device && info.device == Some(gpu.info.index) && info.context == context;
     let (start, len) = info.range.filter(|_| is_plain)?;
     let _guard = gpu.enter(gpu.raw(context).ok()?).ok()?;
+    // Of mapped memory that is all of the reservation, of which parts may have no memory: this one ends with its mapping.
+    let (mut mapped, mut mapped_len) = (start, len);
+    // SAFETY: places of those types.
+    let _ =
+        unsafe { gpu.driver.symbols.cuMemGetAddressRange_v2(&raw mut mapped, &raw mut mapped_len, address) };
+    let end = (start + len as u64).min(mapped + mapped_len as u64);
     // Mapped memory may be for reading only. Drivers that do not know the attribute map none.
     let (name, mut access) = (POINTER_ACCESS_FLAGS, 0u64);
     let mut place = (&raw mut access).cast::<c_void>();
     // SAFETY: one name and its place.
     let asked =
         unsafe { gpu.driver.symbols.cuPointerGetAttributes(1, &raw const name, &raw mut place, address) };
-    (asked.is_err() || access == POINTER_ACCESS_READ_WRITE).then(|| start..start + len as u64)
+    (asked.is_err() || access == POINTER_ACCESS_READ_WRITE).then(|| start.max(mapped)..end)
 }
 
 fn attributes(gpu: &CudaGpu, address: u64) -> Result<Attributes, CudaFailure> {

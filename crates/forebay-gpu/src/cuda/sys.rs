@@ -221,6 +221,7 @@ symbols! {
     cuMemHostRegister_v2(address: *mut c_void, len: usize, flags: c_uint);
     cuMemHostUnregister(address: *mut c_void);
     cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut c_void, flags: c_uint);
+    cuMemGetAddressRange_v2(start: *mut u64, len: *mut usize, address: u64);
     cuPointerGetAttributes(count: c_uint, attributes: *const c_int, data: *mut *mut c_void, address: u64);
     cuPointerSetAttribute(value: *const c_void, attribute: c_int, address: u64);
     cuMemGetHandleForAddressRange(handle: *mut c_void, address: u64, len: usize, kind: c_int, flags: u64);

@@ -374,10 +374,8 @@ impl Mapped {
 
     /// This session is about to write to the file: its pins go first.
     pub(crate) fn forget(&self, file: &Descriptors) {
-        if !self.state.cache.is_empty()
-            && let Ok(version) = FileVersion::of(file.buffered.as_raw_fd())
-        {
-            self.state.cache.before_write(version.id());
+        if !self.state.cache.is_empty() {
+            self.state.cache.before_write(file.identity);
         }
     }
 

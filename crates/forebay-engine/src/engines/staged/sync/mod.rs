@@ -480,14 +480,16 @@ fn write_segment(
     policy: CachePolicy,
     align: u64,
 ) -> Result<Attempt> {
+    if segment.len == 0 {
+        file.check()?;
+        return Ok(Attempt::Done(0, segment.moved()));
+    }
     segment.choose_write(file, align, policy);
     // A direct write looks at its own descriptor.
-    if segment.len == 0 || !segment.is_direct() {
+    if !segment.is_direct() {
         file.check()?;
     }
-    if segment.len > 0 {
-        segment.run_blocking(Direction::Write, file, align)?;
-    }
+    segment.run_blocking(Direction::Write, file, align)?;
     Ok(Attempt::Done(segment.good(), segment.moved()))
 }
 

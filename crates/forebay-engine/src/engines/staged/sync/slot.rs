@@ -50,26 +50,40 @@ impl SlotRoom {
     }
 }
 
-/// Memory that kernels reach by the driver's word, and when the last call that used it began.
+/// Memory that kernels reach, each with the time when that was known.
 #[derive(Default)]
-struct KnownMemory(Cell<Option<(Instant, Range<u64>)>>);
+struct KnownMemory {
+    /// By the driver's word: all around what was asked about.
+    told: Cell<Option<(Instant, Range<u64>)>>,
+    /// What the last call used. When that call began.
+    used: Cell<Option<(Instant, Range<u64>)>>,
+}
 
 impl KnownMemory {
-    /// Whether kernels reach all of this memory. Asks, unless a call that began just before `now`, when this one did, used the same
-    /// memory: nothing is freed, and made anew for other uses, in so short a time.
+    /// Whether kernels reach all of this memory. Asks, unless the driver has just told, or the call before used the same memory and
+    /// began just before `now`, when this one did: nothing is freed, and made anew for other uses, in so short a time.
     fn holds(
         &self,
         (address, len): (u64, usize),
         now: Instant,
         ask: impl FnOnce() -> Option<Range<u64>>,
     ) -> bool {
-        let is_recent = |used: &Instant| now.saturating_duration_since(*used) < MEMORY_CACHE_TIME;
         let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
-        let known = self.0.take().filter(|(used, range)| is_recent(used) && is_inside(range));
-        let Some(range) = known.map(|(_, range)| range).or_else(ask) else { return false };
-        let is_inside = is_inside(&range);
-        self.0.set(Some((now, range)));
-        is_inside
+        let is_known = |known: &Cell<Option<(Instant, Range<u64>)>>| {
+            let found =
+                known.take().filter(|(when, _)| now.saturating_duration_since(*when) < MEMORY_CACHE_TIME);
+            let is_known = found.as_ref().is_some_and(|(_, range)| is_inside(range));
+            known.set(found);
+            is_known
+        };
+        let mut holds = is_known(&self.used) || is_known(&self.told);
+        if !holds {
+            let told = ask();
+            holds = told.as_ref().is_some_and(is_inside);
+            self.told.set(told.map(|range| (now, range)));
+        }
+        self.used.set(holds.then(|| (now, address..address + len as u64)));
+        holds
     }
 }
 
@@ -284,25 +298,28 @@ impl StreamSlots {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn memory_that_is_used_again_and_again_is_asked_about_once() {
-        let (known, start) = (KnownMemory::default(), Instant::now());
-        let asked = Cell::new(0);
-        let holds = |memory, micros| {
+        let (known, start, asked) = (KnownMemory::default(), Instant::now(), Cell::new(0));
+        let holds = |memory, micros: u64| {
             let ask = || {
                 asked.set(asked.get() + 1);
                 Some(4096..1 << 20)
             };
-            known.holds(memory, start + micros * std::time::Duration::from_micros(1), ask)
+            known.holds(memory, start + Duration::from_micros(micros), ask)
         };
         assert!((0..20).all(|call| holds((8192, 4096), 900 * call)) && asked.get() == 1);
-        assert!(!holds((1 << 20, 1), 18_000) && asked.get() == 2, "other memory");
-        assert!(!holds((8192, 1 << 20), 18_100) && asked.get() == 3, "more than there is");
+        assert!(holds((8192, 1), 17_000) && asked.get() == 1, "a call that began earlier");
+        assert!(holds((16_384, 4096), 17_100) && asked.get() == 2, "what lies beside it may have changed");
+        assert!(holds((32_768, 4096), 17_200) && asked.get() == 2, "the driver has just told");
+        assert!(!holds((32_768, 1 << 20), 17_300) && asked.get() == 3, "more than there is");
         assert!(holds((8192, 1), 18_200) && asked.get() == 3);
         assert!(holds((8192, 1), 19_200) && asked.get() == 4, "it may be other memory by now");
-        assert!(!known.holds((8192, 1), start + MEMORY_CACHE_TIME * 30, || None), "it is gone");
-        assert!(holds((8192, 1), 30_100) && asked.get() == 5);
+        assert!(!known.holds((8192, 1), start + Duration::from_millis(30), || None), "it is gone");
+        assert!(holds((8192, 1), 30_100) && asked.get() == 5, "nothing is known of it");
     }
 }
