@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use common::{Random, Scratch, Stop, Turn, chill, disk, has_hint, in_process, pattern, soon, turn};
 use forebay_config::Config;
-use forebay_engine::{EngineKind, File, Memory, Offsets, ReadPiece, Session, Transfer};
+use forebay_engine::{EngineKind, File, Memory, Offsets, ReadPiece, Refusal, Session, Transfer};
 use forebay_error::ErrorKind;
 use pages::{
     MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, punch, raw, settle, status,
@@ -459,6 +459,20 @@ fn write_while_it_is_read(writer: &Session, reader: &Session) -> usize {
         });
     }
     in_place
+}
+
+#[test]
+fn a_file_that_changed_between_two_long_reads_is_not_read_twice() {
+    let _turn = turn();
+    let session = open(config());
+    let (scratch, file) = subject(&memory(), OLD, LEN);
+    pin(&session, &file, LEN);
+    raw(scratch.path()).write_all_at(&new()[..LEN], 0).unwrap();
+    settle();
+    let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
+    assert!(bytes == new()[..LEN]);
+    let again = |refusal: &Refusal| refusal.reason.contains("read again");
+    assert!(!receipt.election.refused.iter().any(again), "{receipt}");
 }
 
 #[test]

@@ -50,7 +50,7 @@ use self::transfer::SecondRead;
 use self::window::{MIN_WORTH, PinnedFile, TOO_LITTLE};
 use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
-use crate::engines::staged::sync::{Callers, Pulled};
+use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES, Pulled};
 use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::io::plan::Part;
 use crate::request::file::File;
@@ -268,6 +268,12 @@ impl Mapped {
         }
         let found = self.look_up(transfer, file)?;
         let FoundFile { version, pinned, .. } = &*found;
+        let is_now = || FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == *version);
+        // Small reads look once, when they have copied.
+        if transfer.len > MAX_CALLER_BYTES && !is_now() {
+            self.state.cache.discard_changed(file, pinned);
+            return None;
+        }
         let pins = self.pins_of(pinned, version.len, transfer)?;
         if !pinned.has_kept(transfer.offset, transfer.offset + transfer.len as u64) {
             self.state.cache.discard(pinned);
@@ -282,7 +288,7 @@ impl Mapped {
         match copied {
             Ok(Pulled::Busy) => None,
             Ok(Pulled::Done { resident }) => {
-                if FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == *version) {
+                if is_now() {
                     let bytes = transfer.len as u64;
                     let resident = if resident { bytes } else { 0 };
                     let moved = Moved { mapped: bytes, resident, ..Moved::default() };
@@ -309,7 +315,7 @@ impl Mapped {
     /// The file if the transfer's first pages are pinned; from time to time asks for those that are not.
     fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<FoundFile>> {
         let len = transfer.len as u64;
-        let small = len <= crate::engines::staged::sync::MAX_CALLER_BYTES as u64;
+        let small = transfer.len <= MAX_CALLER_BYTES;
         // What goes on to `takes` is counted there.
         let (before, counted) =
             if small { file.count_small(len) } else { (file.demand.load(Ordering::Relaxed), len) };

@@ -250,7 +250,7 @@ impl InPlaceTransfer {
 }
 
 /// Why what was copied in place is read once more.
-pub(super) const CHANGED: &str = "the file changed while it was read in place: it was read again";
+pub(super) const CHANGED: &str = "the file changed before it was all read in place: it was read again";
 
 /// Writes down how the batch was divided.
 pub(super) fn elect(
