@@ -249,28 +249,38 @@ impl Fake {
         done("cuMemAllocAsync", code).map(|()| address)
     }
 
-    /// Reserves addresses, and maps memory of device 0 at the first `mapped` of them. Both are multiples of 2 MiB.
-    pub fn map_first_part(&self, reserved: usize, mapped: usize) -> Result<u64, String> {
+    /// Reserves addresses, and maps memory of device 0 at the first of them: each part of its own. Lengths are multiples of 2 MiB.
+    pub fn map_parts(&self, reserved: usize, parts: &[usize]) -> Result<u64, String> {
         type Access = *const [c_int; 3];
         // Pinned memory, of a device, number 0; to be read and written.
         let (property, access) = ([1, 0, 1, 0], [1, 0, 3]);
-        let (mut address, mut memory) = (0, 0);
-        let (place, out) = (&raw mut address, &raw mut memory);
+        let mut address = 0;
+        let place = &raw mut address;
         let reserve = call!(self, "cuMemAddressReserve", (*mut u64, usize, usize, u64, u64) -> c_int, place, reserved, 0, 0, 0);
         done("cuMemAddressReserve", reserve)?;
-        let create = call!(self, "cuMemCreate", (*mut u64, usize, *const [c_int; 4], u64) -> c_int, out, mapped, &raw const property, 0);
-        done("cuMemCreate", create)?;
-        let map =
-            call!(self, "cuMemMap", (u64, usize, usize, u64, u64) -> c_int, address, mapped, 0, memory, 0);
-        done("cuMemMap", map)?;
-        done("cuMemRelease", call!(self, "cuMemRelease", (u64) -> c_int, memory))?;
-        let allow = call!(self, "cuMemSetAccess", (u64, usize, Access, usize) -> c_int, address, mapped, &raw const access, 1);
-        done("cuMemSetAccess", allow).map(|()| address)
+        let mut at = address;
+        for &len in parts {
+            let mut memory = 0;
+            let out = &raw mut memory;
+            let create = call!(self, "cuMemCreate", (*mut u64, usize, *const [c_int; 4], u64) -> c_int, out, len, &raw const property, 0);
+            done("cuMemCreate", create)?;
+            let map = call!(self, "cuMemMap", (u64, usize, usize, u64, u64) -> c_int, at, len, 0, memory, 0);
+            done("cuMemMap", map)?;
+            done("cuMemRelease", call!(self, "cuMemRelease", (u64) -> c_int, memory))?;
+            let allow = call!(self, "cuMemSetAccess", (u64, usize, Access, usize) -> c_int, at, len, &raw const access, 1);
+            done("cuMemSetAccess", allow)?;
+            at += len as u64;
+        }
+        Ok(address)
     }
 
-    /// Gives back what [`Fake::map_first_part`] made.
-    pub fn unmap_first_part(&self, address: u64, (reserved, mapped): (usize, usize)) -> Result<(), String> {
-        done("cuMemUnmap", call!(self, "cuMemUnmap", (u64, usize) -> c_int, address, mapped))?;
+    /// Gives back what [`Fake::map_parts`] made.
+    pub fn unmap_parts(&self, address: u64, reserved: usize, parts: &[usize]) -> Result<(), String> {
+        let mut at = address;
+        for &len in parts {
+            done("cuMemUnmap", call!(self, "cuMemUnmap", (u64, usize) -> c_int, at, len))?;
+            at += len as u64;
+        }
         done("cuMemAddressFree", call!(self, "cuMemAddressFree", (u64, usize) -> c_int, address, reserved))
     }
 

@@ -91,7 +91,8 @@ fn on_host(session: &'static Session, address: u64, kind: MemoryKind) -> Pointer
     PointerTarget { device, context, address, kind, gpu: None, known: (address, address) }
 }
 
-/// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts.
+/// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts. Drivers may tell of all of a
+/// reservation in place of a part: what is not mapped there is refused when it is copied to.
 fn reaches(
     device: &Arc<dyn Device>,
     mut range: Option<(u64, usize)>,

@@ -41,13 +41,18 @@ fn only_plain_device_memory_is_for_kernels() {
 }
 
 #[test]
-fn of_reserved_addresses_only_what_is_mapped_is_for_kernels() {
+fn of_reserved_addresses_one_mapping_is_for_kernels() {
+    const PART: u64 = LEN as u64;
     let (fake, device) = device();
-    let reserved = fake.map_first_part(2 * LEN, LEN).unwrap();
-    assert_eq!(device.classify(reserved).unwrap().range, Some((reserved, 2 * LEN)), "the driver's word");
-    assert_eq!(device.kernels_memory(Context::PRIMARY, reserved), Some(reserved..reserved + LEN as u64));
-    assert_eq!(device.kernels_memory(Context::PRIMARY, reserved + LEN as u64), None);
-    fake.unmap_first_part(reserved, (2 * LEN, LEN)).unwrap();
+    let start = fake.map_parts(3 * LEN, &[LEN, LEN]).unwrap();
+    let ask = |at: u64| device.kernels_memory(Context::PRIMARY, start + at);
+    assert_eq!(device.classify(start).unwrap().range, Some((start, 3 * LEN)), "the driver's word");
+    assert_eq!(ask(5), Some(start..start + PART));
+    assert_eq!(ask(PART), Some(start + PART..start + 2 * PART));
+    assert_eq!(ask(2 * PART), None, "reserved alone");
+    fake.fail_next("cuMemGetAddressRange_v2", 1, 0, 1);
+    assert_eq!(ask(0), None, "where it ends is not known");
+    fake.unmap_parts(start, 3 * LEN, &[LEN, LEN]).unwrap();
     tidy(fake);
 }
 

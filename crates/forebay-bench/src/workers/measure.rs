@@ -148,7 +148,7 @@ impl WorkerMeter {
         self.done_at(Instant::now(), started, ops, bytes);
     }
 
-    /// The same of I/Os whose end is known: of one by the engine, which ends when its bytes are there, before they are counted.
+    /// The same of I/Os that ended at `now`. For one by the engine that is when its bytes had arrived, before the engine counted them.
     pub(crate) fn done_at(&mut self, now: Instant, started: Instant, ops: u64, bytes: u64) {
         let nanos = (now - started).as_nanos() as u64;
         // The histogram grows by itself: recording cannot fail.

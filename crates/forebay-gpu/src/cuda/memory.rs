@@ -250,10 +250,10 @@ pub(super) fn of_kernels(gpu: &CudaGpu, context: Context, address: u64) -> Optio
     let (start, len) = info.range.filter(|_| is_plain)?;
     let _guard = gpu.enter(gpu.raw(context).ok()?).ok()?;
     // Of mapped memory that is all of the reservation, of which parts may have no memory: this one ends with its mapping.
-    let (mut mapped, mut mapped_len) = (start, len);
+    let (mut mapped, mut mapped_len) = (0, 0);
     // SAFETY: places of those types.
-    let _ =
-        unsafe { gpu.driver.symbols.cuMemGetAddressRange_v2(&raw mut mapped, &raw mut mapped_len, address) };
+    unsafe { gpu.driver.symbols.cuMemGetAddressRange_v2(&raw mut mapped, &raw mut mapped_len, address) }
+        .ok()?;
     let end = (start + len as u64).min(mapped + mapped_len as u64);
     // Mapped memory may be for reading only. Drivers that do not know the attribute map none.
     let (name, mut access) = (POINTER_ACCESS_FLAGS, 0u64);

@@ -269,11 +269,6 @@ impl Mapped {
         let found = self.look_up(transfer, file)?;
         let FoundFile { version, pinned, .. } = &*found;
         let is_now = || FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == *version);
-        // Small reads look once, when they have copied.
-        if transfer.len > MAX_CALLER_BYTES && !is_now() {
-            self.state.cache.discard_changed(file, pinned);
-            return None;
-        }
         let pins = self.pins_of(pinned, version.len, transfer)?;
         if !pinned.has_kept(transfer.offset, transfer.offset + transfer.len as u64) {
             self.state.cache.discard(pinned);
@@ -281,6 +276,11 @@ impl Mapped {
         }
         let page = pins.first()?.address()? + transfer.offset % WINDOW;
         let piece = pins.iter().map(|pin| pin.piece()).min().unwrap_or(WINDOW);
+        // Small reads look once, when they have copied.
+        if transfer.len > MAX_CALLER_BYTES && !is_now() {
+            self.state.cache.discard_changed(file, pinned);
+            return None;
+        }
         // SAFETY: the pins keep the pages registered and mapped until the copies are done; the caller vouches for the
         // memory.
         let copied = unsafe { self.state.callers.pull(transfer, page, piece, (known.began, known.order)) };

@@ -55,7 +55,7 @@ impl SlotRoom {
 struct KnownMemory {
     /// By the driver's word: all around what was asked about.
     told: Cell<Option<(Instant, Range<u64>)>>,
-    /// What the last call used. When that call began.
+    /// What was held to be such last, and used then.
     used: Cell<Option<(Instant, Range<u64>)>>,
 }
 
@@ -319,7 +319,7 @@ mod tests {
         assert!(!holds((32_768, 1 << 20), 17_300) && asked.get() == 3, "more than there is");
         assert!(holds((8192, 1), 18_200) && asked.get() == 3);
         assert!(holds((8192, 1), 19_200) && asked.get() == 4, "it may be other memory by now");
-        assert!(!known.holds((8192, 1), start + Duration::from_millis(30), || None), "it is gone");
-        assert!(holds((8192, 1), 30_100) && asked.get() == 5, "nothing is known of it");
+        assert!(!known.holds((2 << 20, 1), start + Duration::from_micros(19_300), || None), "it is gone");
+        assert!(holds((8192, 1), 19_400) && asked.get() == 5, "nothing is known any more");
     }
 }
