@@ -83,8 +83,7 @@ impl IoPlan {
     }
 
     /// The next I/O, or `None` at the end. `now` is compared to the deadline: when the worker's last I/O ended, so that no I/O asks the
-    /// clock for it. A worker that has several in flight may begin some after
-    /// the deadline, until one of them ends.
+    /// clock for it. A worker that has several in flight may begin some after the deadline, until one of them ends.
     pub(crate) fn next(&mut self, now: Instant) -> Option<IoOp> {
         if self.deadline.is_some_and(|deadline| now >= deadline) {
             return None;

@@ -120,6 +120,14 @@ fn ours(of: &Scratch, direct: bool) -> Vec<RawFd> {
     numbers.filter(|fd| is_direct(fd) == direct).collect()
 }
 
+/// Their numbers are the other file's from now on.
+fn replace_ours(of: &Scratch, direct: bool, other: &std::fs::File) {
+    for fd in ours(of, direct) {
+        // SAFETY: plain numbers.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
+    }
+}
+
 /// A look at the other one would be a system call for nothing.
 #[test]
 fn a_cold_read_needs_its_own_descriptor_alone() {
@@ -132,12 +140,7 @@ fn a_cold_read_needs_its_own_descriptor_alone() {
         if file.direct_refused().is_some() {
             return println!("skipped: no O_DIRECT here");
         }
-        let lose = |direct| {
-            for fd in ours(&scratch, direct) {
-                // SAFETY: plain numbers.
-                assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
-            }
-        };
+        let lose = |direct| replace_ours(&scratch, direct, &other);
         lose(false);
         let mut buffer = Target::Device.buffer(&session, 4096);
         session.read(&file, 8192, &mut buffer).unwrap();
@@ -163,12 +166,7 @@ fn a_direct_write_needs_its_own_descriptor_alone() {
         if file.direct_refused().is_some() {
             return println!("skipped: no O_DIRECT here");
         }
-        let lose = |direct| {
-            for fd in ours(&scratch, direct) {
-                // SAFETY: plain numbers.
-                assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), fd) }, fd);
-            }
-        };
+        let lose = |direct| replace_ours(&scratch, direct, &other);
         let buffers = Target::ALL.map(|target| {
             let mut buffer = target.buffer(&session, 4096);
             buffer.copy_from_slice(&pattern(KEY, 8192, 4096)).unwrap();

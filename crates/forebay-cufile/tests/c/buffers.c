@@ -88,6 +88,15 @@ static void known(CUfileHandle_t handle) {
     OK(cuFileBufDeregister(device));
 }
 
+/* The driver tells of all that is reserved, of which a part has no memory: a copy to there is refused, and does no harm. */
+static void hole(CUfileHandle_t handle) {
+    char *memory = gpu_map_halves(2 * MIB, 1);
+    CHECK(cuFileRead(handle, memory + 2 * MIB - 64 * KIB, 128 * KIB, 0, 0) < 0);
+    CHECK(cuFileRead(handle, memory + 2 * MIB, 64 * KIB, 0, 0) < 0);
+    EQ(cuFileRead(handle, memory + 2 * MIB - 64 * KIB, 64 * KIB, 0, 0), 64 * KIB);
+    GPU_SAME(memory + 2 * MIB - 64 * KIB, 7, 0, 64 * KIB);
+}
+
 /* 1000 registrations at once, and memory that was freed before it was deregistered. */
 static void many(void) {
     char *device = gpu_alloc(4 * MIB);
@@ -107,6 +116,7 @@ int main(int argc, char **argv) {
     all_kinds(handle);
     inside(handle);
     known(handle);
+    hole(handle);
     many();
     cuFileHandleDeregister(handle);
     return 0;

@@ -201,14 +201,13 @@ static inline void *gpu_alloc_host(size_t len) {
     return address;
 }
 
-/* Reserved addresses with two physical pieces mapped side by side. */
-static inline void *gpu_alloc_virtual(size_t len) {
-    size_t half = (len / 2 + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+/* Reserved addresses for two physical pieces side by side, of which the first `mapped` are. */
+static inline void *gpu_map_halves(size_t half, int mapped) {
     Address base = 0;
     int prop[8] = {1, 0, 1, 0, 0, 0, 0, 0};
     int access[3] = {1, 0, 3};
     CU_OK(cuMemAddressReserve, (Address *, size_t, size_t, Address, uint64_t), &base, 2 * half, 0, 0, 0);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < mapped; i++) {
         uint64_t memory = 0;
         Address at = base + (Address)i * half;
         CU_OK(cuMemCreate, (uint64_t *, size_t, void *, uint64_t), &memory, half, prop, 0);
@@ -217,6 +216,10 @@ static inline void *gpu_alloc_virtual(size_t len) {
         CU_OK(cuMemRelease, (uint64_t), memory);
     }
     return (void *)base;
+}
+
+static inline void *gpu_alloc_virtual(size_t len) {
+    return gpu_map_halves((len / 2 + 2 * MIB - 1) / (2 * MIB) * (2 * MIB), 2);
 }
 
 static inline void gpu_peek(void *address, unsigned char *bytes, size_t len, int write) {

@@ -1,6 +1,6 @@
 //! Stream slots: what a caller's thread needs to move bytes by itself.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -54,35 +54,31 @@ impl SlotRoom {
 #[derive(Default)]
 struct KnownMemory {
     /// By the driver's word: all around what was asked about.
-    told: Cell<Option<(Instant, Range<u64>)>>,
+    told: Option<(Instant, Range<u64>)>,
     /// What was held to be such last, and used then.
-    used: Cell<Option<(Instant, Range<u64>)>>,
+    used: Option<(Instant, Range<u64>)>,
 }
 
 impl KnownMemory {
     /// Whether kernels reach all of this memory. Asks, unless the driver has just told, or the call before used the same memory and
     /// began just before `now`, when this one did: nothing is freed, and made anew for other uses, in so short a time.
     fn holds(
-        &self,
+        &mut self,
         (address, len): (u64, usize),
         now: Instant,
         ask: impl FnOnce() -> Option<Range<u64>>,
     ) -> bool {
         let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
-        let is_known = |known: &Cell<Option<(Instant, Range<u64>)>>| {
-            let found =
-                known.take().filter(|(when, _)| now.saturating_duration_since(*when) < MEMORY_CACHE_TIME);
-            let is_known = found.as_ref().is_some_and(|(_, range)| is_inside(range));
-            known.set(found);
-            is_known
+        let is_known = |(when, range): &(Instant, Range<u64>)| {
+            now.saturating_duration_since(*when) < MEMORY_CACHE_TIME && is_inside(range)
         };
-        let mut holds = is_known(&self.used) || is_known(&self.told);
+        let mut holds = self.used.as_ref().is_some_and(is_known) || self.told.as_ref().is_some_and(is_known);
         if !holds {
             let told = ask();
             holds = told.as_ref().is_some_and(is_inside);
-            self.told.set(told.map(|range| (now, range)));
+            self.told = told.map(|range| (now, range));
         }
-        self.used.set(holds.then(|| (now, address..address + len as u64)));
+        self.used = holds.then(|| (now, address..address + len as u64));
         holds
     }
 }
@@ -103,7 +99,7 @@ pub(super) struct StreamSlot {
     long: [OnceCell<LongBuffer>; 2],
     /// For copies beside those of other callers.
     pub(super) resident: Arc<Resident>,
-    known: KnownMemory,
+    known: RefCell<KnownMemory>,
 }
 
 impl StreamSlot {
@@ -120,7 +116,7 @@ impl StreamSlot {
         // SAFETY: the pages live as long as the slot, and nothing else lies behind its bytes.
         let marked = unsafe { MarkedStream::new(device.stream(context)?, default, (word.host, word.reach)) }?;
         let (device, long, known, own) =
-            (device.clone(), Default::default(), KnownMemory::default(), OnceCell::new());
+            (device.clone(), Default::default(), RefCell::default(), OnceCell::new());
         Ok(Self { device, context, index, marked, shared, own, bytes, long, resident, known })
     }
 
@@ -167,7 +163,8 @@ impl StreamSlot {
 
     /// Whether kernels reach all of this memory. `now`: when the call began.
     pub(super) fn is_kernels_memory(&self, memory: (u64, usize), now: Instant) -> bool {
-        self.known.holds(memory, now, || self.device.kernels_memory(self.context, memory.0))
+        let ask = || self.device.kernels_memory(self.context, memory.0);
+        self.known.borrow_mut().holds(memory, now, ask)
     }
 
     /// Whether the kernel is to copy a piece that came from a disk.
@@ -298,19 +295,20 @@ impl StreamSlots {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn memory_that_is_used_again_and_again_is_asked_about_once() {
-        let (known, start, asked) = (KnownMemory::default(), Instant::now(), Cell::new(0));
+        let (known, start, asked) = (RefCell::<KnownMemory>::default(), Instant::now(), Cell::new(0));
         let holds = |memory, micros: u64| {
             let ask = || {
                 asked.set(asked.get() + 1);
                 Some(4096..1 << 20)
             };
-            known.holds(memory, start + Duration::from_micros(micros), ask)
+            known.borrow_mut().holds(memory, start + Duration::from_micros(micros), ask)
         };
         assert!((0..20).all(|call| holds((8192, 4096), 900 * call)) && asked.get() == 1);
         assert!(holds((8192, 1), 17_000) && asked.get() == 1, "a call that began earlier");
@@ -319,7 +317,8 @@ mod tests {
         assert!(!holds((32_768, 1 << 20), 17_300) && asked.get() == 3, "more than there is");
         assert!(holds((8192, 1), 18_200) && asked.get() == 3);
         assert!(holds((8192, 1), 19_200) && asked.get() == 4, "it may be other memory by now");
-        assert!(!known.holds((2 << 20, 1), start + Duration::from_micros(19_300), || None), "it is gone");
+        let later = start + Duration::from_micros(19_300);
+        assert!(!known.borrow_mut().holds((2 << 20, 1), later, || None), "it is gone");
         assert!(holds((8192, 1), 19_400) && asked.get() == 5, "nothing is known any more");
     }
 }
