@@ -33,6 +33,7 @@ mod verify;
 mod workers;
 mod workload;
 
+pub use files::empty::empty_bytes;
 pub use memory::DeviceMemory;
 pub use observer::{Observer, Progress, Silent};
 pub use report::{BenchReport, OpenCost, OpenStep, Pass, format, text};

@@ -96,7 +96,7 @@ pub(crate) struct Load {
     /// Print a line per job too
     #[arg(short = 'J')]
     pub(crate) per_job: bool,
-    /// 1: without O_DIRECT, through the page cache
+    /// 0: by O_DIRECT; 1: without, through the page cache [default: types 0, 5, 6, 7 read what is cached there; 0 as gdsio]
     #[arg(short = 'O', value_name = "0|1", value_parser = clap::value_parser!(u8).range(0..=1))]
     no_direct: Option<u8>,
 
@@ -152,7 +152,7 @@ pub(crate) struct Load {
     /// How lanes talk to the kernel: auto, ring, threads
     #[arg(long = "io", value_name = "BACKEND", value_parser = parse::<IoBackend>, help_heading = "forebay's own")]
     io_backend: Option<IoBackend>,
-    /// Batches (types 5 to 7) or buffers (type 3) in flight [default: 2]
+    /// Batches (types 6 and 7) or I/Os (types 3 and 5) that a thread keeps in flight [default: 1]
     #[arg(long, value_name = "N", help_heading = "forebay's own")]
     batches: Option<usize>,
     /// Measure what raw calls reach too
@@ -298,10 +298,7 @@ impl Load {
 
     fn config(&self) -> Result<Config> {
         let mut config = Config::from_env()?;
-        if self.no_direct == Some(1) {
-            config.cache = CachePolicy::Keep;
-        }
-        config.cache = self.cache.unwrap_or(config.cache);
+        config.cache = self.cache.or_else(|| self.direct()).unwrap_or(config.cache);
         config.lanes = self.lanes.unwrap_or(config.lanes);
         config.objective = self.objective.unwrap_or(config.objective);
         config.io = self.io_backend.unwrap_or(config.io);
@@ -310,6 +307,17 @@ impl Load {
         }
         config.engine = self.engine.clone().or(config.engine);
         config.checked()
+    }
+
+    /// What `-O` asks for. gdsio opens files by O_DIRECT, unless something else is asked for.
+    fn direct(&self) -> Option<CachePolicy> {
+        let is_plain = self.task() == BenchTask::Transfers && self.engine.is_none() && !self.warm;
+        let is_asked = forebay_config::env::text("FOREBAY_CACHE").is_some();
+        match self.no_direct {
+            Some(1) => Some(CachePolicy::Keep),
+            Some(_) => Some(CachePolicy::Bypass),
+            None => (self.is_gdsio && is_plain && !is_asked).then_some(CachePolicy::Bypass),
+        }
     }
 
     fn jobs(&self) -> Result<Vec<Job>> {

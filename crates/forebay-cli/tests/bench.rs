@@ -253,6 +253,36 @@ fn threads_of_stream_ordered_types_do_not_wait_for_each_other() {
     assert!(four > 2 * alone, "{alone} and {four} transfers in a second");
 }
 
+/// By Little's law: what was in flight is rate × latency.
+#[test]
+fn no_more_is_in_flight_than_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    for (args, asked, word) in [
+        ("-x 3 -w 2", 2, None),
+        ("-x 5 -w 2", 2, None),
+        ("-x 6 -w 4", 4, Some(4)),
+        ("-x 7 -w 4", 4, Some(4)),
+        ("-x 7 -w 2 -B 8", 8, Some(8)),
+        ("-x 0 -w 2 --bare -i 128K", 2, None),
+        ("-x 6 -w 4 --bare -i 128K", 4, Some(4)),
+        ("-x 5 -w 1 --batches 3", 3, Some(3)),
+        ("-x 3 -w 1 --batches 3", 3, Some(3)),
+        ("-x 6 -w 4 --batches 2", 8, Some(8)),
+    ] {
+        let done = run_fake(directory.path(), &format!("bench -f x -I 2 -T 0.2 --json r.json {args}")).ok();
+        let depth = word.map_or("Threads: ".to_owned(), |word| format!(" IoDepth: {word} "));
+        let is_said = done.out.contains(&depth) && (word.is_some() || !done.out.contains("IoDepth"));
+        assert!(is_said, "{args}: {}", done.out);
+        let text = std::fs::read(directory.path().join("r.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let pass = &report["passes"][0];
+        let of = |name: &str| pass[name].as_f64().unwrap();
+        let in_flight = of("ops") * pass["latency_us"]["mean"].as_f64().unwrap() / 1e6 / of("seconds");
+        assert!(in_flight <= f64::from(asked) * 1.02, "{args}: {in_flight:.2} in flight");
+    }
+}
+
 /// The report of `bench ARGS --json` on the fake driver.
 fn report(directory: &Path, args: &str) -> serde_json::Value {
     run_fake(directory, &format!("bench {args} --json report.json")).ok();
@@ -544,6 +574,11 @@ fn the_page_cache_beside_o_direct_is_said() {
         ("-x 0 --drop-cache", None, false),
         ("-x 0 --warm", None, false),
         ("-x 4", None, false),
+        ("-x 5", Some(alone), false),
+        ("-x 6", Some(alone), false),
+        ("-x 7", Some(alone), false),
+        ("-x 6 -O 0", None, false),
+        ("-x 0 --bare", Some(alone), false),
         ("--compare 0,2 --repeat 1", Some(beside), true),
         ("--compare 0,2 --repeat 1 --cache bypass", None, false),
         ("--compare 0,4 --repeat 1", None, false),
@@ -564,5 +599,82 @@ fn the_page_cache_beside_o_direct_is_said() {
         let ratio = &report["summary"][0]["ratio"];
         assert!(ratio.is_null() || ratio["cache_beside_drive"] == is_marked, "{args}: {ratio}");
         std::fs::remove_file(directory.path().join("r.json")).unwrap();
+    }
+}
+
+/// The same binary as `gdsio`: all of its types but the fourth go by O_DIRECT, as NVIDIA's do, unless something else is asked for.
+#[test]
+fn gdsio_reads_a_warm_file_by_o_direct() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    sample(directory.path(), "x", 4 << 20);
+    for xfer in 0..8 {
+        for (args, is_asked) in
+            [("", false), ("-O 0", false), ("-O 1", true), ("--warm", true), ("--cache keep", true)]
+        {
+            if xfer % 4 != 0 && !args.is_empty() {
+                continue;
+            }
+            let mut warm = std::fs::File::open(directory.path().join("x")).unwrap();
+            std::io::copy(&mut warm, &mut std::io::sink()).unwrap();
+            let done = as_gdsio(directory.path(), &format!("-f x -i 1M -w 2 -x {xfer} --json r.json {args}"));
+            if done.err.contains("has no O_DIRECT") {
+                eprintln!("skipped: the build folder's file system has no O_DIRECT");
+                return;
+            }
+            let text = std::fs::read(directory.path().join("r.json")).unwrap();
+            let report: serde_json::Value = serde_json::from_slice(&text).unwrap();
+            let bytes = |way: &str| {
+                let engines = report["passes"][0]["engines"].as_array().unwrap();
+                engines.iter().map(|one| one[way].as_u64().unwrap()).sum::<u64>()
+            };
+            let cached = if is_asked || xfer == 4 { 4 << 20 } else { 0 };
+            assert_eq!(
+                (bytes("cached"), bytes("bytes")),
+                (cached, 4 << 20),
+                "-x {xfer} {args}: {}",
+                done.err
+            );
+            assert!(!done.err.contains("where gdsio reads"), "-x {xfer} {args}: {}", done.err);
+        }
+    }
+}
+
+/// Holes, and blocks that were allocated and never written, are no file on a drive.
+#[test]
+fn files_without_data_are_said() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    sample(directory.path(), "whole", 4 << 20);
+    let file = |name: &str| std::fs::File::create(directory.path().join(name)).unwrap();
+    file("hole").set_len(4 << 20).unwrap();
+    let half = file("half");
+    half.set_len(4 << 20).unwrap();
+    half.write_all_at(&vec![7; 2 << 20], 1 << 20).unwrap();
+    let allocated = file("allocated");
+    // SAFETY: no pointers are passed.
+    let is_allocated =
+        unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&allocated), 0, 0, 4 << 20) } == 0;
+    for (name, said) in [
+        ("whole", None),
+        ("hole", Some("4.0 MiB")),
+        ("half", Some("2.0 MiB")),
+        ("allocated", Some("4.0 MiB")),
+    ] {
+        if name == "allocated" && !is_allocated {
+            continue;
+        }
+        for xfer in [0, 1, 6] {
+            let done = run(directory.path(), &format!("bench -f {name} -i 64K -x {xfer}")).ok();
+            let note = said.map(|said| {
+                format!("note: {name}: {said} of 4.0 MiB are holes, or were allocated and never written")
+            });
+            match note {
+                Some(note) => assert!(done.err.contains(&note), "{name} -x {xfer}: {}", done.err),
+                None => assert!(!done.err.contains("never written"), "{name}: {}", done.err),
+            }
+        }
+        // What is written has its blocks then.
+        run(directory.path(), &format!("bench -f {name} -i 64K -I 1 --overwrite")).ok();
+        let done = run(directory.path(), &format!("bench -f {name} -i 64K")).ok();
+        assert!(!done.err.contains("never written"), "{name}: {}", done.err);
     }
 }

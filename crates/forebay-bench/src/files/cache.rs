@@ -10,6 +10,7 @@ use forebay_engine::{File, Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::open::ReadyJob;
+use crate::report::text::bytes;
 use crate::report::{BenchReport, Pass};
 use crate::workload::Workload;
 
@@ -105,63 +106,96 @@ fn warm(path: Option<&Path>, start: u64, len: u64) -> Result<()> {
     })
 }
 
-/// Where most bytes of a reading pass came from, if that is told.
+/// Where bytes of a pass came from or went to: a part of them is that of the rest by more than one in a hundred.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum ReadFrom {
-    PageCache,
+enum Through {
+    /// How many of a hundred bytes.
+    PageCache(u64),
     Drive,
 }
 
-fn read_from(pass: &Pass) -> Option<ReadFrom> {
-    if !pass.io.ends_with("READ") || pass.verify_pass {
+fn through(pass: &Pass) -> Option<Through> {
+    if pass.verify_pass || pass.files.iter().any(|file| file.file_system == "tmpfs") {
         return None;
     }
     let cached: u64 = pass.engines.iter().map(|engine| engine.cached + engine.mapped).sum();
     let direct: u64 = pass.engines.iter().map(|engine| engine.direct + engine.placed + engine.rdma).sum();
-    match pass.bytes / 2 {
-        half if cached > half => Some(ReadFrom::PageCache),
-        half if direct > half => Some(ReadFrom::Drive),
-        _ => None,
+    let percent = cached.saturating_mul(100) / pass.bytes.max(1);
+    match direct > pass.bytes / 2 {
+        _ if percent > 0 => Some(Through::PageCache(percent)),
+        true => Some(Through::Drive),
+        false => None,
     }
 }
 
-/// Where the passes of a type read from.
-fn of_type(passes: &[Pass], xfer_type: usize) -> Option<ReadFrom> {
-    passes.iter().rev().filter(|pass| pass.xfer_type == xfer_type).find_map(read_from)
+/// Where the passes of a type went.
+fn of_type(passes: &[Pass], xfer_type: usize) -> Option<Through> {
+    passes.iter().rev().filter(|pass| pass.xfer_type == xfer_type).find_map(through)
 }
 
-/// Whether one of two types read from the page cache and the other from the drive.
+/// Whether one of two types went through the page cache and the other to the drive.
 pub(crate) fn differs(passes: &[Pass], one: usize, other: usize) -> bool {
-    match (of_type(passes, one), of_type(passes, other)) {
-        (Some(one), Some(other)) => one != other,
-        _ => false,
-    }
+    matches!(
+        (of_type(passes, one), of_type(passes, other)),
+        (Some(Through::Drive), Some(Through::PageCache(_)))
+            | (Some(Through::PageCache(_)), Some(Through::Drive))
+    )
 }
 
-/// What the reader should know whose file was warm: an engine of forebay's reads it from the page cache, where gdsio and
-/// raw calls read by O_DIRECT.
+/// What the reader should know of the page cache: what of the engine's types went through it, where gdsio and raw calls
+/// go by O_DIRECT.
 pub(crate) fn note(work: &Workload, report: &BenchReport) -> Option<String> {
-    const FIX: &str = "--drop-cache or --cache bypass has all read from the drive";
+    let (did, does, fix) = if work.access.writes() {
+        ("wrote through", "writes", "--cache bypass has all written to the drive")
+    } else {
+        ("read from", "reads", "--drop-cache or --cache bypass has all read from the drive")
+    };
     let ratio =
         report.summary.iter().find(|one| one.ratio.as_ref().is_some_and(|ratio| ratio.cache_beside_drive));
     if let Some(one) = ratio {
         let last = report.summary.last().map_or(0, |last| last.xfer_type);
         let (cache, drive) = match of_type(&report.passes, one.xfer_type) {
-            Some(ReadFrom::PageCache) => (one.xfer_type, last),
+            Some(Through::PageCache(_)) => (one.xfer_type, last),
             _ => (last, one.xfer_type),
         };
-        return Some(format!("type {cache} read from the page cache, type {drive} by O_DIRECT: {FIX}"));
+        return Some(format!("type {cache} {did} the page cache, type {drive} by O_DIRECT: {fix}"));
     }
-    let asked = work.warm || work.keeps_cache() || !work.compare.is_empty() || work.bare;
-    let is_on_disk = |pass: &Pass| pass.files.iter().all(|file| file.file_system != "tmpfs");
-    let pass = report.passes.iter().find(|pass| {
-        pass.task == "transfers"
-            && pass.xfer_type == 0
-            && read_from(pass) == Some(ReadFrom::PageCache)
-            && is_on_disk(pass)
-    });
-    (!asked && pass.is_some()).then(|| {
-        format!("the file was warm and read from the page cache, where gdsio reads by O_DIRECT: {FIX}")
+    if work.warm || work.keeps_cache() || !work.compare.is_empty() {
+        return None;
+    }
+    let of_engine = |pass: &&Pass| pass.task == "transfers" && !matches!(pass.xfer_type, 1..=4);
+    let parts = report.passes.iter().filter(of_engine).filter_map(through);
+    let percent = parts.map(|part| if let Through::PageCache(percent) = part { percent } else { 0 }).max();
+    let what = match percent.filter(|percent| *percent > 0)? {
+        _ if work.access.writes() => "the file was written through the page cache".to_owned(),
+        percent if percent > 50 => "the file was warm and read from the page cache".to_owned(),
+        percent => format!("{percent} % of the file was warm and read from the page cache"),
+    };
+    Some(format!("{what}, where gdsio {does} by O_DIRECT: {fix}"))
+}
+
+/// What the reader should know of files that do not hold what was read.
+pub(crate) fn empty_note(report: &BenchReport) -> Option<String> {
+    let files = report.passes.iter().flat_map(|pass| &pass.files);
+    let file = files.max_by_key(|file| file.empty)?;
+    let (empty, total) = (file.empty.filter(|empty| *empty > 0)?, file.before.as_ref().map(|one| one.total));
+    let of = total.map_or(String::new(), |total| format!(" of {}", bytes(total)));
+    Some(format!(
+        "{}: {}{of} are holes, or were allocated and never written: reads of them reach no drive, and their rate is none \
+         of a drive. Write the file first, or copy it: cp --sparse=never --reflink=never",
+        file.path,
+        bytes(empty)
+    ))
+}
+
+/// Part of all CPUs that others may use beside a run, in percent: more is told.
+const BUSY_PERCENT: f64 = 10.0;
+
+/// What the reader should know of a machine that others used meanwhile.
+pub(crate) fn busy_note(report: &BenchReport) -> Option<String> {
+    let others = report.passes.iter().filter_map(|pass| pass.cpu.others_percent).fold(0.0, f64::max);
+    (others > BUSY_PERCENT).then(|| {
+        format!("busy machine: other programs used up to {others:.0} % of all CPUs during the run: figures are lower for it")
     })
 }
 

@@ -2,5 +2,6 @@
 
 pub(crate) mod block_device;
 pub(crate) mod cache;
+pub(crate) mod empty;
 pub(crate) mod foreign;
 pub(crate) mod open;

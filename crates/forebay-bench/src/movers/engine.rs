@@ -161,6 +161,10 @@ fn alike(ops: &[(Arc<OpenFile>, IoOp)]) -> Option<(&Arc<OpenFile>, bool)> {
 }
 
 impl Mover for SubmittingMover {
+    fn depth(&self) -> usize {
+        self.entries * self.flights
+    }
+
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let mut flying: VecDeque<BatchFlight> = VecDeque::with_capacity(self.flights);
         let result = self.fly(feed, meter, &mut flying);

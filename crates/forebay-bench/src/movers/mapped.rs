@@ -18,7 +18,7 @@ struct MappedSlot {
     busy: Option<(Instant, Arc<OpenFile>, IoOp)>,
 }
 
-/// A ring of copies. Windows are registered while the copies before are under way.
+/// A ring of copies. Within an I/O, windows are registered while the copies before are under way.
 pub(super) struct MappedMover {
     slots: Vec<MappedSlot>,
     stream: Box<dyn Stream>,
@@ -70,6 +70,10 @@ fn map_of(file: &OpenFile) -> Result<&Arc<RawMap>> {
 }
 
 impl Mover for MappedMover {
+    fn depth(&self) -> usize {
+        self.slots.len()
+    }
+
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let count = self.slots.len();
         let mut index = 0;

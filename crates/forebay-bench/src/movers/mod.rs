@@ -24,7 +24,7 @@ use crate::workload::job::{Job, Xfer};
 
 /// I/Os up to this size are pieces: bare mode moves them one by one, or packs them.
 const PIECE: u64 = 64 << 10;
-/// Slots of bare mode's ring, and their size.
+/// Slots that bare mode cuts a longer I/O into, and their size.
 const RING: (usize, u64) = (4, 4 << 20);
 
 /// Builds a worker's mover; called on the worker's thread.
@@ -60,7 +60,7 @@ pub(crate) fn build(
     }
     if work.reads_raw_maps(way.xfer) {
         // One region where an I/O is long: two of a whole file may not fit.
-        let slots = if io > raw::WINDOW { 1 } else { work.batches.max(2) };
+        let slots = if io > raw::WINDOW { 1 } else { work.batches };
         return Ok(Box::new(mapped::MappedMover::new(target(io * slots)?, slots, io)?));
     }
     if way.xfer == Xfer::CpuOnly
@@ -71,7 +71,7 @@ pub(crate) fn build(
     Ok(match way.xfer {
         Xfer::CpuGpu | Xfer::CpuCachedGpu => Box::new(classic::ClassicMover::new(target(io)?, io, wait)?),
         Xfer::CpuAsyncGpu => {
-            let slots = work.batches.max(2);
+            let slots = work.batches;
             Box::new(pipeline::PipelineMover::new(target(io * slots)?, slots, io, io, way.write)?)
         }
         xfer if xfer.is_batch() && job.io.max <= PIECE => {
@@ -80,9 +80,11 @@ pub(crate) fn build(
         }
         _ if job.io.max <= PIECE => Box::new(classic::ClassicMover::new(target(io)?, io, wait)?),
         _ => {
-            let (slots, size) = RING;
+            let (chunks, size) = RING;
             let slot = io.min(size as usize);
-            let len = if io > slot { io } else { slot * slots };
+            let entries = if way.xfer.is_batch() { depth } else { 1 };
+            let (slots, len) =
+                if io > slot { (chunks, io) } else { (entries * work.batches, io * entries * work.batches) };
             Box::new(pipeline::PipelineMover::new(target(len)?, slots, slot, io, way.write)?)
         }
     })

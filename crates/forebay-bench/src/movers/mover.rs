@@ -46,6 +46,11 @@ impl IoFeed {
 pub(crate) trait Mover {
     /// Moves until the feed ends.
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()>;
+
+    /// I/Os that it keeps in flight at most.
+    fn depth(&self) -> usize {
+        1
+    }
 }
 
 /// How the raw calls of a pass go.

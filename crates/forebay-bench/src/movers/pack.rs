@@ -129,6 +129,10 @@ impl PackMover {
 }
 
 impl Mover for PackMover {
+    fn depth(&self) -> usize {
+        self.slots.len() * self.depth
+    }
+
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let count = self.slots.len();
         let mut index = 0;

@@ -1,4 +1,5 @@
-//! Type 3, and bare mode's large I/Os: a ring of pinned slots whose copies overlap the next file calls.
+//! Type 3, and bare mode's large I/Os: a ring of pinned slots whose copies overlap the next file calls, where more than
+//! one I/O, or chunk of one, may be in flight.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,18 +31,17 @@ struct PipelineSlot {
     busy: Option<PipelineChunk>,
 }
 
-/// A ring of slots. I/Os longer than a slot are cut into chunks; I/Os follow each other without a pause, so an I/O's
-/// latency ends when its last chunk's slot is taken again (or at the end).
+/// A ring of slots, one for each I/O in flight: an I/O's latency ends when its slot is taken again (or at the end). An I/O
+/// longer than a slot is cut into chunks, and ends before the next one begins.
 pub(super) struct PipelineMover {
     slots: Vec<PipelineSlot>,
     stream: Box<dyn Stream>,
     target: WorkerMemory,
     size: usize,
     next: usize,
-    /// Each slot has its own part of the memory; otherwise all I/Os share one.
+    /// Each slot has its own part of the memory; otherwise one I/O has all of it.
     regions: bool,
     write: bool,
-    drain: bool,
 }
 
 impl PipelineMover {
@@ -63,10 +63,7 @@ impl PipelineMover {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        // With one region for all I/Os, a check must come before the next I/O's bytes do.
-        let regions = io <= size;
-        let drain = !regions && (target.verify || target.refill.is_some());
-        Ok(Self { slots, stream, target, size, next: 0, regions, write, drain })
+        Ok(Self { slots, stream, target, size, next: 0, regions: io <= size, write })
     }
 
     /// Finishes what the slot is busy with.
@@ -130,11 +127,15 @@ impl PipelineMover {
                 last: done == op.len,
             });
         }
-        if self.drain { self.settle_all(meter) } else { Ok(()) }
+        if self.regions { Ok(()) } else { self.settle_all(meter) }
     }
 }
 
 impl Mover for PipelineMover {
+    fn depth(&self) -> usize {
+        if self.regions { self.slots.len() } else { 1 }
+    }
+
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         while let Some((file, op)) = feed.next(meter.end) {
             if meter.stopped() {

@@ -79,7 +79,7 @@ pub struct Pass {
     pub verified: bool,
     /// Threads; 1 per job for batches.
     pub threads: usize,
-    /// Entries per batch.
+    /// I/Os that a thread keeps in flight, if they are more than one or a batch; pieces of a gather.
     pub io_depth: Option<usize>,
     /// Bytes per I/O.
     pub io_size: IoSizeReport,
@@ -153,6 +153,8 @@ pub struct CpuReport {
     pub one_cpu_user_s: Option<f64>,
     /// The same in the kernel, with interrupts.
     pub one_cpu_system_s: Option<f64>,
+    /// What other programs, and other guests of the host, used of all CPUs meanwhile, in percent.
+    pub others_percent: Option<f64>,
 }
 
 /// Latencies in microseconds.
@@ -250,6 +252,8 @@ pub struct FileReport {
     pub before: Option<ResidencyReport>,
     /// Residency after it.
     pub after: Option<ResidencyReport>,
+    /// Bytes of the range that no drive holds: holes, and what was allocated and never written. Of reading passes.
+    pub empty: Option<u64>,
 }
 
 /// How much of the range is in the page cache.
@@ -272,6 +276,8 @@ pub struct Ceiling {
     pub percent: f64,
     /// Which stage is the least.
     pub method: String,
+    /// Why the pass was faster than the ceiling as it was measured first, and what was measured again.
+    pub above: Option<String>,
     /// All stages.
     pub stages: Vec<CeilingStage>,
 }

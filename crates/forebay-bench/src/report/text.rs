@@ -50,6 +50,9 @@ pub fn pass(pass: &Pass) -> String {
         "  ceiling     {ceiling}{}",
         method.map_or(String::new(), |method| format!("  ({method})"))
     );
+    if let Some(above) = pass.ceiling.as_ref().and_then(|ceiling| ceiling.above.as_ref()) {
+        let _ = writeln!(text, "  above       {above}");
+    }
     for engine in &pass.engines {
         let ways = [
             (engine.cached, "page cache"),

@@ -1,5 +1,6 @@
 //! Ceilings: what raw calls reach, in the same process, with the same block, depth, direction and threads.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,9 +19,13 @@ use crate::workload::job::{IoSize, Xfer};
 
 /// I/Os larger than this go to the engine's lanes.
 const LANES_FROM: u64 = 1 << 20;
+/// Threads of one measurement at most: further ones add none.
+const MAX_THREADS: usize = 256;
+/// A pass that is this much faster than its ceiling was measured against something else.
+const ABOVE: f64 = 1.05;
 
 /// Measures the ceiling of a pass that is over: the least of the storage's and the copy's. `None` for host memory
-/// of raw passes: they are their own ceiling.
+/// of raw passes: they are their own ceiling. Where the pass was faster, the storage is measured again.
 pub(crate) fn measure(
     work: &Workload,
     session: &Session,
@@ -29,35 +34,91 @@ pub(crate) fn measure(
     of: &Pass,
     first: bool,
 ) -> Result<Option<Ceiling>> {
-    let mut stages = Vec::new();
-    if way.xfer != Xfer::CpuOnly {
-        stages.extend(storage(work, session, ready, way, of, first)?);
-    }
-    if let Some(one) = ready.first()
-        && !one.device.info().is_host
-        && !one.job.memory.is_host()
-        && way.xfer != Xfer::CpuOnly
-    {
-        // Several devices pull side by side; one is measured.
-        let devices =
-            ready.iter().map(|one| &one.job.device).collect::<std::collections::BTreeSet<_>>().len() as f64;
-        let (block, gb_per_s) = copy(&one.device, of.io_size.max, way.write)?;
-        let times = if devices > 1.0 { format!(" × {devices} devices") } else { String::new() };
-        stages.push(CeilingStage {
-            method: format!("pinned copies of {} KiB back to back on a stream{times}", block >> 10),
-            gb_per_s: gb_per_s * devices,
-        });
+    let storage = |more: usize| match way.xfer {
+        Xfer::CpuOnly => Ok(None),
+        _ => storage(work, session, ready, way, of, first, more),
+    };
+    let copies = |more: usize| if more > 1 { Ok(None) } else { copies(ready, way, of) };
+    let (mut stages, mut above) = (Vec::new(), Vec::new());
+    for measure in [&storage as Measure<'_>, &copies] {
+        let Some(mut stage) = measure(1)? else { continue };
+        if of.gb_per_s > stage.gb_per_s * ABOVE {
+            above.push(again(&mut stage, of.gb_per_s, &|| file_is(of, way), measure)?);
+        }
+        stages.push(stage);
     }
     let least = stages.iter().min_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).cloned();
     Ok(least.map(|least| Ceiling {
         gb_per_s: least.gb_per_s,
         percent: if least.gb_per_s > 0.0 { of.gb_per_s / least.gb_per_s * 100.0 } else { 0.0 },
         method: least.method,
+        above: (!above.is_empty()).then(|| above.join("; ")),
         stages,
     }))
 }
 
-/// The storage's: the same I/Os between file and host memory. What a cold pass read may be in the page cache by now,
+/// Measures a stage by a multiple of the threads; `None` where there is none.
+type Measure<'a> = &'a dyn Fn(usize) -> Result<Option<CeilingStage>>;
+
+/// The copy's stage, where bytes end in a device.
+fn copies(ready: &[ReadyJob<'_>], way: TransferWay, of: &Pass) -> Result<Option<CeilingStage>> {
+    let Some(one) = ready.first() else { return Ok(None) };
+    if one.device.info().is_host || one.job.memory.is_host() || way.xfer == Xfer::CpuOnly {
+        return Ok(None);
+    }
+    // Several devices pull side by side; one is measured.
+    let devices = ready.iter().map(|one| &one.job.device).collect::<BTreeSet<_>>().len() as f64;
+    let (block, gb_per_s) = copy(&one.device, of.io_size.max, way.write)?;
+    let times = if devices > 1.0 { format!(" × {devices} devices") } else { String::new() };
+    Ok(Some(CeilingStage {
+        method: format!("pinned copies of {} KiB back to back on a stream{times}", block >> 10),
+        gb_per_s: gb_per_s * devices,
+    }))
+}
+
+/// Measures a stage again that the pass was above: as it was, then with four times the threads. The greatest counts.
+/// Gives what the pass or the stage was that it was not taken for.
+fn again(
+    stage: &mut CeilingStage,
+    rate: f64,
+    file_is: &dyn Fn() -> String,
+    measure: Measure<'_>,
+) -> Result<String> {
+    let before = stage.gb_per_s;
+    let begin = format!("{rate:.2} GB/s are above the {before:.2} of the first measurement");
+    for (more, why) in
+        [(1, "the same calls were slower then than the run"), (4, "too few raw calls were in flight")]
+    {
+        let Some(other) = measure(more)? else { break };
+        if other.gb_per_s > stage.gb_per_s {
+            *stage = other;
+        }
+        if rate <= stage.gb_per_s * ABOVE {
+            return Ok(format!("{begin}: {why}, {:.2} when measured again", stage.gb_per_s));
+        }
+    }
+    let again = format!("{begin}, and above {:.2} when measured again", stage.gb_per_s);
+    Ok(format!("{again}: {}", file_is()))
+}
+
+/// What a file is that is read faster than its storage.
+fn file_is(of: &Pass, way: TransferWay) -> String {
+    let empty: u64 = of.files.iter().filter_map(|file| file.empty).sum();
+    let cached: u64 = of.engines.iter().map(|one| one.cached + one.mapped).sum();
+    let percent = |part: u64, all: u64| part as f64 * 100.0 / all.max(1) as f64;
+    if empty > 0 {
+        let all: u64 = of.files.iter().filter_map(|file| Some(file.before.as_ref()?.total)).sum();
+        return format!("{:.0} % of the file hold no data", percent(empty, all));
+    }
+    if cached > 0 && !way.raw() {
+        return format!("{:.0} % of the bytes came from the page cache", percent(cached, of.bytes));
+    }
+    "the storage has a cache of its own (a virtual machine's host, a controller) that the run met and raw calls did \
+     not, or it changes from second to second"
+        .to_owned()
+}
+
+/// The storage's: the same I/Os between file and host memory, by `more` times the threads. What a cold pass read may be in the page cache by now,
 /// so that only O_DIRECT tells; where the file has none, there is no figure.
 fn storage(
     work: &Workload,
@@ -66,6 +127,7 @@ fn storage(
     way: TransferWay,
     of: &Pass,
     first: bool,
+    more: usize,
 ) -> Result<Option<CeilingStage>> {
     // Raw writes would take the pattern away that the user asked for.
     if way.write && work.verify {
@@ -85,14 +147,16 @@ fn storage(
     raw.config.engine = None;
     raw.config.cache =
         if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
-    // A batch's entries are in flight together: as many threads stand for them, up to twice the CPUs.
+    // What a thread keeps in flight is stood for by as many threads, up to twice the CPUs.
     let limit = forebay_config::allowed_cpus() * 2;
+    let depth = of.io_depth.unwrap_or(1);
     let mut jobs = Vec::new();
     for one in ready {
         let mut job = one.job.clone();
         job.memory = crate::workload::job::MemoryType::Device;
-        if way.xfer.is_batch() && one.files.len() == 1 {
-            job.workers = (work.depth(one.job) * work.batches).min(limit).max(1);
+        if depth > 1 && one.files.len() == 1 {
+            let threads = if way.xfer.is_batch() { 1 } else { job.workers };
+            job.workers = (threads * depth).min(limit.max(threads));
         }
         if !way.bare
             && way.xfer.uses_engine()
@@ -104,6 +168,9 @@ fn storage(
             let report = session.report(&one.device)?;
             job.workers = job.workers.max(report.lanes);
             job.io = IoSize::fixed(job.io.max.min(report.slot_size as u64));
+        }
+        if one.files.len() == 1 {
+            job.workers = (job.workers * more).min(MAX_THREADS.max(job.workers));
         }
         jobs.push(job);
     }
@@ -170,4 +237,35 @@ fn copy(device: &Arc<dyn Device>, io: u64, out: bool) -> Result<(usize, f64)> {
         bytes += (round * block) as u64;
     }
     Ok((block, bytes as f64 / 1e9 / started.elapsed().as_secs_f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rate above its ceiling: what is measured again, and what is said. The rate is the same in all.
+    #[test]
+    fn a_ceiling_below_the_rate_is_measured_again() {
+        let stage = |gb_per_s| CeilingStage { method: String::new(), gb_per_s };
+        for (answers, ceiling, said) in [
+            (
+                [Some(2.4), None],
+                2.4,
+                "2.36 GB/s are above the 1.00 of the first measurement: the same calls were slower then than the run, 2.40 when measured again",
+            ),
+            ([Some(1.1), Some(2.3)], 2.3, "too few raw calls were in flight, 2.30 when measured again"),
+            (
+                [Some(1.2), Some(1.1)],
+                1.2,
+                "and above 1.20 when measured again: 40 % of the file hold no data",
+            ),
+            ([None, None], 1.0, "and above 1.00 when measured again: 40 % of the file"),
+        ] {
+            let mut least = stage(1.0);
+            let measure = |more: usize| Ok(answers[usize::from(more > 1)].map(stage));
+            let text =
+                again(&mut least, 2.36, &|| "40 % of the file hold no data".to_owned(), &measure).unwrap();
+            assert!((least.gb_per_s - ceiling).abs() < 1e-9 && text.contains(said), "{text}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, fill_pattern, pattern_word};
 
 use super::transfers::{self, PassFacts};
+use crate::files::empty::empty_bytes;
 use crate::files::open::explain;
 use crate::movers::TransferWay;
 use crate::observer::Observer;
@@ -80,6 +81,11 @@ impl Listing {
             sum.total += found.total;
         }
         Some(sum)
+    }
+
+    /// Bytes of the sample that no drive holds.
+    fn empty(&self) -> Option<u64> {
+        self.sample().map(|(path, len)| if *len == 0 { Some(0) } else { empty_bytes(path, 0..*len) }).sum()
     }
 
     /// Makes the page cache what was asked for.
@@ -253,6 +259,7 @@ pub(crate) fn pass(
         file_system: listing.files.first().map_or("", |(path, _)| file_system(path)).to_owned(),
         before,
         after: listing.residency(),
+        empty: listing.empty(),
     }];
     Ok(pass)
 }

@@ -97,7 +97,8 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         }
     }
     summarise(&mut report, &work.types());
-    report.warnings.extend(cache::note(work, &report));
+    let notes = [cache::note(work, &report), cache::empty_note(&report), cache::busy_note(&report)];
+    report.warnings.extend(notes.into_iter().flatten());
     Ok(report)
 }
 

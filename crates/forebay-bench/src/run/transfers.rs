@@ -7,6 +7,7 @@ use forebay_engine::Session;
 use forebay_error::Result;
 
 use super::gather::{self, GatherSource};
+use crate::files::empty::empty_bytes;
 use crate::files::open::{self, OpenFile, ReadyJob};
 use crate::movers::{self, IoFeed, Mover, TransferWay};
 use crate::observer::Observer;
@@ -82,7 +83,7 @@ pub(crate) fn run(
         counts[done.job][done.worker].clone_from(&done.taken);
     }
     let jobs: Vec<_> = ready.iter().map(|one| (one.data_set(), threads(way, one), one.job)).collect();
-    let facts = PassFacts { way, access, jobs, depth: depth(work, way, ready), state };
+    let facts = PassFacts { way, access, jobs, depth: pieces(work, ready), state };
     let (mut pass, all) = measured(&facts, worked)?;
     pass.pinned_before = pinned_before;
     pass.pinned_after = pinned_after;
@@ -94,7 +95,7 @@ pub(crate) fn run(
     if way.raw() {
         pass.engines = vec![raw_engine(work, &all, way, direct, state)];
     }
-    pass.files = files(ready, before, residencies(ready));
+    pass.files = files(ready, before, residencies(ready), !work.writes());
     Ok((pass, counts))
 }
 
@@ -120,7 +121,7 @@ pub(crate) struct PassFacts<'a> {
     pub(crate) access: IoAccess,
     /// Bytes of the data set and threads of each job.
     pub(crate) jobs: Vec<(u64, usize, &'a crate::workload::job::Job)>,
-    /// Entries of a batch, pieces of a gather.
+    /// Pieces of a gather.
     pub(crate) depth: Option<usize>,
     pub(crate) state: &'static str,
 }
@@ -165,7 +166,7 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
         verify_pass: false,
         verified: way.verify,
         threads: facts.jobs.iter().map(|(_, threads, _)| threads).sum(),
-        io_depth: depth,
+        io_depth: depth.or_else(|| (way.xfer.is_batch() || all.depth > 1).then_some(all.depth)),
         io_size: facts.jobs.first().map_or(IoSize::fixed(1), |(.., job)| job.io).into(),
         data_set_bytes: facts.jobs.iter().map(|(bytes, ..)| bytes).sum(),
         bytes: all.bytes,
@@ -181,6 +182,7 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
             system_s_per_gb: cpu.system / gigabytes,
             one_cpu_user_s: cpu.one.map(|one| one.0),
             one_cpu_system_s: cpu.one.map(|one| one.1),
+            others_percent: cpu.others_percent(),
         },
         latency_us: latency(&all),
         over_time: over_time(&all),
@@ -219,12 +221,10 @@ fn refused(meter: &WorkerMeter) -> Vec<RefusalReport> {
     meter.refused().into_iter().map(report).collect()
 }
 
-fn depth(work: &Workload, way: TransferWay, ready: &[ReadyJob<'_>]) -> Option<usize> {
-    let first = ready.first()?;
-    match work.task {
-        BenchTask::Gather(_) => Some(gather::pieces_per_call(work, first)),
-        _ => way.xfer.is_batch().then(|| work.depth(first.job)),
-    }
+/// Pieces of a call, for gathers.
+fn pieces(work: &Workload, ready: &[ReadyJob<'_>]) -> Option<usize> {
+    let is_gather = matches!(work.task, BenchTask::Gather(_));
+    ready.first().filter(|_| is_gather).map(|first| gather::pieces_per_call(work, first))
 }
 
 /// Bytes of page cache that this process has pinned: by its sessions, and by raw calls. `None` without a GPU.
@@ -270,6 +270,7 @@ impl workers::PassWorker for TransferWorker<'_> {
 
     fn work(&self, mover: &mut Self::Kept, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
         let mut feed = IoFeed::new(self.sources(Instant::now()));
+        meter.depth = mover.depth();
         mover.run(&mut feed, meter)?;
         Ok(feed.taken())
     }
@@ -422,16 +423,18 @@ fn files(
     ready: &[ReadyJob<'_>],
     before: Vec<Option<ResidencyReport>>,
     after: Vec<Option<ResidencyReport>>,
+    reads: bool,
 ) -> Vec<FileReport> {
     ready
         .iter()
-        .flat_map(|job| &job.files)
+        .flat_map(|job| job.files.iter().map(|open| (open, job.range.clone())))
         .zip(before.into_iter().zip(after))
-        .map(|(open, (before, after))| FileReport {
+        .map(|((open, range), (before, after))| FileReport {
             path: open.file.name(),
             file_system: open.file.file_system().to_owned(),
             before,
             after,
+            empty: open.file.path().filter(|_| reads).and_then(|path| empty_bytes(path, range)),
         })
         .collect()
 }

@@ -103,6 +103,8 @@ pub(crate) struct WorkerMeter {
     pub(crate) timeline: LatencyTimeline,
     pub(crate) ops: u64,
     pub(crate) bytes: u64,
+    /// I/Os that its thread keeps in flight.
+    pub(crate) depth: usize,
     nanos: u64,
     samples: u64,
     moved: Vec<(EngineKind, Moved)>,
@@ -122,6 +124,7 @@ impl WorkerMeter {
             timeline: LatencyTimeline::new(),
             ops: 0,
             bytes: 0,
+            depth: 1,
             nanos: 0,
             samples: 0,
             moved: Vec::new(),
@@ -203,6 +206,7 @@ impl WorkerMeter {
         self.timeline.merge(other.timeline);
         self.ops += other.ops;
         self.bytes += other.bytes;
+        self.depth = self.depth.max(other.depth);
         self.nanos += other.nanos;
         self.samples += other.samples;
         self.end = self.end.max(other.end);
@@ -270,7 +274,12 @@ pub(crate) struct Cpu {
     pub(crate) system: f64,
     /// Everything on the one CPU that the process may use: user, then system with interrupts.
     pub(crate) one: Option<(f64, f64)>,
+    /// Seconds of all CPUs of the machine: those of programs and other guests, then all that passed.
+    machine: Option<(f64, f64)>,
 }
+
+/// Less than this of the machine's CPU time, in seconds, is too coarse in ticks of 10 ms.
+const MIN_MACHINE_SECONDS: f64 = 0.2;
 
 impl Cpu {
     /// So far.
@@ -282,14 +291,28 @@ impl Cpu {
             usage
         };
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-        let one = only_cpu().and_then(|cpu| line_of(&std::fs::read_to_string("/proc/stat").ok()?, cpu));
-        Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime), one }
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let one = only_cpu().and_then(|cpu| line_of(&stat, cpu));
+        Self { user: seconds(usage.ru_utime), system: seconds(usage.ru_stime), one, machine: machine(&stat) }
     }
 
     /// Since an earlier reading.
     pub(crate) fn since(self, earlier: Self) -> Self {
-        let one = self.one.zip(earlier.one).map(|(now, then)| (now.0 - then.0, now.1 - then.1));
-        Self { user: self.user - earlier.user, system: self.system - earlier.system, one }
+        let less = |now: Option<(f64, f64)>, then: Option<(f64, f64)>| {
+            now.zip(then).map(|(now, then)| (now.0 - then.0, now.1 - then.1))
+        };
+        Self {
+            user: self.user - earlier.user,
+            system: self.system - earlier.system,
+            one: less(self.one, earlier.one),
+            machine: less(self.machine, earlier.machine),
+        }
+    }
+
+    /// What other programs, and other guests of the host, used of all CPUs, in percent.
+    pub(crate) fn others_percent(self) -> Option<f64> {
+        let (busy, all) = self.machine.filter(|(_, all)| *all >= MIN_MACHINE_SECONDS)?;
+        Some(((busy - self.user - self.system) * 100.0 / all).clamp(0.0, 100.0))
     }
 }
 
@@ -307,15 +330,31 @@ fn only_cpu() -> Option<usize> {
     }
 }
 
-/// Seconds in user mode and in the kernel of a CPU's line of /proc/stat.
-fn line_of(stat: &str, cpu: usize) -> Option<(f64, f64)> {
-    let line = stat.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} ")))?;
-    let ticks: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
-    // user nice system idle iowait irq softirq
-    let [user, nice, system, _, _, irq, softirq, ..] = ticks[..] else { return None };
+/// Seconds of a line of /proc/stat: user nice system idle iowait irq softirq steal. What follows is counted in them.
+fn seconds_of(stat: &str, name: &str) -> Option<[f64; 8]> {
+    let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
     // SAFETY: the call takes a number.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    Some(((user + nice) as f64 / per_second, (system + irq + softirq) as f64 / per_second))
+    let mut words = line.split_whitespace().map_while(|word| word.parse::<f64>().ok());
+    let mut seconds = [0.0; 8];
+    for one in &mut seconds {
+        *one = words.next()? / per_second;
+    }
+    Some(seconds)
+}
+
+/// Seconds in user mode and in the kernel of a CPU's line of /proc/stat.
+fn line_of(stat: &str, cpu: usize) -> Option<(f64, f64)> {
+    let [user, nice, system, _, _, irq, softirq, _] = seconds_of(stat, &format!("cpu{cpu}"))?;
+    Some((user + nice, system + irq + softirq))
+}
+
+/// Seconds of all CPUs: those that programs and other guests of the host used, without interrupts, which a run causes, too;
+/// then all.
+fn machine(stat: &str) -> Option<(f64, f64)> {
+    let all = seconds_of(stat, "cpu")?;
+    let [user, nice, system, .., steal] = all;
+    Some((user + nice + system + steal, all.iter().sum()))
 }
 
 /// The median of some figures; 0 of none.
@@ -334,11 +373,29 @@ mod tests {
 
     #[test]
     fn a_cpus_line() {
-        let stat = "cpu  9 9 9 9 9 9 9\ncpu1 100 20 30 800 50 5 15 7 0 0\ncpu10 1 1 1 1 1 1 1\n";
+        let stat = "cpu  9 9 9 9 9 9 9 9\ncpu1 100 20 30 800 50 5 15 7 0 0\ncpu10 1 1 1 1 1 1 1 1\n";
         // SAFETY: the call takes a number.
         let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-        assert_eq!(line_of(stat, 1), Some((120.0 / per_second, 50.0 / per_second)));
+        let (user, system) = line_of(stat, 1).unwrap();
+        assert!((user * per_second - 120.0).abs() < 1e-6 && (system * per_second - 50.0).abs() < 1e-6);
         assert_eq!(line_of(stat, 2), None);
+    }
+
+    /// Of two CPUs a second passed; this process used 0.5 s of the 1.5 s that programs and other guests used.
+    #[test]
+    fn what_others_used() {
+        // SAFETY: the call takes a number.
+        let tick = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
+        let stat = |second: u64| {
+            let (used, idle) = (tick * second / 2, tick * second * 2 / 5);
+            let irq = tick * second / 20;
+            format!("cpu  {used} 0 {used} {idle} 0 {irq} {irq} {used} 0 0\ncpu0 1 1 1 1 1 1 1 1\n")
+        };
+        let cpu = Cpu { user: 0.25, system: 0.25, one: None, machine: machine(&stat(1)) };
+        let percent = cpu.since(Cpu { machine: machine(&stat(0)), ..Cpu::default() }).others_percent();
+        assert!((percent.unwrap() - 50.0).abs() < 1.0, "{percent:?}");
+        let short = Cpu { machine: Some((0.0, 0.1)), ..cpu };
+        assert_eq!(short.others_percent(), None);
     }
 
     #[test]

@@ -93,7 +93,7 @@ pub struct Workload {
     pub runtime: Option<Duration>,
     /// Entries per batch (`-B`), the number of workers if not given; pieces per gather.
     pub batch: Option<usize>,
-    /// Batches (or buffers of the pipelined type) in flight.
+    /// Batches (or I/Os of types 3 and 5) that a thread keeps in flight. More than 1 is more than `-w` and `-B` ask for.
     pub batches: usize,
     /// Seed of offsets and patterns (`-k`).
     pub seed: u64,
@@ -139,7 +139,7 @@ impl Workload {
             access: IoAccess::Read,
             runtime: None,
             batch: None,
-            batches: 2,
+            batches: 1,
             seed: 0,
             unaligned: false,
             align: None,
