@@ -18,7 +18,7 @@ use forebay_gpu::DeviceName;
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CheckArgs {
     /// Directories or files to try; by default the working directory, /tmp and the mounted file systems
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "PATH", value_parser = crate::names::source_text())]
     pub(crate) paths: Vec<String>,
 
     /// Platform report (the default)
@@ -26,7 +26,7 @@ pub(crate) struct CheckArgs {
     pub(crate) platform: bool,
 
     /// Read this file through a session and say how that went; with -p also where nothing may be written
-    #[arg(short = 'f', long, value_name = "FILE")]
+    #[arg(short = 'f', long, value_name = "FILE", value_parser = crate::names::source_text())]
     pub(crate) file: Option<String>,
 
     /// Print versions

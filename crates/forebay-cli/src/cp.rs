@@ -27,10 +27,10 @@ use work::Work;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Copy {
     /// File to copy: a path, or nfs://SERVER/EXPORT/PATH
-    #[arg(value_name = "SRC")]
+    #[arg(value_name = "SRC", value_parser = crate::names::source())]
     source: PathBuf,
     /// Name of the copy, or a directory for it
-    #[arg(value_name = "DST")]
+    #[arg(value_name = "DST", value_parser = crate::names::target())]
     destination: PathBuf,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     }
     let found = fs::metadata(&args.source).map_err(|error| {
         let error = Error::from_io(&error, "cannot open file").with("path", args.source.display());
-        match File::url_meant(&args.source).filter(|_| error.kind() == ErrorKind::NotFound) {
+        match File::meant(&args.source).filter(|_| error.kind() == ErrorKind::NotFound) {
             Some(hint) => error.hint(hint),
             None => explain(error),
         }

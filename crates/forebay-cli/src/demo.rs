@@ -23,7 +23,7 @@ pub(crate) struct Demo {
     #[arg(long, value_name = "SIZE", value_parser = size, env = "FOREBAY_DEMO_SIZE", default_value = "1G")]
     size: u64,
     /// Directory for the file [default: $TMPDIR, or /tmp]
-    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(long, value_name = "DIRECTORY", value_parser = crate::names::target())]
     dir: Option<PathBuf>,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]

@@ -20,7 +20,7 @@ use crate::check::{FailOn, refuse};
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DoctorArgs {
     /// Directories or files; by default the working directory, /tmp and the mounted file systems
-    #[arg(value_name = "PATH")]
+    #[arg(value_name = "PATH", value_parser = crate::names::source_text())]
     paths: Vec<String>,
 
     /// A running process: its libcufile, its cufile.json, its files, its counters
@@ -32,15 +32,15 @@ pub(crate) struct DoctorArgs {
     pod: bool,
 
     /// The kernel's log in a file, where dmesg is not for this user
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::source())]
     log: Option<PathBuf>,
 
     /// A report of `forebay bench --json`; may be given several times
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::source())]
     bench: Vec<PathBuf>,
 
     /// Another machine's root: a node's in a pod (/host), or a saved copy (sosreport)
-    #[arg(long, value_name = "DIR", conflicts_with = "pid")]
+    #[arg(long, value_name = "DIR", conflicts_with = "pid", value_parser = crate::names::source())]
     root: Option<PathBuf>,
 
     /// Print what is well, too

@@ -29,6 +29,7 @@ mod doctor;
 mod interrupt;
 mod json_file;
 mod load;
+mod names;
 mod nfs;
 mod replay;
 mod report;

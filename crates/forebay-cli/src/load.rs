@@ -8,10 +8,9 @@ use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
 use forebay_bench::{
     BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
-use forebay_config::{CachePolicy, Config, IoBackend, Objective, parse_size};
-use forebay_doctor::finding::quoted;
+use forebay_config::{CachePolicy, Config, IoBackend, Objective, elsewhere, parse_size};
 use forebay_engine::File;
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_gpu::DeviceName;
 use forebay_nfs::Url;
 
@@ -22,13 +21,13 @@ use forebay_nfs::Url;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Load {
     /// A job file (.gdsio); flags given beside it win
-    #[arg(value_name = "JOBFILE", conflicts_with_all = ["file", "directory", "files"])]
+    #[arg(value_name = "JOBFILE", conflicts_with_all = ["file", "directory", "files"], value_parser = crate::names::source())]
     pub(crate) job_file: Option<PathBuf>,
     /// File (or block device) that all threads share
-    #[arg(short = 'f', value_name = "FILE", conflicts_with = "directory")]
+    #[arg(short = 'f', value_name = "FILE", conflicts_with = "directory", value_parser = crate::names::source())]
     file: Vec<PathBuf>,
     /// Directory: one file per thread, gdsio.N
-    #[arg(short = 'D', value_name = "DIRECTORY")]
+    #[arg(short = 'D', value_name = "DIRECTORY", value_parser = crate::names::source())]
     directory: Vec<PathBuf>,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
     #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', value_parser = parse::<DeviceName>)]
@@ -101,7 +100,7 @@ pub(crate) struct Load {
     no_direct: Option<u8>,
 
     /// Write the report as JSON (docs/reference/bench-json.md)
-    #[arg(long, value_name = "FILE", help_heading = "forebay's own")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::target(), help_heading = "forebay's own")]
     pub(crate) json: Option<PathBuf>,
     /// Transfer types to run in turn, for ratios: 0,2
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = parse::<Xfer>, conflicts_with = "xfer", help_heading = "forebay's own")]
@@ -135,7 +134,7 @@ pub(crate) struct Load {
     #[arg(long, conflicts_with = "gather", help_heading = "forebay's own")]
     open_cost: bool,
     /// Open, read whole and close every file below DIRECTORY once, in random order
-    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["file", "directory", "gather", "open_cost"], help_heading = "forebay's own")]
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["file", "directory", "gather", "open_cost"], value_parser = crate::names::source(), help_heading = "forebay's own")]
     files: Option<PathBuf>,
     /// Make N files of -i bytes first if --files finds none
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = "forebay's own")]
@@ -184,7 +183,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     value.ok_or_else(|| format!("not a time in seconds: {text:?}"))
 }
 
-fn in_words(error: &Error) -> String {
+pub(crate) fn in_words(error: &Error) -> String {
     match error.hints().first() {
         Some(hint) => format!("{error}\nhint: {hint}"),
         None => error.to_string(),
@@ -227,6 +226,10 @@ impl Load {
             return Err(nvlink_refused());
         }
         if let Some(url) = self.url.as_ref().filter(|url| !File::is_url(url)) {
+            let is_rdma = url.get(..5).is_some_and(|begin| begin.eq_ignore_ascii_case("rdma:"));
+            if !is_rdma {
+                elsewhere::check_read(url.as_ref())?;
+            }
             return Err(match Url::meant(url.as_ref()) {
                 Some(meant) => Error::new(ErrorKind::InvalidInput, "not the URL of a file of a server")
                     .with("url", url)

@@ -21,7 +21,7 @@ use crate::json_file::JsonFile;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Replay {
     /// A trace that `forebay run --trace FILE` wrote
-    #[arg(value_name = "TRACE")]
+    #[arg(value_name = "TRACE", value_parser = crate::names::source())]
     file: PathBuf,
     /// Leave the gaps out: as fast as it goes
     #[arg(long)]
@@ -40,7 +40,7 @@ pub(crate) struct Replay {
     #[arg(long, requires = "in_place")]
     yes: bool,
     /// Where the folder of made files is put [default: $TMPDIR, or /tmp]
-    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(long, value_name = "DIRECTORY", value_parser = crate::names::target())]
     dir: Option<PathBuf>,
     /// Read all files into the page cache before each turn [default: those that were mostly in it]
     #[arg(long, conflicts_with = "drop_cache")]
@@ -49,7 +49,7 @@ pub(crate) struct Replay {
     #[arg(long)]
     drop_cache: bool,
     /// Write the report as JSON (docs/guides/replay.md)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
     json: Option<PathBuf>,
 }
 

@@ -30,13 +30,13 @@ use crate::silence;
 pub(crate) struct Report {
     /// Presets [default: all, without --spec], and paths: a directory (a file is made in it, and removed), a file or block
     /// device (only read); for nfs-rdma a file as nfs://SERVER/EXPORT/PATH, too
-    #[arg(value_name = "PRESET|PATH")]
+    #[arg(value_name = "PRESET|PATH", value_parser = crate::names::source())]
     words: Vec<PathBuf>,
     /// GPUs (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', default_value = "0")]
     devices: Vec<DeviceName>,
     /// Folder of the report
-    #[arg(short = 'o', value_name = "FOLDER")]
+    #[arg(short = 'o', value_name = "FOLDER", value_parser = crate::names::target())]
     out: Option<PathBuf>,
     /// Few rows and short runs: all presets in about two minutes (else a quarter of an hour, with one GPU and one directory)
     #[arg(long, conflicts_with = "full")]
@@ -45,7 +45,7 @@ pub(crate) struct Report {
     #[arg(long)]
     full: bool,
     /// A table of your own (docs/reference/report-spec.md)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::source())]
     spec: Option<PathBuf>,
     /// The file server, for its CPU
     #[arg(long, value_name = "ssh:HOST")]
@@ -72,7 +72,7 @@ pub(crate) struct Report {
     #[arg(long)]
     again: bool,
     /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse or a row fails
-    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "out", "spec"])]
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "out", "spec"], value_parser = crate::names::source())]
     compare: Vec<PathBuf>,
     /// Loads the machine until it is ended: what `busy` starts beside its rows
     #[arg(long, hide = true)]

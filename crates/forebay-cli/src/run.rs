@@ -30,7 +30,7 @@ use dropin::Folder;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Run {
     /// Write every cuFile call to this file; further processes add their number, %p stands for it (see `forebay trace`)
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
     trace: Option<PathBuf>,
     /// At the end, tell which bytes moved by which engine, and why not by a better one
     #[arg(long)]
@@ -39,7 +39,7 @@ pub(crate) struct Run {
     #[arg(long)]
     stats: bool,
     /// The folder of forebay's libcufile.so.0 [default: FOREBAY_LIBCUFILE, or beside this program]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = crate::names::source())]
     lib: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]

@@ -15,7 +15,7 @@ use crate::console::{Console, Failure};
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Trace {
     /// A trace that `forebay run --trace FILE` wrote
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", value_parser = crate::names::source())]
     file: PathBuf,
     /// Print JSON lines: the header, every call, the summary
     #[arg(long, conflicts_with = "csv")]

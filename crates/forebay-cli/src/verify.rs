@@ -23,7 +23,7 @@ const PIECE: u64 = 64 << 20;
 #[command(arg_required_else_help = true)]
 pub(crate) struct Verify {
     /// File to read
-    #[arg(short = 'f', value_name = "FILE")]
+    #[arg(short = 'f', value_name = "FILE", value_parser = crate::names::source())]
     file: PathBuf,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
@@ -113,9 +113,9 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
 fn open(args: &Verify) -> Result<(File, Range<u64>)> {
     let path = &args.file;
     let found = fs::metadata(path).map_err(|error| {
-        Error::from_io(&error, "cannot open file")
-            .with("path", path.display())
-            .hint("check the path and the mode: ls -l")
+        let error = Error::from_io(&error, "cannot open file").with("path", path.display());
+        let meant = File::meant(path).filter(|_| error.kind() == ErrorKind::NotFound);
+        error.hint(meant.unwrap_or_else(|| "check the path and the mode: ls -l".to_owned()))
     })?;
     if found.is_dir() {
         return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")

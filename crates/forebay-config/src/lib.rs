@@ -6,6 +6,7 @@
 
 pub mod cpus;
 pub mod cufile;
+pub mod elsewhere;
 pub mod env;
 pub mod files;
 mod servers;

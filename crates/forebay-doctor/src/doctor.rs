@@ -15,6 +15,7 @@ use crate::finding::{Finding, Severity};
 use crate::gpu;
 use crate::machine::MachineFacts;
 use crate::render::{counts, finding_lines};
+use crate::report::missing;
 use crate::rules::findings;
 use crate::storage::{self, StoragePlace};
 use crate::system::{ProcessView, System};
@@ -91,10 +92,7 @@ fn look(
     }
     let mut places: Vec<StoragePlace> = Vec::new();
     for place in storage::probe(system, &asked, None) {
-        let place = place.map_err(|path| {
-            Hinted::new(format!("no such file or directory: {path}"))
-                .fix("give directories or files that exist")
-        })?;
+        let place = place.map_err(missing)?;
         // A file and a link to it are one place.
         if !places.iter().any(|known| known.path == place.path) {
             places.push(place);

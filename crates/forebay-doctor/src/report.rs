@@ -1,6 +1,6 @@
 //! The whole report as data.
 
-use forebay_config::Config;
+use forebay_config::{Config, elsewhere};
 use forebay_gpu::DeviceName;
 use serde::Serialize;
 
@@ -201,11 +201,15 @@ fn check_device(
 
 /// The places to look at. Fails if one of those asked for does not exist.
 fn find_places(system: &dyn System, options: &CheckOptions) -> Result<Vec<StoragePlace>, Hinted> {
-    let missing = |path| {
-        Hinted::new(format!("no such file or directory: {path}")).fix("give directories or files that exist")
-    };
     let found = storage::probe(system, &options.paths, options.file.as_deref());
     found.into_iter().map(|place| place.map_err(missing)).collect()
+}
+
+/// A place that was asked for, and is not there.
+pub(crate) fn missing(path: String) -> Hinted {
+    let fix = elsewhere::repository_hint(path.as_ref());
+    Hinted::new(format!("no such file or directory: {path}"))
+        .fix(fix.unwrap_or_else(|| "give directories or files that exist".to_owned()))
 }
 
 /// What was read of the machine before anything is tried.

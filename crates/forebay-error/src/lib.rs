@@ -18,7 +18,7 @@ mod plain;
 use std::fmt;
 use std::sync::Arc;
 
-pub use plain::{plain, plain_json};
+pub use plain::{plain, plain_json, quoted};
 
 /// The result of everything in forebay.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

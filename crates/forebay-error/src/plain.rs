@@ -34,6 +34,19 @@ pub fn plain_json(json: &str) -> String {
     shown
 }
 
+/// A word as a shell takes it.
+///
+/// ```
+/// assert_eq!(forebay_error::quoted("/data/a b"), "'/data/a b'");
+/// ```
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:=,@%+-".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
 fn steers(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use forebay_config::elsewhere;
 use forebay_doctor::storage::{self, DiskKind};
 use forebay_doctor::{RealSystem, System};
 use forebay_error::{Error, ErrorKind, Result};
@@ -59,6 +60,7 @@ impl Target {
         if let Some(url) = url(path) {
             return Self::of_server(url, path);
         }
+        elsewhere::check_read(path)?;
         let given = std::path::absolute(path)
             .map_err(|error| Error::from_io(&error, "cannot use path").with("path", path.display()))?;
         let (file, made) = match fs::metadata(&given) {
@@ -67,9 +69,9 @@ impl Target {
             Ok(_) => return Err(bad("cannot measure: not a file, block device or directory", &given)),
             Err(error) => {
                 return Err(Error::from_io(&error, "cannot use path").with("path", given.display()).hint(
-                    forebay_nfs::Url::hint(path).unwrap_or_else(|| {
-                        "name a directory, where a file is made, or a file that is there".to_owned()
-                    }),
+                    forebay_nfs::Url::hint(path).or_else(|| elsewhere::repository_hint(path)).unwrap_or_else(
+                        || "name a directory, where a file is made, or a file that is there".to_owned(),
+                    ),
                 ));
             }
         };

@@ -12,7 +12,7 @@ use crate::files::cache::wait_settled;
 use crate::files::open::explain;
 use crate::report::{OpenCost, OpenStep, RefusalReport};
 use crate::workers::measure::median;
-use crate::workload::job::{Job, JobTarget};
+use crate::workload::job::Job;
 
 /// Bytes of the first read.
 const PAGE: usize = 4096;
@@ -79,9 +79,7 @@ pub(crate) fn measure(
     job: &Job,
     rounds: usize,
 ) -> Result<OpenCost> {
-    let path = match &job.target {
-        JobTarget::File(path) | JobTarget::Directory(path) => path,
-    };
+    let path = job.target.path();
     let file = File::open(path).map_err(explain)?;
     let bytes = file.len()?;
     if bytes == 0 {

@@ -1,7 +1,7 @@
 //! Transfer types, directions, sizes, targets: what a job is made of.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use forebay_config::parse_size;
@@ -300,6 +300,15 @@ pub struct Job {
     pub start: u64,
     /// Bytes per I/O.
     pub io: IoSize,
+}
+
+impl JobTarget {
+    /// The file, or the directory.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::File(path) | Self::Directory(path) => path,
+        }
+    }
 }
 
 impl Job {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use forebay_config::{CachePolicy, Config};
+use forebay_config::{CachePolicy, Config, elsewhere};
 use forebay_error::{Error, ErrorKind, Result};
 
 use job::{IoAccess, Job, JobTarget, MemoryType, Xfer};
@@ -362,6 +362,7 @@ impl Workload {
 }
 
 fn check_job(job: &Job, types: &[Xfer]) -> Result<()> {
+    elsewhere::check_read(job.target.path())?;
     if job.workers == 0 || job.workers > 4096 {
         return bad(format!("{} threads", job.workers), "use -w 1..4096");
     }

@@ -56,7 +56,7 @@ struct ProbeArgs {
     what: String,
 
     /// Write all that was found out as JSON (docs/reference/nfs-probe-json.md): what owners of real network cards may send back
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
     json: Option<PathBuf>,
 }
 

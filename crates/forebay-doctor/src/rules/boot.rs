@@ -1,8 +1,10 @@
 //! What is not there after a reboot: mounts that are written down, modules, soft devices.
 
+use forebay_error::quoted;
+
 use super::nfs;
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity, quoted};
+use crate::finding::{Findings, Severity};
 use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 use crate::storage::mounts;

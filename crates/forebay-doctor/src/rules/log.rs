@@ -1,7 +1,9 @@
 //! What the kernel's log says: servers that do not answer, mounts that fail, denials.
 
+use forebay_error::quoted;
+
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity, quoted};
+use crate::finding::{Findings, Severity};
 use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 

@@ -1,8 +1,10 @@
 //! NFS mounts that are there: transport, version, what their counters say.
 
+use forebay_error::quoted;
+
 use crate::engines::size;
 use crate::facts::Facts;
-use crate::finding::{Findings, Severity, quoted};
+use crate::finding::{Findings, Severity};
 use crate::nfs::{CallCounters, MountedNfs};
 use crate::rdma::Port;
 

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use forebay_error::quoted;
 use forebay_stats::{EngineTotals, Snapshot};
 
 use super::{command, is_passing};
 use crate::engines::size;
 use crate::facts::Facts;
 use crate::facts::ProcessFacts;
-use crate::finding::{Findings, Severity, quoted};
+use crate::finding::{Findings, Severity};
 
 pub(super) fn find(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
     libraries(process, found);

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::runtime::sys;
@@ -41,12 +42,18 @@ impl OpenOptions {
         unsafe { adopt::adopt(self, fd) }.map(File::from_file_source)
     }
 
-    /// Opens the file: a path, or `nfs://SERVER/EXPORT/PATH`, which needs no mount.
+    /// Opens the file: a path, or `nfs://SERVER/EXPORT/PATH`, which needs no mount. There is no client for other URLs.
     pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
-        if File::is_url(path.as_ref()) {
-            return self.open_url(path.as_ref()).map(|file| File::from_source(Arc::new(file)));
+        let path = path.as_ref();
+        if File::is_url(path) {
+            return self.open_url(path).map(|file| File::from_source(Arc::new(file)));
         }
-        self.open_source(path.as_ref()).map(File::from_file_source)
+        if self.makes() {
+            elsewhere::check_write(path)?;
+        } else {
+            elsewhere::check_read(path)?;
+        }
+        self.open_source(path).map(File::from_file_source)
     }
 }
 
@@ -91,9 +98,9 @@ impl File {
         forebay_nfs::Url::is_one(path.as_ref())
     }
 
-    /// What to say of a path that is not there, but would be a file of a server if it were written as a URL.
-    pub fn url_meant(path: impl AsRef<Path>) -> Option<String> {
-        forebay_nfs::Url::hint(path.as_ref())
+    /// What to say of a path that is not there, but is meant for a file of a server, or for a repository of models.
+    pub fn meant(path: impl AsRef<Path>) -> Option<String> {
+        forebay_nfs::Url::hint(path.as_ref()).or_else(|| elsewhere::repository_hint(path.as_ref()))
     }
 
     /// A handle on any source.

@@ -213,8 +213,12 @@ impl OpenOptions {
 
     /// A file of a server, by its URL: there is no path to open.
     pub(crate) fn open_url(&self, path: &Path) -> Result<NfsSource> {
-        let makes = self.create || self.create_new || self.truncate;
-        NfsSource::open(path, (self.read || !self.write, self.write), makes)
+        NfsSource::open(path, (self.read || !self.write, self.write), self.makes())
+    }
+
+    /// Whether a file is made, or made anew.
+    pub(crate) fn makes(&self) -> bool {
+        self.create || self.create_new || self.truncate
     }
 
     pub(crate) fn open_source(self, path: &Path) -> Result<FileSource> {
@@ -349,8 +353,7 @@ fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
             error.hint("the path has a zero byte: leave it out")
         }
         libc::ENOENT => error.hint(
-            forebay_nfs::Url::hint(path)
-                .unwrap_or_else(|| "check the path (ls -l) and the spelling".to_owned()),
+            crate::File::meant(path).unwrap_or_else(|| "check the path (ls -l) and the spelling".to_owned()),
         ),
         libc::EACCES | libc::EPERM => {
             error.hint("check the file's mode and owner (ls -l), and the directories above it")

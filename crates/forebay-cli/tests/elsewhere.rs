@@ -1,0 +1,80 @@
+//! What lies neither on this machine nor on an NFS server: every command says so, and what to do meanwhile.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use support::{names, run, sample};
+
+/// All places of a command line that take a name; `U` stands for it.
+const PLACES: [&str; 27] = [
+    "bench -f U",
+    "bench -f U -I 1 -s 1M",
+    "bench -D U",
+    "bench -P U",
+    "bench --files U",
+    "bench U",
+    "bench job.gdsio",
+    "bench -f x --json U",
+    "check U",
+    "check -f U",
+    "doctor U",
+    "doctor --log U",
+    "doctor --bench U",
+    "doctor --root U",
+    "cp U y",
+    "cp x U",
+    "verify -f U",
+    "demo --dir U",
+    "report U -o r",
+    "report x -o U",
+    "report x -o r --spec U",
+    "report --compare U U",
+    "run --trace U -- true",
+    "trace U",
+    "replay U",
+    "replay x --dir U",
+    "replay x --json U",
+];
+
+#[test]
+fn every_command_refuses_what_lies_elsewhere() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    for (index, place) in PLACES.into_iter().enumerate() {
+        let (url, client) = [
+            ("s3://bucket/key", "S3"),
+            ("gs://bucket/key", "Google Cloud Storage"),
+            ("hf://org/model", "Hugging Face"),
+            ("https://host/key", "HTTP"),
+        ][index % 4];
+        let job = format!("[global]\nrw=read\n[job0]\nfilename={url}\n");
+        std::fs::write(directory.path().join("job.gdsio"), job).unwrap();
+        let done = run(directory.path(), &place.replace('U', url));
+        done.fails(2, &format!("forebay has no client for {client} (url={url}"));
+    }
+    assert_eq!(names(directory.path()), ["job.gdsio", "x"], "nothing is made");
+}
+
+#[test]
+fn a_repository_of_models_is_told_from_a_wrong_path() {
+    let directory = tempfile::tempdir().unwrap();
+    for place in ["bench -f U", "bench -D U", "check U", "doctor U", "cp U y", "verify -f U", "report U -o r"]
+    {
+        let done = run(directory.path(), &place.replace('U', "org/model-1.5"));
+        assert!(done.code.is_some_and(|code| code == 1 || code == 2), "{place}: {done:?}");
+        assert!(
+            done.err.contains("hf download org/model-1.5 --local-dir DIRECTORY"),
+            "{place}: {}",
+            done.err
+        );
+    }
+}
+
+#[test]
+fn a_folder_of_such_a_name_can_be_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("s3:/bucket");
+    std::fs::create_dir_all(&folder).unwrap();
+    sample(&folder, "key", 1 << 20);
+    run(directory.path(), "bench -f ./s3://bucket/key -s 1M").ok();
+}
