@@ -92,7 +92,7 @@ fn look(
     }
     let mut places: Vec<StoragePlace> = Vec::new();
     for place in storage::probe(system, &asked, None) {
-        let place = place.map_err(missing)?;
+        let place = place.map_err(|path| missing(&path))?;
         // A file and a link to it are one place.
         if !places.iter().any(|known| known.path == place.path) {
             places.push(place);

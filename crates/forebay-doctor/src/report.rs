@@ -202,11 +202,11 @@ fn check_device(
 /// The places to look at. Fails if one of those asked for does not exist.
 fn find_places(system: &dyn System, options: &CheckOptions) -> Result<Vec<StoragePlace>, Hinted> {
     let found = storage::probe(system, &options.paths, options.file.as_deref());
-    found.into_iter().map(|place| place.map_err(missing)).collect()
+    found.into_iter().map(|place| place.map_err(|path| missing(&path))).collect()
 }
 
 /// A place that was asked for, and is not there.
-pub(crate) fn missing(path: String) -> Hinted {
+pub(crate) fn missing(path: &str) -> Hinted {
     let fix = elsewhere::repository_hint(path.as_ref());
     Hinted::new(format!("no such file or directory: {path}"))
         .fix(fix.unwrap_or_else(|| "give directories or files that exist".to_owned()))
