@@ -7,12 +7,13 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
 from ._refusals import check_names, missing_name
-from .errors import IntegrityError, InvalidInputError, UnsupportedError
+from ._unzip import STORED, Member, unpack
+from .errors import InvalidInputError
 from .frameworks import CPU, Device, Framework
 from .loading import Watch, new_array
 from .npy import NpyArray, Stored, describe
@@ -22,22 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NpzFile", "write_members"]
 
-_STORED, _DEFLATED = 0, 8
 _CHUNK_BYTES = 1 << 20
 # Bytes whose CRC-32 one thread computes in one step.
 _CRC_PART_BYTES = 32 << 20
 _THREADS = 4
 _SUFFIX = ".npy"
-
-
-class _Member(NamedTuple):
-    """A file in the archive, as its directory says."""
-
-    method: int
-    offset: int
-    stored: int
-    size: int
-    crc: int
 
 
 class NpzFile(Mapping[str, Any]):
@@ -49,7 +39,7 @@ class NpzFile(Mapping[str, Any]):
         self._watch = Watch(path)
         self._file: File = _forebay.open(path)
         self._members = {
-            name.removesuffix(_SUFFIX): _Member(*facts)
+            name.removesuffix(_SUFFIX): Member(*facts)
             for name, *facts in _forebay.read_zip(self._file)
             if name.endswith(_SUFFIX)
         }
@@ -72,7 +62,7 @@ class NpzFile(Mapping[str, Any]):
         """
         member = self._member(name)
         makers = (self._framework, self._device, dtype, self.path, name)
-        if member.method == _STORED:
+        if member.method == STORED:
             # A file of its own to close.
             return NpyArray(_forebay.open(self.path), member.offset, member.stored, *makers)
         return NpyArray(_unpacked(self._file, member, self.path, name), 0, member.size, *makers)
@@ -99,7 +89,7 @@ class NpzFile(Mapping[str, Any]):
         if names is not None:
             check_names(names)
         wanted = self.files if names is None else list(names)
-        stored_names = [name for name in wanted if self._member(name).method == _STORED]
+        stored_names = [name for name in wanted if self._member(name).method == STORED]
         with self._watch:
             stored = {name: self._header(name) for name in stored_names}
             loaded = self._read_stored(list(stored.values()))
@@ -128,7 +118,7 @@ class NpzFile(Mapping[str, Any]):
             self._file._submit(False, pieces, arrays).result()
         return [member.finish(array, member.shape) for member, array in zip(members, arrays, strict=True)]
 
-    def _member(self, name: str) -> _Member:
+    def _member(self, name: str) -> Member:
         if self._file.closed:
             raise InvalidInputError("the file is closed", hints=["read inside of the with block"], path=self.path)
         # As numpy: with the ending too, but an array may have that in its own name.
@@ -164,52 +154,14 @@ class NpzFile(Mapping[str, Any]):
         return f"<forebay.npz.NpzFile: {len(self)} arrays in {self.path!r}>"
 
 
-def _unpacked(file: File, member: _Member, path: str, name: str) -> File:
+def _unpacked(file: File, member: Member, path: str, name: str) -> File:
     """A compressed member as a file in memory."""
-    facts: dict[str, Any] = {"path": path, "member": name}
-    if member.method != _DEFLATED:
-        raise UnsupportedError(
-            f"compressed by method {member.method}, which numpy does not use",
-            hints=["unzip it, and load the .npy files"],
-            **facts,
-        )
     memory = os.memfd_create("forebay-npz", os.MFD_CLOEXEC)
     try:
-        _inflate(file, member, memory, facts)
+        unpack(file, member, memory, {"path": path, "member": name})
         return _forebay.open(f"/proc/self/fd/{memory}")
     finally:
         os.close(memory)
-
-
-def _inflate(file: File, member: _Member, memory: int, facts: dict[str, Any]) -> None:
-    packed = bytearray(_CHUNK_BYTES)
-    machine = zlib.decompressobj(-zlib.MAX_WBITS)
-    at, end, crc, size = member.offset, member.offset + member.stored, 0, 0
-    rest = b""
-    while at < end or rest:
-        if not rest:
-            part = memoryview(packed)[: min(_CHUNK_BYTES, end - at)]
-            file.read_into(part, at)
-            at += len(part)
-            rest = bytes(part)
-        try:
-            data = machine.decompress(rest, _CHUNK_BYTES)
-        except zlib.error as error:
-            raise IntegrityError(f"cannot decompress: {error}", **facts) from None
-        rest = machine.unconsumed_tail
-        crc, size = zlib.crc32(data, crc), size + len(data)
-        if size > member.size:
-            raise IntegrityError("more data than the archive's directory says", size=member.size, **facts)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(memory, view) :]
-        if machine.eof:
-            break
-    if not machine.eof or size != member.size or crc != member.crc:
-        raise IntegrityError(
-            "the compressed data are damaged", hints=["copy or download the file again"], bytes=size,
-            wanted=member.size, **facts,
-        )  # fmt: skip
 
 
 def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:

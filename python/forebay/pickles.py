@@ -1,8 +1,10 @@
 """PyTorch's own checkpoints (``.pt``, ``.pth``, ``.bin``): tensors through the engine, the pickle as data only.
 
-Such a file is a zip archive: one pickle that describes a nest of containers and tensors, and one uncompressed record
-for each storage. The pickle is read by what ``torch.load(…, weights_only=True)`` reads it with, over storages without
-memory, which tell the records; these are read straight into the storages of the tensors that are made.
+Such a file is one pickle that describes a nest of containers and tensors, and the bytes of each storage. The pickle is
+read by what ``torch.load(…, weights_only=True)`` reads it with, over storages without memory, which tell what to read;
+that is read straight into the storages of the tensors that are made. Where a value is no tensor over a plain storage
+(sparse, quantized, of a class that the program allowed), it may need its data while it is made: then all storages are
+read, and the pickle is read once more over them.
 
 ``torch.load(…, mmap=True)`` would give the same tree over the mapped file. It maps privately and for writing, which Linux
 refuses for a file that is larger than memory and swap: "unable to mmap … bytes", seen with 40 GiB on 24 GB.
@@ -15,31 +17,32 @@ import io
 import os
 import stat
 import zlib
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
 from ._captures import left_alone
 from ._refusals import check_names, is_npz, missing_name, room_hints
+from ._torch_archives import Archive as _Archive
+from ._torch_archives import Legacy as _Legacy
+from ._torch_archives import is_legacy, open_archive, unsupported_protocol
+from ._torch_trees import NeedsDataError as _NeedsDataError
+from ._torch_trees import refuse as _refuse
+from ._torch_trees import replace as _replace
+from ._torch_trees import tensors as _tensors
 from .loading import Watch, path_text
 from .progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
-    from ._forebay import File, Future
+    from ._forebay import Future
 
 __all__ = ["is_zip_checkpoint", "load"]
 
 _ZIP: Final = b"PK\x03\x04"
-#: How files begin that PyTorch before 1.6 wrote: a pickle of the number 0x1950A86A20F9469CFC6C.
-_LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF"
-#: A longer pickle is refused: its tensors lie outside it, so honest ones have a few hundred bytes for each tensor.
-_PICKLE_LIMIT: Final = 256 << 20
-_DEPTH_LIMIT: Final = 200
-_NAME_LIMIT: Final = 2048
 _VERIFY_CHUNK: Final = 64 << 20
 _GROUP_BYTES: Final = 512 << 20
 _GROUPS_IN_FLIGHT: Final = 4
@@ -58,7 +61,7 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
     except (OSError, ValueError):
         # The next reader raises the error, also for what cannot be a path.
         return False
-    return (start.startswith(_ZIP) and not is_npz(start)) or start[:8] == _LEGACY
+    return (start.startswith(_ZIP) and not is_npz(start)) or is_legacy(start)
 
 
 def load(
@@ -81,7 +84,8 @@ def load(
             of a tensor is the path of keys that leads to it, joined by dots. Default: the first GPU if there is one.
         dtype: cast floating-point tensors to this type ("BF16", ``torch.bfloat16``), or a function of the name that
             gives one or None. A tensor that is cast has a storage of its own.
-        names: load only these keys of the outermost dictionary, or those for which a function says so.
+        names: load only these keys of the outermost dictionary, or those for which a function says so. A file with other
+            values than tensors over plain storages and plain data is read whole.
         verify: compare each storage with the CRC-32 that the archive holds for it. This is done by the host.
         progress: as for :func:`forebay.load_file`; or one that counts several files.
         rest: how many bytes follow in other files.
@@ -90,104 +94,71 @@ def load(
         The object: usually a dictionary of ``torch.Tensor``.
 
     Raises:
-        InvalidInputError: the pickle asks for anything but tensors and plain data, the format is not this one, or one of
-            ``names`` is not in it.
+        InvalidInputError: the pickle asks for what ``torch.load(path, weights_only=True)`` does not allow, the format is
+            not this one, or one of ``names`` is not in it.
         IntegrityError: the file is damaged, or describes storages that it does not hold.
-        UnsupportedError: PyTorch is not installed, or the file has tensors without a plain storage (sparse ones, say).
+        UnsupportedError: PyTorch is not installed, or cannot read the pickle's protocol without running code; or
+            ``dtype`` does not reach what lies within a value of another kind.
         NotFoundError: no such file.
         BusyError: the file was changed in place meanwhile.
     """
     text = path_text(path)
     watch = Watch(text)
     with _forebay.open(text) as file:
-        archive = _Archive(file, text)
-        tree, keys = _unpickled(archive)
-        if names is not None:
-            tree = _choose(tree, names, text)
+        archive = open_archive(file, text)
         told = progress if isinstance(progress, Progress) else Progress(0, progress)
-        return _Builder(archive, keys, device, dtype, watch).build(tree, verify, told, rest)
+        tree, keys = _described(archive)
+        builder = _Builder(archive, keys, device, dtype, watch)
+        if tree is not _NEEDS_DATA:
+            chosen = tree if names is None else _choose(tree, names, text)
+            with contextlib.suppress(_NeedsDataError):
+                return builder.build(chosen, verify, told, rest)
+        return builder.build_around(tree, names, verify, told, rest)
 
 
-class _Archive:
-    """The records of a checkpoint, checked: stored as they are, inside the file, none over another."""
-
-    def __init__(self, file: File, path: str) -> None:
-        self.file = file
-        self.path = path
-        self.records = self._directory()
-        self.root = self._root()
-        self._check_byte_order()
-
-    def _directory(self) -> dict[str, tuple[int, int, int]]:
-        """Name -> (offset, size, CRC-32) of each record."""
-        if self._start() == _LEGACY:
-            raise errors.InvalidInputError(
-                "the checkpoint has the format of PyTorch before 1.6, which only unpickling can read",
-                hints=["torch.save(torch.load(path, weights_only=True), path)  # writes it in today's format"],
-                path=self.path,
-            )
-        # The directory is checked where it is read: entries lie inside the file and apart, and no name is there twice.
-        records: dict[str, tuple[int, int, int]] = {}
-        for name, method, offset, _, size, crc in _forebay.read_zip(self.file):
-            if method != 0:
-                raise errors.UnsupportedError(
-                    "the archive is compressed: torch.save stores records as they are", record=name, path=self.path
-                )
-            records[name] = (offset, size, crc)
-        return records
-
-    def _start(self) -> bytes:
-        return self.read(0, min(8, self.file.size))
-
-    def _root(self) -> str:
-        roots = [name[: -len("/data.pkl")] for name in self.records if name.endswith("/data.pkl")]
-        if len(roots) != 1 or "/" in roots[0]:
-            raise errors.InvalidInputError(
-                "the archive is no PyTorch checkpoint: it does not hold one data.pkl", path=self.path
-            )
-        root = roots[0]
-        if f"{root}/constants.pkl" in self.records or any(n.startswith(f"{root}/code/") for n in self.records):
-            raise errors.InvalidInputError(
-                "the archive is a TorchScript program, not a checkpoint",
-                hints=["torch.save(torch.jit.load(path).state_dict(), 'weights.pt')"],
-                path=self.path,
-            )
-        return root
-
-    def _check_byte_order(self) -> None:
-        found = self.records.get(f"{self.root}/byteorder")
-        if found is None:
-            return
-        order = self.read(found[0], min(found[1], 16))
-        if order != b"little":
-            raise errors.UnsupportedError(
-                "the checkpoint was written on a big-endian machine", order=order.decode("ascii", "replace"),
-                path=self.path,
-            )  # fmt: skip
-
-    def read(self, offset: int, size: int) -> bytes:
-        room = bytearray(size)
-        if size:
-            self.file.read_into(room, offset)
-        return bytes(room)
-
-    def pickle(self) -> bytes:
-        offset, size, _ = self.records[f"{self.root}/data.pkl"]
-        if size > _PICKLE_LIMIT:
-            raise errors.InvalidInputError(
-                "the checkpoint's pickle is too large", size=size, limit=_PICKLE_LIMIT, path=self.path
-            )
-        return self.read(offset, size)
-
-    def storage(self, key: str) -> tuple[int, int, int]:
-        found = self.records.get(f"{self.root}/data/{key}")
-        if found is None:
-            raise errors.IntegrityError("the checkpoint names a storage that it does not hold", key=key, path=self.path)
-        return found
+#: Stands for a tree that cannot be described without the data.
+_NEEDS_DATA: Final = object()
+_Storages = dict[str, "torch.UntypedStorage"]
 
 
-def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]:
+def _described(archive: _Archive | _Legacy) -> tuple[Any, _Storages]:
     """What the pickle describes, with tensors over storages without memory, and these storages by their keys."""
+    keys: _Storages = {}
+    try:
+        tree, _ = _unpickled(archive, keys)
+    except _NeedsDataError:
+        tree = _NEEDS_DATA
+        if isinstance(archive, _Legacy):
+            # Where its storages lie is known once the pickle was read, be it over zeros.
+            _over_zeros(archive)
+    return tree, keys
+
+
+def _over_zeros(archive: _Legacy) -> None:
+    try:
+        _unpickled(archive, memory="cpu")
+    except _NeedsDataError as reason:
+        hints = ["save it in today's format: torch.save(torch.load(path, weights_only=True), path)"]
+        raise errors.UnsupportedError(
+            "the checkpoint has the format of PyTorch before 1.6, and values that cannot be made before their data",
+            hints=hints, reason=_first_line(reason), path=archive.path,
+        ) from None  # fmt: skip
+
+
+def _unpickled(
+    archive: _Archive | _Legacy, keys: _Storages | None = None, *, is_filled: bool = False, memory: str = "meta"
+) -> tuple[Any, _Storages]:
+    """What the pickle describes, and its storages by their keys.
+
+    Args:
+        archive: holds the pickle.
+        keys: storages that are there; others are made, and hold no data.
+        is_filled: these hold their data.
+        memory: of others: ``"meta"`` for none.
+
+    Raises:
+        _NeedsDataError: it cannot be described over storages without memory.
+    """
     try:
         import torch
         from torch._weights_only_unpickler import Unpickler
@@ -197,69 +168,93 @@ def _unpickled(archive: _Archive) -> tuple[Any, dict[str, torch.UntypedStorage]]
         ) from None
     # These calls have no types in torch.
     untyped: Any = torch
-    storages: dict[str, torch.UntypedStorage] = {}
+    storages: _Storages = {} if keys is None else keys
+    swapped: set[str] = set()
 
     def storage(told: Any) -> torch.TypedStorage:
-        """A persistent id: ("storage", type, key, place, elements)."""
-        _, kind, key, _, elements = told
-        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-        size = archive.storage(key)[1]
-        if elements * dtype.itemsize != size:
-            raise errors.IntegrityError(
-                "the checkpoint lies about the size of a storage",
-                key=key, told=elements * dtype.itemsize, found=size, path=archive.path,
+        """A persistent id: ("storage", type, key, place, elements), and in old files the part that is meant."""
+        _, kind, key, _, elements, *part = told
+        if any(part):
+            raise errors.UnsupportedError(
+                "the checkpoint has parts of storages, as PyTorch before 0.4 wrote them",
+                hints=["torch.save(torch.load(path, weights_only=True), path)"], path=archive.path,
             )  # fmt: skip
+        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+        size = archive.claim(key, elements, dtype.itemsize)
         if key not in storages:
-            storages[key] = untyped.UntypedStorage(size, device="meta")
+            storages[key] = torch.zeros(size, dtype=torch.uint8, device=memory).untyped_storage()
+        if is_filled and archive.is_swapped and key not in swapped:
+            _swap(storages[key], dtype)
+            swapped.add(key)
         made: torch.TypedStorage = untyped.storage.TypedStorage(wrap_storage=storages[key], dtype=dtype, _internal=True)
         return made
 
-    pickled = archive.pickle()
-    if pickled[:1] == b"\x80" and pickled[1:2] > b"\2":
-        raise errors.UnsupportedError(
-            "the checkpoint's pickle has a protocol that PyTorch cannot read without running code",
-            hints=["if you trust the source of the file: torch.save(torch.load(path, weights_only=False), path)"],
-            protocol=pickled[1], path=archive.path,
-        )  # fmt: skip
-    unpickler: Any = Unpickler(io.BytesIO(pickled), encoding="utf-8")
-    unpickler.persistent_load = storage
-    try:
-        return unpickler.load(), storages
-    except errors.Error:
-        raise
-    except UnpicklingError as reason:
-        _refuse(_first_line(reason), archive.path)
-    except NotImplementedError as reason:
-        # What a tensor without memory cannot be.
-        raise _no_view(archive.path, reason=_first_line(reason)[:200]) from None
-    except Exception as reason:
-        raise errors.IntegrityError(
-            f"the checkpoint's pickle is damaged: {type(reason).__name__}: {_first_line(reason)}", path=archive.path
-        ) from reason
-    finally:
-        # A sparse tensor is on a list that the next torch.load would go through.
-        with contextlib.suppress(Exception):
-            untyped._utils._validate_loaded_sparse_tensors()
+    with archive.pickle() as file:
+        unpickler: Any = Unpickler(file, encoding="utf-8")
+        unpickler.persistent_load = storage
+        try:
+            tree = unpickler.load()
+            if is_filled:
+                untyped._utils._validate_loaded_sparse_tensors()
+        except errors.Error:
+            raise
+        except UnpicklingError as reason:
+            _refuse_pickle(reason, archive)
+        except Exception as reason:
+            # torch's own words for what a tensor without memory cannot be; what a class of the program's says is not known.
+            if not is_filled and (isinstance(reason, RuntimeError) or _asks_program(archive, file)):
+                raise _NeedsDataError(str(reason)) from reason
+            raise errors.IntegrityError(
+                f"the checkpoint's pickle is damaged: {type(reason).__name__}: {_first_line(reason)}", path=archive.path
+            ) from reason
+        finally:
+            # A sparse tensor is on a list that the next torch.load would go through.
+            with contextlib.suppress(Exception):
+                untyped._utils._validate_loaded_sparse_tensors()
+        if not is_filled:
+            archive.asks_program = _asks_program(archive, file)
+            archive.locate(file)
+    return tree, storages
 
 
-def _no_view(path: str, **context: Any) -> errors.UnsupportedError:
-    return errors.UnsupportedError(
-        "the checkpoint holds a tensor that is sparse, quantized, conjugated, or has a class or attributes of its own",
-        hints=["torch.load(path, weights_only=True) reads it into host memory"],
-        **context,
-        path=path,
-    )
+def _swap(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
+    """Turns the bytes of each number around."""
+    if storage.device.type != "meta":
+        host: Any = storage.cpu()  # type: ignore[no-untyped-call]
+        host.byteswap(dtype)
+        storage.copy_(host)
 
 
-def _refuse(what: str, path: str) -> NoReturn:
-    raise errors.InvalidInputError(
-        f"the checkpoint asks for more than tensors and plain data: {what[:400]}",
-        hints=[
-            "if you trust the source of the file: found = torch.load(path, weights_only=False)",
-            'then save its tensors: forebay.save_file(found, "model.safetensors"), or found["state_dict"] if it has that',
-        ],
-        path=path,
-    )
+def _allowed_by_program() -> dict[str, Any]:
+    """What the program added to the names that a pickle may use, by ``torch.serialization.add_safe_globals``."""
+    from torch import _weights_only_unpickler
+
+    untyped: Any = _weights_only_unpickler
+    found: dict[str, Any] = untyped._get_user_allowed_globals()
+    return found
+
+
+def _asks_program(archive: _Archive | _Legacy, file: io.BufferedIOBase) -> bool:
+    """Whether the pickle, up to where ``file`` stands, seems to name one of these: its code may look at data."""
+    names = {full.rpartition(".")[2] for full in _allowed_by_program()}
+    if not names:
+        return False
+    end = file.tell()
+    file.seek(archive.start)
+    text = file.read(end - archive.start)
+    file.seek(end)
+    return any(f"{name}\n".encode() in text for name in names)
+
+
+def _refuse_pickle(reason: UnpicklingError, archive: _Archive | _Legacy) -> NoReturn:
+    what = _first_line(reason)
+    with archive.pickle() as file:
+        start = file.read(2)
+    if what.startswith("Unsupported operand"):
+        refusal = unsupported_protocol(start, archive.path)
+        if refusal is not None:
+            raise refusal from None
+    _refuse(what, archive.path)
 
 
 def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) -> Any:
@@ -277,9 +272,7 @@ def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) 
 class _Builder:
     """Makes the tensors that the pickle describes."""
 
-    def __init__(
-        self, archive: _Archive, keys: dict[str, torch.UntypedStorage], device: Place, dtype: Any, watch: Watch
-    ) -> None:
+    def __init__(self, archive: _Archive | _Legacy, keys: _Storages, device: Place, dtype: Any, watch: Watch) -> None:
         import torch
 
         from .casting import cast_for
@@ -301,24 +294,78 @@ class _Builder:
 
     @left_alone
     def build(self, tree: Any, verify: bool, progress: Progress, rest: int) -> Any:
+        """The tree with tensors over storages of their own, which are read into them.
+
+        Raises:
+            _NeedsDataError: something in it is no tensor over a plain storage, nor plain data.
+        """
+        if self.archive.is_swapped or self.archive.asks_program:
+            raise _NeedsDataError
         places = {
             id(told): (name, told, self._key(name, told), self.place(name))
             for name, told in _tensors(tree, self.archive.path)
         }
         for _, _, key, device in places.values():
             self._allocate(key, device)
-        progress.total = progress.done + self._bytes_to_read() + rest
-        with progress, self.watch:
-            self._read(progress)
-        if verify:
-            self._verify()
+        self._fill(verify, progress, rest)
         for name, told, key, device in places.values():
             self.tensors[id(told)] = self._made(name, told, self.storages[key, device])
         try:
             return _replace(tree, self.tensors, {})
         except RecursionError:
-            # What is shared may lie deeper than where it was first seen.
-            raise errors.IntegrityError("the checkpoint is nested too deep", path=self.archive.path) from None
+            raise _NeedsDataError from None
+
+    def _fill(self, verify: bool, progress: Progress, rest: int) -> None:
+        progress.total = progress.done + self._bytes_to_read() + rest
+        with progress, self.watch:
+            self._read(progress)
+        if verify:
+            self._verify()
+
+    @left_alone
+    def build_around(self, described: Any, names: Any, verify: bool, progress: Progress, rest: int) -> Any:
+        """What the pickle makes of storages that have been read: all of them, since it may look at any.
+
+        Args:
+            described: the tree over storages without memory, if there is one: it tells where storages go.
+        """
+        path = self.archive.path
+        where = {} if described is _NEEDS_DATA else self._places_of_keys(described)
+        for key in self.archive.keys() if described is _NEEDS_DATA else self.kept:
+            self._allocate(key, where.get(key) or self.place(""))
+        self._fill(verify, progress, rest)
+        rooms = {key: room for (key, _), room in self.storages.items()}
+        storages = {key: room.untyped_storage() for key, room in rooms.items()}
+        tree, _ = _unpickled(self.archive, storages, is_filled=True)
+        for key, room in rooms.items():
+            if room.untyped_storage().nbytes() != room.numel():
+                raise errors.IntegrityError("a tensor reaches beyond its storage", key=key, path=path)
+        if names is not None:
+            tree = _choose(tree, names, path)
+        return tree if self.cast is None else self._recast(tree)
+
+    def _places_of_keys(self, described: Any) -> dict[str, torch.device]:
+        """Where the storages of the tensors go that can be found in a tree."""
+        places: dict[str, torch.device] = {}
+        for name, told in _tensors(described, self.archive.path, lambda name, node: getattr(node, "__dict__", {})):
+            for cdata in _storages_of(told):
+                if cdata in self.keys:
+                    places.setdefault(self.keys[cdata], self.place(name))
+        return places
+
+    def _recast(self, tree: Any) -> Any:
+        def refuse(name: str, node: Any) -> NoReturn:
+            raise errors.UnsupportedError(
+                "cannot cast what lies within a value of this kind",
+                hints=["load without dtype=, then cast"], at=name, type=type(node).__name__, path=self.archive.path,
+            )  # fmt: skip
+
+        for name, tensor in _tensors(tree, self.archive.path, refuse):
+            self.tensors[id(tensor)] = self._with_dtype(name, tensor)
+        try:
+            return _replace(tree, self.tensors, {})
+        except RecursionError:
+            refuse("", tree)
 
     def _key(self, name: str, told: torch.Tensor) -> str:
         """The storage of a described tensor, within which it lies."""
@@ -326,12 +373,10 @@ class _Builder:
 
         plain = type(told) in (torch.Tensor, torch.nn.Parameter) and told.layout is torch.strided
         if not plain or told.is_quantized or told.is_nested or told.is_conj() or told.is_neg() or vars(told):
-            raise _no_view(self.archive.path, tensor=name, type=type(told).__name__, layout=told.layout)
+            raise _NeedsDataError
         key = self.keys.get(told.untyped_storage()._cdata)
         if key is None:
-            raise errors.UnsupportedError(
-                "the checkpoint holds a tensor without a storage", tensor=name, path=self.archive.path
-            )
+            raise _NeedsDataError
         last = 0 if 0 in told.shape else 1 + sum((n - 1) * s for n, s in zip(told.shape, told.stride(), strict=True))
         end, size = (told.storage_offset() + last) * told.itemsize, self.archive.storage(key)[1]
         if end > size:
@@ -408,7 +453,7 @@ class _Builder:
             found = 0
             for start in range(0, room.numel(), _VERIFY_CHUNK):
                 found = zlib.crc32(_bytes_of(room[start : start + _VERIFY_CHUNK]), found)
-            if told == 0 and found != 0:
+            if told is None or (told == 0 and found != 0):
                 raise errors.UnsupportedError(
                     "the checkpoint was written without checksums: it cannot be verified", path=self.archive.path
                 )
@@ -433,17 +478,48 @@ class _Builder:
 
         tensor: torch.Tensor = torch.empty(0, dtype=told.dtype, device=room.device)
         tensor.set_(room.untyped_storage(), told.storage_offset(), told.size(), told.stride())
-        present = self.framework.dtype_name(told.dtype)
-        if self.cast is not None and present is not None:
-            target = self.framework.dtype(self.cast(name, present))
-            if target != told.dtype and tensor.numel() * tensor.itemsize > 8 * max(room.numel(), 1):
-                raise errors.InvalidInputError(
-                    "cannot cast a tensor that repeats its few elements many times", tensor=name, shape=told.size()
-                )
-            tensor = tensor.to(target)
+        tensor = self._with_dtype(name, tensor)
         if type(told) is torch.nn.Parameter:
             return torch.nn.Parameter(tensor, requires_grad=told.requires_grad)
         return tensor.requires_grad_() if told.requires_grad else tensor
+
+    def _with_dtype(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as it is, or cast: of the same class, with the same attributes."""
+        import torch
+
+        present = self.framework.dtype_name(tensor.dtype)
+        target = None if self.cast is None or present is None else self.framework.dtype(self.cast(name, present))
+        if target is None or target == tensor.dtype:
+            return tensor
+        is_plain = tensor.layout is torch.strided and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if is_plain and tensor.numel() * tensor.itemsize > 8 * max(tensor.untyped_storage().nbytes(), 1):
+            raise errors.InvalidInputError(
+                "cannot cast a tensor that repeats its few elements many times", tensor=name, shape=tensor.size()
+            )
+        made = tensor.detach().to(target)
+        if type(tensor) is torch.nn.Parameter:
+            made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            made.requires_grad_()
+        vars(made).update(vars(tensor))
+        return made
+
+
+def _storages_of(told: torch.Tensor) -> Iterator[int]:
+    """What tells the storages of a tensor from others: of a sparse one, those of its parts."""
+    import torch
+
+    parts: tuple[str, ...] = ()
+    if told.layout is torch.sparse_coo:
+        parts = ("_indices", "_values")
+    elif told.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = ("crow_indices", "col_indices", "values")
+    elif told.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = ("ccol_indices", "row_indices", "values")
+    for part in [getattr(told, part)() for part in parts] or [told]:
+        # A subclass may have none.
+        with contextlib.suppress(Exception):
+            yield part.untyped_storage()._cdata
 
 
 def _first_line(reason: Exception) -> str:
@@ -456,83 +532,3 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
 
     host = tensor.cpu()
     return ctypes.string_at(host.data_ptr(), host.numel())
-
-
-#: A key in a dictionary or list, after the key path of that dictionary or list itself.
-_KeyPath = tuple["_KeyPath | None", object]
-_PLAIN: Final = (type(None), bool, int, float, str, bytes, complex)
-
-
-def _tensors(tree: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of a tree with their names. Refuses a tree that is too deep, or holds what is not plain data."""
-    import torch
-
-    plain = (*_PLAIN, torch.dtype, torch.device, torch.Size)
-    seen: set[int] = set()
-    todo: list[tuple[_KeyPath | None, int, Any]] = [(None, 0, tree)]
-    while todo:
-        trail, depth, node = todo.pop()
-        if isinstance(node, torch.Tensor):
-            yield _name_of_keys(trail, path), node
-            continue
-        if type(node) in plain or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if depth > _DEPTH_LIMIT:
-            raise errors.IntegrityError("the checkpoint is nested too deep", limit=_DEPTH_LIMIT, path=path)
-        kept = getattr(node, "__dict__", {})
-        if type(node) not in (dict, OrderedDict, list, tuple, set) or kept.keys() - {"_metadata"}:
-            _refuse(f"a value of the type {type(node).__name__}, or with a state of its own", path)
-        # Of what is hashed, torch.save writes text and numbers, alone or in tuples.
-        for key in node if isinstance(node, (dict, set)) else ():
-            if not all(type(part) in plain for part in (key if type(key) is tuple else (key,))):
-                _refuse("a key or a member of a set that is neither text nor a number", path)
-        inner = node.items() if isinstance(node, dict) else () if isinstance(node, set) else enumerate(node)
-        todo.extend(((trail, key), depth + 1, value) for key, value in (*inner, *kept.items()))
-
-
-def _name_of_keys(trail: _KeyPath | None, path: str) -> str:
-    """The keys that lead to a tensor, as its name."""
-    keys: list[str] = []
-    length = 0
-    while trail is not None:
-        trail, key = trail
-        keys.append(str(key))
-        length += 1 + len(keys[-1])
-        # A long key is written once, and may be meant in every name.
-        if length > _NAME_LIMIT:
-            raise errors.IntegrityError("the name of a tensor is too long", limit=_NAME_LIMIT, path=path)
-    # Empty keys at the beginning give no dot; a key may begin with one.
-    while keys and not keys[-1]:
-        keys.pop()
-    return ".".join(reversed(keys))
-
-
-def _replace(node: Any, tensors: Mapping[int, torch.Tensor], made: dict[int, Any]) -> Any:
-    """The tree with the tensors that were made; lists and dictionaries in place. ``made`` keeps what was shared shared."""
-    kind = type(node)
-    if id(node) in tensors:
-        return tensors[id(node)]
-    if kind not in (dict, OrderedDict, list, tuple):
-        return node
-    if id(node) in made:
-        found = made[id(node)]
-        if found is _UNFINISHED:
-            raise errors.IntegrityError("the checkpoint holds something that contains itself")
-        return found[1]
-    made[id(node)] = _UNFINISHED
-    result = node
-    if kind is list:
-        node[:] = [_replace(item, tensors, made) for item in node]
-    elif kind is tuple:
-        result = tuple(_replace(item, tensors, made) for item in node)
-    else:
-        for key in node:
-            node[key] = _replace(node[key], tensors, made)
-        if "_metadata" in getattr(node, "__dict__", ()):
-            node._metadata = _replace(node._metadata, tensors, made)
-    made[id(node)] = (node, result)  # the node is kept: its id must not be used again meanwhile
-    return result
-
-
-_UNFINISHED: Final = object()

@@ -10,9 +10,10 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -98,11 +99,11 @@ def test_everything_that_state_dicts_hold_comes_back(tmp_path: Path) -> None:
     torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).load_state_dict(loaded["model"])
 
 
-@pytest.mark.parametrize("protocol", [3, 4, 5])
+@pytest.mark.parametrize("protocol", [1, 4, 5])
 def test_protocols_that_torch_does_not_read_without_code(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"a": torch.ones(3)}, path, pickle_protocol=protocol)
-    with pytest.raises(errors.UnsupportedError, match=f"protocol={protocol}") as caught:
+    with pytest.raises(errors.UnsupportedError, match=f"protocol=({protocol}|0 or 1)") as caught:
         pickles.load(path)
     assert "torch.save(torch.load(path, weights_only=False), path)" in caught.value.hints[0]
     torch.save(torch.load(path, weights_only=False), path)
@@ -199,7 +200,6 @@ def _touch(name: str) -> Call:
         (lambda mark: Call(torch.hub.load_state_dict_from_url, "x"), "torch.hub.load_state_dict_from_url"),
         (lambda mark: Built(), "Built"),
         (lambda mark: Call(__import__, "os"), "__import__"),
-        (lambda mark: Call(bytearray, b"x"), "bytearray"),
     ],
 )
 def test_code_is_refused_by_name_and_not_run(value: Any, name: str, tmp_path: Path) -> None:
@@ -229,13 +229,9 @@ REFUSED = "more than tensors and plain data"
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", REFUSED),  # BUILD on a function
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.", REFUSED),
         (b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb.", "state of its own"),
-        (b"\x80\x02ccollections\nCounter\n)R.", REFUSED),
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", DAMAGED),
-        (b"\x80\x02]q\x00h\x00a.", "contains itself"),
-        (b"\x80\x02}q\x00K\x01h\x00s.", "contains itself"),
         (b"\x80\x02]q\x00h\x01.", DAMAGED),
         (b"\x80\x02" + b"(" * 5000 + b".", DAMAGED),
-        (b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".", "nested too deep"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", None),  # a memo entry far away costs nothing
         (b"\x80\x02\x8b\xff\xff\xff\x7f.", REFUSED),
         (b"\x80\x02X\xff\xff\xff\xff.", DAMAGED),
@@ -243,17 +239,11 @@ REFUSED = "more than tensors and plain data"
         (b"", DAMAGED),
         (b"\x80\x02}]Ns.", DAMAGED),
         (b"\x80\x02}]\x85Ns.", DAMAGED),
-        (b"\x80\x02})\x85Ns.", "neither text nor a number"),
-        (b"\x80\x02cbuiltins\nset\n]()\x85e\x85R.", "neither text nor a number"),
         (b"\x80\x02X\x01\x00\x00\x00\xffN.", DAMAGED),
         (b"\x80\x02K\x01Q.", DAMAGED),
         (b"\x80\x02(X\x07\x00\x00\x00storageNNNNtQ.", DAMAGED),
         (b"\x80\x02ctorch\nSize\nX\x01\x00\x00\x00a\x85R.", DAMAGED),
         (b"\x80\x02ctorch\ndevice\nX\x05\x00\x00\x00a b:c\x85R.", DAMAGED),
-        (
-            b"\x80\x02ccollections\nOrderedDict\n)R}X\x09\x00\x00\x00_metadata" + b"]" * 900 + b"a" * 899 + b"sb.",
-            "too deep",
-        ),
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", DAMAGED),
     ],
 )
@@ -266,14 +256,41 @@ def test_tricks(code: bytes, message: str | None, tmp_path: Path) -> None:
         pickles.load(path)
 
 
+def _depth(node: Any) -> int:
+    depth = 0
+    while node:
+        (node,) = node
+        depth += 1
+    return depth
+
+
+@pytest.mark.parametrize(
+    ("code", "is_right"),
+    [
+        (b"]q\x00h\x00a", lambda found: found[0] is found),
+        (b"}q\x00K\x01h\x00s", lambda found: found[1] is found),
+        (b"]" * 1000 + b"a" * 999, lambda found: _depth(found) == 999),
+        (b"})\x85Ns", lambda found: found == {((),): None}),
+        (b"cbuiltins\nset\n]()\x85e\x85R", lambda found: found == {((),)}),
+        (
+            b"ccollections\nOrderedDict\n)R}X\x09\x00\x00\x00_metadata" + b"]" * 900 + b"a" * 899 + b"sb",
+            lambda found: _depth(found._metadata) == 899,
+        ),
+    ],
+)
+def test_odd_nests_are_as_torch_reads_them(code: bytes, is_right: Callable[[Any], bool], tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "x.pt", b"\x80\x02" + code + b".")
+    assert is_right(torch.load(path, weights_only=True))
+    assert is_right(pickles.load(path))
+
+
 def test_nests_that_are_deeper_than_where_they_were_first_seen(tmp_path: Path) -> None:
     code = b"]q\x00"
     for level in range(12):
         # [150 lists around the one before, that one]: the last is looked at first.
         code = b"]" * 150 + code + b"a" * 150 + b"h%ca" % level + b"q%c" % (level + 1)
     path = checkpoint(tmp_path / "x.pt", b"\x80\x02" + code + b".")
-    with pytest.raises(errors.IntegrityError, match="too deep"):
-        pickles.load(path)
+    assert len(pickles.load(path)) == 2
 
 
 def test_tensors_in_what_a_state_dict_keeps_beside_itself(tmp_path: Path) -> None:
@@ -289,8 +306,10 @@ def test_names_of_tensors_that_never_end(tmp_path: Path) -> None:
     for _ in range(30):
         state = {"k" * 100: state}
     torch.save(state, tmp_path / "x.pt")
-    with pytest.raises(errors.IntegrityError, match="name of a tensor is too long"):
-        pickles.load(tmp_path / "x.pt")
+    found = pickles.load(tmp_path / "x.pt", {"": "cpu"})
+    for _ in range(30):
+        found = found["k" * 100]
+    assert found.tolist() == [1, 1]
 
 
 def test_shared_nests_do_not_explode(tmp_path: Path) -> None:
@@ -370,51 +389,206 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_formats_are_refused_with_the_reason(tmp_path: Path) -> None:
-    old = tmp_path / "old.pt"
-    torch.save({"a": torch.ones(2)}, old, _use_new_zipfile_serialization=False)
-    assert pickles.is_zip_checkpoint(old)
-    with pytest.raises(errors.InvalidInputError, match="before 1.6") as caught:
-        pickles.load(old)
-    assert "weights_only=True" in caught.value.hints[0]
-
     with pytest.raises(errors.InvalidInputError, match="TorchScript"):
         pickles.load(checkpoint(tmp_path / "script.pt", b"\x80\x02N.", code__x=b"", **{"constants.pkl": b"\x80\x02)."}))
-    with pytest.raises(errors.UnsupportedError, match="big-endian"):
-        pickles.load(checkpoint(tmp_path / "big.pt", b"\x80\x02N.", byteorder=b"big"))
+    with pytest.raises(errors.IntegrityError, match="byte order.*order=middle"):
+        pickles.load(checkpoint(tmp_path / "odd.pt", b"\x80\x02N.", byteorder=b"middle"))
     with zipfile.ZipFile(tmp_path / "z.pt", "w") as archive:
         archive.writestr("a/other", b"")
     with pytest.raises(errors.InvalidInputError, match="no PyTorch checkpoint"):
         pickles.load(tmp_path / "z.pt")
-    with zipfile.ZipFile(tmp_path / "c.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a/data.pkl", b"\x80\x02N." + bytes(1000))
-    with pytest.raises(errors.Error, match="compress|method"):
-        pickles.load(tmp_path / "c.pt")
 
 
-def _marked() -> Any:
-    tensor = torch.ones(2)
-    tensor.mark = 1  # type: ignore[attr-defined]
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class Marked:
+    """Looks at the data of a tensor while it is made."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.total, self.tensor = float(tensor.sum()), tensor
+
+    def __reduce__(self) -> Any:
+        return Marked, (self.tensor,)
+
+
+class Doubled(torch.Tensor):
+    pass
+
+
+def double_in_place(tensor: Any) -> Any:
+    return tensor.mul_(2)
+
+
+def _with_attribute(tensor: Any) -> Any:
+    tensor.mark = 1
     return tensor
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.eye(2).to_sparse(),
-        lambda: torch.empty(2, device="meta"),
-        lambda: torch.ones(2, dtype=torch.complex64).conj(),
-        lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
-        _marked,
-    ],
-    ids=["sparse", "meta", "conjugate", "quantized", "attributes"],
-)
-def test_tensors_that_are_no_views_of_storages_are_refused(make: Any, tmp_path: Path) -> None:
-    torch.save({"a": make()}, tmp_path / "x.pt")
-    with pytest.raises(errors.UnsupportedError, match="holds a tensor"):
-        pickles.load(tmp_path / "x.pt")
+def _ordered_with_state() -> Any:
+    state = OrderedDict(a=torch.ones(2))
+    state.note = [torch.zeros(1)]  # type: ignore[attr-defined]
+    return state
+
+
+#: What torch.load(weights_only=True) reads beside tensors over plain storages.
+ODD: dict[str, Callable[[], Any]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "bsc": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
+    "meta": lambda: torch.empty(2, device="meta"),
+    "conjugate": lambda: torch.ones(2, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.ones(2, dtype=torch.complex64).conj().imag,
+    "quantized": lambda: torch.quantize_per_tensor(torch.arange(3.0), 0.5, 1, torch.quint8),
+    "quantized by channels": lambda: torch.quantize_per_channel(
+        torch.ones(2, 3), torch.tensor([0.5, 2.0]), torch.tensor([0, 1]), 0, torch.qint8
+    ),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)]),
+    "attributes": lambda: _with_attribute(torch.ones(2)),
+    "parameter with attributes": lambda: _with_attribute(torch.nn.Parameter(torch.ones(2))),
+    "buffer": lambda: torch.nn.Buffer(torch.ones(2)),
+    "storage": lambda: torch.arange(4.0).untyped_storage(),
+    "counter": lambda: Counter("abca"),
+    "counter of tensors": lambda: Counter({"a": torch.ones(2)}),
+    "bytearray": lambda: bytearray(b"ab\0c"),
+    "sets": lambda: {1, (2, "x"), (3, (4, 5))},
+    "tensor keys": lambda: {(1, (2, "x")): torch.ones(2)},
+    "ordered with a state": _ordered_with_state,
+    "layout": lambda: [torch.sparse_coo, torch.per_channel_affine, torch.int4, torch.device("meta"), torch.Size([2])],
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        if one.is_nested:
+            return same(one.unbind(), other.unbind())
+        if type(one) is not type(other) or (one.dtype, one.shape, one.layout) != (
+            other.dtype,
+            other.shape,
+            other.layout,
+        ):
+            return False
+        if vars(one).keys() != vars(other).keys() or one.requires_grad != other.requires_grad:
+            return False
+        return one.is_meta or repr(one) == repr(other)
+    if torch.is_storage(one):
+        return type(other) is type(one) and one.tolist() == other.tolist()
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one) and vars_same(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def vars_same(one: Any, other: Any) -> bool:
+    return same(list(getattr(one, "__dict__", {}).values()), list(getattr(other, "__dict__", {}).values()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_old", [False, True], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("kind", ODD)
+def test_what_torch_reads_safely_is_read(kind: str, is_old: bool, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    tree = {"weight": torch.arange(6.0).reshape(2, 3).t(), "odd": ODD[kind](), "n": [torch.ones(3, dtype=torch.int16)]}
+    try:
+        torch.save(tree, path, _use_new_zipfile_serialization=not is_old)
+        told = torch.load(path, weights_only=True)
+    except Exception as reason:
+        pytest.skip(f"torch itself does not: {reason}")
+    if is_old and kind in ("quantized by channels", "nested"):
+        # torch makes these before it reads the storages that tell how: they are as they were saved all the same.
+        told = tree
+    assert same(pickles.load(path, "cpu"), told)
+    assert same(pickles.load(path, {"weight": "cpu", "": "cpu"}, names=["odd"])["odd"], told["odd"])
+    with contextlib.suppress(errors.UnsupportedError):
+        assert pickles.load(path, "cpu", dtype="bfloat16")["weight"].dtype == torch.bfloat16
     # Nothing is left behind for what is loaded next.
     torch.save({"a": torch.ones(2)}, tmp_path / "y.pt")
     assert torch.load(tmp_path / "y.pt", weights_only=True)["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["zip", "before 1.6"])
+def test_types_that_the_program_allowed(is_old: bool, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+    path = tmp_path / "x.pt"
+    tree = {
+        "pair": Pair(torch.ones(2), {"x": torch.zeros(3)}),
+        "marked": Marked(torch.full((2,), 3.0)),
+        "default": defaultdict(list),
+        "array": numpy.arange(3.0),
+        "doubled": Call(double_in_place, torch.ones(2)),
+        "class": torch.ones(2).as_subclass(Doubled),
+        "weight": torch.ones(3),
+    }
+    allowed = [Pair, Marked, defaultdict, list, double_in_place, Doubled, numpy.ndarray, numpy.dtype]
+    allowed += [numpy._core.multiarray._reconstruct, type(numpy.dtype("f8"))]
+    torch.save(tree, path, _use_new_zipfile_serialization=not is_old)
+    with pytest.raises(errors.InvalidInputError, match=r"Pair.* not allowed") as caught:
+        pickles.load(path)
+    assert "torch.serialization.add_safe_globals([" in caught.value.hints[0] and "Pair" in caught.value.hints[0]
+    with torch.serialization.safe_globals(allowed):
+        found = pickles.load(path, "cpu", verify=not is_old)
+        with pytest.raises(errors.UnsupportedError, match="cannot cast.*type=(Pair|Marked|defaultdict|ndarray)"):
+            pickles.load(path, "cpu", dtype="bfloat16")
+    assert type(found["pair"]) is Pair and found["pair"].second["x"].tolist() == [0, 0, 0]
+    assert found["marked"].total == 6 and type(found["default"]) is defaultdict and found["array"].tolist() == [0, 1, 2]
+    assert found["doubled"].tolist() == [2, 2] and type(found["class"]) is Doubled
+
+
+def test_the_advice_for_values_of_numpy_leads_there(tmp_path: Path) -> None:
+    """Each refusal names the next type to allow, until the file is read."""
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed")
+    torch.save({"a": numpy.float64(1.5), "b": torch.ones(2)}, tmp_path / "x.pt")
+    scope: dict[str, Any] = {"torch": torch, "numpy": numpy}
+    with torch.serialization.safe_globals([]):
+        for _ in range(4):
+            try:
+                found = pickles.load(tmp_path / "x.pt", "cpu")
+            except errors.InvalidInputError as refusal:
+                exec(refusal.hints[0].partition(": ")[2].partition(", once")[0], scope)  # noqa: S102
+        torch.serialization.clear_safe_globals()
+    assert found["a"] == 1.5
+
+
+def test_archives_that_were_packed_again(tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(1000.0), "b": [torch.ones(3)]}, tmp_path / "x.pt")
+    with zipfile.ZipFile(tmp_path / "x.pt") as told, zipfile.ZipFile(tmp_path / "y.pt", "w") as archive:
+        for number, name in enumerate(told.namelist()):
+            archive.writestr(name, told.read(name), (zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED)[number % 2])
+    assert same(pickles.load(tmp_path / "y.pt", "cpu", verify=True), torch.load(tmp_path / "x.pt"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_numbers_of_a_big_endian_machine(device: str, tmp_path: Path) -> None:
+    data = struct.pack(">4f", 1, 2, 3, 4)
+    path = checkpoint(tmp_path / "x.pt", tensor_pickle(size=(2, 2), stride=(1, 2)), {"0": data}, byteorder=b"big")
+    found = pickles.load(path, device)["w"]
+    assert found.shape == (2, 2)
+    if device == "cpu":
+        assert found.tolist() == torch.load(path)["w"].tolist() == [[1, 3], [2, 4]]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_files_of_pytorch_before_1_6(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    base = torch.arange(100.0).reshape(10, 10)
+    tree = {"t": base.t(), "part": base[2:4, 3:], "e": torch.zeros(0, 3), "n": 1, "h": torch.ones(3).half()}
+    torch.save(tree, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+    assert pickles.is_zip_checkpoint(path)
+    found = pickles.load(path, {"t": "cpu", "": "cpu"}, dtype=lambda name: "float64" if name == "h" else None)
+    assert found["h"].dtype == torch.float64 and found["t"].equal(base.t()) and found["part"].equal(base[2:4, 3:])
+    assert found["t"].untyped_storage().data_ptr() == found["part"].untyped_storage().data_ptr()
+    with pytest.raises(errors.UnsupportedError, match="without checksums"):
+        pickles.load(path, "cpu", verify=True)
+    raw = path.read_bytes()
+    for size in (10, 40, 200, len(raw) - 1):
+        path.write_bytes(raw[:size])
+        with pytest.raises((errors.IntegrityError, errors.InvalidInputError, errors.ShortReadError)):
+            pickles.load(path, "cpu")
 
 
 def test_values_of_numpy_are_refused_by_name(tmp_path: Path) -> None:
@@ -425,10 +599,10 @@ def test_values_of_numpy_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda tensor: {tensor: 1}, lambda tensor: {tensor}, lambda tensor: {(tensor, 1): 1}])
-def test_tensors_that_are_keys_are_refused(make: Any, tmp_path: Path) -> None:
+def test_tensors_that_are_keys(make: Any, tmp_path: Path) -> None:
     torch.save(make(torch.ones(2)), tmp_path / "x.pt")
-    with pytest.raises(errors.InvalidInputError, match="neither text nor a number"):
-        pickles.load(tmp_path / "x.pt")
+    (key,) = pickles.load(tmp_path / "x.pt", "cpu")
+    assert (key[0] if isinstance(key, tuple) else key).tolist() == [1, 1]
 
 
 def test_load_file_takes_them(tmp_path: Path) -> None:
