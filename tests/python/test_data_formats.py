@@ -188,7 +188,8 @@ def test_megatron(tmp_path: Path, device: str, code: int, dtype: str) -> None:
     files.write_megatron(tmp_path / "text", sequences, code, dtype)
     whole = numpy.concatenate(sequences)
     records = data.megatron(tmp_path / "text", framework="native", device=device)
-    values, ends = records[[3, 1, 4, 0]]
+    batch = records[[3, 1, 4, 0]]
+    values, ends = batch.values, batch.offsets
     assert host(ends).tolist() == [0, 30, 30, 31, 36]
     assert host(values).tolist() == [*sequences[3], *sequences[4], *sequences[0]]
     windows = data.megatron(tmp_path / "text", window=9, stride=8, framework="native", device=device)

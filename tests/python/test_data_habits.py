@@ -44,7 +44,40 @@ def taken(batches: Any) -> list[int]:
 def test_row_numbers_of_any_width(numbers: data.Records, dtype: str) -> None:
     assert numbers[numpy.array([7, 0, 99], dtype)][:, 0].tolist() == [7, 0, 99]
     torch = pytest.importorskip("torch", reason="torch is not installed: its row numbers are not tested")
-    assert numbers[torch.tensor([7, 0, 99]).to(getattr(torch, dtype))][:, 0].tolist() == [7, 0, 99]
+    wide = torch.tensor([[7, 1], [0, 1], [99, 1]]).to(getattr(torch, dtype))
+    for given in (wide[:, 0], wide[:, 0].contiguous()):
+        assert numbers[given][:, 0].tolist() == [7, 0, 99]
+
+
+@pytest.mark.parametrize("dtype", ["i2", "u2", "i4", "u4", "i8", "u8"])
+@pytest.mark.parametrize("order", "<>")
+def test_row_numbers_of_any_byte_order_and_layout(numbers: data.Records, dtype: str, order: str) -> None:
+    rows = numpy.array([7, 0, 99, -1 if dtype[0] == "i" else 3, 500], order + dtype)
+    expected = [7, 0, 99, ROWS - 1 if dtype[0] == "i" else 3, 500]
+    wide = numpy.zeros((5, 2), rows.dtype)
+    wide[:, 0] = rows
+    odd = numpy.frombuffer(b"x" + rows.tobytes(), "uint8")[1:].view(rows.dtype)
+    sealed = rows.copy()
+    sealed.flags.writeable = False
+    held = data.zipped(label=range(ROWS), x=numbers)["label"]
+    for given in (rows, wide[:, 0], rows[::-1][::-1], odd, sealed):
+        assert numbers[given][:, 0].tolist() == expected
+        assert numbers.select(given)[:][:, 0].tolist() == expected
+        assert list(held[given]) == expected
+        assert [numbers[number][0] for number in given] == expected
+    past = numpy.array([ROWS], order + dtype)
+    for take in (numbers.__getitem__, numbers.select, held.__getitem__):
+        with pytest.raises(IndexError):
+            take(past)
+
+
+def test_ranges_of_row_numbers_take_no_list(numbers: data.Records) -> None:
+    assert numbers[range(9, 2, -3)][:, 0].tolist() == [9, 6, 3] and len(numbers[range(0)]) == 0
+    for wrong in (range(1 << 62), range(ROWS, ROWS - 2, -1), range(1 << 70), range(1 << 64, 1 << 65)):
+        with pytest.raises(IndexError):
+            numbers[wrong]
+        with pytest.raises(IndexError):
+            numbers.select(wrong)
 
 
 def test_large_unsigned_numbers_do_not_count_from_the_end(numbers: data.Records) -> None:

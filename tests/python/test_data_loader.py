@@ -455,6 +455,25 @@ def test_the_file_that_was_cut_is_named_among_others(tmp_path: Path) -> None:
         assert caught.value.context["path"] == str(tmp_path / "b")
 
 
+def test_batches_larger_than_memory_are_refused_at_once(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        try:
+            file.truncate(1 << 60)
+        except OSError:
+            file.truncate(1 << 43)
+    size = (tmp_path / "a").stat().st_size
+    records = data.raw(tmp_path / "a", "uint8", 1, framework="numpy")
+    for order in ("random", "sequential"):
+        for batch in (size // 2, size, 1 << 61, (1 << 63) - 1):
+            with pytest.raises(errors.OutOfMemoryError, match="no memory for a batch") as caught:
+                next(iter(data.Loader(records, batch, order=order, drop_last=False)))
+            assert caught.value.hints
+    wide = data.ranges(tmp_path / "a", [0] * 16, [size] * 16, framework="numpy")
+    for call in (lambda: records[:], lambda: records[range(size - 2)], lambda: wide[:], lambda: wide[3]):
+        with pytest.raises(errors.OutOfMemoryError, match="no memory for a batch"):
+            call()
+
+
 def test_wrong_words(numbers: data.Records) -> None:
     for words in (
         {"batch_size": 0},

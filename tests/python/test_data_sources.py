@@ -116,9 +116,9 @@ def test_ranges_of_any_length(tmp_path: Path, device: str) -> None:
         framework="native",
         device=device,
     )
-    values, offsets = found[[4, 1, 2, 0, 3, 2]]
-    assert host(values).tobytes() == b"opqrefghijklabcdmnefghijkl"
-    assert host(offsets).tolist() == [0, 4, 4, 12, 16, 18, 26]
+    batch = found[[4, 1, 2, 0, 3, 2]]
+    assert host(batch.values).tobytes() == b"opqrefghijklabcdmnefghijkl"
+    assert host(batch.offsets).tolist() == [0, 4, 4, 12, 16, 18, 26]
     assert host(found[1]).shape == (0,)
     assert host(found[3]).tobytes() == b"mn"
     assert host(found[[1, 1]].values).shape == (0,)
@@ -129,25 +129,11 @@ def test_files_of_any_lengths_as_records(tmp_path: Path, device: str) -> None:
     for name, text in texts.items():
         (tmp_path / name).write_bytes(text)
     found = data.ranges([tmp_path / name for name in texts], framework="native", device=device)
-    values, offsets = found[[2, 1, 0]]
-    assert len(found) == 3 and host(values).tobytes() == b"efghijklabcd" and host(offsets).tolist() == [0, 8, 8, 12]
+    batch = found[[2, 1, 0]]
+    assert len(found) == 3 and host(batch.values).tobytes() == b"efghijklabcd"
+    assert host(batch.offsets).tolist() == [0, 8, 8, 12]
     with pytest.raises(errors.InvalidInputError, match="a record is no whole number of elements"):
         data.ranges([tmp_path / "a"], dtype="int64", framework="native", device=device)
-
-
-def test_jagged_padded_and_nested(tmp_path: Path) -> None:
-    numpy.arange(10, dtype="int32").tofile(tmp_path / "a")
-    words: dict[str, Any] = {"offsets": [0, 12, 12], "lengths": [12, 0, 28], "dtype": "int32"}
-    batch = data.ranges(tmp_path / "a", **words, framework="numpy")[[2, 1, 0]]
-    padded = batch.padded(-1)
-    assert padded.tolist() == [[3, 4, 5, 6, 7, 8, 9], [-1] * 7, [0, 1, 2, -1, -1, -1, -1]]
-    assert batch.padded(0, 2).tolist() == [[3, 4], [0, 0], [0, 1]]
-    torch = pytest.importorskip("torch", reason="torch is not installed: its nested tensors are not tested")
-    batch = data.ranges(tmp_path / "a", **words, framework="torch", device="cpu")[[2, 1, 0]]
-    assert batch.padded(-1).tolist() == padded.tolist()
-    nested = batch.nested()
-    assert nested.values().data_ptr() == batch.values.data_ptr()
-    assert torch.equal(nested.unbind()[2], torch.tensor([0, 1, 2], dtype=torch.int32))
 
 
 def test_columns_side_by_side(tmp_path: Path, table: Any) -> None:
@@ -307,17 +293,6 @@ def test_names_are_found_without_importing_frameworks(
         "print(sorted({'torch', 'numpy', 'jax', 'cupy', 'monai'} & set(sys.modules)))"
     )
     assert done.stdout == "[]\n", done.stdout + done.stderr
-
-
-def test_records_of_jagged_batches_are_counted_like_a_lists(tmp_path: Path) -> None:
-    texts = [b"aa", b"bbbb", b"c"]
-    data.pack([{"text": text} for text in texts], tmp_path / "a.pack")
-    batch = data.packed(tmp_path / "a.pack", framework="numpy", device="cpu")[[0, 1, 2]]["text"]
-    for number in range(-3, 3):
-        assert batch.record(number).tobytes() == texts[number]
-    for number in (3, -4):
-        with pytest.raises(IndexError):
-            batch.record(number)
 
 
 @pytest.mark.parametrize("one", [{"image": [1, 2], "label": 3}, "some/path", b"bytes"], ids=["dict", "text", "bytes"])

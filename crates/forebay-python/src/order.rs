@@ -3,13 +3,39 @@
 //! A Feistel network permutes the numbers below the next power of two; numbers that are none of a record are sent through it
 //! again until they are (at most half are). So any place of any epoch is found at once, and nothing is kept.
 
+use forebay_error::{Error, ErrorKind};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::error::invalid;
+use crate::error::{invalid, raise};
 
 /// Rounds of the network. Changing it, or anything else here, changes the order: `Loader.state_dict` has a version for it.
 const ROUNDS: usize = 8;
+
+/// Fewer numbers are made without letting go of the interpreter's lock.
+const HELD: u64 = 1 << 16;
+
+/// Bytes of the numbers of `count` records. More than the machine's memory are refused before they are asked for: systems that
+/// promise more than they have end the process when it is used.
+fn bytes_of(count: u64) -> PyResult<usize> {
+    let bytes = count.checked_mul(8).and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|bytes| *bytes <= HELD as usize * 8 || *bytes <= memory()).ok_or_else(|| no_memory(count))
+}
+
+/// Bytes of memory that the machine has.
+fn memory() -> usize {
+    // SAFETY: asks for numbers.
+    let asked = unsafe { [libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)] };
+    let [pages, size] = asked.map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+    pages.saturating_mul(size).min(isize::MAX as usize)
+}
+
+fn no_memory(count: u64) -> PyErr {
+    let error =
+        Error::new(ErrorKind::OutOfMemory, "no memory for a batch: its record numbers alone are too many");
+    raise(&error.with("records", count).hint("a smaller batch_size"))
+}
 
 /// Keyed permutation of the numbers below `len`.
 struct Permutation {
@@ -200,15 +226,28 @@ impl Order {
                 "stay below the length",
             ));
         }
-        PyBytes::new_with(py, (stop - start) as usize * 8, |room| {
-            let mut words = room.chunks_exact_mut(8);
-            self.fill(epoch, start, stop, |row| {
-                if let Some(word) = words.next() {
-                    word.copy_from_slice(&row.to_ne_bytes());
-                }
-            });
+        let made = PyBytes::new_with(py, bytes_of(stop - start)?, |room| {
+            let mut put = || {
+                let mut words = room.chunks_exact_mut(8);
+                self.fill(epoch, start, stop, |row| {
+                    if let Some(word) = words.next() {
+                        word.copy_from_slice(&row.to_ne_bytes());
+                    }
+                });
+            };
+            // A small batch takes less time than another thread's turn.
+            if stop - start < HELD {
+                put();
+            } else {
+                py.detach(put);
+            }
             Ok(())
-        })
+        });
+        made.map_err(
+            |error| {
+                if error.is_instance_of::<PyMemoryError>(py) { no_memory(stop - start) } else { error }
+            },
+        )
     }
 
     /// The window that a place belongs to.

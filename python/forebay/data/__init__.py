@@ -20,17 +20,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ._jagged import Jagged
     from ._litdata import litdata
     from ._loader import Loader, LoaderStats
     from ._mds import mds
     from ._megatron import megatron
     from ._pack import pack, packed, verify
     from ._plain import npy, ranges, raw
-    from ._records import Jagged, Pending, Records, collate, zipped
+    from ._records import Pending, Records, collate, zipped
     from ._tar import tar
 
 _HOMES = {
-    "Jagged": "_records",
+    "Jagged": "_jagged",
     "Loader": "_loader",
     "LoaderStats": "_loader",
     "Pending": "_records",

@@ -17,8 +17,9 @@ from typing import Any
 from .. import _forebay
 from ..errors import BusyError, InvalidInputError, UnsupportedError
 from ._ahead import Reader
+from ._jagged import Jagged
 from ._memory import memory_for
-from ._records import Jagged, Pending, Records
+from ._records import Pending, Records
 
 __all__ = ["Loader", "LoaderStats"]
 

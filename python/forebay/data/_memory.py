@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import sys
 import threading
 import weakref
@@ -19,21 +20,30 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import _forebay
-from ..errors import DeviceOutOfMemoryError, OutOfMemoryError
+from ..errors import DeviceOutOfMemoryError, Error, OutOfMemoryError
 from ..frameworks import unsupported_dtype
 from ..placement import Device
 
 if TYPE_CHECKING:
     from ..frameworks import Framework
 
-__all__ = ["Fresh", "Memory", "memory_for", "numbers"]
+__all__ = ["Fresh", "Memory", "is_beyond_memory", "memory_for", "numbers"]
 
 #: Smaller arrays come from the framework's own allocator, which has such memory at hand.
 _SMALL_BYTES = 128 << 10
+#: The machine's memory is asked for only where more is wanted.
+_LARGE_BYTES = 1 << 30
 #: The strictest alignment that O_DIRECT asks of memory. The engine reads into memory aligned like this without a bounce buffer.
 _ALIGNMENT = 4096
 #: Most unused blocks that a pool keeps.
 _MAX_FREE_BLOCKS = 8
+
+
+def is_beyond_memory(nbytes: int) -> bool:
+    """Whether these are more bytes than the machine has. Systems that promise memory that they lack give it all the same, and
+    end the process when it is used.
+    """
+    return nbytes > _LARGE_BYTES and nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Memory(Protocol):
@@ -65,19 +75,21 @@ class Fresh:
     def _made(self, shape: tuple[int, ...], dtype: str) -> Any:
         if self._framework.dtype(dtype) is None:
             raise unsupported_dtype(self._framework, dtype, "records")
+        nbytes = math.prod(shape) * _forebay.dtype_size(dtype) // 8
+        # Frameworks count in signed numbers of 64 bits, and have errors of their own for more.
+        if nbytes >= 1 << 63 or (self._device.gpu is None and is_beyond_memory(nbytes)):
+            raise self._no_memory(shape, dtype)
         try:
             return self._allocate(shape, dtype)
         except Exception as error:
             if not self._framework.is_out_of_memory(error):
                 raise
-            kind = OutOfMemoryError if self._device.gpu is None else DeviceOutOfMemoryError
-            raise kind(
-                "no memory for a batch",
-                hints=["a smaller batch_size, or prefetch=1"],
-                device=self._device,
-                shape=shape,
-                dtype=dtype,
-            ) from None
+            raise self._no_memory(shape, dtype) from None
+
+    def _no_memory(self, shape: tuple[int, ...], dtype: str) -> Error:
+        kind = OutOfMemoryError if self._device.gpu is None else DeviceOutOfMemoryError
+        hints = ["a smaller batch_size, or prefetch=1"]
+        return kind("no memory for a batch", hints=hints, device=self._device, shape=shape, dtype=dtype)
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._device.gpu is None else self._waited_for()

@@ -7,88 +7,27 @@ import hashlib
 import math
 import operator
 import os
-from array import array as packed_array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from .. import _forebay, frameworks
 from ..errors import InvalidInputError
 from ..slices import IndexOutOfBoundsError
 from ._files import FileSet
+from ._jagged import Jagged
 from ._memory import Fresh, Memory, numbers
+from ._rows import host_rows, pack_numbers, packed_range, row_numbers
 
 if TYPE_CHECKING:
     from .._forebay import Future
     from ..frameworks import Device, Framework
 
-__all__ = ["FileRecords", "Gathered", "Held", "Jagged", "Pending", "Records", "Zipped", "collate", "placed", "zipped"]
+__all__ = ["FileRecords", "Gathered", "Held", "Pending", "Records", "Zipped", "collate", "placed", "zipped"]
 
 #: (file's number, where its records lie), as the native half takes it.
 Part = tuple[int, tuple[Any, ...]]
-
-
-class NotRecordNumbersError(InvalidInputError, TypeError):
-    """Something that is no whole number where records are asked for by theirs; also a :class:`TypeError`."""
-
-
-class Jagged(NamedTuple):
-    """Records of different lengths, one behind the other.
-
-    Attributes:
-        values: all elements of all records.
-        offsets: where each record begins in ``values``, and the end of the last: one more number than records.
-    """
-
-    values: Any
-    offsets: Any
-
-    def record(self, number: int) -> Any:
-        """One record: a view where the framework has views. Negative numbers count from the last one.
-
-        Raises:
-            IndexError: there is no such record.
-        """
-        if not hasattr(number, "__index__"):
-            raise _not_row_numbers(type(number).__name__)
-        count = len(self.offsets) - 1
-        found = number + count if number < 0 else number
-        if not 0 <= found < count:
-            raise IndexError(f"no record {number}: there are {count}")
-        return self.values[int(self.offsets[found]) : int(self.offsets[found + 1])]
-
-    def nested(self) -> Any:
-        """torch's nested tensor (layout jagged) over the same memory."""
-        import torch
-
-        if not isinstance(self.values, torch.Tensor):
-            raise InvalidInputError("nested() is of torch's tensors", hints=['framework="torch"'])
-        return torch.nested.nested_tensor_from_jagged(self.values, self.offsets)
-
-    def padded(self, value: Any = 0, length: int | None = None) -> Any:
-        """The records as rows of one array, filled up with ``value`` to ``length`` (by default the longest). torch and
-        numpy only.
-        """
-        sizes = self.offsets[1:] - self.offsets[:-1]
-        longest = (int(sizes.max()) if len(sizes) else 0) if length is None else length
-        shape = (len(sizes), longest, *self.values.shape[1:])
-        columns: Any
-        out: Any
-        if type(self.values).__module__.startswith("torch"):
-            import torch
-
-            columns = torch.arange(longest, device=self.values.device)
-            out = torch.full(shape, value, dtype=self.values.dtype, device=self.values.device)
-        else:
-            import numpy
-
-            columns = numpy.arange(longest)
-            out = numpy.full(shape, value, dtype=self.values.dtype)
-        places = self.offsets[:-1, None] + columns
-        present = columns < sizes[:, None]
-        out[present] = self.values[places[present]]
-        return out
 
 
 def placed(framework: str, device: object) -> tuple[Framework, Device]:
@@ -177,9 +116,11 @@ class Records:
             BusyError: a file is shorter than it was.
         """
         if isinstance(index, slice):
-            return self.read_async(list(range(*index.indices(len(self))))).result()
+            return self.read_async(packed_range(range(*index.indices(len(self))))).result()
         if isinstance(index, range):
-            return self.read_async(list(index)).result()
+            for row in (index[0], index[-1]) if index else ():
+                self._checked(row)
+            return self.read_async(packed_range(index)).result()
         if hasattr(index, "__index__") and getattr(index, "shape", ()) == ():
             return self._one(self._checked(operator.index(index)))
         return self.read_async(index).result()
@@ -220,7 +161,7 @@ def _split(whole: Any, count: int) -> list[Any]:
         columns = {name: _split(column, count) for name, column in whole.items()}
         return [{name: column[row] for name, column in columns.items()} for row in range(count)]
     if isinstance(whole, Jagged):
-        return [whole.record(row) for row in range(count)]
+        return list(whole)
     if hasattr(whole, "unbind"):
         return list(whole.unbind(0))
     return [whole[row] for row in range(count)]
@@ -284,7 +225,7 @@ class FileRecords(Records):
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
         _, table, fresh = self._open()
         memory = memory or fresh
-        rows, records = _row_numbers(rows)
+        rows, records = row_numbers(rows)
         if self.jagged:
             packed, nbytes = table.ends(rows, self._unit)
             count = nbytes // self._unit if self._unit else 0
@@ -349,69 +290,6 @@ class FileRecords(Records):
         return f"<forebay.data: {self._len} records of {shape} {self._dtype} in {len(self.files.paths)} file(s)>"
 
 
-def _row_numbers(rows: Any) -> tuple[Any, int]:
-    """Numbers of records as the native half takes them, and how many these are.
-
-    Raises:
-        InvalidInputError: they are no list of whole numbers.
-    """
-    if isinstance(rows, bytes):
-        return rows, len(rows) // 8
-    if isinstance(rows, str):
-        raise InvalidInputError(f"there is no column {rows!r}", hints=["these records have no columns: give numbers"])
-    dtype = getattr(rows, "dtype", None)
-    if dtype is not None:
-        rows = _whole_numbers(rows, str(dtype).removeprefix("torch."))
-    elif not isinstance(rows, (list, tuple)):
-        if not isinstance(rows, Iterable):
-            raise _not_row_numbers(type(rows).__name__)
-        rows = list(rows)
-    if isinstance(rows, (list, tuple)):
-        for kind in set(map(type, rows)):
-            if kind is bool or not hasattr(kind, "__index__"):
-                raise _not_row_numbers(kind.__name__)
-    return rows, len(rows)
-
-
-def _whole_numbers(rows: Any, dtype: str) -> Any:
-    if len(rows.shape) != 1:
-        hints = ["rows.reshape(-1), and the batch back again"]
-        raise InvalidInputError(f"record numbers of {len(rows.shape)} dimensions", hints=hints, shape=tuple(rows.shape))
-    if dtype in ("int64", "I64"):
-        return rows
-    if not dtype.removeprefix("u").startswith("int") and len(rows):
-        raise _not_row_numbers(dtype)
-    # Narrower ones, and unsigned ones, of which the largest would turn negative.
-    return rows.tolist()
-
-
-def host_rows(rows: Any) -> Any:
-    """What :func:`_row_numbers` gave, as numpy's array of 64-bit integers in host memory."""
-    import numpy
-
-    if isinstance(rows, (bytes, list, tuple)):
-        return numpy.frombuffer(rows if isinstance(rows, bytes) else _pack_numbers(rows), "int64")
-    if hasattr(rows, "cpu"):
-        return rows.cpu().numpy()
-    return rows.get() if hasattr(rows, "get") else numpy.asarray(rows, "int64")
-
-
-def _pack_numbers(rows: Sequence[Any]) -> packed_array[int]:
-    """Whole numbers, and no fraction that would be cut off."""
-    try:
-        return packed_array("q", map(operator.index, rows))
-    except OverflowError:
-        farthest = max(map(operator.index, rows), key=abs)
-        raise IndexOutOfBoundsError(f"record {farthest} is out of bounds") from None
-
-
-def _not_row_numbers(kind: str) -> NotRecordNumbersError:
-    hints = ["give whole numbers: 7, [7, 0], a slice, or an array of 64-bit integers"]
-    if kind == "bool":
-        hints = ["numpy.flatnonzero(mask), mask.nonzero().flatten()"]
-    return NotRecordNumbersError(f"record numbers cannot be {kind}", hints=hints)
-
-
 class Held(Records):
     """Rows of an array in memory: labels, say. Numbers become an array of the framework of the records beside them, on their
     device; other lists stay lists.
@@ -425,7 +303,7 @@ class Held(Records):
         return len(self.array)
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
-        rows, count = _row_numbers(rows)
+        rows, count = row_numbers(rows)
         if not hasattr(self.array, "dtype"):
             # Any sequence of Python's: it gives one at a time.
             numbers = memoryview(rows).cast("q").tolist() if isinstance(rows, bytes) else list(rows)
@@ -450,7 +328,7 @@ class Held(Records):
 
             # Without numpy, which torch can do without.
             if isinstance(rows, (bytes, list, tuple)):
-                found = bytearray(rows) if isinstance(rows, bytes) else _pack_numbers(rows)
+                found = bytearray(rows) if isinstance(rows, bytes) else pack_numbers(rows)
                 return torch.frombuffer(found, dtype=torch.int64) if found else torch.empty(0, dtype=torch.int64)
             return torch.as_tensor(rows, dtype=torch.int64).cpu()
         return host_rows(rows)
@@ -532,7 +410,7 @@ class Zipped(Records):
         return self._len
 
     def read_async(self, rows: Any, memory: Memory | None = None) -> Pending:
-        rows, count = _row_numbers(rows)
+        rows, count = row_numbers(rows)
         parts = {
             name: column.read_async(rows, memory if self._is_alike(column) else None)
             for name, column in self.columns.items()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Self
 
-from ..errors import InvalidInputError
+from ..slices import IndexOutOfBoundsError
 from ._memory import Memory
 from ._plain import need_numpy
-from ._records import Pending, Records, _row_numbers, host_rows
+from ._records import Pending, Records
+from ._rows import host_rows, row_numbers
 
 __all__ = ["Selected", "selected"]
 
@@ -26,7 +27,7 @@ class Selected(Records):
     def _there(self, rows: Any) -> Any:
         """Numbers in the source of numbers here, packed."""
         numpy = need_numpy()
-        rows, count = _row_numbers(rows)
+        rows, count = row_numbers(rows)
         asked = host_rows(rows)
         if count:
             self._checked(int(asked.min())), self._checked(int(asked.max()))
@@ -84,10 +85,11 @@ def selected(records: Records, rows: Any) -> Selected:
     if isinstance(rows, range):
         for row in (rows[0], rows[-1]) if rows else ():
             if not 0 <= row < size:
-                raise InvalidInputError(f"there is no record {row}", hints=[f"numbers from 0 to {size - 1}"])
+                hints = [f"numbers from 0 to {size - 1}"]
+                raise IndexOutOfBoundsError(f"there is no record {row}", hints=hints)
         return Selected(records, rows)
     numpy = need_numpy()
-    numbers = host_rows(_row_numbers(rows)[0]).copy()
+    numbers = host_rows(row_numbers(rows)[0]).copy()
     if len(numbers):
         records._checked(int(numbers.min())), records._checked(int(numbers.max()))
     return Selected(records, numpy.where(numbers < 0, numbers + size, numbers))

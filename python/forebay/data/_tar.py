@@ -144,10 +144,10 @@ def _numbers(files: FileSet, spans: list[Spans], name: str, framework: str, devi
     if longest > 20:
         raise InvalidInputError(f"a member {name!r} is too long for a number", path=files.paths[0], bytes=longest)
     records = FileRecords(files, [span.part for span in spans], "U8", (), "numpy", "cpu", jagged=True)
-    values, offsets = records[:]
-    text = values.tobytes()
+    batch = records[:]
+    text = batch.values.tobytes()
     try:
-        found = [int(text[begin:end]) for begin, end in itertools.pairwise(offsets)]
+        found = [int(text[begin:end]) for begin, end in itertools.pairwise(batch.offsets)]
         numbers = numpy.array(found, dtype="int64")
     except (ValueError, OverflowError) as error:
         raise InvalidInputError(f"a member {name!r} is no number: {error}", path=files.paths[0]) from None

@@ -1,0 +1,257 @@
+"""Batches of records of different lengths."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import threading
+from array import array as packed_array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Self, SupportsIndex, overload
+
+from .. import _forebay
+from ..errors import InvalidInputError
+from ._rows import listed_rows, not_row_numbers
+
+__all__ = ["Jagged"]
+
+
+class Jagged:
+    """Records of different lengths, one behind the other: a sequence of them. ``len``, loops, numbers and slices are of
+    records; a record is a view where the framework has views, a slice or a list of numbers gives a :class:`Jagged`.
+
+    torch's and jax's tree functions take it for its two arrays, ``default_collate`` joins several.
+
+    Attributes:
+        values: all elements of all records.
+        offsets: where each record begins in ``values``, and the end of the last: one more number than records.
+    """
+
+    # No `collections.abc.Sequence`: torch's DataLoader would take it apart into a list of its records.
+    __slots__ = ("__weakref__", "offsets", "values")
+
+    def __init__(self, values: Any, offsets: Any) -> None:
+        self.values, self.offsets = values, offsets
+        _make_known(_home(values))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __iter__(self) -> Iterator[Any]:
+        cut = _cutter(self.values)
+        # All at once: of a GPU's each one would be waited for.
+        return (cut(low, high) for low, high in pairwise(_listed(self.offsets)))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice | Sequence[int]) -> Self: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """A record by its number, or some of them by a slice, a list or an array of numbers.
+
+        Raises:
+            IndexError: there is no such record.
+            NotRecordNumbersError: a :class:`TypeError`.
+        """
+        if isinstance(index, slice):
+            return self._some(range(*index.indices(len(self))))
+        if hasattr(index, "__index__") and getattr(index, "shape", ()) == ():
+            row = self._place(operator.index(index))
+            ends = self.offsets
+            low, high = _listed(ends)[row : row + 2] if _is_ours(ends) else _listed(ends[row : row + 2])
+            return _cutter(self.values)(low, high)
+        return self._some([self._place(row) for row in listed_rows(index)])
+
+    def _place(self, number: int) -> int:
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"no record {number}: there are {count}")
+        return number % count
+
+    def _some(self, rows: range | list[int]) -> Self:
+        """Some of the records, one behind the other: where they follow each other a view, as records are."""
+        ends = _listed(self.offsets)
+        cut = _cutter(self.values)
+        if isinstance(rows, range) and rows.step == 1:
+            low, high = rows.start, max(rows.start, rows.stop)
+            values = cut(ends[low], ends[high])
+            kept = [end - ends[low] for end in ends[low : high + 1]]
+        else:
+            values = _joined([cut(ends[row], ends[row + 1]) for row in rows]) if rows else cut(0, 0)
+            kept = [0, *accumulate(ends[row + 1] - ends[row] for row in rows)]
+        return type(self)(values, _like(self.offsets, kept))
+
+    def record(self, number: SupportsIndex) -> Any:
+        """One record: ``batch[number]``. Negative numbers count from the last one.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        if not hasattr(number, "__index__"):
+            raise not_row_numbers(type(number).__name__)
+        return self[number]
+
+    def to(self, *where: Any, **words: Any) -> Self:
+        """The records elsewhere, or with another dtype, as ``torch.Tensor.to`` does it. torch only."""
+        values = self._torchs("to").to(*where, **words)
+        offsets = self.offsets.to(values.device, non_blocking=bool(words.get("non_blocking")))
+        return type(self)(values, offsets)
+
+    def pin_memory(self) -> Self:
+        """The records in pinned memory of the host, as torch's ``DataLoader`` asks for it. torch only."""
+        return type(self)(self._torchs("pin_memory").pin_memory(), self.offsets.pin_memory())
+
+    def nested(self) -> Any:
+        """torch's nested tensor (layout jagged) over the same memory."""
+        import torch
+
+        return torch.nested.nested_tensor_from_jagged(self._torchs("nested"), self.offsets)
+
+    def _torchs(self, asked: str) -> Any:
+        if _home(self.values) != "torch":
+            raise InvalidInputError(f"{asked}() is of torch's tensors", hints=['framework="torch"'])
+        return self.values
+
+    def padded(self, value: Any = 0, length: int | None = None) -> Any:
+        """The records as rows of one array, filled up with ``value`` to ``length`` (by default the longest). torch and
+        numpy only.
+        """
+        sizes = self.offsets[1:] - self.offsets[:-1]
+        longest = (int(sizes.max()) if len(sizes) else 0) if length is None else length
+        shape = (len(sizes), longest, *self.values.shape[1:])
+        columns: Any
+        out: Any
+        if _home(self.values) == "torch":
+            import torch
+
+            columns = torch.arange(longest, device=self.values.device)
+            out = torch.full(shape, value, dtype=self.values.dtype, device=self.values.device)
+        else:
+            import numpy
+
+            columns = numpy.arange(longest)
+            out = numpy.full(shape, value, dtype=self.values.dtype)
+        places = self.offsets[:-1, None] + columns
+        present = columns < sizes[:, None]
+        out[present] = self.values[places[present]]
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.values, self.offsets)
+
+    def __repr__(self) -> str:
+        return f"Jagged(values={self.values!r}, offsets={self.offsets!r})"
+
+
+# ---- arrays of all frameworks ----------------------------------------------------------------------------------------
+
+
+def _home(array: Any) -> str:
+    """The package that an array is of."""
+    home = type(array).__module__.split(".")[0]
+    return "jax" if home == "jaxlib" else home
+
+
+def _is_ours(array: Any) -> bool:
+    return isinstance(array, _forebay.Array)
+
+
+def _listed(offsets: Any) -> list[int]:
+    if _is_ours(offsets):
+        return memoryview(offsets.tobytes()).cast("q").tolist()
+    return [int(end) for end in offsets.tolist()]
+
+
+def _like(offsets: Any, ends: list[int]) -> Any:
+    """Other offsets, where these are."""
+    if _is_ours(offsets):
+        return _made("I64", (len(ends),), offsets.device, packed_array("q", ends).tobytes())
+    if _home(offsets) == "torch":
+        return offsets.new_tensor(ends)
+    if _home(offsets) == "jax":
+        import jax
+
+        return jax.device_put(jax.numpy.asarray(ends, offsets.dtype), next(iter(offsets.devices())))
+    # On the device of the offsets that are there: cupy's, too.
+    made = offsets[:1].repeat(len(ends))
+    made[:] = importlib.import_module(_home(offsets)).asarray(ends, offsets.dtype)
+    return made
+
+
+def _made(dtype: str, shape: tuple[int, ...], device: str, content: bytes) -> _forebay.Array:
+    made = _forebay.empty(shape, dtype, device)
+    if content:
+        made.fill_from(content)
+    return made
+
+
+def _cutter(values: Any) -> Callable[[int, int], Any]:
+    """What gives the elements from one to another."""
+    if not _is_ours(values):
+        return lambda low, high: values[low:high]
+    # forebay's own arrays have no views: a record is a copy.
+    content, size = values.tobytes(), values.nbytes // max(1, len(values))
+    return lambda low, high: _made(
+        values.dtype, (high - low, *values.shape[1:]), values.device, content[low * size : high * size]
+    )
+
+
+def _joined(parts: list[Any]) -> Any:
+    first = parts[0]
+    if _is_ours(first):
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        return _made(first.dtype, shape, first.device, b"".join(part.tobytes() for part in parts))
+    if _home(first) == "torch":
+        return importlib.import_module("torch").cat(parts)
+    home = _home(first)
+    return importlib.import_module("jax.numpy" if home == "jax" else home).concatenate(parts)
+
+
+# ---- what frameworks are told of it ----------------------------------------------------------------------------------
+
+_known: set[str] = set()
+_lock = threading.Lock()
+
+
+def _make_known(home: str) -> None:
+    """Registers the class with the framework whose arrays it holds, once."""
+    if home in _known or home not in _REGISTRIES:
+        return
+    with _lock:
+        if home not in _known:
+            _REGISTRIES[home]()
+            _known.add(home)
+
+
+def _register_torch() -> None:
+    from torch.utils import _pytree
+    from torch.utils.data._utils import collate
+
+    _pytree.register_pytree_node(
+        Jagged,
+        lambda jagged: ([jagged.values, jagged.offsets], None),
+        lambda parts, _: Jagged(*parts),
+        serialized_type_name="forebay.data.Jagged",
+    )
+    collate.default_collate_fn_map[Jagged] = _collated
+
+
+def _collated(batch: list[Jagged], *, collate_fn_map: Any = None) -> Jagged:
+    """All records of several batches, for torch's ``default_collate``."""
+    lengths = [high - low for jagged in batch for low, high in pairwise(_listed(jagged.offsets))]
+    ends = [0, *accumulate(lengths)]
+    return Jagged(_joined([jagged.values for jagged in batch]), _like(batch[0].offsets, ends))
+
+
+def _register_jax() -> None:
+    import jax
+
+    jax.tree_util.register_pytree_node(
+        Jagged, lambda jagged: ((jagged.values, jagged.offsets), None), lambda _, parts: Jagged(*parts)
+    )
+
+
+_REGISTRIES = {"torch": _register_torch, "jax": _register_jax}
