@@ -38,7 +38,7 @@ pub(crate) struct Report {
     /// Folder of the report
     #[arg(short = 'o', value_name = "FOLDER", value_parser = crate::names::target())]
     out: Option<PathBuf>,
-    /// Few rows and short runs: all presets in about two minutes (else a quarter of an hour, with one GPU and one directory)
+    /// Few rows and short runs: all presets in about four minutes (else 24, with one GPU and one directory)
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// All rows: more sizes and numbers of threads
@@ -59,7 +59,7 @@ pub(crate) struct Report {
     /// Runs of each row; figures are medians [default: 3; 1 with --quick]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1000))]
     repeat: Option<u64>,
-    /// Length of a run [default: 0.5, or 0.2 in tables of many rows; 0.25 with --quick]
+    /// Length of a run [default: 10 in nfs-rdma, as its source; else 0.5, 0.2 in tables of many rows; 0.25 with --quick]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<f64>,
     /// Stop after the run that passes this time (8m, 90s); exit code 3 says that rows are left

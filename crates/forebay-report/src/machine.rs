@@ -8,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use forebay_bench::report::MachineReport;
 use forebay_config::env;
 use forebay_doctor::machine::meminfo;
-use forebay_doctor::{RealSystem, System, storage};
+use forebay_doctor::storage::{self, DiskKind};
+use forebay_doctor::{RealSystem, System};
 use forebay_error::Result;
 use forebay_gpu::{DeviceName, Devices};
 use forebay_sys::UtcTime;
@@ -74,15 +75,59 @@ fn facts(path: &Path) -> PathFacts {
     let path = path.display().to_string();
     let real = RealSystem.resolve(&path).unwrap_or_else(|| path.clone());
     let place = storage::place(&RealSystem, &real);
-    let drive = place.disk.and_then(|disk| storage::drive_model(&RealSystem, &disk));
+    let drive = drive(place.kind, place.disk.as_deref());
     let mount = storage::mount(&RealSystem, &real);
     PathFacts {
         path,
         file_system: place.file_system,
         source: place.source,
-        drive: drive.unwrap_or_default(),
+        drive,
         options: mount.map_or_else(String::new, |mount| options(&mount.options)),
     }
+}
+
+/// What disks that a host makes up are called.
+const VIRTUAL_MODELS: [&str; 8] = [
+    "QEMU",
+    "VBOX",
+    "VMware",
+    "Virtual",
+    "PersistentDisk",
+    "nvme_card",
+    "Elastic Block Store",
+    "MSFT NVMe Accelerator",
+];
+const OF_A_GUEST: &str = "of a virtual machine";
+
+/// The drive in words, as far as the kernel tells.
+fn drive(kind: DiskKind, disk: Option<&str>) -> String {
+    let model = disk.and_then(|disk| storage::drive_model(&RealSystem, disk)).unwrap_or_default();
+    let is_guest = || {
+        let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        text.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor"))
+    };
+    let is_virtual = match kind {
+        DiskKind::Virtio => true,
+        DiskKind::Scsi | DiskKind::Md | DiskKind::DeviceMapper => is_guest(),
+        _ => VIRTUAL_MODELS.iter().any(|name| model.contains(name)),
+    };
+    match (is_virtual, model.is_empty()) {
+        (false, _) => model,
+        (true, true) => format!("{} {OF_A_GUEST}", kind.label()),
+        (true, false) => format!("{model} {OF_A_GUEST}"),
+    }
+}
+
+/// A sentence on paths whose drive is made up by a host.
+pub(crate) fn virtual_disks(machine: &Machine) -> Option<String> {
+    let paths = machine.paths.iter().filter(|path| path.drive.ends_with(OF_A_GUEST));
+    let names: Vec<&str> = paths.map(|path| path.path.as_str()).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "A virtual machine's disk: {}. Its host may cache, share and limit it, so that what is cold here need not be cold there: rates are of this disk, at this time, and not of a drive.",
+            names.join(", ")
+        )
+    })
 }
 
 /// The options of a mount that other figures come from.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::targets::free;
+use forebay_bench::empty_bytes;
 
 /// What a file is filled with, and known by.
 pub(crate) trait Content {
@@ -42,7 +43,9 @@ impl Made {
         let ours =
             |file: &File, inode: u64, is_own: bool| known == Some(inode) || is_own && content.fills(file);
         if let Some(found) = Self::find(path, content, &ours)? {
-            if found.file.metadata().is_ok_and(|one| one.len() == content.len()) {
+            // What a drive does not hold is no file to measure.
+            let is_whole = empty_bytes(path, 0..content.len()).unwrap_or(0) == 0;
+            if is_whole && found.file.metadata().is_ok_and(|one| one.len() == content.len()) {
                 return Ok(Some(found));
             }
             found.remove();
@@ -128,6 +131,25 @@ impl Made {
         let done = done.map_err(|error| explain(&error, "write", content, path))?;
         Ok(done.then_some(made))
     }
+}
+
+/// A folder for files that are made: made itself, if nothing has its name.
+pub(crate) fn folder(path: &Path) -> Result<()> {
+    let message = "cannot make a folder for the files to measure";
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.map_err(|error| Error::from_io(&error, message).with("path", path.display()))?,
+    }
+    // A link leads elsewhere.
+    let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    is_folder.then_some(()).ok_or_else(|| {
+        Error::new(
+            ErrorKind::AlreadyExists,
+            "what is in the place of the folder with files to measure is none",
+        )
+        .with("path", path.display())
+        .hint("move it away or remove it, or name another directory: it was left as it is")
+    })
 }
 
 /// The name of a file that is not whole.

@@ -169,6 +169,12 @@ pub struct Table {
 pub struct Source {
     /// Document and year.
     pub name: String,
+    /// Whose its figures are, in a word or two, above them and in charts.
+    #[serde(default)]
+    pub short: String,
+    /// What it calls what our labels name otherwise.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<String, String>,
     /// What it was measured on.
     pub hardware: String,
     /// What it says beside its table.
@@ -199,6 +205,9 @@ pub struct Row {
     pub published: BTreeMap<Quantity, f64>,
     /// The source's ratios at their best (“up to”) to the row that this one is compared with.
     pub published_ratio: BTreeMap<Quantity, f64>,
+    /// Why it is not judged against the row that it is compared with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unjudged: Option<String>,
     /// How many runs it has in the end.
     pub wanted: usize,
     /// What became of it.
@@ -255,6 +264,9 @@ pub struct Run {
     pub one_cpu_user_s: Option<f64>,
     /// CPU seconds in the kernel of that CPU, with interrupts.
     pub one_cpu_system_s: Option<f64>,
+    /// What other programs, and other guests of the host, used of all CPUs meanwhile, in percent.
+    #[serde(default)]
+    pub others_percent: Option<f64>,
     /// Busy CPU of the file server in percent of all its CPUs.
     pub server_percent: Option<f64>,
     /// The load beside it.
@@ -300,6 +312,9 @@ pub struct Ceiling {
     pub gb_per_s: f64,
     /// How it was measured.
     pub method: String,
+    /// Why the run was faster than what was measured first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub above: Option<String>,
 }
 
 /// A pair's part.
@@ -412,6 +427,23 @@ impl Table {
         })
     }
 
+    /// Whose the published figures are.
+    pub fn whose(&self) -> &str {
+        let short = self.source.as_ref().map_or("", |source| source.short.as_str());
+        if short.is_empty() { "published" } else { short }
+    }
+
+    /// The one unit of its throughputs.
+    pub fn unit(&self) -> Quantity {
+        self.units().next().unwrap_or(Quantity::GbPerS)
+    }
+
+    /// The units of throughput that it shows.
+    pub(crate) fn units(&self) -> impl Iterator<Item = Quantity> {
+        let charts = self.charts.iter().map(|chart| chart.y);
+        self.columns.iter().copied().chain(charts).filter(|one| one.per_second().is_some())
+    }
+
     /// The row that `row` is compared with.
     pub fn base_of(&self, row: &Row) -> Option<&Row> {
         let Compared { axis, base, .. } = self.ratio.as_ref()?;
@@ -426,7 +458,22 @@ impl Table {
     }
 }
 
+/// Part of all CPUs that others may use beside a run, in percent: more is told.
+const BUSY_PERCENT: f64 = 10.0;
+
 impl Report {
+    /// A sentence on what others used of the machine meanwhile, if that is much.
+    pub fn busy(&self) -> Option<String> {
+        let alone = self.rows().flat_map(|row| &row.runs).filter(|run| run.load.is_none());
+        let others = Summary::of(alone.filter_map(|run| run.others_percent).collect())?;
+        (others.max > BUSY_PERCENT).then(|| {
+            format!(
+                "Busy machine: other programs used up to {:.0} % of all CPUs during a run (median of {} runs {:.0} %). Figures are lower for it, and differ more.",
+                others.max, others.runs, others.median
+            )
+        })
+    }
+
     /// Where and by what it was measured last.
     pub fn place(&self) -> Place {
         Place {

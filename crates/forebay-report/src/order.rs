@@ -23,7 +23,7 @@ pub enum Preset {
     Workers,
     /// 16 workers by sizes.
     Sizes,
-    /// Latency by size.
+    /// Latency of 16 workers by size.
     Latency,
     /// Fresh processes by state of the page cache.
     FirstTouch,
@@ -39,13 +39,13 @@ pub const PRESETS: [(Preset, &str, &str); 8] = [
     (
         Preset::NfsRdma,
         "nfs-rdma",
-        "random 4K and 64K by types 0, 1, 2 on one pinned CPU; server CPU with --server",
+        "random 4K and 64K by types 0, 1, 2 on one pinned CPU, 10 s a row; server CPU with --server",
     ),
     (Preset::Busy, "busy", "many threads, idle and beside 80 % of CPU and memory load"),
     (Preset::Sweep, "sweep", "4 KiB to 16 MiB by GPUD, GPUD_BATCH, GPUD_ASYNC and COMPAT"),
     (Preset::Workers, "workers", "4 KiB random reads by 1 to 128 workers, with CPU cores"),
     (Preset::Sizes, "sizes", "16 workers by I/O size"),
-    (Preset::Latency, "latency", "one worker by I/O size"),
+    (Preset::Latency, "latency", "latency of 16 workers by I/O size"),
     (
         Preset::FirstTouch,
         "first-touch",
@@ -83,9 +83,9 @@ pub fn presets(names: &[String]) -> Result<Vec<Preset>> {
 /// How much is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Extent {
-    /// All presets in about two minutes.
+    /// All presets in about four minutes.
     Quick,
-    /// Runs of all presets, in about a quarter of an hour: some sizes and thread counts.
+    /// Runs of all presets, in less than half an hour: some sizes and thread counts.
     #[default]
     Default,
     /// All rows, in about as much time.

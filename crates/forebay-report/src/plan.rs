@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use forebay_error::{Error, ErrorKind, Result};
+
 use crate::model::{Chart, ChartKind, Compared, Row, Source, State, Table};
 use crate::order::Extent;
 use crate::peers;
@@ -19,6 +21,8 @@ pub(crate) struct Scale {
     pub(crate) short: f64,
     /// Runs of a row.
     pub(crate) repeat: usize,
+    /// Seconds of a run, where the command says so.
+    pub(crate) asked: Option<f64>,
     /// CPUs of this machine.
     pub(crate) cpus: usize,
     /// Bytes of the file that is made.
@@ -32,7 +36,7 @@ impl Scale {
             Extent::Quick => (0.25, 0.25, 1, 256 << 20),
             Extent::Default | Extent::Full => (0.5, 0.2, 3, 4 << 30),
         };
-        Self { extent, seconds, short, repeat, cpus, size }
+        Self { extent, seconds, short, repeat, asked: None, cpus, size }
     }
 
     /// One of three values.
@@ -98,6 +102,7 @@ impl Setup {
             cache: Cache::Cold,
             seconds: Some(self.scale.seconds),
             pass: 1,
+            each: None,
             more: Vec::new(),
         }
     }
@@ -147,6 +152,17 @@ pub(crate) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
+/// Rates of two tables can be compared only in one unit.
+pub(crate) fn check_units(planned: &[Planned]) -> Result<()> {
+    let mut units = planned.iter().flat_map(|one| one.table.units());
+    let Some(first) = units.next() else { return Ok(()) };
+    let Some(other) = units.find(|unit| *unit != first) else { return Ok(()) };
+    let message = format!("two units of throughput in one report: {} and {}", first.title(), other.title());
+    Err(Error::new(ErrorKind::InvalidInput, message).hint(
+        "write gb_per_s for gib_per_s and mib_per_s in the spec, or measure it without presets, in one unit",
+    ))
+}
+
 impl Planned {
     pub(crate) fn new(id: &str, title: &str, axes: &[&str], columns: &[Quantity]) -> Self {
         let table = Table {
@@ -164,13 +180,57 @@ impl Planned {
         Self { table, works: Vec::new() }
     }
 
-    pub(crate) fn source(mut self, name: &str, hardware: &str, claims: &[&str]) -> Self {
+    pub(crate) fn source(mut self, short: &str, name: &str, hardware: &str, claims: &[&str]) -> Self {
         self.table.source = Some(Source {
             name: name.to_owned(),
+            short: short.to_owned(),
+            names: BTreeMap::new(),
             hardware: hardware.to_owned(),
             claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
         });
         self
+    }
+
+    /// What the source calls what a label of ours names otherwise.
+    pub(crate) fn called(mut self, label: &str, theirs: &str) -> Self {
+        if let Some(source) = &mut self.table.source {
+            source.names.insert(label.to_owned(), theirs.to_owned());
+        }
+        self
+    }
+
+    /// Says how long its runs are, beside a source that does not say how long its own are.
+    pub(crate) fn note_lengths(&mut self) {
+        let mut lengths: Vec<String> = Vec::new();
+        for work in self.works.iter().flatten() {
+            let Program::Bench(bench) = &work.run else { continue };
+            let Some(seconds) = bench.seconds else { continue };
+            if !lengths.contains(&format!("{seconds} s")) {
+                lengths.push(format!("{seconds} s"));
+            }
+        }
+        if !lengths.is_empty() {
+            self.note(format!("Runs take {}; how long the source's took is not said.", lengths.join(" or ")));
+        }
+    }
+
+    /// Without a GPU raw types (1 to 4) and the engine's end in host memory, without the copy that tells them apart.
+    pub(crate) fn leave_unjudged(&mut self) {
+        let xfer = |row: usize| match self.works[row].as_ref().map(|work| &work.run) {
+            Some(Program::Bench(bench)) => Some(bench.xfer),
+            _ => None,
+        };
+        let of = |row: &Row| {
+            let base = self.table.base_of(row)?;
+            let at = |one: &Row| self.table.rows.iter().position(|other| other.id == one.id);
+            let (own, base) = (xfer(at(row)?)?, xfer(at(base)?)?);
+            let is_raw = |xfer| (1..=4).contains(&xfer);
+            (own != base && (is_raw(own) || is_raw(base))).then(|| "no GPU, no copy to one".to_owned())
+        };
+        let whys: Vec<_> = self.table.rows.iter().map(of).collect();
+        for (row, why) in self.table.rows.iter_mut().zip(whys) {
+            row.unjudged = why;
+        }
     }
 
     pub(crate) fn meaning(mut self, text: &str) -> Self {
@@ -228,6 +288,7 @@ impl Planned {
             command,
             published: BTreeMap::new(),
             published_ratio: BTreeMap::new(),
+            unjudged: None,
             wanted,
             state,
             runs: Vec::new(),

@@ -67,6 +67,21 @@ impl Quantity {
         })
     }
 
+    /// Bytes of its unit, if it is a throughput.
+    pub(crate) fn per_second(self) -> Option<f64> {
+        match self {
+            Self::GbPerS => Some(1e9),
+            Self::GibPerS => Some(f64::from(1 << 30)),
+            Self::MibPerS => Some(f64::from(1 << 20)),
+            _ => None,
+        }
+    }
+
+    /// A rate in GB/s in this unit.
+    pub(crate) fn rate(self, gb_per_s: f64) -> String {
+        figure(gb_per_s * 1e9 / self.per_second().unwrap_or(1e9))
+    }
+
     /// The heading of its column, with the unit.
     pub fn title(self) -> &'static str {
         match self {

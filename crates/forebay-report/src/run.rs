@@ -13,9 +13,9 @@ use crate::order::{Order, Preset};
 use crate::peers;
 use crate::plan::{self, Scale, Setup};
 use crate::runner::{Outcome, Runner};
-use crate::targets::{Data, Target};
+use crate::targets::{Data, FOLDER_NAME, Target};
 use crate::work::{MODEL, Peer, Program, Work, typed};
-use crate::{machine, pairing, presets, render, spec};
+use crate::{machine, made, pairing, presets, render, spec};
 
 /// How a report ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +100,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     check_urls(order, &targets)?;
     let paths: Vec<_> = targets.iter().map(|target| target.given.clone()).collect();
     let machine = machine::this(&order.devices, &paths)?;
+    let virtual_disks = machine::virtual_disks(&machine);
     let (pairs, how) = pairing::pairs(&machine.devices, &targets, order.pairing);
     let setup = Setup {
         pairs,
@@ -115,6 +116,10 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     if let Some((path, text)) = order.spec.as_ref().zip(text.as_ref()) {
         planned.push(spec::plan(path, text, &setup)?);
     }
+    if !setup.on_gpu {
+        planned.iter_mut().for_each(plan::Planned::leave_unjudged);
+    }
+    plan::check_units(&planned)?;
     let command = command(order, &paths, text);
     let scale = setup.scale;
     let folder = Folder::open(&order.out)?;
@@ -129,7 +134,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         earlier: Vec::new(),
         command,
         files: Vec::new(),
-        notes: how.into_iter().collect(),
+        notes: how.into_iter().chain(virtual_disks).collect(),
         tables,
     };
     if let Some(old) = folder.load(order.again)? {
@@ -183,6 +188,7 @@ fn scale(order: &Order, targets: &[Target]) -> Scale {
         seconds: order.seconds.unwrap_or(usual.seconds),
         short: order.seconds.unwrap_or(usual.short),
         repeat: order.repeat.unwrap_or(usual.repeat).max(1),
+        asked: order.seconds,
         size: given.or(order.size).unwrap_or(usual.size),
         ..usual
     }
@@ -409,7 +415,10 @@ impl ReportRun<'_> {
     /// Makes what rows read, and holds it; `false` if it was stopped.
     fn make_files(&mut self, targets: &[Target]) -> Result<bool> {
         let models = self.models();
-        let paths: Vec<&PathBuf> = targets.iter().map(|target| &target.file).chain(&models).collect();
+        let own = self.files_of_workers();
+        let of_workers = own.iter().map(|(_, path, _)| path);
+        let paths: Vec<&PathBuf> =
+            targets.iter().map(|target| &target.file).chain(&models).chain(of_workers).collect();
         self.report.files.retain(|one| paths.contains(&&PathBuf::from(&one.path)));
         let mut seen = std::collections::BTreeSet::new();
         let mut model_size = None;
@@ -421,7 +430,13 @@ impl ReportRun<'_> {
             let before = self.file(&target.file).map(|one| one.size);
             let size = target.size(self.order.size, before, self.scale.size);
             model_size.get_or_insert(size / 2);
-            if !self.make(&target.file, &Data(size))? {
+            if self.is_shared(&target.file) && !self.make(&target.file, &Data(size))? {
+                return Ok(false);
+            }
+        }
+        for (folder, path, bytes) in own {
+            made::folder(&folder)?;
+            if !self.make(&path, &Data(bytes))? {
                 return Ok(false);
             }
         }
@@ -479,8 +494,42 @@ impl ReportRun<'_> {
 
     /// Says how large the files are.
     fn note_sizes(&mut self) {
-        let size = |one: &FileFacts| format!("{} has {}.", one.path, forebay_bench::text::bytes(one.size));
-        self.report.notes.extend(self.report.files.iter().map(size));
+        let folder = |path: &str| {
+            Path::new(path).parent().filter(|one| one.ends_with(FOLDER_NAME)).map(Path::to_owned)
+        };
+        let mut sizes = std::collections::BTreeMap::new();
+        for one in &self.report.files {
+            let path = folder(&one.path).unwrap_or_else(|| one.path.clone().into());
+            sizes.entry((path, one.size)).and_modify(|count| *count += 1).or_insert(1);
+        }
+        let sentence = |((path, size), count): ((PathBuf, u64), i32)| {
+            let files = if count > 1 { format!("{count} files of ") } else { String::new() };
+            format!("{} has {files}{}.", path.display(), forebay_bench::text::bytes(size))
+        };
+        self.report.notes.extend(sizes.into_iter().map(sentence));
+    }
+
+    /// Whether rows read a target's one file.
+    fn is_shared(&self, file: &Path) -> bool {
+        self.works.iter().flatten().flatten().any(|work| match &work.run {
+            Program::Bench(bench) => {
+                bench.each.is_none() && bench.jobs.iter().any(|job| job.target.file == file)
+            }
+            Program::Peer(peer) => peer.file.file == file,
+        })
+    }
+
+    /// Files that workers have of their own: the folder, the file, its bytes.
+    fn files_of_workers(&self) -> std::collections::BTreeSet<(PathBuf, PathBuf, u64)> {
+        let mut all = std::collections::BTreeSet::new();
+        for work in self.works.iter().flatten().flatten() {
+            let Program::Bench(bench) = &work.run else { continue };
+            let Some(bytes) = bench.each else { continue };
+            for target in bench.jobs.iter().map(|job| &job.target) {
+                all.extend((0..bench.threads).map(|worker| (target.folder(), target.file_of(worker), bytes)));
+            }
+        }
+        all
     }
 
     /// Models that rows load, in the directories that were given.
@@ -499,6 +548,8 @@ impl ReportRun<'_> {
     fn finish(&mut self, ended: Ended) -> Result<()> {
         if ended == Ended::Complete && !self.held.is_empty() {
             self.held.retain(|made| !made.remove());
+            // One that is not empty is not ours alone.
+            self.files_of_workers().iter().for_each(|(folder, ..)| drop(std::fs::remove_dir(folder)));
             let held = |path: &str| self.held.iter().any(|made| made.path == Path::new(path));
             self.report.files.iter_mut().filter(|one| !held(&one.path)).for_each(|one| one.inode = None);
             self.folder.save(&self.report)?;

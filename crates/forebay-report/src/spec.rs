@@ -27,6 +27,7 @@ struct Spec {
     title: String,
     #[serde(default)]
     meaning: String,
+    source: Option<String>,
     #[serde(default)]
     notes: Vec<String>,
     repeat: Option<usize>,
@@ -96,6 +97,9 @@ fn build(text: &str, setup: &Setup, id: &str) -> Result<Planned> {
     let columns =
         spec.columns.clone().unwrap_or(vec![Quantity::GbPerS, Quantity::MeanUs, Quantity::CpuPerGb]);
     let mut plan = Planned::new(id, &spec.title, &names, &columns).meaning(&spec.meaning);
+    if let Some(source) = &spec.source {
+        plan = plan.source(source, source, "", &[]);
+    }
     spec.notes.iter().for_each(|note| plan.note(note.clone()));
     plan.table.notes.extend(setup.note_of_host());
     let rows: usize = axes.iter().map(|(_, values)| values.len()).product();

@@ -16,6 +16,8 @@ use crate::made::Content;
 
 /// The name of a file that is made in a directory.
 pub(crate) const FILE_NAME: &str = "forebay-report.data";
+/// The name of a folder that is made in a directory, with a file for each worker.
+pub(crate) const FOLDER_NAME: &str = "forebay-report.files";
 /// The shortest file that is measured: rows have I/Os of up to 16 MiB.
 pub const MIN_FILE_BYTES: u64 = 16 << 20;
 /// Bytes of one write call.
@@ -82,6 +84,7 @@ impl Target {
         let one = Self { given, file, made, can_be_cold, nfs, controller: place.controller };
         if !made {
             long_enough(one.length()).map_err(|error| error.with("path", one.given.display()))?;
+            whole(&one)?;
         }
         Ok(one)
     }
@@ -93,6 +96,16 @@ impl Target {
         let (given, file) = (path.to_owned(), path.to_owned());
         let nfs = Some(forebay_nfs::url::SCHEME.to_owned());
         Ok(Self { given, file, made: false, can_be_cold: true, nfs, controller: None })
+    }
+
+    /// The folder with a file for each worker.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.given.join(FOLDER_NAME)
+    }
+
+    /// The file of a worker there, as gdsio and `forebay bench -D` name it.
+    pub(crate) fn file_of(&self, worker: usize) -> PathBuf {
+        self.folder().join(format!("gdsio.{worker}"))
     }
 
     /// Whether it is named by a URL.
@@ -133,6 +146,20 @@ fn long_enough(length: u64) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, "the file is too short to be measured")
         .with("bytes", length)
         .hint(format!("name a file of at least {} MiB", MIN_FILE_BYTES >> 20)))
+}
+
+/// Holes, and blocks without data, are read at any speed: rates over them are none of a drive.
+fn whole(target: &Target) -> Result<()> {
+    match forebay_bench::empty_bytes(&target.file, 0..target.length()) {
+        None | Some(0) => Ok(()),
+        Some(empty) => {
+            let path = forebay_doctor::finding::quoted(&target.given.display().to_string());
+            Err(Error::new(ErrorKind::InvalidInput, "the file has holes, or blocks that were never written")
+                .with("path", target.given.display())
+                .with("bytes", empty)
+                .hint(format!("measure a copy that has none: cp --sparse=never --reflink=never {path} COPY")))
+        }
+    }
 }
 
 fn length_there(url: &str) -> Result<u64> {

@@ -72,6 +72,8 @@ pub(crate) struct Bench {
     pub(crate) seconds: Option<f64>,
     /// Passes in one process, of which this one counts.
     pub(crate) pass: usize,
+    /// Bytes of the file that each thread has of its own; `None`: all share the target's file.
+    pub(crate) each: Option<u64>,
     /// More flags.
     pub(crate) more: Vec<String>,
 }
@@ -123,7 +125,14 @@ impl Bench {
         let mut args = vec!["bench".to_owned()];
         let mut push = |words: &[&str]| args.extend(words.iter().map(|word| (*word).to_owned()));
         for job in &self.jobs {
-            push(&["-f", &job.target.file.display().to_string(), "-d", &job.device]);
+            let (flag, path) = match self.each {
+                Some(_) => ("-D", job.target.folder()),
+                None => ("-f", job.target.file.clone()),
+            };
+            push(&[flag, &path.display().to_string(), "-d", &job.device]);
+        }
+        if let Some(bytes) = self.each {
+            push(&["-s", &size(bytes)]);
         }
         push(&["-x", &self.xfer.to_string(), "-I", self.io.number(), "-i", &size(self.size)]);
         push(&["-w", &self.threads.to_string()]);

@@ -203,11 +203,18 @@ fn the_pinned_cpu() {
     let report = run(&bed.order(&[Preset::NfsRdma])).report;
     let row = report.rows().find(|row| row.state == State::Done).unwrap();
     let of = |quantity| row.summary(quantity).unwrap().median;
-    assert_eq!((of(Quantity::OneCpuUser), of(Quantity::OneCpuSystem)), (5.0, 20.0));
-    assert!(bed.report("report.html").contains("25.0 % + 12.5 %"), "the process's own stands below");
-    let file = bed.path("data/forebay-report.data").display().to_string();
-    let line = format!("forebay bench -f {file} -s 1M -x 1 -I 1 -i 1M -w 1\n");
-    assert!(bed.report("report.html").contains(&line), "what makes the file again");
+    assert_eq!((of(Quantity::UserPercent), of(Quantity::SystemPercent)), (25.0, 12.5), "of the process");
+    let folder = bed.path("data/forebay-report.files").display().to_string();
+    let line = format!("mkdir -p {folder}\nforebay bench -D {folder} -s 1M -x 1 -I 1 -i 1M -w 4\n");
+    let html = bed.report("report.html");
+    assert!(html.contains(&line), "what makes the files again: {html}");
+    assert!(html.contains(&format!("{folder} has 4 files of 1.0 MiB.")), "{html}");
+    for note in [
+        "a file of 1M for each worker (--size), theirs 128M",
+        "rows run for 0.1 s (--seconds), theirs for 10 s",
+    ] {
+        assert!(html.contains(note), "{html}");
+    }
 }
 
 #[test]
@@ -304,6 +311,65 @@ fn what_no_report_made_is_refused_and_left() {
             assert_eq!(bed.calls(), 0);
         }
     }
+}
+
+/// Reads of what a file does not hold reach no drive.
+#[test]
+fn a_file_with_holes_is_refused() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let mine = bed.path("mine");
+    for at in [None, Some(0), Some(8 << 20)] {
+        let file = fs::File::create(&mine).unwrap();
+        file.set_len(16 << 20).unwrap();
+        if let Some(at) = at {
+            std::os::unix::fs::FileExt::write_all_at(&file, &vec![7; 8 << 20], at).unwrap();
+        }
+        let order = Order { paths: vec![mine.clone()], ..bed.order(&[Preset::GdsModes]) };
+        let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        let said = error.to_string();
+        assert!(said.starts_with("the file has holes, or blocks that were never written (path="), "{said}");
+        assert!(error.hints()[0].contains("cp --sparse=never --reflink=never "), "{error:?}");
+    }
+    fs::write(&mine, vec![7; 16 << 20]).unwrap();
+    let order = Order { paths: vec![mine], ..bed.order(&[Preset::GdsModes]) };
+    assert!(run(&order).runs > 0);
+    // One of ours that has lost its data is made again.
+    let own = bed.path("data/forebay-report.data");
+    fs::write(&own, pattern(1 << 16)).unwrap();
+    fs::File::options().write(true).open(&own).unwrap().set_len(1 << 20).unwrap();
+    let order =
+        Order { limit: Some(Duration::ZERO), out: bed.path("other"), ..bed.order(&[Preset::GdsModes]) };
+    run(&order);
+    assert!(fs::read(&own).unwrap() == pattern(1 << 20));
+}
+
+/// Workers have a file each, which a stopped report leaves and a finished one removes; what is in its place is left.
+#[test]
+fn files_of_workers() {
+    let _alone = alone();
+    let bed = Bed::new();
+    let order = bed.order(&[Preset::NfsRdma]);
+    let stopped = forebay_report::run(&order, &Watcher { stop_at: Some(2), ..Watcher::default() }).unwrap();
+    assert_eq!((stopped.ended, stopped.left.len()), (Ended::Stopped, 4));
+    let folder = bed.path("data/forebay-report.files");
+    let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(folder.join(name)).unwrap());
+    let before = inode("gdsio.3");
+    assert!(!bed.path("data/forebay-report.data").exists(), "no row reads it");
+    assert_eq!(run(&Order { limit: Some(Duration::ZERO), ..order.clone() }).ended, Ended::OutOfTime);
+    assert_eq!(inode("gdsio.3"), before, "they are taken again");
+    fs::write(folder.join("mine"), "mine").unwrap();
+    assert_eq!(run(&order).ended, Ended::Complete);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "what a user put there is left");
+    fs::write(folder.join("gdsio.2"), "mine").unwrap();
+    refused(&Order { again: true, ..order.clone() }, "gdsio.2");
+    assert_eq!(fs::read(folder.join("gdsio.2")).unwrap(), b"mine");
+    fs::remove_dir_all(&folder).unwrap();
+    fs::create_dir(bed.path("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(bed.path("elsewhere"), &folder).unwrap();
+    refused(&Order { again: true, ..order }, "forebay-report.files");
+    assert_eq!(fs::read_dir(bed.path("elsewhere")).unwrap().count(), 0);
 }
 
 #[test]
@@ -696,7 +762,7 @@ fn one_gpu_and_two_paths() {
     };
     let report = run(&order).report;
     assert_eq!(
-        report.tables[0].rows.iter().filter(|row| row.command.matches(" -f ").count() == 2).count(),
+        report.tables[0].rows.iter().filter(|row| row.command.matches(" -D ").count() == 2).count(),
         6
     );
     for table in &report.tables[1..] {
@@ -742,6 +808,7 @@ fn specs() {
         "title = \"x\"\n[axes]\ntype = [0]\n[compare]\naxis = \"type\"\nbase = 2",
         "title = \"x\"\n[axes]\ntype = [0]\n[[chart]]\nx = \"size\"\nseries = \"type\"\ny = \"gb_per_s\"",
         "title = \"x\"\nnonsense = 1\n[axes]\ntype = [0]",
+        "title = \"x\"\ncolumns = [\"gb_per_s\", \"mib_per_s\"]\n[axes]\ntype = [0]",
     ] {
         fs::write(&spec, wrong).unwrap();
         let error = forebay_report::run(&order, &Watcher::default()).unwrap_err();

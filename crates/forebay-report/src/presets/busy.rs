@@ -20,14 +20,16 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         &[GbPerS, MeanUs, P99Us, CpuCores],
     )
     .source(
+        "FMS 2023",
         "NVIDIA and Micron, FMS 2023, GDS 1.7",
         "DGX A100 (256 CPUs), 8 × NVMe, 5 GB file; stressapptest at 80 % of CPU and memory",
         &["Under load GDS has up to 6 times the bandwidth of the traditional path and a response time up to 3.8 times better at 4 KiB × 2048 threads, 1.5 and 3 at 128 KiB × 1024, 1.4 and 1.5 at 1 MiB × 512."],
     )
     .meaning("Only the ratio of the two paths on the same machine can be compared: how much the load takes from the path through the CPU, and how much from ours. Their direct path is the drive's DMA into GPU memory; ours is the engine that the row names. Traditional is type 2: O_DIRECT into pinned host memory, then a copy.")
+    .called("forebay (-x 0)", "GDS")
     .ratio(2, "traditional (-x 2)", &[GbPerS, MeanUs]);
     plan.note(format!(
-        "Threads are scaled to this machine: theirs × {} of {THEIR_CPUS} CPUs (a DGX A100's by its data sheet), at least 4 and at most theirs.",
+        "Not as theirs: threads are scaled to this machine, theirs (2048, 1024 and 512) × {} of {THEIR_CPUS} CPUs (a DGX A100's by its data sheet), at least 4 and at most theirs. Their file has 5 GB; ours is told at the top.",
         setup.scale.cpus
     ));
     plan.note("The load is shown as measured: busy CPU before a run and during it, and memory in use.");

@@ -2,9 +2,10 @@
 
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
-use crate::quantity::Quantity::{CpuCores, CpuPerGb, GbPerS, KiloIops, MeanUs, P99Us};
+use crate::quantity::Quantity::{self, CpuCores, CpuPerGb, GbPerS, KiloIops, MeanUs, P99Us};
 use crate::work::{Io, Job, Work, size};
 
+const SHORT: &str = "Micron";
 const NAME: &str = "Micron, July 2020";
 const HARDWARE: &str = "8 × V100, 8 × 9300 Pro NVMe, one drive per GPU";
 const MEANING: &str = "Theirs is one drive per GPU, eight times over, and the drive's DMA into GPU memory; ours are the pairs given, and the engine that the row names. Compare the shape: where a curve bends, and what CPU it takes. Legacy is type 2: O_DIRECT into pinned host memory, then a copy.";
@@ -44,16 +45,24 @@ pub(crate) fn planned(preset: fn(&Setup) -> Planned, setup: &Setup) -> Planned {
     plan
 }
 
-fn plan(id: &str, title: &str, axis: &str, columns: &[crate::quantity::Quantity]) -> Planned {
-    Planned::new(id, title, &["pair", axis, "path"], columns).meaning(MEANING).ratio(
-        2,
-        PATHS[1].0,
-        &[GbPerS, CpuPerGb],
-    )
+fn plan(
+    id: &str,
+    title: &str,
+    axis: &str,
+    columns: &[Quantity],
+    claims: &[&str],
+    ratio: &[Quantity],
+) -> Planned {
+    Planned::new(id, title, &["pair", axis, "path"], columns)
+        .source(SHORT, NAME, HARDWARE, claims)
+        .called(PATHS[0].0, "GDS")
+        .called(PATHS[1].0, "legacy")
+        .meaning(MEANING)
+        .ratio(2, PATHS[1].0, ratio)
 }
 
 /// A chart for each pair and for all at once.
-fn charts(plan: &mut Planned, setup: &Setup, title: &str, y: crate::quantity::Quantity) {
+fn charts(plan: &mut Planned, setup: &Setup, title: &str, y: Quantity) {
     let groups = groups(setup);
     for (pair, _) in &groups {
         let title = if groups.len() > 1 { format!("{title}: {pair}") } else { title.to_owned() };
@@ -67,11 +76,10 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
         "Random reads of 4 KiB by workers",
         "workers",
         &[GbPerS, KiloIops, MeanUs, CpuCores],
-    )
-    .source(
-        NAME,
-        HARDWARE,
-        &["Eight pairs together: GDS peaks at 8.8 GB/s with 64 workers per pair on less than 6 CPU cores; the legacy path at 2.24 GB/s with 12 workers, and falls after; with 96 it takes 52 cores."],
+        &[
+            "Eight pairs together: GDS peaks at 8.8 GB/s with 64 workers per pair on less than 6 CPU cores; the legacy path at 2.24 GB/s with 12 workers, and falls after; with 96 it takes 52 cores.",
+        ],
+        &[GbPerS, CpuPerGb],
     );
     let counts = setup.scale.pick(
         vec![1, 4, 16, 64],
@@ -101,43 +109,51 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
     plan
 }
 
+/// Workers of each pair in figures 4 and 5.
+const WORKERS: usize = 16;
+
+/// Figure 4: throughput and CPU.
 pub(crate) fn sizes(setup: &Setup) -> Planned {
-    let mut plan = plan("sizes", "Random reads of 16 workers by size", "size", &[GbPerS, MeanUs, CpuCores])
-        .source(NAME, HARDWARE, &["Throughput is equal at large sizes; the figure has no numbers."]);
-    for (pair, jobs) in groups(setup) {
-        for bytes in setup.scale.sizes() {
-            for (path, xfer) in PATHS {
-                let mut bench = setup.bench(xfer, Io::RandRead, bytes, 16);
-                (bench.jobs, bench.seconds) = (jobs.clone(), Some(setup.scale.short));
-                plan.row(&[&pair, &size(bytes), path], setup.scale.repeat, Work::bench(bench));
-            }
-        }
-    }
+    let mut plan = plan(
+        "sizes",
+        "Random reads of 16 workers by size",
+        "size",
+        &[GbPerS, MeanUs, CpuCores],
+        &["Throughput is equal at large sizes; the figure has no numbers."],
+        &[GbPerS, CpuPerGb],
+    );
+    by_size(&mut plan, setup, &setup.scale.sizes());
     charts(&mut plan, setup, "Throughput by size, 16 workers", GbPerS);
     charts(&mut plan, setup, "CPU by size, 16 workers", CpuCores);
     plan
 }
 
+/// Figure 5: latency, of the same workers.
 pub(crate) fn latency(setup: &Setup) -> Planned {
-    let mut plan = Planned::new(
+    let mut plan = plan(
         "latency",
-        "Latency of random reads by one worker",
-        &["pair", "size", "path"],
+        "Latency of random reads of 16 workers by size",
+        "size",
         &[MeanUs, P99Us, CpuCores],
-    )
-    .source(NAME, HARDWARE, &["GDS: 116 µs at 4 KiB, 203 µs at 32 KiB."])
-    .meaning(MEANING)
-    .ratio(2, PATHS[1].0, &[MeanUs]);
-    plan.note("Ours is of one worker. Theirs stand beside their sweep of 16 workers; how many they are of is not said.");
+        &["16 workers for each pair. GDS: 116 µs at 4 KiB, 203 µs at 32 KiB."],
+        &[MeanUs],
+    );
     let mut sizes = setup.scale.sizes();
     // Published.
     sizes.push(32 << 10);
     sizes.sort_unstable();
     sizes.dedup();
+    by_size(&mut plan, setup, &sizes);
+    charts(&mut plan, setup, "Mean latency by size, 16 workers", MeanUs);
+    plan
+}
+
+/// A row for each pair, size and path, beside the latencies that are published.
+fn by_size(plan: &mut Planned, setup: &Setup, sizes: &[u64]) {
     for (pair, jobs) in groups(setup) {
         for bytes in sizes.iter().copied() {
             for (path, xfer) in PATHS {
-                let mut bench = setup.bench(xfer, Io::RandRead, bytes, 1);
+                let mut bench = setup.bench(xfer, Io::RandRead, bytes, WORKERS);
                 (bench.jobs, bench.seconds) = (jobs.clone(), Some(setup.scale.short));
                 let row = plan.row(&[&pair, &size(bytes), path], setup.scale.repeat, Work::bench(bench));
                 match (xfer, bytes) {
@@ -148,6 +164,4 @@ pub(crate) fn latency(setup: &Setup) -> Planned {
             }
         }
     }
-    charts(&mut plan, setup, "Mean latency by size", MeanUs);
-    plan
 }

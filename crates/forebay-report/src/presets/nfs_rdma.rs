@@ -3,9 +3,14 @@
 use crate::child;
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
-use crate::quantity::Quantity::{CpuPerGb, MeanUs, MibPerS, OneCpuSystem, OneCpuUser, ServerPercent};
-use crate::work::{Io, Job, Work};
+use crate::quantity::Quantity::{CpuPerGb, GbPerS, MeanUs, ServerPercent, SystemPercent, UserPercent};
+use crate::work::{Io, Job, Work, size};
 
+/// Bytes of each worker's file, and seconds of a row.
+const THEIR_FILE: u64 = 128 << 20;
+const THEIR_SECONDS: f64 = 10.0;
+/// GB of a MiB.
+const MIB: f64 = 0.001_048_576;
 /// Label, bytes per I/O, threads of each mount, mounts.
 const WORKS: [(&str, u64, usize, usize); 4] = [
     ("4K × 4", 4 << 10, 4, 1),
@@ -46,7 +51,7 @@ const WRITES: [Figures; 2] = [
 ];
 
 pub(crate) fn table(setup: &Setup) -> Planned {
-    let columns = [MibPerS, MeanUs, OneCpuUser, OneCpuSystem, ServerPercent];
+    let columns = [GbPerS, MeanUs, UserPercent, SystemPercent, ServerPercent];
     let mut plan = Planned::new(
         "nfs-rdma",
         "Random I/O over NFS/RDMA, on one pinned CPU",
@@ -54,16 +59,18 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         &columns,
     )
     .source(
+        "QSAN",
         "QSAN application note, June 2025: tables 2-1 and 2-2",
         "16 cores, RTX A2000, ConnectX-4 Lx RoCE; server XN5112, tmpfs export, NFS v4.0 over RDMA",
-        &["User CPU falls by 80 to 85 % from type 2 to type 0, at equal or better bandwidth."],
+        &["A file of 128 MiB for each worker, 10 s a row. User CPU falls by 80 to 85 % from type 2 to type 0, at equal or better bandwidth."],
     )
     .meaning("With 64K their types reach about the same bandwidth, with two ports twice that. What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory, or the server writes them into GPU memory (rdma).")
-    .ratio(2, TYPES[2], &[MibPerS, OneCpuUser, CpuPerGb]);
+    .ratio(2, TYPES[2], &[GbPerS, UserPercent, CpuPerGb]);
     about(&mut plan, setup);
     let (cpu, paths) = (child::first_cpu(), paths(setup));
+    let (each, seconds) = (each(setup, &paths), seconds(setup));
     for (io, published) in [(Io::RandRead, &READS), (Io::RandWrite, &WRITES)] {
-        for (index, (name, size, threads, mounts)) in WORKS.into_iter().enumerate() {
+        for (index, (name, bytes, threads, mounts)) in WORKS.into_iter().enumerate() {
             if setup.scale.pick(index == 2, false, false) {
                 continue;
             }
@@ -72,14 +79,16 @@ pub(crate) fn table(setup: &Setup) -> Planned {
                 let row = if mounts > paths.len() {
                     plan.absent(&labels, "one path is given: two mounts are two paths")
                 } else {
-                    let mut bench = setup.bench(xfer as u8, io, size, threads);
+                    let mut bench = setup.bench(xfer as u8, io, bytes, threads);
                     bench.jobs = paths[..mounts].to_vec();
+                    (bench.each, bench.seconds) = (each, Some(seconds));
                     let mut work = Work::bench(bench);
                     (work.cpu, work.server) = (cpu, true);
                     plan.row(&labels, setup.scale.repeat, work)
                 };
                 if xfer != 1 {
-                    let figures = published[xfer / 2][index];
+                    let mut figures = published[xfer / 2][index];
+                    figures[0] *= MIB;
                     row.publish(&columns.into_iter().zip(figures).collect::<Vec<_>>());
                 }
             }
@@ -87,10 +96,20 @@ pub(crate) fn table(setup: &Setup) -> Planned {
     }
     for io in [Io::RandRead, Io::RandWrite] {
         let only = [(0, io.name())];
-        plan.chart(&format!("Throughput, {}", io.name()), ChartKind::Bars, (1, 2), &only, MibPerS);
-        plan.chart(&format!("User CPU, {}", io.name()), ChartKind::Bars, (1, 2), &only, OneCpuUser);
+        plan.chart(&format!("Throughput, {}", io.name()), ChartKind::Bars, (1, 2), &only, GbPerS);
+        plan.chart(&format!("User CPU, {}", io.name()), ChartKind::Bars, (1, 2), &only, UserPercent);
     }
     plan
+}
+
+/// Bytes of each worker's own file: theirs, or as many as are asked for. A file or URL that is given is shared.
+fn each(setup: &Setup, paths: &[Job]) -> Option<u64> {
+    paths.iter().all(|path| path.target.made).then(|| THEIR_FILE.min(setup.scale.size))
+}
+
+/// How long a row runs: as long as theirs, or as asked for.
+fn seconds(setup: &Setup) -> f64 {
+    setup.scale.asked.unwrap_or(THEIR_SECONDS)
 }
 
 /// Each path once: a second GPU, or the same path again, is no second mount.
@@ -116,9 +135,18 @@ fn about(plan: &mut Planned, setup: &Setup) {
         None => {}
     }
     match child::first_cpu() {
-        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; usr and sys are of this CPU in the timed part, by all programs and with interrupts (its line of /proc/stat), as QSAN's are of its pinned CPU. CPU per byte is of the process.")),
+        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU in the timed part is the kernel's count in µs (getrusage). QSAN's is of all that ran on its pinned CPU, with interrupts.")),
         None => plan.note("The process could not be pinned: this machine does not tell its CPUs. Its CPU stands below, at “How the bytes went”."),
     }
+    match each(setup, &paths(setup)) {
+        Some(THEIR_FILE) => plan.note("Each worker has a file of 128 MiB of its own, as QSAN's."),
+        Some(bytes) => plan.note(format!("Not as QSAN's: a file of {} for each worker (--size), theirs 128M.", size(bytes))),
+        None => plan.note("Not as QSAN's: all workers share the file that is given, where theirs have one of 128 MiB each. A directory has them made."),
+    }
+    if seconds(setup) < THEIR_SECONDS {
+        plan.note(format!("Not as QSAN's: rows run for {} s (--seconds), theirs for 10 s.", seconds(setup)));
+    }
+    plan.note("Theirs are converted from MiB/s.");
     if setup.server.is_none() {
         plan.note("Server CPU is – because no server is named: --server ssh:HOST reads its /proc/stat.");
     } else {

@@ -17,6 +17,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         &[GbPerS, MeanUs, CpuCores],
     )
     .source(
+        "FMS 2023",
         "NVIDIA and Micron, FMS 2023, GDS 1.7",
         "DGX A100 (256 CPUs), 8 × NVMe",
         &[
@@ -26,9 +27,8 @@ pub(crate) fn table(setup: &Setup) -> Planned {
     )
     .meaning("The slides have curves, no figures: compare where they cross. A batch/sync ratio above 1 below 64 KiB is their finding. Their GPUD is the drive's DMA into GPU memory; ours is the engine that the row names, and COMPAT here is type 2, O_DIRECT into pinned host memory, then a copy.")
     .ratio(2, "GPUD", &[GbPerS, CpuPerGb]);
-    let threads = THREADS.min(setup.scale.cpus * 8);
     plan.note(format!(
-        "{threads} threads (theirs: {THREADS}; at most 8 for each CPU here). Batches have {BATCH_THREADS} threads with a queue depth of {BATCH_DEPTH}, as theirs; their latency is of a whole batch."
+        "As theirs, {THREADS} I/Os are in flight: by {THREADS} threads, or for batches by {BATCH_THREADS} with a queue depth of {BATCH_DEPTH}, whose latency is of a whole batch."
     ));
     plan.note("Offsets are random; reads start with the file out of the page cache.");
     for io in [Io::RandRead, Io::RandWrite] {
@@ -37,7 +37,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
             setup.scale.sizes().into_iter().filter(|bytes| !io.writes() || bytes.trailing_zeros() % 2 == 0);
         for bytes in sizes {
             for (name, xfer) in [("GPUD", 0), ("GPUD_BATCH", 6), ("GPUD_ASYNC", 5), ("COMPAT", 2)] {
-                let mut bench = setup.bench(xfer, io, bytes, threads);
+                let mut bench = setup.bench(xfer, io, bytes, THREADS);
                 bench.seconds = Some(setup.scale.short);
                 if xfer == 6 {
                     bench.threads = BATCH_DEPTH;

@@ -70,7 +70,7 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         series.push(Series { name: title, colour, published: false, points });
         if chart.over.is_none() {
             let points: Vec<Point> = own.iter().filter_map(|row| published(chart, row, &xs)).collect();
-            let title = if alone { "published".to_owned() } else { format!("{name}, published") };
+            let title = theirs(table, name, alone);
             if !points.is_empty() {
                 series.push(Series { name: title, colour, published: true, points });
             }
@@ -102,6 +102,18 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         once,
         missing,
     })
+}
+
+/// Whose figures these are, of which series.
+fn theirs(table: &Table, name: &str, alone: bool) -> String {
+    let source = table.source.as_ref().filter(|source| !source.short.is_empty());
+    let own = source.and_then(|source| source.names.get(name)).map_or(name, String::as_str);
+    match (source, alone) {
+        (Some(source), true) => source.short.clone(),
+        (Some(source), false) => format!("{}: {own}", source.short),
+        (None, true) => "published".to_owned(),
+        (None, false) => format!("{name}, published"),
+    }
 }
 
 /// The values of an axis, in their order.

@@ -39,7 +39,7 @@ fn head(text: &mut String, report: &Report) {
         let _ = writeln!(text, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
     }
     text.push_str("</dl>\n");
-    list(text, &[words::parts(report), report.notes.clone()].concat());
+    list(text, &words::top(report));
     if report.tables.len() > 1 {
         text.push_str("<nav aria-label=\"Tables\"><ul>");
         for table in &report.tables {
@@ -64,13 +64,7 @@ fn list(text: &mut String, notes: &[String]) {
 fn section(text: &mut String, report: &Report, table: &Table) {
     let _ = writeln!(text, "<section id=\"{}\">\n<h2>{}</h2>", escape(&table.id), escape(&table.title));
     if let Some(source) = &table.source {
-        let _ = writeln!(
-            text,
-            "<p><b>Published:</b> {} ({}). {}</p>",
-            escape(&source.name),
-            escape(&source.hardware),
-            escape(&source.claims.join(" "))
-        );
+        let _ = writeln!(text, "<p><b>Published:</b> {}</p>", escape(&words::source(source)));
     }
     let _ = writeln!(
         text,
@@ -155,7 +149,7 @@ fn figures(text: &mut String, table: &Table) {
         let _ = write!(text, "<th scope=\"col\">{}</th>", escape(quantity.title()));
         columns += 1;
         if words::has_columns(table, *quantity) {
-            text.push_str("<th scope=\"col\" class=\"theirs\">published</th>");
+            let _ = write!(text, "<th scope=\"col\" class=\"theirs\">{}</th>", escape(table.whose()));
             columns += 1;
         }
     }
@@ -198,7 +192,7 @@ fn published(table: &Table, row: &Row) -> String {
     if all.is_empty() {
         String::new()
     } else {
-        format!(" <small>published: {}</small>", escape(&all.join("; ")))
+        format!(" <small>{}: {}</small>", escape(table.whose()), escape(&all.join("; ")))
     }
 }
 
@@ -208,7 +202,9 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
         let range = words::range(row, *quantity).or_else(|| lone.then(|| "one run".to_owned()));
         let range = range.map_or(String::new(), |range| format!("<small>{range}</small>"));
         let below = match row.published.get(quantity) {
-            Some(value) if words::is_stacked(table) => format!("<small>published {}</small>", figure(*value)),
+            Some(value) if words::is_stacked(table) => {
+                format!("<small>{} {}</small>", escape(table.whose()), figure(*value))
+            }
             _ => String::new(),
         };
         let _ = write!(text, "<td>{}{range}{below}</td>", words::median(row, *quantity));

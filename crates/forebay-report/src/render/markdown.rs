@@ -18,8 +18,8 @@ pub(crate) fn markdown(report: &Report) -> String {
     for (name, value) in words::machine(&report.machine) {
         let _ = writeln!(text, "- {name}: {}", plain(&value));
     }
-    for note in words::parts(report).iter().chain(&report.notes) {
-        let _ = writeln!(text, "- {}", plain(note));
+    for note in words::top(report) {
+        let _ = writeln!(text, "- {}", plain(&note));
     }
     for table in &report.tables {
         text.push_str(&one(report, table));
@@ -30,13 +30,7 @@ pub(crate) fn markdown(report: &Report) -> String {
 fn one(report: &Report, table: &Table) -> String {
     let mut text = format!("\n## {}\n\n", plain(&table.title));
     if let Some(source) = &table.source {
-        let _ = writeln!(
-            text,
-            "Published: {} ({}). {}\n",
-            plain(&source.name),
-            plain(&source.hardware),
-            plain(&source.claims.join(" "))
-        );
+        let _ = writeln!(text, "Published: {}\n", plain(&words::source(source)));
     }
     let _ = writeln!(text, "{} {}\n", plain(&table.meaning), plain(&words::ours(report, table)));
     for note in &table.notes {
@@ -56,7 +50,7 @@ fn figures(text: &mut String, table: &Table) {
     for quantity in &table.columns {
         heads.push(quantity.title().to_owned());
         if words::has_published(table, *quantity) {
-            heads.push("published".to_owned());
+            heads.push(plain(table.whose()));
         }
     }
     heads.extend(words::ratio_title(table).map(|title| plain(&title)));

@@ -2,13 +2,15 @@
 
 use super::{html, words};
 use crate::compare::Comparison;
-use crate::model::{Ceiling, Chart, ChartKind, Command, Machine, Report, Row, Run, State, Table, VERSION};
+use crate::model::{
+    Ceiling, Chart, ChartKind, Command, Load, Machine, Report, Row, Run, State, Table, VERSION,
+};
 use crate::plan::Planned;
 use crate::quantity::{Quantity, Verdict};
 
 /// A run of this many GB/s, with a ceiling.
 fn run(gb_per_s: f64, ceiling: Option<f64>) -> Run {
-    let ceiling = ceiling.map(|gb_per_s| Ceiling { gb_per_s, method: "raw calls".to_owned() });
+    let ceiling = ceiling.map(|gb_per_s| Ceiling { gb_per_s, method: "raw calls".to_owned(), above: None });
     let bytes = (gb_per_s * 1e9) as u64;
     Run { seconds: 1.0, bytes, ops: 1, user_s: 1.0, ceiling, ..Run::default() }
 }
@@ -24,6 +26,7 @@ fn table(rows: &[(&str, &str, &[Run])]) -> Table {
             command: String::new(),
             published: std::collections::BTreeMap::new(),
             published_ratio: std::collections::BTreeMap::new(),
+            unjudged: None,
             wanted: runs.len(),
             state: State::Done,
             runs: runs.to_vec(),
@@ -87,21 +90,93 @@ fn the_ceiling_is_the_greatest_beside_the_row() {
 }
 
 #[test]
-fn no_percentage_is_given_above_the_ceiling() {
-    for (speed, said, is_above) in [
-        (1.9, "95 % of 2.00 GB/s", false),
-        (2.1, "at the ceiling of 2.00 GB/s", false),
-        (3.0, "above raw calls: 2.00 GB/s", true),
+fn a_rate_above_its_ceiling_is_not_cut_and_says_why() {
+    let found = "the file has holes";
+    for (speed, above, said, why) in [
+        (1.9, None, "95 % of 2.00 GB/s", None),
+        (2.08, None, "104 % of 2.00 GB/s", None),
+        (4.72, None, "236 % of 2.00 GB/s", Some("raw calls beside other runs of it were slower")),
+        (4.72, Some(found), "236 % of 2.00 GB/s", Some(found)),
     ] {
-        let table = table(&[("0", "4K", &[run(speed, Some(2.0))])]);
+        let mut run = run(speed, Some(2.0));
+        run.ceiling.as_mut().unwrap().above = above.map(str::to_owned);
+        let table = table(&[("0", "4K", &[run])]);
         assert_eq!(words::ceiling(&table, &table.rows[0]), said);
-        let notes = words::footnotes(&table).all.join(" ");
-        assert_eq!(
-            notes.contains("Above what raw calls reached: the storage was faster"),
-            is_above,
-            "{notes}"
-        );
+        let notes = words::footnotes(&table).all;
+        let note = why.map(|why| format!("Above its ceiling, which is not what limits it: {why}."));
+        assert_eq!(notes.iter().find(|one| one.starts_with("Above")), note.as_ref(), "{notes:?}");
     }
+}
+
+/// A table has one unit: that of its columns.
+#[test]
+fn ceilings_have_the_unit_of_the_table() {
+    let mut table = table(&[("0", "4K", &[run(1.0, Some(2.0))])]);
+    assert_eq!(words::ceiling(&table, &table.rows[0]), "50 % of 2.00 GB/s");
+    table.columns = vec![Quantity::MeanUs, Quantity::GibPerS];
+    assert_eq!(words::ceiling(&table, &table.rows[0]), "50 % of 1.86 GiB/s");
+}
+
+/// What was not measured like with like has its ratio, and no verdict.
+#[test]
+fn what_is_not_judged_says_so() {
+    let runs = |speed: f64| vec![run(speed, None); 3];
+    let mut table = table(&[("0", "4K", &runs(3.0)), ("2", "4K", &runs(1.0))]);
+    let of = |table: &Table| words::ratios(table, &table.rows[0]);
+    assert_eq!(of(&table), [("throughput 3.00×, better".to_owned(), Some(Verdict::Better))]);
+    table.rows[0].unjudged = Some("no GPU".to_owned());
+    assert_eq!(of(&table), [("throughput 3.00×, not judged: no GPU".to_owned(), None)]);
+}
+
+/// Others used the machine meanwhile: the first that a reader is told. The load that `busy` makes is not of others.
+#[test]
+fn a_busy_machine_is_said_at_the_top() {
+    let of = |others: &[f64], load: bool| {
+        let load = load.then(|| Load {
+            by: String::new(),
+            alone_percent: 0.0,
+            during_percent: 0.0,
+            memory_percent: 0.0,
+        });
+        let runs: Vec<_> = others
+            .iter()
+            .map(|others| Run { others_percent: Some(*others), load: load.clone(), ..run(1.0, None) })
+            .collect();
+        Report { notes: vec!["a note".to_owned()], ..report(table(&[("0", "4K", &runs)])) }
+    };
+    let busy = of(&[2.0, 70.0, 3.0], false);
+    let said =
+        "Busy machine: other programs used up to 70 % of all CPUs during a run (median of 3 runs 3 %).";
+    assert!(words::top(&busy)[0].starts_with(said), "{:?}", words::top(&busy));
+    for text in [html(&busy), super::markdown(&busy)] {
+        assert!(text.find(said).unwrap() < text.find("a note").unwrap(), "{text}");
+    }
+    for idle in [of(&[2.0, 9.0], false), of(&[80.0], true), of(&[], false)] {
+        assert_eq!(words::top(&idle), ["a note"]);
+    }
+}
+
+/// Their points are named after them, and by their names.
+#[test]
+fn published_points_say_whose_they_are() {
+    let mut table = table(&[("0", "4K", &[run(1.0, None)]), ("2", "4K", &[run(1.0, None)])]);
+    table.rows[0].published.insert(Quantity::GbPerS, 8.8);
+    let chart = Chart {
+        title: "A chart".to_owned(),
+        kind: ChartKind::Bars,
+        x: 1,
+        series: 0,
+        only: Vec::new(),
+        y: Quantity::GbPerS,
+        over: None,
+    };
+    table.charts.push(chart);
+    assert!(html(&report(table.clone())).contains("0, published"));
+    table.source =
+        Planned::new("", "", &[], &[]).source("Micron", "", "", &[]).called("0", "GDS").table.source;
+    let page = html(&report(table));
+    assert!(page.contains("Micron: GDS") && page.contains("class=\"theirs\">Micron</th>"), "{page}");
+    assert!(!page.contains(">published<") && !page.contains(", published"), "{page}");
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, State, Table, Why};
+use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, Source, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
-/// A row above this percentage of its ceiling has no ceiling: the storage's speed changed, or the engine asks for more at once.
-const MAX_PERCENT: f64 = 110.0;
+/// A row above this percentage of its ceiling is said to be: it, or its ceiling, is not what it was taken for.
+const MAX_PERCENT: f64 = 105.0;
 
 /// Where nothing was measured.
 pub(super) const NONE: &str = "–";
@@ -69,10 +69,15 @@ pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)>
         let ours = base
             .and_then(|base| ratio(*quantity, &row.summary(*quantity)?, &base.summary(*quantity)?))
             .map(|(value, verdict)| (format!("{} {}×", quantity.word(), figure(value)), verdict));
+        let judged = |verdict: Verdict| match &row.unjudged {
+            Some(why) => (format!("not judged: {why}"), None),
+            None => (verdict.word().to_owned(), Some(verdict)),
+        };
         match (ours, published(quantity)) {
             (Some((ours, verdict)), theirs) => {
                 let theirs = theirs.map_or(String::new(), |theirs| format!(" ({theirs})"));
-                Some((format!("{ours}, {}{theirs}", verdict.word()), Some(verdict)))
+                let (word, verdict) = judged(verdict);
+                Some((format!("{ours}, {word}{theirs}"), verdict))
             }
             (None, Some(theirs)) => Some((format!("{}: {theirs}", quantity.word()), None)),
             (None, None) => None,
@@ -139,19 +144,15 @@ pub(super) fn cache(row: &Row) -> String {
     if states.is_empty() { NONE.to_owned() } else { states.join(", ") }
 }
 
-/// The ceiling and the percent reached; none where the row was above it.
+/// The ceiling and the percent reached, in the unit of the table.
 pub(super) fn ceiling(table: &Table, row: &Row) -> String {
     let Some(ceiling) = table.ceiling_of(row) else { return NONE.to_owned() };
-    let reached = match ceiling.percent {
-        percent if percent > MAX_PERCENT => "above raw calls:".to_owned(),
-        percent if percent > 100.0 => "at the ceiling of".to_owned(),
-        percent => format!("{percent:.0} % of"),
-    };
+    let unit = table.unit();
     let times = match ceiling.times {
         1 => String::new(),
-        times => format!(" (of {times}: {}–{})", figure(ceiling.least), figure(ceiling.greatest)),
+        times => format!(" (of {times}: {}–{})", unit.rate(ceiling.least), unit.rate(ceiling.greatest)),
     };
-    format!("{reached} {} GB/s{times}", figure(ceiling.greatest))
+    format!("{:.0} % of {} {}{times}", ceiling.percent, unit.rate(ceiling.greatest), unit.title())
 }
 
 /// User and system CPU, medians.
@@ -172,6 +173,17 @@ pub(super) fn repetitions(table: &Table, row: &Row) -> String {
         None if row.runs.len() == 1 => "1: no range".to_owned(),
         None => row.runs.len().to_string(),
     }
+}
+
+/// What the reader of all tables should know: a busy machine first.
+pub(super) fn top(report: &Report) -> Vec<String> {
+    report.busy().into_iter().chain(parts(report)).chain(report.notes.iter().cloned()).collect()
+}
+
+/// Where published figures come from, and what else is said there.
+pub(super) fn source(source: &Source) -> String {
+    let hardware = if source.hardware.is_empty() { String::new() } else { format!(" ({})", source.hardware) };
+    format!("{}{hardware}. {}", source.name, source.claims.join(" ")).trim_end().to_owned()
 }
 
 /// The parts of a report that was measured on several machines, or starts of one, or by several builds.
@@ -218,13 +230,14 @@ pub(super) fn beside(table: &Table, row: &Row) -> Vec<String> {
             ));
         }
         if !run.pairs.is_empty() {
+            let unit = table.unit();
             let parts: Vec<_> = run
                 .pairs
                 .iter()
-                .map(|pair| format!("{} {} GB/s", pair.name, figure(pair.gb_per_s)))
+                .map(|pair| format!("{} {} {}", pair.name, unit.rate(pair.gb_per_s), unit.title()))
                 .collect();
             let sum: f64 = run.pairs.iter().map(|pair| pair.gb_per_s).sum();
-            all.push(format!("At once: {}; sum {} GB/s.", parts.join(", "), figure(sum)));
+            all.push(format!("At once: {}; sum {} {}.", parts.join(", "), unit.rate(sum), unit.title()));
         }
     }
     all.extend(row.notes.iter().cloned());
@@ -245,7 +258,7 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
         let ceiling = table.ceiling_of(row);
         let method = ceiling
             .map(|one| format!("Ceiling: {}; the greatest of all measured beside the runs.", one.method));
-        let above = ceiling.filter(|one| one.percent > MAX_PERCENT).map(|_| ABOVE_CEILING.to_owned());
+        let above = ceiling.filter(|one| one.percent > MAX_PERCENT).map(|_| above_ceiling(row));
         let mut own = Vec::new();
         for text in whys.chain(method).chain(above) {
             let at = all.iter().position(|known| *known == text).unwrap_or_else(|| {
@@ -261,9 +274,12 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
     Footnotes { all, of }
 }
 
-/// What a row means that was above its ceiling.
-const ABOVE_CEILING: &str = "Above what raw calls reached: the storage was faster during the row than beside it, or the engine asks it for \
-    more at once than raw calls of as many threads. A percentage would tell nothing.";
+/// What a row means that was above its ceiling: what its last run found out, if it did.
+fn above_ceiling(row: &Row) -> String {
+    let found = row.runs.iter().rev().find_map(|run| run.ceiling.as_ref()?.above.as_ref());
+    let why = found.map_or("raw calls beside other runs of it were slower", String::as_str);
+    format!("Above its ceiling, which is not what limits it: {why}.")
+}
 
 fn why(one: &Why) -> String {
     one.hint.as_ref().map_or(one.text.clone(), |hint| format!("{} (hint: {hint})", one.text))
@@ -328,7 +344,8 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
     let uses = |what: &str| table.rows.iter().any(|row| row.command.contains(what));
     let mut lines = Vec::new();
     for path in &report.command.paths {
-        let file = format!("{}/{}", path.trim_end_matches('/'), crate::targets::FILE_NAME);
+        let path = path.trim_end_matches('/');
+        let file = format!("{path}/{}", crate::targets::FILE_NAME);
         let found = report.files.iter().find(|one| one.path == file);
         if let Some(facts) = found.filter(|_| uses(&file)) {
             let size = crate::work::size(facts.size);
@@ -337,6 +354,18 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
                 "# The file that was measured is removed when the report is complete. This makes it again:"
                     .to_owned(),
             );
+            lines.push(format!("forebay bench {}", crate::work::typed(&words.map(str::to_owned))));
+        }
+        let folder = format!("{path}/{}", crate::targets::FOLDER_NAME);
+        let own: Vec<_> = report.files.iter().filter(|one| one.path.starts_with(&folder)).collect();
+        if let Some(facts) = own.first().filter(|_| uses(&folder)) {
+            let (size, count) = (crate::work::size(facts.size), own.len().to_string());
+            let words = ["-D", &folder, "-s", &size, "-x", "1", "-I", "1", "-i", "1M", "-w", &count];
+            lines.push(
+                "# The workers' files are removed when the report is complete. This makes them again:"
+                    .to_owned(),
+            );
+            lines.push(format!("mkdir -p {}", crate::work::typed(std::slice::from_ref(&folder))));
             lines.push(format!("forebay bench {}", crate::work::typed(&words.map(str::to_owned))));
         }
     }

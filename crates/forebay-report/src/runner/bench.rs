@@ -28,12 +28,13 @@ struct Pass {
 }
 
 #[derive(Deserialize)]
-#[expect(clippy::struct_field_names, reason = "the keys of the JSON")]
 struct Cpu {
     user_s: f64,
     system_s: f64,
     one_cpu_user_s: Option<f64>,
     one_cpu_system_s: Option<f64>,
+    #[serde(default)]
+    others_percent: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -98,6 +99,7 @@ fn run(pass: Pass, bench: &Bench) -> Run {
         system_s: pass.cpu.system_s,
         one_cpu_user_s: pass.cpu.one_cpu_user_s,
         one_cpu_system_s: pass.cpu.one_cpu_system_s,
+        others_percent: pass.cpu.others_percent,
         server_percent: None,
         load: None,
         cache: if bench.io.writes() { String::new() } else { pass.state },
