@@ -37,7 +37,7 @@ from .errors import *  # noqa: F403 (all of them, as errors.__all__ has them)
 if TYPE_CHECKING:
     from .lazy import safe_open
     from .npy import open_npy, open_npz, read_npy, read_npz, write_npy, write_npz
-    from .patch import patch_safetensors, unpatch_safetensors
+    from .patch import patch_safetensors, patched, unpatch_safetensors
     from .safetensors import load_file, save_file
 
 #: Where the names live that are imported when they are first used.
@@ -46,6 +46,7 @@ _LAZY = {
     "safe_open": "lazy",
     "save_file": "safetensors",
     "patch_safetensors": "patch",
+    "patched": "patch",
     "unpatch_safetensors": "patch",
     "open_npy": "npy",
     "open_npz": "npy",
@@ -76,6 +77,7 @@ __all__ = [
     "open_npy",
     "open_npz",
     "patch_safetensors",
+    "patched",
     "read_npy",
     "read_npz",
     "safe_open",

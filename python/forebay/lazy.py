@@ -203,7 +203,11 @@ class safe_open:  # noqa: N801 (the name is safetensors')
         *,
         backend: object = None,
     ) -> None:
-        # `backend` chooses how safetensors reads; it has no meaning here.
+        # How safetensors reads has no meaning here.
+        if backend not in (None, "mmap", "pread"):
+            raise InvalidInputError(
+                "no such backend: safetensors has mmap and pread", hints=["leave it out"], backend=backend
+            )
         self._framework, self._device = self._choose(framework, device)
         self._source: Source | None = Source(path_text(filename))
         self._reader: Reader | None = Reader(self._source.file, self._framework, self._device, self._source.watch)

@@ -3,6 +3,7 @@
 mod child;
 pub(crate) mod dropin;
 mod elf;
+mod patch;
 mod unused;
 
 use std::ffi::OsString;
@@ -20,6 +21,7 @@ use forebay_trace::{TraceHeader, TraceReader, is_trace};
 
 use crate::console::{Console, Failure};
 use dropin::Folder;
+use patch::Patch;
 
 /// Run a program on forebay's libcufile.so.0, whatever copy it was built with.
 ///
@@ -38,6 +40,9 @@ pub(crate) struct Run {
     /// At the end, print the counters of every process as `forebay stats` does
     #[arg(long)]
     stats: bool,
+    /// Have forebay stand in for a library in the program's Python processes, which need forebay installed
+    #[arg(long, value_name = "LIBRARY")]
+    patch: Option<Patch>,
     /// The folder of forebay's libcufile.so.0 [default: FOREBAY_LIBCUFILE, or beside this program]
     #[arg(long, value_name = "DIR", value_parser = crate::names::source())]
     lib: Option<PathBuf>,
@@ -72,6 +77,9 @@ pub(crate) fn run(args: &Run, console: &Console<'_>) -> Result<i32, Failure> {
     if let Some(path) = trace {
         console.say(traces(&path, id));
     }
+    if let Some(patch) = args.patch {
+        console.say(patch.outcome(folder.path()));
+    }
     Ok(code)
 }
 
@@ -92,6 +100,9 @@ fn command(args: &Run, folder: &Folder, trace: Option<&Path>, id: u64) -> Result
     }
     if let Some(path) = trace {
         command.env("FOREBAY_TRACE", path);
+    }
+    if let Some(patch) = args.patch {
+        patch.ask(&mut command, folder.path());
     }
     if args.receipt || args.stats {
         command.env(forebay_stats::DIRECTORY_VARIABLE, folder.counters());

@@ -369,6 +369,21 @@ fn the_library_beside_the_executable_is_found() {
     }
 }
 
+/// The Python package's part is in tests/python/test_patch.py: here a shell does what it would do.
+#[test]
+fn the_end_tells_how_many_processes_were_patched() {
+    let says = "test \"$FOREBAY_PATCH\" = safetensors && echo 1 >>\"$FOREBAY_PATCH_SEEN\"";
+    let done = run("--patch safetensors", &["sh", "-c", &format!("{says} && {says}")]);
+    assert_eq!((done.code, done.err.as_str()), (Some(0), "safetensors: patched in 2 processes\n"));
+    let done = run("--patch safetensors", &["sh", "-c", says]);
+    assert_eq!(done.err, "safetensors: patched in 1 process\n");
+    let done = run("--patch safetensors", &["true"]);
+    assert!(done.err.starts_with("note: no process of this run was patched"), "{}", done.err);
+    let done = run("--patch torch", &["true"]);
+    assert_eq!(done.code, Some(2));
+    assert!(done.err.contains("safetensors"), "{}", done.err);
+}
+
 #[test]
 fn help() {
     let folder = tempfile::tempdir().unwrap();

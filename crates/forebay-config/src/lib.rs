@@ -375,6 +375,18 @@ pub const VARIABLES: &[Variable] = &[
         about: "Which processes belong to one run: their traces do not replace each other.",
     },
     Variable {
+        name: "FOREBAY_PATCH",
+        values: "`safetensors`",
+        default: "(nothing)",
+        about: "Python: which libraries forebay stands in for, in every process that starts with it and has forebay's wheel installed; `forebay run --patch` and `patch_safetensors()` set it for children.",
+    },
+    Variable {
+        name: "FOREBAY_PATCH_SEEN",
+        values: "a path",
+        default: "(set by `forebay run --patch`)",
+        about: "Each process that was patched adds a line to this file.",
+    },
+    Variable {
         name: "FOREBAY_TRACE",
         values: "a path",
         default: "(no trace)",

@@ -105,6 +105,11 @@ impl Folder {
         Ok(Self(folder))
     }
 
+    /// The folder itself.
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
     /// Where children leave their counters.
     pub(super) fn counters(&self) -> PathBuf {
         self.0.path().join("counters")
