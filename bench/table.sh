@@ -134,7 +134,7 @@ warm() {
     has_kvikio || skip "KvikIO (bench/fetch-peers.sh says how to bring it)"
 }
 
-# 4 KiB random reads from the page cache, batches of 256.
+# 4 KiB random reads from the page cache, batches of 256, two in flight for each lane.
 rand() {
     need_file
     local r lanes first=--warm
@@ -168,7 +168,7 @@ coldrand() {
     need_file
     local r
     for r in $(seq "$REPEAT"); do
-        f coldrand "4K depth 64" "forebay batches" "$r" --drop "$file" -- -s "$SIZE" -i 4K -x 6 -B 32 --batches 4 -I 2 -T "$SECS" --cache bypass --drop-cache
+        f coldrand "4K depth 64" "forebay batches" "$r" --drop "$file" -- -s "$SIZE" -i 4K -x 6 -B 32 --batches 2 -I 2 -T "$SECS" --cache bypass --drop-cache
         f coldrand "4K depth 64" "forebay threads" "$r" --drop "$file" -- -w 64 -s "$SIZE" -i 4K -x 0 -I 2 -T "$SECS" --cache bypass --drop-cache
         ! has_fio || io coldrand "4K depth 64" fio "$r" --drop "$file" -- --rw=randread --bs=4k --direct=1 --ioengine=io_uring --iodepth=64 --readonly
     done

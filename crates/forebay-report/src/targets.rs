@@ -153,7 +153,7 @@ fn whole(target: &Target) -> Result<()> {
     match forebay_bench::empty_bytes(&target.file, 0..target.length()) {
         None | Some(0) => Ok(()),
         Some(empty) => {
-            let path = forebay_doctor::finding::quoted(&target.given.display().to_string());
+            let path = forebay_error::quoted(&target.given.display().to_string());
             Err(Error::new(ErrorKind::InvalidInput, "the file has holes, or blocks that were never written")
                 .with("path", target.given.display())
                 .with("bytes", empty)

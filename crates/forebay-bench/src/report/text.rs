@@ -187,6 +187,7 @@ pub fn summary(report: &BenchReport) -> String {
     if report.summary.iter().all(|one| one.rounds < 2) && report.summary.len() < 2 {
         return text;
     }
+    let without_gpu = report.devices.iter().any(|device| device.is_host);
     let _ = writeln!(
         text,
         "{:<18}{:>7}{:>11}{:>13}{:>12}{:>11}{:>11}",
@@ -211,7 +212,12 @@ pub fn summary(report: &BenchReport) -> String {
                 ratio.mean_us,
                 ratio.user_cpu,
                 ratio.cpu,
-                if ratio.cache_beside_drive { "  (page cache beside O_DIRECT)" } else { "" }
+                // What tells them apart is not there.
+                match (ratio.cache_beside_drive, without_gpu) {
+                    (true, _) => "  (page cache beside O_DIRECT)",
+                    (false, true) => "  (no GPU, no copy to one: no verdict on either)",
+                    (false, false) => "",
+                }
             );
         }
     }
