@@ -116,7 +116,7 @@ def by_forebay(job: dict[str, Any]) -> Iterator[Any]:
 
     record, batch = SHAPES[job["shape"]]
     records = forebay.data.raw(job["path"], "uint8", record, device=job["device"])
-    loader = forebay.data.Loader(records, batch, order=job["order"], prefetch=job["prefetch"] or None)
+    loader = forebay.data.Loader(records, batch, order=job["order"], drop_last=True, prefetch=job["prefetch"] or None)
     job["stats"] = loader.stats
     return for_ever(loader)
 
@@ -196,7 +196,7 @@ def volumes_by_forebay(job: dict[str, Any]) -> Iterator[Any]:
     import forebay.data
 
     records = forebay.data.npy(job["files"], each="file", device=job["device"])
-    loader = forebay.data.Loader(records, job["batch"], prefetch=job["prefetch"] or None)
+    loader = forebay.data.Loader(records, job["batch"], drop_last=True, prefetch=job["prefetch"] or None)
     job["stats"] = loader.stats
     return for_ever(loader)
 

@@ -23,6 +23,7 @@ __all__ = [
     "InternalError",
     "InvalidInputError",
     "IsDirectoryError",
+    "MissingPackageError",
     "NoSpaceError",
     "NotFoundError",
     "OperationTimeoutError",
@@ -125,6 +126,12 @@ class UnsupportedError(Error, NotImplementedError):
     """This machine, kernel, driver, file system or framework cannot do it."""
 
     kind = "Unsupported"
+
+
+class MissingPackageError(UnsupportedError, ImportError):
+    """A Python package that is needed is not installed; also an :class:`ImportError`."""
+
+    kind = "MissingPackage"
 
 
 class ShortReadError(Error, EOFError):

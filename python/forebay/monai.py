@@ -25,7 +25,7 @@ from typing import Any
 
 from . import _forebay, frameworks
 from .data._memory import Memory, memory_for
-from .errors import Error, IntegrityError, NoSpaceError, PermissionDeniedError, ReadOnlyError, UnsupportedError
+from .errors import Error, IntegrityError, MissingPackageError, NoSpaceError, PermissionDeniedError, ReadOnlyError
 from .placement import Device
 
 try:
@@ -35,8 +35,12 @@ try:
     from monai.data.meta_tensor import MetaTensor
     from monai.data.utils import pickle_hashing
     from monai.utils.type_conversion import convert_to_tensor
-except ImportError as error:
-    raise UnsupportedError(f"{error.name} is not installed", hints=["pip install monai torch numpy"]) from None
+except ModuleNotFoundError as error:
+    package = (error.name or "").split(".")[0]
+    # Others of which one is missing say so themselves.
+    if package not in ("numpy", "torch", "monai"):
+        raise
+    raise MissingPackageError(f"{package} is not installed", hints=["pip install monai torch numpy"]) from None
 
 __all__ = ["GDSDataset"]
 

@@ -163,7 +163,7 @@ def _unpickled(
         import torch
         from torch._weights_only_unpickler import Unpickler
     except ImportError as reason:
-        raise errors.UnsupportedError(
+        raise errors.MissingPackageError(
             f"files of torch.save are read with PyTorch: {reason}", hints=["pip install torch"], path=archive.path
         ) from None
     # These calls have no types in torch.

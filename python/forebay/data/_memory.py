@@ -27,7 +27,7 @@ from ..placement import Device
 if TYPE_CHECKING:
     from ..frameworks import Framework
 
-__all__ = ["Fresh", "Memory", "is_beyond_memory", "memory_for", "numbers"]
+__all__ = ["Fresh", "Memory", "has_numpy", "is_beyond_memory", "memory_for", "numbers"]
 
 #: Smaller arrays come from the framework's own allocator, which has such memory at hand.
 _SMALL_BYTES = 128 << 10
@@ -305,7 +305,7 @@ class TorchHost:
         pass
 
 
-def _has_numpy() -> bool:
+def has_numpy() -> bool:
     """Whether torch can use numpy: one that was built for another version of it cannot, though both are there."""
     if importlib.util.find_spec("numpy") is None:
         return False
@@ -321,7 +321,7 @@ def _has_numpy() -> bool:
 
 def memory_for(framework: Framework, device: Device) -> Memory:
     """The memory for batches of a framework on a device."""
-    if framework.name == "torch" and device.gpu is None and _has_numpy():
+    if framework.name == "torch" and device.gpu is None and has_numpy():
         return TorchHost(framework, device)
     if framework.name == "torch" and device.gpu is not None and _records_streams():
         return TorchStream(framework, device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _forebay
 from .._npy_types import dtype_of_descr
-from ..errors import InvalidInputError, UnsupportedError
+from ..errors import InvalidInputError, MissingPackageError, UnsupportedError
 from ..frameworks import _dtypes
 from ._files import FileSet, text_paths
 from ._records import FileRecords, Part
@@ -237,12 +237,12 @@ def need_numpy() -> Any:
     """numpy, which tables of records are made with.
 
     Raises:
-        UnsupportedError: it is not installed.
+        MissingPackageError: it is not installed.
     """
     try:
         import numpy
     except ImportError:
-        raise UnsupportedError("tables of records need numpy", hints=["pip install numpy"]) from None
+        raise MissingPackageError("tables of records need numpy", hints=["pip install numpy"]) from None
     return numpy
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import operator
 import os
+from array import array as packed_array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from .. import _forebay, frameworks
 from ..errors import InvalidInputError
 from ..slices import IndexOutOfBoundsError
+from ._digest import digest_of
 from ._files import FileSet
 from ._jagged import Jagged
 from ._memory import Fresh, Memory, numbers
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from .._forebay import Future
     from ..frameworks import Device, Framework
 
-__all__ = ["FileRecords", "Gathered", "Held", "Pending", "Records", "Zipped", "collate", "placed", "zipped"]
+__all__ = ["FileRecords", "Gathered", "Held", "Pending", "Records", "Zipped", "collate", "placed", "split", "zipped"]
 
 #: (file's number, where its records lie), as the native half takes it.
 Part = tuple[int, tuple[Any, ...]]
@@ -147,7 +150,7 @@ class Records:
     def __getitems__(self, rows: Sequence[int]) -> Gathered:
         """A batch for torch's ``DataLoader``, which then collates it; :func:`collate` takes it as it is."""
         whole = self.read_async(list(rows)).result()
-        gathered = Gathered(_split(whole, len(rows)))
+        gathered = Gathered(split(whole, len(rows)))
         gathered.whole = whole
         return gathered
 
@@ -155,10 +158,10 @@ class Records:
         return (self[row] for row in range(len(self)))
 
 
-def _split(whole: Any, count: int) -> list[Any]:
+def split(whole: Any, count: int) -> list[Any]:
     """A batch as its records."""
     if isinstance(whole, Mapping):
-        columns = {name: _split(column, count) for name, column in whole.items()}
+        columns = {name: split(column, count) for name, column in whole.items()}
         return [{name: column[row] for name, column in columns.items()} for row in range(count)]
     if isinstance(whole, Jagged):
         return list(whole)
@@ -250,10 +253,10 @@ class FileRecords(Records):
             table.read([row], self.framework.address(array), nbytes, array).result()
         return array
 
-    @property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{self.files.fingerprint} {self._len} {self._dtype} {self.shape}".encode())
-        return digest.hexdigest()[:32]
+    @functools.cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        # Where the records lie, too: a program may have given that.
+        return digest_of(self.files.fingerprint, self._len, self._dtype, self.shape, _places(self._parts))
 
     @property
     def nbytes_hint(self) -> int:
@@ -288,6 +291,22 @@ class FileRecords(Records):
     def __repr__(self) -> str:
         shape = list(self.shape)
         return f"<forebay.data: {self._len} records of {shape} {self._dtype} in {len(self.files.paths)} file(s)>"
+
+
+def _places(parts: list[Part]) -> packed_array[int]:
+    """Where records lie, as one array: there may be a part for each of a million files."""
+    packed = packed_array("Q")
+    for file, places in parts:
+        packed.append(file)
+        for place in places:
+            if hasattr(place, "__len__"):
+                packed.append(len(place))
+                packed.frombytes(
+                    place.astype("uint64").tobytes() if hasattr(place, "astype") else pack_numbers(place).tobytes()
+                )
+            else:
+                packed.append(place)
+    return packed
 
 
 class Held(Records):
@@ -336,9 +355,10 @@ class Held(Records):
     def _one(self, row: int) -> Any:
         return self.array[row]
 
-    @property
-    def fingerprint(self) -> str:
-        return f"{len(self)} in memory"
+    @functools.cached_property
+    def fingerprint(self) -> str:  # type: ignore[override]
+        """Of the values. Computed once: a billion numbers take some seconds."""
+        return digest_of(self._given)
 
     @property
     def nbytes_hint(self) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _forebay
-from ..errors import InvalidInputError, UnsupportedError
+from ..errors import InvalidInputError, MissingPackageError, UnsupportedError
 from ..placement import CPU, Device
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def get(name: str) -> Framework:
 
     Raises:
         InvalidInputError: no such framework.
-        UnsupportedError: it is not installed.
+        MissingPackageError: it is not installed.
     """
     if not isinstance(name, str) or name not in _NAMES:
         raise InvalidInputError(
@@ -87,7 +87,7 @@ def get(name: str) -> Framework:
         except ImportError as error:
             if error.name is None or error.name.split(".")[0] != _PACKAGES[name]:
                 raise
-            raise UnsupportedError(
+            raise MissingPackageError(
                 f"{name} is not installed",
                 hints=[f"pip install {_PACKAGES[name]}", *_without(name)],
             ) from None

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import UnsupportedError
+from ..errors import MissingPackageError
 
 try:
     import torch as _torch  # noqa: F401  (here, so that its absence is told in words)
 except ImportError as _error:
     if _error.name != "torch":
         raise
-    raise UnsupportedError("forebay.torch needs PyTorch", hints=["pip install torch"]) from None
+    raise MissingPackageError("forebay.torch needs PyTorch", hints=["pip install torch"]) from None
 
 from ._saves import SaveTask, save, save_async
 from ._state import load
