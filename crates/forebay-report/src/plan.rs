@@ -214,7 +214,8 @@ impl Planned {
         }
     }
 
-    /// Without a GPU raw types (1 to 4) and the engine's end in host memory, without the copy that tells them apart.
+    /// Without a GPU there are neither its copies nor its streams, which tell types apart: all but 0 and 6, which differ by
+    /// how I/Os are asked for.
     pub(crate) fn leave_unjudged(&mut self) {
         let xfer = |row: usize| match self.works[row].as_ref().map(|work| &work.run) {
             Some(Program::Bench(bench)) => Some(bench.xfer),
@@ -224,8 +225,8 @@ impl Planned {
             let base = self.table.base_of(row)?;
             let at = |one: &Row| self.table.rows.iter().position(|other| other.id == one.id);
             let (own, base) = (xfer(at(row)?)?, xfer(at(base)?)?);
-            let is_raw = |xfer| (1..=4).contains(&xfer);
-            (own != base && (is_raw(own) || is_raw(base))).then(|| "no GPU, no copy to one".to_owned())
+            let is_judged = own == base || [own, base].iter().all(|xfer| matches!(xfer, 0 | 6));
+            (!is_judged).then(|| "no GPU".to_owned())
         };
         let whys: Vec<_> = self.table.rows.iter().map(of).collect();
         for (row, why) in self.table.rows.iter_mut().zip(whys) {

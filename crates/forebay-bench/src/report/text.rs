@@ -215,7 +215,7 @@ pub fn summary(report: &BenchReport) -> String {
                 // What tells them apart is not there.
                 match (ratio.cache_beside_drive, without_gpu) {
                     (true, _) => "  (page cache beside O_DIRECT)",
-                    (false, true) => "  (no GPU, no copy to one: no verdict on either)",
+                    (false, true) => "  (no GPU: no verdict)",
                     (false, false) => "",
                 }
             );

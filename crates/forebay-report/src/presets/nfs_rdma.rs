@@ -135,7 +135,7 @@ fn about(plan: &mut Planned, setup: &Setup) {
         None => {}
     }
     match child::first_cpu() {
-        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU in the timed part is the kernel's count in µs (getrusage). QSAN's is of all that ran on its pinned CPU, with interrupts.")),
+        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU in the timed part is the kernel's count of its threads (getrusage): exact in sum, and split into user and system by samples, which 10 s settle. QSAN's is of all that ran on its pinned CPU, with interrupts.")),
         None => plan.note("The process could not be pinned: this machine does not tell its CPUs. Its CPU stands below, at “How the bytes went”."),
     }
     match each(setup, &paths(setup)) {
