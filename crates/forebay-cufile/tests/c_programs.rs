@@ -157,6 +157,12 @@ fn a_full_file_system() {
     check("file_faults", Kind::Plain, &[("CASE", "full")]);
 }
 
+/// The kernel's calls are the program's own: no ring, no mapping of cached pages.
+#[test]
+fn counts_of_good_prefixes() {
+    check("good_prefix", Kind::Plain, &[("FOREBAY_IO", "threads"), ("FOREBAY_CACHE", "bypass")]);
+}
+
 /// One lane, which has 4 of 32 pieces in the air.
 #[test]
 fn cancelled_batches() {

@@ -177,6 +177,7 @@ impl DeviceEngines {
         walk: &mut Option<Walk>,
     ) -> Result<(Moved, Arc<Election>)> {
         let Done { good, moved, refusal, note } = done;
+        let moved = moved.up_to(good as u64);
         let is_short = good < transfer.len && !transfer.allow_short;
         self.totals.add(moved, is_short);
         if is_short {

@@ -165,7 +165,8 @@ fn run(
     unsafe { session.run_since(&transfer, began) }.map(Some)
 }
 
-/// Reads into device or host memory. Gives the bytes that were there, 0 at the end of the file, −1 with `errno`.
+/// Reads into device or host memory. Gives the bytes that were there from the offset on without a gap, 0 at the end of the
+/// file, −1 with `errno`.
 ///
 /// # Safety
 /// `base + buffer_offset` has room for `size` bytes that nobody else uses until this returns.
@@ -181,7 +182,8 @@ pub unsafe extern "C-unwind" fn cuFileRead(
     guarded_bytes(|| transfer(Api::Read, handle, asked))
 }
 
-/// Writes from device or host memory. Gives the bytes written, −1 with `errno`.
+/// Writes from device or host memory. Gives the bytes written, fewer than asked where there is no room for more, −1 with
+/// `errno` where there is none at all.
 ///
 /// # Safety
 /// `base + buffer_offset` holds `size` bytes that nobody changes until this returns.

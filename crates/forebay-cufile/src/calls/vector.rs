@@ -3,7 +3,8 @@
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use forebay_engine::{Direction, Session, Transfer};
+use forebay_engine::{Direction, Receipt, Session, Transfer};
+use forebay_error::{Error, ErrorKind};
 use forebay_gpu::MemoryKind;
 use forebay_trace::{Api, CallFlags, EngineCode};
 
@@ -84,7 +85,6 @@ fn vector(api: Api, handle: CUfileHandle, parts: &[CUfileIOVec], file_offset: i6
 /// Runs the parts together, those of each device at once. The bytes up to the first part that is short.
 fn run_all(session: &Session, transfers: Vec<Transfer>) -> Result<u64, c_int> {
     let wanted: Vec<_> = transfers.iter().map(|transfer| transfer.len as u64).collect();
-    let mut got = vec![0; wanted.len()];
     let mut groups: Vec<(Vec<usize>, Vec<Transfer>)> = Vec::new();
     for (index, transfer) in transfers.into_iter().enumerate() {
         let device = transfer.memory.device.clone();
@@ -96,30 +96,54 @@ fn run_all(session: &Session, transfers: Vec<Transfer>) -> Result<u64, c_int> {
             None => groups.push((vec![index], vec![transfer])),
         }
     }
-    let mut tickets = Vec::new();
-    let mut failed = None;
+    let (mut tickets, mut failed) = (Vec::new(), None);
     for (indexes, group) in groups {
         // SAFETY: as in `run`; every ticket is waited for below.
         match unsafe { session.submit(group) } {
             Ok(ticket) => tickets.push((indexes, ticket)),
-            Err(error) => failed = failed.or(Some(logged_errno(&error))),
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
+    let mut ends: Vec<_> = wanted.iter().map(|_| Ok(0)).collect();
+    let mut receipts = Vec::new();
     for (indexes, ticket) in tickets {
         let outcome = ticket.wait();
-        meter().receipt(&outcome.receipt);
+        receipts.push(outcome.receipt);
         for (index, entry) in indexes.into_iter().zip(outcome.entries) {
-            match entry {
-                Ok(bytes) => got[index] = bytes,
-                Err(error) => failed = failed.or(Some(logged_errno(&error))),
-            }
+            ends[index] = entry;
         }
     }
-    if let Some(errno) = failed {
-        return Err(errno);
+    let result = failed.map_or_else(|| good_prefix(&wanted, ends), Err);
+    let mut left = *result.as_ref().unwrap_or(&0);
+    for receipt in receipts {
+        let moved = receipt.moved.up_to(left);
+        left -= moved.total();
+        meter().receipt(&Receipt { moved, ..receipt });
     }
-    let whole = wanted.iter().zip(&got).take_while(|(wanted, got)| wanted == got).count();
-    Ok(got.iter().take(whole + 1).sum())
+    result.map_err(|error| logged_errno(&error))
+}
+
+/// The bytes of the parts up to the first that is short, or finds no room. Any other error is the vector's.
+fn good_prefix(wanted: &[u64], ends: Vec<Result<u64, Error>>) -> Result<u64, Error> {
+    let (mut sum, mut is_over, mut full) = (0, false, None);
+    for (wanted, end) in wanted.iter().zip(ends) {
+        match end {
+            Ok(bytes) if !is_over => {
+                sum += bytes;
+                is_over = bytes < *wanted;
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                is_over = true;
+                full = full.or(Some(error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match full {
+        Some(error) if sum == 0 => Err(error),
+        _ => Ok(sum),
+    }
 }
 
 /// # Safety

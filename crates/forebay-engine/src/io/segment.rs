@@ -181,11 +181,16 @@ impl Segment {
 
     /// Wanted bytes that are there, from the first one on.
     pub(crate) fn good(&self) -> usize {
-        if self.failed {
-            return 0;
-        }
         let reached = self.base + self.done as u64;
         (reached.saturating_sub(self.start) as usize).min(self.len)
+    }
+
+    /// An error was reported for it. Of a read nothing is handed on; what was written is in the file.
+    pub(crate) fn fail(&mut self, direction: Direction) {
+        self.failed = true;
+        if direction == Direction::Read {
+            (self.done, self.cached, self.placed) = (0, 0, 0);
+        }
     }
 
     /// Good bytes by the way that they took.
@@ -210,7 +215,7 @@ impl Segment {
             return self.moved();
         }
         let wanted: usize = self.shares(pieces, self.good()).map(|share| share.len).sum();
-        cut_to(self.moved(), wanted as u64)
+        self.moved().up_to(wanted as u64)
     }
 
     pub(crate) fn is_direct(&self) -> bool {
@@ -483,7 +488,11 @@ impl Segment {
         unsafe {
             match direction {
                 Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
-                Direction::Write if file.is_memory && (left >= MIN_MAPPED_WRITE || file.is_making_room()) => {
+                Direction::Write
+                    if file.is_memory
+                        && file.calls.may_map()
+                        && (left >= MIN_MAPPED_WRITE || file.is_making_room()) =>
+                {
                     match file.write_mapped(buffer, left, offset) {
                         refused if refused <= 0 => file.calls.write(self.fd(file), buffer, left, offset),
                         written => written,
@@ -493,17 +502,6 @@ impl Segment {
             }
         }
     }
-}
-
-/// Leaves out bytes that were read beside the `wanted` ones.
-pub(crate) fn cut_to(mut moved: Moved, wanted: u64) -> Moved {
-    let mut more = moved.total().saturating_sub(wanted);
-    for bytes in [&mut moved.direct, &mut moved.buffered, &mut moved.cached, &mut moved.requested] {
-        let less = more.min(*bytes);
-        *bytes -= less;
-        more -= less;
-    }
-    moved
 }
 
 /// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and

@@ -133,6 +133,21 @@ impl Moved {
             resident: self.resident + other.resident,
         }
     }
+
+    /// At most this many bytes: those that count, where more were moved. Which of several ways the others took is not
+    /// kept for each byte: those that read or wrote the file by calls lose theirs first.
+    #[must_use]
+    pub fn up_to(mut self, most: u64) -> Self {
+        let mut more = self.total().saturating_sub(most);
+        let Self { direct, buffered, cached, requested, mapped, peer, placed, rdma, resident: _ } = &mut self;
+        for bytes in [direct, buffered, cached, requested, mapped, peer, placed, rdma] {
+            let less = more.min(*bytes);
+            *bytes -= less;
+            more -= less;
+        }
+        self.resident = self.resident.min(self.total());
+        self
+    }
 }
 
 /// An engine that was not used, why, and what would change that.
@@ -276,14 +291,15 @@ pub struct Note {
 pub struct Receipt {
     /// The engine and why no better one.
     pub election: Arc<Election>,
-    /// Bytes by the way they took.
+    /// Bytes by the way they took: those of each entry up to the first that is missing, and none behind it.
     pub moved: Moved,
     /// From submission to completion.
     pub elapsed: Duration,
 }
 
 impl Receipt {
-    /// Bytes moved.
+    /// Bytes that are good from the start of the transfer on; of a submission of several, the sum of theirs. A transfer in
+    /// parts that found the file's end in the middle counts nothing behind that, though later parts were moved.
     pub const fn bytes(&self) -> u64 {
         self.moved.total()
     }

@@ -26,7 +26,8 @@ pub struct Completion {
     wanted: Box<[u64]>,
     /// Bytes from each entry's start that are good: lowered by short reads and errors.
     good: Box<[AtomicU64]>,
-    errors: Mutex<Vec<(u32, Error)>>,
+    /// Entries that failed, and at which of their bytes.
+    errors: Mutex<Vec<(u32, u64, Error)>>,
     allow_short: Vec<bool>,
     left: AtomicUsize,
     moved: [AtomicU64; 9],
@@ -197,7 +198,7 @@ impl Completion {
     /// `entry` failed `at` bytes from its start.
     pub fn fail(&self, entry: u32, at: u64, error: Error) {
         self.cut(entry, at);
-        lock(&self.errors).push((entry, error));
+        lock(&self.errors).push((entry, at, error));
     }
 
     /// Nothing from `at` bytes of `entry` on will be moved for sure: it was cancelled.
@@ -238,8 +239,9 @@ impl Completion {
     }
 
     fn resolve(&self) {
-        let failed = !lock(&self.errors).is_empty() || !self.cancellation.entries().is_empty();
-        self.totals.add(load_moved(&self.moved), failed);
+        let failed = self.has_failed_entries();
+        let moved = self.moved();
+        self.totals.add(moved, failed);
         if let Some(text) = self.silences.get().and_then(Silences::told) {
             self.note(Note { text, hint: None });
         }
@@ -250,8 +252,8 @@ impl Completion {
         let election = self.counter.get().map(|_| state.election.as_ref().unwrap_or(&self.election).clone());
         drop(state);
         if let Some(counter) = self.counter.get() {
-            counter.count(load_moved(&self.moved), elapsed, !failed, election.as_deref());
-            lock(&self.errors).iter().take(1).for_each(|(_, error)| counter.failed(error));
+            counter.count(moved, elapsed, !failed, election.as_deref());
+            lock(&self.errors).iter().take(1).for_each(|(.., error)| counter.failed(error));
         }
         self.done.store(true, Ordering::Release);
         if let Some(after) = after {
@@ -282,9 +284,11 @@ impl Completion {
         }
     }
 
-    /// Bytes moved so far, by way.
+    /// Bytes that count, by way. Works end in any order: what some have moved behind the first byte that is missing does not
+    /// count.
     pub(crate) fn moved(&self) -> Moved {
-        load_moved(&self.moved)
+        let good = self.good.iter().map(|good| good.load(Ordering::Relaxed)).fold(0, u64::saturating_add);
+        load_moved(&self.moved).up_to(good)
     }
 
     /// Waits until resolved, at most `limit`; whether it is.
@@ -306,24 +310,40 @@ impl Completion {
         true
     }
 
-    pub(crate) fn results(&self) -> Vec<Result<u64>> {
-        let mut results: Vec<_> = self
-            .wanted
-            .iter()
-            .zip(&self.good)
-            .zip(&self.allow_short)
-            .map(|((wanted, good), allow_short)| {
-                let good = good.load(Ordering::Relaxed);
-                if good == *wanted || *allow_short { Ok(good) } else { Err(short_read(good, *wanted)) }
-            })
-            .collect();
+    /// What each entry came to: its good bytes, and why there are no more, unless the source has no more. What happened
+    /// behind a byte that is missing does not matter.
+    pub(crate) fn ends(&self) -> Vec<(u64, Option<Error>)> {
+        let mut ends: Vec<_> = self.good.iter().map(|good| (good.load(Ordering::Relaxed), None)).collect();
         for entry in self.cancellation.entries() {
-            results[entry as usize] = Err(cancelled());
+            ends[entry as usize].1 = Some(cancelled());
         }
-        for (entry, error) in lock(&self.errors).iter() {
-            results[*entry as usize] = Err(error.clone());
+        for (entry, at, error) in lock(&self.errors).iter() {
+            let (good, end) = &mut ends[*entry as usize];
+            if *at == *good {
+                *end = Some(error.clone());
+            }
         }
-        results
+        ends
+    }
+
+    pub(crate) fn results(&self) -> Vec<Result<u64>> {
+        let asked = self.wanted.iter().zip(&self.allow_short);
+        let result =
+            |((good, error), (wanted, allow_short)): ((u64, Option<Error>), (&u64, &bool))| match error {
+                Some(error) if !(*allow_short && is_short_write(good, &error)) => Err(error),
+                None if good != *wanted && !allow_short => Err(short_read(good, *wanted)),
+                _ => Ok(good),
+            };
+        self.ends().into_iter().zip(asked).map(result).collect()
+    }
+
+    fn has_failed_entries(&self) -> bool {
+        let mut asked = self.wanted.iter().zip(&self.good).zip(&self.allow_short);
+        let is_missed = |((wanted, good), allow_short): ((&u64, &AtomicU64), &bool)| {
+            !allow_short && good.load(Ordering::Relaxed) < *wanted
+        };
+        let has_ended = || self.has_failed() || !self.cancellation.entries().is_empty();
+        asked.any(is_missed) || has_ended() && self.results().iter().any(Result::is_err)
     }
 
     /// Notes who is to be woken when it resolves; false if it has.
@@ -352,7 +372,7 @@ impl Completion {
         let election = state.election.as_ref().unwrap_or(&self.election).clone();
         let elapsed = state.elapsed.unwrap_or_default();
         drop(state);
-        Receipt { election, moved: load_moved(&self.moved), elapsed }
+        Receipt { election, moved: self.moved(), elapsed }
     }
 }
 
@@ -370,10 +390,15 @@ pub(crate) fn short_read(got: u64, wanted: u64) -> Error {
         .hint("read no further than the end of the file; one that shrinks while it is read ends here too")
 }
 
+/// Whether this is the end of a write of which a part has found room: the next one, which has none, gets the error.
+pub(crate) fn is_short_write(written: u64, error: &Error) -> bool {
+    written > 0 && error.kind() == ErrorKind::NoSpace
+}
+
 /// What a submission came to.
 #[derive(Debug)]
 pub struct Outcome<B = ()> {
-    /// Bytes moved or the error, for each entry in order.
+    /// Good bytes from its start or the error, for each entry in order.
     pub entries: Vec<Result<u64>>,
     /// What really happened.
     pub receipt: Receipt,

@@ -41,7 +41,9 @@ pub struct Transfer {
     pub len: usize,
     /// Which way.
     pub direction: Direction,
-    /// A read that meets the end of the source is no error: its result is what was there.
+    /// A read that meets the end of the source, and a write of which only a part finds room, are no errors. The result is
+    /// the length of what was moved from the transfer's start without a gap: see [`Receipt::bytes`](crate::Receipt::bytes).
+    /// A file that shrinks and grows meanwhile may end in the middle of a read; nothing behind that place counts.
     pub allow_short: bool,
 }
 

@@ -25,7 +25,7 @@ pub trait Calls: Send + Sync + fmt::Debug {
     /// `buffer..buffer+len` is readable.
     unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize;
 
-    /// Whether bytes may be read past these calls, through a mapping of the file.
+    /// Whether bytes may be read and written past these calls, through a mapping of the file.
     fn may_map(&self) -> bool {
         false
     }

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use forebay_error::{Error, Result};
+use forebay_error::Error;
 use forebay_gpu::Event;
 
+use super::file_work::ChunkEnd;
 use super::stream_state::StreamState;
 use crate::request::receipt::Moved;
 use crate::request::ticket::Completion;
@@ -20,7 +21,7 @@ pub(crate) struct OperationEnd {
 
 enum EndState {
     Waiting,
-    Known(Result<u64>, Moved),
+    Known(ChunkEnd, Moved),
     Over,
 }
 
@@ -47,17 +48,17 @@ impl OperationEnd {
     }
 
     /// The result is known; the stream has still to copy the bytes, or to go on.
-    pub(super) fn result_known(&self, result: Result<u64>, moved: Moved) {
-        self.swap(EndState::Known(result, moved), |state| matches!(state, EndState::Waiting));
+    pub(super) fn result_known(&self, end: ChunkEnd, moved: Moved) {
+        self.swap(EndState::Known(end, moved), |state| matches!(state, EndState::Waiting));
     }
 
     /// The stream has passed the transfer.
     pub(super) fn stream_done(&self) {
         let known = self.swap(EndState::Over, |state| matches!(state, EndState::Known(..)));
-        let Some(EndState::Known(result, moved)) = known else { return };
-        match result {
-            Ok(bytes) => self.completion.cut(self.entry, bytes),
-            Err(error) => self.completion.fail(self.entry, 0, error),
+        let Some(EndState::Known((good, error), moved)) = known else { return };
+        match error {
+            None => self.completion.cut(self.entry, good),
+            Some(error) => self.completion.fail(self.entry, good, error),
         }
         self.completion.work_done(moved);
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 
 use forebay_config::CachePolicy;
-use forebay_error::Result;
+use forebay_error::Error;
 use forebay_gpu::Device;
 
 use super::staging_pool::PIECE;
@@ -14,7 +14,7 @@ use crate::engines::staged::Stage;
 use crate::engines::staged::past_end::PastEnd;
 use crate::engines::warmth_of;
 use crate::io::plan::aligned_out;
-use crate::io::segment::{Segment, cut_to, granularity};
+use crate::io::segment::{Segment, granularity};
 use crate::request::file::File;
 use crate::request::receipt::{Election, Moved};
 use crate::request::ticket::Completion;
@@ -57,9 +57,12 @@ pub(super) struct ChunkAnswer {
     pub(super) stream: u64,
     pub(super) first: u32,
     pub(super) chunk: u32,
-    pub(super) result: Result<u64>,
+    pub(super) end: ChunkEnd,
     pub(super) moved: Moved,
 }
+
+/// What a chunk came to: good bytes from its start, and why there are no more, unless the file has no more.
+pub(super) type ChunkEnd = (u64, Option<Error>);
 
 /// What other threads leave for the server.
 #[derive(Default)]
@@ -96,10 +99,10 @@ pub(super) fn read_warm(
     file: &File,
     (offset, len): (u64, usize),
     host: u64,
-) -> Option<(Result<u64>, Moved)> {
+) -> Option<(ChunkEnd, Moved)> {
     let Fill::Descriptor(descriptors) = file.source().fill() else { return None };
     if let Err(error) = descriptors.check() {
-        return Some((Err(error), Moved::default()));
+        return Some(((0, Some(error)), Moved::default()));
     }
     let policy = engines.stage.policy(file);
     if len > PIECE || descriptors.warmth_of_small(offset, len as u64, policy) != Warmth::Warm {
@@ -112,10 +115,10 @@ pub(super) fn read_warm(
             return None;
         }
         if let Err(error) = segment.run_blocking(Direction::Read, descriptors, align) {
-            return Some((Err(error), Moved::default()));
+            return Some(((0, Some(error)), Moved::default()));
         }
     }
-    Some((Ok(segment.good() as u64), segment.moved()))
+    Some(((segment.good() as u64, None), segment.moved()))
 }
 
 /// A read into a buffer of `len` bytes at `buffer`: aligned out for O_DIRECT where it will come from the disk. Warm bytes
@@ -162,10 +165,10 @@ pub(super) fn start(
     let kept = place.clone();
     let after = move || {
         let Some(completion) = lock(&kept).take() else { return };
-        let result = completion.results().swap_remove(0).map(|bytes| bytes.saturating_sub(lead).min(len));
-        let good = result.as_ref().map_or(0, |bytes| *bytes);
-        let moved = cut_to(completion.moved(), good);
-        inbox.put(ChunkAnswer { stream, first, chunk, result, moved });
+        let (good, error) = completion.ends().swap_remove(0);
+        let good = good.saturating_sub(lead).min(len);
+        let moved = completion.moved().up_to(good);
+        inbox.put(ChunkAnswer { stream, first, chunk, end: (good, error), moved });
     };
     let is_host = batch.memory.device.info().is_host;
     let wanted = batch.pieces.iter().map(|piece| piece.len as u64).collect();

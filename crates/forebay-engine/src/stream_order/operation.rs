@@ -7,11 +7,12 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Post;
 
 use super::completion::OperationEnd;
-use super::file_work::StreamEngines;
+use super::file_work::{ChunkEnd, StreamEngines};
 use super::staging_pool::{PIECE, StagingRing};
 use super::stream_state::StreamState;
 use crate::request::file::File;
 use crate::request::receipt::Moved;
+use crate::request::ticket::is_short_write;
 use crate::request::transfer::Memory;
 use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
@@ -74,14 +75,16 @@ pub(crate) enum ResultTarget {
 }
 
 impl ResultTarget {
-    pub(super) fn report(self, engines: &StreamEngines, result: Result<u64>, moved: Moved) {
+    pub(super) fn report(self, engines: &StreamEngines, (good, error): ChunkEnd, moved: Moved) {
         match self {
             Self::User(done) => {
+                let error = error.filter(|error| !is_short_write(good, error));
+                let result = error.map_or(Ok(good), Err);
                 engines.totals.add(moved, result.is_err());
                 // The panic hook has reported a panic; the stream must go on.
                 let _ = catch_unwind(AssertUnwindSafe(|| done(result)));
             }
-            Self::Ticket(end) => end.result_known(result, moved),
+            Self::Ticket(end) => end.result_known((good, error), moved),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, ErrorKind};
 use forebay_gpu::CopyPiece;
 
 use super::completion::OperationEnd;
-use super::file_work::{self, FileTask, ServerInbox, StreamEngines};
+use super::file_work::{self, ChunkEnd, FileTask, ServerInbox, StreamEngines};
 use super::operation::{
     Operation, OperationNumbers, OperationRoute, ResultTarget, StreamRequest, bind, pieces_of, step_len,
 };
@@ -23,8 +23,7 @@ use crate::source::piece::Direction;
 struct ChunkSlot {
     /// Where the wanted bytes begin.
     skip: u64,
-    /// Bytes that were moved, or why none were.
-    answer: Option<Result<u64>>,
+    answer: Option<ChunkEnd>,
 }
 
 /// A range of an operation that one copy moves.
@@ -125,11 +124,11 @@ impl RunningOperation {
     }
 
     /// Takes in the result of a chunk.
-    pub(super) fn answer(&mut self, chunk: u32, result: Result<u64>, moved: Moved) {
+    pub(super) fn answer(&mut self, chunk: u32, end: ChunkEnd, moved: Moved) {
         self.air -= 1;
         self.moved = self.moved.plus(moved);
         let slots = self.slots.len();
-        self.slots[chunk as usize % slots].answer = Some(result);
+        self.slots[chunk as usize % slots].answer = Some(end);
     }
 
     pub(super) fn first(&self) -> u32 {
@@ -188,11 +187,9 @@ impl RunningOperation {
             return false;
         }
         let Some(target) = self.target.take() else { return false };
-        let result = match self.error.take() {
-            Some(error) => Err(error.with("file", self.file.name())),
-            None => Ok(self.good),
-        };
-        target.report(&self.engines, result, self.moved);
+        let error = self.error.take().map(|error| error.with("file", self.file.name()));
+        // Chunks behind the end may have been moved.
+        target.report(&self.engines, (self.good, error), self.moved.up_to(self.good));
         true
     }
 
@@ -219,12 +216,13 @@ impl RunningOperation {
 
     /// Takes the next chunk's result, in order. `None` if it is not there yet.
     fn take(&mut self, wanted: usize) -> Option<u64> {
-        let result = self.slot(self.taken).answer.take()?;
+        let (got, error) = self.slot(self.taken).answer.take()?;
         self.taken += 1;
-        let got = result.unwrap_or_else(|error| {
-            self.error.get_or_insert(error);
-            0
-        });
+        if self.ended {
+            // What came of chunks behind the end does not count.
+            return Some(0);
+        }
+        self.error = self.error.take().or(error);
         self.good += got;
         self.ended |= self.error.is_some() || got < wanted as u64;
         Some(got)
@@ -282,11 +280,10 @@ impl RunningOperation {
         let buffer = ring.buffers[index as usize % ring.buffers.len()];
         let range = (chunk.offset, chunk.len);
         let skip = chunk.address % 16;
-        if let Some((result, moved)) =
-            file_work::read_warm(&self.engines, &self.file, range, buffer.host + skip)
+        if let Some((end, moved)) = file_work::read_warm(&self.engines, &self.file, range, buffer.host + skip)
         {
             self.moved = self.moved.plus(moved);
-            *self.slot(index) = ChunkSlot { skip, answer: Some(result) };
+            *self.slot(index) = ChunkSlot { skip, answer: Some(end) };
             return;
         }
         let batch = file_work::one(&self.file, self.staging(buffer, 0), Direction::Read, range);
@@ -368,11 +365,11 @@ impl RunningOperation {
             let range = (self.offset, self.len);
             if self.memory.device.info().is_host
                 && self.direction == Direction::Read
-                && let Some((result, moved)) =
+                && let Some((end, moved)) =
                     file_work::read_warm(&self.engines, &self.file, range, self.address)
             {
                 self.moved = moved;
-                self.slots[0].answer = Some(result);
+                self.slots[0].answer = Some(end);
                 return true;
             }
             let memory = Memory { address: self.address, ..self.memory.clone() };

@@ -138,7 +138,7 @@ fn take_answers(inbox: &ServerInbox, queues: &mut HashMap<u64, StreamQueue>) {
         let run = queues.get_mut(&answer.stream).and_then(|queue| queue.run.as_mut());
         // Operations of a broken context are gone.
         if let Some(run) = run.filter(|run| run.first() == answer.first) {
-            run.answer(answer.chunk, answer.result, answer.moved);
+            run.answer(answer.chunk, answer.end, answer.moved);
         }
     }
 }

@@ -9,6 +9,7 @@ mod itself;
 mod mixed;
 mod mixes;
 mod order;
+mod regrowth;
 mod savers;
 mod signals;
 mod sizes;
@@ -42,6 +43,7 @@ pub const ALL: &[Attack] = &[
     attack("forks", "forks in the middle of work; children use forebay, exec or exit", forks::run),
     attack("cancel", "pthread_cancel in the middle of calls", cancel::run),
     attack("sizes", "sizes and offsets at every limit, files that shrink", sizes::run),
+    attack("regrowth", "a file that is cut and grows beside reads longer than a slot", regrowth::run),
     attack("order", "calls behind work on the default stream that runs late", order::run),
     attack("batches", "batches cancelled and destroyed in flight", batches::run),
     attack("mixed", "many threads: calls, batches and operations of streams", mixed::run),

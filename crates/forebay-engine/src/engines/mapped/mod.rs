@@ -366,7 +366,10 @@ impl Mapped {
             places: CountedPlaces::default(),
         });
         let outcome = SecondRead::new(&self.state, &batch, parts, &election, None).finish(&self.state);
-        let good = outcome.entries.into_iter().next().unwrap_or(Ok(0))?;
+        let (good, error) = outcome.entries.into_iter().next().unwrap_or_default();
+        if let Some(error) = error {
+            return Err(error);
+        }
         if good < transfer.len as u64 && !transfer.allow_short {
             return Err(crate::request::ticket::short_read(good, transfer.len as u64)
                 .with("file", transfer.file.name()));

@@ -58,11 +58,11 @@ impl MappedJob {
     }
 
     /// Takes over what the lanes report of its entries.
-    fn take_over(&self, entries: Vec<Result<u64>>) {
-        for (entry, result) in (self.base..).zip(entries) {
-            match result {
-                Ok(good) => self.completion.cut(entry, good),
-                Err(error) => self.completion.fail(entry, 0, error),
+    fn take_over(&self, entries: Vec<(u64, Option<Error>)>) {
+        for (entry, (good, error)) in (self.base..).zip(entries) {
+            match error {
+                None => self.completion.cut(entry, good),
+                Some(error) => self.completion.fail(entry, good, error),
             }
         }
     }
@@ -232,7 +232,7 @@ impl InPlaceTransfer {
         }
         let mut staged = Moved::default();
         for rest in &rest {
-            job.take_over(rest.results());
+            job.take_over(rest.ends());
             staged = staged.plus(rest.moved());
         }
         let bytes = if error.is_some() { 0 } else { bytes };
@@ -299,8 +299,8 @@ fn each_entry(job: &MappedJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
 
 /// What came of it.
 pub(super) struct SecondOutcome {
-    /// For each entry: good bytes from its start, as far as the parts go.
-    pub(super) entries: Vec<Result<u64>>,
+    /// For each entry: good bytes from its start, as far as the parts go, and why there are no more.
+    pub(super) entries: Vec<(u64, Option<Error>)>,
     pub(super) moved: Moved,
 }
 
@@ -434,7 +434,8 @@ impl SecondRead {
     }
 
     fn failed(&self, error: &Error) -> SecondOutcome {
-        SecondOutcome { entries: vec![Err(error.clone()); self.batch.pieces.len()], moved: Moved::default() }
+        let entries = vec![(0, Some(error.clone())); self.batch.pieces.len()];
+        SecondOutcome { entries, moved: Moved::default() }
     }
 }
 
@@ -447,7 +448,7 @@ enum ReadStep {
 }
 
 fn over(read: &Completion) -> SecondOutcome {
-    SecondOutcome { entries: read.results(), moved: read.moved() }
+    SecondOutcome { entries: read.ends(), moved: read.moved() }
 }
 
 fn descriptors(batch: &Batch) -> Result<&Descriptors> {

@@ -10,6 +10,7 @@ use crate::engines::staged::job::DirectMover as _;
 use crate::engines::staged::sync::Attempt;
 use crate::io::segment::{Segment, SegmentWay};
 use crate::request::receipt::{Moved, Refusal};
+use crate::request::ticket::is_short_write;
 use crate::request::transfer::Transfer;
 use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
@@ -71,6 +72,9 @@ impl P2p {
         let done = segment.run_blocking(transfer.direction, file, align);
         match (done, segment.refused) {
             (Ok(()), _) => Ok(Attempted::Done(segment.good(), segment.moved())),
+            (Err(error), None) if transfer.allow_short && is_short_write(segment.good() as u64, &error) => {
+                Ok(Attempted::Done(segment.good(), segment.moved()))
+            }
             (Err(error), None) => Err(error),
             (Err(error), Some(errno)) => match mover.refused(errno, transfer.direction) {
                 Some(refusal) => Ok(Attempted::Refused(refusal)),
@@ -98,19 +102,23 @@ impl P2p {
         for (from, to) in [(start, low), (low, high), (high, end)].into_iter().filter(|(from, to)| from < to)
         {
             let ran = if from == low && to == high {
-                self.move_middle(&mut segment, transfer, file, align, mover)?
+                self.move_middle(&mut segment, transfer, file, align, mover)
             } else {
                 let mut part = transfer.clone();
                 part.memory.address += from - start;
                 (part.offset, part.len) = (from, (to - from) as usize);
                 // Memory in a BAR has no default streams.
                 // SAFETY: a part of what the caller vouched for.
-                match unsafe { self.callers.run(&part, known, align) }? {
+                unsafe { self.callers.run(&part, known, align) }.map(|ran| match ran {
                     Attempt::Done(good, moved) => Attempted::Done(good, moved),
-                    Attempt::Busy => return Ok(Attempted::Busy),
-                }
+                    Attempt::Busy => Attempted::Busy,
+                })
             };
-            let Attempted::Done(part_good, part_moved) = ran else { return Ok(ran) };
+            let (part_good, part_moved) = match ran {
+                Ok(Attempted::Done(good, moved)) => (good, moved),
+                Err(error) if transfer.allow_short && is_short_write(good as u64, &error) => break,
+                other => return other,
+            };
             good += part_good;
             moved = moved.plus(part_moved);
             if (part_good as u64) < to - from {

@@ -26,6 +26,7 @@ use crate::io::plan::aligned_out;
 use crate::io::segment::Segment;
 use crate::request::copy_order::{self, CallOrder, CopyOrder};
 use crate::request::receipt::Moved;
+use crate::request::ticket::is_short_write;
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::wait::{self, CopyPace, WaitPolicy};
 use crate::source::Descriptors;
@@ -439,7 +440,7 @@ fn write(
             slot.wait(method.wait)?;
         }
     }
-    match write_segment(segment, file, policy, align)? {
+    match write_segment(segment, file, (policy, align), transfer.allow_short)? {
         Attempt::Done(good, moved) => Ok(Attempt::Done(good, Moved { resident, ..moved })),
         Attempt::Busy => Ok(Attempt::Busy),
     }
@@ -465,7 +466,7 @@ fn in_place(transfer: &Transfer) -> Segment {
 fn on_host(transfer: &Transfer, file: &Descriptors, policy: CachePolicy, align: u64) -> Result<Attempt> {
     let mut segment = in_place(transfer);
     if transfer.direction == Direction::Write {
-        return write_segment(segment, file, policy, align);
+        return write_segment(segment, file, (policy, align), transfer.allow_short);
     }
     file.check()?;
     if !segment.read_cached(file, align, policy, Warmth::Mixed) {
@@ -477,8 +478,8 @@ fn on_host(transfer: &Transfer, file: &Descriptors, policy: CachePolicy, align: 
 fn write_segment(
     mut segment: Segment,
     file: &Descriptors,
-    policy: CachePolicy,
-    align: u64,
+    (policy, align): (CachePolicy, u64),
+    allow_short: bool,
 ) -> Result<Attempt> {
     if segment.len == 0 {
         file.check()?;
@@ -489,8 +490,10 @@ fn write_segment(
     if !segment.is_direct() {
         file.check()?;
     }
-    segment.run_blocking(Direction::Write, file, align)?;
-    Ok(Attempt::Done(segment.good(), segment.moved()))
+    match segment.run_blocking(Direction::Write, file, align) {
+        Err(error) if !(allow_short && is_short_write(segment.good() as u64, &error)) => Err(error),
+        _ => Ok(Attempt::Done(segment.good(), segment.moved())),
+    }
 }
 
 #[cfg(test)]

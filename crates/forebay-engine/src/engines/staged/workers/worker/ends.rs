@@ -47,7 +47,7 @@ impl Lane {
                 Ok(()) => job.completion.cut(job.base + alone.entry, before + good as u64),
                 Err(error) => {
                     let error = of_file(error, &job.batch.file);
-                    job.completion.fail(job.base + alone.entry, before, error);
+                    job.completion.fail(job.base + alone.entry, before + good as u64, error);
                 }
             }
         }
@@ -81,18 +81,21 @@ impl Lane {
     }
 
     pub(super) fn fail(&mut self, unit: usize, index: usize, error: Error) {
-        let segment = &mut self.units[unit].segments[index];
+        let LaneUnit { active, segments, .. } = &mut self.units[unit];
+        let (Some(ActiveWork { job, .. }), segment) = (active, &mut segments[index]) else { return };
         if segment.failed {
             return;
         }
-        segment.failed = true;
-        let (first, entries, start) = (segment.entry, segment.entries, segment.start);
-        if let Some(ActiveWork { job, .. }) = &self.units[unit].active {
-            let error = of_file(error, &job.batch.file);
-            for entry in first..first + entries {
-                let before = start.saturating_sub(job.batch.pieces[entry as usize].offset);
-                job.completion.fail(job.base + entry, before, error.clone());
-            }
+        segment.fail(job.batch.direction);
+        let (good, error) = (segment.good(), of_file(error, &job.batch.file));
+        if segment.len == 0 {
+            return job.completion.fail(job.base + segment.entry, 0, error);
+        }
+        for share in
+            segment.shares(&job.batch.pieces, segment.len).filter(|share| good < share.at + share.len)
+        {
+            let at = share.before + good.saturating_sub(share.at) as u64;
+            job.completion.fail(job.base + share.entry, at, error.clone());
         }
     }
 
