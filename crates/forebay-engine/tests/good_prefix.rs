@@ -27,7 +27,7 @@ const KEY: u64 = 47;
 const SLOT: u64 = 256 << 10;
 const ALWAYS: u64 = u64::MAX;
 /// In the first part, at borders of parts and beside them, in the last byte.
-const PLACES: [usize; 6] = [0, 100, 262_144, 700_000, 1_048_575, LEN - 1];
+const PLACES: [usize; 4] = [0, 262_144, 700_001, LEN - 1];
 
 /// Faults of the kernel's calls that come in any order: each call takes a while of its own.
 #[derive(Debug)]

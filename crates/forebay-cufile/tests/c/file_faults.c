@@ -17,10 +17,12 @@ static void too_large(const char *folder, char *device) {
     small.rlim_cur = 64 * KIB;
     EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
     MINUS_ONE(cuFileWrite(handle, device, 4096, 64 * KIB, 0), EFBIG);
-    /* What fits may have been written. */
-    errno = EEXIST;
-    ssize_t answer = cuFileWrite(handle, device, 1 * MIB, 0, 0);
-    CHECK(answer == 64 * (ssize_t)KIB || (answer == -1 && errno == EFBIG));
+    /* What fits is written, and counts. */
+    EQ(cuFileWrite(handle, device, 1 * MIB, 0, 0), 64 * KIB);
+    EQ(cuFileWrite(handle, device, 4 * MIB, 0, 0), 64 * KIB);
+    struct stat about;
+    EQ(fstat(fd, &about), 0);
+    EQ(about.st_size, 64 * KIB);
     EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
     EQ(cuFileWrite(handle, device, 1 * MIB, 0, 0), 1 * MIB);
     cuFileHandleDeregister(handle);
@@ -79,10 +81,14 @@ static void full(const char *folder) {
     char *device = gpu_alloc(4 * MIB);
     int fd = new_file(mount_point, "data", 29, 4096, 0);
     CUfileHandle_t handle = register_fd(fd);
-    /* A write of which a part fits may be short; the next one cannot. */
-    errno = EEXIST;
-    ssize_t answer = cuFileWrite(handle, device, 2 * MIB, 16 * MIB, 0);
-    CHECK(answer == -1 ? errno == ENOSPC : answer > 0 && answer < 2 * (ssize_t)MIB);
+    /* A write of which a part fits is short, and the file ends with it; the next one has no room. */
+    gpu_fill(device, 33, 0, 4 * MIB);
+    ssize_t answer = cuFileWrite(handle, device, 4 * MIB, 16 * MIB, 0);
+    CHECK(answer > 512 * (ssize_t)KIB && answer < 1 * (ssize_t)MIB);
+    struct stat about;
+    EQ(fstat(fd, &about), 0);
+    EQ(about.st_size, 16 * MIB + answer);
+    file_has(fd, 33, 0, 16 * MIB, answer);
     while (answer > 0) answer = pwrite(fd, "x", 1, 32 * (off_t)MIB + lseek(fd, 4096, SEEK_CUR)); /* every page */
     MINUS_ONE(cuFileWrite(handle, device, 2 * MIB, 64 * MIB, 0), ENOSPC);
     EQ(events_fail(handle, device, 2 * MIB), ENOSPC);

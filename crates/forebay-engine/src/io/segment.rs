@@ -10,7 +10,7 @@ use super::refusal;
 use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{CachedReads, Descriptors, Fd, Fill};
+use crate::source::{CachedReads, Descriptors, Fd, Fill, MemoryWrite};
 use crate::tuning::segments::{MAX_CANCELLATIONS, MIN_DIRECT_WRITE, MIN_MAPPED_WRITE};
 
 /// How the bytes of a segment travel, for the receipt.
@@ -55,6 +55,8 @@ pub(crate) struct Segment {
     pub(crate) registered: bool,
     /// An error was reported for it.
     pub(crate) failed: bool,
+    /// Other segments move the rest of an entry.
+    pub(crate) is_part: bool,
     /// The segment's call in the ring reads only what is cached, and does not wait.
     pub(crate) asks_cache: bool,
     /// That call reads straight into the caller's host memory, not into the window.
@@ -107,6 +109,7 @@ impl Segment {
             way: SegmentWay::Cached,
             registered: false,
             failed: false,
+            is_part: false,
             asks_cache: false,
             asks_in_place: false,
             refused: None,
@@ -488,14 +491,12 @@ impl Segment {
         unsafe {
             match direction {
                 Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
-                Direction::Write
-                    if file.is_memory
-                        && file.calls.may_map()
-                        && (left >= MIN_MAPPED_WRITE || file.is_making_room()) =>
-                {
-                    match file.write_mapped(buffer, left, offset) {
-                        refused if refused <= 0 => file.calls.write(self.fd(file), buffer, left, offset),
-                        written => written,
+                Direction::Write if file.is_memory && file.calls.may_map() => {
+                    let how = (self.is_part, left >= MIN_MAPPED_WRITE);
+                    match file.write_memory((buffer, left), offset, how) {
+                        MemoryWrite::Done(written) => written as isize,
+                        MemoryWrite::ByCalls(most) => file.calls.write(self.fd(file), buffer, most, offset),
+                        MemoryWrite::NoRoom(errno) => -(errno as isize),
                     }
                 }
                 Direction::Write => file.calls.write(self.fd(file), buffer, left, offset),

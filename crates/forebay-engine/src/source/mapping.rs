@@ -9,13 +9,24 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::preallocation::{Preallocation, WriteIntent};
+use super::preallocation::{Preallocation, Room, WriteIntent};
 use crate::runtime::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
 use crate::tuning::files::VISITED_BLOCK;
 
 const PAGE: usize = 4096;
+
+/// What became of a write to a memory file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryWrite {
+    /// So many bytes were written.
+    Done(usize),
+    /// Nothing yet: `pwrite` may write so many of its bytes.
+    ByCalls(usize),
+    /// There is no room for its first byte: this errno.
+    NoRoom(i32),
+}
 
 /// The mapping of one file, grown as the file grows.
 #[derive(Debug, Default)]
@@ -59,23 +70,36 @@ impl Drop for FileMapping {
 }
 
 impl WriteMapping {
-    /// Bytes written, or 0 or less if the file cannot be written this way (then `pwrite` tells why).
+    /// Writes as much as there is room for. If it is `large` enough to gain by it, through the mapping. A `part` of what a job
+    /// writes waits for the room of all before it.
     ///
     /// # Safety
     /// `buffer..buffer+len` is readable.
-    pub(crate) unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    pub(crate) unsafe fn write(
+        &self,
+        fd: RawFd,
+        (buffer, len): (*const u8, usize),
+        offset: u64,
+        (is_part, is_large): (bool, bool),
+    ) -> MemoryWrite {
         let end = offset + len as u64;
-        if sys::is_sealed(fd) {
-            return 0;
+        let map = if is_large && !sys::is_sealed(fd) { self.covering(fd, end as usize) } else { None };
+        if map.is_none() && !is_part {
+            return MemoryWrite::ByCalls(len);
         }
-        let Some(map) = self.covering(fd, end as usize) else { return 0 };
-        let Some(_writer) = self.allocation.enter(fd, offset, end) else { return 0 };
+        let (writer, reach) = match self.allocation.enter(fd, (offset, end), map.is_some()) {
+            Room::Mapped(writer, reach) => (Some(writer), reach),
+            Room::ByCalls(reach) => (None, reach),
+            Room::None(errno) => return MemoryWrite::NoRoom(errno),
+        };
+        let most = (reach - offset) as usize;
+        let (Some(map), Some(_writer)) = (map, writer) else { return MemoryWrite::ByCalls(most) };
         // SAFETY: the caller vouches for the buffer; the mapping is the file's.
-        let written = unsafe { copy_by_kernel(buffer as usize, map.start + offset as usize, len) };
-        if map.is_first_visit(offset as usize, end as usize) {
-            map.let_go(offset as usize, end as usize);
+        let written = unsafe { copy_by_kernel(buffer as usize, map.start + offset as usize, most) };
+        if map.is_first_visit(offset as usize, reach as usize) {
+            map.let_go(offset as usize, reach as usize);
         }
-        written
+        if written > 0 { MemoryWrite::Done(written as usize) } else { MemoryWrite::ByCalls(most) }
     }
 
     /// A job is about to write these pieces: as long as the intent lives pages are allocated ahead.
@@ -165,11 +189,11 @@ mod tests {
         let (mapping, data, fd) = (WriteMapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
         let len = data.len();
         // SAFETY: all of `data`.
-        let write = |offset| unsafe { mapping.write(fd, data.as_ptr(), len, offset) };
-        assert_eq!(write(100), len as isize);
+        let write = |offset| unsafe { mapping.write(fd, (data.as_ptr(), len), offset, (false, true)) };
+        assert_eq!(write(100), MemoryWrite::Done(len));
         let map = mapping.covering(fd, len).unwrap();
         assert_eq!(mapped(&map), 0);
-        assert_eq!(write(200), len as isize);
+        assert_eq!(write(200), MemoryWrite::Done(len));
         assert_eq!(mapped(&map), len / PAGE + 1, "and stay when they are written again");
         assert_eq!(
             std::fs::read(format!("/proc/self/fd/{fd}")).unwrap()[100..],

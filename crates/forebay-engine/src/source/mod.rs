@@ -33,7 +33,7 @@ pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name};
 use mapping::WriteMapping;
-pub(crate) use mapping::touch;
+pub(crate) use mapping::{MemoryWrite, touch};
 pub use memory::MemorySource;
 pub use nfs::NfsSource;
 pub(crate) use nfs::Silences;
@@ -266,25 +266,26 @@ impl Descriptors {
         all.into_iter().flatten().find(|fd| !fd.is_shared()).map(AsRawFd::as_raw_fd)
     }
 
-    /// Writes to a memory file through its mapping. Bytes, or 0 or less where that cannot be done.
+    /// Writes to a memory file: see [`WriteMapping::write`].
     ///
     /// # Safety
     /// `buffer..buffer+len` is readable.
-    pub(crate) unsafe fn write_mapped(&self, buffer: *const u8, len: usize, offset: u64) -> isize {
-        let Some(mapping) = self.mapping() else { return 0 };
+    pub(crate) unsafe fn write_memory(
+        &self,
+        (buffer, len): (*const u8, usize),
+        offset: u64,
+        (is_part, is_large): (bool, bool),
+    ) -> MemoryWrite {
+        let Some(mapping) = self.mapping() else { return MemoryWrite::ByCalls(len) };
+        let fd = self.buffered.as_raw_fd();
         // SAFETY: passed on.
-        unsafe { mapping.write(self.buffered.as_raw_fd(), buffer, len, offset) }
+        unsafe { mapping.write(fd, (buffer, len), offset, (is_part, is_large || mapping.is_making_room())) }
     }
 
     /// The mapping for writes. `None` in a forked child, where a thread that does not exist may hold its locks: there
     /// `pwrite` does all.
     fn mapping(&self) -> Option<&WriteMapping> {
         (!self.mapping.is_elsewhere()).then(|| &*self.mapping)
-    }
-
-    /// Whether `pwrite` would have to wait for a lane that allocates pages of the file.
-    pub(crate) fn is_making_room(&self) -> bool {
-        self.mapping().is_some_and(WriteMapping::is_making_room)
     }
 
     /// Whether it is a memory file that is sealed against writing. Mappings that exist already could still be stored to.

@@ -5,6 +5,9 @@
 //! others spin. So one lane at a time calls it, a step ahead of the writes. Lanes that need pages meanwhile sleep here; the
 //! others go on copying into existing pages. Only pages that a job writes are allocated: holes stay holes, and a file grows
 //! no further than its bytes.
+//!
+//! A job's pages are allocated in the order of the file, and a part of an entry is written when all before it are there. So
+//! what a full file system takes has no gap, and the file ends with it.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -27,8 +30,7 @@ pub(crate) struct Preallocation {
 
 #[derive(Debug, Default)]
 struct AllocationState {
-    /// Pages that jobs will write, each job with its number, in order.
-    jobs: Vec<(u64, Ranges)>,
+    jobs: Vec<WriteJob>,
     /// Pages that exist, as long as there are jobs.
     made: Ranges,
     /// Pages that threads wait for.
@@ -37,8 +39,8 @@ struct AllocationState {
     count: u64,
     /// A thread allocates.
     is_busy: bool,
-    /// Space is short: no more is allocated than a write needs at once.
-    is_full: bool,
+    /// Space is short: a step was halved so often.
+    halvings: u32,
     /// The file system does not allocate: pages come as they are written.
     is_refused: bool,
     /// When the file's time of change was set last.
@@ -47,21 +49,56 @@ struct AllocationState {
     writers: usize,
 }
 
+/// Pages that a job will write, each range of them in order.
+#[derive(Debug)]
+struct WriteJob {
+    number: u64,
+    pages: Ranges,
+    /// Those for which there is no room, up to the end of their range: it is not tried again, so that no gap comes before
+    /// bytes of this job.
+    without_room: Ranges,
+    /// Why.
+    errno: i32,
+}
+
 /// Pages that a thread is about to write.
 #[derive(Clone, Copy, Debug)]
 struct SpaceNeed {
     number: u64,
     first: u64,
     last: u64,
-    /// The file must reach this far.
+    /// Its bytes.
+    start: u64,
     end: u64,
+    /// The file must reach its end: it is written through a mapping.
+    grows: bool,
+    /// Of no job: its pages were made.
+    has_pages: bool,
 }
 
 /// The next step of a thread that allocates.
 enum AllocationStep {
-    Make { first: u64, last: u64 },
-    Grow { end: u64 },
+    Make {
+        first: u64,
+        last: u64,
+    },
+    /// The pages of a need of no job.
+    MakeAlone(SpaceNeed),
+    Grow {
+        end: u64,
+    },
     Serve(u64),
+}
+
+/// What there is for a write.
+#[derive(Debug)]
+pub(super) enum Room<'a> {
+    /// It may write through the mapping, up to this offset.
+    Mapped(MappedWriter<'a>, u64),
+    /// It may write by calls, up to this offset: the kernel says how much of that is possible.
+    ByCalls(u64),
+    /// None: this errno.
+    None(i32),
 }
 
 /// As long as this lives, pages are allocated ahead of a job's writes.
@@ -74,10 +111,10 @@ pub(crate) struct WriteIntent {
 impl Drop for WriteIntent {
     fn drop(&mut self) {
         let mut state = lock(&self.allocation.state);
-        state.jobs.retain(|(number, _)| *number != self.number);
+        state.jobs.retain(|job| job.number != self.number);
         if state.jobs.is_empty() {
             // Somebody may punch out these pages before the next job begins.
-            (state.made, state.is_full) = (Ranges::default(), false);
+            (state.made, state.halvings) = (Ranges::default(), 0);
         }
     }
 }
@@ -104,22 +141,23 @@ impl Drop for MappedWriter<'_> {
 impl Preallocation {
     /// A job is about to write these pieces.
     pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> WriteIntent {
-        let ranges = Ranges::of(pieces);
+        let pages = Ranges::of(pieces);
         let mut state = lock(&self.state);
         state.count += 1;
         let number = state.count;
-        state.jobs.push((number, ranges));
+        state.jobs.push(WriteJob { number, pages, without_room: Ranges::default(), errno: 0 });
         WriteIntent { allocation: self.clone(), number }
     }
 
-    /// Announces a write of `start..end` through the mapping. Waits until the file is long enough, has its pages as far as
-    /// that helps, and shows a fresh time of change. `None` if it cannot be made longer.
-    pub(super) fn enter(&self, fd: RawFd, start: u64, end: u64) -> Option<MappedWriter<'_>> {
+    /// Announces a write of `start..end`. Waits until the pages before it in its job are there, and its own as far as there
+    /// is room. If it `maps`, also until the file is long enough, and shows a fresh time of change.
+    pub(super) fn enter(&self, fd: RawFd, (start, end): (u64, u64), maps: bool) -> Room<'_> {
         let mut state = lock(&self.state);
         state.count += 1;
-        let need = SpaceNeed { number: state.count, first: start / PAGE, last: end.div_ceil(PAGE), end };
-        state.writers += 1;
-        let writer = MappedWriter { allocation: self, fd };
+        let (number, first, last) = (state.count, start / PAGE, end.div_ceil(PAGE));
+        let need = SpaceNeed { number, first, last, start, end, grows: maps, has_pages: false };
+        state.writers += usize::from(maps);
+        let writer = maps.then(|| MappedWriter { allocation: self, fd });
         if !state.is_met(&need, fd) {
             state.needs.push(need);
         }
@@ -133,9 +171,14 @@ impl Preallocation {
                 state = lock(&self.state);
             }
         }
+        let (reach, errno) = state.reach(&need);
         drop(state);
-        // A file that could not be made longer is left to `pwrite`, which says why.
-        sys::length(fd).is_ok_and(|len| end <= len).then_some(writer)
+        match writer {
+            _ if reach <= start => Room::None(errno),
+            Some(writer) if sys::length(fd).is_ok_and(|len| reach <= len) => Room::Mapped(writer, reach),
+            // A file that could not be made longer is left to `pwrite`, which says why.
+            _ => Room::ByCalls(reach),
+        }
     }
 
     /// Allocates until no thread waits. Threads add their needs before.
@@ -157,6 +200,13 @@ impl Preallocation {
                     let made = make(fd, first, last);
                     state = lock(&self.state);
                     state.learn(first, last, made);
+                }
+                AllocationStep::MakeAlone(need) => {
+                    drop(state);
+                    let made = make(fd, need.first, need.last);
+                    state = lock(&self.state);
+                    state.learn_alone(need.number, made);
+                    self.served.notify_all();
                 }
                 AllocationStep::Grow { end } => {
                     // Only for the last byte; `ftruncate` could shrink a file that another process has just made longer.
@@ -188,43 +238,94 @@ impl AllocationState {
     }
 
     fn is_met(&self, need: &SpaceNeed, fd: RawFd) -> bool {
-        self.is_fresh() && sys::length(fd).is_ok_and(|len| need.end <= len) && self.lacks(need).is_none()
+        let is_long_enough = || self.is_fresh() && sys::length(fd).is_ok_and(|len| need.end <= len);
+        self.lacks(need).is_none() && (!need.grows || is_long_enough())
     }
 
-    /// The next pages to make for a need, and how far a job goes from there.
+    /// The next pages to make for a need, and how far its job goes from there.
     fn lacks(&self, need: &SpaceNeed) -> Option<(u64, u64)> {
         if self.is_refused {
             return None;
         }
-        let first = self.made.first_gap(need.first, need.last)?;
-        let goes = |(_, ranges): &(u64, Ranges)| ranges.end_of(first);
-        let end = self.jobs.iter().filter_map(goes).max()?;
-        Some((first, end))
+        self.jobs.iter().find_map(|job| {
+            let (start, stop) = job.range_of(need.first)?;
+            Some((self.made.first_gap(start, need.last.min(stop))?, stop))
+        })
+    }
+
+    /// How far the bytes of a need have room, and why no further.
+    fn reach(&self, need: &SpaceNeed) -> (u64, i32) {
+        let stop = |job: &WriteJob| Some((job.range_of(need.first)?.1, job.errno));
+        match self.jobs.iter().filter_map(stop).min().filter(|(stop, _)| *stop < need.last) {
+            Some((stop, errno)) => ((stop * PAGE).max(need.start), errno),
+            None => (need.end, 0),
+        }
     }
 
     fn next(&self, fd: RawFd) -> Option<AllocationStep> {
         let need = self.needs.first()?;
-        if let Some((first, end)) = self.lacks(need) {
-            let step = if self.is_full { need.last } else { need.last.max(first + ALLOCATION_STEP / PAGE) };
-            return Some(AllocationStep::Make { first, last: step.min(end) });
+        if let Some((first, stop)) = self.lacks(need) {
+            let step = (ALLOCATION_STEP / PAGE) >> self.halvings;
+            return Some(AllocationStep::Make { first, last: (first + step).min(stop) });
         }
-        match sys::length(fd) {
-            Ok(len) if len < need.end => Some(AllocationStep::Grow { end: need.end }),
-            _ => Some(AllocationStep::Serve(need.number)),
-        }
+        let (end, _) = self.reach(need);
+        let is_short = need.grows && need.start < end && sys::length(fd).is_ok_and(|len| len < end);
+        let is_of_job = || self.jobs.iter().any(|job| job.range_of(need.first).is_some());
+        Some(match is_short {
+            true if !need.has_pages && !self.is_refused && !is_of_job() => AllocationStep::MakeAlone(*need),
+            true => AllocationStep::Grow { end },
+            false => AllocationStep::Serve(need.number),
+        })
     }
 
     /// Takes in the result of a step.
     fn learn(&mut self, first: u64, last: u64, made: Result<(), i32>) {
         match made {
-            // The step was too long: the next write's pages may still fit. If not, `pwrite` says so.
-            Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT) if !self.is_full => self.is_full = true,
-            Ok(()) | Err(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EINTR) => {
-                self.made.insert(first, last);
+            // Part of it may fit.
+            Err(errno) if is_full(errno) && last - first > 1 => {
+                let half = (last - first) / 2;
+                self.halvings = (ALLOCATION_STEP / PAGE).ilog2() - half.ilog2();
+            }
+            Err(errno) if is_full(errno) => {
+                for job in &mut self.jobs {
+                    if let Some((_, stop)) = job.range_of(first) {
+                        job.without_room.insert(first, stop);
+                        job.errno = errno;
+                    }
+                }
+            }
+            Ok(()) | Err(libc::EINTR) => self.made.insert(first, last),
+            Err(_) => self.is_refused = true,
+        }
+    }
+
+    /// The same of the pages of a need that belongs to no job. Where there is no room, `pwrite` writes what fits.
+    fn learn_alone(&mut self, number: u64, made: Result<(), i32>) {
+        match made {
+            Ok(()) => {
+                if let Some(need) = self.needs.iter_mut().find(|need| need.number == number) {
+                    need.has_pages = true;
+                }
+            }
+            Err(errno) if is_full(errno) || errno == libc::EINTR => {
+                self.needs.retain(|need| need.number != number);
             }
             Err(_) => self.is_refused = true,
         }
     }
+}
+
+impl WriteJob {
+    /// The range that a page is in, up to where there is room for it.
+    fn range_of(&self, page: u64) -> Option<(u64, u64)> {
+        let (start, end) = self.pages.holding(page)?;
+        Some((start, self.without_room.first_in(start, end).unwrap_or(end)))
+    }
+}
+
+/// Whether there is no room for pages.
+fn is_full(errno: i32) -> bool {
+    matches!(errno, libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EFBIG)
 }
 
 /// Makes pages. Those beyond the end of the file stay there until it grows.
@@ -286,8 +387,19 @@ impl Ranges {
 
     /// The end of the range that holds `at`.
     fn end_of(&self, at: u64) -> Option<u64> {
+        self.holding(at).map(|(_, end)| end)
+    }
+
+    /// The range that holds `at`.
+    fn holding(&self, at: u64) -> Option<(u64, u64)> {
         let index = self.0.partition_point(|(_, end)| *end <= at);
-        self.0.get(index).filter(|(start, _)| *start <= at).map(|(_, end)| *end)
+        self.0.get(index).filter(|(start, _)| *start <= at).copied()
+    }
+
+    /// The start of the first range that begins in `start..end`.
+    fn first_in(&self, start: u64, end: u64) -> Option<u64> {
+        let index = self.0.partition_point(|(begin, _)| *begin < start);
+        self.0.get(index).map(|(begin, _)| *begin).filter(|begin| *begin < end)
     }
 }
 
@@ -310,6 +422,13 @@ mod tests {
         file
     }
 
+    fn enter(allocation: &Preallocation, file: &std::fs::File, start: u64, end: u64) {
+        let Room::Mapped(_writer, reach) = allocation.enter(file.as_raw_fd(), (start, end), true) else {
+            panic!("no room for {start}..{end}");
+        };
+        assert_eq!(reach, end);
+    }
+
     fn allocated(file: &std::fs::File) -> u64 {
         file.metadata().unwrap().blocks() * 512
     }
@@ -319,19 +438,19 @@ mod tests {
         let (allocation, file) = (Arc::new(Preallocation::default()), scratch(1 << 30));
         let pieces = [piece(100 << 20, 40 << 20), piece(140 << 20, 1 << 20), piece(500 << 20, 1)];
         let intent = allocation.intend(&pieces);
-        drop(allocation.enter(file.as_raw_fd(), 100 << 20, 101 << 20).unwrap());
+        enter(&allocation, &file, 100 << 20, 101 << 20);
         assert_eq!(allocated(&file), ALLOCATION_STEP);
-        drop(allocation.enter(file.as_raw_fd(), 101 << 20, 116 << 20).unwrap());
+        enter(&allocation, &file, 101 << 20, 116 << 20);
         assert_eq!(allocated(&file), ALLOCATION_STEP, "it was there");
-        drop(allocation.enter(file.as_raw_fd(), 140 << 20, 141 << 20).unwrap());
-        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20), "no further than the job goes");
-        drop(allocation.enter(file.as_raw_fd(), 500 << 20, (500 << 20) + 1).unwrap());
-        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "a page for the last byte");
-        drop(allocation.enter(file.as_raw_fd(), 200 << 20, 201 << 20).unwrap());
-        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "no job writes there");
+        enter(&allocation, &file, 140 << 20, 141 << 20);
+        assert_eq!(allocated(&file), 41 << 20, "all before it, and no further than the job goes");
+        enter(&allocation, &file, 500 << 20, (500 << 20) + 1);
+        assert_eq!(allocated(&file), (41 << 20) + PAGE, "a page for the last byte");
+        enter(&allocation, &file, 200 << 20, 201 << 20);
+        assert_eq!(allocated(&file), (41 << 20) + PAGE, "no job writes there");
         drop(intent);
-        drop(allocation.enter(file.as_raw_fd(), 120 << 20, 121 << 20).unwrap());
-        assert_eq!(allocated(&file), ALLOCATION_STEP + (1 << 20) + PAGE, "the job is over");
+        enter(&allocation, &file, 120 << 20, 121 << 20);
+        assert_eq!(allocated(&file), (41 << 20) + PAGE, "the job is over");
         assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
 
@@ -340,7 +459,7 @@ mod tests {
         let (allocation, file) = (Arc::new(Preallocation::default()), scratch(0));
         let _intent = allocation.intend(&[piece(0, 64 << 20)]);
         for end in [1 << 20, 4 << 20] {
-            drop(allocation.enter(file.as_raw_fd(), end - (1 << 20), end).unwrap());
+            enter(&allocation, &file, end - (1 << 20), end);
             assert_eq!(file.metadata().unwrap().len(), end);
             assert_eq!(allocated(&file), ALLOCATION_STEP);
         }
@@ -353,7 +472,8 @@ mod tests {
         let mut before = modified();
         for _ in 0..3 {
             std::thread::sleep(2 * FRESH);
-            let writer = allocation.enter(file.as_raw_fd(), 0, 1 << 20).unwrap();
+            let writer = allocation.enter(file.as_raw_fd(), (0, 1 << 20), true);
+            assert!(matches!(writer, Room::Mapped(..)));
             let entered = modified();
             assert!(entered > before, "before the first byte");
             std::thread::sleep(2 * FRESH);
@@ -373,7 +493,7 @@ mod tests {
                 scope.spawn(move || {
                     for step in 0..32 {
                         let start = (step * 8 + thread) << 20;
-                        let writer = allocation.enter(fd, start, start + (1 << 20)).unwrap();
+                        let writer = allocation.enter(fd, (start, start + (1 << 20)), true);
                         assert!(sys::cachestat(fd, start, 1 << 20).unwrap() == 256, "pages are there");
                         drop(writer);
                     }
@@ -394,7 +514,8 @@ mod tests {
         };
         let allocation = Arc::new(Preallocation::default());
         let _intent = allocation.intend(&[piece(0, 1 << 20)]);
-        assert!(allocation.enter(file.as_raw_fd(), 0, 1 << 20).is_none());
+        let room = allocation.enter(file.as_raw_fd(), (0, 1 << 20), true);
+        assert!(matches!(room, Room::ByCalls(reach) if reach == 1 << 20), "{room:?}");
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
 

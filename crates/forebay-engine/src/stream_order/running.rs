@@ -63,6 +63,8 @@ pub(super) struct RunningOperation {
     error: Option<Error>,
     /// No more chunks are moved: the file has ended, or a chunk failed.
     ended: bool,
+    /// A write that makes the file longer: a chunk comes after all before it, so that no gap is left where there is no room.
+    grows: bool,
     /// The stream may pass the copies that have nothing to do.
     released: bool,
     #[expect(dead_code, reason = "counts as long as it lives")]
@@ -100,6 +102,7 @@ impl RunningOperation {
             moved: Moved::default(),
             error: None,
             ended: false,
+            grows: false,
             released: false,
             route,
             queued,
@@ -108,6 +111,8 @@ impl RunningOperation {
             Ok(bound) => (run.offset, run.address, run.len) = (bound.offset, bound.address, bound.len),
             Err(error) => run.error = Some(error),
         }
+        let end = run.offset + run.len as u64;
+        run.grows = direction == Direction::Write && run.file.len_lately().is_ok_and(|len| len < end);
         let (chunk, buffers) = match &run.route {
             OperationRoute::StagingRing(ring) => (ring.chunk, ring.buffers.len()),
             OperationRoute::Straight => (run.len.max(1), 1),
@@ -334,7 +339,7 @@ impl RunningOperation {
             self.shown += 1;
             any = true;
         }
-        while !self.ended && self.requested < passed.min(self.shown) {
+        while !self.ended && self.requested < passed.min(self.shown) && !(self.grows && self.air > 0) {
             let index = self.requested;
             self.requested += 1;
             let chunk = self.chunk(ring.chunk, index);

@@ -463,7 +463,9 @@ impl Lane {
         let in_place = entries == 1
             && self.is_host
             && (!job.wants_direct() || (exact && address.is_multiple_of(job.memory_align())));
-        let whole = Segment { entry, entries, ..Segment::whole(start, len, address) };
+        let piece = job.batch.pieces[entry as usize];
+        let is_part = entries > 1 || len < piece.len;
+        let whole = Segment { entry, entries, is_part, ..Segment::whole(start, len, address) };
         match (job.mover.is_some(), job.batch.direction) {
             (true, _) => Segment { way: SegmentWay::Placed, ..whole },
             _ if in_place => whole,

@@ -1,0 +1,150 @@
+//! Writes to a file system in memory that has no room for all of them: what was written is a good prefix, the count says how
+//! much, and the file ends there.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::ffi::CString;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{Scratch, Target, Watch, disk, in_process, pattern, session};
+use forebay_config::{CachePolicy, IoBackend};
+use forebay_engine::{Bound, Buffer, Direction, File, Late, ReadPiece, Receipt, Session, Transfer};
+use forebay_error::{ErrorKind, Result};
+
+const ROOM: usize = 5 << 20;
+const LEN: usize = 12 << 20;
+
+/// A tmpfs of [`ROOM`] at the folder, in a namespace of this process's own.
+fn mount(folder: &Path) {
+    std::fs::create_dir(folder).unwrap();
+    let (target, options) = (CString::new(folder.to_str().unwrap()).unwrap(), format!("size={ROOM}"));
+    let options = CString::new(options).unwrap();
+    // SAFETY: names that end with NUL.
+    let rc = unsafe {
+        libc::mount(c"none".as_ptr(), target.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast())
+    };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+type Way = fn(&Session, &Transfer) -> Result<u64>;
+
+fn run(session: &Session, asked: &Transfer) -> Result<u64> {
+    // SAFETY: the caller's buffer lives until this returns.
+    unsafe { session.run(asked) }.map(|receipt: Receipt| receipt.bytes())
+}
+
+fn submit(session: &Session, asked: &Transfer) -> Result<u64> {
+    // SAFETY: as above.
+    unsafe { session.submit(vec![asked.clone()]) }?.wait().entries.swap_remove(0)
+}
+
+fn submit_on(session: &Session, asked: &Transfer) -> Result<u64> {
+    // SAFETY: as above; the default stream lives.
+    unsafe { session.submit_on(0, vec![asked.clone()]) }?.wait().entries.swap_remove(0)
+}
+
+fn enqueue(session: &Session, asked: &Transfer) -> Result<u64> {
+    let Transfer { file, offset, memory, len, direction, .. } = asked.clone();
+    let bound = Bound { offset, address: memory.address, len };
+    let (tell, told) = mpsc::channel();
+    let done = Box::new(move |result| tell.send(result).unwrap());
+    let late = Late { file, memory, direction, most: len, bind: Box::new(move || Ok(bound)), done };
+    // SAFETY: as above.
+    unsafe { session.enqueue(0, late) }?;
+    told.recv_timeout(Duration::from_secs(20)).unwrap()
+}
+
+fn transfer(file: &File, offset: u64, buffer: &Buffer, len: usize) -> Transfer {
+    let (file, memory, direction) = (file.clone(), buffer.memory(), Direction::Write);
+    Transfer { file, offset, memory, len, direction, allow_short: true }
+}
+
+/// Writes more than there is room for; whatever counts is in the file, and nothing else.
+fn one(session: &Session, target: Target, path: &Path, way: Way, (offset, len): (usize, usize)) {
+    let file = File::options().write(true).create(true).open(path).unwrap();
+    let bytes = pattern(3, 0, LEN);
+    let mut buffer = target.buffer(session, LEN);
+    buffer.copy_from_slice(&bytes).unwrap();
+    let asked = transfer(&file, offset as u64, &buffer, len);
+    let count = way(session, &asked).unwrap() as usize;
+    let found = std::fs::read(path).unwrap();
+    assert_eq!(found.len(), offset + count, "the file ends with what counts");
+    assert!(found[offset..] == bytes[..count] && found[..offset].iter().all(|byte| *byte == 0));
+    // All room was used, but for what the unaligned ends of pages and the file system take.
+    assert!(count < len && count + (64 << 10) > ROOM - offset % 4096, "{count}");
+    assert!(path.metadata().unwrap().blocks() * 512 >= count as u64, "no holes");
+    let rest = Transfer { offset: asked.offset + count as u64, ..asked.clone() };
+    for asked in [&rest, &Transfer { len: 4096, offset: 1 << 30, ..asked.clone() }] {
+        assert_eq!(way(session, asked).unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(path.metadata().unwrap().len() as usize, offset + count, "it is no longer than before");
+    }
+    let error = way(session, &Transfer { allow_short: false, ..rest }).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    std::fs::remove_file(path).unwrap();
+}
+
+fn body() {
+    let _watch = Watch::new(Duration::from_mins(1));
+    let folder = Scratch::new(&disk());
+    mount(folder.path());
+    let path = folder.path().join("file");
+    let session = session(IoBackend::Auto, CachePolicy::Auto);
+    for target in Target::ALL {
+        let ways: [(&str, Way); 4] =
+            [("run", run), ("submit", submit), ("submit_on", submit_on), ("enqueue", enqueue)];
+        for (name, way) in ways {
+            for range in [(0, LEN), (0, ROOM + 1), (70_001, LEN - 5)] {
+                println!("{target:?} {name} {range:?}");
+                one(&session, target, &path, way, range);
+            }
+        }
+        entries_end_each(&session, target, &path);
+    }
+    // By the caller's thread: less than a MiB is left.
+    std::fs::write(folder.path().join("other"), vec![1; ROOM - (600 << 10)]).unwrap();
+    for target in Target::ALL {
+        let file = File::options().write(true).create(true).open(&path).unwrap();
+        let mut buffer = target.buffer(&session, 1 << 20);
+        buffer.copy_from_slice(&pattern(3, 0, 1 << 20)).unwrap();
+        let count = run(&session, &transfer(&file, 0, &buffer, 1 << 20)).unwrap() as usize;
+        assert!(std::fs::read(&path).unwrap() == pattern(3, 0, count) && count > 500 << 10, "{count}");
+        std::fs::remove_file(&path).unwrap();
+    }
+    // SAFETY: a name that ends with NUL.
+    unsafe {
+        libc::umount2(CString::new(folder.path().to_str().unwrap()).unwrap().as_ptr(), libc::MNT_DETACH)
+    };
+    std::fs::remove_dir(folder.path()).unwrap();
+}
+
+/// Of a batch, the entries before the full one are whole, and each counts its own.
+fn entries_end_each(session: &Session, target: Target, path: &Path) {
+    let file = File::options().write(true).create(true).open(path).unwrap();
+    let mut buffer = target.buffer(session, LEN);
+    buffer.copy_from_slice(&pattern(3, 0, LEN)).unwrap();
+    let piece =
+        |at: usize| ReadPiece { offset: (at * LEN / 8) as u64, range: at * LEN / 8..(at + 1) * LEN / 8 };
+    let outcome = session.write_batch(&file, &[0, 1, 2, 3, 4, 5, 6, 7].map(piece), buffer).unwrap().wait();
+    let whole = outcome.entries.iter().take_while(|entry| entry.is_ok()).count();
+    assert_eq!(whole, ROOM * 8 / LEN);
+    assert!(
+        outcome.entries[whole..]
+            .iter()
+            .all(|entry| { entry.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) })
+    );
+    let found = std::fs::read(path).unwrap();
+    assert_eq!(found.len() as u64, outcome.receipt.bytes());
+    assert!(found.len() + (64 << 10) > ROOM && found == pattern(3, 0, found.len()));
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_write_without_room_for_all_of_it_leaves_a_prefix() {
+    let wrapper = ["unshare", "--user", "--map-root-user", "--mount"];
+    in_process("a_write_without_room_for_all_of_it_leaves_a_prefix", &wrapper, &[], body);
+}
