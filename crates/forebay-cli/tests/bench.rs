@@ -673,6 +673,8 @@ fn files_without_data_are_said() {
                 None => assert!(!done.err.contains("never written"), "{name}: {}", done.err),
             }
         }
+        let opened = run(directory.path(), &format!("bench -f {name} --open-cost --repeat 2")).ok();
+        assert_eq!(opened.err.contains("never written"), said.is_some(), "{name}: {}", opened.err);
         // What is written has its blocks then.
         run(directory.path(), &format!("bench -f {name} -i 64K -I 1 --overwrite")).ok();
         let done = run(directory.path(), &format!("bench -f {name} -i 64K")).ok();

@@ -125,6 +125,26 @@ def page_cache():
     return "warm" if cached >= 0.99 else "cold" if cached <= 0.01 else "mixed"
 
 
+def mode():
+    """Whether cuFile's bytes went by POSIX calls: its compatibility mode, KvikIO's own or that of NVIDIA's library."""
+    told = getattr(getattr(sys.modules.get("kvikio"), "defaults", None), "is_compat_mode_preferred", None)
+    if told is not None and told():
+        return ", compatibility mode"
+    with open("/proc/self/maps") as maps:
+        found = {line.split()[-1] for line in maps if "/libcufile.so" in line}
+    if os.path.exists("/proc/driver/nvidia-fs/version"):
+        return ""
+    for one in found:
+        version = ctypes.c_int(0)
+        ctypes.CDLL(one).cuFileGetVersion(ctypes.byref(version))
+        with open(one, "rb") as file:
+            is_forebay = b"FOREBAY_" in file.read()
+        # From 1.16 on there is another way without nvidia-fs.
+        if version.value < 1160 and not is_forebay:
+            return ", compatibility mode"
+    return ""
+
+
 if importlib.util.find_spec(library()) is None:
     print(f"{library()} is not installed", file=sys.stderr)
     sys.exit(3)
@@ -156,7 +176,7 @@ print(
             "bytes": size,
             "user_s": after.ru_utime - before.ru_utime,
             "system_s": after.ru_stime - before.ru_stime,
-            "engine": name,
+            "engine": name + mode(),
             "cache": found,
         }
     )

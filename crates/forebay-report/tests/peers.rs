@@ -19,20 +19,25 @@ const MODULES: [(&str, &str); 4] = [
     ),
     (
         "kvikio",
-        "import time\nclass CuFile:\n    def __init__(self, path, flags):\n        time.sleep(0.5)\n        self.file = open(path, 'rb')\n\
+        "import os, time, types\n\
+         defaults = types.SimpleNamespace(is_compat_mode_preferred=lambda: os.environ.get('COMPAT') == 'ON')\nclass CuFile:\n    def __init__(self, path, flags):\n        time.sleep(0.5)\n        self.file = open(path, 'rb')\n\
          \x20   def read(self, buffer):\n        return self.file.readinto(buffer)\n",
     ),
 ];
 
 /// Runs it on a file; `None` where there is no Python.
 fn load(name: &str, file: &Path, device: &str, cache: &str) -> Option<Output> {
+    load_with(name, file, device, cache, "OFF")
+}
+
+fn load_with(name: &str, file: &Path, device: &str, cache: &str, compat: &str) -> Option<Output> {
     let modules = tempfile::tempdir().unwrap();
     for (name, text) in MODULES {
         fs::write(modules.path().join(format!("{name}.py")), text).unwrap();
     }
     let mut command = Command::new("python3");
     command.args(["-c", SCRIPT, name]).arg(file).args([device, cache, "1"]);
-    match command.env("PYTHONPATH", modules.path()).output() {
+    match command.env("PYTHONPATH", modules.path()).env("COMPAT", compat).output() {
         Ok(output) => Some(output),
         Err(error) => {
             eprintln!("skipped: cannot run python3: {error}");
@@ -83,4 +88,14 @@ fn kvikio_is_timed_with_the_file_open() {
     // Opening takes half a second.
     let seconds = json(&output)["seconds"].as_f64().unwrap();
     assert!(seconds < 0.4, "{seconds}");
+}
+
+/// POSIX calls are not what a reader takes a cuFile program's figures for.
+#[test]
+fn the_compatibility_mode_is_named() {
+    let file = file(&std::env::temp_dir());
+    for (compat, engine) in [("ON", "kvikio, compatibility mode"), ("OFF", "kvikio")] {
+        let Some(output) = load_with("kvikio", file.path(), "cuda:0", "warm", compat) else { return };
+        assert_eq!(json(&output)["engine"], engine);
+    }
 }

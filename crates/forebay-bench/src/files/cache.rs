@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use forebay_engine::{File, Residency, Session};
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::empty::empty_bytes;
 use super::open::ReadyJob;
 use crate::report::text::bytes;
 use crate::report::{BenchReport, Pass};
@@ -177,13 +178,17 @@ pub(crate) fn note(work: &Workload, report: &BenchReport) -> Option<String> {
 /// What the reader should know of files that do not hold what was read.
 pub(crate) fn empty_note(report: &BenchReport) -> Option<String> {
     let files = report.passes.iter().flat_map(|pass| &pass.files);
-    let file = files.max_by_key(|file| file.empty)?;
-    let (empty, total) = (file.empty.filter(|empty| *empty > 0)?, file.before.as_ref().map(|one| one.total));
+    let of_pass = files.map(|file| (&file.path, file.empty, file.before.as_ref().map(|one| one.total)));
+    let opened = report
+        .open_cost
+        .iter()
+        .map(|cost| (&cost.path, empty_bytes(Path::new(&cost.path), 0..cost.bytes), Some(cost.bytes)));
+    let (path, empty, total) = of_pass.chain(opened).max_by_key(|(_, empty, _)| *empty)?;
+    let empty = empty.filter(|empty| *empty > 0)?;
     let of = total.map_or(String::new(), |total| format!(" of {}", bytes(total)));
     Some(format!(
-        "{}: {}{of} are holes, or were allocated and never written: reads of them reach no drive, and their rate is none \
+        "{path}: {}{of} are holes, or were allocated and never written: reads of them reach no drive, and their rate is none \
          of a drive. Write the file first, or copy it: cp --sparse=never --reflink=never",
-        file.path,
         bytes(empty)
     ))
 }
