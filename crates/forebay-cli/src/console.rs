@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,23 +39,33 @@ impl From<Error> for Failure {
 
 /// The two streams of a command.
 pub(crate) struct Console<'a> {
+    /// Whether a line of result was not taken: more of them are in vain.
+    is_lost: AtomicBool,
     out: Mutex<&'a mut (dyn Write + Send)>,
     err: Mutex<&'a mut (dyn Write + Send)>,
 }
 
 impl<'a> Console<'a> {
     pub(crate) fn new(out: &'a mut (dyn Write + Send), err: &'a mut (dyn Write + Send)) -> Self {
-        Self { out: Mutex::new(out), err: Mutex::new(err) }
+        Self { is_lost: AtomicBool::new(false), out: Mutex::new(out), err: Mutex::new(err) }
     }
 
     /// Writes a line of result.
     pub(crate) fn line(&self, text: impl Display) {
-        write_to(&self.out, &format!("{text}\n"));
+        if write_to(&self.out, &format!("{text}\n")).is_err() {
+            self.is_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether results can no more be written.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
     }
 
     /// Writes text of the report, with its line breaks.
     pub(crate) fn say(&self, text: impl Display) {
-        write_to(&self.err, &text.to_string());
+        // Nobody is left to tell.
+        let _ = write_to(&self.err, &text.to_string());
     }
 
     /// Writes an error with its hints.
@@ -66,14 +77,14 @@ impl<'a> Console<'a> {
             text.push_str(&plain(hint));
             text.push('\n');
         }
-        write_to(&self.err, &text);
+        let _ = write_to(&self.err, &text);
     }
 }
 
-/// Nobody is left to tell if the reader of our output is gone: failures are dropped.
-fn write_to(stream: &Mutex<&mut (dyn Write + Send)>, text: &str) {
+fn write_to(stream: &Mutex<&mut (dyn Write + Send)>, text: &str) -> std::io::Result<()> {
     let mut stream: MutexGuard<'_, _> = stream.lock().unwrap_or_else(PoisonError::into_inner);
-    let _ = stream.write_all(text.as_bytes()).and_then(|()| stream.flush());
+    stream.write_all(text.as_bytes())?;
+    stream.flush()
 }
 
 /// A live line on a terminal for what takes longer than a second; nothing elsewhere.

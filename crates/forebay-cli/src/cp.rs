@@ -5,7 +5,9 @@ mod receipt_sum;
 mod verify;
 mod work;
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -49,7 +51,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
         return Err(Failure::usage(error));
     }
     if File::is_url(&args.source) {
-        Url::parse(&args.source.to_string_lossy()).map_err(Failure::usage)?;
+        Url::parse(&args.source).map_err(Failure::usage)?;
         return copy(args, console, None);
     }
     let found = fs::metadata(&args.source).map_err(|error| {
@@ -170,9 +172,10 @@ fn destination(args: &Copy) -> Result<PathBuf> {
         return Ok(args.destination.clone());
     }
     // A URL has its options behind the name, and blanks as %20.
-    let source = match args.source.to_str().filter(|_| Url::is_one(&args.source)) {
-        Some(url) => PathBuf::from(Url::parse(url)?.path),
-        None => args.source.clone(),
+    let source = if Url::is_one(&args.source) {
+        PathBuf::from(OsString::from_vec(Url::parse(&args.source)?.path))
+    } else {
+        args.source.clone()
     };
     match source.file_name() {
         Some(name) => Ok(args.destination.join(name)),

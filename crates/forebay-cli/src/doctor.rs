@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use forebay_config::files;
 use forebay_doctor::doctor::{SavedBench, text};
 use forebay_doctor::exercise::Hinted;
 use forebay_doctor::{DoctorOptions, RealSystem, RootedSystem, diagnose, gpu, live};
@@ -58,10 +59,8 @@ pub(crate) struct DoctorArgs {
 
 /// Runs the command and returns its exit code.
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
-    // Nobody is left to tell if the reader of our output is gone.
-    let code = print(args, out, err).unwrap_or(2);
-    let _ = out.flush();
-    code
+    // What fails is writing: the stream remembers it.
+    print(args, out, err).unwrap_or(1)
 }
 
 fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
@@ -96,9 +95,10 @@ fn options(args: &DoctorArgs) -> Result<DoctorOptions, Hinted> {
             .fix("name a directory that has proc, sys and etc in it"));
     }
     let read = |path: &PathBuf| {
-        std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(|error| {
-            Hinted::new(format!("cannot read {}: {error}", path.display())).fix("give a file that exists")
-        })
+        let bytes = files::read_named(path, "cannot read file").map_err(|error| {
+            Hinted::from(&if error.hints().is_empty() { error.hint("name a plain file") } else { error })
+        })?;
+        Ok::<_, Hinted>(String::from_utf8_lossy(&bytes).into_owned())
     };
     let log = |path: &PathBuf| Ok::<_, Hinted>((read(path)?, path.display().to_string()));
     let bench = |path: &PathBuf| {

@@ -40,7 +40,9 @@ impl JsonFile {
             if file.metadata()?.is_file() {
                 file.set_len(0)?;
             }
-            file.write_all(text.as_bytes())
+            file.write_all(text.as_bytes())?;
+            // Some file systems tell of a full disk only now.
+            if file.metadata()?.is_file() { file.sync_data() } else { Ok(()) }
         };
         match self {
             Self::Old(file) => put(file).map_err(|error| failed(&error)),

@@ -31,6 +31,7 @@ mod json_file;
 mod load;
 mod names;
 mod nfs;
+mod output;
 mod replay;
 mod report;
 mod run;
@@ -46,6 +47,7 @@ use std::path::Path;
 use clap::{Parser, Subcommand};
 
 use console::{Console, Failure};
+use output::Output;
 
 /// Moves bytes between storage and GPU memory on the shortest path the machine allows, and tells which it was.
 #[derive(Debug, Parser)]
@@ -144,6 +146,18 @@ struct GdsStats {
 
 /// Runs a command line (`args[0]` is the name it was called by) and returns its exit code.
 pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
+    let mut out = Output::new(out);
+    let code = run_line(args, &mut out, err);
+    match out.lost() {
+        None => code,
+        Some(error) => {
+            Console::new(&mut out, err).error(&error);
+            if code == 0 { 1 } else { code }
+        }
+    }
+}
+
+fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     forebay_libcufile::register();
     let name =
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
@@ -162,7 +176,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
         Ok(command) => command,
         Err(error) => {
             let stream: &mut dyn Write = if error.use_stderr() { err } else { out };
-            // Nobody is left to tell if the reader of our output is gone.
+            // `Output` remembers what its stream did not take.
             let _ = write!(stream, "{}", error.render());
             return error.exit_code();
         }

@@ -91,7 +91,7 @@ pub(crate) struct Load {
     mix: Option<u8>,
     /// A file of a server, without a mount: nfs://SERVER/EXPORT/PATH (rdma:// is refused: nothing is behind it yet)
     #[arg(short = 'P', value_name = "URL")]
-    url: Option<String>,
+    url: Option<PathBuf>,
     /// Print a line per job too
     #[arg(short = 'J')]
     pub(crate) per_job: bool,
@@ -212,7 +212,15 @@ impl Load {
             self.change_jobs(&mut work.jobs)?;
         }
         for path in work.jobs.iter().flat_map(Job::paths).filter(|path| File::is_url(path)) {
-            Url::parse(&path.to_string_lossy())?;
+            Url::parse(&path)?;
+        }
+        let url = work.jobs.iter().find(|job| File::is_url(job.target.path()));
+        if let (Some(job), true) = (url, self.cache.is_some() || self.no_direct.is_some()) {
+            let what =
+                "-O and --cache do nothing for a file of a server: it is not in this machine's page cache";
+            return Err(Error::new(ErrorKind::InvalidInput, what)
+                .with("url", job.target.path().display())
+                .hint("leave out -O and --cache, or name a file on a mount"));
         }
         self.change(&mut work);
         work.config = self.config()?;
@@ -226,14 +234,14 @@ impl Load {
             return Err(nvlink_refused());
         }
         if let Some(url) = self.url.as_ref().filter(|url| !File::is_url(url)) {
-            let is_rdma = url.get(..5).is_some_and(|begin| begin.eq_ignore_ascii_case("rdma:"));
-            if !is_rdma {
-                elsewhere::check_read(url.as_ref())?;
+            let begin = url.as_os_str().as_encoded_bytes().get(..5);
+            if !begin.is_some_and(|begin| begin.eq_ignore_ascii_case(b"rdma:")) {
+                elsewhere::check_read(url)?;
             }
-            return Err(match Url::meant(url.as_ref()) {
+            return Err(match Url::meant(url) {
                 Some(meant) => Error::new(ErrorKind::InvalidInput, "not the URL of a file of a server")
-                    .with("url", url)
-                    .hint(format!("-P {meant}")),
+                    .with("url", url.display())
+                    .hint(format!("-P {}", quoted(&meant))),
                 None => rdma_refused(),
             });
         }
@@ -324,8 +332,7 @@ impl Load {
     }
 
     fn jobs(&self) -> Result<Vec<Job>> {
-        let url = self.url.iter().map(PathBuf::from);
-        let files = self.file.iter().cloned().chain(url).map(JobTarget::File);
+        let files = self.file.iter().chain(&self.url).cloned().map(JobTarget::File);
         let directories = self.directory.iter().chain(&self.files).cloned().map(JobTarget::Directory);
         let mut jobs: Vec<Job> = files.chain(directories).map(Job::new).collect();
         for (index, job) in jobs.iter_mut().enumerate() {

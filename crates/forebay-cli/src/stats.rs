@@ -20,7 +20,7 @@ pub(crate) struct Stats {
     pub(crate) pid: Option<u32>,
 
     /// What gds_stats's part shows: 1 totals, 2 also sizes, 3 also GPUs
-    #[arg(short = 'l', long, value_name = "1..3", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3))]
+    #[arg(short = 'l', long, value_name = "1..3", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3), requires = "pid", conflicts_with_all = ["json", "prometheus"])]
     pub(crate) level: u32,
 
     /// Print JSON (docs/reference/stats.md)
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Stats, console: &Console<'_>) -> Result<i32, Failure> {
         if let Some(signal) = pause(every) {
             return Ok(exit_code(signal));
         }
-        if nobody_reads() {
+        if nobody_reads() || console.is_lost() {
             return Ok(0);
         }
         // The counters of a process that ended stay readable through our descriptor: one last look.

@@ -51,6 +51,9 @@ pub(crate) fn run(args: &Trace, console: &Console<'_>) -> Result<i32, Failure> {
         if lines.len() > 64 << 10 {
             console.line(lines.trim_end());
             lines.clear();
+            if console.is_lost() {
+                return Ok(0);
+            }
         }
     }
     if args.json {

@@ -4,7 +4,7 @@
 mod support;
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -57,6 +57,56 @@ fn a_saved_machine() {
     assert_eq!(run(directory.path(), "doctor --root saved --log log").code, Some(0));
 }
 
+/// A process's variable may name anything: none of it is waited for, taken away or read without an end.
+#[test]
+fn a_process_names_what_is_no_plain_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let fifo = fifo(directory.path());
+    for (named, what) in
+        [(fifo.as_str(), "a FIFO"), ("/dev/zero", "a device"), ("/proc/kmsg", "made up by the kernel")]
+    {
+        let mut child = Command::new("sleep").arg("60").env("CUFILE_ENV_PATH_JSON", named).spawn().unwrap();
+        let began = Instant::now();
+        let done = run(directory.path(), &format!("doctor --all --pid {}", child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(began.elapsed() < Duration::from_secs(20), "{named}: {:?}", began.elapsed());
+        assert!(done.out.contains("no plain file") && done.out.contains(what), "{named}: {done:?}");
+    }
+}
+
+#[test]
+fn no_command_waits_for_a_fifo() {
+    let directory = tempfile::tempdir().unwrap();
+    fifo(directory.path());
+    sample(directory.path(), "x", 16 << 20);
+    let report = directory.path().join("report");
+    std::fs::create_dir(&report).unwrap();
+    fifo(&report);
+    std::fs::rename(report.join("fifo"), report.join("report.json")).unwrap();
+    for (args, code) in [
+        ("doctor --log fifo", 2),
+        ("doctor --bench fifo", 2),
+        ("bench fifo", 2),
+        ("report x -o r --spec fifo", 2),
+        ("report --compare fifo fifo", 1),
+        ("report --compare report report", 1),
+        ("trace fifo", 1),
+        ("replay fifo", 1),
+    ] {
+        run(directory.path(), args).fails(code, "it is a FIFO, no plain file");
+    }
+    let done = run(directory.path(), "bench /proc/kmsg");
+    assert!(done.code == Some(2), "{done:?}");
+}
+
+fn fifo(directory: &Path) -> String {
+    let path = directory.join("fifo").display().to_string();
+    let made = Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    path
+}
+
 #[test]
 fn words_of_help() {
     let directory = tempfile::tempdir().unwrap();
@@ -71,7 +121,7 @@ fn wrong_arguments_have_a_hint() {
     for (args, word) in [
         ("doctor /no/such/place", "no such file or directory"),
         ("doctor --pid 4294967294", "no such process"),
-        ("doctor --log missing", "cannot read missing"),
+        ("doctor --log missing", "cannot read file"),
         ("doctor --bench x", "is no report of forebay bench"),
         ("doctor --bench report.json", "is no report of forebay bench: it has no passes"),
         ("doctor --root .", "no root of a machine"),

@@ -58,8 +58,17 @@ fn every_command_refuses_what_lies_elsewhere() {
 #[test]
 fn a_repository_of_models_is_told_from_a_wrong_path() {
     let directory = tempfile::tempdir().unwrap();
-    for place in ["bench -f U", "bench -D U", "check U", "doctor U", "cp U y", "verify -f U", "report U -o r"]
-    {
+    for place in [
+        "bench -f U",
+        "bench -D U",
+        "check U",
+        "doctor U",
+        "cp U y",
+        "verify -f U",
+        "report U -o r",
+        "trace U",
+        "replay U",
+    ] {
         let done = run(directory.path(), &place.replace('U', "org/model-1.5"));
         assert!(done.code.is_some_and(|code| code == 1 || code == 2), "{place}: {done:?}");
         assert!(

@@ -3,8 +3,10 @@
 
 mod support;
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
@@ -458,5 +460,45 @@ fn a_server_that_is_silent_for_long_is_told_meanwhile_and_in_the_receipt() {
         assert!(done.status.success(), "{err}");
         assert!(err.contains("note: server 127.0.0.1 has not answered for 10 s: still trying\n"), "{err}");
         assert_eq!(err.matches("note: held up: server 127.0.0.1 was silent for 1").count(), 1, "{err}");
+    }
+}
+
+/// What acts on this machine's page cache, or by raw calls, does nothing for a file of a server.
+#[test]
+fn flags_that_do_nothing_for_a_server_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = "nfs://127.0.0.1:9/export/file";
+    for flags in ["--drop-cache", "--warm", "--ceiling", "--trim", "--cache keep", "-O 1", "--gather -i 4K"] {
+        for target in ["-P", "-f"] {
+            run(directory.path(), &format!("bench {target} {url} {flags}"))
+                .fails(2, flags.split(' ').next().unwrap());
+        }
+    }
+    for target in ["-D", "--files"] {
+        run(directory.path(), &format!("bench {target} nfs://127.0.0.1:9/export"))
+            .fails(2, "directories of a server");
+    }
+}
+
+/// Names are bytes: what is printed of one that is no text can be typed again.
+#[test]
+fn a_name_that_is_no_text_can_be_typed() {
+    let directory = tempfile::tempdir().unwrap();
+    let raw = OsStr::from_bytes(b"nfs://127.0.0.1:9/export/caf\xE9?version=4.1");
+    let mut command = forebay();
+    command.current_dir(directory.path()).args(["verify", "-f"]).arg(raw);
+    let typed = "nfs://127.0.0.1:9/export/caf%E9?version=4.1";
+    let done = finish(command).fails(2, "takes a path on a mount");
+    assert!(done.err.contains(&format!("forebay nfs probe '{typed}'")), "{}", done.err);
+    let done = run(directory.path(), &format!("cp {typed} y")).fails(1, "127.0.0.1");
+    assert!(done.err.contains(typed), "{}", done.err);
+    // The double has its names as text, in which a byte that is none reads as U+FFFD.
+    let server = Server::start();
+    server.put("/export/caf\u{FFFD}", bytes(100_000));
+    for version in ["3", "4.1"] {
+        run(directory.path(), &format!("cp {} .", server.url("/export/caf%E9", version))).ok();
+        let copy = directory.path().join(OsStr::from_bytes(b"caf\xE9"));
+        assert_eq!(fs::read(&copy).unwrap(), bytes(100_000));
+        fs::remove_file(copy).unwrap();
     }
 }

@@ -392,3 +392,34 @@ fn the_json_is_documented() {
         assert!(stands, "{name} is not documented");
     }
 }
+
+/// A thread for each of these would not start everywhere, and the first that did not took the process with it.
+#[test]
+fn too_many_callers_are_refused_before_anything_is_made() {
+    let at_once = |thread: u32| Record { thread, ..call(Api::Read, MemoryCode::Host, 3, 0) };
+    let folder = recorded(&(1..=5000).map(at_once).collect::<Vec<_>>());
+    std::fs::create_dir(folder.path().join("made")).unwrap();
+    let done = run(folder.path(), "replay t --dir made").fails(1, "too many callers at once");
+    assert!(done.err.contains("callers=5000, most=4096"), "{}", done.err);
+    assert_eq!(support::names(&folder.path().join("made")), Vec::<String>::new());
+}
+
+#[test]
+fn more_files_than_may_be_open_are_refused_before_anything_is_made() {
+    let of = |file: u32| call(Api::Read, MemoryCode::Host, file, u64::from(file));
+    let folder = recorded(&(3..=100).map(of).collect::<Vec<_>>());
+    std::fs::create_dir(folder.path().join("made")).unwrap();
+    let mut command = forebay();
+    command.current_dir(folder.path()).args(["replay", "t", "--dir", "made"]);
+    // SAFETY: between fork and exec only this system call is made.
+    unsafe {
+        command.pre_exec(|| {
+            let limit = libc::rlimit { rlim_cur: 200, rlim_max: 200 };
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+            Ok(())
+        });
+    }
+    let done = support::finish(command).fails(1, "more files than may be open at once");
+    assert!(done.err.contains("hint: raise the limit of open files: ulimit -n 422"), "{}", done.err);
+    assert_eq!(support::names(&folder.path().join("made")), Vec::<String>::new());
+}

@@ -6,8 +6,22 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::descriptor_table::{HIGH_DESCRIPTOR, is_growing};
+
+use crate::elsewhere;
+
+/// The most bytes of a text that a tool reads whole: a job file, a log, a report.
+pub const MAX_TEXT_BYTES: u64 = 256 << 20;
+/// Longest wait for a file that a user names. What takes longer is on a server that is gone.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+/// File systems whose files the kernel makes up as they are read: proc, sysfs, debugfs, tracefs, securityfs, cgroup2. Some of
+/// these files have no end, or lose what was read.
+const KERNEL_FILE_SYSTEMS: [i64; 6] =
+    [0x9FA0, 0x6265_6572, 0x6462_6720, 0x7472_6163, 0x7363_6673, 0x6367_7270];
 
 /// What keeps others from opening it, who would wait for a FIFO's other end: what is there is no plain file.
 pub fn obstacle(path: &Path) -> Option<io::Error> {
@@ -17,17 +31,87 @@ pub fn obstacle(path: &Path) -> Option<io::Error> {
 
 /// Opens a plain file for reading.
 pub fn open_plain(path: &Path) -> io::Result<File> {
-    open(path, OpenOptions::new().read(true), FileType::is_file)
+    let file = open(path, OpenOptions::new().read(true), FileType::is_file)?;
+    if is_of_kernel(&file) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is made up by the kernel, no plain file",
+        ));
+    }
+    Ok(file)
 }
 
 /// The text of a plain file of at most `most` bytes.
 pub fn read_plain(path: &Path, most: u64) -> io::Result<String> {
-    let mut text = String::new();
-    open_plain(path)?.take(most + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > most {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes")));
+    let bytes = read_plain_bytes(path, most)?;
+    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text"))
+}
+
+/// As [`read_plain`], whatever its bytes.
+pub fn read_plain_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let too_long = || io::Error::new(io::ErrorKind::InvalidData, format!("it has more than {most} bytes"));
+    let file = open_plain(path)?;
+    if file.metadata()?.len() > most {
+        return Err(too_long());
     }
-    Ok(text)
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most { Err(too_long()) } else { Ok(bytes) }
+}
+
+/// Opens a plain file that a user names. `doing` says what for: "cannot open trace".
+pub fn open_named(path: &Path, doing: &str) -> Result<File> {
+    named(path, doing, open_plain)
+}
+
+/// The bytes of a plain file that a user names, of at most [`MAX_TEXT_BYTES`].
+pub fn read_named(path: &Path, doing: &str) -> Result<Vec<u8>> {
+    named(path, doing, |path| read_plain_bytes(path, MAX_TEXT_BYTES))
+}
+
+fn named<T: Send + 'static>(
+    path: &Path,
+    doing: &str,
+    ask: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T> {
+    elsewhere::check_read(path)?;
+    let own = path.to_owned();
+    let failed = |error: io::Error| {
+        let error = match (error.raw_os_error(), error.kind()) {
+            (None, io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => {
+                Error::new(ErrorKind::InvalidInput, format!("{doing}: {error}"))
+            }
+            _ => Error::from_io(&error, doing),
+        };
+        error.with("path", path.display())
+    };
+    within(ANSWER_LIMIT, move || ask(&own)).map_or_else(
+        || {
+            let seconds = ANSWER_LIMIT.as_secs();
+            let what = format!("{doing}: no answer from the file system in {seconds} s");
+            Err(Error::new(ErrorKind::Timeout, what).with("path", path.display()))
+        },
+        |result| result.map_err(failed),
+    )
+}
+
+/// Asks a file system on a thread of its own, since some never answer. `None`: it took longer than `limit`.
+pub fn within<T: Send + 'static>(limit: Duration, ask: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        // Nobody listens any more if it took too long.
+        let _ = tell.send(ask());
+    });
+    told.recv_timeout(limit).ok()
+}
+
+fn is_of_kernel(file: &File) -> bool {
+    // SAFETY: all-zero bytes are a valid statfs, and the call writes only the struct.
+    let magic = unsafe {
+        let mut found: libc::statfs = std::mem::zeroed();
+        (libc::fstatfs(file.as_raw_fd(), &mut found) == 0).then_some(found.f_type)
+    };
+    magic.is_some_and(|magic| KERNEL_FILE_SYSTEMS.contains(&magic))
 }
 
 /// Opens a plain file or a character device (a terminal, `/dev/null`) to add lines to; makes the file if there is none.
@@ -101,6 +185,12 @@ mod tests {
         assert_eq!(why(open_log(&fifo)), "it is a FIFO, no plain file");
         assert_eq!(why(open_plain(&folder)), "it is a directory, no plain file");
         assert_eq!(why(open_plain("/dev/null".as_ref())), "it is a device, no plain file");
+        for made_up in ["/proc/kmsg", "/proc/self/environ", "/sys/kernel/mm/transparent_hugepage/enabled"] {
+            // Some are of root alone, or not there.
+            let refused = open_plain(made_up.as_ref()).map(drop).unwrap_err();
+            let is_said = refused.to_string() == "it is made up by the kernel, no plain file";
+            assert!(is_said || refused.raw_os_error().is_some(), "{made_up}: {refused}");
+        }
         assert!(open_log("/dev/null".as_ref()).is_ok());
         assert!(obstacle(&fifo).is_some());
 
@@ -113,6 +203,23 @@ mod tests {
         assert_eq!(read_plain(&file, 5).unwrap(), "12345");
         assert_eq!(read_kernel_text(&file).unwrap(), "12345");
         assert_eq!(read_plain(&file, 4).unwrap_err().to_string(), "it has more than 4 bytes");
+        let sparse = File::create(folder.join("sparse")).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        let refused = read_named(&folder.join("sparse"), "cannot read log").unwrap_err();
+        assert_eq!((refused.kind(), refused.context().len()), (ErrorKind::InvalidInput, 1));
+        assert_eq!(refused.message(), "cannot read log: it has more than 268435456 bytes");
+        assert_eq!(open_named(&fifo, "cannot open trace").unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(
+            open_named(&folder.join("no"), "cannot open trace").unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn what_never_answers_is_not_waited_for() {
+        assert_eq!(within(Duration::from_secs(9), || 7), Some(7));
+        let slow = || std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(within(Duration::from_millis(20), slow), None);
     }
 }

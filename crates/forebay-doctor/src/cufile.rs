@@ -74,7 +74,7 @@ impl CufileConfig {
         let loaded = Settings::load(
             |name| system.env(name),
             |path| {
-                let bytes = system.read(&path.to_string_lossy())?;
+                let bytes = system.read_plain(&path.to_string_lossy())?;
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             },
         );

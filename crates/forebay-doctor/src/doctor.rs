@@ -156,7 +156,8 @@ fn mapped(system: &dyn System, pid: u32) -> Vec<MappedLibrary> {
         let name = path.rsplit('/').next().unwrap_or_default();
         if name.starts_with("libcufile.so") && all.iter().all(|known| known.path != path) {
             let within = format!("/proc/{pid}/root{path}");
-            let bytes = system.read(&within).or_else(|_| system.read(path)).unwrap_or_default();
+            let read = |path: &str| system.read_plain(path);
+            let bytes = read(&within).or_else(|_| read(path)).unwrap_or_default();
             let own = bytes.windows(8).any(|window| window == b"FOREBAY_");
             all.push(MappedLibrary { path: path.to_owned(), own });
         }

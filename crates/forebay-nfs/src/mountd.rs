@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::rpc::Program;
 use crate::session::Server;
 use crate::status::Status;
-use crate::url::Url;
+use crate::url::{Escaped, Url};
 use crate::v3;
 use crate::xdr::{Reader, Writer};
 
@@ -42,7 +42,7 @@ impl<'a> Mountd<'a> {
     }
 
     /// Asks for a directory: first from any port, unless it is known that mountd refuses that.
-    fn ask(&mut self, path: &str) -> Result<Result<Handle, Status>> {
+    fn ask(&mut self, path: &[u8]) -> Result<Result<Handle, Status>> {
         if !self.uses_low {
             let said = call(&mut self.any, self.server, path)?;
             // A path further up is not asked for before this one was from a port that will do: it may be of another export.
@@ -73,13 +73,13 @@ impl<'a> Mountd<'a> {
     }
 }
 
-fn call(mountd: &mut Exchange, server: &Server, path: &str) -> Result<Result<Handle, Status>> {
-    let put = |to: &mut Writer<'_>| to.opaque(path.as_bytes());
+fn call(mountd: &mut Exchange, server: &Server, path: &[u8]) -> Result<Result<Handle, Status>> {
+    let put = |to: &mut Writer<'_>| to.opaque(path);
     mountd.call(DOING, (v3::MOUNT, v3::MNT), Some(&server.who), put, v3::get_mount)
 }
 
 /// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
-pub(crate) fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<&'a str>)> {
+pub(crate) fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<&'a [u8]>)> {
     let port = match url.mount_port {
         Some(port) => port,
         None => port_of_mountd(url, server)?,
@@ -98,13 +98,13 @@ pub(crate) fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(H
     let names = url.names();
     let mut first = None;
     for count in (0..=most).rev() {
-        let path = format!("/{}", names[..count].join("/"));
+        let path = [b"/".to_vec(), names[..count].join(&b'/')].concat();
         let said = mountd.ask(&path).map_err(unanswered)?;
         match said {
             Ok(handle) => return Ok((handle, names[count..].to_vec())),
             Err(status) => {
                 // What the server says of the directory tells most: the file itself is no directory.
-                let told = mountd.not_mounted(status).with("export", &path);
+                let told = mountd.not_mounted(status).with("export", Escaped(&path));
                 if count < names.len() || names.is_empty() {
                     first.get_or_insert(told);
                 }

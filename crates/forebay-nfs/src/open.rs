@@ -56,7 +56,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
     match found.attributes.kind {
-        Kind::Regular if url.path.ends_with('/') => {
+        Kind::Regular if url.path.ends_with(b"/") => {
             return Err(Error::new(ErrorKind::InvalidInput, "a file, and no directory")
                 .with("url", url)
                 .hint("leave out the / behind its name"));
@@ -225,7 +225,8 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
             Ok((*handle, opened, limits))
         }
         Named::Path(path) => {
-            let (server_name, path, versions) = (address.clone(), path.clone(), vec![mount.version]);
+            let (server_name, path, versions) =
+                (address.clone(), path.clone().into_bytes(), vec![mount.version]);
             let url = Url { server: server_name, port, path, versions, mount_port: mount.mount_port };
             look_up(&url, server)
         }
@@ -284,7 +285,7 @@ fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)
             to.u32(op::PUTROOTFH);
             for name in &names {
                 to.u32(op::LOOKUP);
-                to.opaque(name.as_bytes());
+                to.opaque(name);
             }
             to.u32(op::GETFH);
             v4::put_getattr(to);
@@ -333,7 +334,7 @@ fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Att
     for name in rest {
         let put = |to: &mut Writer<'_>| {
             v3::put_handle(to, &handle);
-            to.opaque(name.as_bytes());
+            to.opaque(name);
         };
         let said = server.call3(doing, v3::LOOKUP, put, v3::get_lookup)?;
         handle = said.map_err(|status| explain(status, server, doing))?;

@@ -1,6 +1,8 @@
-//! `nfs://server[:port]/path[?version=3|4|4.0|4.1|4.2][&mountport=PORT]`.
+//! `nfs://server[:port]/path[?version=3|4|4.0|4.1|4.2][&mountport=PORT]`. `vers` and `nfsvers` say the same as `version`.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::fmt::{self, Write};
 use std::num::NonZeroU16;
 use std::path::Path;
 
@@ -15,8 +17,8 @@ pub struct Url {
     pub server: String,
     /// Its port.
     pub port: u16,
-    /// The path on the server, from `/`.
-    pub path: String,
+    /// The path on the server, from `/`: the bytes that the server has for it, of whatever encoding.
+    pub path: Vec<u8>,
     /// Versions to try, in this order.
     pub versions: Vec<Version>,
     /// Where mountd listens, for version 3, if not asked of the portmapper.
@@ -46,13 +48,15 @@ impl Url {
 
     /// The URL that a path which is not there is meant to be: `SERVER:/PATH`, as `mount` takes it, or `nfs:/SERVER/PATH`.
     pub fn meant(path: &Path) -> Option<String> {
-        let text = path.to_str()?;
-        let scheme = text.get(..4).filter(|begin| begin.eq_ignore_ascii_case("nfs:"));
-        let (server, path) = match scheme {
-            Some(_) if Self::is_one(path) => return None,
-            Some(_) => text[4..].trim_start_matches('/').split_once('/')?,
-            None => text.split_once(":/").filter(|(_, path)| !path.starts_with('/'))?,
+        let bytes = path.as_os_str().as_encoded_bytes();
+        let has_scheme = bytes.get(..4).is_some_and(|begin| begin.eq_ignore_ascii_case(b"nfs:"));
+        let (server, path) = if has_scheme {
+            let rest = bytes[4..].iter().position(|byte| *byte != b'/').filter(|_| !Self::is_one(path))?;
+            split(&bytes[4 + rest..], b"/")?
+        } else {
+            split(bytes, b":/").filter(|(_, path)| !path.starts_with(b"/"))?
         };
+        let server = std::str::from_utf8(server).ok()?;
         let server = server.rsplit('@').next().filter(|name| !name.is_empty() && !name.contains('/'))?;
         Some(format!("{SCHEME}{server}/{}", Escaped(path)))
     }
@@ -63,7 +67,9 @@ impl Url {
     }
 
     /// Reads it.
-    pub fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: &(impl AsRef<OsStr> + ?Sized)) -> Result<Self> {
+        let text = typed(text.as_ref());
+        let text = text.as_ref();
         let because = |why: &str, hint: &str| {
             let error = Error::new(ErrorKind::InvalidInput, format!("cannot read the URL: {why}"));
             error.with("url", text).hint(hint)
@@ -88,9 +94,9 @@ impl Url {
                 "a % in a name is %25, a blank %20, a ? %3F, a # %23",
             )
         })?;
-        let path = format!("/{path}");
-        let bad = |name: &str| name == ".." || name == "." || name.len() > 255 || name.contains('\0');
-        if path.len() > 1024 || path.split('/').any(bad) {
+        let path = [b"/".as_slice(), &path].concat();
+        let bad = |name: &[u8]| name == b".." || name == b"." || name.len() > 255 || name.contains(&0);
+        if path.len() > 1024 || path.split(|byte| *byte == b'/').any(bad) {
             return Err(wrong("its path has .. or ., a zero byte, or too long a name"));
         }
         if options.is_empty() && whole.ends_with('?') {
@@ -99,7 +105,9 @@ impl Url {
         let mut url = Self { server, port, path, versions: ANY.to_vec(), mount_port: None };
         let mut seen = Vec::new();
         for option in options.split('&').filter(|option| !option.is_empty()) {
-            let option = option.split_once('=');
+            // As mount has it.
+            let named = |name| if matches!(name, "vers" | "nfsvers") { "version" } else { name };
+            let option = option.split_once('=').map(|(name, value)| (named(name), value));
             if let Some((name, _)) = option {
                 if seen.contains(&name) {
                     return Err(wrong(&format!("{name} is given twice")));
@@ -126,8 +134,8 @@ impl Url {
     }
 
     /// The names of the path.
-    pub fn names(&self) -> Vec<&str> {
-        self.path.split('/').filter(|name| !name.is_empty()).collect()
+    pub fn names(&self) -> Vec<&[u8]> {
+        self.path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).collect()
     }
 }
 
@@ -144,7 +152,28 @@ fn host_and_port(host: &str) -> Option<(String, u16)> {
     (!name.is_empty() && !name.contains(['[', ']']) && port != 0).then(|| (name.to_owned(), port))
 }
 
-fn unescape(path: &str) -> Option<String> {
+/// A URL as it can be typed anywhere: bytes that are no text by their numbers.
+fn typed(url: &OsStr) -> Cow<'_, str> {
+    if let Some(text) = url.to_str() {
+        return Cow::Borrowed(text);
+    }
+    let mut text = String::new();
+    for chunk in url.as_encoded_bytes().utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    Cow::Owned(text)
+}
+
+/// What stands before and behind the first place of some bytes.
+fn split<'a>(bytes: &'a [u8], by: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
+    let at = bytes.windows(by.len()).position(|part| part == by)?;
+    Some((&bytes[..at], &bytes[at + by.len()..]))
+}
+
+fn unescape(path: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.bytes();
     while let Some(byte) = rest.next() {
@@ -155,20 +184,25 @@ fn unescape(path: &str) -> Option<String> {
             byte
         });
     }
-    String::from_utf8(bytes).ok()
+    Some(bytes)
 }
 
-/// A path as a URL has it: bytes that mean something to a URL or a shell, or print badly, by their numbers.
-struct Escaped<'a>(&'a str);
+/// A path as a URL has it: bytes that mean something to a URL or a shell, print badly, or are no text, by their numbers.
+pub(crate) struct Escaped<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for letter in self.0.chars() {
-            if letter.is_alphanumeric() || "/-._~+,:=@".contains(letter) {
-                write!(f, "{letter}")?;
-                continue;
+        for chunk in self.0.utf8_chunks() {
+            for letter in chunk.valid().chars() {
+                if letter.is_alphanumeric() || "/-._~+,:=@".contains(letter) {
+                    write!(f, "{letter}")?;
+                    continue;
+                }
+                for byte in letter.encode_utf8(&mut [0; 4]).bytes() {
+                    write!(f, "%{byte:02X}")?;
+                }
             }
-            for byte in letter.encode_utf8(&mut [0; 4]).bytes() {
+            for byte in chunk.invalid() {
                 write!(f, "%{byte:02X}")?;
             }
         }
@@ -213,15 +247,23 @@ impl fmt::Display for Url {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use proptest::prelude::*;
 
     use super::*;
 
-    fn paths() -> impl Strategy<Value = String> {
-        proptest::collection::vec("[^/\\x00]{1,9}|a b|a\\?b|a%b|a#b&c'|\u{e4}\u{1F600}|\n", 0..5)
-            .prop_map(|names| format!("/{}", names.join("/")))
+    fn paths() -> impl Strategy<Value = Vec<u8>> {
+        let text = "[^/\\x00]{1,9}|a b|a\\?b|a%b|a#b&c'|\u{e4}\u{1F600}|\n".prop_map(String::into_bytes);
+        // As another encoding has it, and bytes of none.
+        let bytes = proptest::collection::vec(1_u8.., 1..9).prop_map(|mut bytes| {
+            bytes.iter_mut().filter(|byte| **byte == b'/').for_each(|byte| *byte = 0xE9);
+            bytes
+        });
+        proptest::collection::vec(prop_oneof![text, bytes], 0..5)
+            .prop_map(|names| [b"/".to_vec(), names.join(&b'/')].concat())
             .prop_filter("names that are refused", |path| {
-                !path.split('/').any(|name| [".", ".."].contains(&name))
+                !path.split(|byte| *byte == b'/').any(|name| [b".".as_slice(), b".."].contains(&name))
             })
     }
 
@@ -254,8 +296,9 @@ mod tests {
         /// What `mount` takes, too.
         #[test]
         fn what_is_meant_can_be_typed(path in paths()) {
-            let meant = Url::meant(Path::new(&format!("server:{path}")));
-            let is_one = !path.starts_with("//");
+            let given = [b"server:", path.as_slice()].concat();
+            let meant = Url::meant(Path::new(OsStr::from_bytes(&given)));
+            let is_one = !path.starts_with(b"//");
             prop_assert_eq!(meant.map(|url| Url::parse(&url).unwrap().path), is_one.then_some(path));
         }
 
@@ -285,13 +328,40 @@ mod tests {
     #[test]
     fn urls_are_read() {
         let url = Url::parse("nfs://server/export/a%20file").unwrap();
-        assert_eq!((url.server.as_str(), url.port, url.path.as_str()), ("server", 2049, "/export/a file"));
-        assert_eq!(url.names(), ["export", "a file"]);
+        assert_eq!(
+            (url.server.as_str(), url.port, url.path.as_slice()),
+            ("server", 2049, &b"/export/a file"[..])
+        );
+        assert_eq!(url.names(), [&b"export"[..], b"a file"]);
         assert_eq!(url.versions, ANY);
         let url = Url::parse("nfs://[fe80::1]:111/x?version=3&mountport=20048").unwrap();
         assert_eq!((url.server.as_str(), url.port), ("fe80::1", 111));
         assert_eq!((url.versions, url.mount_port), (vec![Version::V3], Some(20048)));
         assert_eq!(Url::parse("nfs://[fe80::1]:111/x").unwrap().to_string(), "nfs://[fe80::1]:111/x");
+    }
+
+    #[test]
+    fn any_name_that_a_server_has_is_named() {
+        let printed = "nfs://server/export/caf%E9";
+        let url = Url::parse(printed).unwrap();
+        assert_eq!((url.path.as_slice(), url.to_string().as_str()), (&b"/export/caf\xE9"[..], printed));
+        let raw = OsStr::from_bytes(b"nfs://server/export/caf\xE9");
+        assert_eq!(Url::parse(raw).unwrap(), url);
+        let meant = OsStr::from_bytes(b"server:/export/caf\xE9");
+        assert_eq!(Url::meant(Path::new(meant)).as_deref(), Some(printed));
+        let wrong = Url::parse("nfs://server/%2").unwrap_err();
+        assert!(wrong.message().contains("% without two digits"), "{wrong}");
+    }
+
+    #[test]
+    fn versions_are_named_as_mount_names_them() {
+        for (text, version) in [("vers=4.0", "4.0"), ("vers=3", "3"), ("nfsvers=4.2", "4.2"), ("vers=4", "4")]
+        {
+            let url = Url::parse(&format!("nfs://server/x?{text}")).unwrap();
+            assert_eq!(url.to_string(), format!("nfs://server/x?version={version}"));
+        }
+        let twice = Url::parse("nfs://server/x?vers=3&version=4").unwrap_err();
+        assert!(twice.message().contains("given twice"), "{twice}");
     }
 
     /// RFC 3986 §3.1: schemes are written in any case.

@@ -1,5 +1,6 @@
 //! The files of a replay: those that were recorded, or made ones in their place.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -23,6 +24,11 @@ use crate::plan::{PlanFile, RANGE_GRAIN, ReplayPlan, merge};
 const CLOCK_TICK: Duration = Duration::from_millis(12);
 /// A file of which at least this part is in the page cache counts as found warm.
 const WARM_FRACTION: f64 = 0.5;
+
+/// The one that holds it, and those of a turn: buffered and O_DIRECT.
+const DESCRIPTORS_PER_FILE: u64 = 3;
+/// Rings, devices, libraries.
+const OTHER_DESCRIPTORS: u64 = 128;
 
 /// What the page cache holds before each engine's turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,13 +134,13 @@ fn original(file: &PlanFile) -> Result<fs::File, String> {
 }
 
 /// As [`original`]; a file that is written to only if it was named.
-fn standing(file: &PlanFile, in_place: &[Overwritten]) -> Result<(PathBuf, fs::File), String> {
+fn standing(file: &PlanFile, in_place: &HashMap<&Path, &Overwritten>) -> Result<(PathBuf, fs::File), String> {
     let path = file.name.clone().unwrap_or_default();
     if file.written.is_empty() {
         return Ok((path, original(file)?));
     }
     let held = original(file).map_err(|why| format!("it is written to, and {why}"))?;
-    let named = in_place.iter().find(|named| named.path == path).ok_or("it is written to")?;
+    let named = in_place.get(path.as_path()).ok_or("it is written to")?;
     let is_named = held.metadata().is_ok_and(|about| identity(&about) == named.identity);
     if is_named { Ok((path, held)) } else { Err("another file has its name now".to_owned()) }
 }
@@ -182,7 +188,9 @@ impl ReplayFiles {
         folder: &Path,
         watch: &dyn Watch,
     ) -> Result<Self> {
-        let found: Vec<_> = plan.files.iter().map(|file| standing(file, in_place)).collect();
+        check_descriptors(plan.files.len())?;
+        let in_place = in_place.iter().map(|named| (named.path.as_path(), named)).collect();
+        let found: Vec<_> = plan.files.iter().map(|file| standing(file, &in_place)).collect();
         let to_make =
             || plan.files.iter().zip(&found).filter(|(_, found)| found.is_err()).map(|(file, _)| file);
         let mut all = Self::default();
@@ -302,6 +310,21 @@ impl ReplayFiles {
 /// The pattern of a made file.
 fn pattern_key(path: &Path) -> u64 {
     path.as_os_str().as_bytes().iter().fold(7, |key, byte| key * 31 % (1 << 40) + u64::from(*byte))
+}
+
+/// Fails if there are more files than may be open: all are held, and open in two ways for a turn.
+fn check_descriptors(files: usize) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call writes one rlimit, which outlives it.
+    let is_told = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    let needed = files as u64 * DESCRIPTORS_PER_FILE + OTHER_DESCRIPTORS;
+    if !is_told || needed <= limit.rlim_cur {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::TooManyFiles, "the trace has more files than may be open at once")
+        .with("files", files)
+        .with("limit", limit.rlim_cur)
+        .hint(format!("raise the limit of open files: ulimit -n {needed}")))
 }
 
 /// Fails if the made files would fill the disk.

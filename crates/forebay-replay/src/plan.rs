@@ -1,6 +1,7 @@
 //! What a trace asks to be done again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -70,6 +71,8 @@ pub(crate) struct PlanFile {
 
 /// Ranges that were read and written are kept in whole multiples of this.
 pub(crate) const RANGE_GRAIN: u64 = 1 << 20;
+/// The most callers at once: a replay starts a thread for each, and has memory for each.
+const MAX_CALLERS: usize = 4096;
 /// A record beyond this offset is damaged: no file is as long.
 const MAX_FILE_END: u64 = 1 << 62;
 /// A record of more bytes than this is damaged: no call moves as many.
@@ -146,6 +149,15 @@ impl ReplayPlan {
                     .with("failed", plan.left_out.failed)
                     .with("damaged", plan.left_out.damaged);
             return Err(error.hint("forebay run --receipt -- CMD tells why a program moves no bytes"));
+        }
+        if plan.callers.len() > MAX_CALLERS {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the trace has too many callers at once for a replay",
+            )
+            .with("callers", plan.callers.len())
+            .with("most", MAX_CALLERS)
+            .hint("trace a run of the program with fewer threads and streams"));
         }
         Ok(plan)
     }
@@ -338,19 +350,22 @@ fn in_turn(mut threads: Vec<Vec<Call>>) -> Vec<Caller> {
         calls.sort_by_key(|call| (call.start, call.way));
     }
     threads.sort_by_key(|calls| calls[0].start);
-    let mut callers: Vec<(u64, Caller)> = Vec::new();
+    let mut callers: Vec<Caller> = Vec::new();
+    // When each caller is free, the earliest first.
+    let mut free = BinaryHeap::new();
     for calls in threads {
         let (begin, end) = (calls[0].start, calls.iter().map(Call::end).max().unwrap_or(0));
-        let free = callers.iter_mut().find(|(busy_until, _)| *busy_until <= begin);
-        match free {
-            Some((busy_until, caller)) => {
-                caller.calls.extend(calls);
-                *busy_until = end;
-            }
-            None => callers.push((end, Caller { calls, steps: Vec::new() })),
+        let first = free.peek().filter(|Reverse((busy_until, _))| *busy_until <= begin);
+        let caller = first.map_or(callers.len(), |Reverse((_, caller))| *caller);
+        if caller == callers.len() {
+            callers.push(Caller::default());
+        } else {
+            free.pop();
         }
+        callers[caller].calls.extend(calls);
+        free.push(Reverse((end, caller)));
     }
-    callers.into_iter().map(|(_, caller)| with_steps(caller)).collect()
+    callers.into_iter().map(with_steps).collect()
 }
 
 fn with_steps(mut caller: Caller) -> Caller {

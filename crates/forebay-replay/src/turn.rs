@@ -117,7 +117,9 @@ impl<'a> Turn<'a> {
                 let thread = std::thread::Builder::new().name(format!("replay-{number}"));
                 let thread = thread.spawn_scoped(scope, move || self.one(caller, send));
                 threads.push(thread.map_err(|error| {
+                    // Those that wait for the beginning end at it.
                     self.stop();
+                    self.begin();
                     Error::from_io(&error, "cannot start a thread").hint("raise the limit: ulimit -u")
                 })?);
             }

@@ -1,5 +1,6 @@
 //! Two reports side by side: what got better, worse, or is within the noise.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -49,13 +50,16 @@ impl Comparison {
     pub(crate) fn of(old: &Report, new: &Report) -> Self {
         let mut all = Self { changes: Vec::new(), failed: Vec::new(), notes: differences(old, new) };
         let mut missing = 0;
+        let first_of: HashMap<_, _> = old.tables.iter().rev().map(|one| (one.id.as_str(), one)).collect();
+        let second: HashSet<_> = new.tables.iter().map(|one| one.id.as_str()).collect();
         for table in &new.tables {
-            let Some(before) = old.tables.iter().find(|one| one.id == table.id) else {
+            let Some(before) = first_of.get(table.id.as_str()) else {
                 all.notes.push(format!("Only the second report has the table {}.", table.id));
                 continue;
             };
+            let rows: HashMap<_, _> = before.rows.iter().rev().map(|one| (one.id.as_str(), one)).collect();
             for row in &table.rows {
-                let before = before.rows.iter().find(|one| one.id == row.id);
+                let before = rows.get(row.id.as_str()).copied();
                 if let (Some(State::Done), State::Failed { reason, .. }) =
                     (before.map(|before| &before.state), &row.state)
                 {
@@ -67,7 +71,7 @@ impl Comparison {
                 all.changes.extend(changes);
             }
         }
-        for table in old.tables.iter().filter(|table| !new.tables.iter().any(|one| one.id == table.id)) {
+        for table in old.tables.iter().filter(|table| !second.contains(table.id.as_str())) {
             all.notes.push(format!("Only the first report has the table {}.", table.id));
         }
         all.notes.extend(by_chance(old, new));

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use forebay_config::files::read_named;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::model::{Machine, Place, Report, VERSION};
@@ -30,7 +31,9 @@ impl Folder {
             .map_err(|error| explain(&error, "cannot create the folder of the report", path))?;
         let name = path.join(LOCK_FILE);
         let mut options = OpenOptions::new();
-        let options = options.create(true).write(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+        // Opening a FIFO would wait for its other end.
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let options = options.create(true).write(true).truncate(false).custom_flags(flags);
         let lock = options.open(&name);
         let lock = lock.map_err(|error| explain(&error, "cannot write to the folder of the report", path))?;
         match lock.try_lock() {
@@ -91,15 +94,13 @@ impl Folder {
 
 /// Reads a report.
 pub(crate) fn load(path: &Path) -> Result<Report> {
-    let text = fs::read_to_string(path).map_err(|error| {
-        Error::from_io(&error, "cannot read report")
-            .with("path", path.display())
-            .hint("name a report.json, or its folder")
+    let bytes = read_named(path, "cannot read report").map_err(|error| {
+        if error.hints().is_empty() { error.hint("name a report.json, or its folder") } else { error }
     })?;
     let broken = |message: String| Error::new(ErrorKind::Corrupt, message).with("path", path.display());
     let hint = "name a report.json that forebay report wrote; --again begins a new one";
-    let value: serde_json::Value =
-        serde_json::from_str(&text).map_err(|error| broken(format!("not a report: {error}")).hint(hint))?;
+    let value: serde_json::Value = serde_json::from_slice(&bytes)
+        .map_err(|error| broken(format!("not a report: {error}")).hint(hint))?;
     match value.get("version").and_then(serde_json::Value::as_u64) {
         Some(version) if version != u64::from(VERSION) => {
             return Err(broken(format!("a report of version {version}, where this release has {VERSION}"))
@@ -116,8 +117,8 @@ fn is_there(path: &Path) -> bool {
 
 /// Whether it is a report, of whatever release.
 fn is_report(path: &Path) -> bool {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let bytes = read_named(path, "cannot read report").unwrap_or_default();
+    let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
     value["version"].is_u64() && value["release"].is_string() && value["tables"].is_array()
 }
 

@@ -15,7 +15,6 @@ use forebay_gpu::{DeviceName, Devices};
 use forebay_sys::UtcTime;
 
 use crate::model::{Device, Machine, PathFacts};
-use crate::targets;
 
 /// This machine as far as it concerns these devices and paths.
 pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result<Machine> {
@@ -63,11 +62,12 @@ fn own_object() -> Option<String> {
 }
 
 fn facts(path: &Path) -> PathFacts {
-    if let Some(url) = targets::url(path) {
+    if forebay_nfs::Url::is_one(path) {
+        let url = path.display().to_string();
         return PathFacts {
-            path: url.to_owned(),
+            path: url.clone(),
             file_system: "nfs".to_owned(),
-            source: url.to_owned(),
+            source: url,
             drive: String::new(),
             options: env::text("FOREBAY_NFS").map_or_else(String::new, |how| format!("FOREBAY_NFS={how}")),
         };

@@ -1,9 +1,10 @@
 //! A table of one's own, as TOML (`--spec`): docs/reference/report-spec.md.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use forebay_config::files::read_named;
 use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -71,11 +72,10 @@ struct PublishedSpec {
 
 /// Reads the text of a spec.
 pub(crate) fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|error| {
-        Error::from_io(&error, "cannot read spec")
-            .with("path", path.display())
-            .hint("docs/reference/report-spec.md has an example")
-    })
+    let hint = "docs/reference/report-spec.md has an example";
+    let bytes = read_named(path, "cannot read spec").map_err(|error| error.hint(hint))?;
+    String::from_utf8(bytes)
+        .map_err(|_| bad("the spec is not text".to_owned(), hint).with("path", path.display()))
 }
 
 /// The table of a spec.
@@ -102,7 +102,7 @@ fn build(text: &str, setup: &Setup, id: &str) -> Result<Planned> {
     }
     spec.notes.iter().for_each(|note| plan.note(note.clone()));
     plan.table.notes.extend(setup.note_of_host());
-    let rows: usize = axes.iter().map(|(_, values)| values.len()).product();
+    let rows = axes.iter().fold(1_usize, |rows, (_, values)| rows.saturating_mul(values.len()));
     if rows > MAX_ROWS {
         return Err(bad(
             format!("the axes make {rows} rows"),
@@ -157,8 +157,8 @@ fn axes(table: &toml::Table) -> Result<Vec<(String, Vec<String>)>> {
                 &format!("for example: {name} = [{}]", example(name)),
             ));
         }
-        let twice = values.iter().enumerate().find(|(at, value)| values[..*at].contains(value));
-        if let Some((_, value)) = twice {
+        let mut seen = HashSet::new();
+        if let Some(value) = values.iter().find(|value| !seen.insert(*value)) {
             return Err(bad(format!("the axis {name:?} has {value:?} twice"), "name each value once"));
         }
         all.push((name.to_owned(), values));

@@ -59,8 +59,8 @@ impl Target {
 
     /// What is at `path`: a file or block device that is there, or the place where one is made.
     fn find(path: &Path) -> Result<Self> {
-        if let Some(url) = url(path) {
-            return Self::of_server(url, path);
+        if forebay_nfs::Url::is_one(path) {
+            return Self::of_server(path);
         }
         elsewhere::check_read(path)?;
         let given = std::path::absolute(path)
@@ -90,9 +90,9 @@ impl Target {
     }
 
     /// A file of an NFS server, without a mount.
-    fn of_server(url: &str, path: &Path) -> Result<Self> {
-        let length = length_there(url)?;
-        long_enough(length).map_err(|error| error.with("url", url))?;
+    fn of_server(path: &Path) -> Result<Self> {
+        let length = length_there(path)?;
+        long_enough(length).map_err(|error| error.with("url", path.display()))?;
         let (given, file) = (path.to_owned(), path.to_owned());
         let nfs = Some(forebay_nfs::url::SCHEME.to_owned());
         Ok(Self { given, file, made: false, can_be_cold: true, nfs, controller: None })
@@ -110,7 +110,7 @@ impl Target {
 
     /// Whether it is named by a URL.
     pub(crate) fn is_url(&self) -> bool {
-        url(&self.given).is_some()
+        forebay_nfs::Url::is_one(&self.given)
     }
 
     /// The size to make: what was asked for, or what this report made before, or `default` as far as there is room.
@@ -125,17 +125,12 @@ impl Target {
 
     /// The length of a file or block device that is there.
     pub(crate) fn length(&self) -> u64 {
-        if let Some(url) = url(&self.given) {
-            return length_there(url).unwrap_or(0);
+        if self.is_url() {
+            return length_there(&self.given).unwrap_or(0);
         }
         let end = File::open(&self.file).and_then(|mut file| file.seek(SeekFrom::End(0)));
         end.unwrap_or(0)
     }
-}
-
-/// A path that is a URL.
-pub(crate) fn url(path: &Path) -> Option<&str> {
-    path.to_str().filter(|_| forebay_nfs::Url::is_one(path))
 }
 
 /// In a file that is shorter a row's I/Os would not have the size that they are said to have.
@@ -162,7 +157,7 @@ fn whole(target: &Target) -> Result<()> {
     }
 }
 
-fn length_there(url: &str) -> Result<u64> {
+fn length_there(url: &Path) -> Result<u64> {
     let options = forebay_nfs::Options { connections: 1, deadline: ANSWER_LIMIT, ..Default::default() };
     Ok(forebay_nfs::open(&forebay_nfs::Url::parse(url)?, &options)?.attributes()?.size)
 }

@@ -143,6 +143,8 @@ impl Bench {
             push(&["--repeat", &self.pass.to_string()]);
         }
         match self.cache {
+            // This machine's page cache has nothing of them.
+            _ if self.jobs.iter().any(|job| job.target.is_url()) => {}
             Cache::Warm => push(&["--warm"]),
             Cache::Cold if self.jobs.iter().all(|job| job.target.can_be_cold) => {
                 push(&["--drop-cache"]);
@@ -162,10 +164,11 @@ impl Bench {
         !(1..=4).contains(&self.xfer)
     }
 
-    /// Whether a row's runs measure what raw calls reach: with --quick and --full only rows of the engine do, since raw
+    /// Whether a row's runs measure what raw calls reach, which there are none of for a URL: with --quick and --full only rows of the engine do, since raw
     /// calls are near their own.
     pub(crate) fn has_ceiling(&self, extent: Extent) -> bool {
-        self.pass == 1 && (extent == Extent::Default || self.uses_engine())
+        let is_local = self.jobs.iter().all(|job| !job.target.is_url());
+        is_local && self.pass == 1 && (extent == Extent::Default || self.uses_engine())
     }
 
     /// Why it cannot be run here.

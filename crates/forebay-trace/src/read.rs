@@ -7,7 +7,8 @@ use std::io::{BufReader, ErrorKind as IoKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use forebay_error::{Error, Result};
+use forebay_config::{elsewhere, files};
+use forebay_error::{Error, ErrorKind, Result};
 
 use crate::header::{HEADER, TraceHeader};
 use crate::record::{RECORD, Record};
@@ -36,10 +37,12 @@ impl TraceReader {
     /// Opens a trace.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|error| {
-            Error::from_io(&error, "cannot open trace")
-                .with("path", path.display())
-                .hint("make one with: forebay run --trace FILE -- CMD")
+        let file = files::open_named(path, "cannot open trace").map_err(|error| {
+            let meant = elsewhere::repository_hint(path).filter(|_| error.kind() == ErrorKind::NotFound);
+            if error.kind() == ErrorKind::Unsupported {
+                return error;
+            }
+            error.hint(meant.unwrap_or_else(|| "make one with: forebay run --trace FILE -- CMD".to_owned()))
         })?;
         Self::new(BufReader::with_capacity(1 << 20, file)).map_err(|error| error.with("path", path.display()))
     }

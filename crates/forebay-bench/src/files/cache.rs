@@ -85,7 +85,7 @@ fn still_cached(left: &Residency, path: Option<&Path>, file_system: &str) -> Err
     error.hint("another process maps or pins the file's pages: find it with `fuser -v FILE`")
 }
 
-fn warm(path: Option<&Path>, start: u64, len: u64) -> Result<()> {
+pub(crate) fn warm(path: Option<&Path>, start: u64, len: u64) -> Result<()> {
     let Some(path) = path else { return Ok(()) };
     let read = || -> io::Result<()> {
         let mut file = std::fs::File::open(path)?;

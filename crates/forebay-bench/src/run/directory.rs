@@ -11,6 +11,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, fill_pattern, pattern_word};
 
 use super::transfers::{self, PassFacts};
+use crate::files::cache;
 use crate::files::empty::empty_bytes;
 use crate::files::open::explain;
 use crate::movers::TransferWay;
@@ -90,10 +91,9 @@ impl Listing {
 
     /// Makes the page cache what was asked for.
     pub(crate) fn settle_cache(&self, work: &Workload) -> Result<()> {
-        for (path, _) in &self.files {
+        for (path, len) in &self.files {
             if work.warm {
-                fs::read(path)
-                    .map_err(|error| at(&error, "cannot read the file into the page cache", path))?;
+                cache::warm(Some(path), 0, *len).map_err(explain)?;
             }
             if work.drop_cache {
                 File::open(path).map_err(explain)?.drop_cache()?;

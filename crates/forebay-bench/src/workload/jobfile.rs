@@ -4,6 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+use forebay_config::files::read_named;
 use forebay_config::parse_size;
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -48,15 +49,13 @@ pub struct JobFile {
 
 /// Reads a job file from disk.
 pub fn load(path: &Path) -> Result<JobFile> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        let error = if error.kind() == std::io::ErrorKind::InvalidData {
-            Error::new(ErrorKind::InvalidInput, "the job file is not text")
-        } else {
-            Error::from_io(&error, "cannot read the job file")
-        };
-        error
+    let hint = "a job file has a [global] section, then one section per job with directory= or filename=";
+    let bytes = read_named(path, "cannot read the job file")
+        .map_err(|error| if error.hints().is_empty() { error.hint(hint) } else { error })?;
+    let text = String::from_utf8(bytes).map_err(|_| {
+        Error::new(ErrorKind::InvalidInput, "the job file is not text")
             .with("path", path.display())
-            .hint("a job file has a [global] section, then one section per job with directory= or filename=")
+            .hint(hint)
     })?;
     parse(&text).map_err(|error| error.with("path", path.display()))
 }

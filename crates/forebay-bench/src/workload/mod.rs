@@ -3,15 +3,19 @@
 pub(crate) mod job;
 pub mod jobfile;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_config::{CachePolicy, Config, elsewhere};
+use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 
 use job::{IoAccess, Job, JobTarget, MemoryType, Xfer};
 
+/// The most threads of all jobs together.
+const MOST_WORKERS: usize = 4096;
 /// The most pieces of one gather.
 const MOST_PIECES: usize = 1 << 28;
 /// The most bytes that one gather brings: its buffer in device memory.
@@ -207,6 +211,14 @@ impl Workload {
         }
         let types = self.types();
         self.jobs.iter().try_for_each(|job| check_job(job, &types))?;
+        let workers: usize = self.jobs.iter().map(|job| job.workers).sum();
+        if workers > MOST_WORKERS {
+            return bad(
+                format!("{workers} threads in {} jobs", self.jobs.len()),
+                &format!("at most {MOST_WORKERS} run at once: use a smaller -w, or fewer jobs"),
+            );
+        }
+        self.check_servers()?;
         self.check_directories()?;
         self.check_numbers()?;
         self.check_offsets()?;
@@ -232,16 +244,49 @@ impl Workload {
         if !self.writes() || self.foreign == Foreign::Warn {
             return Ok(());
         }
-        let mut seen = Vec::new();
+        let mut seen = HashSet::new();
         for job in &self.jobs {
             let JobTarget::Directory(path) = &job.target else { continue };
             let path = path.canonicalize().unwrap_or_else(|_| path.clone());
-            if seen.contains(&path) {
+            let shown = path.display().to_string();
+            if !seen.insert(path) {
                 let error =
                     Error::new(ErrorKind::InvalidInput, "two jobs write to the files of one directory");
-                return Err(error.with("path", path.display()).hint("name another directory with each -D"));
+                return Err(error.with("path", shown).hint("name another directory with each -D"));
             }
-            seen.push(path);
+        }
+        Ok(())
+    }
+
+    /// What does nothing for files of a server, which have no page cache here and no raw calls.
+    fn check_servers(&self) -> Result<()> {
+        let Some(job) = self.jobs.iter().find(|job| File::is_url(job.target.path())) else { return Ok(()) };
+        let url = job.target.path().display().to_string();
+        let refused = |message: &str, hint: &str| {
+            Err(Error::new(ErrorKind::InvalidInput, message).with("url", &url).hint(hint))
+        };
+        if matches!(job.target, JobTarget::Directory(_)) {
+            return refused(
+                "directories of a server are not used by URL",
+                "name one file: -f nfs://SERVER/EXPORT/PATH, or a directory on a mount",
+            );
+        }
+        let is_gather = matches!(self.task, BenchTask::Gather(_));
+        let (no_cache, no_raw) =
+            ("this machine's page cache has nothing of it", "there are no raw calls for it");
+        for (is_given, flag, why) in [
+            (self.drop_cache, "--drop-cache", no_cache),
+            (self.warm, "--warm", no_cache),
+            (self.trim, "--trim", no_cache),
+            (is_gather, "--gather", no_cache),
+            (self.ceiling, "--ceiling", no_raw),
+        ] {
+            if is_given {
+                return refused(
+                    &format!("{flag} does nothing for a file of a server: {why}"),
+                    &format!("leave out {flag}, or name a file on a mount"),
+                );
+            }
         }
         Ok(())
     }
@@ -363,8 +408,8 @@ impl Workload {
 
 fn check_job(job: &Job, types: &[Xfer]) -> Result<()> {
     elsewhere::check_read(job.target.path())?;
-    if job.workers == 0 || job.workers > 4096 {
-        return bad(format!("{} threads", job.workers), "use -w 1..4096");
+    if job.workers == 0 || job.workers > MOST_WORKERS {
+        return bad(format!("{} threads", job.workers), &format!("use -w 1..{MOST_WORKERS}"));
     }
     if job.size == Some(0) {
         return bad("the size is 0", "use -s 1G, for example, or leave -s out to use the whole file");
@@ -476,6 +521,16 @@ mod tests {
                 ]);
                 assert!(w.check().is_ok(), "which read");
                 w.access = IoAccess::Write;
+                w
+            }),
+            (
+                "threads of all jobs",
+                Workload::new(vec![Job::new(JobTarget::File("x".into())); MOST_WORKERS + 1]),
+            ),
+            ("a server's page cache", {
+                let mut w = Workload::new(vec![Job::new(JobTarget::File("nfs://a/b".into()))]);
+                assert!(w.check().is_ok());
+                w.drop_cache = true;
                 w
             }),
             ("engine", {

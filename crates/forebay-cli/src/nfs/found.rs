@@ -252,7 +252,7 @@ mod tests {
     fn what_is_not_found_out_is_null_with_its_reason() {
         let here = here();
         here.server.faults(|_| Some(Fault::Status(5)));
-        let url = url(&here.server.url("/export/file", "4.1")).unwrap();
+        let url = url(here.server.url("/export/file", "4.1").as_ref()).unwrap();
         assert!(Found::look(&url, &Options::default(), gpu::session).is_err());
         here.server.faults(|_| None);
         // The server of the test has no RDMA, whatever this machine has.

@@ -4,11 +4,12 @@ mod found;
 mod gpu;
 mod nic;
 
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs};
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_nfs::handle::{Attributes, Kind};
 use forebay_nfs::{LeftOut, Options, Url};
 
@@ -21,7 +22,8 @@ use gpu::Placed;
 /// The error of a command that reads by a path alone, given a URL or what is meant to be one; `None` for a path.
 pub(crate) fn not_a_path(command: &str, path: &Path) -> Option<Error> {
     let url = if Url::is_one(path) {
-        path.to_str()?.to_owned()
+        // As it can be typed.
+        Url::parse(path).map_or_else(|_| path.display().to_string(), |url| url.to_string())
     } else {
         Url::meant(path).filter(|_| !path.exists())?
     };
@@ -31,7 +33,7 @@ pub(crate) fn not_a_path(command: &str, path: &Path) -> Option<Error> {
             format!("forebay {command} takes a path on a mount, not a file of a server"),
         )
         .with("path", path.display())
-        .hint(format!("forebay nfs probe '{url}' looks at the server, without a mount")),
+        .hint(format!("forebay nfs probe {} looks at the server, without a mount", quoted(&url))),
     )
 }
 
@@ -53,7 +55,7 @@ enum NfsCommand {
 struct ProbeArgs {
     /// SERVER:/PATH or nfs://SERVER/PATH, of a file or a directory
     #[arg(value_name = "SERVER:/PATH")]
-    what: String,
+    what: OsString,
 
     /// Write all that was found out as JSON (docs/reference/nfs-probe-json.md): what owners of real network cards may send back
     #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
@@ -88,20 +90,20 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
 }
 
 /// A URL, or what `mount` would take.
-fn url(text: &str) -> Result<Url> {
-    if Url::is_one(Path::new(text)) {
-        return Url::parse(text);
+fn url(what: &OsStr) -> Result<Url> {
+    let path = Path::new(what);
+    if Url::is_one(path) {
+        return Url::parse(what);
     }
-    let other = |hint: String| {
-        Error::new(ErrorKind::InvalidInput, format!("not a path of a server: {text:?}")).hint(hint)
-    };
+    let text = what.to_string_lossy();
     let is_scheme = text.get(..4).is_some_and(|begin| begin.eq_ignore_ascii_case("nfs:"));
-    match text.split_once(":/").filter(|(_, path)| !path.starts_with('/') && !is_scheme) {
-        Some((server, path)) => Url::parse(&format!("nfs://{server}/{path}")),
-        None => Err(other(
-            Url::meant(Path::new(text))
-                .unwrap_or_else(|| "SERVER:/EXPORT/PATH, or nfs://SERVER/EXPORT/PATH".to_owned()),
-        )),
+    match Url::meant(path) {
+        Some(url) if !is_scheme => Url::parse(&url),
+        meant => {
+            let error = Error::new(ErrorKind::InvalidInput, format!("not a path of a server: {text:?}"));
+            Err(error
+                .hint(meant.unwrap_or_else(|| "SERVER:/EXPORT/PATH, or nfs://SERVER/EXPORT/PATH".to_owned())))
+        }
     }
 }
 

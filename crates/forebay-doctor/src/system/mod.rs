@@ -12,10 +12,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use forebay_config::env;
+use forebay_config::files::{self, MAX_TEXT_BYTES};
 
 pub use process::ProcessView;
 pub use rooted::RootedSystem;
@@ -42,8 +42,12 @@ pub struct PauseFrames {
 
 /// The machine, as far as probes look at it.
 pub trait System {
-    /// The bytes of a file.
+    /// The bytes of a file of the kernel (`/proc`, `/sys`), or of a plain file of at most [`MAX_TEXT_BYTES`].
     fn read(&self, path: &str) -> io::Result<Vec<u8>>;
+    /// The bytes of a file that a variable of a program names: of a plain one only. `/proc/kmsg` would take what it gives.
+    fn read_plain(&self, path: &str) -> io::Result<Vec<u8>> {
+        self.read(path)
+    }
     /// Names in a directory, sorted; empty if it cannot be listed.
     fn list(&self, path: &str) -> Vec<String>;
     /// Whether something has this name.
@@ -106,13 +110,20 @@ fn with_time_limit<T: Send + 'static>(
     path: &str,
     ask: impl FnOnce(&str) -> Option<T> + Send + 'static,
 ) -> Option<T> {
-    let (tell, told) = channel();
     let path = path.to_owned();
-    std::thread::spawn(move || {
-        // Nobody listens any more if it took too long.
-        let _ = tell.send(ask(&path));
-    });
-    told.recv_timeout(HANG_LIMIT).ok().flatten()
+    files::within(HANG_LIMIT, move || ask(&path)).flatten()
+}
+
+/// Reads a plain file of a user.
+fn plain_bytes(path: &str) -> io::Result<Vec<u8>> {
+    with_time_limit(path, |path| Some(files::read_plain_bytes(path.as_ref(), MAX_TEXT_BYTES)))
+        .unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Whether the kernel itself has the file, and always answers. What another process has as its root is its own.
+fn is_of_kernel(path: &str) -> bool {
+    let below = |dir: &str| path.starts_with(dir);
+    (below("/proc/") || below("/sys/")) && path.split('/').nth(3).is_none_or(|name| name != "root")
 }
 
 /// `<5>[ 1.0] …` as dmesg shows it.
@@ -134,7 +145,11 @@ fn c_path(path: &str) -> Option<CString> {
 
 impl System for RealSystem {
     fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        std::fs::read(path)
+        if is_of_kernel(path) { std::fs::read(path) } else { plain_bytes(path) }
+    }
+
+    fn read_plain(&self, path: &str) -> io::Result<Vec<u8>> {
+        plain_bytes(path)
     }
 
     fn list(&self, path: &str) -> Vec<String> {
@@ -146,7 +161,10 @@ impl System for RealSystem {
     }
 
     fn exists(&self, path: &str) -> bool {
-        Path::new(path).exists()
+        if is_of_kernel(path) {
+            return Path::new(path).exists();
+        }
+        with_time_limit(path, |path| Some(Path::new(path).exists())).unwrap_or(false)
     }
 
     fn is_dir(&self, path: &str) -> bool {

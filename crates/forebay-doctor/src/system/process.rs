@@ -47,6 +47,9 @@ impl System for ProcessView<'_> {
     fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         self.machine.read(&self.here(path))
     }
+    fn read_plain(&self, path: &str) -> io::Result<Vec<u8>> {
+        self.machine.read_plain(&self.here(path))
+    }
     fn list(&self, path: &str) -> Vec<String> {
         self.machine.list(&self.here(path))
     }

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::{PauseFrames, RealSystem, System, Uname};
+use super::{PauseFrames, RealSystem, System, Uname, is_of_kernel, plain_bytes};
 
 /// The machine whose files lie below a directory. What files do not tell is taken as being well.
 #[derive(Clone, Debug)]
@@ -69,7 +69,14 @@ fn parts(path: &Path) -> std::vec::IntoIter<String> {
 
 impl System for RootedSystem {
     fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        std::fs::read(self.here(path).ok_or(io::ErrorKind::NotFound)?)
+        let here = self.here(path).ok_or(io::ErrorKind::NotFound)?;
+        // Below a root that is mounted here are the kernel's own files.
+        let is_of_kernel = is_of_kernel(path) && std::fs::metadata(&here)?.is_file();
+        if is_of_kernel { std::fs::read(here) } else { plain_bytes(&here.to_string_lossy()) }
+    }
+
+    fn read_plain(&self, path: &str) -> io::Result<Vec<u8>> {
+        plain_bytes(&self.here(path).ok_or(io::ErrorKind::NotFound)?.to_string_lossy())
     }
 
     fn list(&self, path: &str) -> Vec<String> {

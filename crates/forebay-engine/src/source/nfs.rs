@@ -72,9 +72,7 @@ impl NfsSource {
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
     pub(crate) fn open(path: &Path, access: (bool, bool), makes: bool) -> Result<Self> {
-        let text =
-            path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "a URL that is no text"))?;
-        let url = Url::parse(text)?;
+        let url = Url::parse(path)?;
         let config = Config::from_env()?;
         let refused = |why: &str, hint: &str| {
             Err(Error::new(ErrorKind::Unsupported, format!("cannot open file: {why}"))

@@ -1,0 +1,51 @@
+//! Standard output: what it does not take makes the command fail.
+
+use std::io::{self, Write};
+
+use forebay_error::{Error, ErrorKind};
+
+/// A stream that remembers the first error of writing to it. Commands need not look.
+pub(crate) struct Output<'a> {
+    to: &'a mut (dyn Write + Send),
+    failed: Option<io::Error>,
+}
+
+impl<'a> Output<'a> {
+    pub(crate) fn new(to: &'a mut (dyn Write + Send)) -> Self {
+        Self { to, failed: None }
+    }
+
+    /// Writes what is left; why not all was written. A reader that has gone has got what it wanted.
+    pub(crate) fn lost(&mut self) -> Option<Error> {
+        let _ = self.flush();
+        let error = self.failed.as_ref().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)?;
+        let error = Error::from_io(error, "cannot write the output");
+        Some(match error.kind() {
+            ErrorKind::NoSpace => error.hint("free some space (df -h): what is there is not all"),
+            _ => error,
+        })
+    }
+
+    fn keep<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        if let Err(error) = &result
+            && error.kind() != io::ErrorKind::Interrupted
+            && self.failed.is_none()
+        {
+            self.failed =
+                Some(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error));
+        }
+        result
+    }
+}
+
+impl Write for Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes);
+        self.keep(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let flushed = self.to.flush();
+        self.keep(flushed)
+    }
+}
