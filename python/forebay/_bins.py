@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from . import pickles
+from . import _forebay, pickles
 from ._refusals import check_names, missing_name
 from .errors import InvalidInputError, UnsupportedError
 from .progress import Progress
@@ -70,13 +70,21 @@ def load(
     loaded: dict[str, Any] = {}
     wanted = names if names is None or callable(names) else frozenset(names)
     present: set[str] = set()
-    with Progress(0, progress) as told:
-        sizes = [os.path.getsize(path) for path, _ in shards]
-        for position, shard in enumerate(shards):
-            part = pickles.load(
-                shard[0], device, dtype=dtype, names=_filter(shard, wanted, present), verify=verify, progress=told,
-                rest=sum(sizes[position + 1 :]),
-            )  # fmt: skip
+    with Progress(0, progress) as told, ExitStack() as stack:
+        # All of them first: a file that is replaced while others are read stays of the same model.
+        files = [stack.enter_context(_forebay.open(path)) for path, _ in shards]
+        rest = sum(file.size for file in files)
+        for file, shard in zip(files, shards, strict=True):
+            rest -= file.size
+            part = pickles.load_open(
+                file,
+                device,
+                dtype=dtype,
+                names=_filter(shard, wanted, present),
+                verify=verify,
+                progress=told,
+                rest=rest,
+            )
             _add(loaded, part, shard, wanted)
     if isinstance(wanted, frozenset):
         for name in wanted - loaded.keys():

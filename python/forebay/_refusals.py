@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from .errors import BusyError, DeviceOutOfMemoryError, Error, InternalError, InvalidInputError, OutOfMemoryError
 
 if TYPE_CHECKING:
+    from ._forebay import File
     from .frameworks import Framework
     from .loading import Entry
     from .placement import Device
 
 __all__ = [
+    "another",
     "changed",
     "check_names",
     "is_npz",
@@ -21,16 +23,15 @@ __all__ = [
     "no_path",
     "no_room",
     "other_kind",
-    "replaced",
     "room_hints",
     "shared",
     "wrong_size",
 ]
 
 
-def replaced(path: str) -> BusyError:
-    """The path names another file by now, or none."""
-    return BusyError("the file was replaced while it was read", hints=["load it again"], path=path)
+def another(path: str) -> BusyError:
+    """The path names another file by now, or the file is in another state."""
+    return BusyError("the file was replaced or changed since it was opened", hints=["open it anew"], path=path)
 
 
 def changed(path: str) -> BusyError:
@@ -55,12 +56,12 @@ _KINDS = (
 )
 
 
-def other_kind(path: str) -> InvalidInputError | None:
+def other_kind(file: File) -> InvalidInputError | None:
     """What a file is that is not safetensors; ``None`` where that cannot be told."""
+    path = file.path
     try:
-        with open(path, "rb") as file:
-            start = file.read(512)
-    except (OSError, ValueError):
+        start = file.read(512)
+    except (OSError, ValueError, EOFError):
         return None
     known = next((kind for kind in _KINDS if start.startswith(kind[0])), None)
     if known is not None:

@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import frameworks, lazy
+from ._paths import path_text
 from .errors import Error, InvalidInputError, NotFoundError, UnsupportedError
 from .frameworks import CPU, Device
 from .lazy import TensorSlice
-from .loading import Source, path_text
+from .loading import Source
 from .safetensors import load_with, save_file
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from . import _forebay, frameworks
 from ._captures import left_alone
+from ._paths import Watch, path_text
 from ._refusals import check_names, missing_name, wrong_size
 from .errors import InvalidInputError
 from .frameworks import unsupported_dtype
-from .loading import Entry, Loader, Source, Watch, new_array, path_text
+from .loading import Entry, Loader, Source, new_array
 from .placement import META, Device
 from .slices import Selection, select
 

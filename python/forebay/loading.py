@@ -7,16 +7,15 @@ while the next ones are.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
+from ._paths import Watch, path_text
 from .errors import InvalidInputError
 from .placement import META, Device
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from .frameworks import Framework
     from .placement import Placement
 
-__all__ = ["Entry", "Loader", "Source", "Watch", "new_array", "path_text", "total_bytes"]
+__all__ = ["Entry", "Loader", "Source", "new_array", "path_text", "total_bytes"]
 
 #: A tensor of a file: name, dtype, shape, offset in the file, bytes.
 Entry = tuple[str, str, tuple[int, ...], int, int]
@@ -48,71 +47,6 @@ _MIN_WINDOW_PERCENT = 25
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
-_MAX_PATH_BYTES = 4096
-
-
-def path_text(given: Any) -> str:
-    """A path as text.
-
-    Raises:
-        InvalidInputError: an open file, bytes of a file, or something else that is no path.
-    """
-    try:
-        path = os.fsdecode(os.fspath(given))
-    except TypeError:
-        pass
-    else:
-        # Bytes that no path has, or more of them than the kernel takes, are a file's.
-        if not isinstance(given, bytes) or (b"\0" not in given and len(given) <= _MAX_PATH_BYTES):
-            return path
-    from ._refusals import no_path
-
-    raise no_path(given)
-
-
-class Watch:
-    """Notices that a file changed. To be made before the file is opened: what changes from then on is seen.
-
-    As a context manager it does :meth:`check_in_place` at the end of the block, also after an error: most likely the
-    change is its reason, and then that is the news.
-
-    Args:
-        path: of the file.
-    """
-
-    __slots__ = ("_before", "path")
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._before = _state(path)
-
-    def check(self) -> None:
-        """Raises :class:`BusyError` if the path names another file or another state of it by now."""
-        now = _state(self.path)
-        if now != self._before:
-            self._refuse(now)
-
-    def check_in_place(self) -> None:
-        """As :meth:`check`, for a file that is kept open: one that was replaced or removed is still what it was."""
-        now, before = _state(self.path), self._before
-        if now != before and now is not None and before is not None and now[:2] == before[:2]:
-            self._refuse(now)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or isinstance(error, Exception):
-            self.check_in_place()
-
-    def _refuse(self, now: tuple[int, ...] | None) -> None:
-        from . import _refusals
-
-        if now is None or self._before is None or now[:2] != self._before[:2]:
-            raise _refusals.replaced(self.path)
-        raise _refusals.changed(self.path)
 
 
 class Source:
@@ -128,14 +62,15 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.watch = Watch(path)
         self.file: File = _forebay.open(path)
+        self.watch = Watch(self.file)
         try:
             self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
         except InvalidInputError as error:
+            self.watch.check()
             from ._refusals import other_kind
 
-            raise other_kind(path) or error from None
+            raise other_kind(self.file) or error from None
         self.entries: list[Entry] = self.header.tensors
 
     def only(self, entries: list[Entry]) -> Source:
@@ -145,16 +80,8 @@ class Source:
         return part
 
     def check_unchanged(self) -> None:
-        """Raises :class:`BusyError` if the path names another file or another state of it by now."""
+        """Raises :class:`BusyError` if the file was changed in place since it was opened."""
         self.watch.check()
-
-
-def _state(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):  # What cannot be a path is refused where it is opened.
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def new_array(
@@ -233,7 +160,7 @@ class Loader:
         Raises:
             UnsupportedError: the framework lacks a dtype. Nothing was allocated then.
             DeviceOutOfMemoryError, OutOfMemoryError: nothing of what was allocated is kept.
-            BusyError: a file changed meanwhile.
+            BusyError: a file was changed in place meanwhile.
             IntegrityError: a checksum differs.
         """
         self._check(sources)

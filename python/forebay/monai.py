@@ -35,6 +35,8 @@ try:
     from monai.data.meta_tensor import MetaTensor
     from monai.data.utils import pickle_hashing
     from monai.utils.type_conversion import convert_to_tensor
+
+    from .frameworks.torch import no_memory
 except ModuleNotFoundError as error:
     package = (error.name or "").split(".")[0]
     # Others of which one is missing say so themselves.
@@ -262,7 +264,10 @@ def _bytes_of(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or (isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc")
+    if isinstance(value, torch.Tensor):
+        # Others go with the description, as torch saves them.
+        return no_memory(value) is None
+    return isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
 
 
 def _taken_apart(item: Any) -> tuple[Any, list[Any]]:

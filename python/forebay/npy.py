@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay, frameworks
 from ._npy_types import DESCR_OF, dtype_of_descr, numpy_dtype_of_descr, transposed
-from .errors import InvalidInputError, UnsupportedError
-from .frameworks import CPU, Described, Device, Framework
+from ._paths import Known, Watch, open_known, path_text
+from .errors import BusyError, InvalidInputError, UnsupportedError
+from .frameworks import CPU, Described, Device, Framework, NotContiguousError
 from .lazy import Reader, TensorSlice
-from .loading import Entry, Watch, path_text
+from .loading import Entry
 from .slices import IndexOutOfBoundsError, select
 
 if TYPE_CHECKING:
@@ -62,18 +63,18 @@ def read_npy(
         NotFoundError, PermissionDeniedError, …: it cannot be opened.
         BusyError: it was changed in place meanwhile.
     """
-    watch = Watch(path_text(path))
-    with open_npy(path, device, framework, dtype=dtype) as array, watch:
-        return array[... if index is None else index]
+    makers = _settle_on(device, framework)
+    with _forebay.open(path_text(path)) as file, Watch(file):
+        return NpyArray(file, 0, None, *makers, dtype)[... if index is None else index]
 
 
 def open_npy(path: _Path, device: object = None, framework: str | None = None, *, dtype: str | None = None) -> NpyArray:
     """Opens a ``.npy`` file without reading its data: index what comes back to read a part. Arguments and errors as for
-    :func:`read_npy`; what is read is what the file holds at that moment, also if somebody fills it meanwhile.
+    :func:`read_npy`; what is read is what the file holds at that moment, also if somebody fills it meanwhile. One that is
+    replaced stays open; one that becomes another array in place, of other shape or dtype, is a :class:`BusyError`.
     """
     makers = _settle_on(device, framework)
-    name = path_text(path)
-    return NpyArray(_forebay.open(name), 0, None, *makers, dtype, name)
+    return NpyArray(_forebay.open(path_text(path)), 0, None, *makers, dtype)
 
 
 def write_npy(path: _Path, array: Any, *, durable: bool = True) -> None:
@@ -107,7 +108,8 @@ def open_npz(path: _Path, device: object = None, framework: str | None = None) -
     """
     from .npz import NpzFile
 
-    return NpzFile(path_text(path), *_settle_on(device, framework))
+    makers = _settle_on(device, framework)
+    return NpzFile(_forebay.open(path_text(path)), *makers)
 
 
 def read_npz(
@@ -160,7 +162,8 @@ def write_npz(path: _Path, arrays: Any, *, durable: bool = True) -> None:
 class NpyArray:
     """An array in a file that has not been read: index it to read the part that you need.
 
-    Made by :func:`open_npy`. It can be pickled and so sent to other processes, which open the file again by its path.
+    Made by :func:`open_npy`. It can be pickled and so sent to other processes, which open the file again by its path: a file
+    that was replaced or changed since is a :class:`BusyError` there.
     """
 
     def __init__(
@@ -171,19 +174,23 @@ class NpyArray:
         framework: Framework,
         device: Device,
         dtype: str | None,
-        path: str,
-        member: str | None = None,
+        member: Archived | None = None,
     ) -> None:
         """Reads the header at ``offset`` of the file; ``size`` bytes from there on belong to the array."""
-        self.path = path
+        self.path = path = file.path if member is None else member.archive.path
         self._file = file
-        self._framework, self._device, self._member = framework, device, member
+        self._framework, self._device = framework, device
         self._dtype_asked = dtype
-        with_name: dict[str, Any] = {"path": path} if member is None else {"path": path, "member": member}
-        descr, self.fortran_order, shape, start = _forebay.read_npy_header(file, offset, size)
+        self._member = member
+        self._watch = _HeaderWatch(file) if member is None else member.watch
+        with_name: dict[str, Any] = {"path": path} if member is None else {"path": path, "member": member.name}
+        header = _forebay.read_npy_header(file, offset, size)
+        descr, self.fortran_order, shape, start = header
+        if isinstance(self._watch, _HeaderWatch):
+            self._watch.header = header
         self.shape: tuple[int, ...] = tuple(shape)
         self._layout = _layout(descr, self.shape, self.fortran_order, framework, dtype, with_name)
-        named = path if member is None else f"{path}/{member}"
+        named = path if member is None else f"{path}/{member.name}"
         self._entry: Entry = (named, self._layout.dtype, self._layout.shape, start, self.nbytes)
 
     @property
@@ -223,6 +230,7 @@ class NpyArray:
         Raises:
             IndexOutOfBoundsError: an :class:`IndexError`.
             InvalidInputError: a step that is not positive, or the file was closed.
+            BusyError: the file holds another array by now.
         """
         self._check_open()
         if index is None:
@@ -244,7 +252,7 @@ class NpyArray:
         return TensorSlice(self._reader(), self._entry)
 
     def _reader(self) -> Reader:
-        return Reader(self._file, self._framework, self._device)
+        return Reader(self._file, self._framework, self._device, self._watch)
 
     @property
     def _turned(self) -> bool:
@@ -310,17 +318,58 @@ class NpyArray:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.path, self._member, str(self._device), self._framework.name, self._dtype_asked)
+        self._check_open()
+        if self._member is not None:
+            known, name = self._member.archive, self._member.name
+        else:
+            with self._watch:
+                known, name = Known(self._file), None
+        return _again, (known, name, str(self._device), self._framework.name, self._dtype_asked)
 
     def __repr__(self) -> str:
         order = ", Fortran order" if self.fortran_order else ""
         return f"<forebay.npy.NpyArray: {list(self.shape)} {self.dtype}{order} in {self._entry[0]!r}>"
 
 
-def _again(path: str, member: str | None, device: str, framework: str, dtype: str | None) -> NpyArray:
+def _again(known: Known, member: str | None, device: str, framework: str, dtype: str | None) -> NpyArray:
+    makers = _settle_on(device, framework)
+    file = open_known(known)
     if member is None:
-        return open_npy(path, device, framework, dtype=dtype)
-    return open_npz(path, device, framework).open(member, dtype=dtype)
+        return NpyArray(file, 0, None, *makers, dtype)
+    from .npz import NpzFile
+
+    return NpzFile(file, *makers).open(member, dtype=dtype)
+
+
+class Archived(NamedTuple):
+    """An array in an archive: which archive, what notices that it was changed, and the array's name."""
+
+    archive: Known
+    watch: Watch
+    name: str
+
+
+class _HeaderWatch(Watch):
+    """Notices that a file became another array. Its elements may change: somebody fills it."""
+
+    __slots__ = ("header",)
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self.header: Any = None
+
+    def check(self) -> None:
+        try:
+            super().check()
+        except BusyError:
+            seen = Watch(self._file)
+            try:
+                header = _forebay.read_npy_header(self._file)
+            except (InvalidInputError, UnsupportedError, EOFError):
+                header = None
+            if header != self.header:
+                raise
+            self._before = seen._before
 
 
 class _Layout(NamedTuple):
@@ -412,12 +461,12 @@ def _describe_either(framework: Framework, array: Any, name: str) -> tuple[Descr
     """An array as bytes in C order or else in Fortran order, and whether it is that."""
     try:
         return framework.describe(array, name), False
-    except InvalidInputError:
-        if framework.name == "native" or len(array.shape) < 2:
+    except NotContiguousError:
+        if len(array.shape) < 2:
             raise
         try:
             return framework.describe(transposed(framework, array), name), True
-        except InvalidInputError:
+        except NotContiguousError:
             pass
         # Of the two reasons the first is about the array as the caller knows it.
         raise

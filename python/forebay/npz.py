@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
+from ._paths import Known, Watch
 from ._refusals import check_names, missing_name
 from ._unzip import STORED, Member, unpack
 from .errors import InvalidInputError
 from .frameworks import CPU, Device, Framework
-from .loading import Watch, new_array
-from .npy import NpyArray, Stored, describe
+from .loading import new_array
+from .npy import Archived, NpyArray, Stored, describe
 
 if TYPE_CHECKING:
     from ._forebay import File
@@ -33,16 +34,17 @@ _SUFFIX = ".npy"
 class NpzFile(Mapping[str, Any]):
     """The arrays of a ``.npz`` file by name, read when they are looked up. Made by :func:`forebay.open_npz`."""
 
-    def __init__(self, path: str, framework: Framework, device: Device) -> None:
-        self.path = path
+    def __init__(self, file: File, framework: Framework, device: Device) -> None:
+        self.path = file.path
         self._framework, self._device = framework, device
-        self._watch = Watch(path)
-        self._file: File = _forebay.open(path)
-        self._members = {
-            name.removesuffix(_SUFFIX): Member(*facts)
-            for name, *facts in _forebay.read_zip(self._file)
-            if name.endswith(_SUFFIX)
-        }
+        self._file = file
+        self._known, self._watch = Known(file), Watch(file)
+        with self._watch:
+            self._members = {
+                name.removesuffix(_SUFFIX): Member(*facts)
+                for name, *facts in _forebay.read_zip(file)
+                if name.endswith(_SUFFIX)
+            }
 
     @property
     def files(self) -> list[str]:
@@ -59,13 +61,18 @@ class NpzFile(Mapping[str, Any]):
 
         Raises:
             InvalidInputError: there is none of this name.
+            BusyError: the file was changed in place since it was opened; reading raises it, too.
         """
         member = self._member(name)
-        makers = (self._framework, self._device, dtype, self.path, name)
-        if member.method == STORED:
-            # A file of its own to close.
-            return NpyArray(_forebay.open(self.path), member.offset, member.stored, *makers)
-        return NpyArray(_unpacked(self._file, member, self.path, name), 0, member.size, *makers)
+        makers = (self._framework, self._device, dtype)
+        with self._watch:
+            if member.method == STORED:
+                # One of its own to close.
+                file = self._file._again()
+                place = Archived(self._known, self._watch.of(file), name)
+                return NpyArray(file, member.offset, member.stored, *makers, place)
+            unpacked = _unpacked(self._file, member, self.path, name)
+            return NpyArray(unpacked, 0, member.size, *makers, Archived(self._known, Watch(unpacked), name))
 
     def __getitem__(self, name: str) -> Any:
         """Reads one array.
@@ -76,7 +83,7 @@ class NpzFile(Mapping[str, Any]):
         """
         if name not in self:
             raise KeyError(name)
-        with self._watch, self.open(name) as array:
+        with self.open(name) as array:
             return array[...]
 
     def read(self, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -98,7 +105,8 @@ class NpzFile(Mapping[str, Any]):
 
     def _header(self, name: str) -> NpyArray:
         member = self._member(name)
-        return NpyArray(self._file, member.offset, member.stored, self._framework, self._device, None, self.path, name)
+        place = Archived(self._known, self._watch, name)
+        return NpyArray(self._file, member.offset, member.stored, self._framework, self._device, None, place)
 
     @left_alone
     def _read_stored(self, members: Sequence[NpyArray]) -> list[Any]:

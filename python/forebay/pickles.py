@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
 from ._captures import left_alone
+from ._paths import Watch, path_text
 from ._refusals import check_names, is_npz, missing_name, room_hints
 from ._torch_archives import Archive as _Archive
 from ._torch_archives import Legacy as _Legacy
@@ -32,15 +33,14 @@ from ._torch_trees import NeedsDataError as _NeedsDataError
 from ._torch_trees import refuse as _refuse
 from ._torch_trees import replace as _replace
 from ._torch_trees import tensors as _tensors
-from .loading import Watch, path_text
 from .progress import Progress
 
 if TYPE_CHECKING:
     import torch
 
-    from ._forebay import Future
+    from ._forebay import File, Future
 
-__all__ = ["is_zip_checkpoint", "load"]
+__all__ = ["is_zip_checkpoint", "load", "load_open"]
 
 _ZIP: Final = b"PK\x03\x04"
 _VERIFY_CHUNK: Final = 64 << 20
@@ -102,15 +102,28 @@ def load(
         NotFoundError: no such file.
         BusyError: the file was changed in place meanwhile.
     """
-    text = path_text(path)
-    watch = Watch(text)
-    with _forebay.open(text) as file:
-        archive = open_archive(file, text)
-        told = progress if isinstance(progress, Progress) else Progress(0, progress)
+    with _forebay.open(path_text(path)) as file:
+        return load_open(file, device, dtype=dtype, names=names, verify=verify, progress=progress, rest=rest)
+
+
+def load_open(
+    file: File,
+    device: Place = None,
+    *,
+    dtype: Any = None,
+    names: Iterable[str] | Callable[[str], bool] | None = None,
+    verify: bool = False,
+    progress: bool | Callable[[int, int], object] | Progress | None = None,
+    rest: int = 0,
+) -> Any:
+    """As :func:`load`, of a file that is open."""
+    told = progress if isinstance(progress, Progress) else Progress(0, progress)
+    with Watch(file):
+        archive = open_archive(file, file.path)
         tree, keys = _described(archive)
-        builder = _Builder(archive, keys, device, dtype, watch)
+        builder = _Builder(archive, keys, device, dtype)
         if tree is not _NEEDS_DATA:
-            chosen = tree if names is None else _choose(tree, names, text)
+            chosen = tree if names is None else _choose(tree, names, file.path)
             with contextlib.suppress(_NeedsDataError):
                 return builder.build(chosen, verify, told, rest)
         return builder.build_around(tree, names, verify, told, rest)
@@ -272,7 +285,7 @@ def _choose(tree: Any, names: Iterable[str] | Callable[[str], bool], path: str) 
 class _Builder:
     """Makes the tensors that the pickle describes."""
 
-    def __init__(self, archive: _Archive | _Legacy, keys: _Storages, device: Place, dtype: Any, watch: Watch) -> None:
+    def __init__(self, archive: _Archive | _Legacy, keys: _Storages, device: Place, dtype: Any) -> None:
         import torch
 
         from .casting import cast_for
@@ -282,7 +295,6 @@ class _Builder:
         self.framework = FRAMEWORK
         self.memory = _memory
         self.archive = archive
-        self.watch = watch
         #: The address of each described storage's object, and its key.
         self.keys = {storage._cdata: key for key, storage in keys.items()}
         self.kept = keys
@@ -317,7 +329,7 @@ class _Builder:
 
     def _fill(self, verify: bool, progress: Progress, rest: int) -> None:
         progress.total = progress.done + self._bytes_to_read() + rest
-        with progress, self.watch:
+        with progress:
             self._read(progress)
         if verify:
             self._verify()

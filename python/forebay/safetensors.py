@@ -15,8 +15,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from . import frameworks
+from ._paths import path_text
 from .errors import IntegrityError, InvalidInputError
-from .loading import Loader, Source, path_text, total_bytes
+from .loading import Loader, Source, total_bytes
 
 # What a plain load does without is imported when it is needed: for small files that is most of the time.
 if TYPE_CHECKING:

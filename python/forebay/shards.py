@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ._paths import path_text
 from .errors import IntegrityError, InvalidInputError, NotFoundError
-from .loading import path_text
 
 __all__ = ["Paths", "Shard", "resolve"]
 

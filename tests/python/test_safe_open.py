@@ -11,7 +11,7 @@ import safetensors
 from safetensors.numpy import save_file as reference_save
 
 import forebay
-from forebay import errors, lazy, loading
+from forebay import _paths, errors, lazy
 from forebay.slices import IndexOutOfBoundsError, select
 
 TENSORS: dict[str, np.ndarray[Any, Any]] = {
@@ -174,7 +174,7 @@ def test_frameworks_and_devices_that_do_not_fit(path: Path, tmp_path: Path) -> N
 
 def test_only_the_needed_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of the file is gone: what does not touch it still works."""
-    monkeypatch.setattr(loading.Watch, "check_in_place", lambda self: None)
+    monkeypatch.setattr(_paths.Watch, "check", lambda self: None)
     path = tmp_path / "m.safetensors"
     big = np.arange(1 << 20, dtype="f4").reshape(1024, 1024)
     reference_save({"big": big}, path)

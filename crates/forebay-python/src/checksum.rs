@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 use crate::session::session;
+use crate::view::no_memory;
 
 /// The CRC-32C of each (address, bytes), computed on the device where the memory lies. The caller keeps the memory.
 ///
@@ -11,6 +12,9 @@ use crate::session::session;
 #[pyfunction]
 pub(crate) fn checksums(py: Python<'_>, ranges: Vec<(u64, usize)>) -> PyResult<Vec<u32>> {
     let session = session()?;
+    if ranges.iter().any(|(address, len)| *address == 0 && *len > 0) {
+        return Err(no_memory());
+    }
     py.detach(|| {
         let located = ranges
             .into_iter()

@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_engine::{Batch, Direction, File as Engine, Memory, Piece, Session, Ticket, Transfer};
+use forebay_engine::{
+    Batch, Direction, File as Engine, FileVersion, Memory, Piece, Session, Ticket, Transfer,
+};
 use forebay_error::Error;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -13,7 +15,7 @@ use crate::future::{Files, Flight, Future};
 use crate::receipt::Receipt;
 use crate::session::session;
 use crate::stream::Mark;
-use crate::view::View;
+use crate::view::{View, no_memory};
 
 /// Up to here a transfer runs in one call that Ctrl-C does not end.
 const AT_ONCE: usize = 64 << 20;
@@ -28,6 +30,9 @@ pub(crate) struct File {
 
 /// A range of memory and where it goes in the file: address, bytes, offset.
 type RawPiece = (u64, usize, u64);
+
+/// Device, inode, bytes, and the nanoseconds of the last change of the bytes and of the inode.
+type State = (u64, u64, u64, i64, i64);
 
 impl File {
     pub(crate) fn new(file: Engine, path: String, mode: &'static str) -> Self {
@@ -150,7 +155,7 @@ fn batches(
     let mut batches: Vec<Batch> = Vec::new();
     for (address, len, offset) in pieces.into_iter().filter(|(_, len, _)| *len > 0) {
         if address == 0 {
-            return Err(invalid("an array without memory", "arrays on torch's device \"meta\" have none"));
+            return Err(no_memory());
         }
         let memory = session.locate(address).or_raise()?;
         let same = |batch: &&mut Batch| {
@@ -250,7 +255,7 @@ fn tensor_pieces(rows: &Bound<'_, PyList>, addresses: &Bound<'_, PyList>) -> PyR
         let address = address.extract()?;
         match (len, address) {
             (0, _) => {}
-            (_, 0) => return Err(PyValueError::new_err("a tensor without memory")),
+            (_, 0) => return Err(no_memory()),
             _ => pieces.push(Piece { offset, address, len }),
         }
     }
@@ -470,19 +475,40 @@ impl File {
         keep: Py<PyAny>,
     ) -> PyResult<()> {
         let (session, file) = (session()?, self.engine()?);
+        if address == 0 && len > 0 {
+            return Err(no_memory());
+        }
         let memory = session.locate(address).or_raise()?;
         let transfer = Transfer { file, offset, memory, len, direction: Direction::Read, allow_short: false };
         transfer_here(py, &session, transfer, keep).map(drop)
     }
 
-    /// A file opened for reading is opened again where it is unpickled: in the workers of a data loader, say.
-    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyAny>, (String, &'static str))> {
-        if self.mode != "r" {
+    /// Another handle on what is open, to be closed on its own.
+    fn _again(&self) -> PyResult<Self> {
+        Ok(Self::new(self.engine()?, self.path.clone(), self.mode))
+    }
+
+    /// What tells the file from another, and from itself before. `None` for one of a server, by URL.
+    fn _state(&self) -> PyResult<Option<State>> {
+        let nanoseconds =
+            |(seconds, rest): (i64, i64)| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
+        let state = |version: FileVersion| {
+            let times = (nanoseconds(version.modified), nanoseconds(version.changed));
+            (version.device, version.inode, version.len, times.0, times.1)
+        };
+        Ok(self.engine()?.version().map(state))
+    }
+
+    /// A file opened for reading is opened again where it is unpickled (in the workers of a data loader, say), if it is the
+    /// same one there.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        let py = slf.py();
+        if slf.get().mode != "r" {
             return Err(PyTypeError::new_err("a file that is written cannot be sent to another process"));
         }
-        self.engine()?;
-        let absolute = py.import("os.path")?.call_method1("abspath", (&self.path,))?.extract()?;
-        Ok((py.import("forebay")?.getattr("open")?, (absolute, self.mode)))
+        let paths = py.import("forebay._paths")?;
+        let known = paths.call_method1("Known", (slf,))?;
+        Ok((paths.getattr("open_known")?, PyTuple::new(py, [known])?.into_any()))
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

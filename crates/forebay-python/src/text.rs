@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use forebay_engine::File as Engine;
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 
@@ -10,7 +11,7 @@ use crate::error::invalid;
 /// A text that a file can hold.
 pub(crate) struct Text(pub(crate) String);
 
-/// The path of a file.
+/// The path of a file, absolute: the program may change its folder before it is used again. Or an `nfs://` URL.
 pub(crate) struct FilePath(pub(crate) PathBuf);
 
 impl<'py> FromPyObject<'_, 'py> for Text {
@@ -25,16 +26,16 @@ impl<'py> FromPyObject<'_, 'py> for FilePath {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let error = match given.extract() {
-            Ok(path) => return Ok(Self(path)),
+        match given.extract::<PathBuf>() {
+            Ok(path) if path.is_absolute() || Engine::is_url(&path) => return Ok(Self(path)),
             Err(error) if error.is_instance_of::<PyUnicodeEncodeError>(given.py()) => {
                 return Err(explain(given, error));
             }
-            Err(error) => error,
-        };
-        // Bytes, or what has no path: the package's Python half knows what to say.
-        let text = given.py().import("forebay.loading")?.call_method1("path_text", (given,))?;
-        text.extract().map(Self).map_err(|_: PyErr| error)
+            _ => {}
+        }
+        // A relative one, bytes, or what is no path: the package's Python half knows what to make of it.
+        let text = given.py().import("forebay._paths")?.call_method1("path_text", (given,))?;
+        text.extract().map(Self)
     }
 }
 

@@ -41,6 +41,14 @@ impl View {
     /// The memory of an array: numpy, torch, cupy, jax, numba, anything with `__cuda_array_interface__`,
     /// `__array_interface__`, DLPack or the buffer protocol.
     pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let view = Self::found(array)?;
+        if view.address == 0 && view.nbytes > 0 {
+            return Err(no_memory());
+        }
+        Ok(view)
+    }
+
+    fn found(array: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(own) = array.cast::<Array>() {
             return Ok(Self::of_ours(own));
         }
@@ -48,6 +56,12 @@ impl View {
             return Self::of_torch(array);
         }
         if is_jax(array)? {
+            if array.call_method0("is_deleted")?.is_truthy()? {
+                return Err(invalid(
+                    "the array was deleted: jax gave its memory to another one",
+                    "use what the function returned that it was donated to",
+                ));
+            }
             // Its arrays name no stream: the kernel that makes one may still run.
             array.call_method0("block_until_ready")?;
         }
@@ -100,23 +114,34 @@ impl View {
     }
 
     fn of_torch(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        // Of some kinds torch answers nothing but errors of its own. What a tensor lacks is said in Python.
+        if Self::is_plain_torch(tensor).unwrap_or(false) {
+            return Self::of_plain_torch(tensor);
+        }
+        let module = tensor.py().import("forebay.frameworks.torch")?;
+        let refusal = module.call_method1("refusal", (tensor,))?;
+        if refusal.is_none() { Self::of_plain_torch(tensor) } else { Err(PyErr::from_value(refusal)) }
+    }
+
+    /// Whether it lies in memory in one piece, all of which is there.
+    fn is_plain_torch(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let is = |method: &str| tensor.call_method0(method)?.is_truthy();
+        if is("is_conj")?
+            || is("is_neg")?
+            || !is("is_contiguous")?
+            || tensor.getattr("is_nested")?.is_truthy()?
+        {
+            return Ok(false);
+        }
+        let number = |method: &str| tensor.call_method0(method)?.extract::<u64>();
+        let (item, count, before) = (number("element_size")?, number("numel")?, number("storage_offset")?);
+        let storage: u64 = tensor.call_method0("untyped_storage")?.call_method0("nbytes")?.extract()?;
+        let end = before.checked_add(count).and_then(|end| end.checked_mul(item));
+        Ok(count == 0 || end.is_some_and(|end| end <= storage) && number("data_ptr")? != 0)
+    }
+
+    fn of_plain_torch(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = tensor.py();
-        let layout = tensor.getattr("layout")?.str()?.to_string();
-        if layout != "torch.strided" {
-            return Err(invalid(
-                format!("a tensor without plain memory ({layout})"),
-                "make it dense: tensor.to_dense()",
-            ));
-        }
-        if tensor.call_method0("is_conj")?.is_truthy()? || tensor.call_method0("is_neg")?.is_truthy()? {
-            return Err(invalid(
-                "the tensor is a lazy conjugate or negative: its bytes are not its values",
-                "resolve it first: tensor.resolve_conj().resolve_neg()",
-            ));
-        }
-        if !tensor.call_method0("is_contiguous")?.is_truthy()? {
-            return Err(not_contiguous("tensor.contiguous()"));
-        }
         let item: usize = tensor.call_method0("element_size")?.extract()?;
         let count: usize = tensor.call_method0("numel")?.extract()?;
         let device = tensor.getattr("device")?;
@@ -356,6 +381,14 @@ fn is_contiguous(shape: &[i64], strides: &[i64], item: i64) -> bool {
         }
     }
     true
+}
+
+/// For an array whose bytes lie nowhere.
+pub(crate) fn no_memory() -> PyErr {
+    invalid(
+        "an array without memory",
+        "give one that has its data: torch's device \"meta\" and FakeTensorMode have none",
+    )
 }
 
 fn not_contiguous(hint: &str) -> PyErr {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -112,6 +113,20 @@ def _type_of(dtype: Any, name: str) -> str:
         raise UnsupportedError(f"elements of {dtype} cannot be records", hints=hints, column=name) from None
 
 
+def _plain(tensor: Any, column: str) -> Any:
+    """A tensor of torch's in host memory, with its values there.
+
+    Raises:
+        InvalidInputError: it is no tensor of numbers in memory, as sparse ones, and those without data.
+    """
+    from ..frameworks.torch import no_memory
+
+    missing = no_memory(tensor)
+    if missing is not None:
+        raise InvalidInputError(missing.reason, hints=[missing.hint], column=column)
+    return tensor.detach().cpu().resolve_conj().resolve_neg()
+
+
 class _Writer:
     def __init__(self, file: _forebay.File, jagged: frozenset[str]) -> None:
         self._numpy = need_numpy()
@@ -125,7 +140,7 @@ class _Writer:
         row = self._rows + self._group_rows
         plain = not isinstance(sample, Mapping)
         values = {"": sample} if plain else sample
-        arrays = {str(name): self._array(value) for name, value in values.items()}
+        arrays = {str(name): self._array(value, str(name)) for name, value in values.items()}
         if self._columns is None:
             self._begin(arrays, values, plain)
         assert self._columns is not None  # made just now
@@ -165,15 +180,15 @@ class _Writer:
             for name, array in arrays.items()
         }
 
-    def _array(self, value: Any) -> Any:
+    def _array(self, value: Any, column: str) -> Any:
         numpy = self._numpy
         if isinstance(value, str):
             value = value.encode()
         if isinstance(value, (bytes, bytearray)):
             return numpy.frombuffer(bytes(value), "uint8")
         try:
-            if type(value).__module__.startswith("torch"):
-                value = value.detach().cpu()
+            if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
+                value = _plain(value, column)
                 # numpy has no bfloat16 of its own.
                 is_brain = str(value.dtype) == "torch.bfloat16"
                 value = value.float().numpy().astype(_bfloat16()) if is_brain else value.numpy()

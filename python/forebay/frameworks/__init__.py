@@ -23,10 +23,25 @@ from ..placement import CPU, Device
 if TYPE_CHECKING:
     from ._protocol import Framework
 
-__all__ = ["CPU", "Allocator", "Described", "Device", "Framework", "get", "of_array", "settle", "unsupported_dtype"]
+__all__ = [
+    "CPU",
+    "Allocator",
+    "Described",
+    "Device",
+    "Framework",
+    "NotContiguousError",
+    "get",
+    "of_array",
+    "settle",
+    "unsupported_dtype",
+]
 
 #: Makes an array of a shape and a safetensors dtype, with undefined content, on one device.
 Allocator = Callable[[tuple[int, ...], str], Any]
+
+
+class NotContiguousError(InvalidInputError):
+    """An array whose elements do not lie side by side in C order."""
 
 
 class Described(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 
 import cupy
 
-from ..errors import InvalidInputError, UnsupportedError
+from ..errors import UnsupportedError
 from ..placement import Device, parse_device
-from . import Allocator, Described, _dtypes, settle
+from . import Allocator, Described, NotContiguousError, _dtypes, settle
 from .numpy import unsupported_dtype_to_save
 
 __all__ = ["FRAMEWORK", "Cupy"]
@@ -71,7 +71,9 @@ class Cupy:
         if dtype is None:
             raise unsupported_dtype_to_save(array.dtype, name)
         if not array.flags.c_contiguous:
-            raise InvalidInputError("the array is not contiguous", hints=["cupy.ascontiguousarray(array)"], tensor=name)
+            raise NotContiguousError(
+                "the array is not contiguous", hints=["cupy.ascontiguousarray(array)"], tensor=name
+            )
         device = Device("cuda", int(array.device.id))
         return Described(dtype, array.shape, int(array.data.ptr), int(array.nbytes), device, array)
 

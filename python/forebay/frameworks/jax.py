@@ -93,6 +93,11 @@ class Jax:
             raise unsupported_dtype_to_save(array.dtype, name)
         if isinstance(array, jax.core.Tracer):
             raise InvalidInputError("the array is being traced: it has no data", tensor=name)
+        if array.is_deleted():
+            hints = ["use what the function returned that it was donated to"]
+            raise InvalidInputError(
+                "the array was deleted: jax gave its memory to another one", hints=hints, tensor=name
+            )
         devices = array.devices()
         if len(devices) != 1:
             raise InvalidInputError(

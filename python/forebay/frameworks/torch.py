@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device, parse_device
-from . import Allocator, Described, settle
+from . import Allocator, Described, NotContiguousError, settle
 
-__all__ = ["FRAMEWORK", "Torch"]
+__all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "refusal", "why_not_contiguous"]
 
 _DTYPE_NAMES = {
     "BOOL": "bool",
@@ -38,6 +40,7 @@ _DTYPE_NAMES = {
 }
 # Versions of torch differ in what they have.
 _DTYPES: dict[str, Any] = {ours: getattr(torch, name) for ours, name in _DTYPE_NAMES.items() if hasattr(torch, name)}
+_MKLDNN: Any = torch._mkldnn  # type: ignore[attr-defined]
 _NO_HOST_MEMORY = ("can't allocate memory", "not enough memory")
 _NAMES: dict[Any, str] = {dtype: ours for ours, dtype in _DTYPES.items()}
 
@@ -102,6 +105,9 @@ class Torch:
             settle(self, [device])
 
     def describe(self, array: Any, name: str) -> Described:
+        missing = no_memory(array)
+        if missing is not None:
+            raise InvalidInputError(missing.reason, hints=[missing.hint], tensor=name)
         dtype = _NAMES.get(array.dtype)
         if dtype is None:
             raise UnsupportedError(
@@ -110,9 +116,9 @@ class Torch:
                 tensor=name,
                 dtype=array.dtype,
             )
-        reason, hint = _why_not_plain(array)
-        if reason:
-            raise InvalidInputError(reason, hints=[hint], tensor=name)
+        why = why_not_contiguous(array)
+        if why is not None:
+            raise NotContiguousError(why[0], hints=[why[1]], tensor=name)
         shape = tuple(array.shape)
         if dtype == "F4":
             shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
@@ -160,23 +166,85 @@ def _halved(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], shape[-1] // 2)
 
 
-def _why_not_plain(array: Any) -> tuple[str, str]:
-    """Why a tensor's elements do not lie side by side in memory, and what helps; empty if they do."""
-    if array.layout != torch.strided:
-        return f"the tensor is sparse ({array.layout})", "tensor.to_dense()"
-    if array.is_meta:
-        return "the tensor is on the device meta: it has no data", 'model.to_empty(device="cpu") makes room for data'
-    if hasattr(array, "full_tensor"):
-        return "the tensor is distributed over several processes", "tensor.full_tensor()"
-    if array.is_quantized:
-        return "the tensor is quantized", "tensor.int_repr()"
-    if not array.is_contiguous():
+class NoMemory(NamedTuple):
+    """Why a tensor is no strided piece of memory.
+
+    Attributes:
+        reason: for an error.
+        hint: what helps.
+        has_data: whether there is something behind it that ``torch.save`` can write.
+    """
+
+    reason: str
+    hint: str
+    has_data: bool = False
+
+
+def no_memory(tensor: Any) -> NoMemory | None:
+    """Why a tensor's bytes cannot be read from its memory by shape and strides; ``None`` if they can. Asks nothing of a tensor
+    that its kind has no answer for.
+    """
+    if isinstance(tensor, UninitializedTensorMixin):
+        return NoMemory(
+            "the parameter is not made yet: its lazy module makes it in its first forward pass",
+            "run the model once before",
+        )
+    if tensor.is_nested:
+        return NoMemory("the tensor is nested", "torch.nested.to_padded_tensor(tensor, 0), or each of tensor.unbind()")
+    if tensor.layout != torch.strided:
+        kind = "lies in memory of oneDNN" if tensor.layout == _MKLDNN else f"is sparse ({tensor.layout})"
+        return NoMemory(f"the tensor {kind}", "tensor.to_dense()")
+    if tensor.is_meta:
+        hint = 'model.to_empty(device="cpu") makes room for data'
+        return NoMemory("the tensor is on the device meta: it has no data", hint)
+    if hasattr(tensor, "full_tensor"):
+        return NoMemory("the tensor is distributed over several processes", "tensor.full_tensor()")
+    if tensor.is_quantized:
+        return NoMemory("the tensor is quantized", "tensor.int_repr(), and scale and zero point beside it", True)
+    return _no_storage(tensor) if tensor.numel() else None
+
+
+def _no_storage(tensor: Any) -> NoMemory | None:
+    try:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        address, size = 0, -1
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    end = tensor.storage_offset() + 1 + sum((length - 1) * step for length, step in steps)
+    if address and end * tensor.itemsize <= size:
+        return None
+    kind = type(tensor)
+    if not address and isinstance(tensor, FakeTensor):
+        return NoMemory(
+            "the tensor is a FakeTensor: it has no data", "save tensors that were made outside of FakeTensorMode"
+        )
+    if hasattr(kind, "__tensor_flatten__"):
+        hint = f"save the tensors in it: {kind.__name__}.__tensor_flatten__ names them"
+        return NoMemory(f"the tensor has no memory of its own: {kind.__name__} wraps others", hint, True)
+    if 0 <= size < end * tensor.itemsize:
+        hint = "take the state while its memory is there (FSDP: model.state_dict())"
+        return NoMemory("the memory of the tensor was freed: untyped_storage().resize_() did that", hint)
+    hint = "save it outside of what wraps it: torch.func, torch.compile, or a class of its own"
+    return NoMemory("the tensor has no memory of its own", hint)
+
+
+def why_not_contiguous(tensor: Any) -> tuple[str, str] | None:
+    """Why the elements of a tensor with memory do not lie side by side as they are, and what helps."""
+    if not tensor.is_contiguous():
         return "the tensor is not contiguous", "tensor.contiguous()"
-    if array.is_conj():
+    if tensor.is_conj():
         return "the tensor is conjugated lazily", "tensor.resolve_conj()"
-    if array.is_neg():
+    if tensor.is_neg():
         return "the tensor is negated lazily", "tensor.resolve_neg()"
-    return "", ""
+    return None
+
+
+def refusal(tensor: Any) -> InvalidInputError | None:
+    """The error for a tensor that is not one piece of memory, for the native half; ``None`` if it is."""
+    missing = no_memory(tensor)
+    why = (missing.reason, missing.hint) if missing is not None else why_not_contiguous(tensor)
+    return None if why is None else InvalidInputError(why[0], hints=[why[1]])
 
 
 FRAMEWORK = Torch()

@@ -23,20 +23,25 @@ from ._memory import dtype_called, dtype_name
 
 NAME: Final = "checkpoint.json"
 _FORMAT: Final = "forebay checkpoint"
-_VERSION: Final = 1
+#: The second has tensors as ``torch.save`` writes them. One without them is written as the first.
+_VERSIONS: Final = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of one item lie: a shard, the offset there, how many, their CRC-32C."""
+    """Where the bytes of one item lie: a shard, the offset there, how many, their CRC-32C; and whether they are what
+    ``torch.save`` makes of a tensor, in place of its elements.
+    """
 
     file: str
     offset: int
     nbytes: int
     crc32c: int
+    is_pickled: bool = False
 
     def told(self) -> list[Any]:
-        return [self.file, self.offset, self.nbytes, self.crc32c]
+        place = [self.file, self.offset, self.nbytes, self.crc32c]
+        return [*place, True] if self.is_pickled else place
 
 
 def encode(metadata: Metadata, places: Mapping[MetadataIndex, Place]) -> bytes:
@@ -54,7 +59,7 @@ def encode(metadata: Metadata, places: Mapping[MetadataIndex, Place]) -> bytes:
             objects[name] = _place(places, MetadataIndex(name)).told()
     whole = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": _VERSIONS[any(place.is_pickled for place in places.values())],
         "tensors": tensors,
         "objects": objects,
         "paths": _encode_paths(metadata.planner_data),
@@ -106,7 +111,7 @@ def decode(text: bytes, path: str) -> Metadata:
         told = json.loads(text)
         if told["format"] != _FORMAT:
             raise ValueError("another format")
-        if told["version"] != _VERSION:
+        if told["version"] not in _VERSIONS:
             raise errors.UnsupportedError(
                 "the checkpoint was written by a newer forebay", hints=["pip install --upgrade forebay"], path=path
             )
@@ -126,7 +131,7 @@ def _decode(told: dict[str, Any]) -> Metadata:
         for offsets, sizes, *where in tensor["chunks"]:
             place = _decode_place(where)
             chunk = ChunkStorageMetadata(_size(offsets), _size(sizes))
-            if place.nbytes != chunk.sizes.numel() * dtype.itemsize:
+            if not place.is_pickled and place.nbytes != chunk.sizes.numel() * dtype.itemsize:
                 raise ValueError(f"the size of {name}")
             places[MetadataIndex(name, chunk.offsets)] = place
             chunks.append(chunk)
@@ -148,10 +153,12 @@ def _size(numbers: Iterable[int]) -> torch.Size:
 
 
 def _decode_place(told: list[Any]) -> Place:
-    file, offset, nbytes, crc = told
+    file, offset, nbytes, crc, *pickled = told
     # A manifest names files of its own folder only.
     if type(file) is not str or os.path.basename(file) != file or file in ("", ".", ".."):
         raise ValueError("a file's name")
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in (offset, nbytes, crc)):
         raise ValueError("a place")
-    return Place(file, offset, nbytes, crc)
+    if pickled not in ([], [True]):
+        raise ValueError("a place")
+    return Place(file, offset, nbytes, crc, bool(pickled))

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from .. import _forebay, errors, placement
-from ..frameworks.torch import FRAMEWORK
+from ..frameworks.torch import FRAMEWORK, no_memory
 
 #: Types whose elements safetensors counts otherwise than PyTorch.
 _STORED_AS_BYTES: Final = ("F4",)
@@ -47,17 +47,15 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 def check_plain(tensor: torch.Tensor, name: str) -> None:
     """Refuses tensors that are not one strided piece of memory on the host or a GPU."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise errors.UnsupportedError(
-            "cannot save a tensor with this layout", hints=[f"state[{name!r}].to_dense()"], tensor=name,
-            layout=str(tensor.layout),
-        )  # fmt: skip
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and hasattr(tensor, "placements"):
         raise errors.UnsupportedError(
             "cannot save a tensor that is spread over processes to one file",
             hints=["torch.distributed.checkpoint.save(state, storage_writer=forebay.torch.CheckpointWriter(path))"],
             tensor=name,
         )
+    missing = no_memory(tensor)
+    if missing is not None:
+        raise errors.UnsupportedError(missing.reason, hints=[missing.hint], tensor=name)
     if tensor.device.type not in ("cpu", "cuda"):
         raise errors.UnsupportedError(
             "cannot save a tensor of this kind of device", hints=[f"state[{name!r}].cpu()"], tensor=name,

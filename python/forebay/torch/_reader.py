@@ -19,7 +19,8 @@ from torch.futures import Future
 
 from .. import _forebay, errors
 from .._captures import left_alone
-from ..loading import path_text
+from .._paths import Watch, path_text
+from ..frameworks.torch import no_memory
 from . import _container, _manifest
 from ._manifest import Place
 from ._memory import checksums, nbytes, settle
@@ -95,9 +96,11 @@ class _Job:
     """What is being read from one file."""
 
     file: File
+    watch: Watch
     pieces: list[Piece] = field(default_factory=list)
     direct: list[tuple[ReadItem, torch.Tensor, Place]] = field(default_factory=list)
     covered: list[tuple[ReadItem, torch.Tensor, Place, Box, torch.dtype]] = field(default_factory=list)
+    pickled: list[tuple[ReadItem, torch.Tensor, Place]] = field(default_factory=list)
     objects: list[tuple[ReadItem, bytearray, Place]] = field(default_factory=list)
     future: _forebay.Future | None = None
 
@@ -254,14 +257,17 @@ class CheckpointReader(StorageReader):
         )
 
     def _start(self, name: str, items: list[ReadItem], planner: LoadPlanner) -> _Job:
-        job = _Job(_forebay.open(os.path.join(self.path, name)))
+        file = _forebay.open(os.path.join(self.path, name))
+        job = _Job(file, Watch(file))
         targets: list[Any] = []
         for item in items:
             place = self._place(item)
             if item.type == LoadItemType.BYTE_IO:
                 self._plan_object(job, item, place)
                 continue
-            target = planner.resolve_tensor(item).detach()
+            given = planner.resolve_tensor(item)
+            target = given.detach()
+            has_memory = _check_target(target, item)
             box, dtype = self._box(item, place)
             if tuple(target.shape) != box.lengths:
                 raise errors.InvalidInputError(
@@ -270,7 +276,10 @@ class CheckpointReader(StorageReader):
                 )  # fmt: skip
             if target.numel() == 0:
                 planner.commit_tensor(item, target)
-            elif _is_direct(box, target, dtype):
+            elif place.is_pickled:
+                # A scale that is set of what is detached would not be the tensor's own.
+                job.pickled.append((item, given, place))
+            elif has_memory and _is_direct(box, target, dtype):
                 job.pieces += pieces(box, target)
                 job.direct.append((item, target, place))
                 targets.append(target)
@@ -284,9 +293,7 @@ class CheckpointReader(StorageReader):
         return job
 
     def _plan_object(self, job: _Job, item: ReadItem, place: Place) -> None:
-        end = job.file.size
-        if place.offset + place.nbytes > end:
-            raise errors.IntegrityError("an object reaches beyond its file", tensor=item.dest_index.fqn, size=end)
+        _check_end(job.file, item, place)
         job.objects.append((item, bytearray(place.nbytes), place))
 
     def _finish_first(self, flying: deque[_Job], planner: LoadPlanner) -> None:
@@ -295,7 +302,7 @@ class CheckpointReader(StorageReader):
         flying.popleft()
 
     def _finish(self, job: _Job, planner: LoadPlanner) -> None:
-        with job.file:
+        with job.file, job.watch:
             if job.future is not None:
                 job.future.result()
             for item, room, place in job.objects:
@@ -304,6 +311,9 @@ class CheckpointReader(StorageReader):
                     self.bytes_read += len(room)
                     self._compare(_tensor_of(room), item, place)
                 planner.load_bytes(item, io.BytesIO(room))
+            for item, target, place in job.pickled:
+                _fill(target, self._unpickled(job.file, item, place), item)
+                planner.commit_tensor(item, target)
             for item, target, place in job.direct:
                 if self.verify and nbytes(target) == place.nbytes and target.is_contiguous():
                     self._compare(target, item, place)
@@ -312,7 +322,7 @@ class CheckpointReader(StorageReader):
                 planner.commit_tensor(item, target)
             for item, target, place, box, dtype in job.covered:
                 self._verify_in_file(job.file, item, place)
-                self._read_covered(job.file, box, target, dtype)
+                self._read_covered(job.file, box, target, dtype, item)
                 planner.commit_tensor(item, target)
 
     def _verify_in_file(self, file: File, item: ReadItem, place: Place) -> None:
@@ -336,7 +346,28 @@ class CheckpointReader(StorageReader):
                 path=os.path.join(self.path, place.file),
             )  # fmt: skip
 
-    def _read_covered(self, file: File, box: Box, target: torch.Tensor, dtype: torch.dtype) -> None:
+    def _unpickled(self, file: File, item: ReadItem, place: Place) -> torch.Tensor:
+        """The part of a tensor that was saved as ``torch.save`` does it."""
+        _check_end(file, item, place)
+        room = bytearray(place.nbytes)
+        file.read_into(room, place.offset)
+        self.bytes_read += len(room)
+        self._compare(_tensor_of(room), item, place)
+        try:
+            found: torch.Tensor = torch.load(io.BytesIO(room), map_location="cpu", weights_only=True)
+            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                # A tensor of a class of its own may turn into another when it is cut.
+                if length < found.shape[dimension]:
+                    found = found.narrow(dimension, start, length)
+            return found
+        except Exception as error:
+            hints = ["torch.serialization.add_safe_globals([CLASS]) for the class of the tensor, if you trust it"]
+            raise errors.UnsupportedError(
+                f"torch.load cannot read a tensor: {str(error).partition(chr(10))[0]}", hints=hints,
+                tensor=item.storage_index.fqn, path=file.path,
+            ) from error  # fmt: skip
+
+    def _read_covered(self, file: File, box: Box, target: torch.Tensor, dtype: torch.dtype, item: ReadItem) -> None:
         """Reads a part with the gaps in it, to memory beside the target, and copies (and casts) what is wanted."""
         cut = next((at for at, length in enumerate(box.lengths) if length > 1), None)
         if box.span() > _COVER_BYTES and cut is not None:
@@ -346,7 +377,7 @@ class CheckpointReader(StorageReader):
                 starts[cut] += start
                 lengths[cut] = length
                 part = Box(box.at, box.shape, tuple(starts), tuple(lengths), box.itemsize)
-                self._read_covered(file, part, target.narrow(cut, start, length), dtype)
+                self._read_covered(file, part, target.narrow(cut, start, length), dtype, item)
             return
         device = target.device if target.device.type == "cuda" else torch.device("cpu")
         room = torch.empty(box.span(), dtype=torch.uint8, device=device)
@@ -355,7 +386,44 @@ class CheckpointReader(StorageReader):
         self.bytes_read += box.span()
         seen = torch.empty(0, dtype=dtype, device=device)
         seen.set_(room.untyped_storage(), 0, box.lengths, [step // box.itemsize for step in box.strides()])
-        target.copy_(seen)
+        _fill(target, seen, item)
+
+
+def _check_target(target: torch.Tensor, item: ReadItem) -> bool:
+    """Whether a tensor can be filled by its memory; else torch does it.
+
+    Raises:
+        InvalidInputError: it cannot be filled at all.
+    """
+    missing = no_memory(target)
+    if missing is not None and not missing.has_data:
+        raise errors.InvalidInputError(missing.reason, hints=[missing.hint], tensor=item.dest_index.fqn)
+    if missing is None and any(
+        step == 0 and length > 1 for step, length in zip(target.stride(), target.shape, strict=True)
+    ):
+        raise errors.InvalidInputError(
+            "the elements of the tensor share memory: it cannot be filled", hints=["tensor.contiguous()"],
+            tensor=item.dest_index.fqn,
+        )  # fmt: skip
+    return missing is None
+
+
+def _check_end(file: File, item: ReadItem, place: Place) -> None:
+    end = file.size
+    if place.offset + place.nbytes > end:
+        raise errors.IntegrityError("an object reaches beyond its file", tensor=item.dest_index.fqn, size=end)
+
+
+def _fill(target: torch.Tensor, source: torch.Tensor, item: ReadItem) -> None:
+    try:
+        with torch.no_grad():
+            target.copy_(source)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        raise errors.InvalidInputError(
+            f"a tensor cannot be filled with what was saved: {str(error).partition(chr(10))[0]}",
+            hints=["give one as it was when it was saved"], tensor=item.dest_index.fqn, type=type(target).__name__,
+            dtype=target.dtype, saved=source.dtype,
+        ) from None  # fmt: skip
 
 
 def _is_direct(box: Box, target: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from .. import errors
 from .._forebay import Pending
-from ..loading import path_text
+from .._paths import path_text
 from . import _container
 from ._layout import Blob
 from ._state import prepare

@@ -12,13 +12,18 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
 from .. import errors
+from ..frameworks.torch import no_memory
 
 
 def snapshot(state: dict[str, Any], kind: str | None) -> tuple[dict[str, Any], list[torch.cuda.Event]]:
     """The state to save, and what to wait for before it is read.
 
     ``"device"`` copies tensors where they are, on the current streams; ``"host"`` to (pinned) host memory.
+
+    Raises:
+        UnsupportedError: a tensor has no data. torch would crash where it copies one whose memory was freed.
     """
+    _check(state, "")
     if kind is None:
         # Another thread has other current streams: what is queued on this one's has to be done.
         return state, _record_events(state)
@@ -35,6 +40,20 @@ def snapshot(state: dict[str, Any], kind: str | None) -> tuple[dict[str, Any], l
     )
     staged = stager.stage(state)
     return staged.result() if isinstance(staged, Future) else staged, []
+
+
+def _check(value: Any, name: str) -> None:
+    if isinstance(value, torch.Tensor):
+        # A part of a distributed one is a plain tensor.
+        missing = no_memory(getattr(value, "_local_tensor", value))
+        if missing is not None and not missing.has_data:
+            raise errors.UnsupportedError(missing.reason, hints=[missing.hint], tensor=name)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check(item, f"{name}.{key}" if name else str(key))
+    elif type(value) in (list, tuple):
+        for number, item in enumerate(value):
+            _check(item, f"{name}.{number}")
 
 
 def _copy(value: Any) -> Any:

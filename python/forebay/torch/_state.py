@@ -10,8 +10,9 @@ from typing import Any, Final
 import torch
 
 from .. import errors
+from .._paths import path_text
 from ..frameworks.torch import FRAMEWORK
-from ..loading import Loader, Source, path_text, total_bytes
+from ..loading import Loader, Source, total_bytes
 from ..pickles import is_zip_checkpoint
 from ..progress import Progress
 from . import _layout, _tree

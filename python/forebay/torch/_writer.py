@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .. import _forebay, errors
-from ..loading import path_text
+from .._paths import path_text
+from ..frameworks.torch import no_memory
 from . import _container, _manifest, _stager
 from ._layout import Blob
 from ._manifest import Place
@@ -40,6 +41,8 @@ class _Shard:
 
     items: list[tuple[MetadataIndex, int]]
     blobs: list[Blob]
+    #: Of the blobs those that are what ``torch.save`` makes of a tensor.
+    pickled: set[int]
     nbytes: int = 0
 
 
@@ -147,10 +150,10 @@ class CheckpointWriter(StorageWriter):
 
     def _shards(self, plan: SavePlan, planner: SavePlanner) -> Iterator[_Shard]:
         """The plan's items in files of bounded size. A file's tensors are looked up when it is its turn."""
-        shard = _Shard([], [])
+        shard = _Shard([], [], set())
         known: dict[tuple[Any, ...], int] = {}
         for item in plan.items:
-            source = _resolve(item, planner)
+            source, is_pickled = _resolve(item, planner)
             layout = (source.data_ptr(), source.dtype, source.shape, source.stride(), source.device)
             if source.numel() and layout in known:
                 shard.items.append((item.index, known[layout]))  # another name of the same memory
@@ -158,8 +161,10 @@ class CheckpointWriter(StorageWriter):
             size = source.numel() * source.itemsize
             if shard.items and shard.nbytes + size > self.shard_bytes:
                 yield shard
-                shard, known = _Shard([], []), {}
+                shard, known = _Shard([], [], set()), {}
             known[layout] = len(shard.blobs)
+            if is_pickled:
+                shard.pickled.add(len(shard.blobs))
             shard.items.append((item.index, len(shard.blobs)))
             shard.blobs.append(Blob(_item_name(item), source, source.dtype))
             shard.nbytes += size
@@ -177,7 +182,10 @@ class CheckpointWriter(StorageWriter):
             self.written += 1
         else:
             self.reused += 1
-        places = [Place(name, offset, size, crc) for (offset, size), crc in zip(ranges, sums, strict=True)]
+        places = [
+            Place(name, offset, size, crc, at in shard.pickled)
+            for at, ((offset, size), crc) in enumerate(zip(ranges, sums, strict=True))
+        ]
         return places, pending
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -250,13 +258,34 @@ class CheckpointWriter(StorageWriter):
         return task
 
 
-def _resolve(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
-    """An item's bytes: a tensor as it is, an object as bytes."""
+def _resolve(item: WriteItem, planner: SavePlanner) -> tuple[torch.Tensor, bool]:
+    """An item's bytes: a tensor as it is, an object as bytes. And whether they are what ``torch.save`` makes of a tensor: torch's
+    own writer saves all tensors so, and those that are no plain piece of memory (quantized ones, say) cannot be saved otherwise.
+
+    Raises:
+        UnsupportedError: a tensor has no data, or torch cannot save it either.
+    """
     data = planner.resolve_data(item)
     if isinstance(data, io.BytesIO):
-        raw = bytearray(data.getbuffer())
-        return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
-    return data.detach().resolve_conj().resolve_neg()
+        return _bytes_of(data), False
+    missing = no_memory(data)
+    if missing is None:
+        return data.detach().resolve_conj().resolve_neg(), False
+    name = _item_name(item)
+    if not missing.has_data:
+        raise errors.UnsupportedError(missing.reason, hints=[missing.hint], tensor=name)
+    stream = io.BytesIO()
+    try:
+        torch.save(data.detach().cpu(), stream)
+    except Exception as error:
+        reason = f"torch.save cannot write the tensor: {error}"
+        raise errors.UnsupportedError(reason, hints=[missing.hint], tensor=name) from None
+    return _bytes_of(stream), True
+
+
+def _bytes_of(stream: io.BytesIO) -> torch.Tensor:
+    raw = bytearray(stream.getbuffer())
+    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
 
 
 def _item_name(item: WriteItem) -> str:

@@ -1,0 +1,155 @@
+"""Paths of files: absolute from the call on that they are given to. What is opened is kept open; what has to be opened again,
+in another process say, is known by more than its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import _forebay
+
+if TYPE_CHECKING:
+    from ._forebay import File
+
+__all__ = ["Known", "Watch", "open_known", "path_text"]
+
+_MAX_PATH_BYTES = 4096
+_URL = "nfs://"
+
+
+def path_text(given: Any) -> str:
+    """A path as text: absolute, so that it means the same file when the program has changed its folder. ``nfs://`` URLs stay
+    as they are.
+
+    Raises:
+        InvalidInputError: an open file, bytes of a file, or something else that is no path.
+        NotFoundError: a relative path, and the program's folder was removed.
+    """
+    try:
+        path = os.fsdecode(os.fspath(given))
+    except TypeError:
+        pass
+    else:
+        # Bytes that no path has, or more of them than the kernel takes, are a file's.
+        if not isinstance(given, bytes) or (b"\0" not in given and len(given) <= _MAX_PATH_BYTES):
+            # An empty one names no file: of the folder it would be made.
+            return path if not path or path[0] == "/" or _is_url(path) else _absolute(path)
+    from ._refusals import no_path
+
+    raise no_path(given)
+
+
+def _is_url(path: str) -> bool:
+    return path[: len(_URL)].lower() == _URL
+
+
+def _absolute(path: str) -> str:
+    # Not normalised: behind a symbolic link ".." leads elsewhere.
+    try:
+        return os.path.join(os.getcwd(), path)
+    except FileNotFoundError:
+        from .errors import NotFoundError
+
+        hints = ["give an absolute path, or os.chdir() to a folder that is there"]
+        raise NotFoundError(
+            "the program's folder was removed: no relative path leads on", hints=hints, path=path
+        ) from None
+
+
+class Watch:
+    """Notices that an open file was changed in place. To be made before anything of it is read. What was replaced or removed
+    is still what it was: it is open. (A change whose writer sets the time of change back is not seen.)
+
+    As a context manager it does :meth:`check` at the end of the block, also after an error: most likely the change is its
+    reason, and then that is the news.
+    """
+
+    __slots__ = ("_before", "_file")
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._before = _version(file)
+
+    def of(self, file: File) -> Watch:
+        """The same for another handle on the file."""
+        other = Watch(file)
+        other._before = self._before
+        return other
+
+    def check(self) -> None:
+        """Raises :class:`BusyError` if the file is in another state by now."""
+        if _version(self._file) != self._before:
+            from . import _refusals
+
+            raise _refusals.changed(self._file.path)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, Exception):
+            self.check()
+
+
+def _version(file: File) -> tuple[int, int] | None:
+    """Bytes and time of change. A new name, or one less, changes neither."""
+    state = file._state()
+    return None if state is None else state[2:4]
+
+
+class Known:
+    """An open file by its path, and what tells it from another that may have the path later. It can be sent to other processes.
+
+    Args:
+        file: is open.
+        state: of the file, if it has to be in that one; by default the present one.
+    """
+
+    __slots__ = ("_home", "_state", "path")
+
+    def __init__(self, file: File, state: tuple[int, ...] | None = None) -> None:
+        self.path = file.path
+        self._state = file._state() if state is None else state
+        self._home = _home()
+
+    def is_behind(self, file: File) -> bool:
+        """Whether it is the same file, in the same state."""
+        now, then = file._state(), self._state
+        if now is None or then is None:
+            return now == then
+        # On another machine a copy is the same: it has the bytes, and the time of change if it was made to keep that.
+        if now[2:4] != then[2:4] or self._home is None or self._home != _home():
+            return now[2:4] == then[2:4]
+        # Some file systems give a file another number each time that they look it up, and a change of its rights alone is none.
+        return now[:2] == then[:2] or now[4] == then[4]
+
+
+def open_known(known: Known) -> File:
+    """Opens a file again.
+
+    Raises:
+        BusyError: it is another one by now, or in another state.
+        NotFoundError, …: it cannot be opened.
+    """
+    file = _forebay.open(known.path)
+    if not known.is_behind(file):
+        file.close()
+        from . import _refusals
+
+        raise _refusals.another(known.path)
+    return file
+
+
+@functools.cache
+def _home() -> tuple[str, str] | None:
+    """The machine, and which files this process sees there; ``None`` where that cannot be told."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read(), os.readlink("/proc/self/ns/mnt")
+    except OSError:
+        return None
