@@ -95,6 +95,13 @@ def test_jagged_padded_and_nested(tmp_path: Path) -> None:
     padded = batch.padded(-1)
     assert padded.tolist() == [[3, 4, 5, 6, 7, 8, 9], [-1] * 7, [0, 1, 2, -1, -1, -1, -1]]
     assert batch.padded(0, 2).tolist() == [[3, 4], [0, 0], [0, 1]]
+    for wrong, kind in (
+        (-1, errors.InvalidInputError),
+        (1 << 62, errors.OutOfMemoryError),
+        (1 << 64, errors.InvalidInputError),
+    ):
+        with pytest.raises(kind):
+            batch.padded(0, wrong)
     torch = pytest.importorskip("torch", reason="torch is not installed: its nested tensors are not tested")
     batch = data.ranges(tmp_path / "a", **words, framework="torch", device="cpu")[[2, 1, 0]]
     assert batch.padded(-1).tolist() == padded.tolist()

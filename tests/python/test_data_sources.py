@@ -147,6 +147,9 @@ def test_columns_side_by_side(tmp_path: Path, table: Any) -> None:
     assert both["image"] is both.columns["image"]
     with pytest.raises(errors.InvalidInputError, match="different numbers"):
         data.zipped(image=data.npy(paths(tmp_path, "npy"), framework="numpy"), label=labels[:-1])
+    for beyond in (range(1 << 62), range(1 << 70)):
+        with pytest.raises(errors.InvalidInputError, match="different numbers"):
+            data.zipped(image=both["image"], label=beyond)
 
 
 def test_another_device_and_framework(tmp_path: Path, table: Any, gpu: str) -> None:

@@ -11,7 +11,10 @@ from itertools import accumulate, pairwise
 from typing import Any, Self, SupportsIndex, overload
 
 from .. import _forebay
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, OutOfMemoryError
+from ..slices import IndexOutOfBoundsError
+from ._memory import is_beyond_memory
+from ._ranks import integer
 from ._rows import listed_rows, not_row_numbers
 
 __all__ = ["Jagged"]
@@ -68,7 +71,7 @@ class Jagged:
     def _place(self, number: int) -> int:
         count = len(self)
         if not -count <= number < count:
-            raise IndexError(f"no record {number}: there are {count}")
+            raise IndexOutOfBoundsError(f"no record {number}: there are {count}")
         return number % count
 
     def _some(self, rows: range | list[int]) -> Self:
@@ -118,9 +121,16 @@ class Jagged:
     def padded(self, value: Any = 0, length: int | None = None) -> Any:
         """The records as rows of one array, filled up with ``value`` to ``length`` (by default the longest). torch and
         numpy only.
+
+        Raises:
+            OutOfMemoryError: there is no memory for them.
         """
         sizes = self.offsets[1:] - self.offsets[:-1]
-        longest = (int(sizes.max()) if len(sizes) else 0) if length is None else length
+        longest = (int(sizes.max()) if len(sizes) else 0) if length is None else integer("length", length, 0)
+        # Beside the records, the place of each of their elements.
+        if is_beyond_memory(len(sizes) * longest * 8):
+            hints = ["length= cuts longer records", "nested() takes no memory"]
+            raise OutOfMemoryError("no memory for records of one length", hints=hints, length=longest)
         shape = (len(sizes), longest, *self.values.shape[1:])
         columns: Any
         out: Any

@@ -419,12 +419,7 @@ class Zipped(Records):
         self.framework, self.device = read.framework, read.device
         self._len = len(first)
         for name, column in columns.items():
-            if len(column) != self._len:
-                raise InvalidInputError(
-                    "the columns have different numbers of records",
-                    hints=["cut the longer ones, or look for a missing file"],
-                    **{next(iter(columns)): self._len, name: len(column)},
-                )
+            _same_length(name, column, first)
 
     def __len__(self) -> int:
         return self._len
@@ -482,6 +477,20 @@ class Zipped(Records):
         return f"<forebay.data: {self._len} records of {', '.join(self.columns)}>"
 
 
+def _same_length(name: str, column: Any, first: Records) -> None:
+    try:
+        count = len(column)
+    except OverflowError:
+        # Of a range beyond what len() says.
+        count = None
+    if count != len(first):
+        raise InvalidInputError(
+            "the columns have different numbers of records",
+            hints=["cut the longer ones, or look for a missing file"],
+            **{"records": len(first), name: "more than 2^63" if count is None else count},
+        )
+
+
 def zipped(**columns: Any) -> Zipped:
     """Puts columns side by side: record number n has number n of each. A batch is a dict.
 
@@ -500,6 +509,8 @@ def zipped(**columns: Any) -> Zipped:
         if not hasattr(column, "__len__") or not hasattr(column, "__getitem__"):
             hints = [f"{name}=list(…)"] if isinstance(column, Iterable) else ["an array or a list, one value a record"]
             raise InvalidInputError(f"a column cannot be {type(column).__name__}", hints=hints, column=name)
+        # Before it is made an array: it may be a range beyond all memory.
+        _same_length(name, column, like)
     given = {
         name: column if isinstance(column, Records) else Held(column, like.framework, like.device)
         for name, column in columns.items()
