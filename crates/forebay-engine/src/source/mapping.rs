@@ -20,9 +20,9 @@ const PAGE: usize = 4096;
 /// What became of a write to a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryWrite {
-    /// So many bytes were written.
+    /// This number of bytes was written.
     Done(usize),
-    /// Nothing yet: `pwrite` may write so many of its bytes.
+    /// Nothing yet: `pwrite` may write this number of its bytes.
     ByCalls(usize),
     /// There is no room for its first byte: this errno.
     NoRoom(i32),
