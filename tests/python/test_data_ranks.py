@@ -226,6 +226,8 @@ def test_digests_of_all_kinds_of_values(numbers: data.Records) -> None:
         numpy.arange(2 * ROWS).reshape(ROWS, 2),
         numpy.array([object()] * ROWS),
         numpy.arange(ROWS).astype("float16"),
+        data.ranges(numbers.files.paths * ROWS, framework="numpy")[:],  # type: ignore[attr-defined]
+        data.ranges(numbers.files.paths * ROWS, [4] * ROWS, [8] * ROWS, file=range(ROWS), framework="numpy")[:],  # type: ignore[attr-defined]
     ]
     found = [fingerprint(numbers, column) for column in columns]
     assert len(set(found)) == len(columns)

@@ -178,6 +178,26 @@ def test_batches_on_their_way_go_with_the_loop(numbers: data.Records) -> None:
     assert called in ([0], [0, 10], [0, 10, 20])
 
 
+def test_a_program_that_ends_waits_for_no_transform_that_was_not_begun(tmp_path: Path, run_python: Any) -> None:
+    numpy.arange(ROWS, dtype="int32").tofile(tmp_path / "a.bin")
+    done = run_python(
+        """
+import atexit, sys, time, forebay.data as data
+calls = []
+def slow(batch):
+    calls.append(1)
+    time.sleep(0.1 if len(calls) > 1 else 0)
+    return batch
+records = data.raw(sys.argv[1], "int32", 1, framework="numpy")
+running = iter(data.Loader(records, 10, transform=slow, prefetch=8))
+next(running)
+atexit.register(lambda: print(len(calls)))
+""",
+        str(tmp_path / "a.bin"),
+    )
+    assert (done.returncode, done.stderr) == (0, "") and int(done.stdout) <= 3, done
+
+
 def test_transforms_work_on_the_programs_stream(numbers: data.Records, monkeypatch: pytest.MonkeyPatch) -> None:
     """A double of torch's streams: other threads have the default one unless told otherwise."""
     local = threading.local()

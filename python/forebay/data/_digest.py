@@ -7,6 +7,7 @@ from array import array as packed_array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ._jagged import Jagged
 from ._memory import has_numpy
 
 __all__ = ["digest_of"]
@@ -40,6 +41,9 @@ def _feed(digest: Any, value: Any) -> None:
         for key, one in value.items():
             _feed(digest, key)
             _feed(digest, one)
+    elif isinstance(value, Jagged):
+        _feed(digest, value.values)
+        _feed(digest, value.offsets)
     elif isinstance(value, packed_array) and value.typecode in "qQd":
         _mark(digest, value.typecode, [len(value)])
         digest.update(value.tobytes())
@@ -91,16 +95,19 @@ def _feed_array(digest: Any, array: Any) -> None:
 
 def _flat(array: Any) -> Any:
     """One dimension of an array, in host memory."""
-    if hasattr(array, "detach"):
+    home = type(array).__module__.split(".")[0]
+    if home == "torch":
         return array.detach().cpu().reshape(-1)
-    if hasattr(array, "tobytes") and not hasattr(array, "reshape"):
-        # forebay's own.
-        array = array.numpy()
-    return (array.get() if hasattr(array, "get") and hasattr(array, "device") else array).reshape(-1)
+    if home == "cupy":
+        return array.get().reshape(-1)
+    import numpy
+
+    # forebay's own, jax's, and columns of tables.
+    return numpy.asarray(array.numpy() if home == "forebay" else array).reshape(-1)
 
 
 def _kind(flat: Any) -> str:
-    if hasattr(flat, "is_floating_point"):
+    if hasattr(flat, "detach"):
         return "f" if flat.is_floating_point() else "c" if flat.is_complex() else "i"
     kind = str(flat.dtype.kind)
     if kind != "V" or flat.dtype.names is not None:

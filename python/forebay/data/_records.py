@@ -484,11 +484,9 @@ def _same_length(name: str, column: Any, first: Records) -> None:
         # Of a range beyond what len() says.
         count = None
     if count != len(first):
-        raise InvalidInputError(
-            "the columns have different numbers of records",
-            hints=["cut the longer ones, or look for a missing file"],
-            **{"records": len(first), name: "more than 2^63" if count is None else count},
-        )
+        told: dict[str, Any] = {"records": len(first), name: "more than 2^63" if count is None else count}
+        hints = ["cut the longer ones, or look for a missing file"]
+        raise InvalidInputError("the columns have different numbers of records", hints=hints, **told)
 
 
 def zipped(**columns: Any) -> Zipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import os
 import sys
@@ -11,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from .._captures import left_alone
+from ..errors import CancelledError
 from ._jagged import Jagged
 from ._memory import Memory
 from ._records import Pending, split
@@ -94,6 +96,9 @@ def _transformed(
     each: Callable[[list[Any]], Iterator[Any]] | None,
     transform: Callable[[Any], Any] | None,
 ) -> Any:
+    if getattr(concurrent.futures.thread, "_shutdown", False):
+        # The interpreter ends, and waits until its pools have done all that was asked of them.
+        raise CancelledError("the program is ending")
     batch = pending.result()
     with place.here():
         hand_out(memory, batch)
