@@ -135,6 +135,10 @@ impl Bench {
             push(&["-s", &size(bytes)]);
         }
         push(&["-x", &self.xfer.to_string(), "-I", self.io.number(), "-i", &size(self.size)]);
+        if self.io.writes() && !self.more.iter().any(|flag| flag == "-R") {
+            // Zeros may be left out by what is below (thin, compressed), and later rows would read what no drive holds.
+            push(&["-R"]);
+        }
         push(&["-w", &self.threads.to_string()]);
         if let Some(seconds) = self.seconds {
             push(&["-T", &seconds.to_string()]);

@@ -172,6 +172,14 @@ mod tests {
         }
     }
 
+    /// A host, a thin device or a compressing one need not hold zeros.
+    #[test]
+    fn rows_that_write_leave_data() {
+        let rows = PRESETS.iter().flat_map(|(preset, ..)| rows(*preset, Extent::Full, 16, true));
+        let written: Vec<_> = rows.filter(|(_, bench)| bench.io.writes()).collect();
+        assert!(!written.is_empty() && written.iter().all(|(row, _)| row.command.contains(" -R ")));
+    }
+
     /// A warm file that is read by O_DIRECT is a drive beside memory.
     #[test]
     fn warm_rows_are_of_the_page_cache() {
