@@ -54,7 +54,7 @@ fn errors() {
         "bench -f x -x 2 -m 3",
         "bench -f x -T 0",
         "bench -f x -n 4095",
-        "bench -f x -p",
+        "bench -f x -k 0xg",
         "bench -f x -P rdma://a",
         "bench -f x -M 50",
         "bench -f x -U",

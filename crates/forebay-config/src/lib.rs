@@ -357,6 +357,12 @@ pub const VARIABLES: &[Variable] = &[
         about: "Drop-in libcufile: with 1, `allow_compat_mode=false` makes opening fail (5001) where it only warns otherwise.",
     },
     Variable {
+        name: "FOREBAY_CUFILE_VERSION",
+        values: "1.15, 1.19",
+        default: "1.15",
+        about: "Drop-in libcufile: the version of the interface that the program was built against. With 1.19 `cuFileGetStatsL1` to `L3` fill its longer structures, and `cuFileGetVersion` says 1190. Only for programs that have them: in others it would write beyond their end.",
+    },
+    Variable {
         name: "FOREBAY_CUFILE_LOG",
         values: "a path, or `stderr`",
         default: "(no log)",

@@ -128,6 +128,11 @@ fn devices(work: &Workload, session: &Session, report: &mut BenchReport) -> Resu
 fn warnings(work: &Workload) -> Vec<String> {
     let mut warnings = Vec::new();
     let is_gather = matches!(work.task, BenchTask::Gather(_));
+    if work.nvlinks {
+        warnings.push(
+            "-p (enable_nvlinks) changed nothing: forebay does not route transfers over NVLink".to_owned(),
+        );
+    }
     if work.verify {
         let what = if is_gather {
             "each call's pieces (beyond 16 MiB a sample of 4096 of them) are checked inside the timed part: figures are lower for it"

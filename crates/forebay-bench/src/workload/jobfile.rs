@@ -153,25 +153,19 @@ fn apply_global(file: &mut JobFile, key: &str, value: &str) -> Result<()> {
             work.runtime = (seconds > 0).then(|| Duration::from_secs(seconds));
         }
         "do_verify" => work.verify = flag(value)?,
-        "random_seed" => work.seed = number(value)?,
+        "random_seed" => work.seed = seed(value)?,
         "fill_random" if flag(value)? => work.fill = WriteFill::Random,
         "refill_buffer" if flag(value)? => work.fill = WriteFill::RandomEach,
         "unaligned_random" => work.unaligned = flag(value)?,
         "per_job_stats" => file.per_job = flag(value)?,
         "batch_size" => work.batch = Some(number(value)?),
-        "enable_nvlinks" if flag(value)? => return Err(nvlink_refused()),
+        "enable_nvlinks" => work.nvlinks = flag(value)?,
         "skip_bufregister" => {
             flag(value)?;
         }
         _ => {}
     }
     Ok(())
-}
-
-/// Why `-p` is refused.
-pub fn nvlink_refused() -> Error {
-    Error::new(ErrorKind::Unsupported, "routing transfers over NVLink is not available yet")
-        .hint("leave out -p (enable_nvlinks): forebay would ignore it and the figure would mislead")
 }
 
 /// Why `-P` is refused.
@@ -228,6 +222,21 @@ fn number<T: FromStr>(value: &str) -> Result<T> {
     })
 }
 
+/// A seed, decimal or as `0x…`.
+///
+/// ```
+/// assert_eq!(forebay_bench::jobfile::seed("0xdeadbeef").unwrap(), 0xdead_beef);
+/// ```
+pub fn seed(text: &str) -> Result<u64> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    // A sign is one for u64's own parser, and none that a seed has.
+    let parsed = hex.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+    parsed.ok().filter(|_| !text.contains('+')).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidInput, format!("not a seed: {text:?}"))
+            .hint("write a whole number below 2^64, as 7 or 0x7")
+    })
+}
+
 fn flag(value: &str) -> Result<bool> {
     match value {
         "0" | "false" => Ok(false),
@@ -281,6 +290,18 @@ filename=/path/file
     }
 
     #[test]
+    fn what_gdsio_s_own_files_have() {
+        let text = "[global]\nenable_nvlinks=1\nrandom_seed=0xDEADBEEF\n[j]\nfilename=x\n";
+        let work = parse(text).unwrap().workload;
+        assert_eq!((work.nvlinks, work.seed), (true, 0xdead_beef));
+        assert!(!parse(SAMPLE).unwrap().workload.nvlinks);
+        for wrong in ["0x", "0xg", "-1", "+1", "0x+1", "18446744073709551616", "1.5"] {
+            let error = parse(&format!("[global]\nrandom_seed={wrong}\n[j]\nfilename=x")).unwrap_err();
+            assert!(error.to_string().contains("line=2") && !error.hints().is_empty(), "{error}");
+        }
+    }
+
+    #[test]
     fn mistakes_name_their_line() {
         for (text, line) in [
             ("[global]\nbs=1M\nwhat=5\n[job0]\nfilename=x\n", "line=3"),
@@ -297,9 +318,5 @@ filename=/path/file
             assert!(!error.hints().is_empty(), "{text:?}");
         }
         assert!(parse("[global]\nbs=1M").is_err());
-        assert_eq!(
-            parse("[global]\nenable_nvlinks=1\n[j]\nfilename=x").unwrap_err().kind(),
-            ErrorKind::Unsupported
-        );
     }
 }
