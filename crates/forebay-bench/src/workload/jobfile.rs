@@ -1,6 +1,6 @@
 //! gdsio's job files (`.gdsio`): `[global]`, then a section per job; `#` starts a comment.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -126,8 +126,12 @@ pub fn parse(text: &str) -> Result<JobFile> {
     for (key, value, line) in &global.keys {
         apply_global(&mut file, key, value).map_err(|error| at(error, *line))?;
     }
+    let mut common = JobLines::new();
+    common.set_all(&global.keys)?;
     for section in &sections {
-        file.workload.jobs.push(job(&global, section)?);
+        let mut own = common.clone();
+        own.set_all(&section.keys)?;
+        file.workload.jobs.push(own.finish(section)?);
     }
     Ok(file)
 }
@@ -174,46 +178,60 @@ pub fn rdma_refused() -> Error {
         .hint("name a file of a server, -P nfs://SERVER/EXPORT/PATH, or a mounted file with -f")
 }
 
-fn job(global: &Section, section: &Section) -> Result<Job> {
-    let mut directory = None;
-    let mut filename = None;
-    let mut job = Job::new(JobTarget::Directory(".".into()));
-    job.name.clone_from(&section.name);
-    for (key, value, line) in global.keys.iter().chain(&section.keys) {
-        let mut set = || -> Result<()> {
-            match key.as_str() {
-                "bs" | "io_size" => job.io = IoSize::from_str(value)?,
-                "size" => job.size = Some(parse_size(value)?),
-                "start_offset" => job.start = parse_size(value)?,
-                "numa_node" => job.numa = (value != "-1").then(|| number(value)).transpose()?,
-                "gpu_dev_id" => job.device = number::<usize>(value)?.into(),
-                "num_threads" => job.workers = number(value)?,
-                "mem_type" => job.memory = value.parse()?,
-                "directory" => directory = Some(value.into()),
-                "filename" => filename = Some(value.into()),
-                _ => {}
-            }
-            Ok(())
-        };
-        set().map_err(|error| at(error, *line))?;
+/// A job as its lines make it.
+#[derive(Clone)]
+struct JobLines {
+    job: Job,
+    directory: Option<PathBuf>,
+    filename: Option<PathBuf>,
+}
+
+impl JobLines {
+    fn new() -> Self {
+        Self { job: Job::new(JobTarget::Directory(".".into())), directory: None, filename: None }
     }
-    job.target = match (filename, directory) {
-        (Some(file), None) => JobTarget::File(file),
-        (None, Some(directory)) => JobTarget::Directory(directory),
-        (given, _) => {
-            let what = if given.is_some() {
-                "both a directory and a filename"
-            } else {
-                "neither a directory nor a filename"
-            };
-            return Err(at(
-                Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)),
-                section.line,
-            )
-            .hint("give one of directory= and filename="));
+
+    fn set_all(&mut self, keys: &[(String, String, usize)]) -> Result<()> {
+        keys.iter().try_for_each(|(key, value, line)| self.set(key, value).map_err(|error| at(error, *line)))
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let job = &mut self.job;
+        match key {
+            "bs" | "io_size" => job.io = IoSize::from_str(value)?,
+            "size" => job.size = Some(parse_size(value)?),
+            "start_offset" => job.start = parse_size(value)?,
+            "numa_node" => job.numa = (value != "-1").then(|| number(value)).transpose()?,
+            "gpu_dev_id" => job.device = number::<usize>(value)?.into(),
+            "num_threads" => job.workers = number(value)?,
+            "mem_type" => job.memory = value.parse()?,
+            "directory" => self.directory = Some(value.into()),
+            "filename" => self.filename = Some(value.into()),
+            _ => {}
         }
-    };
-    Ok(job)
+        Ok(())
+    }
+
+    fn finish(mut self, section: &Section) -> Result<Job> {
+        self.job.name.clone_from(&section.name);
+        self.job.target = match (self.filename, self.directory) {
+            (Some(file), None) => JobTarget::File(file),
+            (None, Some(directory)) => JobTarget::Directory(directory),
+            (given, _) => {
+                let what = if given.is_some() {
+                    "both a directory and a filename"
+                } else {
+                    "neither a directory nor a filename"
+                };
+                return Err(at(
+                    Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)),
+                    section.line,
+                )
+                .hint("give one of directory= and filename="));
+            }
+        };
+        Ok(self.job)
+    }
 }
 
 fn number<T: FromStr>(value: &str) -> Result<T> {
@@ -274,6 +292,17 @@ bs=64K:1M:64K
 start_offset=1M
 filename=/path/file
 ";
+
+    /// Lines above the jobs hold for all of them, and are read once.
+    #[test]
+    fn time_grows_with_the_length_of_the_file() {
+        let jobs = (0..4000).map(|job| format!("[job{job}]\nfilename=/x{job}\n"));
+        let text = ["[global]\n".to_owned(), "bs=4K\n".repeat(20_000), jobs.collect()].concat();
+        let began = std::time::Instant::now();
+        let file = parse(&text).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!((file.workload.jobs.len(), file.workload.jobs[3999].io), (4000, IoSize::fixed(4096)));
+    }
 
     #[test]
     fn the_sample() {
