@@ -11,7 +11,7 @@ use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
 use self::job::{DirectMover, Job, JobParts, JobWidth, of_file};
-use self::sync::{Attempt, Callers, MAX_CALLER_BYTES};
+use self::sync::{Attempt, Callers, MAX_CALLER_BYTES, ShortBatch};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
 use crate::engines::mounts::read::{MountRead, MountReads};
@@ -352,10 +352,15 @@ impl Work for FewWork {
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
         let Self { stage, callers, batch } = *self;
         let completion = onward.completion.clone();
+        let begun = ShortBatch::begin(&callers, &batch);
         // SAFETY: the submitter vouched for the memory until the completion resolves.
         let moved = match unsafe { callers.read_short_batch(&batch) } {
             Ok(Some(moved)) => moved,
             Ok(None) => {
+                completion.look_again(Box::new(move || {
+                    drop(begun);
+                    false
+                }));
                 let staged = stage.plan(&batch, Warmth::Warm, None);
                 completion.expect(staged.works());
                 Box::new(StagedWork { stage, staged, by_kernel: None }).start(onward);

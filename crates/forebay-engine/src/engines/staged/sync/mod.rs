@@ -18,6 +18,7 @@ use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
 use self::pieces::Pieces;
+pub(crate) use self::short_batches::ShortBatch;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
 use crate::engines::resident::{CallerWait, ResidentWay};
@@ -64,6 +65,8 @@ pub(crate) struct Callers {
     active: OwnLine<AtomicUsize>,
     /// Those of them that use one of `write_slots`.
     active_writers: AtomicUsize,
+    /// Pieces of short batches under way: see [`ShortBatch`].
+    short_pieces: AtomicUsize,
     /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
     /// The same of those with long reads.
@@ -113,6 +116,7 @@ impl Callers {
             device,
             active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
+            short_pieces: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
             are_crowd: AtomicBool::new(false),
             cold_polls: AtomicUsize::new(0),
