@@ -162,13 +162,13 @@ fn a_ticket_is_resolved_when_it_is_given_out() {
 #[derive(Debug)]
 struct Gate {
     is_open: Arc<AtomicBool>,
-    keeper: ThreadId,
+    opener: ThreadId,
     calls: Faulty,
 }
 
 impl Calls for Gate {
     unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
-        while !self.is_open.load(Ordering::Relaxed) && std::thread::current().id() != self.keeper {
+        while !self.is_open.load(Ordering::Relaxed) && std::thread::current().id() != self.opener {
             std::thread::sleep(Duration::from_millis(1));
         }
         // SAFETY: passed on.
@@ -187,7 +187,8 @@ fn pieces_that_lanes_have_count_as_copies() {
     let (turn, scratch, _file) = set_up(KEY);
     let is_open = Arc::new(AtomicBool::new(true));
     let calls = Faulty::new(Direction::Read, 0, Fault::Short(0), 0);
-    let file = with_calls(&scratch, Gate { is_open: is_open.clone(), keeper: std::thread::current().id(), calls });
+    let file =
+        with_calls(&scratch, Gate { is_open: is_open.clone(), opener: std::thread::current().id(), calls });
     let session = Session::with_config(plain()).unwrap();
     let buffer = session.buffer(0, ROOM).unwrap();
     let all = pieces(&buffer.memory(), &[(5, 4096); 7]);

@@ -229,6 +229,20 @@ impl Stage {
         completion
     }
 
+    /// Bytes a second that lanes read of what a batch asks for, once they have found their best number.
+    pub(crate) fn rate(&self, batch: &Batch) -> Option<f64> {
+        let is_memory = matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+        let kind = if is_memory { SourceKind::Memory } else { SourceKind::Cache };
+        self.lanes.meter(kind).found().map(|(_, rate)| rate)
+    }
+
+    /// Something else kept lanes from copying: what they measure now is not what they can do.
+    pub(crate) fn discard_rates(&self) {
+        for kind in SourceKind::ALL {
+            self.lanes.meter(kind).starve();
+        }
+    }
+
     /// Whether lanes work.
     pub(crate) fn is_busy(&self) -> bool {
         self.lanes.are_busy()

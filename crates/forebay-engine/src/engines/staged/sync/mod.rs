@@ -207,9 +207,8 @@ impl Callers {
     /// # Safety
     /// The transfer's memory is valid.
     pub(crate) unsafe fn run_long(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Attempt> {
-        let file = match known.descriptors() {
-            Some(file) if self.is_crowd() && known.align <= long::LONGEST_ALIGN => file,
-            _ => return Ok(Attempt::Busy),
+        let Some(file) = known.descriptors().filter(|_| self.reads_long(known)) else {
+            return Ok(Attempt::Busy);
         };
         if warmth_of(&Batch::of(transfer), known.policy) != Warmth::Warm {
             return Ok(Attempt::Busy);
@@ -226,6 +225,11 @@ impl Callers {
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
+    }
+
+    /// Whether callers read long warm ranges of such a file by themselves now.
+    pub(crate) fn reads_long(&self, known: &Known<'_>) -> bool {
+        !self.device.info().is_host && self.is_crowd() && known.align <= long::LONGEST_ALIGN
     }
 
     /// Whether synchronous callers are about as many as CPUs, this one included, or were until recently.
