@@ -21,6 +21,7 @@ __all__ = [
     "Table",
     "ZipPlan",
     "_drain",
+    "check_place",
     "checksums",
     "cli",
     "crc32",
@@ -28,7 +29,6 @@ __all__ = [
     "device_count",
     "device_name",
     "dtype_size",
-    "dtypes",
     "empty",
     "exchange_capture_mode",
     "map",
@@ -43,6 +43,7 @@ __all__ = [
     "read_safetensors",
     "read_shard_index",
     "read_zip",
+    "repository_hint",
     "trim",
     "wait_stream",
 ]
@@ -60,6 +61,8 @@ _Pieces: TypeAlias = Iterable[tuple[_Array, int]]
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
+def check_place(path: _Path, writes: bool) -> None: ...
+def repository_hint(path: _Path) -> str | None: ...
 def open(path: _Path, mode: str = "r", *, cache: str | None = None) -> File: ...
 
 @final
@@ -242,7 +245,6 @@ def plan_safetensors(
     tensors: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str] | None = None, align: int = 4096
 ) -> tuple[bytes, list[tuple[int, int]], int]: ...
 def dtype_size(name: str) -> int: ...
-def dtypes() -> list[tuple[str, int, str, str, str, bool]]: ...
 def read_shard_index(json: bytes) -> tuple[list[str], list[tuple[str, int]], int | None]: ...
 def read_npy_header(
     file: File, offset: int = 0, length: int | None = None

@@ -7,26 +7,33 @@ from __future__ import annotations
 import functools
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _forebay
 
 if TYPE_CHECKING:
     from ._forebay import File
 
-__all__ = ["Known", "Watch", "open_known", "path_text"]
+__all__ = ["Known", "Watch", "home", "open_known", "path_text"]
 
 _MAX_PATH_BYTES = 4096
 _URL = "nfs://"
 
 
-def path_text(given: Any) -> str:
+def path_text(given: Any, writes: bool = False, *, by_url: bool = True) -> str:
     """A path as text: absolute, so that it means the same file when the program has changed its folder. ``nfs://`` URLs stay
     as they are.
 
+    Args:
+        given: by the program.
+        writes: a file or folder is made there.
+        by_url: whether ``nfs://`` URLs are taken.
+
     Raises:
         InvalidInputError: an open file, bytes of a file, or something else that is no path.
-        NotFoundError: a relative path, and the program's folder was removed.
+        NotFoundError: a relative path, and the program's folder was removed; or what is no path of this machine, but the name
+            of a repository of models.
+        UnsupportedError: what lies elsewhere: ``s3://…``, ``hf://…``, ``https://…``.
     """
     try:
         path = os.fsdecode(os.fspath(given))
@@ -35,8 +42,12 @@ def path_text(given: Any) -> str:
     else:
         # Bytes that no path has, or more of them than the kernel takes, are a file's.
         if not isinstance(given, bytes) or (b"\0" not in given and len(given) <= _MAX_PATH_BYTES):
-            # An empty one names no file: of the folder it would be made.
-            return path if not path or path[0] == "/" or _is_url(path) else _absolute(path)
+            if not path or path[0] == "/":
+                # An empty one names no file: of the folder it would be made.
+                return path
+            return (
+                _absolute(path, writes) if not _is_url(path) else path if by_url and not writes else _refuse_url(path)
+            )
     from ._refusals import no_path
 
     raise no_path(given)
@@ -46,7 +57,22 @@ def _is_url(path: str) -> bool:
     return path[: len(_URL)].lower() == _URL
 
 
-def _absolute(path: str) -> str:
+def _refuse_url(path: str) -> NoReturn:
+    from .errors import UnsupportedError
+
+    hints = ["mount the export, and give the path there"]
+    raise UnsupportedError("a path is needed here: an nfs:// URL names one file, to be read", hints=hints, url=path)
+
+
+def _absolute(path: str, writes: bool) -> str:
+    if ":/" in path:
+        _forebay.check_place(path, writes)
+    elif not writes and path.count("/") == 1 and not os.path.lexists(path):
+        hint = _forebay.repository_hint(path)
+        if hint is not None:
+            from .errors import NotFoundError
+
+            raise NotFoundError("cannot open file: no such file or directory", hints=[hint], path=path)
     # Not normalised: behind a symbolic link ".." leads elsewhere.
     try:
         return os.path.join(os.getcwd(), path)
@@ -115,7 +141,7 @@ class Known:
     def __init__(self, file: File, state: tuple[int, ...] | None = None) -> None:
         self.path = file.path
         self._state = file._state() if state is None else state
-        self._home = _home()
+        self._home = home()
 
     def is_behind(self, file: File) -> bool:
         """Whether it is the same file, in the same state."""
@@ -123,7 +149,7 @@ class Known:
         if now is None or then is None:
             return now == then
         # On another machine a copy is the same: it has the bytes, and the time of change if it was made to keep that.
-        if now[2:4] != then[2:4] or self._home is None or self._home != _home():
+        if now[2:4] != then[2:4] or self._home is None or self._home != home():
             return now[2:4] == then[2:4]
         # Some file systems give a file another number each time that they look it up, and a change of its rights alone is none.
         return now[:2] == then[:2] or now[4] == then[4]
@@ -146,7 +172,7 @@ def open_known(known: Known) -> File:
 
 
 @functools.cache
-def _home() -> tuple[str, str] | None:
+def home() -> tuple[str, str] | None:
     """The machine, and which files this process sees there; ``None`` where that cannot be told."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _forebay, frameworks
+from ._paths import path_text
 from .data._memory import Memory, memory_for
 from .errors import Error, IntegrityError, MissingPackageError, NoSpaceError, PermissionDeniedError, ReadOnlyError
 from .placement import Device
@@ -99,7 +100,7 @@ class GDSDataset(PersistentDataset):
         super().__init__(
             data=data,
             transform=transform,
-            cache_dir=cache_dir,
+            cache_dir=None if cache_dir is None else Path(path_text(cache_dir, True)),
             hash_func=hash_func,
             hash_transform=hash_transform,
             reset_ops_id=reset_ops_id,

@@ -236,7 +236,7 @@ def save_file(
     """
     from .saving import describe_all, write_safetensors
 
-    write_safetensors(path_text(path), describe_all(tensors), metadata, checksums, durable)
+    write_safetensors(path_text(path, True), describe_all(tensors), metadata, checksums, durable)
 
 
 def __getattr__(name: str) -> object:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import data_files as files
 import numpy as np
 import pytest
 
@@ -61,6 +62,31 @@ def make_safetensors(path: Path, values: Any) -> None:
     forebay.save_file({"a": values}, path, durable=False)
 
 
+def make_pack(path: Path, values: Any) -> None:
+    forebay.data.pack([{"x": row} for row in values], path, durable=False)
+
+
+def make_mds(path: Path, values: Any) -> None:
+    files.write_mds(path, {"x": ("ndarray:int64:3", 24)}, [[{"x": row.tobytes()} for row in values]])
+
+
+def make_litdata(path: Path, values: Any) -> None:
+    files.write_litdata(path, ["x"], ["no_header_numpy:3"], [[[row.tobytes()] for row in values]])
+
+
+def make_megatron(path: Path, values: Any) -> None:
+    path.mkdir(exist_ok=True)
+    files.write_megatron(path / "x", [values.reshape(-1)], 5, "int64")
+
+
+def all_of(records: Any) -> Any:
+    """All records as one array."""
+    batch = records[:]
+    batch = batch["x"] if isinstance(batch, dict) else batch
+    batch = getattr(batch, "values", batch)
+    return np.asarray(batch).view("int64").reshape(ROWS, 3)
+
+
 HOST: dict[str, Any] = {"framework": "numpy", "device": "cpu"}
 CASES = {
     "open": Case(
@@ -88,6 +114,26 @@ CASES = {
     "safe_open, slice": Case(
         make_safetensors, lambda path: forebay.safe_open(path, "np").get_slice("a"), lambda part: part[:, :]
     ),
+    "data.raw": Case(
+        lambda path, values: path.write_bytes(values.tobytes()),
+        lambda path: forebay.data.raw(path, "int64", 3, **HOST),
+        all_of,
+    ),
+    "data.ranges": Case(
+        lambda path, values: path.write_bytes(values.tobytes()),
+        lambda path: forebay.data.ranges(path, [0, 24], [24, 24 * (ROWS - 1)], "int64", **HOST),
+        all_of,
+    ),
+    "data.npy": Case(make_npy, lambda path: forebay.data.npy(path, **HOST), all_of),
+    "data.packed": Case(make_pack, lambda path: forebay.data.packed(path, **HOST), all_of),
+    "data.tar": Case(
+        lambda path, values: files.write_tar(path, [(f"{i}", {"x": row.tobytes()}) for i, row in enumerate(values)]),
+        lambda path: forebay.data.tar(path, **HOST),
+        all_of,
+    ),
+    "data.mds": Case(make_mds, lambda path: forebay.data.mds(path, **HOST), all_of),
+    "data.litdata": Case(make_litdata, lambda path: forebay.data.litdata(path, **HOST), all_of),
+    "data.megatron": Case(make_megatron, lambda path: forebay.data.megatron(f"{path}/x", **HOST), all_of),
 }
 #: What is sent to other processes.
 PICKLED = [name for name in CASES if not name.startswith("safe_open")]
@@ -130,13 +176,18 @@ EVENTS: dict[str, Callable[[Path, Path], None]] = {
 }
 
 
+WAYS = [
+    (name, way)
+    for name in CASES
+    for way in ("kept", "used before", "sent", "sent and used")
+    if name in PICKLED or not way.startswith("sent")
+]
+
+
 @pytest.mark.parametrize("event", EVENTS)
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("way", ["kept", "used before", "sent", "sent and used"])
-def test_what_is_taken_by_a_path_stays_what_it_was(name: str, event: str, way: str, folders: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_what_is_taken_by_a_path_stays_what_it_was(name: str, way: str, event: str, folders: tuple[Path, Path]) -> None:
     case = CASES[name]
-    if way.startswith("sent") and name not in PICKLED:
-        pytest.skip("it is not sent to other processes")
     one, two = folders
     case.make(one / "x", numbers(1))
     case.make(two / "x", numbers(100))
@@ -172,7 +223,7 @@ def test_a_copy_with_the_same_size_and_time_is_another_file(folders: tuple[Path,
     one, _ = folders
     for name, case in CASES.items():
         path = one / f"{list(CASES).index(name)}"
-        if name not in PICKLED or name in ("data.mds", "data.litdata", "data.megatron"):
+        if name not in PICKLED or name.startswith("data."):
             continue
         case.make(path, numbers(1))
         times = path.stat()
@@ -205,7 +256,7 @@ def test_dots_behind_a_link_are_the_kernels(folders: tuple[Path, Path]) -> None:
     os.symlink(two / "inner", one / "link")
     np.save(one / "x.npy", numbers(100))
     np.save(two / "x.npy", numbers(1))
-    for case in ("open_npy",):
+    for case in ("open_npy", "data.npy"):
         taken = CASES[case].take("link/../x.npy")
         assert np.array_equal(CASES[case].use(taken), numbers(1))
         assert np.array_equal(CASES[case].use(pickle.loads(pickle.dumps(taken))), numbers(1))
@@ -296,3 +347,128 @@ def test_paths_in_errors_and_attributes_are_absolute(folders: tuple[Path, Path])
     np.save("x.npy", numbers(1))
     assert forebay.open("x.npy").path == forebay.open_npy(Path("x.npy")).path == str(one / "x.npy")
     assert forebay.open(b"x.npy").path == str(one / "x.npy")
+
+
+#: What takes the path of a file or folder that is there.
+READERS: dict[str, Callable[[Any], object]] = {
+    "open": forebay.open,
+    "load_file": lambda path: forebay.load_file(path, framework="numpy"),
+    "load_file, several": lambda path: forebay.load_file([path, path], framework="numpy"),
+    "safe_open": lambda path: forebay.safe_open(path, "np"),
+    "read_npy": forebay.read_npy,
+    "open_npy": forebay.open_npy,
+    "read_npz": forebay.read_npz,
+    "open_npz": forebay.open_npz,
+    "map": lambda path: forebay.map(path, "cuda:0"),
+    "data.raw": lambda path: forebay.data.raw(path, "uint8", 1, **HOST),
+    "data.raw, several": lambda path: forebay.data.raw([path], "uint8", 1, **HOST),
+    "data.npy": lambda path: forebay.data.npy(path, **HOST),
+    "data.ranges": lambda path: forebay.data.ranges(path, **HOST),
+    "data.tar": lambda path: forebay.data.tar(path, **HOST),
+    "data.mds": lambda path: forebay.data.mds(path, **HOST),
+    "data.litdata": lambda path: forebay.data.litdata(path, **HOST),
+    "data.megatron": lambda path: forebay.data.megatron(path, **HOST),
+    "data.packed": lambda path: forebay.data.packed(path, **HOST),
+    "data.verify": forebay.data.verify,
+}
+WRITERS: dict[str, Callable[[Any], object]] = {
+    "open, w": lambda path: forebay.open(path, "w"),
+    "save_file": lambda path: forebay.save_file({"a": numbers(1)}, path),
+    "write_npy": lambda path: forebay.write_npy(path, numbers(1)),
+    "write_npz": lambda path: forebay.write_npz(path, {"a": numbers(1)}),
+    "data.pack": lambda path: forebay.data.pack([{"x": 1}], path),
+}
+try:
+    import torch
+
+    import forebay.pickles
+    import forebay.torch as ft
+except ImportError:
+    pass
+else:
+    READERS |= {
+        "pickles.load": forebay.pickles.load,
+        "torch.load": lambda path: ft.load(path, "cpu"),
+        "CheckpointReader": ft.CheckpointReader,
+        "CheckpointReader.reset": lambda path: ft.CheckpointReader("x").reset(path),
+    }
+    WRITERS |= {
+        "torch.save": lambda path: ft.save({"w": torch.ones(1)}, path),
+        "save_async": lambda path: ft.save_async({"w": torch.ones(1)}, path),
+        "CheckpointWriter": ft.CheckpointWriter,
+        "CheckpointWriter.reset": lambda path: ft.CheckpointWriter("x").reset(path),
+    }
+
+
+class Elsewhere:
+    """A path of a library for objects in stores, which has no path of a file."""
+
+    def __str__(self) -> str:
+        return "s3://bucket/key"
+
+
+def test_what_lies_elsewhere_is_refused_by_every_function(folders: tuple[Path, Path]) -> None:
+    one, _ = folders
+    fetch = {
+        "s3://bucket/a key.safetensors": "aws s3 cp 's3://bucket/a key.safetensors' .",
+        "gs://bucket/x.tar": "gcloud storage cp gs://bucket/x.tar .",
+        "hf://org/model/x.safetensors": "hf download org/model x.safetensors --local-dir DIRECTORY",
+        "https://host/x.npy": "curl -fLO https://host/x.npy",
+        b"s3://bucket/key": "aws s3 cp s3://bucket/key .",
+        Path("s3://bucket/key"): "aws s3 cp s3://bucket/key .",
+        Elsewhere(): "aws s3 cp s3://bucket/key .",
+    }
+    for url, command in fetch.items():
+        for name, call in READERS.items():
+            with pytest.raises(errors.UnsupportedError, match="forebay has no client for") as caught:
+                call(url)
+            assert any(command in hint for hint in caught.value.hints), (name, caught.value.hints)
+    for name, call in WRITERS.items():
+        with pytest.raises(errors.UnsupportedError, match="cannot create file: forebay has no client for S3") as caught:
+            call("s3://bucket/key")
+        assert caught.value.hints == ["write a file of this machine, then copy it: aws s3 cp FILE s3://bucket/key"], (
+            name
+        )
+    with pytest.raises(errors.InvalidInputError, match="not by a file: URL") as named:
+        forebay.open("file:///data/x")
+    assert named.value.hints == ["name the path: /data/x"]
+    assert not list(one.iterdir())
+
+
+def test_names_of_models_are_no_paths(folders: tuple[Path, Path]) -> None:
+    one, _ = folders
+    for name, call in READERS.items():
+        with pytest.raises(errors.NotFoundError) as caught:
+            call("org/model-7.5")
+        hint = "hf download org/model-7.5 --local-dir DIRECTORY"
+        assert any(hint in given for given in caught.value.hints), (name, caught.value)
+    # A folder of that name is one.
+    (one / "org").mkdir()
+    np.save(one / "org/model-7.5", numbers(1))
+    os.rename(one / "org/model-7.5.npy", one / "org/model-7.5")
+    assert np.array_equal(forebay.read_npy("org/model-7.5"), numbers(1))
+
+
+def test_urls_of_a_server_where_a_path_is_needed(folders: tuple[Path, Path]) -> None:
+    one, _ = folders
+    url = "nfs://server.invalid/export/x"
+    needed = [call for name, call in READERS.items() if name.startswith(("data.", "CheckpointReader"))]
+    needed += [call for name, call in WRITERS.items() if name != "open, w"]
+    for call in needed:
+        with pytest.raises(errors.UnsupportedError) as caught:
+            call(url)
+        assert "mount" in caught.value.hints[0]
+    assert not list(one.iterdir())
+
+
+def test_the_cache_of_monai_stays_where_it_was(folders: tuple[Path, Path]) -> None:
+    pytest.importorskip("monai", reason="monai is not installed")
+    from forebay.monai import GDSDataset
+
+    one, two = folders
+    data = GDSDataset([1.0], lambda number: torch.full((2,), number), "cache", "cpu")
+    os.chdir(two)
+    assert data[0].tolist() == [1, 1]
+    assert len(list((one / "cache").iterdir())) == 1 and not list(two.iterdir())
+    with pytest.raises(errors.UnsupportedError):
+        GDSDataset([1.0], lambda number: number, "s3://bucket/cache", "cpu")

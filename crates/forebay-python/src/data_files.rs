@@ -79,11 +79,26 @@ impl OpenFiles {
 /// An open file, as long as its data set or a transfer holds it.
 pub(crate) struct OpenFile {
     pub(crate) engine: Engine,
+    /// Bytes, and the last change of them, when it was opened.
+    opened: Option<(u64, (i64, i64))>,
     /// The process's that opened it.
     home: &'static Flights,
 }
 
 impl OpenFile {
+    /// The error of a read after which the file is not what it was.
+    pub(crate) fn changed(&self) -> Option<Error> {
+        if of_bytes(&self.engine) == self.opened {
+            return None;
+        }
+        let error = Error::new(
+            ErrorKind::Busy,
+            "the file changed since the data set was opened: what was read is of no state",
+        );
+        let error = error.with("path", self.engine.name()).hint("open the data set anew");
+        Some(error.hint("to change a file that is read, write another one and rename it"))
+    }
+
     /// The error of a read that met the file's end, behind which there were records when it was opened.
     pub(crate) fn cut(&self) -> Error {
         Error::new(ErrorKind::ShortRead, "the file became shorter while it was read")
@@ -149,6 +164,7 @@ impl Slot {
 
     fn open_now(&self) -> Result<Arc<OpenFile>> {
         let engine = Engine::open(&self.path)?;
+        let opened = of_bytes(&engine);
         self.check(&engine)?;
         let home = Flights::here();
         let mut slot: MutexGuard<'_, _> = lock(&self.open);
@@ -156,7 +172,7 @@ impl Slot {
         Ok(slot
             .get_or_insert_with(|| {
                 *lock(&home.files.count) += 1;
-                Arc::new(OpenFile { engine, home })
+                Arc::new(OpenFile { engine, opened, home })
             })
             .clone())
     }
@@ -180,6 +196,11 @@ impl Slot {
             .with("before", self.size)
             .hint("open the data set anew"))
     }
+}
+
+/// What a change of a file's bytes changes. A new name, or one less, does not.
+fn of_bytes(file: &Engine) -> Option<(u64, (i64, i64))> {
+    file.version().map(|version| (version.len, version.modified))
 }
 
 /// A file takes two descriptors: half of them are left to the program.

@@ -56,6 +56,14 @@ pub(crate) enum Files {
 }
 
 impl Files {
+    /// The error of a file of a data set that changed while it was read.
+    fn changed(&self) -> Option<Error> {
+        match self {
+            Self::One(_) => None,
+            Self::Set(files) => files.iter().find_map(|(_, file)| file.changed()),
+        }
+    }
+
     /// The error of an entry with the name of its file: the end of a file is met where that is no longer known.
     fn named(&self, mut entry: usize, error: Error) -> Error {
         if error.kind() != ErrorKind::ShortRead {
@@ -150,7 +158,8 @@ impl Flight {
     fn land(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let receipts = std::mem::take(&mut state.receipts);
         let files = std::mem::replace(&mut state.files, Files::Set(Vec::new()));
-        state.outcome = Some(match state.error.take() {
+        let error = state.error.take().or_else(|| files.changed());
+        state.outcome = Some(match error {
             Some(error) => Err(error),
             None => Ok((receipts, self.started.elapsed())),
         });

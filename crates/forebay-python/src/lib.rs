@@ -50,7 +50,7 @@ mod _forebay {
     use crate::map::{Map, MapView, map};
     #[pymodule_export]
     use crate::models::{
-        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, dtypes, npy_header,
+        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, npy_header,
         npy_itemsize, plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors,
         read_shard_index, read_zip,
     };
@@ -66,6 +66,8 @@ mod _forebay {
     use crate::session::{device_count, device_name, notes, trim};
     #[pymodule_export]
     use crate::stream::{exchange_capture_mode, wait_stream};
+    #[pymodule_export]
+    use crate::text::{check_place, repository_hint};
 
     /// Transfers end before the interpreter does: their memory is its objects'.
     #[pymodule_init]

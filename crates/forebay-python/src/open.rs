@@ -14,8 +14,13 @@ use crate::text::FilePath;
 /// read stays there for the next reader), "bypass" (never used for what is aligned).
 #[pyfunction]
 #[pyo3(signature = (path, mode="r", *, cache=None))]
-pub(crate) fn open(py: Python<'_>, path: FilePath, mode: &str, cache: Option<&str>) -> PyResult<File> {
-    let FilePath(path) = path;
+pub(crate) fn open(
+    py: Python<'_>,
+    path: &Bound<'_, PyAny>,
+    mode: &str,
+    cache: Option<&str>,
+) -> PyResult<File> {
+    let FilePath(path) = FilePath::of(path.as_borrowed(), mode.starts_with(['w', 'x']))?;
     let options = Engine::options();
     // Files hold bytes: "rb" is what "r" says.
     let (mode, options) = match mode.replacen('b', "", 1).as_str() {

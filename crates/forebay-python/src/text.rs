@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use forebay_config::elsewhere;
 use forebay_engine::File as Engine;
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 
-use crate::error::invalid;
+use crate::error::{OrRaise, invalid};
 
 /// A text that a file can hold.
 pub(crate) struct Text(pub(crate) String);
@@ -26,6 +27,13 @@ impl<'py> FromPyObject<'_, 'py> for FilePath {
     type Error = PyErr;
 
     fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Self::of(given, false)
+    }
+}
+
+impl FilePath {
+    /// `writes`: for a file that is made or changed.
+    pub(crate) fn of(given: Borrowed<'_, '_, PyAny>, writes: bool) -> PyResult<Self> {
         match given.extract::<PathBuf>() {
             Ok(path) if path.is_absolute() || Engine::is_url(&path) => return Ok(Self(path)),
             Err(error) if error.is_instance_of::<PyUnicodeEncodeError>(given.py()) => {
@@ -34,9 +42,21 @@ impl<'py> FromPyObject<'_, 'py> for FilePath {
             _ => {}
         }
         // A relative one, bytes, or what is no path: the package's Python half knows what to make of it.
-        let text = given.py().import("forebay._paths")?.call_method1("path_text", (given,))?;
+        let text = given.py().import("forebay._paths")?.call_method1("path_text", (given, writes))?;
         text.extract().map(Self)
     }
+}
+
+/// Fails for what lies neither on this machine nor on an NFS server: `s3://…`, `hf://…`, `https://…`.
+#[pyfunction]
+pub(crate) fn check_place(path: PathBuf, writes: bool) -> PyResult<()> {
+    if writes { elsewhere::check_write(&path) } else { elsewhere::check_read(&path) }.or_raise()
+}
+
+/// What to say of a path that is not there, but may be meant for a repository of models.
+#[pyfunction]
+pub(crate) fn repository_hint(path: PathBuf) -> Option<String> {
+    elsewhere::repository_hint(&path)
 }
 
 /// The name of a dtype: a text, or what numpy, torch and jax have for one.

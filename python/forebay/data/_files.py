@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import _forebay, errors
+from .._paths import home, path_text
 from ..errors import BusyError, InvalidInputError
-from ..loading import path_text
 
 __all__ = ["FileSet", "bounded", "chosen", "index_in", "read_json", "read_start", "text_paths"]
 
@@ -51,7 +51,7 @@ def text_paths(given: Any) -> list[str]:
 
 def index_in(folder: Any) -> tuple[str, str]:
     """A folder's path and that of its ``index.json``, which may be given in its place."""
-    given = path_text(folder)
+    given = path_text(folder, by_url=False)
     home, name = os.path.split(given)
     return (home, given) if name == "index.json" else (given, os.path.join(given, "index.json"))
 
@@ -75,11 +75,11 @@ class FileSet:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        # An empty one would be the folder of the program.
-        self.paths = [os.path.abspath(path) if path else path for path in paths]
+        self.paths = [path_text(path, by_url=False) for path in paths]
         found = [_state(path) for path in self.paths]
         self.states = [state for state, _ in found]
         # Of this machine only: a copy elsewhere has others.
+        self._home = home()
         self._marks: list[tuple[int, int]] | None = [mark for _, mark in found]
         self._native: tuple[int, _forebay.Files] | None = None
         self._lock = threading.Lock()
@@ -118,10 +118,12 @@ class FileSet:
         return digest.hexdigest()[:32]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "states": self.states}
+        return {"paths": self.paths, "states": self.states, "_marks": self._marks, "_home": self._home}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _native=None, _marks=None, _lock=threading.Lock())
+        self.__dict__.update(state, _native=None, _lock=threading.Lock())
+        if self._home is None or self._home != home():
+            self._marks = None
 
 
 def _state(path: str) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -149,9 +151,8 @@ def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
         raise InvalidInputError(f"columns cannot be {columns!r}", hints=["columns=[NAME, …]"], path=path)
     wanted = known if columns is None else [columns] if isinstance(columns, str) else list(columns)
     hints = [f"columns: {', '.join(known)}"]
-    present = set(known)
     for name in wanted:
-        if name not in present:
+        if name not in known:
             raise InvalidInputError(f"there is no column {name!r}", hints=hints, path=path)
     if not wanted:
         raise InvalidInputError("no columns to read", hints=hints, path=path)

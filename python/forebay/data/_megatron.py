@@ -7,9 +7,9 @@ import struct
 from typing import Any
 
 from .. import _forebay
+from .._paths import path_text
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
-from ..loading import path_text
 from ._files import FileSet, bounded, read_start
 from ._plain import check_units, need_numpy, whole_number
 from ._records import FileRecords, Part
@@ -46,7 +46,7 @@ def megatron(
         UnsupportedError: an index of another version.
     """
     numpy = need_numpy()
-    prefix = path_text(prefix)
+    prefix = path_text(prefix, by_url=False)
     stem, ending = os.path.splitext(prefix)
     if ending in (".idx", ".bin") and not os.path.exists(prefix + ".idx"):
         prefix = stem

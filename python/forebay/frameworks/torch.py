@@ -11,15 +11,37 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device, parse_device
-from . import Allocator, Described, NotContiguousError, _dtypes, settle
+from . import Allocator, Described, NotContiguousError, settle
 
 __all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "refusal", "why_not_contiguous"]
 
-# Of F4 two elements are in each byte, which torch counts as one: see `_halved`.
-_DTYPE_NAMES = _dtypes.TORCH
+_DTYPE_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    # Two elements in each byte, which torch counts as one: see `_halved`.
+    "F4": "float4_e2m1fn_x2",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+}
 # Versions of torch differ in what they have.
 _DTYPES: dict[str, Any] = {ours: getattr(torch, name) for ours, name in _DTYPE_NAMES.items() if hasattr(torch, name)}
 _MKLDNN: Any = torch._mkldnn  # type: ignore[attr-defined]
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NO_HOST_MEMORY = ("can't allocate memory", "not enough memory")
 _NAMES: dict[Any, str] = {dtype: ours for ours, dtype in _DTYPES.items()}
 
@@ -58,6 +80,8 @@ class Torch:
     def dtype_hints(self, name: str) -> list[str]:
         if name in _DTYPE_NAMES:
             return ["pip install --upgrade torch"]
+        from . import _dtypes
+
         return _dtypes.hints(name)
 
     def reads(self, name: str) -> bool:
@@ -88,7 +112,7 @@ class Torch:
         dtype = _NAMES.get(array.dtype)
         if dtype is None:
             raise UnsupportedError(
-                "no file has such a dtype",
+                "safetensors has no such dtype",
                 hints=["cast it first: .to(torch.float32)"],
                 tensor=name,
                 dtype=array.dtype,
@@ -161,7 +185,8 @@ def no_memory(tensor: Any) -> NoMemory | None:
     """Why a tensor's bytes cannot be read from its memory by shape and strides; ``None`` if they can. Asks nothing of a tensor
     that its kind has no answer for.
     """
-    if isinstance(tensor, UninitializedTensorMixin):
+    is_plain = type(tensor) in _PLAIN_TYPES
+    if not is_plain and isinstance(tensor, UninitializedTensorMixin):
         return NoMemory(
             "the parameter is not made yet: its lazy module makes it in its first forward pass",
             "run the model once before",
@@ -174,7 +199,7 @@ def no_memory(tensor: Any) -> NoMemory | None:
     if tensor.is_meta:
         hint = 'model.to_empty(device="cpu") makes room for data'
         return NoMemory("the tensor is on the device meta: it has no data", hint)
-    if hasattr(tensor, "full_tensor"):
+    if not is_plain and hasattr(tensor, "full_tensor"):
         return NoMemory("the tensor is distributed over several processes", "tensor.full_tensor()")
     if tensor.is_quantized:
         return NoMemory("the tensor is quantized", "tensor.int_repr(), and scale and zero point beside it", True)
@@ -187,9 +212,8 @@ def _no_storage(tensor: Any) -> NoMemory | None:
         address, size = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError):
         address, size = 0, -1
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    end = tensor.storage_offset() + 1 + sum((length - 1) * step for length, step in steps)
-    if address and end * tensor.itemsize <= size:
+    needed = _end(tensor) * tensor.itemsize
+    if address and needed <= size:
         return None
     kind = type(tensor)
     if not address and isinstance(tensor, FakeTensor):
@@ -199,11 +223,19 @@ def _no_storage(tensor: Any) -> NoMemory | None:
     if hasattr(kind, "__tensor_flatten__"):
         hint = f"save the tensors in it: {kind.__name__}.__tensor_flatten__ names them"
         return NoMemory(f"the tensor has no memory of its own: {kind.__name__} wraps others", hint, True)
-    if 0 <= size < end * tensor.itemsize:
+    if 0 <= size < needed:
         hint = "take the state while its memory is there (FSDP: model.state_dict())"
         return NoMemory("the memory of the tensor was freed: untyped_storage().resize_() did that", hint)
     hint = "save it outside of what wraps it: torch.func, torch.compile, or a class of its own"
     return NoMemory("the tensor has no memory of its own", hint)
+
+
+def _end(tensor: Any) -> int:
+    """Elements of its storage up to the end of a tensor that has some."""
+    start = int(tensor.storage_offset())
+    if tensor.is_contiguous():
+        return start + int(tensor.numel())
+    return start + 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def why_not_contiguous(tensor: Any) -> tuple[str, str] | None:

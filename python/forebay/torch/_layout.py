@@ -66,9 +66,8 @@ def plan(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Blob], list[Vi
         else:
             cover = _cover(cluster)
             blobs.append(Blob(f"{name}.storage", cover, cover.dtype))
-        start = min(span.start for span in cluster)
         for span in cluster:
-            views[span.at] = _view(span, base, start, len(blobs) - 1)
+            views[span.at] = _view(span, base, cluster, len(blobs) - 1)
     _rename(blobs)
     return blobs, [view for view in views if view is not None]
 
@@ -114,10 +113,11 @@ def _base(cluster: Sequence[_Span]) -> _Span | None:
     return None
 
 
-def _view(span: _Span, base: _Span | None, start: int, blob: int) -> View:
+def _view(span: _Span, base: _Span | None, cluster: Sequence[_Span], blob: int) -> View:
     tensor = span.tensor
     if base is not None and span.layout() == base.layout():
         return View(blob, tensor.dtype)
+    start = min(other.start for other in cluster)
     return View(blob, tensor.dtype, False, span.start - start, tuple(tensor.shape), tuple(tensor.stride()))
 
 
@@ -136,11 +136,9 @@ def _cover(cluster: Sequence[_Span]) -> torch.Tensor:
 def _rename(blobs: Sequence[Blob]) -> None:
     """Makes names unique: `{"a.b": x, "a": {"b": y}}` has two tensors with one path."""
     taken: set[str] = {"__metadata__"}
-    counts: dict[str, int] = {}
     for blob in blobs:
-        name = blob.name or "tensor"
+        name, count = blob.name or "tensor", 2
         while name in taken:
-            counts[blob.name] = counts.get(blob.name, 1) + 1
-            name = f"{blob.name}#{counts[blob.name]}"
+            name, count = f"{blob.name}#{count}", count + 1
         taken.add(name)
         blob.name = name

@@ -201,7 +201,7 @@ def save(state: Any, path: str | os.PathLike[str], *, checksums: bool = True, du
         NoSpaceError, …: the file could not be written. The old one is as it was.
     """
     blobs, metadata = prepare(state)
-    text = path_text(path)
+    text = path_text(path, True)
     pending, _ = _container.write(text, blobs, metadata, checked=checksums)
     with pending:
         wait_for(text)
@@ -242,7 +242,7 @@ def save_async(
     """
     if snapshot not in (None, "device", "host"):
         raise errors.InvalidInputError('snapshot is None, "device" or "host"', got=repr(snapshot))
-    text = path_text(path)
+    text = path_text(path, True)
     blobs, metadata = prepare(state)
     ready = _record_events(blobs)
     if snapshot == "device":

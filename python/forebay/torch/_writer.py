@@ -78,7 +78,7 @@ class CheckpointWriter(StorageWriter):
     ) -> None:
         if shard_bytes <= 0:
             raise errors.InvalidInputError("a shard has to have a size", shard_bytes=shard_bytes)
-        self.path = path_text(path)
+        self.path = path_text(path, True)
         self.shard_bytes = shard_bytes
         self.reuse = reuse
         self.durable = durable
@@ -93,7 +93,7 @@ class CheckpointWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turns to another folder, if one is given."""
         if checkpoint_id is not None:
-            self.path = path_text(checkpoint_id)
+            self.path = path_text(checkpoint_id, True)
 
     def storage_meta(self) -> StorageMeta:
         """What planners are told about the storage."""

@@ -13,11 +13,10 @@ use super::pin_cache::PinCache;
 use super::readers::Reader;
 use super::reclaimer::Pin;
 use super::region::WINDOW;
-use super::registrar::{PinPolicy, PinRequest, PinTerms};
+use super::registrar::{PinPolicy, PinRequest};
 use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part, are_many_small};
 use crate::request::transfer::Batch;
-use crate::runtime::lock;
 use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
@@ -54,8 +53,6 @@ pub(super) struct BatchRoute {
     pub(super) spans: VecDeque<RouteSpan>,
     /// Pins of windows that are ready.
     pub(super) pins: Vec<Arc<Pin>>,
-    /// Bytes of them while which are copied nobody else needs the driver.
-    pub(super) cover: u64,
     /// For the lanes.
     pub(super) rest: Vec<Part>,
     /// Why there is a rest.
@@ -78,7 +75,7 @@ pub(super) fn route(
     cache: &PinCache,
     batch: &Batch,
     must_pin: bool,
-    (others_copy, are_several): (bool, bool),
+    others_copy: bool,
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(PinRequest),
 ) -> std::result::Result<BatchRoute, Reason> {
@@ -100,7 +97,6 @@ pub(super) fn route(
         version,
         spans: VecDeque::new(),
         pins: Vec::new(),
-        cover: 0,
         rest: Vec::new(),
         reason: None,
         cuts: Vec::new(),
@@ -108,18 +104,13 @@ pub(super) fn route(
     let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
     let demand = demand(batch, route.version.len);
     let reader = Reader { direction: batch.direction, bytes: asked_for(&demand), others_copy };
-    if !are_several {
-        let is_there = |(index, _): &&(usize, u64)| route.pinned.has_pin(*index);
-        route.cover = asked_for(demand.iter().filter(is_there));
-        lock(&route.pinned.credit).cover(route.cover);
-    }
     for (index, bytes) in demand {
-        let terms = if must_pin {
-            PinTerms::of(PinPolicy::Always, 0.0)
+        let policy = if must_pin {
+            (PinPolicy::Always, 0.0)
         } else {
-            cache.terms(&route.pinned, reader, (index, bytes))
+            cache.policy(&route.pinned, reader, (index, bytes))
         };
-        windows[index] = match cache.ask(source, file, &route.pinned, index, terms, registrar) {
+        windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
             WindowAnswer::Ready(pin) => {
                 route.pins.push(pin);
                 WindowStatus::Ready
@@ -185,8 +176,8 @@ pub(super) fn demand(batch: &Batch, len: u64) -> Vec<(usize, u64)> {
 }
 
 /// The bytes of all windows.
-pub(super) fn asked_for<'a>(demand: impl IntoIterator<Item = &'a (usize, u64)>) -> u64 {
-    demand.into_iter().map(|(_, bytes)| bytes).sum()
+pub(super) fn asked_for(demand: &[(usize, u64)]) -> u64 {
+    demand.iter().map(|(_, bytes)| bytes).sum()
 }
 
 impl BatchRoute {

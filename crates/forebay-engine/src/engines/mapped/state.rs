@@ -22,7 +22,6 @@ use crate::engines::staged::Stage;
 use crate::engines::staged::sync::Callers;
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Election, EngineKind, Note, ReceiptPart};
-use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::runtime::wait;
 use crate::source::writers::Writers;
@@ -169,11 +168,6 @@ impl MappedState {
         lock(&self.requests).pop_front()
     }
 
-    /// Whether windows are to be registered that readers pay for.
-    pub(super) fn has_paid(&self) -> bool {
-        lock(&self.requests).iter().any(|request| request.terms.policy == PinPolicy::Paid)
-    }
-
     /// The next window to register in the background.
     pub(super) fn next_background(&self) -> Option<PinRequest> {
         lock(&self.background).pop_front()
@@ -201,16 +195,6 @@ impl MappedState {
     /// Whether lanes or callers copy. A registration would keep their copies from starting.
     pub(super) fn others_copy(&self) -> bool {
         self.stage.is_busy() || self.callers.are_busy()
-    }
-
-    /// Whether other readers copy than one that asks for one large range after the other.
-    pub(super) fn has_other_readers(&self) -> bool {
-        self.callers.are_busy() || self.readers.are_several()
-    }
-
-    /// Remembers how fast lanes bring what a batch asks for.
-    pub(super) fn note_lanes_pace(&self, batch: &Batch) {
-        self.cache.lanes_pace.take(self.stage.rate(batch));
     }
 
     /// Whether a reader that waits for a registration would keep other readers or copies waiting.
@@ -285,7 +269,7 @@ impl MappedState {
         lock(&self.requests).push_front(request);
         let is_spare = |request: &PinRequest| {
             let answer = request.pinned.answer(request.window);
-            request.terms.policy != PinPolicy::Always
+            request.policy != PinPolicy::Always
                 || !matches!(answer, WindowAnswer::Pending(since) if since.elapsed() < OBSTACLE_LIMIT)
         };
         for request in self.take_requests(is_spare) {
