@@ -34,6 +34,7 @@ from rows.common import Bench, Failed, Skip, print_tables
 ROWS = {
     "loads": models.loads,
     "kvikio": models.kvikio,
+    "repeats": models.repeats,
     "cufile": programs.cufile,
     "staged": programs.staged,
     "small": programs.small,

@@ -29,6 +29,7 @@ __all__ = [
     "device_count",
     "device_name",
     "dtype_size",
+    "dtypes",
     "empty",
     "exchange_capture_mode",
     "map",
@@ -245,6 +246,7 @@ def plan_safetensors(
     tensors: list[tuple[str, str, tuple[int, ...]]], metadata: dict[str, str] | None = None, align: int = 4096
 ) -> tuple[bytes, list[tuple[int, int]], int]: ...
 def dtype_size(name: str) -> int: ...
+def dtypes() -> list[tuple[str, int, str, str, str, bool]]: ...
 def read_shard_index(json: bytes) -> tuple[list[str], list[tuple[str, int]], int | None]: ...
 def read_npy_header(
     file: File, offset: int = 0, length: int | None = None

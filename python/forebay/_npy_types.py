@@ -7,36 +7,26 @@ from typing import Any
 from .errors import InvalidInputError, UnsupportedError
 from .frameworks import Framework, _dtypes
 
-__all__ = ["DESCR_OF", "dtype_of_descr", "dtype_text", "numpy_dtype_of_descr", "transposed"]
+__all__ = [
+    "DESCR_OF",
+    "dtype_of_descr",
+    "dtype_text",
+    "hint_of_descr",
+    "is_nameless",
+    "numpy_dtype_of_descr",
+    "transposed",
+]
 
-#: What a file says for each of safetensors' types.
-DESCR_OF = {
-    "BOOL": "|b1",
-    "U8": "|u1",
-    "I8": "|i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-    # numpy has none of these; ml_dtypes, which adds them, lets it write them as bytes of their width.
-    "BF16": "<V2",
-    "F8_E4M3": "|V1",
-    "F8_E5M2": "|V1",
-    "F8_E4M3FNUZ": "|V1",
-    "F8_E5M2FNUZ": "|V1",
-    "F8_E8M0": "|V1",
-}
-_PLAIN = {descr[1:]: name for name, descr in DESCR_OF.items() if descr[1] != "V"}
+#: What a file says for each type.
+DESCR_OF = _dtypes.DESCR
+_PLAIN = {DESCR_OF[name][1:]: name for name in _dtypes.PLAIN}
+#: What numpy writes for types of ml_dtypes, and cannot read: float8_e5m2 alone has a name of its own.
+_PLAIN["f1"] = "F8_E5M2"
+_NAMELESS = "W"
 
 
 def dtype_of_descr(descr: str, asked: str | None) -> str | None:
-    """safetensors' name of a file's element type, ``None`` where it has none.
+    """Our name of a file's element type, ``None`` where it has none.
 
     Args:
         descr: as in the file's header: ``"<f4"``.
@@ -49,14 +39,25 @@ def dtype_of_descr(descr: str, asked: str | None) -> str | None:
     if asked is None:
         return name
     wanted = _dtypes.name_of(asked)
-    if wanted is None or wanted not in DESCR_OF:
+    if wanted is None:
         raise InvalidInputError(f"unknown dtype: {asked!r}", hints=['dtype="bfloat16", "float8_e4m3fn", …'])
-    if name == wanted or (name is None and descr[1:] == "V" + DESCR_OF[wanted][2:]):
+    if name == wanted or (is_nameless(descr) and descr[2:] == DESCR_OF[wanted][2:]):
         return wanted
     raise InvalidInputError(
         f"the file's elements are {descr}, not {wanted}",
         hints=["leave dtype away, and convert the array that comes back"],
     )
+
+
+def is_nameless(descr: str) -> bool:
+    """Whether a file says only how wide its elements are, so that ``dtype=`` has to say what they are."""
+    return descr[1:2] in ("V", _NAMELESS)
+
+
+def hint_of_descr(descr: str) -> list[str]:
+    """What ``dtype=`` could be for a file that says only how wide its elements are."""
+    fits = [_dtypes.EXTRA[name] for name in _dtypes.EXTRA if DESCR_OF[name][2:] == descr[2:]]
+    return [f"say what the elements are: dtype={' or '.join(map(repr, fits))}"] if is_nameless(descr) and fits else []
 
 
 def dtype_text(dtype: Any) -> str:
@@ -65,9 +66,6 @@ def dtype_text(dtype: Any) -> str:
     Raises:
         InvalidInputError: it is none, or one that no array has.
     """
-    text = str(dtype)
-    if text.startswith("torch."):
-        return text.removeprefix("torch.")
     try:
         name = _dtypes.name_of(dtype)
     except ImportError:

@@ -10,7 +10,6 @@ from . import _forebay
 from .errors import BusyError, DeviceOutOfMemoryError, Error, InternalError, InvalidInputError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from ._forebay import File
     from .frameworks import Framework
     from .loading import Entry
     from .placement import Device
@@ -19,11 +18,9 @@ __all__ = [
     "another",
     "changed",
     "check_names",
-    "is_npz",
     "missing_name",
     "no_path",
     "no_room",
-    "other_kind",
     "room_hints",
     "shared",
     "wrong_size",
@@ -42,55 +39,6 @@ def changed(path: str) -> BusyError:
         hints=["load it again when nobody writes it; write with save_file, which replaces whole files"],
         path=path,
     )
-
-
-#: How files of other kinds begin, what they are, and what to do with them.
-_KINDS = (
-    (b"\x1f\x8b", "a gzip file", "unpack it first: gunzip -k FILE"),
-    (b"BZh", "a bzip2 file", "unpack it first: bunzip2 -k FILE"),
-    (b"\xfd7zXZ\x00", "an xz file", "unpack it first: unxz -k FILE"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file", "unpack it first: unzstd FILE"),
-    (b"\x93NUMPY", "a .npy file", "forebay.read_npy(path)"),
-    (b"GGUF", "a GGUF file", "llama.cpp and transformers (gguf_file=…) read those"),
-    (b"\x89HDF\r\n", "an HDF5 file", "h5py reads those"),
-    (b"version https://git-lfs", "a pointer of Git LFS, not the file", "fetch the file: git lfs pull"),
-)
-
-
-def other_kind(file: File) -> InvalidInputError | None:
-    """What a file is that is not safetensors; ``None`` where that cannot be told."""
-    path = file.path
-    try:
-        start = file.read(512)
-    except (OSError, ValueError, EOFError):
-        return None
-    known = next((kind for kind in _KINDS if start.startswith(kind[0])), None)
-    if known is not None:
-        what, hint = known[1].replace("FILE", path), known[2].replace("FILE", path)
-        return InvalidInputError(f"this is {what}, not safetensors", hints=[hint], path=path)
-    if is_npz(start):
-        return InvalidInputError("this is a .npz file, not safetensors", hints=["forebay.read_npz(path)"], path=path)
-    if not start:
-        return InvalidInputError("the file is empty", hints=["write it again, or fetch it again"], path=path)
-    if _is_text(start):
-        import shlex
-
-        hints = ["an index is loaded under its own name: model.safetensors.index.json"] if start[:1] == b"{" else []
-        hints = hints or [f"look at it: head -c 200 {shlex.quote(path)}"]
-        return InvalidInputError("this is a text, not safetensors", hints=hints, path=path)
-    return None
-
-
-def is_npz(start: bytes) -> bool:
-    """Whether the first bytes are of a zip whose first member is an array of numpy's."""
-    length = int.from_bytes(start[26:28], "little")
-    return start.startswith(b"PK\x03\x04") and start[30 : 30 + length].endswith(b".npy")
-
-
-def _is_text(start: bytes) -> bool:
-    # The last character may be cut.
-    text = start.decode("utf-8", "replace")[:-1]
-    return all(letter.isprintable() or letter in "\t\n\r\f" for letter in text) and "\ufffd" not in text
 
 
 def no_path(given: Any) -> InvalidInputError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import struct
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -24,6 +25,7 @@ PICKLE_LIMIT: Final = 256 << 20
 _MAGIC: Final = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _LEGACY_VERSION: Final = 1001
 _STORED: Final = 0
+_START_BYTES: Final = 512
 
 _Place = tuple[int, int, int | None]
 
@@ -40,8 +42,16 @@ def open_archive(file: File, path: str) -> Archive | Legacy:
     Raises:
         InvalidInputError: it did not.
     """
-    start = _read(file, 0, min(32, file.size))
-    return Legacy(file, path) if is_legacy(start) else Archive(file, path)
+    start = _read(file, 0, min(_START_BYTES, file.size))
+    if is_legacy(start):
+        return Legacy(file, path)
+    from ._kinds import TORCH, is_npz, other_kind
+
+    try:
+        return Archive(file, path)
+    except errors.InvalidInputError as error:
+        is_other = not start.startswith(b"PK") or is_npz(start)
+        raise (is_other and other_kind(file, TORCH)) or error from None
 
 
 def _read(file: File, offset: int, size: int) -> bytes:
@@ -69,7 +79,9 @@ class Archive:
         roots = [name[: -len("/data.pkl")] for name in self.records if name.endswith("/data.pkl")]
         if len(roots) != 1 or "/" in roots[0]:
             raise errors.InvalidInputError(
-                "the archive is no PyTorch checkpoint: it does not hold one data.pkl", path=self.path
+                "this is a zip archive, but no PyTorch checkpoint: it does not hold one data.pkl",
+                hints=[f"look into it: unzip -l {shlex.quote(self.path)}"],
+                path=self.path,
             )
         root = roots[0]
         if f"{root}/constants.pkl" in self.records or any(n.startswith(f"{root}/code/") for n in self.records):

@@ -16,7 +16,10 @@ __all__ = ["Cast", "cast_for"]
 Cast = Callable[[str, str], str]
 
 #: Dtypes that a dtype for the whole file applies to.
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"})
+_FLOATS = frozenset(
+    {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"}
+    | {"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"}
+)
 
 
 def cast_for(framework: Framework, dtype: Any) -> Cast | None:

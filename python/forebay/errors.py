@@ -65,6 +65,15 @@ class Error(Exception):
         for hint in self.hints:
             self.add_note(f"hint: {hint}")
 
+    def about(self, **context: object) -> Error:
+        """The same error with more facts."""
+        return _rebuild(type(self), self.message, self.hints, getattr(self, "errno", None), {**self.context, **context})
+
+    def add_hint(self, hint: str) -> None:
+        """One more thing to type or to change."""
+        self.hints.append(hint)
+        self.add_note(f"hint: {hint}")
+
     def __str__(self) -> str:
         return self._text
 

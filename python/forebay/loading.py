@@ -47,6 +47,7 @@ _MIN_WINDOW_PERCENT = 25
 # With a cast the tensors as they are in the file are needed beside the result for a while.
 _CAST_BYTES = 256 << 20
 _CASTS_IN_FLIGHT = 2
+_NAMES_IN_HINT = 4
 
 
 class Source:
@@ -68,9 +69,9 @@ class Source:
             self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
         except InvalidInputError as error:
             self.watch.check()
-            from ._refusals import other_kind
+            from ._kinds import SAFETENSORS, other_kind
 
-            raise other_kind(self.file) or error from None
+            raise other_kind(self.file, SAFETENSORS) or error from None
         self.entries: list[Entry] = self.header.tensors
 
     def only(self, entries: list[Entry]) -> Source:
@@ -212,9 +213,15 @@ class Loader:
     def _lacks(self, lacked: str, source: Source, dtype: str, target: str) -> None:
         from .frameworks import unsupported_dtype
 
-        for entry in source.entries:
-            if entry[1] == dtype and target == (dtype if self._cast is None else self._cast(entry[0], dtype)):
-                raise unsupported_dtype(self._framework, lacked, entry[0])
+        found = [
+            entry[0]
+            for entry in source.entries
+            if entry[1] == dtype and target == (dtype if self._cast is None else self._cast(entry[0], dtype))
+        ]
+        error = unsupported_dtype(self._framework, lacked, found[0])
+        if len(found) < min(len(source.entries), _NAMES_IN_HINT):
+            error.add_hint(f"or load the others: names=lambda name: name not in {set(found)!r}")
+        raise error
 
     def _by_device(self, entries: list[Entry]) -> Iterator[tuple[Device, list[Entry]]]:
         if isinstance(self._where, Device):

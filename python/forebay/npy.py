@@ -23,10 +23,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay, frameworks
-from ._npy_types import DESCR_OF, dtype_of_descr, numpy_dtype_of_descr, transposed
+from ._kinds import NPY, other_kind
+from ._npy_types import DESCR_OF, dtype_of_descr, hint_of_descr, numpy_dtype_of_descr, transposed
 from ._paths import Known, Watch, open_known, path_text
-from .errors import BusyError, InvalidInputError, UnsupportedError
-from .frameworks import CPU, Described, Device, Framework, NotContiguousError
+from .errors import BusyError, Error, InvalidInputError, UnsupportedError
+from .frameworks import CPU, Described, Device, Framework, NotContiguousError, _dtypes
 from .lazy import Reader, TensorSlice
 from .loading import Entry
 from .slices import IndexOutOfBoundsError, select
@@ -51,7 +52,8 @@ def read_npy(
         framework: ``"torch"``, ``"jax"``, ``"numpy"``, ``"cupy"`` or ``"native"``.
         index: the part to read, as in ``array[index]``; see :meth:`NpyArray.__getitem__`. ``None`` reads all.
         dtype: what the elements are where the file only says how wide they are: numpy has no bfloat16 and no 8-bit
-            floats, and files hold them as ``V2`` and ``V1``. ``"bfloat16"`` or ``"BF16"``, for example.
+            floats, and files hold them as ``V2`` and ``V1``. ``"bfloat16"`` or ``"BF16"``, for example, or any other
+            type of ml_dtypes.
 
     Returns:
         A new array of the shape that ``array[index]`` has. Arrays stored in Fortran order come back with that order,
@@ -71,7 +73,8 @@ def read_npy(
 def open_npy(path: _Path, device: object = None, framework: str | None = None, *, dtype: str | None = None) -> NpyArray:
     """Opens a ``.npy`` file without reading its data: index what comes back to read a part. Arguments and errors as for
     :func:`read_npy`; what is read is what the file holds at that moment, also if somebody fills it meanwhile. One that is
-    replaced stays open; one that becomes another array in place, of other shape or dtype, is a :class:`BusyError`.
+    replaced stays open; one that becomes another array in place, of other shape or dtype, is a :class:`BusyError`. A type
+    that the framework lacks is an error when it is indexed.
     """
     makers = _settle_on(device, framework)
     return NpyArray(_forebay.open(path_text(path)), 0, None, *makers, dtype)
@@ -127,7 +130,8 @@ def read_npz(
         names: of the arrays to read, without ``.npy``; default: all.
 
     Returns:
-        The arrays by name, in the order of the file or of ``names``.
+        The arrays by name, in the order of the file or of ``names``. Members that are no arrays are ``bytes``, as numpy
+        has them.
 
     Raises:
         InvalidInputError: there is no array of a name, this is no ``.npz`` file, or it lies about what is in it.
@@ -184,14 +188,27 @@ class NpyArray:
         self._member = member
         self._watch = _HeaderWatch(file) if member is None else member.watch
         with_name: dict[str, Any] = {"path": path} if member is None else {"path": path, "member": member.name}
-        header = _forebay.read_npy_header(file, offset, size)
-        descr, self.fortran_order, shape, start = header
+        try:
+            header = _forebay.read_npy_header(file, offset, size)
+        except Error as error:
+            raise _refusal(error, file, member) from None
+        descr, self.fortran_order, shape, self._start = header
         if isinstance(self._watch, _HeaderWatch):
             self._watch.header = header
         self.shape: tuple[int, ...] = tuple(shape)
-        self._layout = _layout(descr, self.shape, self.fortran_order, framework, dtype, with_name)
-        named = path if member is None else f"{path}/{member.name}"
-        self._entry: Entry = (named, self._layout.dtype, self._layout.shape, start, self.nbytes)
+        self._named = path if member is None else f"{path}/{member.name}"
+        self._stored: _Layout | UnsupportedError
+        try:
+            self._stored = _layout(descr, self.shape, self.fortran_order, framework, dtype, with_name)
+        except UnsupportedError as error:
+            # What the framework cannot hold has a shape all the same.
+            self._stored = error
+
+    @property
+    def _layout(self) -> _Layout:
+        if isinstance(self._stored, UnsupportedError):
+            raise self._stored.about()
+        return self._stored
 
     @property
     def dtype(self) -> Any:
@@ -249,7 +266,7 @@ class NpyArray:
         return self.finish(self._whole()[tuple(ranges)], selection.shape)
 
     def _whole(self) -> TensorSlice:
-        return TensorSlice(self._reader(), self._entry)
+        return TensorSlice(self._reader(), self.entry)
 
     def _reader(self) -> Reader:
         return Reader(self._file, self._framework, self._device, self._watch)
@@ -267,7 +284,7 @@ class NpyArray:
         stored = self._layout.shape
         row = self.nbytes // count if count else 0
         runs = [(number % count * row, row) for number in rows] if row else []
-        read = self._reader().read_runs((len(rows), *stored[1:]), self._entry, runs)
+        read = self._reader().read_runs((len(rows), *stored[1:]), self.entry, runs)
         return self.finish(read, (len(rows), *self.shape[1:]))
 
     def finish(self, array: Any, shape: tuple[int, ...]) -> Any:
@@ -281,7 +298,7 @@ class NpyArray:
     @property
     def entry(self) -> Entry:
         """How the whole array lies in its file, for a batch of several."""
-        return self._entry
+        return (self._named, self._layout.dtype, self._layout.shape, self._start, self.nbytes)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -328,7 +345,8 @@ class NpyArray:
 
     def __repr__(self) -> str:
         order = ", Fortran order" if self.fortran_order else ""
-        return f"<forebay.npy.NpyArray: {list(self.shape)} {self.dtype}{order} in {self._entry[0]!r}>"
+        dtype = "unknown dtype" if isinstance(self._stored, UnsupportedError) else self.dtype
+        return f"<forebay.npy.NpyArray: {list(self.shape)} {dtype}{order} in {self._named!r}>"
 
 
 def _again(known: Known, member: str | None, device: str, framework: str, dtype: str | None) -> NpyArray:
@@ -407,14 +425,23 @@ def _layout(
             )
         return _Layout(name, stored, math.prod(shape) * _forebay.dtype_size(name) // 8, None)
     if framework.name != "numpy":
-        hints = framework.dtype_hints(name) if name else ['framework="numpy" and device="cpu", then convert it']
-        if descr in ("|V1", "|V2", "<V1", "<V2"):
-            hints = ['say what the elements are, e.g. dtype="bfloat16"']
+        hints = framework.dtype_hints(name) if name else hint_of_descr(descr)
+        hints = hints or ['framework="numpy" and device="cpu", then convert it']
         raise UnsupportedError(f"{framework.name} has no dtype for {descr}", hints=hints, **facts)
-    raw = numpy_dtype_of_descr(descr, facts)
+    raw = numpy_dtype_of_descr(descr if name is None else DESCR_OF[name], facts)
     if raw.itemsize == 0:
         raise UnsupportedError("the elements have no bytes", hints=["numpy.load reads it"], **facts)
     return _Layout("U8", (*stored, raw.itemsize), math.prod(shape) * raw.itemsize, raw)
+
+
+def _refusal(error: Error, file: File, member: Archived | None) -> Error:
+    """The error of a header, about the file or the member that it is of."""
+    if member is None:
+        return (isinstance(error, InvalidInputError) and other_kind(file, NPY)) or error
+    told = error.about(member=member.name)
+    if not isinstance(error, UnsupportedError) and not member.name.endswith(".npy"):
+        told.add_hint(f"where it is no array, archive[{member.name!r}] gives its bytes")
+    return told
 
 
 def _row_numbers(index: Any) -> list[int] | None:
@@ -451,7 +478,9 @@ def describe(array: Any, name: str) -> Stored:
     found, fortran_order = _describe_either(framework, array, name)
     descr = DESCR_OF.get(found.dtype)
     if descr is None:
-        raise UnsupportedError(f".npy files cannot hold {found.dtype}", hints=["save_file can"], tensor=name)
+        raise UnsupportedError(
+            f".npy files cannot hold {found.dtype}, whose elements share bytes", hints=["save_file can"], tensor=name
+        )
     frameworks.settle(framework, [found.device])
     header = _forebay.npy_header(descr, fortran_order, tuple(array.shape))
     return Stored(header, found.address, found.nbytes, found.device, found.keep)
@@ -484,7 +513,10 @@ def _describe_numpy(array: Any, name: str) -> Stored:
         )
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidInputError("the array is not contiguous", hints=["numpy.ascontiguousarray(array)"], tensor=name)
-    header = _forebay.npy_header(dtype.str, not array.flags.c_contiguous, array.shape)
+    # What ml_dtypes adds has no name that numpy could read again.
+    extra = _dtypes.NAMES.get(dtype.name) if dtype.isbuiltin == 2 else None
+    descr = dtype.str if extra is None else DESCR_OF[extra]
+    header = _forebay.npy_header(descr, not array.flags.c_contiguous, array.shape)
     return Stored(header, array.__array_interface__["data"][0], array.nbytes, CPU, array)
 
 

@@ -1,4 +1,4 @@
-"""``.npz`` files: zip archives of ``.npy`` files. The functions are in :mod:`forebay.npy`."""
+"""``.npz`` files: zip archives of ``.npy`` files, and of others, which are bytes. The functions are in :mod:`forebay.npy`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
+from ._kinds import NPZ, other_kind
 from ._paths import Known, Watch
 from ._refusals import check_names, missing_name
 from ._unzip import STORED, Member, unpack
-from .errors import InvalidInputError
+from .errors import InvalidInputError, UnsupportedError
 from .frameworks import CPU, Device, Framework
 from .loading import new_array
 from .npy import Archived, NpyArray, Stored, describe
@@ -29,10 +30,12 @@ _CHUNK_BYTES = 1 << 20
 _CRC_PART_BYTES = 32 << 20
 _THREADS = 4
 _SUFFIX = ".npy"
+_MAGIC = b"\x93NUMPY"
 
 
 class NpzFile(Mapping[str, Any]):
-    """The arrays of a ``.npz`` file by name, read when they are looked up. Made by :func:`forebay.open_npz`."""
+    """The arrays of a ``.npz`` file by name, read when they are looked up. Made by :func:`forebay.open_npz`. Members that
+    are no arrays (their names do not end with ``.npy``) are ``bytes``, as numpy has them."""
 
     def __init__(self, file: File, framework: Framework, device: Device) -> None:
         self.path = file.path
@@ -40,15 +43,17 @@ class NpzFile(Mapping[str, Any]):
         self._file = file
         self._known, self._watch = Known(file), Watch(file)
         with self._watch:
-            self._members = {
-                name.removesuffix(_SUFFIX): Member(*facts)
-                for name, *facts in _forebay.read_zip(file)
-                if name.endswith(_SUFFIX)
-            }
+            try:
+                rows = _forebay.read_zip(file)
+            except InvalidInputError as error:
+                raise other_kind(file, NPZ) or error from None
+        #: Names without the ending, which numpy takes for arrays if they begin as one, and for bytes otherwise.
+        self._others = frozenset(name for name, *_ in rows if not name.endswith(_SUFFIX))
+        self._members = _named(rows, self._others, self.path)
 
     @property
     def files(self) -> list[str]:
-        """The names of the arrays, as numpy's ``NpzFile`` has them."""
+        """The names of the arrays and other members, as numpy's ``NpzFile`` has them."""
         return list(self._members)
 
     def open(self, name: str, *, dtype: str | None = None) -> NpyArray:
@@ -63,7 +68,7 @@ class NpzFile(Mapping[str, Any]):
             InvalidInputError: there is none of this name.
             BusyError: the file was changed in place since it was opened; reading raises it, too.
         """
-        member = self._member(name)
+        member = self._members[self._key(name)]
         makers = (self._framework, self._device, dtype)
         with self._watch:
             if member.method == STORED:
@@ -75,7 +80,7 @@ class NpzFile(Mapping[str, Any]):
             return NpyArray(unpacked, 0, member.size, *makers, Archived(self._known, Watch(unpacked), name))
 
     def __getitem__(self, name: str) -> Any:
-        """Reads one array.
+        """Reads one array, or the bytes of another member.
 
         Raises:
             KeyError: there is none of this name.
@@ -83,11 +88,25 @@ class NpzFile(Mapping[str, Any]):
         """
         if name not in self:
             raise KeyError(name)
+        data = self._bytes(name) if self._key(name) in self._others else None
+        if data is not None:
+            return data
         with self.open(name) as array:
             return array[...]
 
+    def _bytes(self, name: str) -> bytes | None:
+        """What a member holds, unless that is an array."""
+        member = self._members[self._key(name)]
+        with self._watch:
+            if member.method == STORED:
+                data = self._file.read(member.stored, member.offset)
+            else:
+                with _unpacked(self._file, member, self.path, name) as file:
+                    data = file.read(member.size)
+        return None if data.startswith(_MAGIC) else data
+
     def read(self, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Reads several arrays (default: all) at once, which is faster than one by one.
+        """Reads several arrays (default: all) at once, which is faster than one by one; other members as ``bytes``.
 
         Raises:
             InvalidInputError: there is none of a name.
@@ -96,46 +115,52 @@ class NpzFile(Mapping[str, Any]):
         if names is not None:
             check_names(names)
         wanted = self.files if names is None else list(names)
-        stored_names = [name for name in wanted if self._member(name).method == STORED]
-        with self._watch:
-            stored = {name: self._header(name) for name in stored_names}
-            loaded = self._read_stored(list(stored.values()))
+        keys = {name: self._key(name) for name in wanted}
+        stored_names = [name for name in wanted if self._members[keys[name]].method == STORED]
+        try:
+            with self._watch:
+                stored = {name: self._header(name) for name in stored_names if keys[name] not in self._others}
+                loaded = self._read_stored(list(stored.values()))
+        except UnsupportedError as error:
+            if "member" in error.context and len(wanted) > 1:
+                error.add_hint(
+                    f"read the others: names=[name for name in archive if name != {error.context['member']!r}]"
+                )
+            raise
         at_once = dict(zip(stored, loaded, strict=True))
         return {name: at_once[name] if name in at_once else self[name] for name in wanted}
 
     def _header(self, name: str) -> NpyArray:
-        member = self._member(name)
+        member = self._members[self._key(name)]
         place = Archived(self._known, self._watch, name)
         return NpyArray(self._file, member.offset, member.stored, self._framework, self._device, None, place)
 
     @left_alone
     def _read_stored(self, members: Sequence[NpyArray]) -> list[Any]:
         allocate = self._framework.allocator(self._device)
-        arrays = [
-            new_array(self._framework, allocate, member.entry[2], member.entry, self._device) for member in members
-        ]
+        entries = [member.entry for member in members]
+        arrays = [new_array(self._framework, allocate, entry[2], entry, self._device) for entry in entries]
         if not arrays:
             return []
         self._framework.ready(arrays, self._device)
         pieces = [
-            (self._framework.address(array), member.nbytes, member.entry[3])
-            for array, member in zip(arrays, members, strict=True)
-            if member.nbytes
+            (self._framework.address(array), entry[4], entry[3])
+            for array, entry in zip(arrays, entries, strict=True)
+            if entry[4]
         ]
         if pieces:
             self._file._submit(False, pieces, arrays).result()
         return [member.finish(array, member.shape) for member, array in zip(members, arrays, strict=True)]
 
-    def _member(self, name: str) -> Member:
+    def _key(self, name: str) -> str:
+        """The name in the table that is meant."""
         if self._file.closed:
             raise InvalidInputError("the file is closed", hints=["read inside of the with block"], path=self.path)
         # As numpy: with the ending too, but an array may have that in its own name.
-        found = self._members.get(name)
-        if found is None and isinstance(name, str):
-            found = self._members.get(name.removesuffix(_SUFFIX))
-        if found is None:
-            raise missing_name(name, self._members, path=self.path)
-        return found
+        for key in (name, name.removesuffix(_SUFFIX)) if isinstance(name, str) else ():
+            if key in self._members:
+                return key
+        raise missing_name(name, self._members, path=self.path)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -160,6 +185,19 @@ class NpzFile(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<forebay.npz.NpzFile: {len(self)} arrays in {self.path!r}>"
+
+
+def _named(rows: Sequence[tuple[Any, ...]], others: frozenset[str], path: str) -> dict[str, Member]:
+    """The members by the names that numpy gives them: without the ending, but for ``"a.npy"`` beside ``"a"``."""
+    members: dict[str, Member] = {}
+    for name, *facts in rows:
+        short = name.removesuffix(_SUFFIX)
+        key = name if short in others else short
+        if key in members:
+            hints = ["rename one of them: zipnote -w"]
+            raise InvalidInputError("two members of the archive have one name", hints=hints, member=name, path=path)
+        members[key] = Member(*facts)
+    return members
 
 
 def _unpacked(file: File, member: Member, path: str, name: str) -> File:
@@ -187,8 +225,7 @@ def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:
         file = pending.file
         file.truncate(plan.size)
         sums = []
-        for index, member in enumerate(members):
-            header, data, _ = plan.places[index]
+        for index, (member, (header, data, _)) in enumerate(zip(members, plan.places, strict=True)):
             crc = _write_member(file, member, data, threads)
             file.write_from(plan.header(index, crc), header)
             sums.append(crc)

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
 from ._captures import left_alone
+from ._kinds import is_npz
 from ._paths import Watch, path_text
-from ._refusals import check_names, is_npz, missing_name, room_hints
+from ._refusals import check_names, missing_name, room_hints
 from ._torch_archives import Archive as _Archive
 from ._torch_archives import Legacy as _Legacy
 from ._torch_archives import is_legacy, open_archive, unsupported_protocol

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _forebay, frameworks
 from ._checksums import CHECKSUMS_KEY
-from .errors import InvalidInputError
+from .errors import InvalidInputError, UnsupportedError
+from .frameworks import _dtypes
 
 if TYPE_CHECKING:
     from ._forebay import File, Future
@@ -54,6 +55,13 @@ def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
             raise InvalidInputError("names of tensors are strings", got=repr(name))
         framework = frameworks.of_array(array, name)
         described[name] = found = framework.describe(array, name)
+        if found.dtype not in _dtypes.STORABLE:
+            raise UnsupportedError(
+                "safetensors has no such dtype",
+                hints=[_cast_hint(framework), "forebay.write_npy and write_npz have it"],
+                tensor=name,
+                dtype=found.dtype,
+            )
         used.setdefault(framework.name, (framework, set()))[1].add(found.device)
         if framework.name == "torch":
             torches.append(name)
@@ -61,6 +69,10 @@ def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
     for framework, devices in used.values():
         frameworks.settle(framework, devices)
     return described
+
+
+def _cast_hint(framework: Framework) -> str:
+    return f"cast it first: {'.to(torch.float32)' if framework.name == 'torch' else '.astype(...)'}"
 
 
 def _refuse_shared(described: Mapping[str, Described]) -> None:

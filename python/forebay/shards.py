@@ -76,7 +76,9 @@ def _in_folder(folder: str) -> str:
                 hints=[f"name them: load_file([{', '.join(repr(os.path.join(folder, name)) for name in files[:3])}…])"],
                 path=folder,
             )
-    hints = ["name the folder that a model's files lie in, or one of the files"]
+    from ._kinds import folder_hints
+
+    hints = folder_hints(folder) or ["name the folder that a model's files lie in, or one of the files"]
     raise NotFoundError("the folder has no .safetensors or .bin file", hints=hints, path=folder)
 
 

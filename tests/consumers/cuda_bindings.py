@@ -20,7 +20,7 @@ def every_function_was_called():
 
 
 CHECKS = [
-    files.version_is_that_of_1_15,
+    files.version_is_what_was_said,
     files.uses_are_counted,
     files.the_first_registration_opens,
     files.closing_ends_handles,

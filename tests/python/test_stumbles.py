@@ -127,12 +127,18 @@ def test_names_that_are_no_list(model: Path) -> None:
 def test_headers_that_are_cut_or_of_other_files_have_a_hint(tmp_path: Path) -> None:
     npy(tmp_path / "a.npy")
     whole = (tmp_path / "a.npy").read_bytes()
-    for content in (b"", whole[:50], b"weights"):
+    again = "copy or write it again"
+    for content, of_npy, of_npz in (
+        (b"", "fetch it again", "fetch it again"),
+        (whole[:50], again, "forebay.read_npy(path)"),
+        (b"weights", "head -c 200", "head -c 200"),
+        (b"\0weights", again, again),
+    ):
         (tmp_path / "b").write_bytes(content)
-        for name in ("read_npy", "read_npz"):
+        for name, wanted in (("read_npy", of_npy), ("read_npz", of_npz)):
             load = getattr(forebay, name)
             message, hint = told(lambda load=load: load(tmp_path / "b", framework="numpy"))  # type: ignore[misc]
-            assert message and "copy or write it again" in hint
+            assert message and wanted in hint
 
 
 def test_a_folder_that_is_a_file(model: Path) -> None:

@@ -39,7 +39,7 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
         console.line(text::open_cost(cost).trim_end());
     }
     console.say(text::summary(&report));
-    for warning in &report.warnings {
+    for warning in report.warnings.iter().chain(&load.unread_cufile_json()) {
         console.say(format!("note: {warning}\n"));
     }
     if let Some(json) = json {

@@ -33,6 +33,10 @@ pub(crate) struct CheckArgs {
     #[arg(short = 'v', long)]
     pub(crate) versions: bool,
 
+    /// Print how bytes reach each kind of target: file systems, drives, RDMA
+    #[arg(short = 'V', long)]
+    pub(crate) targets: bool,
+
     /// Only this GPU (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", value_parser = crate::load::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
@@ -71,7 +75,7 @@ pub(crate) fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) ->
 
 fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
     let whole_report = args.platform || args.json || !args.paths.is_empty();
-    if args.versions && !whole_report && args.file.is_none() {
+    if args.versions && !whole_report && !args.targets && args.file.is_none() {
         write!(out, "{}", gdscheck::installed_versions(&RealSystem, own_libcufile().as_deref()))?;
         return Ok(0);
     }
@@ -80,7 +84,7 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         return refuse(err, &Hinted::from(&error));
     }
     let live = LiveExercise::open();
-    if let Some(path) = args.file.as_deref().filter(|_| !whole_report) {
+    if let Some(path) = args.file.as_deref().filter(|_| !whole_report && !args.targets) {
         let target = match target(args, &live) {
             Ok(target) => target,
             Err(why) => return refuse(err, &why),
@@ -99,7 +103,10 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         Ok(report) => report,
         Err(why) => return refuse(err, &why),
     };
-    if args.json {
+    if args.targets && !args.json {
+        let file = report.file.as_ref().map(gdscheck::file).unwrap_or_default();
+        write!(out, "{}{file}", gdscheck::targets(&report))?;
+    } else if args.json {
         serde_json::to_writer_pretty(&mut *out, &report)?;
         writeln!(out)?;
     } else {

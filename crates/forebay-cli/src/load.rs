@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use forebay_bench::jobfile::{self, nvlink_refused, rdma_refused};
+use forebay_bench::jobfile::{self, rdma_refused};
 use forebay_bench::{
     BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
+use forebay_config::cufile::Settings;
 use forebay_config::{CachePolicy, Config, IoBackend, Objective, elsewhere, parse_size};
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result, quoted};
@@ -50,7 +51,7 @@ pub(crate) struct Load {
     /// Bytes per I/O, or min:max:step [default: 1M]
     #[arg(short = 'i', value_name = "SIZE", value_parser = parse::<IoSize>)]
     io: Vec<IoSize>,
-    /// NVLink routing (refused: nothing is behind it yet)
+    /// NVLink routing (changes nothing, and a note says so)
     #[arg(short = 'p')]
     nvlink: bool,
     /// Skip buffer registration (accepted; forebay needs none)
@@ -71,8 +72,8 @@ pub(crate) struct Load {
     /// Run for this many seconds instead of once over the data
     #[arg(short = 'T', value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<Duration>,
-    /// Seed of random offsets and of the pattern
-    #[arg(short = 'k', value_name = "SEED")]
+    /// Seed of random offsets and of the pattern, decimal or 0x…
+    #[arg(short = 'k', value_name = "SEED", value_parser = jobfile::seed)]
     seed: Option<u64>,
     /// Random offsets at any byte
     #[arg(short = 'U')]
@@ -196,6 +197,15 @@ impl Load {
         Self { is_gdsio: true, ..self }
     }
 
+    /// Said as `gdsio`, whose users expect that a cufile.json counts.
+    pub(crate) fn unread_cufile_json(&self) -> Option<String> {
+        let path = self.is_gdsio.then(|| Settings::from_env().path).flatten()?;
+        Some(format!(
+            "gdsio reads no cufile.json: {} changed nothing; flags and FOREBAY_* variables do (forebay bench --help)",
+            path.display()
+        ))
+    }
+
     /// The workload, and whether lines per job are wanted.
     pub(crate) fn workload(&self) -> Result<(Workload, bool)> {
         self.check_flags()?;
@@ -230,9 +240,6 @@ impl Load {
 
     /// Refuses flags that have no meaning here, before a file is touched.
     fn check_flags(&self) -> Result<()> {
-        if self.nvlink {
-            return Err(nvlink_refused());
-        }
         if let Some(url) = self.url.as_ref().filter(|url| !File::is_url(url)) {
             let begin = url.as_os_str().as_encoded_bytes().get(..5);
             if !begin.is_some_and(|begin| begin.eq_ignore_ascii_case(b"rdma:")) {
@@ -266,6 +273,7 @@ impl Load {
         if let Some(seed) = self.seed {
             work.seed = seed;
         }
+        work.nvlinks |= self.nvlink;
         work.batch = self.batch.or(work.batch);
         work.verify |= self.verify;
         work.unaligned |= self.unaligned;
@@ -437,7 +445,6 @@ mod tests {
             "-f a -f b -d 0 -d 1 -d 2",
             "-f a -d 0,1",
             "-f a -w 1 -w 2",
-            "-f a -p",
             "-f a -P rdma://x",
             "-f a -x 2 -m 3",
             "-f a -s 0",

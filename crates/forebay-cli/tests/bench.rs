@@ -130,10 +130,15 @@ fn job_files_and_the_name_gdsio() {
 
 /// The same command under NVIDIA's name.
 fn as_gdsio(directory: &Path, args: &str) -> Done {
+    as_gdsio_with(directory, args, &[])
+}
+
+/// The same with variables.
+fn as_gdsio_with(directory: &Path, args: &str, variables: &[(&str, &str)]) -> Done {
     let link = directory.join("gdsio");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_forebay"), &link).unwrap();
     let mut command = support::clean(std::process::Command::new(&link));
-    command.current_dir(directory).args(args.split_whitespace());
+    command.current_dir(directory).args(args.split_whitespace()).envs(variables.iter().copied());
     let done = finish(command);
     std::fs::remove_file(link).unwrap();
     done
@@ -544,6 +549,27 @@ fn the_demo_shows_verifies_and_cleans_up() {
         let again = done.out.lines().find(|line| line.starts_with("read again, file to GPU"));
         assert_eq!(again.is_some(), done.out.starts_with("GPU 0"), "{}", done.out);
     }
+}
+
+/// Routing over NVLink in the job file, a seed in hex, reads and writes mixed in batches on a stream, a cufile.json.
+#[test]
+fn what_users_of_gdsio_have_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    as_gdsio(directory.path(), "-f x -s 2M -i 64K -I 1").ok();
+    let text = "[global]\nxfer_type=7\nrw=read\nbs=64K\nsize=2M\nrandom_seed=0xBEEF\nenable_nvlinks=1\n\
+                [job0]\nfilename=x\nnum_threads=4\n";
+    std::fs::write(directory.path().join("job.gdsio"), text).unwrap();
+    std::fs::write(directory.path().join("cufile.json"), "{}").unwrap();
+    let file = [("CUFILE_ENV_PATH_JSON", "cufile.json")];
+    let done = as_gdsio_with(directory.path(), "job.gdsio -M 50", &file).ok();
+    assert!(done.out.contains("XferType: GPU_BATCH_STREAM ") && lines(&done).len() == 1, "{}", done.out);
+    for note in
+        ["note: -p (enable_nvlinks) changed nothing", "note: gdsio reads no cufile.json: cufile.json changed"]
+    {
+        assert!(done.err.contains(note), "{note}: {}", done.err);
+    }
+    let done = as_gdsio(directory.path(), "-f x -s 2M -i 64K -I 0 -p").ok();
+    assert!(done.err.contains("NVLink") && !done.err.contains("cufile.json"), "{}", done.err);
 }
 
 #[test]

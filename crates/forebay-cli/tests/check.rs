@@ -189,6 +189,16 @@ fn only_what_blocks_fails_where_that_is_asked_for() {
     }
 }
 
+/// gdscheck's `-V`: the modes of each kind of target, and no more.
+#[test]
+fn the_targets_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let said = stdout(&command.args(["check", "-V", "."]).current_dir(dir.path()).output().unwrap());
+    assert!(said.starts_with(" =====================\n DRIVER CONFIGURATION:\n"), "{said}");
+    assert!(said.contains(": compat\n") && !said.contains("GPU INFO"), "{said}");
+}
+
 #[test]
 fn gdscheck_py_is_a_name_too_and_the_own_library_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -54,7 +54,7 @@ fn errors() {
         "bench -f x -x 2 -m 3",
         "bench -f x -T 0",
         "bench -f x -n 4095",
-        "bench -f x -p",
+        "bench -f x -k 0xg",
         "bench -f x -P rdma://a",
         "bench -f x -M 50",
         "bench -f x -U",
@@ -145,4 +145,17 @@ fn unknown_variables_are_named_once() {
     let wanted =
         "note: FOREBAY_STRCT is no variable of forebay and does nothing; the nearest is FOREBAY_STRICT\n";
     assert!(done.err.starts_with(wanted) && done.err.matches("FOREBAY_").count() == 2, "{}", done.err);
+}
+
+/// Each buffer would be given, and all of them end the process, or another.
+#[test]
+fn more_memory_than_there_is_is_not_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    for types in ["-x 0", "-x 1", "-x 6 -B 65536", "--compare 0,2"] {
+        let line = format!("bench -f x -w 4096 -i 16G -s 16G {types}");
+        run(directory.path(), &line).fails(1, "the buffers need more host memory than there is");
+    }
+    run(directory.path(), "bench -f x -w 100000").fails(2, "100000 threads");
+    run(directory.path(), "bench -f x -w 4096 -f x -w 4096").fails(2, "8192 threads in 2 jobs");
 }

@@ -159,7 +159,7 @@ pub struct Config {
     pub pin_budget: Option<u64>,
     /// How long a file must have been left alone before its pages are pinned.
     pub pin_settle: Duration,
-    /// Where pages are registered more slowly than this, in GB/s, that begins with their third visit; 0: nowhere.
+    /// Where pages are registered more slowly than this, in GB/s, that begins with their second or third visit; 0: nowhere.
     pub pin_pace: u64,
     /// See [`ProfileUse`].
     pub profile: ProfileUse,
@@ -306,7 +306,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_PIN_PACE",
         values: "GB/s, or 0",
         default: "50",
-        about: "Where pinning was measured to be slower than this or than 1.2 times the lanes (or is expected to be: tmpfs), pages are staged twice, then pinned beside other copies for a small part of the time; a reader that is alone, of 64 MiB at a time or less, has them pinned at once from 20 on. 0 pins at once anywhere.",
+        about: "Where pinning was measured to be slower than this or than 1.2 times the lanes (or is expected to be: tmpfs), pages are staged at first. From the second reading on large requests and long reads of many callers have them pinned, window by window, for a twentieth of the time that reading takes; from the third on those of smaller ones are pinned beside other copies for a small part of the time; a reader that is alone, of 64 MiB at a time or less, has them pinned at once from 20 on. 0 pins at once anywhere.",
     },
     Variable {
         name: "FOREBAY_PROFILE",
@@ -355,6 +355,12 @@ pub const VARIABLES: &[Variable] = &[
         values: "0, 1",
         default: "0",
         about: "Drop-in libcufile: with 1, `allow_compat_mode=false` makes opening fail (5001) where it only warns otherwise.",
+    },
+    Variable {
+        name: "FOREBAY_CUFILE_VERSION",
+        values: "1.15, 1.19",
+        default: "1.15",
+        about: "Drop-in libcufile: the version of the interface that the program was built against. With 1.19 `cuFileGetStatsL1` to `L3` fill its longer structures, and `cuFileGetVersion` says 1190. Only for programs that have them: in others it would write beyond their end.",
     },
     Variable {
         name: "FOREBAY_CUFILE_LOG",

@@ -566,7 +566,8 @@ typedef struct CUfileOpCounter {
     uint64_t err;
 } CUfileOpCounter_t;
 
-/* Level 1: totals of the process. 512 bytes, as in 1.15 to 1.18; later versions of the interface append fields. */
+/* Level 1: totals of the process. 512 bytes, as in 1.15 to 1.18. Version 1.19 appended 112 bytes: a program that was built
+   against a later header is given those, too, where the variable FOREBAY_CUFILE_VERSION is 1.19. */
 typedef struct CUfileStatsLevel1 {
     CUfileOpCounter_t read_ops;
     CUfileOpCounter_t write_ops;

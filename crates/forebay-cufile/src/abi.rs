@@ -6,9 +6,6 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-/// What `cuFileGetVersion` reports: 1000 × major + 10 × minor.
-pub const VERSION: c_int = 1150;
-
 /// The result of a call: a code of ours (0 or 50xx) and the driver's, which is 0 unless ours is 5011.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

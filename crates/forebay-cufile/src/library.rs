@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use forebay_config::cufile::{Loaded, Log as LogOptions, LogLevel, Settings, SizeParameter};
+use forebay_config::cufile::{Interface, Loaded, Log as LogOptions, LogLevel, Settings, SizeParameter};
 use forebay_config::env;
 use forebay_engine::Session;
 use forebay_sys::forks;
@@ -201,6 +201,12 @@ impl CufileLibrary {
     /// The session of an open library.
     pub(crate) fn session(&self) -> Result<&Session, RefusedCall> {
         self.session.get().ok_or(RefusedCall(code::DRIVER_NOT_INITIALIZED))
+    }
+
+    /// Whose structures the program has: said once, by a variable.
+    pub(crate) fn interface(&self) -> Interface {
+        static SAID: OnceLock<Interface> = OnceLock::new();
+        *SAID.get_or_init(|| self.with_settings(|settings| settings.interface))
     }
 
     /// Reads an option: the one in force, or the one of the next opening.

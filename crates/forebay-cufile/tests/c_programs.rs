@@ -143,6 +143,7 @@ programs! {
     default_stream: plain, address;
     parameters: plain, address;
     stats: plain, address;
+    stats_version: plain, address;
     fork: plain;
     warm: plain;
     threads: plain, address, thread;
@@ -347,6 +348,14 @@ fn the_level_trace_logs_every_call() {
     assert!(!quiet.contains("TRACE"), "{quiet}");
     let quiet = check_within(LIMIT, "vectors", Kind::Plain, &[("CUFILE_LOGGING_LEVEL", "ERROR")]);
     assert_eq!(quiet, "");
+}
+
+#[test]
+fn statistics_are_as_long_as_the_program_says() {
+    check("stats_version", Kind::Address, &[("FOREBAY_CUFILE_VERSION", "1.19")]);
+    check("stats", Kind::Plain, &[("FOREBAY_CUFILE_VERSION", "1.15")]);
+    // What is no version leaves the shorter ones.
+    check("stats_version", Kind::Plain, &[("FOREBAY_CUFILE_VERSION", "1.20")]);
 }
 
 /// The receipt of a program whose calls failed says why.

@@ -125,25 +125,44 @@ const ROWS: [(&str, Belongs); 14] = [
     ("WekaFS", |_, fs| fs == "wekafs"),
 ];
 
-fn drivers(out: &mut String, report: &CheckReport) {
+/// The lines of `-V`: the modes of each kind of target.
+pub fn targets(report: &CheckReport) -> String {
+    let mut out = String::new();
+    heading(&mut out, "DRIVER CONFIGURATION:");
+    drivers(&mut out, report);
+    out
+}
+
+/// Which modes moved bytes in the places of a row, best first, as gdscheck writes them since 1.16: `p2pdma, compat`. Its
+/// third, `nvfs`, needs NVIDIA's kernel module, which forebay does not use.
+fn modes(report: &CheckReport, wanted: Belongs) -> String {
     // What was moved to a GPU counts; to host memory only where there is no GPU to move to.
     let has_gpu = report.gpus.iter().any(|gpu| gpu.index.is_some());
     let counts = |target: &ExerciseTarget| matches!(target, ExerciseTarget::Gpu(_)) == has_gpu;
-    let mode = |wanted: fn(DiskKind, &str) -> bool| {
-        let moved = report.verdicts.iter().any(|verdict| {
+    let is_here = |path: &str| {
+        report.places.iter().any(|place| place.path == path && wanted(place.kind, &place.file_system))
+    };
+    let moved = |engines: &[&str]| {
+        report.verdicts.iter().any(|verdict| {
             counts(&verdict.target)
                 && verdict.state == EngineState::Works
-                && matches!(verdict.engine, "staged" | "host")
-                && report
-                    .places
-                    .iter()
-                    .any(|place| place.path == verdict.place && wanted(place.kind, &place.file_system))
-        });
-        if moved { "compat" } else { "Unsupported" }
+                && engines.contains(&verdict.engine)
+                && is_here(&verdict.place)
+        })
     };
-    line!(out, " NVMe P2PDMA        : Unsupported");
+    let modes: Vec<_> = [("p2pdma", &["p2p"][..]), ("compat", &["staged", "host"])]
+        .into_iter()
+        .filter_map(|(mode, engines)| moved(engines).then_some(mode))
+        .collect();
+    if modes.is_empty() { "Unsupported".to_owned() } else { modes.join(", ") }
+}
+
+fn drivers(out: &mut String, report: &CheckReport) {
+    let nvme = modes(report, |kind, _| matches!(kind, DiskKind::Nvme | DiskKind::NvmeMultipath));
+    let p2pdma = if nvme.starts_with("p2pdma") { "Supported" } else { "Unsupported" };
+    line!(out, " NVMe P2PDMA        : {p2pdma}");
     for (name, wanted) in ROWS {
-        line!(out, " {name:<18} : {}", mode(wanted));
+        line!(out, " {name:<18} : {}", modes(report, wanted));
     }
     let rdma = &report.machine.rdma;
     line!(out, " Userspace RDMA     : Unsupported");

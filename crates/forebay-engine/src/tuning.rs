@@ -475,8 +475,13 @@ pub(crate) mod mapped {
     /// A thread is the only reader if no other has asked for so long, while this one asked so often. Chosen.
     pub(crate) const ALONE: Duration = Duration::from_millis(100);
     pub(crate) const ALONE_ASKS: u32 = 4;
-    /// Least bytes of a copy by lanes that tells how fast those are: a shorter one is mostly waiting for them to wake up.
-    pub(crate) const COPY_PACE_BYTES: u64 = 32 << 20;
+    /// The part of their time that readers of a file may lose to registrations of its pages, and once as much of a pass that was saved
+    /// before. Pages that register at 30 GB/s are in place after five passes so (`credit.rs` has the arithmetic).
+    pub(crate) const LOSS: f64 = 1.0 / 20.0;
+    /// What callers read in place by long reads earns that many times as much: 16 of 4 MiB get 46 GB/s by reads of their own and 52 so.
+    pub(crate) const PULLED_EARNS: u64 = 3;
+    /// GB/s of registering where nothing was measured: the slowest pages that were seen.
+    pub(crate) const UNKNOWN_PACE: f64 = 10.0;
     /// Registering counts as slow below this many times the lanes' pace: copies wait for it. Pages that register at 45 to 49 GB/s
     /// are read at 33 to 42 meanwhile, by lanes at 43 to 50.
     pub(crate) const AHEAD: f64 = 1.2;

@@ -8,7 +8,10 @@ mod crowd;
 #[path = "common/pages.rs"]
 mod pages;
 
+use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use common::{Random, Scratch, Stop, Turn, chill, in_process, pattern, soon, turn};
@@ -152,6 +155,55 @@ fn a_ticket_is_resolved_when_it_is_given_out() {
         assert!(is_done && !is_driven);
         check(&turn, &pieces, &outcome);
         true
+    });
+}
+
+/// Reads of other threads than this one wait until it is open.
+#[derive(Debug)]
+struct Gate {
+    is_open: Arc<AtomicBool>,
+    opener: ThreadId,
+    calls: Faulty,
+}
+
+impl Calls for Gate {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        while !self.is_open.load(Ordering::Relaxed) && std::thread::current().id() != self.opener {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: passed on.
+        unsafe { self.calls.read(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        // SAFETY: passed on.
+        unsafe { self.calls.write(fd, buffer, len, offset) }
+    }
+}
+
+/// Threads whose pieces lanes have are no callers of the kernel's yet. Without them batches of up to four pieces never became many.
+#[test]
+fn pieces_that_lanes_have_count_as_copies() {
+    let (turn, scratch, _file) = set_up(KEY);
+    let is_open = Arc::new(AtomicBool::new(true));
+    let calls = Faulty::new(Direction::Read, 0, Fault::Short(0), 0);
+    let file =
+        with_calls(&scratch, Gate { is_open: is_open.clone(), opener: std::thread::current().id(), calls });
+    let session = Session::with_config(plain()).unwrap();
+    let buffer = session.buffer(0, ROOM).unwrap();
+    let all = pieces(&buffer.memory(), &[(5, 4096); 7]);
+    until_resident(|| {
+        assert!(turn.fake.write(buffer.address(), &vec![BLANK; ROOM]));
+        is_open.store(false, Ordering::Relaxed);
+        let submit_one = |piece: &Piece| submit(&session, &file, &buffer.memory(), vec![*piece]).unwrap();
+        let tickets: Vec<_> = all.iter().map(submit_one).collect();
+        is_open.store(true, Ordering::Relaxed);
+        let outcomes: Vec<_> = tickets.into_iter().map(Ticket::wait).collect();
+        for (piece, outcome) in all.iter().zip(&outcomes) {
+            check(&turn, std::slice::from_ref(piece), outcome);
+        }
+        assert_eq!(outcomes[0].receipt.moved.resident, 0, "it was alone");
+        outcomes[6].receipt.moved.resident > 0
     });
 }
 

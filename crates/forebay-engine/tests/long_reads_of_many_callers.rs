@@ -4,12 +4,16 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "common/pages.rs"]
+mod pages;
 
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Random, Scratch, config, disk, pattern, turn};
 use forebay_config::{CachePolicy, Config, IoBackend, allowed_cpus};
-use forebay_engine::{File, Session};
+use forebay_engine::{Buffer, File, Session};
 use forebay_error::ErrorKind;
 
 const KEY: u64 = 7;
@@ -85,4 +89,36 @@ fn the_end_of_the_file_is_a_short_read() {
             });
         }
     });
+}
+
+/// Callers' long reads never reached the place where reads are counted, so that their pages were never registered.
+#[test]
+fn a_loop_of_callers_ends_in_place() {
+    const CALL: usize = 4 * pages::MIB;
+    const CALLS: usize = 20;
+    const LOOK: usize = 64 << 10;
+    const PASSES: usize = 30;
+    let _turn = turn();
+    let session = pages::open(pages::config());
+    let (_scratch, file) = pages::subject(&pages::memory(), KEY, CALL * CALLS);
+    let callers = 2 * allowed_cpus() + 2;
+    let buffers: Vec<_> = (0..callers).map(|_| Mutex::new(session.buffer(0, CALL).unwrap())).collect();
+    let pass = || {
+        let (next, in_place) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let read = |buffer: &mut Buffer| {
+            while let at @ ..CALLS = next.fetch_add(1, Ordering::Relaxed) {
+                let receipt = session.read(&file, (at * CALL) as u64, buffer).unwrap();
+                in_place.fetch_add(receipt.moved.mapped as usize / CALL, Ordering::Relaxed);
+                let end = buffer.to_vec().unwrap().split_off(CALL - LOOK);
+                assert!(end == pattern(KEY, (at * CALL + CALL - LOOK) as u64, LOOK), "{receipt}");
+            }
+        };
+        std::thread::scope(|scope| {
+            for buffer in &buffers {
+                scope.spawn(|| read(&mut buffer.lock().unwrap()));
+            }
+        });
+        in_place.into_inner()
+    };
+    assert!((0..PASSES).any(|_| pass() == CALLS), "never in place");
 }

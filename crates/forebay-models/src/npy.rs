@@ -60,10 +60,12 @@ pub fn read<R: ReadAt + ?Sized>(file: &R, begin: u64, end: u64) -> Result<Header
         return Err(invalid("the file ends within its .npy header").with("header", len).with("bytes", room));
     }
     let text = file.bytes(begin + before, len)?;
-    // Versions 1 and 2 are Latin-1, version 3 is UTF-8; what forebay reads is ASCII.
-    let text = std::str::from_utf8(&text)
-        .map_err(|_| Error::new(ErrorKind::Unsupported, "the .npy header has names beyond ASCII"))?;
-    let Described { descr, fortran_order, shape } = literal::parse(text)?;
+    let text = match start[6] {
+        3 => String::from_utf8(text).map_err(|_| invalid("the .npy header is not UTF-8"))?,
+        // Latin-1, before.
+        _ => text.into_iter().map(char::from).collect(),
+    };
+    let Described { descr, fortran_order, shape } = literal::parse(&text)?;
     if shape.len() > MAX_RANK {
         return Err(invalid(format!("more than {MAX_RANK} dimensions")));
     }
@@ -141,9 +143,12 @@ pub fn itemsize(descr: &str) -> Result<u64> {
     let fits = match kind {
         'b' => size == 1,
         'i' | 'u' => matches!(size, 1 | 2 | 4 | 8),
-        'f' => matches!(size, 2 | 4 | 8 | 12 | 16),
+        // One byte: float8_e5m2, as ml_dtypes has numpy write it.
+        'f' => matches!(size, 1 | 2 | 4 | 8 | 12 | 16),
         'c' => matches!(size, 8 | 16 | 24 | 32),
         'M' | 'm' => size == 8,
+        // ml_dtypes' complex numbers of 16-bit floats.
+        'W' => size == 4,
         'S' | 'a' | 'V' | 'U' => true,
         _ => false,
     };

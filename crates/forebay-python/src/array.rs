@@ -2,7 +2,8 @@
 
 use forebay_engine::Buffer;
 use forebay_error::{Error, ErrorKind};
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use forebay_models::Dtype;
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -12,81 +13,61 @@ use crate::session;
 use crate::text::DtypeName;
 use crate::view::View;
 
-/// A type of elements: safetensors' name, numpy's name and type string, DLPack's code and bits.
-pub(crate) struct Kind {
-    name: &'static str,
-    numpy: &'static str,
-    pub(crate) typestr: &'static str,
-    code: u8,
-    bits: u8,
-}
-
-const fn kind(name: &'static str, numpy: &'static str, typestr: &'static str, code: u8, bits: u8) -> Kind {
-    Kind { name, numpy, typestr, code, bits }
-}
-
-/// What array interfaces cannot say (bfloat16, 8-bit floats) is told there as plain bytes of that size.
-const KINDS: [Kind; 19] = [
-    kind("BOOL", "bool", "|b1", 6, 8),
-    kind("U8", "uint8", "|u1", 1, 8),
-    kind("I8", "int8", "|i1", 0, 8),
-    kind("F8_E5M2", "float8_e5m2", "|V1", 12, 8),
-    kind("F8_E4M3", "float8_e4m3fn", "|V1", 10, 8),
-    kind("F8_E8M0", "float8_e8m0fnu", "|V1", 14, 8),
-    kind("F8_E5M2FNUZ", "float8_e5m2fnuz", "|V1", 13, 8),
-    kind("F8_E4M3FNUZ", "float8_e4m3fnuz", "|V1", 11, 8),
-    kind("U16", "uint16", "<u2", 1, 16),
-    kind("I16", "int16", "<i2", 0, 16),
-    kind("F16", "float16", "<f2", 2, 16),
-    kind("BF16", "bfloat16", "<V2", 4, 16),
-    kind("U32", "uint32", "<u4", 1, 32),
-    kind("I32", "int32", "<i4", 0, 32),
-    kind("F32", "float32", "<f4", 2, 32),
-    kind("U64", "uint64", "<u8", 1, 64),
-    kind("I64", "int64", "<i8", 0, 64),
-    kind("F64", "float64", "<f8", 2, 64),
-    kind("C64", "complex64", "<c8", 5, 64),
-];
+/// A type of elements that fill their bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Kind(Dtype);
 
 impl Kind {
     /// The type of this name, safetensors' or numpy's.
-    pub(crate) fn of(name: &str) -> PyResult<&'static Self> {
-        if let Some(found) =
-            KINDS.iter().find(|kind| [kind.name, kind.numpy, kind.typestr, kind.short()].contains(&name))
-        {
+    pub(crate) fn of(name: &str) -> PyResult<Self> {
+        let mut kinds = Dtype::TABLE.iter().map(|dtype| Self(*dtype)).filter(|kind| !kind.numpy().is_empty());
+        let is_it = |kind: &Self| [kind.0.name(), kind.numpy()].contains(&name) || kind.is_short(name);
+        if let Some(found) = kinds.clone().find(is_it) {
             return Ok(found);
         }
-        if forebay_models::Dtype::from_name(name).is_some_and(|dtype| dtype.bits() < 8) {
+        if Dtype::from_name(name).is_some() {
             return Err(raise(
                 &Error::new(ErrorKind::Unsupported, "elements of this dtype share bytes: no array has them")
                     .with("dtype", name)
                     .hint("an array of their bytes: forebay.empty(nbytes, \"uint8\")"),
             ));
         }
-        let names: Vec<_> = KINDS.iter().map(|kind| kind.numpy).collect();
+        let names: Vec<_> = kinds.by_ref().map(Self::numpy).collect();
         Err(invalid(format!("unknown dtype: {name:?}"), format!("use one of: {}", names.join(", "))))
     }
 
-    /// numpy's short name without a byte order: "f4" is "<f4". Types that numpy has not got are bytes to it.
-    fn short(&self) -> &'static str {
-        if self.typestr.contains('V') { self.numpy } else { &self.typestr[1..] }
+    /// numpy's short name, with a byte order or without: "<f4", "f4". Types that numpy has not got have none.
+    fn is_short(self, name: &str) -> bool {
+        !self.typestr().contains('V') && [self.typestr(), &self.typestr()[1..]].contains(&name)
     }
 
     /// The type that a caller gave, bytes if none.
-    pub(crate) fn of_given(name: Option<&DtypeName>) -> PyResult<&'static Self> {
+    pub(crate) fn of_given(name: Option<&DtypeName>) -> PyResult<Self> {
         Self::of(name.map_or("U8", |DtypeName(name)| name))
     }
 
-    pub(crate) const fn size(&self) -> usize {
-        self.bits as usize / 8
+    pub(crate) const fn size(self) -> usize {
+        self.0.bits() as usize / 8
     }
 
-    pub(crate) const fn numpy(&self) -> &'static str {
-        self.numpy
+    pub(crate) const fn name(self) -> &'static str {
+        self.0.name()
     }
 
-    pub(crate) const fn dlpack(&self) -> DataType {
-        DataType { code: self.code, bits: self.bits, lanes: 1 }
+    pub(crate) const fn numpy(self) -> &'static str {
+        self.0.numpy()
+    }
+
+    /// What array interfaces cannot say (bfloat16, 8-bit floats) is told there as plain bytes of that size.
+    pub(crate) const fn typestr(self) -> &'static str {
+        self.0.descr()
+    }
+
+    pub(crate) fn dlpack(self) -> PyResult<DataType> {
+        let code = self.0.dlpack().ok_or_else(|| {
+            PyBufferError::new_err(format!("DLPack has no type for {} in a byte or more each", self.numpy()))
+        })?;
+        Ok(DataType { code, bits: self.0.bits() as u8, lanes: 1 })
     }
 }
 
@@ -102,7 +83,7 @@ pub(crate) fn shape_of(shape: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
 }
 
 /// The bytes of a shape.
-pub(crate) fn bytes_of(shape: &[usize], kind: &Kind) -> PyResult<usize> {
+pub(crate) fn bytes_of(shape: &[usize], kind: Kind) -> PyResult<usize> {
     shape.iter().try_fold(kind.size(), |bytes, size| bytes.checked_mul(*size)).ok_or_else(|| {
         raise(&Error::new(ErrorKind::InvalidInput, "the array would be larger than any memory"))
     })
@@ -114,11 +95,11 @@ pub(crate) fn bytes_of(shape: &[usize], kind: &Kind) -> PyResult<usize> {
 pub(crate) struct Array {
     buffer: Buffer,
     shape: Vec<usize>,
-    kind: &'static Kind,
+    kind: Kind,
 }
 
 impl Array {
-    pub(crate) fn new(shape: Vec<usize>, kind: &'static Kind, buffer: Buffer) -> Self {
+    pub(crate) fn new(shape: Vec<usize>, kind: Kind, buffer: Buffer) -> Self {
         Self { buffer, shape, kind }
     }
 
@@ -135,7 +116,7 @@ impl Array {
     }
 
     pub(crate) fn typestr(&self) -> &'static str {
-        self.kind.typestr
+        self.kind.typestr()
     }
 
     pub(crate) fn gpu(&self) -> Option<usize> {
@@ -156,7 +137,7 @@ impl Array {
     fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let about = PyDict::new(py);
         about.set_item("shape", PyTuple::new(py, &self.shape)?)?;
-        about.set_item("typestr", self.kind.typestr)?;
+        about.set_item("typestr", self.kind.typestr())?;
         about.set_item("data", (self.buffer.address(), false))?;
         about.set_item("strides", py.None())?;
         about.set_item("version", 3)?;
@@ -175,7 +156,7 @@ impl Array {
     /// The type of the elements, by safetensors' name: "F32", "BF16", …
     #[getter]
     fn dtype(&self) -> &'static str {
-        self.kind.name
+        self.kind.name()
     }
 
     /// Bytes.
@@ -246,7 +227,7 @@ impl Array {
             return numpy.call_method1("asarray", (slf,));
         }
         let words = PyDict::new(py);
-        words.set_item("dtype", own.kind.typestr)?;
+        words.set_item("dtype", own.kind.typestr())?;
         let flat = numpy.call_method("frombuffer", (Self::tobytes(slf)?,), Some(&words))?;
         flat.call_method1("reshape", (own.shape(py)?,))?.call_method0("copy")
     }
@@ -301,14 +282,12 @@ impl Array {
         let _ = stream;
         let own = slf.get();
         if copy == Some(true) || dl_device.is_some_and(|wanted| wanted != dlpack::device_pair(own.gpu())) {
-            return Err(pyo3::exceptions::PyBufferError::new_err(
-                "forebay lends arrays where they are, without a copy",
-            ));
+            return Err(PyBufferError::new_err("forebay lends arrays where they are, without a copy"));
         }
         let offer = Offer {
             address: own.buffer.address(),
             shape: own.shape.iter().map(|size| *size as i64).collect(),
-            dtype: own.kind.dlpack(),
+            dtype: own.kind.dlpack()?,
             gpu: own.gpu(),
             is_read_only: false,
             owner: slf.clone().into_any().unbind(),
@@ -325,7 +304,7 @@ impl Array {
     }
 
     fn __repr__(&self) -> String {
-        format!("<forebay.Array: {:?} {} on {}>", self.shape, self.kind.name, self.device())
+        format!("<forebay.Array: {:?} {} on {}>", self.shape, self.kind.name(), self.device())
     }
 }
 

@@ -50,7 +50,7 @@ mod _forebay {
     use crate::map::{Map, MapView, map};
     #[pymodule_export]
     use crate::models::{
-        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, npy_header,
+        Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, dtypes, npy_header,
         npy_itemsize, plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors,
         read_shard_index, read_zip,
     };

@@ -325,7 +325,7 @@ impl Map {
         let offer = Offer {
             address: about.address,
             shape: about.shape.iter().map(|size| *size as i64).collect(),
-            dtype: about.kind.dlpack(),
+            dtype: about.kind.dlpack()?,
             gpu: Some(about.gpu),
             is_read_only: false,
             owner: view.clone().into_any().unbind(),
@@ -428,7 +428,7 @@ pub(crate) struct MapView {
     map: Arc<InPlace>,
     address: u64,
     shape: Vec<usize>,
-    kind: &'static Kind,
+    kind: Kind,
     gpu: usize,
 }
 
@@ -466,7 +466,7 @@ impl MapView {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let about = PyDict::new(py);
         about.set_item("shape", self.shape(py)?)?;
-        about.set_item("typestr", self.kind.typestr)?;
+        about.set_item("typestr", self.kind.typestr())?;
         about.set_item("data", (self.address, true))?;
         about.set_item("strides", py.None())?;
         about.set_item("version", 3)?;

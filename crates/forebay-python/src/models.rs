@@ -112,6 +112,19 @@ pub(crate) fn dtype_size(name: &str) -> PyResult<u64> {
     Dtype::parse(name).map(Dtype::bits).or_raise()
 }
 
+type DtypeRow = (&'static str, u64, &'static str, &'static str, &'static str, bool);
+
+/// The table of element types: name, bits, numpy's name, torch's name, how .npy files say it (empty where there is
+/// none), and whether DLPack has it.
+#[pyfunction]
+pub(crate) fn dtypes() -> Vec<DtypeRow> {
+    let row = |dtype: &Dtype| {
+        let has_code = dtype.dlpack().is_some();
+        (dtype.name(), dtype.bits(), dtype.numpy(), dtype.torch(), dtype.descr(), has_code)
+    };
+    Dtype::TABLE.iter().map(row).collect()
+}
+
 /// A new file that replaces `path`, or appears there, in one step when `commit` is called. Leaving a `with` block
 /// without `commit`, by an exception or not, leaves everything as it was.
 #[pyclass(frozen, module = "forebay._forebay")]

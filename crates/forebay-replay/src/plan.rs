@@ -378,3 +378,31 @@ fn with_steps(mut caller: Caller) -> Caller {
     }
     caller
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn call(start: u64, latency: u64) -> Call {
+        let (way, place) = (CallWay::Waited, None);
+        Call { start, latency, file: 0, offset: 0, len: 1, moved: 1, writes: false, place, in_page: 0, way }
+    }
+
+    #[test]
+    fn one_caller_goes_on_for_another_that_has_ended() {
+        let callers =
+            in_turn(vec![vec![call(0, 10)], vec![call(5, 10)], vec![call(10, 1)], vec![call(12, 9)]]);
+        let starts = |caller: &Caller| caller.calls.iter().map(|call| call.start).collect::<Vec<_>>();
+        assert_eq!(callers.iter().map(starts).collect::<Vec<_>>(), [vec![0, 10, 12], vec![5]]);
+    }
+
+    #[test]
+    fn time_grows_with_the_number_of_callers() {
+        let began = Instant::now();
+        let threads = (0..100_000).map(|_| vec![call(0, 10)]).collect();
+        assert_eq!(in_turn(threads).len(), 100_000);
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    }
+}

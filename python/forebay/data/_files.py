@@ -151,8 +151,9 @@ def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
         raise InvalidInputError(f"columns cannot be {columns!r}", hints=["columns=[NAME, …]"], path=path)
     wanted = known if columns is None else [columns] if isinstance(columns, str) else list(columns)
     hints = [f"columns: {', '.join(known)}"]
+    present = set(known)
     for name in wanted:
-        if name not in known:
+        if name not in present:
             raise InvalidInputError(f"there is no column {name!r}", hints=hints, path=path)
     if not wanted:
         raise InvalidInputError("no columns to read", hints=hints, path=path)

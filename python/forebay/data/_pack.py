@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .. import _forebay, frameworks
+from .._kinds import PACKED, other_kind
 from .._paths import path_text
 from ..errors import IntegrityError, InvalidInputError, UnsupportedError
-from ..frameworks import CPU
+from ..frameworks import CPU, _dtypes
 from ._files import FileSet, bounded, chosen, read_start
 from ._plain import dtype_named, need_numpy
 from ._records import FileRecords, Part, Records, Zipped
@@ -188,18 +189,18 @@ class _Writer:
             return numpy.frombuffer(bytes(value), "uint8")
         try:
             if "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor):
-                value = _plain(value, column)
-                # numpy has no bfloat16 of its own.
-                is_brain = str(value.dtype) == "torch.bfloat16"
-                value = value.float().numpy().astype(_bfloat16()) if is_brain else value.numpy()
+                value = _of_torch(_plain(value, column))
             # A copy: programs fill one array again and again.
             made = numpy.array(value, order="C")
         except UnsupportedError:
             raise
-        # What torch says of a sparse tensor, and of one without memory.
-        except (ValueError, TypeError, NotImplementedError) as error:
+        # What torch says of a sparse or nested tensor, and of one without memory.
+        except (ValueError, TypeError, RuntimeError) as error:
+            where: dict[str, Any] = {"column": column} if column else {}
             raise InvalidInputError(
-                f"a sample is no array: {error}", hints=['{"image": image, "label": label} for several values']
+                f"a sample is no array: {str(error).partition(chr(10))[0]}",
+                hints=['{"image": image, "label": label} for several values'],
+                **where,
             ) from None
         # The index names no byte order.
         return made if made.dtype.hasobject else made.astype(made.dtype.newbyteorder("="), copy=False)
@@ -262,12 +263,19 @@ def _crc(data: bytes) -> int:
     return _forebay.checksums([(array.__array_interface__["data"][0], len(data))])[0]
 
 
-def _bfloat16() -> Any:
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise UnsupportedError("bfloat16 needs ml_dtypes", hints=["pip install ml_dtypes"]) from None
-    return ml_dtypes.bfloat16
+def _of_torch(value: Any) -> Any:
+    """A tensor as numpy's array."""
+    import torch
+
+    name = _dtypes.name_of(value.dtype)
+    if name not in _dtypes.EXTRA:
+        return value.numpy()
+    # What numpy has not got, ml_dtypes adds: the same bytes.
+    dtype = _dtypes.numpy_dtype(name)
+    if dtype is None:
+        raise UnsupportedError(f"{_dtypes.EXTRA[name]} needs ml_dtypes", hints=["pip install --upgrade ml_dtypes"])
+    value = value.contiguous()
+    return value.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tuple(value.shape))
 
 
 class _Index:
@@ -277,11 +285,13 @@ class _Index:
         self.files = FileSet([path])
         self.path, size = self.files.paths[0], self.files.size(0)
         if size < _PAGE:
-            raise InvalidInputError("not a file of pack(): it is too short", hints=_WRITERS, path=path)
+            short = InvalidInputError("not a file of pack(): it is too short", hints=_WRITERS, path=path)
+            raise self._other() or short
         start = read_start(self.path, 0, _HEADER.size + 4)
         magic, version, crc, offset, length, whole, self.rows = _HEADER.unpack(start[:-4])
         if magic != _MAGIC:
-            raise InvalidInputError("not a file of pack(): its first bytes are others", hints=_WRITERS, path=path)
+            others = InvalidInputError("not a file of pack(): its first bytes are others", hints=_WRITERS, path=path)
+            raise self._other() or others
         if version != _VERSION:
             raise UnsupportedError(
                 f"a packed file of version {version}", hints=["read it with the forebay that wrote it"], path=path
@@ -303,6 +313,10 @@ class _Index:
             if isinstance(error, InvalidInputError):
                 raise
             raise InvalidInputError(f"cannot understand the index: {error!r}", path=path) from None
+
+    def _other(self) -> InvalidInputError | None:
+        with _forebay.open(self.path) as file:
+            return other_kind(file, PACKED)
 
     def _check(self) -> None:
         bounded(len(self.columns), _MAX_COLUMNS, "the number of columns", self.path, least=1)

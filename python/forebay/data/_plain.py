@@ -8,7 +8,8 @@ import operator
 from typing import Any
 
 from .. import _forebay
-from .._npy_types import dtype_of_descr
+from .._kinds import NPY, other_kind
+from .._npy_types import dtype_of_descr, hint_of_descr
 from ..errors import InvalidInputError, MissingPackageError, UnsupportedError
 from ..frameworks import _dtypes
 from ._files import FileSet, text_paths
@@ -26,9 +27,8 @@ def dtype_named(dtype: Any) -> str:
     Raises:
         InvalidInputError: it is none, or one whose elements share bytes.
     """
-    name = str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype
     # numpy takes None for float64.
-    found = None if dtype is None else _dtypes.name_of(name)
+    found = None if dtype is None else _dtypes.name_of(dtype)
     if found is None:
         raise InvalidInputError(f"unknown dtype: {dtype!r}", hints=['dtype="uint8", "float32", "bfloat16", …'])
     return found
@@ -146,11 +146,14 @@ def npy(
     first: tuple[str, tuple[int, ...]] | None = None
     for number, path in enumerate(files.paths):
         with _forebay.open(path) as file:
-            descr, turned, shape, start = _forebay.read_npy_header(file)
+            try:
+                descr, turned, shape, start = _forebay.read_npy_header(file)
+            except InvalidInputError as error:
+                raise other_kind(file, NPY) or error from None
         name = dtype_of_descr(descr, dtype)
         if name is None:
-            hint = 'dtype="bfloat16" says what they are' if "V" in descr else "convert it to a numeric dtype"
-            raise UnsupportedError(f"records cannot have elements of {descr}", hints=[hint], path=path)
+            hints = hint_of_descr(descr) or ["convert it to a numeric dtype"]
+            raise UnsupportedError(f"records cannot have elements of {descr}", hints=hints, path=path)
         if turned and len(shape) > 1:
             hints = ["numpy.save(path, numpy.ascontiguousarray(array))"]
             raise UnsupportedError("the array is stored in Fortran order: its rows are no runs", hints=hints, path=path)

@@ -26,7 +26,7 @@ __all__ = ["FRAMEWORK", "UNCOMMITTED", "Jax", "Uncommitted"]
 _block_until_ready: Any = jax.block_until_ready
 _config: Any = jax.config
 #: jax has these only while its option jax_enable_x64 is on.
-_WIDE = frozenset({"I64", "U64", "F64"})
+_WIDE = frozenset({"I64", "U64", "F64", "complex128"})
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
@@ -54,20 +54,21 @@ class Jax:
     def dtype(self, name: str) -> Any:
         if name in _WIDE and not _config.jax_enable_x64:
             return None
-        return _dtypes.numpy_dtype(name)
+        return _dtype(name)
 
     def dtype_name(self, dtype: Any) -> str | None:
         return _dtypes.name_of(dtype)
 
     def dtype_hints(self, name: str) -> list[str]:
         if name in _WIDE:
-            narrow = f'dtype=lambda name: "{name[0]}32" if name == … else None'
+            half = "C64" if name == "complex128" else f"{name[0]}32"
+            narrow = f'dtype=lambda name: "{half}" if name == … else None'
             return ['jax.config.update("jax_enable_x64", True)', f"or cast it: {narrow}"]
         return _dtypes.hints(name)
 
     def reads(self, name: str) -> bool:
         # Wide ones too: while they are cast jax's option is on.
-        return _dtypes.numpy_dtype(name) is not None
+        return _dtype(name) is not None
 
     def allocator(self, device: Device) -> Allocator:
         place = self._place(device)
@@ -144,6 +145,15 @@ class Uncommitted(Jax):
 
     def _place(self, device: Device) -> Any:
         return None
+
+
+def _dtype(name: str) -> Any:
+    found = _dtypes.numpy_dtype(name)
+    if name in _dtypes.PLAIN or found is None:
+        return found
+    # jax packs what has less than a byte, and has some of ml_dtypes' types only.
+    known = getattr(jnp, _dtypes.EXTRA[name], None)
+    return found if known is not None and name not in _dtypes.UNPACKED else None
 
 
 def _gpus() -> list[Any]:

@@ -11,33 +11,12 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device, parse_device
-from . import Allocator, Described, NotContiguousError, settle
+from . import Allocator, Described, NotContiguousError, _dtypes, settle
 
 __all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "refusal", "why_not_contiguous"]
 
-_DTYPE_NAMES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F8_E8M0": "float8_e8m0fnu",
-    # Two elements in each byte, which torch counts as one: see `_halved`.
-    "F4": "float4_e2m1fn_x2",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "C64": "complex64",
-}
+# Of F4 two elements are in each byte, which torch counts as one: see `_halved`.
+_DTYPE_NAMES = _dtypes.TORCH
 # Versions of torch differ in what they have.
 _DTYPES: dict[str, Any] = {ours: getattr(torch, name) for ours, name in _DTYPE_NAMES.items() if hasattr(torch, name)}
 _MKLDNN: Any = torch._mkldnn  # type: ignore[attr-defined]
@@ -80,8 +59,6 @@ class Torch:
     def dtype_hints(self, name: str) -> list[str]:
         if name in _DTYPE_NAMES:
             return ["pip install --upgrade torch"]
-        from . import _dtypes
-
         return _dtypes.hints(name)
 
     def reads(self, name: str) -> bool:
@@ -112,7 +89,7 @@ class Torch:
         dtype = _NAMES.get(array.dtype)
         if dtype is None:
             raise UnsupportedError(
-                "safetensors has no such dtype",
+                "no file has such a dtype",
                 hints=["cast it first: .to(torch.float32)"],
                 tensor=name,
                 dtype=array.dtype,

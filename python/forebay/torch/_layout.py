@@ -66,8 +66,9 @@ def plan(named: Sequence[tuple[str, torch.Tensor]]) -> tuple[list[Blob], list[Vi
         else:
             cover = _cover(cluster)
             blobs.append(Blob(f"{name}.storage", cover, cover.dtype))
+        start = min(span.start for span in cluster)
         for span in cluster:
-            views[span.at] = _view(span, base, cluster, len(blobs) - 1)
+            views[span.at] = _view(span, base, start, len(blobs) - 1)
     _rename(blobs)
     return blobs, [view for view in views if view is not None]
 
@@ -113,11 +114,10 @@ def _base(cluster: Sequence[_Span]) -> _Span | None:
     return None
 
 
-def _view(span: _Span, base: _Span | None, cluster: Sequence[_Span], blob: int) -> View:
+def _view(span: _Span, base: _Span | None, start: int, blob: int) -> View:
     tensor = span.tensor
     if base is not None and span.layout() == base.layout():
         return View(blob, tensor.dtype)
-    start = min(other.start for other in cluster)
     return View(blob, tensor.dtype, False, span.start - start, tuple(tensor.shape), tuple(tensor.stride()))
 
 
@@ -136,9 +136,11 @@ def _cover(cluster: Sequence[_Span]) -> torch.Tensor:
 def _rename(blobs: Sequence[Blob]) -> None:
     """Makes names unique: `{"a.b": x, "a": {"b": y}}` has two tensors with one path."""
     taken: set[str] = {"__metadata__"}
+    counts: dict[str, int] = {}
     for blob in blobs:
-        name, count = blob.name or "tensor", 2
+        name = blob.name or "tensor"
         while name in taken:
-            name, count = f"{blob.name}#{count}", count + 1
+            counts[blob.name] = counts.get(blob.name, 1) + 1
+            name = f"{blob.name}#{counts[blob.name]}"
         taken.add(name)
         blob.name = name

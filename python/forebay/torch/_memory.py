@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from .. import _forebay, errors, placement
+from ..frameworks import _dtypes
 from ..frameworks.torch import FRAMEWORK, no_memory
 
 #: Types whose elements safetensors counts otherwise than PyTorch.
@@ -17,7 +18,7 @@ _STORED_AS_BYTES: Final = ("F4",)
 def stored_dtype(dtype: torch.dtype) -> str | None:
     """safetensors' name for a type, None where it has none (or counts its elements differently)."""
     name = FRAMEWORK.dtype_name(dtype)
-    return None if name in _STORED_AS_BYTES else name
+    return name if name in _dtypes.STORABLE and name not in _STORED_AS_BYTES else None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

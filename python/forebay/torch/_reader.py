@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from .. import _forebay, errors
 from .._captures import left_alone
+from .._kinds import folder_hints
 from .._paths import Watch, path_text
 from ..frameworks.torch import no_memory
 from . import _container, _manifest
@@ -147,6 +154,8 @@ class CheckpointReader(StorageReader):
         self.bytes_read = 0
         self._metadata: Metadata | None = None
         self._verified: set[Place] = set()
+        #: The stored parts of each tensor by where they begin.
+        self._chunks: dict[str, dict[torch.Size, ChunkStorageMetadata]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turns to another folder, if one is given."""
@@ -178,7 +187,7 @@ class CheckpointReader(StorageReader):
                 [] if os.path.isdir(self.path) else ["give the folder of a checkpoint; forebay.torch.load reads files"]
             )
             if os.path.isdir(self.path) and os.listdir(self.path):
-                hints = ["save it again: files that are complete are used again"]
+                hints = folder_hints(self.path) or ["save it again: files that are complete are used again"]
             raise errors.NotFoundError(
                 "no complete checkpoint: the folder has no manifest", hints=hints, path=path
             ) from None
@@ -219,6 +228,7 @@ class CheckpointReader(StorageReader):
             by_file.setdefault(self._place(item).file, []).append(item)
         self.bytes_read = 0
         self._verified.clear()
+        self._chunks.clear()
         flying: deque[_Job] = deque()
         try:
             for name in sorted(by_file):
@@ -249,7 +259,10 @@ class CheckpointReader(StorageReader):
         told = self._metadata.state_dict_metadata[index.fqn]
         if not isinstance(told, TensorStorageMetadata):
             raise errors.IntegrityError("the checkpoint holds an object where a tensor is wanted", tensor=index.fqn)
-        chunk = next(c for c in told.chunks if index.offset is None or c.offsets == index.offset)
+        if index.fqn not in self._chunks:
+            self._chunks[index.fqn] = {chunk.offsets: chunk for chunk in told.chunks}
+        chunks = self._chunks[index.fqn]
+        chunk = told.chunks[0] if index.offset is None else chunks[index.offset]
         dtype = told.properties.dtype
         return (
             Box(place.offset, tuple(chunk.sizes), tuple(item.storage_offsets), tuple(item.lengths), dtype.itemsize),

@@ -10,10 +10,10 @@ from typing import Any, Final
 import torch
 
 from .. import errors
+from .._kinds import TORCH
 from .._paths import path_text
 from ..frameworks.torch import FRAMEWORK
 from ..loading import Loader, Source, total_bytes
-from ..pickles import is_zip_checkpoint
 from ..progress import Progress
 from . import _layout, _tree
 from ._layout import Blob, View
@@ -95,8 +95,8 @@ def load(
 def _open(path: str) -> Source:
     try:
         return Source(path)
-    except (errors.InvalidInputError, errors.IntegrityError):
-        if is_zip_checkpoint(path):
+    except (errors.InvalidInputError, errors.IntegrityError) as error:
+        if TORCH in error.message:
             raise errors.InvalidInputError(
                 "torch.save wrote this file, not forebay.torch.save",
                 hints=[f"forebay.pickles.load({path!r})"],

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use directory::Listing;
 use forebay_engine::Session;
-use forebay_error::Result;
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device};
 pub use open_cost::ROUNDS;
 
@@ -22,7 +22,7 @@ use crate::observer::Observer;
 use crate::plan::PassLength;
 use crate::report::{BenchReport, DeviceReport, MachineReport, Pass, Ratio, TypeSummary, VERSION};
 use crate::workers::measure::median;
-use crate::workload::job::{IoAccess, Xfer};
+use crate::workload::job::{IoAccess, Job, Xfer};
 use crate::workload::{BenchTask, Workload};
 
 /// How long gathers go on if nothing is said.
@@ -74,6 +74,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         warnings: Vec::new(),
     };
     let devices = devices(work, session, &mut report)?;
+    check_memory(work, &devices)?;
     report.warnings.extend(warnings(work));
     report.warnings.extend(foreign::guard(work)?);
     match work.task {
@@ -124,10 +125,42 @@ fn devices(work: &Workload, session: &Session, report: &mut BenchReport) -> Resu
     Ok(devices)
 }
 
+/// Fails if the workers' buffers alone need more host memory than there is: each would be given, and all of them end this process
+/// or another.
+fn check_memory(work: &Workload, devices: &[Arc<dyn Device>]) -> Result<()> {
+    let of = |xfer: Xfer| {
+        let jobs = work
+            .jobs
+            .iter()
+            .zip(devices)
+            .filter(|(job, device)| !xfer.uses_engine() || job.memory.is_host() || device.info().is_host);
+        let buffers = |job: &Job| if xfer.is_batch() { work.depth(job) } else { job.workers };
+        jobs.map(|(job, _)| (buffers(job) as u64).saturating_mul(job.io.max)).fold(0, u64::saturating_add)
+    };
+    let needed = work.types().into_iter().map(of).max().unwrap_or(0);
+    let Some(available) = available_memory().filter(|available| *available < needed) else { return Ok(()) };
+    Err(Error::new(ErrorKind::OutOfMemory, "the buffers need more host memory than there is")
+        .with("needed", needed)
+        .with("available", available)
+        .hint("use a smaller I/O size (-i) or fewer threads (-w)"))
+}
+
+/// Bytes of host memory that can be had, where the kernel tells it.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// What the reader of the figures should know.
 fn warnings(work: &Workload) -> Vec<String> {
     let mut warnings = Vec::new();
     let is_gather = matches!(work.task, BenchTask::Gather(_));
+    if work.nvlinks {
+        warnings.push(
+            "-p (enable_nvlinks) changed nothing: forebay does not route transfers over NVLink".to_owned(),
+        );
+    }
     if work.verify {
         let what = if is_gather {
             "each call's pieces (beyond 16 MiB a sample of 4096 of them) are checked inside the timed part: figures are lower for it"

@@ -1,6 +1,6 @@
 //! gdsio's job files (`.gdsio`): `[global]`, then a section per job; `#` starts a comment.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -126,8 +126,12 @@ pub fn parse(text: &str) -> Result<JobFile> {
     for (key, value, line) in &global.keys {
         apply_global(&mut file, key, value).map_err(|error| at(error, *line))?;
     }
+    let mut common = JobLines::new();
+    common.set_all(&global.keys)?;
     for section in &sections {
-        file.workload.jobs.push(job(&global, section)?);
+        let mut own = common.clone();
+        own.set_all(&section.keys)?;
+        file.workload.jobs.push(own.finish(section)?);
     }
     Ok(file)
 }
@@ -153,13 +157,13 @@ fn apply_global(file: &mut JobFile, key: &str, value: &str) -> Result<()> {
             work.runtime = (seconds > 0).then(|| Duration::from_secs(seconds));
         }
         "do_verify" => work.verify = flag(value)?,
-        "random_seed" => work.seed = number(value)?,
+        "random_seed" => work.seed = seed(value)?,
         "fill_random" if flag(value)? => work.fill = WriteFill::Random,
         "refill_buffer" if flag(value)? => work.fill = WriteFill::RandomEach,
         "unaligned_random" => work.unaligned = flag(value)?,
         "per_job_stats" => file.per_job = flag(value)?,
         "batch_size" => work.batch = Some(number(value)?),
-        "enable_nvlinks" if flag(value)? => return Err(nvlink_refused()),
+        "enable_nvlinks" => work.nvlinks = flag(value)?,
         "skip_bufregister" => {
             flag(value)?;
         }
@@ -168,63 +172,86 @@ fn apply_global(file: &mut JobFile, key: &str, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Why `-p` is refused.
-pub fn nvlink_refused() -> Error {
-    Error::new(ErrorKind::Unsupported, "routing transfers over NVLink is not available yet")
-        .hint("leave out -p (enable_nvlinks): forebay would ignore it and the figure would mislead")
-}
-
 /// Why `-P` is refused.
 pub fn rdma_refused() -> Error {
     Error::new(ErrorKind::Unsupported, "RDMA targets are not available yet")
         .hint("name a file of a server, -P nfs://SERVER/EXPORT/PATH, or a mounted file with -f")
 }
 
-fn job(global: &Section, section: &Section) -> Result<Job> {
-    let mut directory = None;
-    let mut filename = None;
-    let mut job = Job::new(JobTarget::Directory(".".into()));
-    job.name.clone_from(&section.name);
-    for (key, value, line) in global.keys.iter().chain(&section.keys) {
-        let mut set = || -> Result<()> {
-            match key.as_str() {
-                "bs" | "io_size" => job.io = IoSize::from_str(value)?,
-                "size" => job.size = Some(parse_size(value)?),
-                "start_offset" => job.start = parse_size(value)?,
-                "numa_node" => job.numa = (value != "-1").then(|| number(value)).transpose()?,
-                "gpu_dev_id" => job.device = number::<usize>(value)?.into(),
-                "num_threads" => job.workers = number(value)?,
-                "mem_type" => job.memory = value.parse()?,
-                "directory" => directory = Some(value.into()),
-                "filename" => filename = Some(value.into()),
-                _ => {}
-            }
-            Ok(())
-        };
-        set().map_err(|error| at(error, *line))?;
+/// A job as its lines make it.
+#[derive(Clone)]
+struct JobLines {
+    job: Job,
+    directory: Option<PathBuf>,
+    filename: Option<PathBuf>,
+}
+
+impl JobLines {
+    fn new() -> Self {
+        Self { job: Job::new(JobTarget::Directory(".".into())), directory: None, filename: None }
     }
-    job.target = match (filename, directory) {
-        (Some(file), None) => JobTarget::File(file),
-        (None, Some(directory)) => JobTarget::Directory(directory),
-        (given, _) => {
-            let what = if given.is_some() {
-                "both a directory and a filename"
-            } else {
-                "neither a directory nor a filename"
-            };
-            return Err(at(
-                Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)),
-                section.line,
-            )
-            .hint("give one of directory= and filename="));
+
+    fn set_all(&mut self, keys: &[(String, String, usize)]) -> Result<()> {
+        keys.iter().try_for_each(|(key, value, line)| self.set(key, value).map_err(|error| at(error, *line)))
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let job = &mut self.job;
+        match key {
+            "bs" | "io_size" => job.io = IoSize::from_str(value)?,
+            "size" => job.size = Some(parse_size(value)?),
+            "start_offset" => job.start = parse_size(value)?,
+            "numa_node" => job.numa = (value != "-1").then(|| number(value)).transpose()?,
+            "gpu_dev_id" => job.device = number::<usize>(value)?.into(),
+            "num_threads" => job.workers = number(value)?,
+            "mem_type" => job.memory = value.parse()?,
+            "directory" => self.directory = Some(value.into()),
+            "filename" => self.filename = Some(value.into()),
+            _ => {}
         }
-    };
-    Ok(job)
+        Ok(())
+    }
+
+    fn finish(mut self, section: &Section) -> Result<Job> {
+        self.job.name.clone_from(&section.name);
+        self.job.target = match (self.filename, self.directory) {
+            (Some(file), None) => JobTarget::File(file),
+            (None, Some(directory)) => JobTarget::Directory(directory),
+            (given, _) => {
+                let what = if given.is_some() {
+                    "both a directory and a filename"
+                } else {
+                    "neither a directory nor a filename"
+                };
+                return Err(at(
+                    Error::new(ErrorKind::InvalidInput, format!("[{}] has {what}", section.name)),
+                    section.line,
+                )
+                .hint("give one of directory= and filename="));
+            }
+        };
+        Ok(self.job)
+    }
 }
 
 fn number<T: FromStr>(value: &str) -> Result<T> {
     value.parse().map_err(|_| {
         Error::new(ErrorKind::InvalidInput, format!("not a number: {value:?}")).hint("write a whole number")
+    })
+}
+
+/// A seed, decimal or as `0x…`.
+///
+/// ```
+/// assert_eq!(forebay_bench::jobfile::seed("0xdeadbeef").unwrap(), 0xdead_beef);
+/// ```
+pub fn seed(text: &str) -> Result<u64> {
+    let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
+    // A sign is one for u64's own parser, and none that a seed has.
+    let parsed = hex.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+    parsed.ok().filter(|_| !text.contains('+')).ok_or_else(|| {
+        Error::new(ErrorKind::InvalidInput, format!("not a seed: {text:?}"))
+            .hint("write a whole number below 2^64, as 7 or 0x7")
     })
 }
 
@@ -266,6 +293,17 @@ start_offset=1M
 filename=/path/file
 ";
 
+    /// Lines above the jobs hold for all of them, and are read once.
+    #[test]
+    fn time_grows_with_the_length_of_the_file() {
+        let jobs = (0..4000).map(|job| format!("[job{job}]\nfilename=/x{job}\n"));
+        let text = ["[global]\n".to_owned(), "bs=4K\n".repeat(20_000), jobs.collect()].concat();
+        let began = std::time::Instant::now();
+        let file = parse(&text).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!((file.workload.jobs.len(), file.workload.jobs[3999].io), (4000, IoSize::fixed(4096)));
+    }
+
     #[test]
     fn the_sample() {
         let file = parse(SAMPLE).unwrap();
@@ -278,6 +316,18 @@ filename=/path/file
         assert_eq!(a.io, IoSize::fixed(1 << 20));
         assert_eq!((b.io.count(), b.start, &b.device), (16, 1 << 20, &1.into()));
         assert_eq!(b.target, JobTarget::File("/path/file".into()));
+    }
+
+    #[test]
+    fn what_gdsio_s_own_files_have() {
+        let text = "[global]\nenable_nvlinks=1\nrandom_seed=0xDEADBEEF\n[j]\nfilename=x\n";
+        let work = parse(text).unwrap().workload;
+        assert_eq!((work.nvlinks, work.seed), (true, 0xdead_beef));
+        assert!(!parse(SAMPLE).unwrap().workload.nvlinks);
+        for wrong in ["0x", "0xg", "-1", "+1", "0x+1", "18446744073709551616", "1.5"] {
+            let error = parse(&format!("[global]\nrandom_seed={wrong}\n[j]\nfilename=x")).unwrap_err();
+            assert!(error.to_string().contains("line=2") && !error.hints().is_empty(), "{error}");
+        }
     }
 
     #[test]
@@ -297,9 +347,5 @@ filename=/path/file
             assert!(!error.hints().is_empty(), "{text:?}");
         }
         assert!(parse("[global]\nbs=1M").is_err());
-        assert_eq!(
-            parse("[global]\nenable_nvlinks=1\n[j]\nfilename=x").unwrap_err().kind(),
-            ErrorKind::Unsupported
-        );
     }
 }

@@ -107,6 +107,8 @@ pub struct Workload {
     pub align: Option<u64>,
     /// Percent of reads in batches that mix reads and writes (`-M`).
     pub mix: Option<u8>,
+    /// Routing over NVLink was asked for (`-p`), which there is not.
+    pub nvlinks: bool,
     /// Writes carry a pattern, reads check it (`-V`).
     pub verify: bool,
     /// See [`WriteFill`].
@@ -148,6 +150,7 @@ impl Workload {
             unaligned: false,
             align: None,
             mix: None,
+            nvlinks: false,
             verify: false,
             fill: WriteFill::Zero,
             bare: false,
@@ -329,8 +332,8 @@ impl Workload {
 
     fn check_mix(&self, types: &[Xfer]) -> Result<()> {
         let Some(reads) = self.mix else { return Ok(()) };
-        if types.iter().any(|xfer| *xfer != Xfer::Batch) {
-            return bad("-M without batches", "-M goes with -x 6");
+        if types.iter().any(|xfer| !xfer.is_batch()) {
+            return bad("-M without batches", "-M goes with -x 6 and -x 7");
         }
         if reads > 100 {
             return bad(format!("{reads} percent of reads"), "use -M 0..100");

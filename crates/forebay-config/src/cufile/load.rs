@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::json;
 use super::keys::{self, Key, Target};
 use super::parameters::BoolParameter;
+use super::settings::Interface;
 use super::settings::{Log, Pool, Settings};
 use super::table::KEYS;
 use crate::{env, files};
@@ -73,6 +74,7 @@ impl Settings {
                 Err(error) => reader.fail(path, &error),
             },
         }
+        reader.interface(lookup(Interface::VARIABLE));
         reader.environment(lookup);
         reader.finish()
     }
@@ -108,6 +110,17 @@ impl Reader {
         self.loaded.warnings.push(format!("{error}; the defaults are used"));
         self.loaded.error = Some(error);
         self.loaded.path = Some(path);
+    }
+
+    fn interface(&mut self, named: Option<String>) {
+        let Some(name) = named.filter(|name| !name.is_empty()) else { return };
+        match Interface::named(&name) {
+            Some(interface) => self.loaded.settings.interface = interface,
+            None => self
+                .loaded
+                .warnings
+                .push(format!("{}: must be 1.15 or 1.19, not {name}; 1.15 is used", Interface::VARIABLE)),
+        }
     }
 
     fn file(&mut self, path: PathBuf, file: &Map<String, Value>, extra_commas: &[usize]) {

@@ -26,5 +26,5 @@ mod table;
 pub use keys::{BLOCK_DEVICES, Effect, FILE_SYSTEMS, Key, Kind};
 pub use load::{Loaded, PATH, PATH_VARIABLE};
 pub use parameters::{ArrayParameter, BoolParameter, SizeParameter, StringParameter};
-pub use settings::{Denylist, Log, LogLevel, LogPlace, Pool, Settings, Slabs};
+pub use settings::{Denylist, Interface, Log, LogLevel, LogPlace, Pool, Settings, Slabs};
 pub use table::KEYS;

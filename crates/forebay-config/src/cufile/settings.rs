@@ -27,6 +27,41 @@ pub struct Settings {
     pub posix_unaligned_writes: bool,
     /// `allow_compat_mode=false` is taken at its word: see [`Settings::refuses_to_open`].
     pub strict_compat: bool,
+    /// Whose structures the program has.
+    pub interface: Interface,
+}
+
+/// A version of the C interface: the program's own, which the library cannot find out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interface {
+    /// 1.15 to 1.18.
+    #[default]
+    V1_15,
+    /// 1.19 and later: longer statistics.
+    V1_19,
+}
+
+impl Interface {
+    /// The variable that names it. A cufile.json cannot: it is for all programs, and the longer structures of one would be
+    /// written beyond the end of another's.
+    pub const VARIABLE: &str = "FOREBAY_CUFILE_VERSION";
+
+    /// What `cuFileGetVersion` reports: 1000 × major + 10 × minor.
+    pub fn number(self) -> i32 {
+        match self {
+            Self::V1_15 => 1150,
+            Self::V1_19 => 1190,
+        }
+    }
+
+    /// By its name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        match name {
+            "1.15" => Some(Self::V1_15),
+            "1.19" => Some(Self::V1_19),
+            _ => None,
+        }
+    }
 }
 
 /// What is logged, and where.
@@ -175,6 +210,7 @@ impl Default for Settings {
             denylist: Denylist::default(),
             posix_unaligned_writes: false,
             strict_compat: false,
+            interface: Interface::default(),
         };
         for key in KEYS.iter().filter(|key| !key.default.is_empty()) {
             // The table's defaults have their key's type: a test looks at each.

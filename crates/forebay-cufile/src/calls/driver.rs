@@ -9,7 +9,7 @@ use forebay_trace::Api;
 use super::{give, guarded, guarded_plain};
 use crate::abi::{
     CONTROL_ALLOW_COMPAT_MODE, CONTROL_USE_POLL_MODE, CUfileDrvProps, CUfileError, FEATURE_PARALLEL_IO,
-    FEATURE_STREAMS, FEATURES, NvfsProps, VERSION,
+    FEATURE_STREAMS, FEATURES, NvfsProps,
 };
 use crate::library::{CufileLibrary, library};
 use crate::meter::meter;
@@ -140,14 +140,14 @@ pub extern "C-unwind" fn cuFileDriverSetMaxPinnedMemSize(size: usize) -> CUfileE
     set_size(SizeParameter::MaxDevicePinnedMemSizeKb, size)
 }
 
-/// Tells the version of the interface: 1150.
+/// Tells the version of the interface: 1150, or 1190 with `FOREBAY_CUFILE_VERSION=1.19`.
 ///
 /// # Safety
 /// `version` is null, which is an error, or a valid place.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn cuFileGetVersion(version: *mut c_int) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give(version, VERSION) })
+    guarded(|| unsafe { give(version, library().interface().number()) })
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! Statistics by the C interface, in the layout of version 1.15 (later ones are longer: a program that was compiled for
-//! them reads zeros or garbage beyond).
+//! Statistics by the C interface, in one of two layouts. The structures grew in 1.19, and a call tells only where one
+//! begins: who needs the longer ones has to say so (`FOREBAY_CUFILE_VERSION`), for more than a program has room for would
+//! be written over something else.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
+use forebay_config::cufile::Interface;
 use forebay_stats::{CallCounts, Count, DeviceTotals, GpuTotals, IoTotals, Snapshot};
 
 use super::{give, guarded};
@@ -11,8 +13,10 @@ use crate::library::library;
 use crate::meter::meter;
 use crate::status::RefusedCall;
 
-/// Words of level 1.
+/// Words of level 1 in 1.15 to 1.18.
 const WORDS: usize = 64;
+/// The same since 1.19. What was appended is about cuFileReadv and cuFileWritev, which count as reads and writes here.
+const WORDS_1_19: usize = 78;
 /// Classes of sizes, for reads and for writes.
 const CLASSES: usize = 32;
 /// The most GPUs of level 3.
@@ -20,14 +24,14 @@ const GPUS: usize = 16;
 /// Words of a GPU after its UUID.
 const GPU_WORDS: usize = 29;
 
-/// Level 1: 512 bytes.
-type Level1 = [u64; WORDS];
+/// Level 1: 512 bytes, 624 since 1.19.
+type Level1<const N: usize> = [u64; N];
 
-/// Level 2: 1024 bytes.
+/// Level 2: 1024 bytes, 1136 since 1.19.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Level2 {
-    basic: Level1,
+struct Level2<const N: usize> {
+    basic: Level1<N>,
     read_sizes: [u64; CLASSES],
     write_sizes: [u64; CLASSES],
 }
@@ -39,19 +43,19 @@ struct PerGpu {
     words: [u64; GPU_WORDS],
 }
 
-/// Level 3: 5000 bytes.
+/// Level 3: 5000 bytes, 5112 since 1.19.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Level3 {
-    detailed: Level2,
+struct Level3<const N: usize> {
+    detailed: Level2<N>,
     gpus: u32,
     per_gpu: [PerGpu; GPUS],
 }
 
 const _: () = {
-    assert!(size_of::<Level1>() == 512);
-    assert!(size_of::<Level2>() == 1024);
-    assert!(size_of::<Level3>() == 5000);
+    assert!(size_of::<Level1<WORDS>>() == 512 && size_of::<Level1<WORDS_1_19>>() == 624);
+    assert!(size_of::<Level2<WORDS>>() == 1024 && size_of::<Level2<WORDS_1_19>>() == 1136);
+    assert!(size_of::<Level3<WORDS>>() == 5000 && size_of::<Level3<WORDS_1_19>>() == 5112);
 };
 
 /// Fills words one after the other.
@@ -79,8 +83,8 @@ fn ops(totals: &IoTotals) -> Count {
     count
 }
 
-fn level1(seen: &Snapshot) -> Level1 {
-    let mut words = [0; WORDS];
+fn level1<const N: usize>(seen: &Snapshot) -> Level1<N> {
+    let mut words = [0; N];
     let mut filler = Filler { words: &mut words, at: 0 };
     let CallCounts { handle_register, handle_deregister, buf_register, buf_deregister, .. } = &seen.calls;
     for count in [ops(&seen.read), ops(&seen.write), *handle_register, *handle_deregister] {
@@ -95,7 +99,7 @@ fn level1(seen: &Snapshot) -> Level1 {
     filler.put([read.rate.ops_per_s as u64, write.rate.ops_per_s as u64]);
     filler.put([read.latency_ns / 1000, write.latency_ns / 1000]);
     batches(&mut filler, seen);
-    debug_assert_eq!(filler.at, WORDS, "every word has its meaning");
+    debug_assert_eq!(filler.at, WORDS, "every word of 1.15 has its meaning");
     words
 }
 
@@ -129,7 +133,7 @@ fn batches(filler: &mut Filler, seen: &Snapshot) {
     filler.put([batch.last_read_bytes, batch.last_write_bytes]);
 }
 
-fn level2(seen: &Snapshot) -> Level2 {
+fn level2<const N: usize>(seen: &Snapshot) -> Level2<N> {
     Level2 { basic: level1(seen), read_sizes: seen.read_sizes, write_sizes: seen.write_sizes }
 }
 
@@ -149,7 +153,7 @@ fn per_gpu(gpu: &GpuTotals) -> PerGpu {
     PerGpu { uuid: gpu.uuid, words }
 }
 
-fn level3(seen: &Snapshot) -> Level3 {
+fn level3<const N: usize>(seen: &Snapshot) -> Level3<N> {
     let mut filled = Level3 {
         detailed: level2(seen),
         gpus: seen.gpus.len().min(GPUS) as u32,
@@ -235,29 +239,44 @@ pub extern "C-unwind" fn cuFileStatsReset() -> CUfileError {
 /// Tells the totals.
 ///
 /// # Safety
-/// `stats` is null, which is an error, or has room for 512 bytes.
+/// `stats` is null, which is an error, or has room for 512 bytes; for 624 with `FOREBAY_CUFILE_VERSION=1.19`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileGetStatsL1(stats: *mut Level1) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsL1(stats: *mut c_void) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give_level(stats, 1, level1) })
+    guarded(|| unsafe {
+        match library().interface() {
+            Interface::V1_15 => give_level(stats.cast(), 1, level1::<WORDS>),
+            Interface::V1_19 => give_level(stats.cast(), 1, level1::<WORDS_1_19>),
+        }
+    })
 }
 
 /// Tells totals and sizes.
 ///
 /// # Safety
-/// `stats` is null, which is an error, or has room for 1024 bytes.
+/// `stats` is null, which is an error, or has room for 1024 bytes; for 1136 with `FOREBAY_CUFILE_VERSION=1.19`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileGetStatsL2(stats: *mut Level2) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsL2(stats: *mut c_void) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give_level(stats, 2, level2) })
+    guarded(|| unsafe {
+        match library().interface() {
+            Interface::V1_15 => give_level(stats.cast(), 2, level2::<WORDS>),
+            Interface::V1_19 => give_level(stats.cast(), 2, level2::<WORDS_1_19>),
+        }
+    })
 }
 
 /// Tells totals, sizes and GPUs.
 ///
 /// # Safety
-/// `stats` is null, which is an error, or has room for 5000 bytes.
+/// `stats` is null, which is an error, or has room for 5000 bytes; for 5112 with `FOREBAY_CUFILE_VERSION=1.19`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn cuFileGetStatsL3(stats: *mut Level3) -> CUfileError {
+pub unsafe extern "C-unwind" fn cuFileGetStatsL3(stats: *mut c_void) -> CUfileError {
     // SAFETY: passed on.
-    guarded(|| unsafe { give_level(stats, 3, level3) })
+    guarded(|| unsafe {
+        match library().interface() {
+            Interface::V1_15 => give_level(stats.cast(), 3, level3::<WORDS>),
+            Interface::V1_19 => give_level(stats.cast(), 3, level3::<WORDS_1_19>),
+        }
+    })
 }

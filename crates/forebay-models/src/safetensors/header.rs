@@ -204,7 +204,7 @@ struct Entry<'a> {
 impl Entry<'_> {
     /// The tensor, its name left open. The error says what does not fit.
     fn check(self) -> std::result::Result<TensorInfo, String> {
-        let Some(dtype) = Dtype::from_name(&self.dtype) else {
+        let Some(dtype) = Dtype::from_name(&self.dtype).filter(|dtype| dtype.is_of_safetensors()) else {
             return Err(format!("unknown dtype {}", shown(&self.dtype)));
         };
         let ((begin, end), shape) = (self.data_offsets, self.shape.0.into_boxed_slice());

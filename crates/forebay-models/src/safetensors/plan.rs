@@ -89,6 +89,11 @@ fn size(tensor: &TensorSpec) -> Result<u64> {
     if tensor.name == METADATA {
         return Err(invalid("a tensor cannot have the name of the metadata").with("tensor", name()));
     }
+    if !tensor.dtype.is_of_safetensors() {
+        return Err(Error::new(ErrorKind::Unsupported, "safetensors has no such dtype")
+            .with("dtype", tensor.dtype.name())
+            .with("tensor", name()));
+    }
     if tensor.shape.len() > MAX_RANK {
         return Err(invalid(format!("more than {MAX_RANK} dimensions")).with("tensor", name()));
     }

@@ -177,6 +177,10 @@ impl CopyThread {
 
     /// A registration has ended. The request, if there is more to do.
     pub(super) fn registered(&mut self, rest: Option<PinRequest>) {
+        if self.piece_begun.is_none() {
+            // Lanes could start no copies meanwhile.
+            self.state.stage.discard_rates();
+        }
         if let Some(request) = rest {
             self.state.put_back(request);
         }
@@ -196,6 +200,7 @@ impl CopyThread {
             any = true;
         }
         any |= self.begin_held();
+        self.hand_over_rests();
         any |= self.poll_watched();
         any |= self.end_copies();
         any |= self.launch();
@@ -276,9 +281,10 @@ impl CopyThread {
                 can
             })
         };
-        let others_copy = self.state.has_others();
-        let routed = route(&self.state.cache, &job.batch, must_pin, others_copy, &can_gather, &registrar);
-        let BatchRoute { pinned, version, spans, pins, rest, reason, cuts } = match routed {
+        self.state.note_lanes_pace(&job.batch);
+        let others = (self.state.has_others(), self.state.has_other_readers());
+        let routed = route(&self.state.cache, &job.batch, must_pin, others, &can_gather, &registrar);
+        let BatchRoute { pinned, version, spans, pins, cover, rest, reason, cuts } = match routed {
             Ok(route) => route,
             Err(reason) => return self.leave_all(&job, reason),
         };
@@ -298,7 +304,8 @@ impl CopyThread {
         let transfer = InPlaceTransfer {
             rest_bytes: bytes_of(&job.batch, &rest),
             by_resident: false,
-            rest: self.hand_over(&job, &rest).into_iter().collect(),
+            held: rest,
+            rest: Vec::new(),
             cuts,
             job,
             pinned,
@@ -307,6 +314,7 @@ impl CopyThread {
             copied: Vec::new(),
             pins,
             in_flight: 0,
+            cover,
             bytes: 0,
             error: None,
             reason,
@@ -332,6 +340,21 @@ impl CopyThread {
         job.completion.work_done(Moved::default());
     }
 
+    /// Gives lanes what is theirs, unless windows are to be registered first that readers pay for.
+    fn hand_over_rests(&mut self) {
+        if self.transfers.iter().flatten().all(|transfer| transfer.held.is_empty()) || self.state.has_paid() {
+            return;
+        }
+        for at in 0..self.transfers.len() {
+            let Some(Some(transfer)) = self.transfers.get_mut(at) else { continue };
+            let (job, held) = (transfer.job.clone(), std::mem::take(&mut transfer.held));
+            let apart = self.hand_over(&job, &held);
+            if let Some(Some(transfer)) = self.transfers.get_mut(at) {
+                transfer.rest.extend(apart);
+            }
+        }
+    }
+
     /// Gives parts of a read to the lanes. They report apart: what they read counts only if the file was the same
     /// before and after all of it.
     fn hand_over(&self, job: &MappedJob, parts: &[Part]) -> Option<Arc<Completion>> {
@@ -339,10 +362,8 @@ impl CopyThread {
             return None;
         }
         let state = Arc::downgrade(&self.state);
-        let (begun, bytes) = (Instant::now(), bytes_of(&job.batch, parts));
         let tell = Box::new(move || {
             if let Some(state) = state.upgrade() {
-                state.cache.lanes_pace.learn(bytes, begun.elapsed());
                 state.cache.wake_queue.wake();
             }
         });

@@ -13,7 +13,7 @@ use super::eligibility::Reason;
 use super::gather::{GatherStream, buffer_size, parts};
 use super::pin_cache::PinCache;
 use super::reclaimer::Pin;
-use super::registrar::PinPolicy;
+use super::registrar::{PinPolicy, PinTerms};
 use super::state::{MappedState, REGISTER_LIMIT, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::request::buffer::Buffer;
@@ -163,7 +163,14 @@ fn pin_all(state: &Arc<MappedState>, file: &File, pinned: &Arc<PinnedFile>) -> R
     let Fill::Descriptor(descriptors) = file.source().fill() else { return Ok(Vec::new()) };
     let registrar = |request| state.register(request);
     let ask = |window| {
-        state.cache.ask(file.source(), descriptors, pinned, window, (PinPolicy::Always, 0.0), &registrar)
+        state.cache.ask(
+            file.source(),
+            descriptors,
+            pinned,
+            window,
+            PinTerms::of(PinPolicy::Always, 0.0),
+            &registrar,
+        )
     };
     let refuse = |reason: Reason| Err(reason.error().with("file", file.name()));
     let mut pins = Vec::with_capacity(pinned.windows());

@@ -7,6 +7,7 @@
 mod budget;
 mod caller_thread;
 mod copy_thread;
+mod credit;
 mod eligibility;
 mod found;
 mod gather;
@@ -42,6 +43,7 @@ pub use self::map::{Gathering, Map, Offsets, RawGather};
 use self::readers::Reader;
 use self::reclaimer::Pin;
 use self::region::WINDOW;
+use self::registrar::PaidUse;
 pub(crate) use self::state::in_place;
 use self::state::{MappedState, closed, writers_note};
 use self::threads::EngineThreads;
@@ -266,7 +268,7 @@ impl Mapped {
         {
             return None;
         }
-        let found = self.look_up(transfer, file)?;
+        let found = self.look_up(transfer, known, file)?;
         let FoundFile { version, pinned, .. } = &*found;
         let is_now = || FileVersion::of(file.buffered.as_raw_fd()).is_ok_and(|now| now == *version);
         let pins = self.pins_of(pinned, version.len, transfer)?;
@@ -290,6 +292,9 @@ impl Mapped {
             Ok(Pulled::Done { resident }) => {
                 if is_now() {
                     let bytes = transfer.len as u64;
+                    if transfer.len > MAX_CALLER_BYTES {
+                        pinned.note_pulled(bytes);
+                    }
                     let resident = if resident { bytes } else { 0 };
                     let moved = Moved { mapped: bytes, resident, ..Moved::default() };
                     return Some(Ok(InPlaceOutcome { moved, writers: pinned.suspects(), reason: None }));
@@ -313,12 +318,17 @@ impl Mapped {
     }
 
     /// The file if the transfer's first pages are pinned; from time to time asks for those that are not.
-    fn look_up(&self, transfer: &Transfer, file: &Descriptors) -> Option<Arc<FoundFile>> {
+    fn look_up(&self, transfer: &Transfer, known: &Known<'_>, file: &Descriptors) -> Option<Arc<FoundFile>> {
         let len = transfer.len as u64;
         let small = transfer.len <= MAX_CALLER_BYTES;
-        // What goes on to `takes` is counted there.
-        let (before, counted) =
-            if small { file.count_small(len) } else { (file.demand.load(Ordering::Relaxed), len) };
+        // What goes on to `takes` is counted there. What callers read by themselves never gets there.
+        let is_ours =
+            small || (self.state.permission != Permission::Only && self.state.callers.reads_long(known));
+        let (before, counted) = match () {
+            () if small => file.count_small(len),
+            () if is_ours => (file.demand.fetch_add(len, Ordering::Relaxed), len),
+            () => (file.demand.load(Ordering::Relaxed), len),
+        };
         if before + counted < MIN_WORTH && self.state.permission != Permission::Only {
             return None;
         }
@@ -329,30 +339,45 @@ impl Mapped {
         }
         let window = (transfer.offset / WINDOW) as usize;
         let found = cache.find_pinned(file.identity, window);
-        if small && steps && found.is_none() {
-            self.ask_for_later(transfer, file, window);
+        match &found {
+            None if is_ours && steps => {
+                self.ask_for_later(transfer, file, (window, counted.max(1 << DEMAND_STEP)));
+            }
+            _ => {}
         }
         found
     }
 
-    /// Small reads add up: asks for a window if it is worth registering by now.
-    fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, window: usize) {
+    /// Reads on callers' threads add up: asks for a window if it is worth registering by now. Nobody waits for it.
+    fn ask_for_later(&self, transfer: &Transfer, file: &Descriptors, (window, bytes): (usize, u64)) {
         if file.check().is_err() || self.start().is_err() || self.state.cache.refuses(file) {
             return;
         }
         let source = transfer.file.source();
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
-        let (direction, bytes) = (transfer.direction, 1 << DEMAND_STEP);
         // `others_copy`: this reader does not wait for the registration.
-        let reader = Reader { direction, bytes, others_copy: true };
-        if self.state.cache.count_demand(&pinned, reader, &[(window, bytes)]).is_err() {
-            return;
-        }
-        let registrar = |request| self.state.register(request);
-        let policy = self.state.cache.policy(&pinned, reader, (window, 0));
+        let reader = Reader { direction: transfer.direction, bytes, others_copy: true };
+        let cache = &self.state.cache;
+        let is_worth_it = cache.count_demand(&pinned, reader, &[(window, bytes)]).is_ok();
         // This transfer goes another way all the same.
-        let _ = self.state.cache.ask(source, file, &pinned, window, policy, &registrar);
+        let ask = |window, terms| {
+            let registrar = |request| self.state.register(request);
+            let _ = cache.ask(source, file, &pinned, window, terms, &registrar);
+        };
+        // Callers who read it now would have read it all before it is registered.
+        let next = (window + 1) % pinned.windows();
+        let is_long = transfer.len > MAX_CALLER_BYTES && cache.paces_itself();
+        if is_long
+            && pinned.is_worth_it(window, false)
+            && pinned.visits(next) > 0
+            && pinned.is_unasked(next)
+            && let Some(terms) = cache.pay_for(&pinned, next, PaidUse::Later)
+        {
+            ask(next, terms);
+        } else if is_worth_it && !(is_long && cache.can_pay(&pinned, window)) {
+            ask(window, cache.policy(&pinned, reader, (window, 0)));
+        }
     }
 
     fn run_again(&self, transfer: &Transfer) -> Result<InPlaceOutcome> {

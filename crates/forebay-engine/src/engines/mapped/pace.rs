@@ -10,9 +10,7 @@ use super::eligibility::{MountKey, Reason};
 use super::region::WINDOW;
 use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
-use crate::tuning::mapped::{
-    COPY_PACE_BYTES, MIN_PIECE, PACE_PIECES, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP,
-};
+use crate::tuning::mapped::{MIN_PIECE, PACE_PIECES, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP};
 
 /// How fast pages were registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -45,6 +43,11 @@ impl RegisterPace {
     /// Whether it was measured to be at least this, in GB/s.
     pub(super) fn is_known_to_reach(self, least: f64) -> bool {
         self.is_known() && self.best >= least
+    }
+
+    /// Of what was measured, if that is enough.
+    pub(super) fn gb_per_second(self) -> Option<f64> {
+        self.is_known().then_some(self.best)
     }
 
     pub(super) fn reason(self) -> Reason {
@@ -108,23 +111,21 @@ pub(super) fn learn_of_mount(key: MountKey, bytes: u64, took: Duration) {
     lock(&MountPaces::of_process().0).entry(key).or_default().learn(bytes, took);
 }
 
-/// How fast the lanes bring what is left to them, in KB/ms.
+/// How fast the lanes bring what is left to them, in bytes a second, as they measured it last.
 #[derive(Debug, Default)]
 pub(super) struct LanesPace(AtomicU64);
 
 impl LanesPace {
-    /// The best of late: what else the machine did can only have made it slower.
-    pub(super) fn learn(&self, bytes: u64, took: Duration) {
-        if bytes >= COPY_PACE_BYTES {
-            let pace = (bytes as u128 * 1000 / took.as_nanos().max(1)) as u64;
-            let before = self.0.load(Ordering::Relaxed);
-            self.0.store(pace.max(before - before / 8), Ordering::Relaxed);
+    /// Takes what the lanes have measured. While they search for their best number they tell nothing.
+    pub(super) fn take(&self, measured: Option<f64>) {
+        if let Some(pace) = measured {
+            self.0.store(pace as u64, Ordering::Relaxed);
         }
     }
 
     /// GB/s; 0 if that is not known.
     pub(super) fn gb_per_second(&self) -> f64 {
-        self.0.load(Ordering::Relaxed) as f64 / 1000.0
+        self.0.load(Ordering::Relaxed) as f64 / 1e9
     }
 }
 
@@ -206,19 +207,6 @@ mod tests {
             [31, 31, 31, 31, 15, 7].map(Duration::from_micros)
         );
         assert_eq!(pause_after(took, 3, false), took * 3);
-    }
-
-    #[test]
-    fn the_lanes_pace_is_the_best_of_late() {
-        let pace = LanesPace::default();
-        pace.learn(COPY_PACE_BYTES - 1, Duration::from_millis(1));
-        assert!(pace.gb_per_second() == 0.0, "too little to tell");
-        pace.learn(400 << 20, Duration::from_millis(10));
-        assert!((41.9..42.0).contains(&pace.gb_per_second()));
-        for _ in 0..30 {
-            pace.learn(400 << 20, Duration::from_millis(20));
-        }
-        assert!((20.9..21.0).contains(&pace.gb_per_second()), "the machine has become slower");
     }
 
     #[test]

@@ -12,13 +12,14 @@ use forebay_gpu::{Access, Device};
 use forebay_sys::OwnLine;
 
 use super::budget::{self, Budget, BudgetGauge};
+use super::credit;
 use super::eligibility::{self, Reason};
 use super::found::{FoundFile, FoundFiles};
 use super::pace::{self, LanesPace, RegisterPace};
 use super::readers::Reader;
 use super::reclaimer::{Pin, Reclaimer};
 use super::region::{self, MAX_FILE_LEN};
-use super::registrar::{PinPolicy, PinRequest};
+use super::registrar::{PaidUse, PinPolicy, PinRequest, PinTerms, Promise};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
@@ -221,6 +222,7 @@ impl PinCache {
     ) -> std::result::Result<(), Reason> {
         let now = self.now();
         let slow = self.slow(pinned, self.least(reader));
+        pinned.earn(demand.iter().map(|(_, bytes)| bytes).sum());
         let mut verdict = Err(None);
         for (index, bytes) in demand {
             let Some(window) = pinned.window(*index) else { continue };
@@ -231,6 +233,7 @@ impl PinCache {
                 WindowState::Declined(reason, until) if is_declined(*until, now) => {
                     verdict = verdict.map_err(|before| before.or_else(|| Some(reason.clone())));
                 }
+                _ if pinned.may_be_paid_for(*index, reader, *bytes) => verdict = Ok(()),
                 WindowState::Queued(_) if reader.direction == Direction::Read => {
                     verdict = verdict
                         .map_err(|before| before.or_else(|| Some(in_background(self.pace_of(pinned)))));
@@ -253,16 +256,16 @@ impl PinCache {
         file: &Descriptors,
         pinned: &Arc<PinnedFile>,
         index: usize,
-        (policy, least): (PinPolicy, f64),
+        terms: PinTerms,
         registrar: &dyn Fn(PinRequest),
     ) -> WindowAnswer {
         let Some(window) = pinned.window(index) else {
             return WindowAnswer::No(Reason::new("the range lies beyond the end of the file"));
         };
-        let now = self.now();
+        let (now, policy) = (self.now(), terms.policy);
         window.touch(now);
         let mut state = lock(&window.state);
-        if let Some(answer) = self.answer_by_state(&state, pinned, index, (policy, least), now) {
+        if let Some(answer) = self.answer_by_state(&state, pinned, index, (policy, terms.least), now) {
             return answer;
         }
         let since = Instant::now();
@@ -289,8 +292,7 @@ impl PinCache {
             source: (!is_background).then(|| source.clone()),
             pinned: pinned.clone(),
             window: index,
-            policy,
-            least,
+            terms,
             reservation,
             since,
             pin: Pin::default(),
@@ -323,7 +325,9 @@ impl PinCache {
             WindowState::Queued(_) if policy == PinPolicy::Background => {
                 Some(WindowAnswer::No(in_background(self.pace_of(pinned))))
             }
-            WindowState::Declined(..) | WindowState::Empty if policy != PinPolicy::Always => {
+            WindowState::Declined(..) | WindowState::Empty
+                if matches!(policy, PinPolicy::Background | PinPolicy::AtOnce) =>
+            {
                 let slow = self.slow(pinned, least);
                 let reason = || slow.clone().unwrap_or_else(|| Reason::new(TOO_LITTLE));
                 (!pinned.is_worth_it(index, slow.is_some())).then(|| WindowAnswer::No(reason()))
@@ -369,7 +373,7 @@ impl PinCache {
         pinned: &PinnedFile,
         reader: Reader,
         (window, bytes): (usize, u64),
-    ) -> (PinPolicy, f64) {
+    ) -> PinTerms {
         let least = self.least(reader);
         let repays = || reader.keeps_lanes_idle() && self.pace_of(pinned).is_known_to_reach(FAST_ENOUGH);
         // What keeps the lanes busy does not wait for a trial: that is made beside it.
@@ -378,7 +382,44 @@ impl PinCache {
         let is_at_once = self.pace == 0
             || reader.direction == Direction::Write
             || (!reader.others_copy && pinned.is_large_part(window, reader, bytes) && is_fast());
-        (if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Background }, least)
+        PinTerms::of(if is_at_once { PinPolicy::AtOnce } else { PinPolicy::Background }, least)
+    }
+
+    /// As [`PinCache::policy`], or paid for by the file's readers.
+    pub(super) fn terms(
+        &self,
+        pinned: &Arc<PinnedFile>,
+        reader: Reader,
+        (window, bytes): (usize, u64),
+    ) -> PinTerms {
+        let terms = self.policy(pinned, reader, (window, bytes));
+        let may_be_paid = terms.policy == PinPolicy::Background
+            && pinned.may_be_paid_for(window, reader, bytes)
+            && pinned.is_unasked(window);
+        let paid = may_be_paid.then(|| self.pay_for(pinned, window, PaidUse::Now)).flatten();
+        paid.unwrap_or(terms)
+    }
+
+    /// Has the readers of a file pay for a window, if they have saved as much.
+    pub(super) fn pay_for(&self, pinned: &Arc<PinnedFile>, window: usize, when: PaidUse) -> Option<PinTerms> {
+        let (cost, least) = self.cost_of(pinned, window, when);
+        Some(PinTerms::paid(Promise::make(pinned, cost, when)?, least))
+    }
+
+    /// Whether the readers of a file can ever save as much as a window costs that they read in place later.
+    pub(super) fn can_pay(&self, pinned: &PinnedFile, window: usize) -> bool {
+        self.cost_of(pinned, window, PaidUse::Later).0 <= credit::most(pinned.len())
+    }
+
+    /// What a window costs a file's readers, and the GB/s of registering at which it costs nothing.
+    fn cost_of(&self, pinned: &PinnedFile, window: usize, when: PaidUse) -> (f64, f64) {
+        let least = match self.lanes_pace.gb_per_second() {
+            0.0 => self.pace as f64,
+            pace => pace * AHEAD,
+        };
+        let (_, len) = pinned.extent(window);
+        let spared = if when == PaidUse::Now { len } else { 0 };
+        (credit::cost(credit::expected(len, self.pace_of(pinned)), least, spared), least)
     }
 
     /// Whether what registering costs is asked.
@@ -388,10 +429,10 @@ impl PinCache {
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
     pub(super) fn reconsider(&self, request: &PinRequest) -> Option<Reason> {
-        if request.policy == PinPolicy::Always {
+        if matches!(request.terms.policy, PinPolicy::Paid | PinPolicy::Always) {
             return None;
         }
-        self.slow(&request.pinned, request.least)
+        self.slow(&request.pinned, request.terms.least)
             .filter(|_| !request.pinned.is_worth_it(request.window, true))
     }
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::budget::Reservation;
+use super::credit;
 use super::eligibility::{self, Reason};
 use super::pace;
 use super::pin_cache::{PinCache, short_of_memory};
@@ -26,8 +27,30 @@ pub(crate) enum PinPolicy {
     Background,
     /// If it is worth registering. The caller waits.
     AtOnce,
+    /// The same where registering is slow, or others copy: its readers have saved what it costs.
+    Paid,
     /// In any case, even if its pages are cold. The caller waits.
     Always,
+}
+
+/// On which terms a window is asked for.
+pub(crate) struct PinTerms {
+    pub(super) policy: PinPolicy,
+    /// Registering at fewer GB/s is slow, or costs the file's readers something.
+    pub(super) least: f64,
+    /// What its readers' savings keep for it.
+    promise: Option<Promise>,
+}
+
+impl PinTerms {
+    pub(super) const fn of(policy: PinPolicy, least: f64) -> Self {
+        Self { policy, least, promise: None }
+    }
+
+    /// Its readers pay for it.
+    pub(super) const fn paid(promise: Promise, least: f64) -> Self {
+        Self { policy: PinPolicy::Paid, least, promise: Some(promise) }
+    }
 }
 
 /// What the registrar is asked to do.
@@ -36,9 +59,7 @@ pub(crate) struct PinRequest {
     pub(crate) source: Option<Arc<dyn Source>>,
     pub(crate) pinned: Arc<PinnedFile>,
     pub(crate) window: usize,
-    pub(crate) policy: PinPolicy,
-    /// Registering at fewer GB/s is slow.
-    pub(crate) least: f64,
+    pub(crate) terms: PinTerms,
     pub(crate) reservation: Arc<Reservation>,
     pub(crate) since: Instant,
     /// What is registered of it, and whether a write may have been under way meanwhile that takes pages from the file.
@@ -46,10 +67,40 @@ pub(crate) struct PinRequest {
     pub(crate) was_watched: bool,
 }
 
+/// What the readers of a file keep to pay for a window, until it is registered or given up.
+pub(crate) struct Promise {
+    pinned: Arc<PinnedFile>,
+    cost: f64,
+    when: PaidUse,
+}
+
+/// When a window that its readers pay for is read in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PaidUse {
+    /// At once, by the request that asks for it.
+    Now,
+    /// By callers who come to it later, and have their copies wait until it is registered.
+    Later,
+}
+
+impl Promise {
+    /// `None` if they have not saved as much. See [`Credit::promise`](super::credit::Credit::promise).
+    pub(super) fn make(pinned: &Arc<PinnedFile>, cost: f64, when: PaidUse) -> Option<Self> {
+        let is_made = lock(&pinned.credit).promise(cost);
+        is_made.then(|| Self { pinned: pinned.clone(), cost, when })
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        lock(&self.pinned.credit).release(self.cost);
+    }
+}
+
 impl PinRequest {
     /// Whether nobody waits for the registration.
     pub(super) fn is_background(&self) -> bool {
-        self.policy == PinPolicy::Background
+        self.terms.policy == PinPolicy::Background
     }
 
     /// Whether the window waits for this request. A caller that waits may have taken over what was to be registered beside
@@ -129,13 +180,14 @@ impl PinCache {
         request: &mut PinRequest,
         file: &Descriptors,
     ) -> std::result::Result<bool, PieceFailure> {
-        let PinRequest { pinned, window, policy, reservation, pin, was_watched, .. } = request;
+        let PinRequest { pinned, window, terms, reservation, pin, was_watched, .. } = request;
+        let (policy, least) = (terms.policy, terms.least);
         let (first, all) = pinned.extent(*window);
         let (start, left) = (first + pin.len(), all - pin.len());
-        let piece = pin.piece_or(|| self.piece(pinned, *policy));
+        let piece = pin.piece_or(|| self.piece(pinned, policy));
         let is_probe = !self.pace_of(pinned).is_known();
-        let len = if *policy == PinPolicy::Background || is_probe { left.min(piece) } else { left };
-        if *policy != PinPolicy::Always {
+        let len = if policy == PinPolicy::Background || is_probe { left.min(piece) } else { left };
+        if policy != PinPolicy::Always {
             self.may_go_on(file, pinned, (start, len)).map_err(PieceFailure::Later)?;
         }
         // Nobody has been writing since before: then the version tells all.
@@ -143,11 +195,15 @@ impl PinCache {
         *was_watched |= is_watched;
         let check = || check_version(file, &pinned.version());
         check()?;
-        let region = pinned.region(file)?;
+        let (region, pulled) = (pinned.region(file)?, pinned.pulled());
         let range = PinRange { file, start, len, access, is_watched };
         let took = pin.register(&self.reclaimer, &region, reservation, &range, check)?;
         pace::learn_of_mount(self.mount_key(pinned), len, took);
         lock(&pinned.pace).learn(len, took);
+        if let Some(Promise { when, .. }) = &terms.promise {
+            let spared = if *when == PaidUse::Now { len } else { pinned.pulled() - pulled };
+            lock(&pinned.credit).charge(credit::cost(took, least, spared));
+        }
         Ok(len == left)
     }
 
@@ -157,7 +213,7 @@ impl PinCache {
         match policy {
             PinPolicy::Background => pace.piece(),
             PinPolicy::AtOnce if self.paces_itself() && !pace.is_known() => PROBE,
-            PinPolicy::AtOnce | PinPolicy::Always => WINDOW,
+            PinPolicy::AtOnce | PinPolicy::Paid | PinPolicy::Always => WINDOW,
         }
     }
 

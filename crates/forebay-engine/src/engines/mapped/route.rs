@@ -13,10 +13,11 @@ use super::pin_cache::PinCache;
 use super::readers::Reader;
 use super::reclaimer::Pin;
 use super::region::WINDOW;
-use super::registrar::{PinPolicy, PinRequest};
+use super::registrar::{PinPolicy, PinRequest, PinTerms};
 use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part, are_many_small};
 use crate::request::transfer::Batch;
+use crate::runtime::lock;
 use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
@@ -53,6 +54,8 @@ pub(super) struct BatchRoute {
     pub(super) spans: VecDeque<RouteSpan>,
     /// Pins of windows that are ready.
     pub(super) pins: Vec<Arc<Pin>>,
+    /// Bytes of them while which are copied nobody else needs the driver.
+    pub(super) cover: u64,
     /// For the lanes.
     pub(super) rest: Vec<Part>,
     /// Why there is a rest.
@@ -75,7 +78,7 @@ pub(super) fn route(
     cache: &PinCache,
     batch: &Batch,
     must_pin: bool,
-    others_copy: bool,
+    (others_copy, are_several): (bool, bool),
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(PinRequest),
 ) -> std::result::Result<BatchRoute, Reason> {
@@ -97,6 +100,7 @@ pub(super) fn route(
         version,
         spans: VecDeque::new(),
         pins: Vec::new(),
+        cover: 0,
         rest: Vec::new(),
         reason: None,
         cuts: Vec::new(),
@@ -104,13 +108,18 @@ pub(super) fn route(
     let mut windows: Vec<_> = (0..route.pinned.windows()).map(|_| WindowStatus::Untouched).collect();
     let demand = demand(batch, route.version.len);
     let reader = Reader { direction: batch.direction, bytes: asked_for(&demand), others_copy };
+    if !are_several {
+        let is_there = |(index, _): &&(usize, u64)| route.pinned.has_pin(*index);
+        route.cover = asked_for(demand.iter().filter(is_there));
+        lock(&route.pinned.credit).cover(route.cover);
+    }
     for (index, bytes) in demand {
-        let policy = if must_pin {
-            (PinPolicy::Always, 0.0)
+        let terms = if must_pin {
+            PinTerms::of(PinPolicy::Always, 0.0)
         } else {
-            cache.policy(&route.pinned, reader, (index, bytes))
+            cache.terms(&route.pinned, reader, (index, bytes))
         };
-        windows[index] = match cache.ask(source, file, &route.pinned, index, policy, registrar) {
+        windows[index] = match cache.ask(source, file, &route.pinned, index, terms, registrar) {
             WindowAnswer::Ready(pin) => {
                 route.pins.push(pin);
                 WindowStatus::Ready
@@ -176,8 +185,8 @@ pub(super) fn demand(batch: &Batch, len: u64) -> Vec<(usize, u64)> {
 }
 
 /// The bytes of all windows.
-pub(super) fn asked_for(demand: &[(usize, u64)]) -> u64 {
-    demand.iter().map(|(_, bytes)| bytes).sum()
+pub(super) fn asked_for<'a>(demand: impl IntoIterator<Item = &'a (usize, u64)>) -> u64 {
+    demand.into_iter().map(|(_, bytes)| bytes).sum()
 }
 
 impl BatchRoute {

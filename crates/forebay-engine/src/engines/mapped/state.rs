@@ -22,6 +22,7 @@ use crate::engines::staged::Stage;
 use crate::engines::staged::sync::Callers;
 use crate::request::cancel::Cancel;
 use crate::request::receipt::{Election, EngineKind, Note, ReceiptPart};
+use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::runtime::wait;
 use crate::source::writers::Writers;
@@ -168,6 +169,11 @@ impl MappedState {
         lock(&self.requests).pop_front()
     }
 
+    /// Whether windows are to be registered that readers pay for.
+    pub(super) fn has_paid(&self) -> bool {
+        lock(&self.requests).iter().any(|request| request.terms.policy == PinPolicy::Paid)
+    }
+
     /// The next window to register in the background.
     pub(super) fn next_background(&self) -> Option<PinRequest> {
         lock(&self.background).pop_front()
@@ -195,6 +201,16 @@ impl MappedState {
     /// Whether lanes or callers copy. A registration would keep their copies from starting.
     pub(super) fn others_copy(&self) -> bool {
         self.stage.is_busy() || self.callers.are_busy()
+    }
+
+    /// Whether other readers copy than one that asks for one large range after the other.
+    pub(super) fn has_other_readers(&self) -> bool {
+        self.callers.are_busy() || self.readers.are_several()
+    }
+
+    /// Remembers how fast lanes bring what a batch asks for.
+    pub(super) fn note_lanes_pace(&self, batch: &Batch) {
+        self.cache.lanes_pace.take(self.stage.rate(batch));
     }
 
     /// Whether a reader that waits for a registration would keep other readers or copies waiting.
@@ -269,7 +285,7 @@ impl MappedState {
         lock(&self.requests).push_front(request);
         let is_spare = |request: &PinRequest| {
             let answer = request.pinned.answer(request.window);
-            request.policy != PinPolicy::Always
+            request.terms.policy != PinPolicy::Always
                 || !matches!(answer, WindowAnswer::Pending(since) if since.elapsed() < OBSTACLE_LIMIT)
         };
         for request in self.take_requests(is_spare) {

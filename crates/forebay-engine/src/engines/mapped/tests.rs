@@ -92,6 +92,35 @@ fn pieces_of_many_are_worth_it_when_they_come_by_again() {
 }
 
 #[test]
+fn large_requests_pay_for_windows_that_they_read_again() {
+    const WINDOWS: u64 = 60;
+    let scratch = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    scratch.as_file().set_len(WINDOWS * WINDOW).unwrap();
+    let file = File::open(scratch.path()).unwrap();
+    let cache = &engine_with(&Config::default()).state.cache;
+    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
+    let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
+    for _ in 0..2 {
+        // 30 GB/s, where lanes are taken to bring 50.
+        pinned.pace.lock().unwrap().learn(30_000_000, std::time::Duration::from_millis(1));
+    }
+    let reader = Reader { direction: Direction::Read, bytes: WINDOWS * WINDOW, others_copy: true };
+    let demand: Vec<_> = (0..WINDOWS as usize).map(|window| (window, WINDOW)).collect();
+    let pass = || {
+        let is_asked = cache.count_demand(&pinned, reader, &demand).is_ok();
+        let terms: Vec<_> = demand.iter().map(|asked| cache.terms(&pinned, reader, *asked)).collect();
+        (is_asked, terms.iter().filter(|terms| terms.policy == PinPolicy::Paid).count())
+    };
+    assert_eq!(pass(), (false, 0), "it is new");
+    // A twentieth of the file is saved, a window costs two thirds of its bytes; nothing was registered of what was promised.
+    assert_eq!([pass(), pass()], [(true, 4); 2]);
+    pinned.credit.lock().unwrap().cover(20 * WINDOW);
+    assert_eq!(pass().1, 34, "as much as the device copies meanwhile, too");
+    let small = Reader { bytes: 1 << 20, ..reader };
+    assert_eq!(cache.terms(&pinned, small, (0, 1 << 20)).policy, PinPolicy::Background);
+}
+
+#[test]
 fn what_keeps_the_lanes_busy_waits_for_no_trial() {
     let scratch = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(scratch.path(), vec![1; 64 * MIB]).unwrap();
@@ -108,7 +137,7 @@ fn what_keeps_the_lanes_busy_waits_for_no_trial() {
     let policy_of = |bytes| {
         let reader = Reader { direction: Direction::Read, bytes, others_copy: false };
         let _ = cache.count_demand(&pinned, reader, &[(0, 64 << 20)]);
-        cache.policy(&pinned, reader, (0, 64 << 20)).0
+        cache.policy(&pinned, reader, (0, 64 << 20)).policy
     };
     let is_known = cache.pace_of(&pinned).is_known();
     assert_eq!(policy_of(16 << 20), PinPolicy::AtOnce, "a reader that is alone");

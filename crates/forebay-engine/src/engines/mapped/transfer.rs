@@ -19,6 +19,7 @@ use crate::request::cancel::cancelled;
 use crate::request::receipt::{Election, Moved};
 use crate::request::ticket::Completion;
 use crate::request::transfer::Batch;
+use crate::runtime::lock;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::version::{FileVersion, STEPS};
@@ -79,10 +80,14 @@ pub(super) struct InPlaceTransfer {
     /// Held until the last copy is done.
     pub(super) pins: Vec<Arc<Pin>>,
     pub(super) in_flight: usize,
+    /// See [`BatchRoute::cover`](super::route::BatchRoute::cover).
+    pub(super) cover: u64,
     pub(super) bytes: u64,
     /// The resident kernel copied them.
     pub(super) by_resident: bool,
     pub(super) error: Option<Error>,
+    /// What is left to the lanes once windows that readers pay for are registered: lanes could start no copies meanwhile.
+    pub(super) held: Vec<Part>,
     /// What is left to the lanes, and why.
     pub(super) rest: Vec<Arc<Completion>>,
     pub(super) rest_bytes: u64,
@@ -178,7 +183,10 @@ impl InPlaceTransfer {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.todo.is_empty() && self.in_flight == 0 && self.rest.iter().all(|rest| rest.is_done())
+        self.held.is_empty()
+            && self.todo.is_empty()
+            && self.in_flight == 0
+            && self.rest.iter().all(|rest| rest.is_done())
     }
 
     /// Whether what was copied in place is the file's.
@@ -203,6 +211,7 @@ impl InPlaceTransfer {
             pinned,
             copied,
             pins,
+            cover,
             bytes,
             by_resident,
             error,
@@ -214,6 +223,9 @@ impl InPlaceTransfer {
             ..
         } = self;
         drop(pins);
+        if cover > 0 {
+            lock(&pinned.credit).uncover(cover);
+        }
         leave_out_parts(&job, &left_out);
         if error.is_none() && !is_good {
             if job.completion.is_cancelled() {

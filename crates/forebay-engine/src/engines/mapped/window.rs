@@ -10,6 +10,7 @@ use std::time::Instant;
 use forebay_error::Result;
 use forebay_gpu::Access;
 
+use super::credit::Credit;
 use super::eligibility::Reason;
 use super::pace::RegisterPace;
 use super::readers::Reader;
@@ -21,6 +22,7 @@ use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, Fill, Source, touch};
+use crate::tuning::mapped::PULLED_EARNS;
 
 /// A read of this part of a window has it registered at once. A read of less would wait longer for the registration than
 /// staging takes, and as long as the driver registers, other copies do not start: its window is registered when it is read
@@ -41,6 +43,10 @@ pub(crate) struct PinnedFile {
     pub(super) is_memory: bool,
     /// How fast its pages were registered.
     pub(super) pace: Mutex<RegisterPace>,
+    /// What its readers may lose to registrations.
+    pub(super) credit: Mutex<Credit>,
+    /// Bytes that callers have read in place by long reads.
+    pulled: AtomicU64,
     /// Who may be writing to it, as a number; none yet if that was not asked.
     writers: AtomicU8,
     /// When the reclaimer saw it first, and when it asks again, on the cache's clock.
@@ -100,6 +106,8 @@ impl PinnedFile {
             access,
             is_memory,
             pace: Mutex::default(),
+            credit: Mutex::default(),
+            pulled: AtomicU64::new(0),
             writers: AtomicU8::new(u8::MAX),
             seen_at: AtomicU64::new(0),
             audit_at: AtomicU64::new(0),
@@ -296,6 +304,17 @@ impl PinnedFile {
         }
     }
 
+    /// Whether nobody waits for a window to be registered, and it is not.
+    pub(super) fn is_unasked(&self, index: usize) -> bool {
+        let is_unasked = |window: &Window| {
+            matches!(
+                &*lock(&window.state),
+                WindowState::Empty | WindowState::Queued(_) | WindowState::Declined(..)
+            )
+        };
+        self.window(index).is_some_and(is_unasked)
+    }
+
     /// Whether a window has a pin.
     pub(super) fn has_pin(&self, index: usize) -> bool {
         let is_pinned = |window: &Window| matches!(&*lock(&window.state), WindowState::Pinned(_));
@@ -321,6 +340,30 @@ impl PinnedFile {
     pub(super) fn is_large_part(&self, index: usize, reader: Reader, bytes: u64) -> bool {
         let all = self.window(index).map_or(0, |window| window.demand.load(Ordering::Relaxed));
         reader.at_once(bytes, all) >= self.worth(index).at_once
+    }
+
+    /// Bytes of it are read: a part of that time may be lost to registrations.
+    pub(super) fn earn(&self, bytes: u64) {
+        lock(&self.credit).earn(bytes, self.len());
+    }
+
+    /// A caller has read bytes in place by a long read. That took less time than a read of its own: part of the difference is saved, too.
+    pub(super) fn note_pulled(&self, bytes: u64) {
+        self.pulled.fetch_add(bytes, Ordering::Relaxed);
+        self.earn(bytes * PULLED_EARNS);
+    }
+
+    /// Bytes of such reads so far.
+    pub(super) fn pulled(&self) -> u64 {
+        self.pulled.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request that asks for this part of a window, and others before it, may have it registered for what its readers have
+    /// saved: it is read again, and not in small pieces. The bytes were counted.
+    pub(super) fn may_be_paid_for(&self, index: usize, reader: Reader, bytes: u64) -> bool {
+        reader.direction == Direction::Read
+            && self.visits(index) >= 2
+            && self.is_large_part(index, reader, bytes)
     }
 
     /// A registration failed: for good (as long as the file stays as it is), or until it is asked for again.

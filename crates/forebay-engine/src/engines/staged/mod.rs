@@ -11,7 +11,7 @@ use forebay_config::{CachePolicy, Config};
 use forebay_error::Result;
 
 use self::job::{DirectMover, Job, JobParts, JobWidth, of_file};
-use self::sync::{Attempt, Callers, MAX_CALLER_BYTES};
+use self::sync::{Attempt, Callers, MAX_CALLER_BYTES, ShortBatch};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
 use crate::engines::mounts::read::{MountRead, MountReads};
@@ -229,6 +229,20 @@ impl Stage {
         completion
     }
 
+    /// Bytes a second that lanes read of what a batch asks for, once they have found their best number.
+    pub(crate) fn rate(&self, batch: &Batch) -> Option<f64> {
+        let is_memory = matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+        let kind = if is_memory { SourceKind::Memory } else { SourceKind::Cache };
+        self.lanes.meter(kind).found().map(|(_, rate)| rate)
+    }
+
+    /// Something else kept lanes from copying: what they measure now is not what they can do.
+    pub(crate) fn discard_rates(&self) {
+        for kind in SourceKind::ALL {
+            self.lanes.meter(kind).starve();
+        }
+    }
+
     /// Whether lanes work.
     pub(crate) fn is_busy(&self) -> bool {
         self.lanes.are_busy()
@@ -352,10 +366,15 @@ impl Work for FewWork {
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
         let Self { stage, callers, batch } = *self;
         let completion = onward.completion.clone();
+        let begun = ShortBatch::begin(&callers, &batch);
         // SAFETY: the submitter vouched for the memory until the completion resolves.
         let moved = match unsafe { callers.read_short_batch(&batch) } {
             Ok(Some(moved)) => moved,
             Ok(None) => {
+                completion.look_again(Box::new(move || {
+                    drop(begun);
+                    false
+                }));
                 let staged = stage.plan(&batch, Warmth::Warm, None);
                 completion.expect(staged.works());
                 Box::new(StagedWork { stage, staged, by_kernel: None }).start(onward);

@@ -5,7 +5,7 @@ use forebay_error::ErrorKind;
 use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
-use super::super::registrar::PinPolicy;
+use super::super::registrar::{PinPolicy, PinTerms};
 use super::super::threads::EngineThreads;
 use super::super::window::PinnedFile;
 use super::*;
@@ -55,8 +55,7 @@ fn a_thread_takes_back_only_the_work_that_it_parked() {
         source: Some(file.source().clone()),
         pinned,
         window: 0,
-        policy: PinPolicy::Always,
-        least: 0.0,
+        terms: PinTerms::of(PinPolicy::Always, 0.0),
         reservation,
         since: Instant::now(),
         pin: Pin::default(),
@@ -86,9 +85,11 @@ fn a_copy_thread_that_dies_waits_for_the_lanes_before_it_fails_its_transfers() {
         copied: Vec::new(),
         pins: Vec::new(),
         in_flight: 0,
+        cover: 0,
         bytes: 0,
         by_resident: false,
         error: None,
+        held: Vec::new(),
         rest: vec![part.clone()],
         rest_bytes: 1,
         reason: None,

@@ -43,7 +43,7 @@ fn empty(file: &File, len: u64) -> BatchRoute {
     version.len = len;
     let pinned = Arc::new(PinnedFile::new(version, Access::ReadOnly, file.source()));
     let (spans, pins, rest, reason, cuts) = Default::default();
-    BatchRoute { pinned, version, spans, pins, rest, reason, cuts }
+    BatchRoute { pinned, version, spans, pins, cover: 0, rest, reason, cuts }
 }
 
 /// Ranges of each entry's file offsets.

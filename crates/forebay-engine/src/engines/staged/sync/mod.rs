@@ -18,6 +18,7 @@ use forebay_gpu::{CopyPiece, Device, Wait};
 use forebay_sys::OwnLine;
 
 use self::pieces::Pieces;
+pub(crate) use self::short_batches::ShortBatch;
 use self::signal::CopyWait;
 use self::slot::{StreamSlot, StreamSlots};
 use crate::engines::resident::{CallerWait, ResidentWay};
@@ -64,6 +65,8 @@ pub(crate) struct Callers {
     active: OwnLine<AtomicUsize>,
     /// Those of them that use one of `write_slots`.
     active_writers: AtomicUsize,
+    /// Pieces of short batches under way: see [`ShortBatch`].
+    short_pieces: AtomicUsize,
     /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
     /// The same of those with long reads.
@@ -113,6 +116,7 @@ impl Callers {
             device,
             active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
+            short_pieces: AtomicUsize::new(0),
             are_many: AtomicBool::new(false),
             are_crowd: AtomicBool::new(false),
             cold_polls: AtomicUsize::new(0),
@@ -203,9 +207,8 @@ impl Callers {
     /// # Safety
     /// The transfer's memory is valid.
     pub(crate) unsafe fn run_long(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Attempt> {
-        let file = match known.descriptors() {
-            Some(file) if self.is_crowd() && known.align <= long::LONGEST_ALIGN => file,
-            _ => return Ok(Attempt::Busy),
+        let Some(file) = known.descriptors().filter(|_| self.reads_long(known)) else {
+            return Ok(Attempt::Busy);
         };
         if warmth_of(&Batch::of(transfer), known.policy) != Warmth::Warm {
             return Ok(Attempt::Busy);
@@ -222,6 +225,11 @@ impl Callers {
         };
         let done = self.slots.with(transfer.memory.context, work)?;
         Ok(done.unwrap_or(Attempt::Busy))
+    }
+
+    /// Whether callers read long warm ranges of such a file by themselves now.
+    pub(crate) fn reads_long(&self, known: &Known<'_>) -> bool {
+        !self.device.info().is_host && self.is_crowd() && known.align <= long::LONGEST_ALIGN
     }
 
     /// Whether synchronous callers are about as many as CPUs, this one included, or were until recently.

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -31,6 +32,26 @@ fn is_short_batch(lengths: impl ExactSizeIterator<Item = usize>) -> bool {
         && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= MAX_BATCH_BYTES)
 }
 
+/// A short batch that is under way, on its caller's thread or by lanes. Its pieces count as copies until it is dropped.
+pub(crate) struct ShortBatch {
+    callers: Arc<Callers>,
+    pieces: usize,
+}
+
+impl ShortBatch {
+    pub(crate) fn begin(callers: &Arc<Callers>, batch: &Batch) -> Self {
+        let (callers, pieces) = (callers.clone(), batch.pieces.len());
+        callers.short_pieces.fetch_add(pieces, Ordering::Relaxed);
+        Self { callers, pieces }
+    }
+}
+
+impl Drop for ShortBatch {
+    fn drop(&mut self) {
+        self.callers.short_pieces.fetch_sub(self.pieces, Ordering::Relaxed);
+    }
+}
+
 impl Callers {
     /// Whether a warm batch may be one for [`Callers::read_short_batch`].
     pub(crate) fn may_read_short_batch(&self, batch: &Batch) -> bool {
@@ -53,7 +74,8 @@ impl Callers {
         self.slots.resident_of(context).find_clear()
     }
 
-    /// Reads a batch whose copies come after nothing. `None`: it is to be read another way, wholly.
+    /// Reads a batch whose copies come after nothing, and which was [begun](ShortBatch::begin). `None`: it is to be read another way,
+    /// wholly.
     ///
     /// # Safety
     /// The pieces' memory is valid.
@@ -63,8 +85,10 @@ impl Callers {
             return Ok(None);
         }
         let pieces = &batch.pieces;
-        // Its pieces are copied at once, as those of as many callers would be.
-        if !self.are_many(self.active.load(Ordering::Relaxed) + pieces.len()) {
+        // Its pieces are copied at once, as those of as many callers would be. So are those of batches that lanes have: their threads
+        // wait for them, and would come here too.
+        let callers = self.active.load(Ordering::Relaxed);
+        if !self.are_many(callers + self.short_pieces.load(Ordering::Relaxed)) {
             return Ok(None);
         }
         let work = |slot: &StreamSlot| {
