@@ -346,3 +346,16 @@ fn names_that_cannot_be_meant_are_told_with_what_to_write() {
     assert_eq!(told("server:/no/such file"), "a file of a server is named nfs://server/no/such%20file");
     assert_eq!(told("/no/such:/file"), "check the path (ls -l) and the spelling");
 }
+
+#[test]
+fn what_lies_elsewhere_is_not_looked_for_here() {
+    for (name, command) in
+        [("s3://bucket/key", "aws s3 cp"), ("hf://org/model", "hf download"), ("https:/host/x", "curl")]
+    {
+        let error = File::open(name).unwrap_err();
+        assert!(error.kind() == ErrorKind::Unsupported && has_hint(&error, command), "{error:?}");
+        let error = File::options().write(true).create(true).open(name).unwrap_err();
+        assert!(error.message().starts_with("cannot create file: forebay has no client for"), "{error:?}");
+    }
+    assert!(has_hint(&File::open("org/model-7b").unwrap_err(), "hf download org/model-7b"));
+}

@@ -277,3 +277,14 @@ fn a_path_with_a_zero_byte_is_refused_as_such() {
         ("the path has a zero byte", &["leave it out".to_owned()][..])
     );
 }
+
+#[test]
+fn nothing_is_saved_elsewhere() {
+    for (name, said) in
+        [("s3://bucket/key", "no client for S3"), ("nfs://server/export/file", "not made by URL")]
+    {
+        let error = Pending::create(name).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains(said) && error.hints().len() == 1, "{error:?}");
+    }
+}
