@@ -137,6 +137,12 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "What the lab's guests are given" lab/build --quick $(LOCKED)
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 8
 
+# What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
+NIGHTLY ?= lab torture asan
+.PHONY: nightly
+nightly: ## The whole lab, half an hour of attacks, the whole address sanitizer; ends with a summary (NIGHTLY="STEP …" for some)
+	@.ci/nightly $(NIGHTLY)
+
 .PHONY: python
 python: ## Build the Python wheel with the command and the drop-in library (dist/; PYTHON=… names the interpreter)
 	@$(STEP) "Python wheel" .ci/python wheel

@@ -29,7 +29,7 @@ GIVEN_UP = "the run was interrupted"
 
 @dataclass(frozen=True)
 class Result:
-    """How a scenario ended: `ok`, `FAILED` or `skipped`, and why."""
+    """How a scenario ended: `ok`, `FAILED`, `PANIC` (a guest's kernel died) or `skipped`, and why."""
 
     verdict: str
     why: str
@@ -41,7 +41,7 @@ class Result:
 class Settings:
     """What all scenarios of a run share."""
 
-    #: The folder that guests see as /payload.
+    #: The pieces that scenarios of this run have needed so far; each guest is given links to its own.
     carried: Path
     #: Whether a missing kernel may be built.
     build: bool
@@ -111,10 +111,10 @@ def run(scenario: Scenario, settings: Settings) -> Result:
     except SkipError as skip:
         return Result("skipped", str(skip), time.monotonic() - started)
     started = time.monotonic()
-    lines = [command(scenario, kernel, root, settings.carried, work, guest) for guest in range(1, scenario.guests + 1)]
+    lines = [command(scenario, kernel, root, work, guest) for guest in range(1, scenario.guests + 1)]
     ended: str | None = NO_START
     for _ in range(BOOTS):
-        prepare(scenario, work)
+        prepare(scenario, settings.carried, work)
         ended = boot(lines, scenario.timeout, work)
         # QEMU itself fails now and then while a guest boots.
         if ended is None or ended == GIVEN_UP or has_started(work):
@@ -129,10 +129,11 @@ def run(scenario: Scenario, settings: Settings) -> Result:
     return Result(verdict, why, seconds, log)
 
 
-def prepare(scenario: Scenario, work: Path) -> None:
-    """An empty work folder with the scenario's drives, as sparse files."""
+def prepare(scenario: Scenario, carried: Path, work: Path) -> None:
+    """An empty work folder with what the scenario needs, and no more, and its drives as sparse files."""
     shutil.rmtree(work, ignore_errors=True)
     (work / "out").mkdir(parents=True)
+    payload.give(scenario.needs, carried, work / "payload")
     for guest in range(1, scenario.guests + 1):
         (work / console_of(guest)).touch()
     for name, size in scenario.drives.items():
@@ -153,7 +154,7 @@ def joined(scenario: Scenario, work: Path) -> Path:
     return first
 
 
-def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Path, work: Path, guest: int) -> list[str]:
+def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, work: Path, guest: int) -> list[str]:
     """QEMU's command line. There is no KVM in it: the emulated CPU runs anywhere, and p2p needs QEMU's own devices."""
     append = f"console=ttyS0 quiet panic=-1 nokaslr mitigations=off init_on_alloc=0 audit=0 {scenario.append} lab.scenario={scenario.name}"
     if guest > 1:
@@ -166,7 +167,7 @@ def command(scenario: Scenario, kernel: kernels.Kernel, root: Path, carried: Pat
     line += ["-serial", f"file:{work / console_of(guest)}", "-monitor", "none"]
     line += ["-kernel", str(kernel.image), "-initrd", str(kernel.initrd), "-append", append]
     line += ["-drive", f"file={root},if=none,id=root,format=raw,readonly=on", "-device", "virtio-blk-pci,drive=root"]
-    shares = {"lab": (LAB, "on"), "payload": (carried, "on"), "out": (work / "out", "off")}
+    shares = {"lab": (LAB, "on"), "payload": (work / "payload", "on"), "out": (work / "out", "off")}
     for tag, (path, readonly) in shares.items():
         line += [
             "-virtfs",
@@ -238,6 +239,9 @@ def judge(scenario: Scenario, work: Path, ended: str | None) -> tuple[str, str]:
     """The verdict and its reason."""
     out = work / "out"
     status = int((out / "status").read_text()) if (out / "status").exists() else None
+    died = kernel_death(scenario, work)
+    if died and status is None:
+        return "PANIC", died
     if ended or status is None:
         return "FAILED", ended or "the guest ended before its scenario did"
     if status == SKIPPED and (out / "skipped").exists():
@@ -249,6 +253,17 @@ def judge(scenario: Scenario, work: Path, ended: str | None) -> tuple[str, str]:
     return ("FAILED", wrong) if wrong else ("ok", "")
 
 
-def console(work: Path) -> list[str]:
-    """What the guest said."""
-    return (work / "console.log").read_text(errors="replace").replace("\r", "").splitlines()
+def kernel_death(scenario: Scenario, work: Path) -> str | None:
+    """What a guest's kernel said when it died, and where: that is the kernel's fault, whatever the scenario did."""
+    for guest in range(1, scenario.guests + 1):
+        lines = console(work, guest)
+        panic = next((line for line in lines if "Kernel panic - not syncing: " in line), None)
+        if panic:
+            where = next((line.partition("RIP: ")[2] for line in lines if "RIP: " in line), "an unknown place")
+            return f"guest {guest}'s kernel died: {panic.partition('not syncing: ')[2]}, at {where}"
+    return None
+
+
+def console(work: Path, guest: int = 1) -> list[str]:
+    """What a guest said."""
+    return (work / console_of(guest)).read_text(errors="replace").replace("\r", "").splitlines()

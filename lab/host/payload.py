@@ -78,7 +78,7 @@ def compiled(source: Path) -> Path:
 
 
 def carry(needs: list[str], folder: Path) -> None:
-    """Puts the pieces into the folder that guests see as /payload."""
+    """Puts the pieces into a folder that the scenarios of a run share."""
     for name in needs:
         source = find(name)
         into = folder / name
@@ -93,3 +93,14 @@ def carry(needs: list[str], folder: Path) -> None:
             # Debug information is most of a file, and guests are slow readers.
             subprocess.run(["strip", "--strip-debug", str(part)], stderr=subprocess.DEVNULL, check=False)
         os.replace(part, into)
+
+
+def give(needs: list[str], carried: Path, folder: Path) -> None:
+    """Makes a guest's /payload: links to the pieces that its scenario needs. What others need changes what forebay finds."""
+    folder.mkdir(parents=True)
+    for name in needs:
+        piece = carried / name
+        if piece.is_dir():
+            shutil.copytree(piece, folder / name, copy_function=os.link)
+        else:
+            os.link(piece, folder / name)

@@ -247,13 +247,7 @@ fn libcufile(machine: &MachineFacts, library: Option<&LibcufileFacts>, place: &S
             "nvidia-fs is not loaded: libcufile would copy through host memory (its compat mode)",
         ));
     }
-    if udev_refusal(place).is_some() {
-        let text = format!(
-            "device {} is not in udev's database: cuFileHandleRegister fails (see udev below)",
-            place.device
-        );
-        reasons.push(Hinted::new(text));
-    }
+    reasons.extend(udev_refusal(place));
     if machine.iommu == Iommu::Translating {
         reasons.push(Hinted::new("the IOMMU translates: NVIDIA does not guarantee that GDS works then"));
     }

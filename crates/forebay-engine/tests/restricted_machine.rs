@@ -15,8 +15,8 @@ use std::time::Duration;
 use common::{
     Scratch, Target, chill, config, disk, drop_privileges, has_hint, in_process, pattern, session, soon, turn,
 };
-use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::{File, ReadPiece, Session};
+use forebay_config::{CachePolicy, Config, IoBackend};
+use forebay_engine::{File, Note, ReadPiece, Session};
 use forebay_error::{Error, ErrorKind};
 
 const KEY: u64 = 43;
@@ -205,6 +205,39 @@ fn little_locked_memory_costs_registered_buffers_only() {
         exercise(&session, &public());
         std::fs::read(scratch.path()).map(|bytes| assert!(bytes == pattern(KEY, 0, LEN))).unwrap_or_default();
     });
+}
+
+/// The first slot fits the limit, what a lane pins when it has more to do does not.
+#[test]
+fn a_lane_that_outgrows_the_limit_of_locked_memory_says_so() {
+    in_process("a_lane_that_outgrows_the_limit_of_locked_memory_says_so", &[], &[], || {
+        let _turn = turn();
+        let scratch = Scratch::with_pattern(&disk(), KEY, 4 * LEN);
+        let file = File::open(scratch.path()).unwrap();
+        set_limit(libc::RLIMIT_MEMLOCK, (1 << 20) + (512 << 10));
+        drop_privileges();
+        let small = config(IoBackend::Auto, CachePolicy::Bypass);
+        common::install_gpu();
+        let session = Session::with_config(Config { lanes: 1, slot_size: 1 << 20, ..small }).unwrap();
+        let gpu = session.device(0).unwrap();
+        let said = || {
+            let report = session.report(&gpu).unwrap();
+            report.notes.iter().any(|note| has_hint_of(note, "without registered buffers", "ulimit -l"))
+        };
+        if session.report(&gpu).unwrap().backend != "io_uring" {
+            println!("skipped: io_uring is forbidden here");
+            return;
+        }
+        assert!(!said(), "one slot fits");
+        let mut buffer = session.buffer(0, 4 * LEN).unwrap();
+        session.read(&file, 0, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, 4 * LEN));
+        assert!(said(), "{:?}", session.report(&gpu).unwrap());
+    });
+}
+
+fn has_hint_of(note: &Note, text: &str, hint: &str) -> bool {
+    note.text.contains(text) && note.hint.as_ref().is_some_and(|is| is.contains(hint))
 }
 
 /// Threads of this process that are lanes.

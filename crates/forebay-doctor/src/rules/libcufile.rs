@@ -7,9 +7,17 @@ use crate::storage::{DiskKind, Udev};
 
 pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     configuration(facts, found);
-    if facts.library.is_some() {
+    if is_used(facts) {
         udev(facts, found);
     }
+}
+
+/// NVIDIA's library moves the bytes: of the process that is looked at, or because it was asked for. Where it is only
+/// installed, as beside torch, nothing depends on udev.
+fn is_used(facts: &Facts<'_>) -> bool {
+    let loaded = facts.process.is_some_and(|process| process.libraries.iter().any(|library| !library.own));
+    let asked = facts.config.as_ref().is_ok_and(|config| config.engine.as_deref() == Some("libcufile"));
+    loaded || (facts.library.is_some() && asked)
 }
 
 /// What its file says and libcufile does not do. A process that runs with it does not get what it asked for.

@@ -123,6 +123,11 @@ pub const HEALTHY: &[Healthy] = &[
         &["libcufile"],
     ),
     (
+        "NVIDIA's library is installed where there is no udev, and nothing uses it",
+        |t| all(t.without("/run/udev/data/b259:6").without("/run/udev/data")),
+        &[],
+    ),
+    (
         "types 0 and 2 cost the same, and the GPU moved the bytes",
         |_| bench(json!({"passes": [pass(0, 0.1), pass(2, 0.1)], "devices": [{"is_host": false}]})),
         &[],

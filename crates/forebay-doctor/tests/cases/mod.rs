@@ -124,7 +124,7 @@ pub fn beside(case: &Case) -> &'static [&'static str] {
         {
             &["container"]
         }
-        ("buffered", _) => &["libcufile"],
+        ("buffered" | "udev", _) => &["libcufile"],
         ("libcufile-copies", _) => &["no-counters"],
         ("cufile-json" | "config-invalid" | "transfer-type" | "gpu-index", what)
             if !what.contains("saved") =>

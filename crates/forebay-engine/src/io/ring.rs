@@ -76,6 +76,14 @@ pub(crate) struct Ring {
     wake_fd: RawFd,
 }
 
+/// What a lane says whose memory, or a part of it, the kernel did not register.
+fn unregistered(error: &io::Error) -> Note {
+    Note {
+        text: format!("io_uring works without registered buffers: {error}"),
+        hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
+    }
+}
+
 impl Ring {
     /// A ring for the calling thread. Notes tell what it works without.
     ///
@@ -92,10 +100,7 @@ impl Ring {
             None => Vec::new(),
             Some(Ok(())) => memory.map(range).into_iter().collect(),
             Some(Err(error)) => {
-                notes.push(Note {
-                    text: format!("io_uring works without registered buffers: {error}"),
-                    hint: Some("raise the limit of locked memory: ulimit -l unlimited".to_owned()),
-                });
+                notes.push(unregistered(&error));
                 Vec::new()
             }
         };
@@ -121,14 +126,21 @@ impl Ring {
         })
     }
 
-    /// Registers more of the lane's memory, if the first could be. Operations on it are dearer where that fails.
-    pub(crate) fn register_more(&mut self, memory: (*mut u8, usize)) {
+    /// Registers more of the lane's memory, if the first could be. Operations on it are dearer where that fails:
+    /// the note says so.
+    pub(crate) fn register_more(&mut self, memory: (*mut u8, usize)) -> Option<Note> {
         let iovec = libc::iovec { iov_base: memory.0.cast(), iov_len: memory.1 };
         let at = self.fixed.len() as u32;
+        if !(1..MAX_BUFFERS).contains(&at) {
+            return None;
+        }
         // SAFETY: the memory is the lane's, which outlives the ring.
-        let more = || unsafe { self.uring.submitter().register_buffers_update(at, &[iovec], None) };
-        if (1..MAX_BUFFERS).contains(&at) && more().is_ok() {
-            self.fixed.push(range(memory));
+        match unsafe { self.uring.submitter().register_buffers_update(at, &[iovec], None) } {
+            Ok(_) => {
+                self.fixed.push(range(memory));
+                None
+            }
+            Err(error) => Some(unregistered(&error)),
         }
     }
 

@@ -265,8 +265,9 @@ impl Lane {
                 return;
             }
         };
-        if let Some(ring) = &mut self.ring {
-            ring.register_more(more.data());
+        let unregistered = self.ring.as_mut().and_then(|ring| ring.register_more(more.data()));
+        if let Some(note) = unregistered {
+            self.shared.threads.note(note);
         }
         for (index, memory) in more.memory(reach).enumerate() {
             let kind = if index < more.slots() { UnitKind::Slot } else { UnitKind::Cell };
