@@ -136,7 +136,7 @@ impl Ring {
         }
         // SAFETY: the memory is the lane's, which outlives the ring.
         match unsafe { self.uring.submitter().register_buffers_update(at, &[iovec], None) } {
-            Ok(_) => {
+            Ok(()) => {
                 self.fixed.push(range(memory));
                 None
             }
