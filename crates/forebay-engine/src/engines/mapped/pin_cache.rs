@@ -21,6 +21,7 @@ use super::reclaimer::{Pin, Reclaimer};
 use super::region::{self, MAX_FILE_LEN};
 use super::registrar::{PaidUse, PinPolicy, PinRequest, PinTerms, Promise};
 use super::window::{PinnedFile, TOO_LITTLE, WindowAnswer, WindowState};
+use crate::engines::staged::sync::MAX_CALLER_BYTES;
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::runtime::wake_queue::WakeQueue;
@@ -222,7 +223,11 @@ impl PinCache {
     ) -> std::result::Result<(), Reason> {
         let now = self.now();
         let slow = self.slow(pinned, self.least(reader));
-        pinned.earn(demand.iter().map(|(_, bytes)| bytes).sum());
+        let bytes: u64 = demand.iter().map(|(_, bytes)| bytes).sum();
+        if bytes > MAX_CALLER_BYTES as u64 {
+            // Shorter reads pay for nothing, and come from many threads at once.
+            pinned.earn(bytes);
+        }
         let mut verdict = Err(None);
         for (index, bytes) in demand {
             let Some(window) = pinned.window(*index) else { continue };

@@ -366,11 +366,11 @@ impl Work for FewWork {
     fn start(self: Box<Self>, onward: Onward) -> Option<Arc<dyn CallerPolled>> {
         let Self { stage, callers, batch } = *self;
         let completion = onward.completion.clone();
-        let begun = ShortBatch::begin(&callers, &batch);
         // SAFETY: the submitter vouched for the memory until the completion resolves.
         let moved = match unsafe { callers.read_short_batch(&batch) } {
             Ok(Some(moved)) => moved,
             Ok(None) => {
+                let begun = ShortBatch::begin(&callers, &batch);
                 completion.look_again(Box::new(move || {
                     drop(begun);
                     false

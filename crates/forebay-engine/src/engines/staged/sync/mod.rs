@@ -65,8 +65,8 @@ pub(crate) struct Callers {
     active: OwnLine<AtomicUsize>,
     /// Those of them that use one of `write_slots`.
     active_writers: AtomicUsize,
-    /// Pieces of short batches under way: see [`ShortBatch`].
-    short_pieces: AtomicUsize,
+    /// Pieces of short batches that lanes have: see [`ShortBatch`].
+    short_pieces: OwnLine<AtomicUsize>,
     /// Whether there are many of them, or were until recently.
     are_many: AtomicBool,
     /// The same of those with long reads.
@@ -116,7 +116,7 @@ impl Callers {
             device,
             active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
-            short_pieces: AtomicUsize::new(0),
+            short_pieces: OwnLine::default(),
             are_many: AtomicBool::new(false),
             are_crowd: AtomicBool::new(false),
             cold_polls: AtomicUsize::new(0),

@@ -32,7 +32,8 @@ fn is_short_batch(lengths: impl ExactSizeIterator<Item = usize>) -> bool {
         && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= MAX_BATCH_BYTES)
 }
 
-/// A short batch that is under way, on its caller's thread or by lanes. Its pieces count as copies until it is dropped.
+/// A short batch that lanes have. Its pieces count as copies until it is dropped. What the kernel copies writes nothing that all callers
+/// look at.
 pub(crate) struct ShortBatch {
     callers: Arc<Callers>,
     pieces: usize,
@@ -74,8 +75,7 @@ impl Callers {
         self.slots.resident_of(context).find_clear()
     }
 
-    /// Reads a batch whose copies come after nothing, and which was [begun](ShortBatch::begin). `None`: it is to be read another way,
-    /// wholly.
+    /// Reads a batch whose copies come after nothing. `None`: it is to be read another way, wholly.
     ///
     /// # Safety
     /// The pieces' memory is valid.
@@ -87,8 +87,8 @@ impl Callers {
         let pieces = &batch.pieces;
         // Its pieces are copied at once, as those of as many callers would be. So are those of batches that lanes have: their threads
         // wait for them, and would come here too.
-        let callers = self.active.load(Ordering::Relaxed);
-        if !self.are_many(callers + self.short_pieces.load(Ordering::Relaxed)) {
+        let copies = self.active.load(Ordering::Relaxed) + self.short_pieces.load(Ordering::Relaxed);
+        if !self.are_many(copies + pieces.len()) {
             return Ok(None);
         }
         let work = |slot: &StreamSlot| {
