@@ -26,6 +26,7 @@ pub use request::ticket::{CallerPolled, Completion, Outcome, Ticket};
 pub use request::transfer::{Batch, BorrowedTransfer, Memory, Transfer};
 pub use runtime::fork::Native;
 pub use runtime::process::{PerProcess, Slot};
+pub use session::small_files::SmallFile;
 pub use session::{ReadPiece, Session};
 pub use source::piece::{Direction, Piece};
 pub use source::version::FileVersion;

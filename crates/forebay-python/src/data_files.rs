@@ -3,14 +3,17 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use forebay_engine::File as Engine;
+use forebay_engine::{File as Engine, FileVersion};
 use forebay_error::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
 
 use crate::flights::{Flights, lock};
 use crate::text::FilePath;
+
+/// How long a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45 s.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Files of a data set, each opened when its first record is read.
 #[pyclass(frozen, module = "forebay._forebay")]
@@ -18,19 +21,25 @@ pub(crate) struct Files(pub(crate) Arc<Vec<Slot>>);
 
 #[pymethods]
 impl Files {
-    /// Files, (path, bytes, nanoseconds of the last change) each.
+    /// Files, (path, bytes, nanoseconds of the last change) each, and of each its inode and when that changed, where these
+    /// are known.
     #[new]
-    fn new(files: Vec<(FilePath, u64, i64)>) -> Self {
+    fn new(files: Vec<(FilePath, u64, i64)>, marks: Option<Vec<(u64, i64)>>) -> Self {
+        let mut marks = marks.into_iter().flatten();
         let slot = |(FilePath(path), size, changed)| Slot {
             path,
             size,
             changed,
-            first: OnceLock::new(),
+            first: marks.next().map_or_else(OnceLock::new, OnceLock::from),
             open: Mutex::new(None),
         };
-        let files = Arc::new(files.into_iter().map(slot).collect());
-        lock(&Flights::here().files.sets).push(Arc::downgrade(&files));
-        Self(files)
+        Self(Arc::new(files.into_iter().map(slot).collect()))
+    }
+
+    /// The number of the first file from `start` on, of at most `count`, that is not what it was.
+    fn changed(&self, py: Python<'_>, start: usize, count: usize) -> Option<usize> {
+        let files = self.0.iter().enumerate().skip(start).take(count);
+        py.detach(|| files.into_iter().find(|(_, slot)| !slot.is_as_it_was()).map(|(number, _)| number))
     }
 
     fn __len__(&self) -> usize {
@@ -41,7 +50,8 @@ impl Files {
 /// The files that data sets of a process have open.
 #[derive(Default)]
 pub(crate) struct OpenFiles {
-    sets: Mutex<Vec<Weak<Vec<Slot>>>>,
+    /// Those that may be idle, each with its number in its set.
+    idle: Mutex<Vec<(Weak<Vec<Slot>>, usize)>>,
     count: Mutex<u64>,
     fewer: Condvar,
 }
@@ -59,13 +69,12 @@ impl OpenFiles {
 
     /// Closes all files that nobody reads, of all data sets.
     fn close_idle(&self) {
-        // Dropped without the lock: a set that ends meanwhile is not waited for.
-        let sets: Vec<_> = {
-            let mut sets = lock(&self.sets);
-            sets.retain(|set| set.strong_count() > 0);
-            sets.iter().filter_map(Weak::upgrade).collect()
-        };
-        sets.iter().flat_map(|files| files.iter()).for_each(|slot| drop(lock(&slot.open).take()));
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        for (files, number) in idle {
+            // Closed without a lock.
+            let closed = files.upgrade().map(|files| lock(&files[number].open).take());
+            drop(closed);
+        }
     }
 
     /// Waits until fewer than `count` are open, at most for `limit`: what became idle meanwhile is not told. Whether they are.
@@ -137,9 +146,10 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// The open file. Files that nobody reads are closed for it where descriptors are few.
-    pub(crate) fn open(&self) -> Result<Opening> {
-        if let Some(file) = &*lock(&self.open) {
+    /// A file of a set, open. Files that nobody reads are closed for it where descriptors are few.
+    pub(crate) fn open(set: &Arc<Vec<Self>>, number: usize) -> Result<Opening> {
+        let slot = &set[number];
+        if let Some(file) = &*lock(&slot.open) {
             return Ok(Opening::Open(file.clone()));
         }
         let files = &Flights::here().files;
@@ -149,17 +159,19 @@ impl Slot {
         if let Some(count) = files.full() {
             return Ok(Opening::Later(count));
         }
-        let mut opened = self.open_now();
+        let mut opened = slot.open_now();
         // The program has the others.
         if opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooManyFiles) {
             files.close_idle();
             let count = files.count();
-            opened = self.open_now();
+            opened = slot.open_now();
             if count > 0 && opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooManyFiles) {
                 return Ok(Opening::Later(count));
             }
         }
-        opened.map(Opening::Open)
+        let opened = opened?;
+        lock(&files.idle).push((Arc::downgrade(set), number));
+        Ok(Opening::Open(opened))
     }
 
     fn open_now(&self) -> Result<Arc<OpenFile>> {
@@ -177,17 +189,27 @@ impl Slot {
             .clone())
     }
 
+    /// Whether the file of its name is what it was. What hinders to see that counts as a change: who opens it is told.
+    fn is_as_it_was(&self) -> bool {
+        version_of(&self.path).is_ok_and(|found| self.is_version(&found))
+    }
+
+    /// Whether a version is that of the file when the data set was opened, or when it was read first.
+    pub(crate) fn is_version(&self, found: &Version) -> bool {
+        // A copy that keeps the time of change has another inode, and another time of the inode's change. Some file systems
+        // give a file another number each time that they look it up, and a change of its rights alone is none.
+        let is_first = || {
+            let first = *self.first.get_or_init(|| (found.inode, found.inode_changed));
+            first.0 == found.inode || first.1 == found.inode_changed
+        };
+        found.is_file && found.size == self.size && found.changed == self.changed && is_first()
+    }
+
     /// An error if it is another file than when the data set was opened, or when it was read first.
     fn check(&self, file: &Engine) -> Result<()> {
         let size = file.len()?;
         // Asked by the name behind the opening: what took its place before is another one, too.
-        let found = facts(&self.path);
-        // A copy that keeps the time of change has another inode, and another time of the inode's change.
-        let is_first = |(_, inode, time): (i64, u64, i64)| {
-            let first = *self.first.get_or_init(|| (inode, time));
-            first.0 == inode || first.1 == time
-        };
-        if size == self.size && found.is_some_and(|it| it.0 == self.changed && is_first(it)) {
+        if size == self.size && self.is_version(&version_of(&self.path)?) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Busy, "the file changed since the data set was opened")
@@ -211,9 +233,57 @@ fn most_open() -> u64 {
     if failed { u64::MAX } else { (limit.rlim_cur / 4).max(1) }
 }
 
-/// When a file changed last, its inode, and when that did, in nanoseconds.
-fn facts(path: &Path) -> Option<(i64, u64, i64)> {
-    let found = std::fs::metadata(path).ok()?;
-    let time = |seconds: i64, rest: i64| seconds.checked_mul(1_000_000_000)?.checked_add(rest);
-    Some((time(found.mtime(), found.mtime_nsec())?, found.ino(), time(found.ctime(), found.ctime_nsec())?))
+/// What tells a file from another, and from itself before.
+pub(crate) struct Version {
+    is_file: bool,
+    size: u64,
+    /// Nanoseconds of the last change.
+    changed: i64,
+    inode: u64,
+    /// Nanoseconds of the last change of the inode.
+    inode_changed: i64,
+}
+
+impl From<&FileVersion> for Version {
+    /// Of an open file, which the engine only reads if it has bytes.
+    fn from(found: &FileVersion) -> Self {
+        Self {
+            is_file: true,
+            size: found.len,
+            changed: nanoseconds(found.modified),
+            inode: found.inode,
+            inode_changed: nanoseconds(found.changed),
+        }
+    }
+}
+
+/// What a name has now.
+fn version_of(path: &Path) -> Result<Version> {
+    let end = Instant::now() + PATIENCE;
+    let found = loop {
+        match std::fs::metadata(path) {
+            // No answer of a file system.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN))
+                    && Instant::now() < end =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            found => break found,
+        }
+    };
+    let found = found.map_err(|error| {
+        Error::from_io(&error, "cannot read the file's attributes").with("path", path.display())
+    })?;
+    Ok(Version {
+        is_file: found.is_file(),
+        size: found.size(),
+        changed: nanoseconds((found.mtime(), found.mtime_nsec())),
+        inode: found.ino(),
+        inode_changed: nanoseconds((found.ctime(), found.ctime_nsec())),
+    })
+}
+
+fn nanoseconds((seconds, rest): (i64, i64)) -> i64 {
+    seconds.saturating_mul(1_000_000_000).saturating_add(rest)
 }

@@ -1,15 +1,16 @@
 //! Records of data sets: where each one lies in which file, and one batched read for many of them.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use forebay_engine::{Batch, Direction, Memory, Piece, Receipt, Session};
+use forebay_engine::{Batch, Direction, FileVersion, Memory, Piece, Receipt, Session, SmallFile};
 use forebay_error::{Error, ErrorKind, Result};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::data_files::{Files, OpenFile, Opening, Slot};
+use crate::data_files::{Files, OpenFile, Opening, Slot, Version};
 use crate::error::{OrRaise, invalid, raise};
 use crate::file;
 use crate::flights::Flights;
@@ -17,6 +18,9 @@ use crate::future::{self, Flight, Future};
 use crate::map::OffsetList;
 use crate::session::session;
 use crate::wait;
+
+/// Files up to this size are opened for each read on the host: the calls cost more than the bytes. As long as a cell.
+const MAX_SMALL_FILE_BYTES: u64 = 64 << 10;
 
 /// Records of one file that follow each other in the data set.
 struct Section {
@@ -193,7 +197,13 @@ impl Table {
         }
         // The driver is asked once for the batch.
         let memory = session.locate(address).or_raise()?;
-        let (mut rest, mut before) = (&pieces[..], Vec::new());
+        let (pieces, receipt) = self.read_small(&session, &memory, pieces).or_raise()?;
+        let (mut rest, mut before) = (&pieces[..], Vec::from_iter(receipt));
+        if rest.is_empty() {
+            let flight = Part::default().start(&session, before, keep)?;
+            flight.hold();
+            return Ok(Future(flight));
+        }
         loop {
             let part = self.part(rest, &memory).or_raise()?;
             if let Some(count) = part.full {
@@ -213,11 +223,40 @@ impl Table {
         }
     }
 
+    /// Reads what is of small files in the page cache, which are not kept open. The pieces that are left.
+    fn read_small(
+        &self,
+        session: &Session,
+        memory: &Memory,
+        pieces: Vec<(usize, Piece)>,
+    ) -> Result<(Vec<(usize, Piece)>, Option<Receipt>)> {
+        let is_small = |file: usize| self.files[file].size <= MAX_SMALL_FILE_BYTES;
+        if !pieces.iter().any(|(file, _)| is_small(*file)) {
+            return Ok((pieces, None));
+        }
+        let runs: Vec<_> =
+            pieces.chunk_by(|one, next| one.0 == next.0).filter(|run| is_small(run[0].0)).collect();
+        let only: Vec<Vec<Piece>> =
+            runs.iter().map(|run| run.iter().map(|(_, piece)| *piece).collect()).collect();
+        let numbers: Vec<usize> = runs.iter().map(|run| run[0].0).collect();
+        let small: Vec<_> = (numbers.iter().zip(&only))
+            .map(|(file, pieces)| SmallFile { path: &self.files[*file].path, pieces })
+            .collect();
+        let is_expected = |number: usize, found: &FileVersion| {
+            self.files[numbers[number]].is_version(&Version::from(found))
+        };
+        // SAFETY: the caller keeps the memory, which nobody else has seen yet.
+        let (done, receipt) = unsafe { session.read_small_files(memory, &small, is_expected) }?;
+        let read: HashSet<_> =
+            numbers.into_iter().zip(done).filter(|(_, done)| *done).map(|(file, _)| file).collect();
+        Ok((pieces.into_iter().filter(|(file, _)| !read.contains(file)).collect(), receipt))
+    }
+
     /// The first pieces, sorted by file, of as many files as there are descriptors for.
     fn part(&self, pieces: &[(usize, Piece)], memory: &Memory) -> Result<Part> {
         let mut part = Part::default();
         for run in pieces.chunk_by(|one, next| one.0 == next.0) {
-            let file = match self.files[run[0].0].open()? {
+            let file = match Slot::open(&self.files, run[0].0)? {
                 Opening::Open(file) => file,
                 Opening::Later(count) => {
                     part.full = part.files.is_empty().then_some(count);
@@ -252,6 +291,10 @@ impl Part {
     /// Starts reading it, behind what the receipts are of.
     fn start(self, session: &Session, before: Vec<Receipt>, keep: Py<PyAny>) -> PyResult<Arc<Flight>> {
         let flight = Flight::behind(before, future::Files::Set(self.files), keep)?;
+        if self.batches.is_empty() {
+            flight.begin(Ok(Vec::new()));
+            return Ok(flight);
+        }
         // SAFETY: the flight keeps the memory, which nobody else has seen yet.
         flight.begin(unsafe { session.submit_batches(self.batches) }.map(|ticket| vec![ticket]));
         Ok(flight)
@@ -353,7 +396,14 @@ impl Table {
     /// bytes) for each of its files.
     fn extents(&self, start: u64, stop: u64) -> Vec<(usize, u64, u64)> {
         let mut extents = Vec::new();
-        for (part, first) in self.parts.iter().zip(&self.firsts) {
+        if start >= stop || start >= self.len {
+            return extents;
+        }
+        let from = self.find(start).0;
+        for (part, first) in self.parts[from..].iter().zip(&self.firsts[from..]) {
+            if *first >= stop {
+                break;
+            }
             let rows = start.saturating_sub(*first)..stop.saturating_sub(*first).min(part.places.rows());
             let ends = if let Places::Even { .. } = part.places {
                 // Distances are equal: the ends are at the ends.

@@ -7,6 +7,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from ._files import again, opened
+
 if TYPE_CHECKING:
     from .._forebay import Order
     from ._records import Records
@@ -66,12 +68,12 @@ class Reader:
 
     def _ask(self, start: int, stop: int) -> None:
         for path, offset, nbytes in self._records.extents(start, stop):
-            with open(path, "rb", buffering=0) as file:
+            with opened(path) as file:
                 os.posix_fadvise(file.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def _meet(self, start: int, stop: int) -> None:
         """Waits until the bytes are there."""
         for path, offset, nbytes in self._records.extents(start, stop):
-            with open(path, "rb", buffering=0) as file:
+            with opened(path) as file:
                 for place in (*range(offset, offset + nbytes, _REQUEST_BYTES), offset + nbytes - 1):
-                    os.pread(file.fileno(), 1, place)
+                    again(os.pread, file.fileno(), 1, place)

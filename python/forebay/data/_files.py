@@ -5,20 +5,37 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import itertools
 import os
 import stat
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, NoReturn
 
 from .. import _forebay, errors
 from .._paths import home, path_text
 from ..errors import BusyError, InvalidInputError
 
-__all__ = ["FileSet", "bounded", "chosen", "index_in", "read_json", "read_start", "text_paths"]
+__all__ = [
+    "FileSet",
+    "again",
+    "bounded",
+    "chosen",
+    "index_in",
+    "opened",
+    "read_json",
+    "read_start",
+]
 
 #: A longer file is no index of a data set.
 _MAX_INDEX_BYTES = 1 << 30
+#: Seconds for which a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45.
+_PATIENCE = 60.0
+#: Files that are looked at by one call.
+_LOOKS = 4096
+#: Most columns that an error names.
+_MAX_NAMED = 50
 _ERROR_TYPES: dict[type[OSError], type[errors.Error]] = {
     FileNotFoundError: errors.NotFoundError,
     PermissionError: errors.PermissionDeniedError,
@@ -34,19 +51,16 @@ _HINTS = {
 }
 
 
-def text_paths(given: Any) -> list[str]:
-    """One path or several, as texts.
-
-    Raises:
-        InvalidInputError: none at all, or something that is no path.
-    """
-    # An open file is iterable, too: over its lines.
-    if isinstance(given, (str, bytes, os.PathLike)) or hasattr(given, "read") or not isinstance(given, Iterable):
-        return [path_text(given)]
-    paths = [path_text(path) for path in given]
-    if not paths:
-        raise InvalidInputError("a data set of no files", hints=["give one path or more"])
-    return paths
+def again(call: Callable[..., Any], *given: Any) -> Any:
+    """What a system call answers. EAGAIN and EINTR are no answers of a file system: it is asked again."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return call(*given)
+        except (BlockingIOError, InterruptedError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def index_in(folder: Any) -> tuple[str, str]:
@@ -93,21 +107,32 @@ class FileSet:
         with self._lock:
             if self._native is None or self._native[0] != os.getpid():
                 told: list[Any] = [(path, *state) for path, state in zip(self.paths, self.states, strict=True)]
-                self._native = os.getpid(), _forebay.Files(told)
+                self._native = os.getpid(), _forebay.Files(told, self._marks)
             return self._native[1]
 
     def check(self) -> None:
         """Raises :class:`~forebay.BusyError` if a file is not what it was; NotFoundError if it is gone."""
-        for number, path in enumerate(self.paths):
-            state, mark = _state(path)
-            # Copies that keep the time of change are other files, too. By both marks: some file systems give a file another
-            # number each time that they look it up, and a change of its rights alone is none.
-            marks = self._marks
-            is_other = marks is not None and all(now != then for now, then in zip(mark, marks[number], strict=True))
-            if is_other or state != self.states[number]:
-                raise BusyError(
-                    "the file changed since the data set was opened", hints=["open the data set anew"], path=path
-                )
+        native, start = self.native(), 0
+        while start < len(self.paths):
+            # Some at a time: signals are handled between.
+            number = native.changed(start, _LOOKS)
+            start += _LOOKS
+            if number is not None:
+                self._refuse(number)
+
+    def _refuse(self, number: int) -> NoReturn:
+        # Raises what is wrong with it now.
+        _state(self.paths[number])
+        raise BusyError(
+            "the file changed since the data set was opened",
+            hints=["open the data set anew"],
+            path=self.paths[number],
+        )
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _ in self.states)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -129,15 +154,20 @@ class FileSet:
 def _state(path: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """Bytes and time of change of a file; and its marks: inode, and when that changed."""
     try:
-        found = os.stat(path)
+        found = again(os.stat, path)
     except (OSError, ValueError) as error:
         raise failed(error, path) from None
+    check_kind(found, path)
+    return (found.st_size, found.st_mtime_ns), (found.st_ino, found.st_ctime_ns)
+
+
+def check_kind(found: os.stat_result, path: str) -> None:
+    """Raises where a file is no regular one."""
     if stat.S_ISDIR(found.st_mode):
-        hints = ["name the files in it: sorted(pathlib.Path(folder).glob(...))"]
+        hints = ['name the files in it, or give a glob: "folder/*"']
         raise errors.IsDirectoryError("cannot read file: it is a directory", hints=hints, path=path)
     if not stat.S_ISREG(found.st_mode):
         raise InvalidInputError("cannot read file: it is no regular file", hints=["copy it to one first"], path=path)
-    return (found.st_size, found.st_mtime_ns), (found.st_ino, found.st_ctime_ns)
 
 
 def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
@@ -146,14 +176,13 @@ def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
     Raises:
         InvalidInputError: none, or one that there is not.
     """
-    known = list(names)
+    known = dict.fromkeys(names)
     if columns is not None and not isinstance(columns, Iterable):
         raise InvalidInputError(f"columns cannot be {columns!r}", hints=["columns=[NAME, …]"], path=path)
-    wanted = known if columns is None else [columns] if isinstance(columns, str) else list(columns)
-    hints = [f"columns: {', '.join(known)}"]
-    present = set(known)
+    wanted = list(known) if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    hints = [f"columns: {', '.join(itertools.islice(known, _MAX_NAMED))}{', …' if len(known) > _MAX_NAMED else ''}"]
     for name in wanted:
-        if name not in present:
+        if not isinstance(name, str) or name not in known:
             raise InvalidInputError(f"there is no column {name!r}", hints=hints, path=path)
     if not wanted:
         raise InvalidInputError("no columns to read", hints=hints, path=path)
@@ -175,27 +204,50 @@ def bounded(value: Any, most: int, what: str, path: str, least: int = 0) -> int:
     return value
 
 
+def opened(path: str, hints: Sequence[str] = ()) -> BinaryIO:
+    """A regular file, open. ``hints`` are for one that cannot be opened.
+
+    Raises:
+        InvalidInputError, IsDirectoryError: it is another kind of file. A pipe is not waited for.
+        NotFoundError, …: it cannot be opened.
+    """
+    try:
+        # Without O_NONBLOCK opening a pipe would wait for its other end.
+        descriptor = again(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:
+        raise failed(error, path, hints) from None
+    try:
+        check_kind(os.fstat(descriptor), path)
+        return os.fdopen(descriptor, "rb", buffering=0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def read_start(path: str, offset: int, size: int, hints: Sequence[str] = ()) -> bytes:
-    """``size`` bytes of a file. ``hints`` are for one that cannot be read.
+    """``size`` bytes of a file. ``hints`` are for one that is not there.
 
     Raises:
         InvalidInputError: it ends before.
     """
-    try:
-        with open(path, "rb", buffering=0) as file:
-            if offset + size > os.fstat(file.fileno()).st_size:
-                raise _truncated(path)
-            found = b""
-            while len(found) < size:
-                more = os.pread(file.fileno(), size - len(found), offset + len(found))
-                if not more:
-                    raise _truncated(path)
-                found += more
-            return found
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        raise failed(error, path, hints) from None
+    with opened(path, hints) as file:
+        if offset + size > os.fstat(file.fileno()).st_size:
+            raise _truncated(path)
+        return _read_at(file, offset, size, path)
+
+
+def _read_at(file: BinaryIO, offset: int, size: int, path: str) -> bytes:
+    parts, at = [], 0
+    while at < size:
+        try:
+            part = again(os.pread, file.fileno(), size - at, offset + at)
+        except OSError as error:
+            raise failed(error, path) from None
+        if not part:
+            raise _truncated(path)
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
 
 
 def _truncated(path: str) -> InvalidInputError:
@@ -210,13 +262,12 @@ def read_json(path: str) -> dict[str, Any]:
     """
     import json
 
-    try:
-        size = os.stat(path).st_size
+    with opened(path, ["give the folder that index.json and its files lie in"]) as file:
+        size = os.fstat(file.fileno()).st_size
         bounded(size, _MAX_INDEX_BYTES, "the bytes of an index", path)
-        with open(path, "rb") as file:
-            found = json.loads(file.read(_MAX_INDEX_BYTES))
-    except OSError as error:
-        raise failed(error, path, ["give the folder that index.json and its files lie in"]) from None
+        text = _read_at(file, 0, size, path)
+    try:
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"the index is no JSON: {error}", path=path) from None
     if not isinstance(found, dict):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import _forebay
-from ..errors import InvalidInputError, UnsupportedError
+from ..errors import InvalidInputError
 from ._files import FileSet, bounded, read_start
 from ._plain import need_numpy
 from ._records import Part
@@ -148,12 +148,11 @@ def _check(wrong: bool, files: FileSet, frame: Frames, what: str) -> None:
         )
 
 
-def alike(files: FileSet, spans: list[Spans], nbytes: int, column: str) -> bytes:
-    """The first ``nbytes`` bytes of a column's values, which have to be the same in all of them: a header that says dtype and
-    shape.
+def alike(files: FileSet, spans: list[Spans], nbytes: int, column: str) -> bytes | None:
+    """The first ``nbytes`` bytes of a column's values, if they are the same in all: a header that says dtype and shape.
+    ``None`` if they are not; empty where there are no values.
 
     Raises:
-        UnsupportedError: they differ.
         InvalidInputError: a value is shorter.
     """
     for span in spans:
@@ -163,9 +162,4 @@ def alike(files: FileSet, spans: list[Spans], nbytes: int, column: str) -> bytes
     rows = gather_host(files, spans, nbytes)
     if not len(rows):
         return b""
-    if bool((rows != rows[0]).any()):
-        raise UnsupportedError(
-            f"the values of {column!r} have different shapes or dtypes, each with a header",
-            hints=["write them with a fixed shape, or as one-dimensional arrays", "columns= leaves it out"],
-        )
-    return bytes(rows[0])
+    return None if bool((rows != rows[0]).any()) else bytes(rows[0])

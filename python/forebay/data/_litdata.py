@@ -12,7 +12,8 @@ from typing import Any
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
-from ._files import FileSet, bounded, chosen, index_in, read_json
+from ._decoded import WRAPPED, litdata_list, wrapped
+from ._files import FileSet, bounded, chosen, index_in, read_json, read_start
 from ._framed import Spans, alike, read_frames, split
 from ._plain import need_numpy, whole_number
 from ._records import FileRecords, Part, Records, Zipped
@@ -31,13 +32,15 @@ _NUMPY = {
 _SCALARS = {"int": "I64", "float": "F64", "bool": "BOOL"}
 #: Serializers whose values are bytes of any length, which come as they are.
 _BYTES = {
-    "str", "text", "bytes", "file", "jpeg", "image", "pil", "video", "audio", "tifffile", "nifti", "mesh", "pdf", "json",
-    "jpeg_array",
+    "str", "text", "bytes", "file", "jpeg", "image", "video", "audio", "tifffile", "tiff", "nifti", "mesh", "pdf",
 }  # fmt: skip
 #: An index with a larger number is damaged.
 _MAX_COUNT = 1 << 40
 #: Most values of a sample. An index that names more is damaged.
-_MAX_LEAVES = 4096
+_MAX_LEAVES = 1 << 20
+#: The last bytes of a chunk that keeps its samples as a table of Arrow's.
+_ARROW = b"LDARW01\0"
+_WAY_OUT = "forebay.data.pack(litdata.StreamingDataset(folder), path), then forebay.data.packed(path)"
 
 
 def litdata(
@@ -49,8 +52,10 @@ def litdata(
     device: object = None,
 ) -> Records:
     """A folder that litdata's ``optimize`` wrote, without compression. Samples that are dicts come as dicts, others as
-    they are; numbers, and arrays of one shape, as arrays, arrays of different lengths and all else (``jpeg``, ``str``,
-    …) as :class:`~forebay.data.Jagged`, not decoded.
+    they are. Numbers come as arrays, and so do arrays, pictures (``pil``) and lists of numbers of one shape; arrays and
+    lists of numbers of different lengths as :class:`~forebay.data.Jagged`; other lists, dicts in lists and pictures that
+    differ as lists of Python's values or arrays on the host; all else (``jpeg``, ``str``, arrays of different shapes, …)
+    as ``Jagged`` bytes, not decoded.
 
     Args:
         folder: with ``index.json``, or the path of that, and the chunks.
@@ -72,7 +77,10 @@ def litdata(
     for key in ("compression", "compression_level", "ipc_compression", "encryption"):
         if config.get(key) is not None:
             raise UnsupportedError(
-                f"the chunks are written with {key}", hints=["write them without it"], path=index, value=config[key]
+                f"the chunks are written with {key}",
+                hints=["write them without it", _WAY_OUT],
+                path=index,
+                value=config[key],
             )
     formats = config.get("data_format")
     if not isinstance(formats, list) or not formats or not all(isinstance(one, str) for one in formats):
@@ -143,15 +151,31 @@ def _tree(
         raise InvalidInputError(
             "the index has not one format for each leaf", path=index, leaves=len(names), formats=len(formats)
         )
+    if len(set(names)) < len(names):
+        raise UnsupportedError("two leaves of a sample have one name", hints=[_WAY_OUT], path=index)
     wanted = chosen(columns, names, index)
-    sizes = [_size(name, format, index) for name, format in zip(names, formats, strict=True)]
+    chosen_names = set(wanted)
+    # Others have their size before them whatever they are.
+    sizes = [
+        _size(name, format, index) if name in chosen_names else None
+        for name, format in zip(names, formats, strict=True)
+    ]
+    _refuse_arrow(files)
     frames = [read_frames(files, number, chunk.get("chunk_size"), "chunk") for number, chunk in enumerate(chunks)]
     places = split(files, frames, sizes, [True] * len(sizes), "chunk")
     made: dict[str, Records] = {}
     for name, format, spans in zip(names, formats, places, strict=True):
-        if name in wanted:
+        if name in chosen_names:
             made[name] = _leaf(files, name, format, spans, framework, device, index)
     return made[""] if names == [""] else Zipped({name: made[name] for name in wanted})
+
+
+def _refuse_arrow(files: FileSet) -> None:
+    """Raises where chunks keep no leaves, as litdata writes them for plain values where pyarrow is installed."""
+    for number, path in enumerate(files.paths):
+        size = files.size(number)
+        if size >= len(_ARROW) and read_start(path, size - len(_ARROW), len(_ARROW)) == _ARROW:
+            raise UnsupportedError("a chunk keeps its samples as a table of Arrow's", hints=[_WAY_OUT], path=path)
 
 
 def _size(name: str, format: str, index: str) -> int | None:
@@ -162,11 +186,15 @@ def _size(name: str, format: str, index: str) -> int | None:
     if kind == "pickle" or format == "graph:pickle":
         raise UnsupportedError(
             f"leaf {name!r} is pickled: to read it is to run code out of the file",
-            hints=["write numbers, arrays, texts or bytes"],
+            hints=["columns= leaves it out", "write numbers, arrays, texts or bytes", _WAY_OUT],
             path=index,
         )
-    if kind not in _BYTES and kind not in ("no_header_numpy", "no_header_tensor", "numpy", "tensor"):
-        raise UnsupportedError(f"leaf {name!r} has the unknown format {format!r}", path=index)
+    known = (
+        kind in _BYTES or kind in WRAPPED or kind in ("json", "no_header_numpy", "no_header_tensor", "numpy", "tensor")
+    )
+    if not known:
+        hints = ["columns= leaves it out", _WAY_OUT]
+        raise UnsupportedError(f"leaf {name!r} has the unknown format {format!r}", hints=hints, path=index)
     return None
 
 
@@ -223,8 +251,12 @@ def _coded(kind: str, code: int, index: str) -> str:
 
 def _leaf(
     files: FileSet, name: str, format: str, spans: list[Spans], framework: str, device: object, index: str
-) -> FileRecords:
+) -> Records:
     parts = [span.part for span in spans]
+    if format == "json":
+        return litdata_list(files, spans, name, framework, device)
+    if format in WRAPPED:
+        return wrapped(files, spans, format, name, framework, device)
     if format in _SCALARS:
         return FileRecords(files, parts, _SCALARS[format], (), framework, device)
     dtype = _flat(format, index)
@@ -256,16 +288,19 @@ def _same_length(files: FileSet, spans: list[Spans], item: int, name: str) -> in
 def _with_header(
     files: FileSet, name: str, format: str, spans: list[Spans], framework: str, device: object, index: str
 ) -> FileRecords:
-    """Arrays with dtype and shape before them, which have to be the same for all."""
+    """Arrays with dtype and shape before them; bytes where these differ."""
     numpy = need_numpy()
     order = ">" if format == "tensor" else "<"
     start = alike(files, spans, 8, name)
-    if not start:
+    if start == b"":
         return FileRecords(files, [], "U8", (), framework, device)
-    code, dimensions = struct.unpack(f"{order}II", start)
-    bounded(dimensions, 32, "the dimensions of a value", files.paths[0])
-    skip = 8 + 4 * dimensions
-    shape = struct.unpack(f"{order}{dimensions}I", alike(files, spans, skip, name)[8:])
+    code, dimensions = struct.unpack(f"{order}II", start) if start else (0, 0)
+    skip = 8 + 4 * bounded(dimensions, 32, "the dimensions of a value", files.paths[0])
+    header = alike(files, spans, skip, name) if start else None
+    if header is None:
+        # Of different shapes: each with its header.
+        return FileRecords(files, [span.part for span in spans], "U8", (), framework, device, jagged=True)
+    shape = struct.unpack(f"{order}{dimensions}I", header[8:])
     dtype = _coded(format, code, index)
     nbytes = math.prod(shape) * _forebay.dtype_size(dtype) // 8
     for span in spans:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import os
 from typing import Any
 
 from .. import _forebay
@@ -12,7 +13,8 @@ from .._kinds import NPY, other_kind
 from .._npy_types import dtype_of_descr, hint_of_descr
 from ..errors import InvalidInputError, MissingPackageError, UnsupportedError
 from ..frameworks import _dtypes
-from ._files import FileSet, text_paths
+from ._files import FileSet
+from ._patterns import files_of, text_paths
 from ._records import FileRecords, Part
 
 __all__ = ["dtype_named", "npy", "ranges", "raw", "whole_number"]
@@ -78,7 +80,8 @@ def raw(
     """Records of one size in files without an index, one behind the other.
 
     Args:
-        paths: one or several; the records of the second follow those of the first.
+        paths: one or several, or a pattern (``"{000..099}.bin"``, ``"*.bin"``); the records of the second follow those of
+            the first.
         dtype: of the elements: ``"uint8"``, ``"bfloat16"``, ``torch.float32``, …
         shape: of a record.
         header: bytes before the first record of each file.
@@ -129,7 +132,7 @@ def npy(
     """The rows of ``.npy`` files as one data set, or the files themselves.
 
     Args:
-        paths: one or several. All have the same dtype and, but for the number of rows, the same shape.
+        paths: one or several, or a pattern. All have the same dtype and, but for the number of rows, the same shape.
         each: what a record is: ``"row"`` (of the first dimension) or ``"file"``.
         dtype: what elements are that the file only knows the width of (``"bfloat16"``).
         framework: as for :func:`raw`.
@@ -188,8 +191,12 @@ def ranges(
 ) -> FileRecords:
     """Records of any lengths anywhere in files: a batch is :class:`Jagged`.
 
+    Of a folder all files are records, but those whose names begin with a dot. Its folders are classes in the order of their
+    names, as torchvision's ``ImageFolder`` sorts them: the result's ``classes`` has the names, ``labels`` a number for each
+    record.
+
     Args:
-        paths: of the files.
+        paths: of the files; a brace pattern or a glob; or a folder.
         offsets: in bytes, where each record begins: 64-bit integers, in a list or an array. Without offsets and lengths each
             file is a record: images, sounds and texts as they are.
         lengths: in bytes, of each.
@@ -204,7 +211,11 @@ def ranges(
     """
     name, sizes = dtype_named(dtype), shape_named(shape)
     numpy = need_numpy()
-    files = FileSet(text_paths(paths))
+    named, folder = text_paths(paths), None
+    if len(named) == 1 and os.path.isdir(named[0]) and offsets is None and lengths is None:
+        folder = files_of(named[0])
+        named = folder.paths
+    files = FileSet(named)
     if offsets is None and lengths is None and file is None:
         file = range(len(files.paths))
         offsets, lengths = [0] * len(file), [files.size(number) for number in file]
@@ -233,7 +244,10 @@ def ranges(
             for low, high in itertools.pairwise(bounds)
             if high > low
         ]
-    return FileRecords(files, parts, name, sizes, framework, device, jagged=True)
+    made = FileRecords(files, parts, name, sizes, framework, device, jagged=True)
+    if folder is not None:
+        made.classes, made.labels = folder.classes, folder.labels
+    return made
 
 
 def need_numpy() -> Any:

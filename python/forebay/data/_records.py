@@ -99,8 +99,15 @@ class Records:
         """About how many bytes a record has."""
         raise NotImplementedError
 
+    def file_sets(self) -> Sequence[FileSet]:
+        """The files that the records lie in."""
+        return ()
+
     def check(self) -> None:
         """Raises :class:`~forebay.BusyError` if a file is not what it was when the data set was opened."""
+        # Columns side by side mostly lie in the same files.
+        for files in dict.fromkeys(self.file_sets()):
+            files.check()
 
     def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
         """(path, offset, bytes) that records from ``start`` up to ``stop`` lie in."""
@@ -179,7 +186,14 @@ class FileRecords(Records):
         dtype: safetensors' name of the elements' type.
         shape: of a record; of an element's trailing dimensions if ``jagged``.
         jagged: records have different lengths.
+
+    Attributes:
+        classes: names of a folder's folders; see :func:`~forebay.data.ranges`.
+        labels: the number of each record's class, where there are classes.
     """
+
+    classes: Sequence[str] = ()
+    labels: Sequence[int] = ()
 
     def __init__(
         self,
@@ -262,10 +276,10 @@ class FileRecords(Records):
     def nbytes_hint(self) -> int:
         if not self.jagged or not self._len:
             return self._unit
-        return max(1, sum(size for size, _ in self.files.states) // self._len)
+        return max(1, self.files.nbytes // self._len)
 
-    def check(self) -> None:
-        self.files.check()
+    def file_sets(self) -> Sequence[FileSet]:
+        return (self.files,)
 
     def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
         table = self._open()[1]
@@ -449,9 +463,8 @@ class Zipped(Records):
     def nbytes_hint(self) -> int:
         return sum(column.nbytes_hint for column in self.columns.values())
 
-    def check(self) -> None:
-        for column in self.columns.values():
-            column.check()
+    def file_sets(self) -> Sequence[FileSet]:
+        return [files for column in self.columns.values() for files in column.file_sets()]
 
     def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
         found = [extent for column in self.columns.values() for extent in column.extents(start, stop)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from ..slices import IndexOutOfBoundsError
 from ._memory import Memory
 from ._plain import need_numpy
 from ._records import Pending, Records
 from ._rows import host_rows, row_numbers
+
+if TYPE_CHECKING:
+    from ._files import FileSet
 
 __all__ = ["Selected", "selected"]
 
@@ -52,8 +56,8 @@ class Selected(Records):
     def nbytes_hint(self) -> int:
         return self.records.nbytes_hint
 
-    def check(self) -> None:
-        self.records.check()
+    def file_sets(self) -> Sequence[FileSet]:
+        return self.records.file_sets()
 
     def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
         # Scattered ones are not read ahead: most of what lies between is not asked for.

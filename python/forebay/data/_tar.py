@@ -5,22 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import tarfile
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _forebay
 from .._npy_types import dtype_of_descr
 from ..errors import InvalidInputError, UnsupportedError
-from ._files import FileSet, chosen, failed, text_paths
+from ._files import FileSet, chosen
 from ._framed import Spans, gather_host
+from ._patterns import tars_of, text_paths
 from ._plain import need_numpy
 from ._records import FileRecords, Held, Records, Zipped, placed
+from ._tar_members import Member, members, without
 
 __all__ = ["tar"]
 
-#: (offset, bytes) of a member.
-_Place = tuple[int, int]
+#: (file's number, key, members by column).
+_Sample = tuple[int, str, dict[str, Member]]
+#: WebDataset's names for what is about the data: never a sample.
+_ABOUT = re.compile(r"__[^/]*__(/|$)")
 
 
 def tar(
@@ -30,100 +35,93 @@ def tar(
     framework: str = "torch",
     device: object = None,
 ) -> Zipped:
-    """Samples of WebDataset's tar files: members whose names are alike up to the first dot are one sample, what follows it
-    is the column. ``npy`` of one dtype and shape come as arrays, ``cls`` as numbers, all else as
-    :class:`~forebay.data.Jagged` bytes, not decoded.
+    """Samples of WebDataset's tar files: neighbours whose names are alike up to the first dot behind the folder are one
+    sample, what follows it, in lower case, is the column. ``npy`` of one dtype and shape come as arrays, ``cls`` as numbers,
+    all else as :class:`~forebay.data.Jagged` bytes, not decoded.
 
     Opening reads all headers, once (about 50 000 members a second).
 
     Args:
-        paths: one or several.
-        columns: to read (``"jpg"``, ``"cls"``); by default those of the first sample. Each sample has to have them.
+        paths: one or several; a brace pattern (``"{000..099}.tar"``) or a glob; or a folder, for the tar files in it.
+        columns: to read (``"jpg"``, ``"cls"``); by default all that there are. Each sample has to have them.
         framework: as for :func:`~forebay.data.raw`.
         device: as for :func:`~forebay.data.raw`.
 
     Raises:
-        InvalidInputError: no tar file, a truncated one, or a sample without one of the columns.
-        UnsupportedError: a compressed or sparse one.
+        InvalidInputError: no tar file, a truncated one, a sample without one of the columns or with one twice, a link to what
+            the archive has not, or, without ``columns``, a name that has no column.
+        UnsupportedError: a compressed one, or a sparse member, a device or a FIFO.
     """
-    files = FileSet(text_paths(paths))
-    samples: list[tuple[int, str, dict[str, _Place]]] = []
+    named = text_paths(paths)
+    files = FileSet(path for one in named for path in (tars_of(one) if os.path.isdir(one) else [one]))
+    samples: list[_Sample] = []
     for number, path in enumerate(files.paths):
-        samples.extend((number, key, members) for key, members in _samples(path, files.size(number)))
+        found = members(path, files.size(number))
+        samples.extend((number, key, sample) for key, sample in _samples(found, path, columns is not None))
     if not samples:
         raise InvalidInputError("there are no samples in the files", path=files.paths[0])
-    # A sample may have members that the first one lacks.
-    known = dict.fromkeys(name for _, _, members in samples for name in members)
-    wanted = list(samples[0][2]) if columns is None else chosen(columns, known, files.paths[0])
+    wanted = chosen(columns, (name for _, _, sample in samples for name in sample), files.paths[0])
     return Zipped({name: _column(files, samples, name, framework, device) for name in wanted})
 
 
-def _samples(path: str, size: int) -> list[tuple[str, dict[str, _Place]]]:
-    found: dict[str, dict[str, _Place]] = {}
-    try:
-        with open(path, "rb") as file:
-            if file.read(4)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"\x28\xb5"):
-                raise UnsupportedError(
-                    "the tar file is compressed", hints=["unpack it: tar without z, j, J"], path=path
-                )
-            file.seek(0)
-            with tarfile.open(fileobj=file, mode="r:") as archive:
-                for member in archive:
-                    if member.issparse():
-                        raise UnsupportedError("a sparse member", path=path, member=member.name)
-                    if member.isfile():
-                        _add(found, member, size, path)
-                # tarfile takes a damaged or cut header for the end.
-                file.seek(archive.offset)
-                if file.read(512) != bytes(512):
-                    raise InvalidInputError(
-                        "the tar file has no end", hints=["it is truncated or damaged: copy it again"], path=path
-                    )
-    except OSError as error:
-        if isinstance(error, UnsupportedError | InvalidInputError):
-            raise
-        raise failed(error, path) from None
-    except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
-        hints = ["WebDataset's .tar files are read; one that is cut has to be copied again"]
-        raise InvalidInputError(f"cannot read the tar file: {error}", hints=hints, path=path) from None
-    return list(found.items())
+def _samples(found: list[Member], path: str, may_leave: bool) -> list[tuple[str, dict[str, Member]]]:
+    samples: list[tuple[str, dict[str, Member]]] = []
+    about = []
+    for member in found:
+        folder, slash, base = member.name.rpartition("/")
+        stem, dot, column = base.partition(".")
+        if _ABOUT.match(member.name):
+            about.append(member.name)
+            continue
+        if not stem or not dot:
+            if may_leave:
+                continue
+            raise _no_column(member.name, path)
+        key, column = folder + slash + stem, column.lower()
+        if not samples or samples[-1][0] != key:
+            samples.append((key, {}))
+        if column in samples[-1][1]:
+            raise InvalidInputError(
+                "a sample has a column twice",
+                hints=without(path, member.name),
+                path=path,
+                member=member.name,
+                before=samples[-1][1][column].name,
+            )
+        samples[-1][1][column] = member
+    if about:
+        told = f"{len(about)} members of {path} are no samples by WebDataset's naming and are left out: {about[0]}"
+        warnings.warn(told, stacklevel=3)
+    return samples
 
 
-def _add(found: dict[str, dict[str, _Place]], member: tarfile.TarInfo, size: int, path: str) -> None:
-    if not 0 <= member.size <= size - member.offset_data:
-        raise InvalidInputError(
-            "a member lies beyond the end of the file",
-            hints=["it is truncated: copy it again"],
-            path=path,
-            member=member.name,
-            bytes=member.size,
-        )
-    folder, base = os.path.split(member.name)
-    stem, _, column = base.partition(".")
-    if not stem or not column:
-        return
-    columns = found.setdefault(os.path.join(folder, stem), {})
-    if column in columns:
-        raise InvalidInputError("a sample has a member twice", path=path, member=member.name)
-    columns[column] = (member.offset_data, member.size)
+def _no_column(name: str, path: str) -> InvalidInputError:
+    base = name.rpartition("/")[2]
+    told = "begins with a dot" if base.startswith(".") else "has no dot"
+    return InvalidInputError(
+        f"a member belongs to no sample: its name {told}",
+        hints=["columns= says which are read", *without(path, name)],
+        path=path,
+        member=name,
+    )
 
 
-def _column(
-    files: FileSet, samples: list[tuple[int, str, dict[str, _Place]]], name: str, framework: str, device: object
-) -> Records:
+def _column(files: FileSet, samples: list[_Sample], name: str, framework: str, device: object) -> Records:
     numpy = need_numpy()
-    places: dict[int, list[_Place]] = {}
-    for file, key, members in samples:
-        if name not in members:
+    places: dict[int, list[tuple[int, int]]] = {}
+    for file, key, sample in samples:
+        if name not in sample:
             raise InvalidInputError(
                 f"a sample has no member {name!r}",
-                hints=[f"it has {', '.join(members)}", "columns= says which are read"],
+                hints=[
+                    f"it has {', '.join(itertools.islice(sample, 20))}",
+                    "columns= says which are read",
+                    "the members of a sample follow each other: make the archive with tar --sort=name",
+                ],
                 path=files.paths[file],
                 sample=key,
             )
-        places.setdefault(file, []).append(members[name])
+        places.setdefault(file, []).append((sample[name].offset, sample[name].nbytes))
     spans = []
     for file, pairs in places.items():
         table = numpy.array(pairs, dtype="uint64")
@@ -144,10 +142,10 @@ def _numbers(files: FileSet, spans: list[Spans], name: str, framework: str, devi
     if longest > 20:
         raise InvalidInputError(f"a member {name!r} is too long for a number", path=files.paths[0], bytes=longest)
     records = FileRecords(files, [span.part for span in spans], "U8", (), "numpy", "cpu", jagged=True)
-    batch = records[:]
-    text = batch.values.tobytes()
+    texts = records[:]
+    text, offsets = texts.values.tobytes(), texts.offsets.tolist()
     try:
-        found = [int(text[begin:end]) for begin, end in itertools.pairwise(batch.offsets)]
+        found = [int(text[begin:end]) for begin, end in itertools.pairwise(offsets)]
         numbers = numpy.array(found, dtype="int64")
     except (ValueError, OverflowError) as error:
         raise InvalidInputError(f"a member {name!r} is no number: {error}", path=files.paths[0]) from None

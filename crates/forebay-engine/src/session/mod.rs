@@ -6,6 +6,7 @@ pub(crate) mod multi_device;
 mod pins;
 mod request;
 mod safe;
+pub(crate) mod small_files;
 mod stream;
 
 use std::ops::Range;

@@ -1,0 +1,182 @@
+"""Names of many files: brace patterns, globs and folders."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import InvalidInputError, NotFoundError
+from ..loading import path_text
+from ._files import again, failed
+
+__all__ = ["Folder", "expanded", "files_of", "tars_of", "text_paths"]
+
+#: A brace pattern of more names is a slip of the pen.
+_MAX_NAMES = 1 << 20
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", re.ASCII)
+#: Compressed ones are listed, too: opening them says what to type.
+_TARS = (".tar", ".tgz", ".tbz2", ".txz", *(f".tar.{ending}" for ending in ("gz", "bz2", "xz", "zst", "lz4", "Z")))
+
+
+def text_paths(given: Any) -> list[str]:
+    """One path or several, as texts. Patterns stand for the files that they name.
+
+    Raises:
+        InvalidInputError: none at all, or something that is no path.
+        NotFoundError: a pattern that no file matches.
+    """
+    # An open file is iterable, too: over its lines.
+    if isinstance(given, (str, bytes, os.PathLike)) or hasattr(given, "read") or not isinstance(given, Iterable):
+        return expanded(path_text(given))
+    paths = [path for one in given for path in expanded(path_text(one))]
+    if not paths:
+        raise InvalidInputError("a data set of no files", hints=["give one path or more"])
+    return paths
+
+
+def expanded(path: str) -> list[str]:
+    """The paths that a brace pattern (``{000..099}``, ``{a,b}``) or a glob stands for, in order; a file's own name comes
+    first.
+
+    Raises:
+        NotFoundError: a glob that no file matches.
+        InvalidInputError: a pattern of more than a million names.
+    """
+    if "://" in path or not any(sign in path for sign in "{*?[") or os.path.lexists(path):
+        return [path]
+    found: list[str] = []
+    for name in _braces(path):
+        if not glob.has_magic(name) or os.path.lexists(name):
+            found.append(name)
+            continue
+        matches = sorted(glob.glob(name, recursive=True))
+        if not matches:
+            raise NotFoundError("no file matches the pattern", hints=["check the pattern: ls -d PATTERN"], path=name)
+        found.extend(matches)
+    return found
+
+
+def _braces(text: str) -> list[str]:
+    """What a shell makes of braces. Those without a comma or a range stand for themselves."""
+    at = text.find("{") if "," in text or ".." in text else -1
+    while at >= 0:
+        parts = _parts(text, at)
+        choices = _choices(parts[:-1]) if parts else None
+        if choices is not None:
+            tails = _braces(parts[-1])
+            _bound(len(choices) * len(tails), text)
+            return [text[:at] + choice + tail for choice in choices for tail in tails]
+        at = text.find("{", at + 1)
+    return [text]
+
+
+def _parts(text: str, begin: int) -> list[str]:
+    """What stands between the commas of the braces that open at ``begin``, and behind them; empty if they do not close."""
+    parts, depth, start = [], 0, begin + 1
+    for at in range(begin, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if (text[at] == "," and depth == 1) or depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+        if depth == 0:
+            return [*parts, text[start:]]
+    return []
+
+
+def _choices(parts: list[str]) -> list[str] | None:
+    if len(parts) > 1:
+        return [choice for part in parts for choice in _braces(part)]
+    if found := _NUMBERS.fullmatch(parts[0]):
+        first, last = int(found[1]), int(found[2])
+        is_padded = any(text.lstrip("-").startswith("0") and len(text.lstrip("-")) > 1 for text in found.group(1, 2))
+        width = max(map(len, found.group(1, 2))) if is_padded else 0
+        return [f"{number:0{width}}" for number in _steps(first, last, found[3], parts[0])]
+    if found := _LETTERS.fullmatch(parts[0]):
+        return [chr(code) for code in _steps(ord(found[1]), ord(found[2]), found[3], parts[0])]
+    return None
+
+
+def _steps(first: int, last: int, step: str | None, text: str) -> range:
+    by = max(1, int(step or 1))
+    _bound(abs(last - first) // by + 1, text)
+    return range(first, last + 1, by) if last >= first else range(first, last - 1, -by)
+
+
+def _bound(count: int, text: str) -> None:
+    if count > _MAX_NAMES:
+        raise InvalidInputError(f"a pattern of {count} names", hints=["a glob takes what is there: *.tar"], path=text)
+
+
+class Folder(NamedTuple):
+    """The files of a folder, and the number of the class that each belongs to, where its folders are classes."""
+
+    paths: list[str]
+    classes: list[str]
+    labels: list[int]
+
+
+def tars_of(folder: str) -> list[str]:
+    """The tar files of a folder by their names.
+
+    Raises:
+        NotFoundError: there are none.
+    """
+    names = [name for name in _visible(folder) if name.endswith(_TARS)]
+    if not names:
+        raise NotFoundError("there are no tar files in the folder", hints=["a glob: folder/**/*.tar"], path=folder)
+    return [os.path.join(folder, name) for name in names]
+
+
+def files_of(folder: str) -> Folder:
+    """All files below a folder whose names begin with no dot. Its folders, by their names, are classes, as torchvision's
+    ``ImageFolder`` has them.
+
+    Raises:
+        NotFoundError: there are none, or a class has none.
+        InvalidInputError: files lie beside the folders of classes.
+    """
+    names = _visible(folder)
+    classes = [name for name in names if os.path.isdir(os.path.join(folder, name))]
+    loose = [name for name in names if name not in set(classes)]
+    if classes and loose:
+        raise InvalidInputError(
+            "files lie beside the folders of classes",
+            hints=["move them away, or name the files by a glob: folder/*/*"],
+            path=os.path.join(folder, loose[0]),
+        )
+    if not classes:
+        if not loose:
+            raise NotFoundError("there are no files in the folder", path=folder)
+        return Folder([os.path.join(folder, name) for name in loose], [], [])
+    members = [sorted(_walk(os.path.join(folder, name), ())) for name in classes]
+    for name, paths in zip(classes, members, strict=True):
+        if not paths:
+            raise NotFoundError("a class has no files", hints=["remove its folder"], path=os.path.join(folder, name))
+    labels = [label for label, paths in enumerate(members) for _ in paths]
+    return Folder([os.path.join(*pair) for pair in itertools.chain(*members)], classes, labels)
+
+
+def _walk(folder: str, above: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    """(folder, name) of all files below."""
+    found = again(os.stat, folder)
+    # A symbolic link to a folder above it.
+    if (found.st_dev, found.st_ino) in above:
+        return
+    for name in _visible(folder):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path):
+            yield from _walk(path, (*above, (found.st_dev, found.st_ino)))
+        else:
+            yield folder, name
+
+
+def _visible(folder: str) -> list[str]:
+    try:
+        return sorted(name for name in again(os.listdir, folder) if not name.startswith("."))
+    except OSError as error:
+        raise failed(error, folder) from None

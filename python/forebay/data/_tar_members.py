@@ -1,0 +1,196 @@
+"""What a tar file has: its members with bytes, and where these lie."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shlex
+import tarfile
+from collections.abc import Iterator
+from typing import Any, BinaryIO, NamedTuple, Self
+
+from ..errors import InvalidInputError, UnsupportedError
+from ._files import again, failed, opened
+
+__all__ = ["Member", "members", "without"]
+
+_BLOCK = 512
+#: Bytes of one look for what follows the end of an archive.
+_SCAN_BYTES = 1 << 20
+#: Symbolic links behind each other, as the kernel follows them.
+_MAX_LINKS = 40
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+#: Without bytes of their own: folders, the names in one (GNU's incremental archives), and the label of a volume.
+_EMPTY = (tarfile.DIRTYPE, b"D", b"V")
+_SPECIAL = {
+    tarfile.CHRTYPE: "a character device",
+    tarfile.BLKTYPE: "a block device",
+    tarfile.FIFOTYPE: "a FIFO",
+    b"M": "the rest of a file that began in another volume",
+}
+#: First bytes and what unpacks them.
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip -d", b"\x1f\x9d": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ\0": "xz -d", b"\x5d\0\0": "xz -d",
+    b"\x28\xb5\x2f\xfd": "zstd -d", b"\x04\x22\x4d\x18": "lz4 -d", b"LZIP": "lzip -d",
+}  # fmt: skip
+
+
+class Member(NamedTuple):
+    """A file in an archive."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+
+class _Header(tarfile.TarInfo):
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        # Only ustar has the beginning of a long name there; GNU's format has times, of incremental archives.
+        if buf[257:263] != b"ustar\0":
+            found.name = bytes(buf[:100]).partition(b"\0")[0].decode(encoding, errors)
+            if found.isdir():
+                found.name = found.name.rstrip("/")
+        return found
+
+
+def members(path: str, size: int) -> list[Member]:
+    """All files of a tar file of ``size`` bytes, in order. Links have the bytes of what they lead to.
+
+    Raises:
+        InvalidInputError: no tar file, a truncated one, or a link to what the archive has not.
+        UnsupportedError: a compressed one, or a member that is neither file, folder nor link.
+    """
+    with opened(path) as file:
+        try:
+            return _resolved([*_headers(file, path, size)], path)
+        except OSError as error:
+            if isinstance(error, UnsupportedError | InvalidInputError):
+                raise
+            raise failed(error, path) from None
+        except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
+            if isinstance(error, InvalidInputError):
+                raise
+            _refuse_compressed(file, path)
+            hints = ["WebDataset's .tar files are read; one that is cut has to be copied again"]
+            raise InvalidInputError(f"cannot read the tar file: {error}", hints=hints, path=path) from None
+
+
+def without(path: str, name: str) -> list[str]:
+    """The hint for a member that stands in the way."""
+    return [f"tar --delete -f {shlex.quote(path)} {shlex.quote(name)}"]
+
+
+def _refuse_compressed(file: BinaryIO, path: str) -> None:
+    start = again(os.pread, file.fileno(), 8, 0)
+    for magic, command in _COMPRESSED.items():
+        if start.startswith(magic):
+            stem, ending = os.path.splitext(path)
+            unpacked = stem if stem.endswith(".tar") else f"{stem}{'.unpacked' if ending == '.tar' else ''}.tar"
+            hints = [f"{command} -c {shlex.quote(path)} > {shlex.quote(unpacked)}"]
+            raise UnsupportedError("the tar file is compressed", hints=hints, path=path)
+
+
+def _headers(file: BinaryIO, path: str, size: int) -> Iterator[tarfile.TarInfo]:
+    """The headers of all archives of a file: `cat` puts one behind the other."""
+    at: int | None = 0
+    while at is not None:
+        file.seek(at)
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as archive:
+            for member in archive:
+                _check(member, path)
+                if not 0 <= member.size <= size - member.offset_data:
+                    raise InvalidInputError(
+                        "a member lies beyond the end of the file",
+                        hints=["it is truncated: copy it again"],
+                        path=path,
+                        member=member.name,
+                        bytes=member.size,
+                    )
+                yield member
+            end = archive.offset
+        # tarfile takes a damaged or cut header for the end.
+        if again(os.pread, file.fileno(), _BLOCK, end) != bytes(_BLOCK):
+            raise InvalidInputError(
+                "the tar file has no end"
+                if end > at or not at
+                else "what follows the end of the tar file is no member",
+                hints=["it is truncated or damaged: copy it again"],
+                path=path,
+                offset=end,
+            )
+        at = _next(file, end + _BLOCK)
+
+
+def _next(file: BinaryIO, at: int) -> int | None:
+    """Where the first block from ``at`` on begins that is not empty."""
+    while part := again(os.pread, file.fileno(), _SCAN_BYTES, at):
+        empty = len(part) - len(part.lstrip(b"\0"))
+        if empty < len(part):
+            return at + empty // _BLOCK * _BLOCK
+        at += len(part)
+    return None
+
+
+def _resolved(headers: list[tarfile.TarInfo], path: str) -> list[Member]:
+    """The members with bytes; what links lead to stands for them."""
+    found: list[Member | tarfile.TarInfo] = []
+    places: dict[str, Member] = {}
+    links = {_plain(header.name): header for header in headers if header.issym()}
+    has_links = any(header.islnk() or header.issym() for header in headers)
+    for header in headers:
+        if header.type in _REGULAR:
+            member = Member(header.name, header.offset_data, header.size)
+        elif header.islnk():
+            # Hard links lead back.
+            member = _linked(header, places.get(_plain(header.linkname)), "a hard link", path)
+        else:
+            found.extend([header] if header.issym() else [])
+            continue
+        found.append(member)
+        if has_links:
+            places[_plain(header.name)] = member
+    return [one if isinstance(one, Member) else _followed(one, places, links, path) for one in found]
+
+
+def _followed(link: tarfile.TarInfo, places: dict[str, Member], links: dict[str, tarfile.TarInfo], path: str) -> Member:
+    at = link
+    for _ in range(_MAX_LINKS):
+        target = _plain(posixpath.join(posixpath.dirname(at.name), at.linkname))
+        if target not in links:
+            return _linked(link, places.get(target), "a symbolic link", path)
+        at = links[target]
+    return _linked(link, None, "a symbolic link", path)
+
+
+def _linked(link: tarfile.TarInfo, target: Member | None, kind: str, path: str) -> Member:
+    if target is None:
+        raise InvalidInputError(
+            f"a member is {kind} to what the archive does not have",
+            hints=["make the archive anew with tar --dereference --hard-dereference", *without(path, link.name)],
+            path=path,
+            member=link.name,
+            to=link.linkname,
+        )
+    return target._replace(name=link.name)
+
+
+def _plain(name: str) -> str:
+    return posixpath.normpath(name)
+
+
+def _check(header: tarfile.TarInfo, path: str) -> None:
+    """Raises where the bytes of a member are not in the archive as they are."""
+    told: Any = header.pax_headers
+    if header.issparse() or any(key.startswith(("GNU.sparse.", "SCHILY.realsize")) for key in told):
+        hints = ["make the archive anew without --sparse (-S)"]
+        raise UnsupportedError(
+            "a member is sparse: the archive has a part of it", hints=hints, path=path, member=header.name
+        )
+    if header.type in (*_REGULAR, *_EMPTY) or header.islnk() or header.issym():
+        return
+    kind = _SPECIAL.get(header.type, f"of the unknown kind {header.type.decode(errors='replace')!r}")
+    raise UnsupportedError(
+        f"a member is {kind}: it has no bytes to read", hints=without(path, header.name), path=path, member=header.name
+    )
