@@ -22,6 +22,9 @@ use crate::wait;
 /// Files up to this size are opened for each read on the host: the calls cost more than the bytes. As long as a cell.
 const MAX_SMALL_FILE_BYTES: u64 = 64 << 10;
 
+/// Pieces, each with the number of its file.
+type Pieces = Vec<(usize, Piece)>;
+
 /// Records of one file that follow each other in the data set.
 struct Section {
     file: usize,
@@ -165,7 +168,7 @@ impl Table {
     }
 
     /// What to read where: pieces for memory at `address`, sorted by file.
-    fn pieces(&self, rows: &[u64], address: u64, room: u64) -> Result<Vec<(usize, Piece)>> {
+    fn pieces(&self, rows: &[u64], address: u64, room: u64) -> Result<Pieces> {
         let mut pieces = Vec::with_capacity(rows.len());
         let mut used = 0u64;
         for row in rows {
@@ -228,8 +231,8 @@ impl Table {
         &self,
         session: &Session,
         memory: &Memory,
-        pieces: Vec<(usize, Piece)>,
-    ) -> Result<(Vec<(usize, Piece)>, Option<Receipt>)> {
+        pieces: Pieces,
+    ) -> Result<(Pieces, Option<Receipt>)> {
         let is_small = |file: usize| self.files[file].size <= MAX_SMALL_FILE_BYTES;
         if !pieces.iter().any(|(file, _)| is_small(*file)) {
             return Ok((pieces, None));
@@ -303,7 +306,7 @@ impl Part {
 
 /// Pieces that nearly all follow each other in the file and in memory, as in sequential order, become a few long ones. Others stay
 /// of one length, which is what a batch of records is quickest with.
-fn joined(pieces: Vec<(usize, Piece)>) -> Vec<(usize, Piece)> {
+fn joined(pieces: Pieces) -> Pieces {
     let follows = |(file, one): &(usize, Piece), (other, next): &(usize, Piece)| {
         let len = one.len as u64;
         file == other && one.offset + len == next.offset && one.address + len == next.address
@@ -312,7 +315,7 @@ fn joined(pieces: Vec<(usize, Piece)>) -> Vec<(usize, Piece)> {
     if pieces.len() < 2 || breaks > pieces.len() / 8 {
         return pieces;
     }
-    let mut found: Vec<(usize, Piece)> = Vec::with_capacity(breaks + 1);
+    let mut found = Pieces::with_capacity(breaks + 1);
     for piece in pieces {
         match found.last_mut() {
             Some(last) if follows(last, &piece) => last.1.len += piece.1.len,
