@@ -67,6 +67,16 @@ impl OpenFiles {
         (count >= most_open()).then_some(count)
     }
 
+    /// Takes down a file that was opened.
+    fn may_be_idle(&self, set: &Arc<Vec<Slot>>, number: usize) {
+        let most = 64 + 2 * self.count() as usize;
+        let mut idle = lock(&self.idle);
+        if idle.len() > most {
+            idle.retain(|(set, _)| set.strong_count() > 0);
+        }
+        idle.push((Arc::downgrade(set), number));
+    }
+
     /// Closes all files that nobody reads, of all data sets.
     fn close_idle(&self) {
         let idle = std::mem::take(&mut *lock(&self.idle));
@@ -170,7 +180,7 @@ impl Slot {
             }
         }
         let opened = opened?;
-        lock(&files.idle).push((Arc::downgrade(set), number));
+        files.may_be_idle(set, number);
         Ok(Opening::Open(opened))
     }
 

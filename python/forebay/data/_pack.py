@@ -27,7 +27,7 @@ _HEADER = struct.Struct("<8sIIQQQQ")
 _PAGE = 4096
 #: An index with a larger number, more columns or more bytes is damaged.
 _MAX_COUNT = 1 << 62
-_MAX_COLUMNS = 1 << 16
+_MAX_COLUMNS = 1 << 20
 _MAX_INDEX_BYTES = 1 << 30
 #: Bytes of samples that are held before they are written.
 _GROUP_BYTES = 64 << 20
