@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._paths import path_text
 from ..errors import InvalidInputError, NotFoundError
-from ..loading import path_text
 from ._files import again, failed
 
 __all__ = ["Folder", "expanded", "files_of", "tars_of", "text_paths"]
@@ -32,8 +32,8 @@ def text_paths(given: Any) -> list[str]:
     """
     # An open file is iterable, too: over its lines.
     if isinstance(given, (str, bytes, os.PathLike)) or hasattr(given, "read") or not isinstance(given, Iterable):
-        return expanded(path_text(given))
-    paths = [path for one in given for path in expanded(path_text(one))]
+        return expanded(path_text(given, by_url=False))
+    paths = [path for one in given for path in expanded(path_text(one, by_url=False))]
     if not paths:
         raise InvalidInputError("a data set of no files", hints=["give one path or more"])
     return paths
