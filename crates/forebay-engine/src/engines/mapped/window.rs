@@ -361,9 +361,9 @@ impl PinnedFile {
     /// Whether a request that asks for this part of a window, and others before it, may have it registered for what its readers have
     /// saved: it is read again, and not in small pieces. The bytes were counted.
     pub(super) fn may_be_paid_for(&self, index: usize, reader: Reader, bytes: u64) -> bool {
-        reader.direction == Direction::Read
-            && self.visits(index) >= 2
-            && self.is_large_part(index, reader, bytes)
+        // Small reads of many threads take no lock for this.
+        let may_be_large = reader.direction == Direction::Read && reader.bytes >= MIN_WORTH;
+        may_be_large && self.visits(index) >= 2 && self.is_large_part(index, reader, bytes)
     }
 
     /// A registration failed: for good (as long as the file stays as it is), or until it is asked for again.
