@@ -52,7 +52,7 @@ forebay.load_file(sys.argv[1], device="cpu", framework=sys.argv[2])
 print(sorted(name for name in set(sys.modules) - before if name.startswith("forebay.")))
 """
     done = run_python(code, str(tmp_path / "m.safetensors"), framework)
-    needed = ["_captures", "frameworks", f"frameworks.{framework}", "loading", "placement", "safetensors"]
+    needed = ["_captures", "_paths", "frameworks", f"frameworks.{framework}", "loading", "placement", "safetensors"]
     if framework != "torch":
         needed.append("frameworks._dtypes")
     assert done.stdout == f"{sorted(f'forebay.{name}' for name in needed)}\n", done.stderr
