@@ -437,9 +437,11 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     running = iter(loader)
     next(running)
     os.truncate(tmp_path / "a.bin", 4096)
-    with pytest.raises(errors.ShortReadError) as caught:
+    # By which of the two it is noticed depends on how far was read ahead: a read that ends early, or the next look at the file.
+    with pytest.raises((errors.ShortReadError, errors.BusyError)) as caught:
         for _ in running:
             pass
+    assert isinstance(caught.value, errors.Error)
     assert caught.value.context["path"] == str(tmp_path / "a.bin")
     assert any("open the data set anew" in hint for hint in caught.value.hints)
 

@@ -52,9 +52,8 @@ forebay.load_file(sys.argv[1], device="cpu", framework=sys.argv[2])
 print(sorted(name for name in set(sys.modules) - before if name.startswith("forebay.")))
 """
     done = run_python(code, str(tmp_path / "m.safetensors"), framework)
-    needed = ["_captures", "_paths", "frameworks", f"frameworks.{framework}", "loading", "placement", "safetensors"]
-    if framework != "torch":
-        needed.append("frameworks._dtypes")
+    needed = ["_captures", "_paths", "frameworks", "frameworks._dtypes", f"frameworks.{framework}"]
+    needed += ["loading", "placement", "safetensors"]
     assert done.stdout == f"{sorted(f'forebay.{name}' for name in needed)}\n", done.stderr
 
 

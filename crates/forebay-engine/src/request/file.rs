@@ -12,7 +12,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::runtime::sys;
 use crate::source::version::FileVersion;
 use crate::source::{
-    Descriptors, DirectAlignment, Fd, FileSource, OpenOptions, Residency, Source, adopt, residency,
+    Descriptors, DirectAlignment, Fd, FileSource, OpenOptions, Residency, Source, adopt, meant, residency,
 };
 
 /// Bytes for which a memory file gets its pages in one call.
@@ -100,7 +100,7 @@ impl File {
 
     /// What to say of a path that is not there, but is meant for a file of a server, or for a repository of models.
     pub fn meant(path: impl AsRef<Path>) -> Option<String> {
-        forebay_nfs::Url::hint(path.as_ref()).or_else(|| elsewhere::repository_hint(path.as_ref()))
+        meant(path.as_ref())
     }
 
     /// A handle on any source.

@@ -31,7 +31,7 @@ use forebay_sys::OwnLine;
 pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
-pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name};
+pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name, meant};
 use mapping::WriteMapping;
 pub(crate) use mapping::{MemoryWrite, touch};
 pub use memory::MemorySource;
