@@ -35,6 +35,14 @@ from ._forebay import (
 from .errors import *  # noqa: F403 (all of them, as errors.__all__ has them)
 
 if TYPE_CHECKING:
+    from . import data as data
+    from . import frameworks as frameworks
+    from . import monai as monai
+    from . import npy as npy
+    from . import patch as patch
+    from . import pickles as pickles
+    from . import safetensors as safetensors
+    from . import torch as torch
     from .lazy import safe_open
     from .npy import open_npy, open_npz, read_npy, read_npz, write_npy, write_npz
     from .patch import patch_safetensors, patched, unpatch_safetensors

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .. import _forebay
 from ..errors import BusyError, InvalidInputError, UnsupportedError
@@ -17,6 +17,9 @@ from ._records import Records, collate
 from ._stages import Stages
 from ._view import Batches, Source
 from ._words import refuse
+
+if TYPE_CHECKING:
+    from torch.utils.data import Subset
 
 __all__ = ["Loader", "LoaderStats"]
 
@@ -93,7 +96,7 @@ class Loader:
 
     def __init__(
         self,
-        records: Records,
+        records: Records | Subset[Any],
         batch_size: int,
         *,
         order: str = "random",

@@ -24,8 +24,15 @@ from ._memory import Fresh, Memory, numbers
 from ._rows import host_rows, pack_numbers, packed_range, row_numbers
 
 if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
     from .._forebay import Future
     from ..frameworks import Device, Framework
+
+    #: What torch's functions ask for. At run time nothing of torch is needed: it looks for methods alone.
+    DatasetBase = Dataset[Any]
+else:
+    DatasetBase = object
 
 __all__ = ["FileRecords", "Gathered", "Held", "Pending", "Records", "Zipped", "collate", "placed", "split", "zipped"]
 
@@ -70,7 +77,7 @@ def collate(records: Any) -> Any:
     return records.whole if isinstance(records, Gathered) else records
 
 
-class Records:
+class Records(DatasetBase):
     """What all sources have: a length, and records by their numbers.
 
     They are picklable and open their files when they first read, in each process.
