@@ -356,6 +356,10 @@ impl Mapped {
         let source = transfer.file.source();
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
+        if window >= pinned.windows() {
+            // The file was cut meanwhile, perhaps to nothing.
+            return;
+        }
         // `others_copy`: this reader does not wait for the registration.
         let reader = Reader { direction: transfer.direction, bytes, others_copy: true };
         let cache = &self.state.cache;
