@@ -122,3 +122,20 @@ fn a_loop_of_callers_ends_in_place() {
     };
     assert!((0..PASSES).any(|_| pass() == CALLS), "never in place");
 }
+
+/// What is asked for of a window that an empty file does not have divided by the number of its windows.
+#[test]
+fn a_file_that_is_cut_to_nothing_under_its_readers_is_short() {
+    const PIECE: usize = 1 << 20;
+    let _turn = turn();
+    let session = pages::open(pages::config());
+    let (scratch, file) = pages::subject(&pages::memory(), KEY, 8 * PIECE);
+    let mut buffer = session.buffer(0, PIECE).unwrap();
+    for at in (0..64).map(|call| (call % 8 * PIECE) as u64) {
+        session.read(&file, at, &mut buffer).unwrap();
+    }
+    std::fs::OpenOptions::new().write(true).open(scratch.path()).unwrap().set_len(0).unwrap();
+    for at in (0..64).map(|call| (call % 8 * PIECE) as u64) {
+        assert_eq!(session.read(&file, at, &mut buffer).unwrap_err().kind(), ErrorKind::ShortRead);
+    }
+}
