@@ -9,7 +9,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = mount::parse(text);
         let _ = mount::find(text, (0, 52));
         if let Ok(url) = Url::parse(text) {
-            assert!(url.path.starts_with('/') && !url.server.is_empty());
+            assert!(url.path.starts_with(b"/") && !url.server.is_empty());
         }
     }
     let Some((kind, bytes)) = data.split_first() else { return };
