@@ -117,7 +117,7 @@ def test_a_change_of_rights_alone_is_none(tmp_path: Path) -> None:
 def test_small_files_past_the_page_cache(
     tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cold ones, and where the page cache is not to be used, go the way of all others."""
+    """Cold files, and all files with FOREBAY_CACHE=bypass, are read by the engine as larger ones are."""
     paths = put(tmp_path, 20)
     code = """
 import os, pathlib, sys, forebay.data as data
