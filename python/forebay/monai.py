@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _forebay, frameworks
 from ._paths import path_text
@@ -82,6 +82,10 @@ class GDSDataset(PersistentDataset):
         verify: compares the checksums of what is read, and computes an item again whose bytes differ.
         kwargs: of ``monai.data.PersistentDataset``: ``weights_only``, ``pickle_module``, ``pickle_protocol``.
     """
+
+    if TYPE_CHECKING:
+        # MONAI does not say what an item is: a checker guesses one from the code, and refuses what an item is used for.
+        def __getitem__(self, index: int | slice | Sequence[int]) -> Any: ...
 
     def __init__(
         self,

@@ -1,8 +1,10 @@
-"""The Python examples of the guides type-check as a user's own strict program does."""
+"""The Python examples of the guides type-check as a user's own strict program does: with mypy and with pyright."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,48 +13,65 @@ import pytest
 from test_guides import PYTHON, ROOT, missing
 
 #: torch has functions without types (`backward`); it and MONAI do not say which of the names in their packages are meant for others.
-STRICT = [
+MYPY = [
     "--strict",
     "--implicit-reexport",
     "--allow-redefinition",
     "--untyped-calls-exclude=torch",
     "--no-error-summary",
+    "--ignore-missing-imports",
+    "--cache-dir",
+    str(ROOT / "target/python/mypy-guides"),
 ]
+#: Of the same names.
+NOT_SAID = re.compile(r'is not exported from module "(torch|monai)\b')
 
 
-def test_guides_pass_mypy_strict(tmp_path: Path) -> None:
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed: make python-test installs it")
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Each page as a program, its lines at the numbers that they have in the page."""
     needed = missing(("torch", "monai"))
     if needed:
-        pytest.skip(f"{', '.join(needed)} not installed: without them mypy knows nothing of what the guides use")
-    pages = []
+        pytest.skip(f"{', '.join(needed)} not installed: without them a checker knows nothing of what the guides use")
+    folder = tmp_path_factory.mktemp("guides")
+    files = []
     for page, blocks in PYTHON.items():
         lines: list[str] = []
         for block in blocks:
             if block.language == "python" and not missing(block.needs):
-                # At the numbers that the lines have in the page.
                 lines += [""] * (block.line - len(lines)) + block.text.splitlines()
-        file = tmp_path / f"{Path(page).stem.replace('-', '_')}.py"
+        file = folder / f"{Path(page).stem.replace('-', '_')}.py"
         file.write_text("\n".join(lines) + "\n")
-        pages.append(file)
-    cache = ROOT / "target/python/mypy-guides"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mypy",
-            *STRICT,
-            "--ignore-missing-imports",
-            "--cache-dir",
-            str(cache),
-            *map(str, pages),
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    wrong = [line for line in done.stdout.splitlines() if line.startswith(tuple(page.name for page in pages))]
-    wrong += [line for line in done.stdout.splitlines() if str(tmp_path) in line]
+        files.append(file)
+    return files
+
+
+def output_of(checker: str, arguments: list[str], folder: Path) -> str:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed: make python-test installs it")
+    command = [sys.executable, "-m", checker, *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.stdout or done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_guides_pass_mypy_strict(pages: list[Path]) -> None:
+    told = output_of("mypy", [*MYPY, *map(str, pages)], pages[0].parent).splitlines()
+    wrong = [line for line in told if line.startswith(tuple(page.name for page in pages))]
+    wrong += [line for line in told if str(pages[0].parent) in line]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(300)
+def test_guides_pass_pyright(pages: list[Path]) -> None:
+    folder = pages[0].parent
+    (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    told = json.loads(output_of("pyright", ["--outputjson", "--pythonpath", sys.executable], folder))
+    assert told["summary"]["filesAnalyzed"] == len(pages), told["summary"]
+    wrong = [
+        f"{Path(each['file']).name}:{each['range']['start']['line'] + 1}: {each['message']}"
+        for each in told["generalDiagnostics"]
+        if not NOT_SAID.search(each["message"])
+    ]
     assert not wrong, "\n".join(wrong)
