@@ -161,6 +161,16 @@ def test_litdata_by_its_own_writer(tmp_path: Path, device: str) -> None:
     check_litdata(tmp_path / "a", device, 50)
 
 
+def test_litdata_of_several_folders_by_its_own_writer(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        lit_writer(tmp_path / name, [lit_sample(row) for row in range(20 * number, 20 * number + 20)], chunk_size=7)
+    check_litdata(tmp_path / "{a,b}", "cpu", 40)
+    names = data.litdata([tmp_path / "b", tmp_path / "a/index.json"], ["name"], **WORDS)[:]["name"]
+    assert [len(names.record(row)) for row in range(40)] == [
+        len(lit_sample(row)["name"]) for row in (*range(20, 40), *range(20))
+    ]
+
+
 def test_litdata_tensors_and_tokens_by_its_own_writer(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed: litdata needs it")
     samples = [{"x": torch.full((2, 3), float(row)), "y": torch.arange(4) + row, "z": b"ab" * row} for row in range(9)]
@@ -177,6 +187,8 @@ def test_litdata_tensors_and_tokens_by_its_own_writer(tmp_path: Path) -> None:
     windows = data.litdata(tmp_path / "b", window=64, framework="torch", device="cpu")
     assert windows.dtype == torch.int32
     assert torch.equal(windows[[0, 1]].reshape(-1), torch.arange(128, dtype=torch.int32))
+    twice = data.litdata([tmp_path / "b"] * 2, window=64, framework="torch", device="cpu")
+    assert torch.equal(twice[:], torch.cat([windows[:]] * 2))
 
 
 # ---- Megatron --------------------------------------------------------------------------------------------------------
@@ -195,6 +207,9 @@ def test_megatron(tmp_path: Path, device: str, code: int, dtype: str) -> None:
     windows = data.megatron(tmp_path / "text", window=9, stride=8, framework="native", device=device)
     assert len(windows) == (53 - 9) // 8 + 1
     assert host(windows[[5, 0]]).tolist() == [whole[40:49].tolist(), whole[:9].tolist()]
+    # A window lies in one file.
+    twice = data.megatron([tmp_path / "text"] * 2, window=9, stride=8, framework="native", device=device)
+    assert host(twice[:]).tolist() == [*host(windows[:]).tolist(), *host(windows[:]).tolist()]
 
 
 def megatron_writer(monkeypatch: pytest.MonkeyPatch) -> Any:

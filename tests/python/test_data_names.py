@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,5 +137,128 @@ def test_folders_without_classes_and_others(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "turns/cat/pipe")
     with pytest.raises(errors.InvalidInputError, match="no regular file"):
         data.ranges(tmp_path / "turns", **WORDS)
-    with pytest.raises(errors.IsDirectoryError):
-        data.ranges([tmp_path / "flat", tmp_path / "mixed"], **WORDS)
+
+
+def test_several_folders(tmp_path: Path) -> None:
+    put(tmp_path, "a/cat/1", "a/dog/1", "b/ant/1", "b/dog/2", "flat/x", "flat/y", "other/x", "file")
+    both = data.ranges([tmp_path / "b", tmp_path / "a"], **WORDS)
+    assert contents(both) == ["b/ant/1", "b/dog/2", "a/cat/1", "a/dog/1"]
+    assert (both.classes, both.labels) == (["ant", "cat", "dog"], [0, 2, 1, 2])
+    assert data.ranges(tmp_path / "{b,a}", **WORDS).labels == both.labels
+    # Without folders in them they are the classes, as those of one folder are.
+    for named in (tmp_path / "a/*", [f"{tmp_path}/a/dog/", tmp_path / "a/cat"]):
+        records = data.ranges(named, **WORDS)
+        assert records.classes == ["cat", "dog"]
+        assert contents(records) == [f"a/{records.classes[label]}/1" for label in records.labels]
+    # A file belongs to no class.
+    records = data.ranges([tmp_path / "flat", tmp_path / "file"], **WORDS)
+    assert (contents(records), records.classes, records.labels) == (["flat/x", "flat/y", "file"], [], [])
+    for bare in ("flat", "file"):
+        with pytest.raises(errors.InvalidInputError, match="beside the folders"):
+            data.ranges([tmp_path / "a", tmp_path / bare], **WORDS)
+
+
+def lit_folder(folder: Path, first: int) -> None:
+    files.write_litdata(folder, ["n"], ["int"], [[[struct.pack("<q", first + row)] for row in range(2)]])
+
+
+def pack_file(path: Path, first: int) -> None:
+    data.pack(({"n": first + row, "t": b"x" * (first + row)} for row in range(2)), path)
+
+
+def mds_folder(folder: Path, first: int) -> None:
+    files.write_mds(folder, {"n": ("int", 8)}, [[{"n": struct.pack("<q", first + row)} for row in range(2)]])
+
+
+def tar_file(path: Path, first: int) -> None:
+    files.write_tar(path, [(f"{first + row}", {"n.cls": b"%d" % (first + row)}) for row in range(2)])
+
+
+WRITERS: dict[str, tuple[Callable[[Path, int], None], Callable[[Any], list[int]]]] = {
+    "litdata": (lit_folder, lambda given: data.litdata(given, **WORDS)[:]["n"].tolist()),
+    "mds": (mds_folder, lambda given: data.mds(given, **WORDS)[:]["n"].tolist()),
+    "npy": (
+        lambda path, first: path.write_bytes(files.npy_bytes(numpy.arange(first, first + 2))),
+        lambda given: data.npy(given, **WORDS)[:].tolist(),
+    ),
+    "packed": (pack_file, lambda given: data.packed(given, **WORDS)[:]["n"].tolist()),
+    "ranges": (
+        lambda path, first: path.write_bytes(b"%d %d" % (first, first + 1)),
+        lambda given: [int(one) for text in data.ranges(given, **WORDS) for one in text.tobytes().split()],
+    ),
+    "raw": (
+        lambda path, first: path.write_bytes(bytes([first, first + 1])),
+        lambda given: data.raw(given, "uint8", (), **WORDS)[:].tolist(),
+    ),
+    "tar": (tar_file, lambda given: data.tar(given, **WORDS)[:]["n.cls"].tolist()),
+    "megatron": (
+        lambda path, first: files.write_megatron(path, [[first], [first + 1]], 4, "int32"),
+        lambda given: data.megatron(given, **WORDS)[:].values.tolist(),
+    ),
+}
+
+
+@pytest.mark.parametrize("source", WRITERS)
+def test_each_source_takes_one_several_and_patterns(tmp_path: Path, source: str) -> None:
+    write, read = WRITERS[source]
+    for number, name in enumerate(("a", "b", "c")):
+        write(tmp_path / name, 2 * number)
+    a, b, c = (tmp_path / name for name in "abc")
+    assert read(a) == [0, 1]
+    assert read([c, str(a)]) == [4, 5, 0, 1]
+    assert read(b for b in (b, b)) == [2, 3, 2, 3]
+    assert read(tmp_path / "{c,b}") == [4, 5, 2, 3]
+    assert read(tmp_path / "[a-c]*") == [0, 1, 2, 3, 4, 5]
+    assert read([tmp_path / "[ab]*", c]) == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(errors.InvalidInputError, match="no files"):
+        read([])
+    with pytest.raises(errors.NotFoundError):
+        read([a, tmp_path / "gone"])
+    with pytest.raises(errors.NotFoundError, match="pattern"):
+        read(tmp_path / "gone*")
+
+
+def test_files_that_hold_other_records(tmp_path: Path) -> None:
+    files.write_litdata(tmp_path / "lit/a", ["n"], ["int"], [[[bytes(8)]]])
+    files.write_litdata(tmp_path / "lit/b", ["n"], ["float"], [[[bytes(8)]]])
+    files.write_litdata(tmp_path / "lit/c", ["m"], ["int"], [[[bytes(8)]]])
+    data.pack([{"n": 1}], tmp_path / "a.pack")
+    data.pack([{"n": 1.5}], tmp_path / "b.pack")
+    data.pack([1], tmp_path / "c.pack")
+    data.pack([{"n": 1, "m": 1}], tmp_path / "d.pack")
+    files.write_megatron(tmp_path / "a", [[1]], 4, "int32")
+    files.write_megatron(tmp_path / "b", [[1]], 5, "int64")
+    cases: list[tuple[Callable[..., Any], str, str]] = [
+        (data.litdata, "lit/{a,b}", "lit/b/index.json"),
+        (data.litdata, "lit/{a,c}", "lit/c/index.json"),
+        *((data.packed, f"{{a,{name}}}.pack", f"{name}.pack") for name in "bcd"),
+        (data.megatron, "{a,b}", "b.idx"),
+    ]
+    for source, named, wrong in cases:
+        with pytest.raises(errors.InvalidInputError, match="differ") as caught:
+            source(tmp_path / named, **WORDS)
+        assert caught.value.context["path"] == str(tmp_path / wrong)
+
+
+@pytest.mark.parametrize("source", ["npy", "packed", "raw"])
+def test_a_folder_where_files_are_taken_says_what_to_type(tmp_path: Path, source: str) -> None:
+    write, read = WRITERS[source]
+    (tmp_path / "folder").mkdir()
+    write(tmp_path / "folder/a", 0)
+    for given in (tmp_path / "folder", [tmp_path / "folder"]):
+        with pytest.raises(errors.IsDirectoryError) as caught:
+            read(given)
+        assert any('"folder/*"' in hint for hint in caught.value.hints)
+    assert read(tmp_path / "folder/*") == [0, 1]
+
+
+def test_checksums_of_several_files_are_compared(tmp_path: Path) -> None:
+    for name in "ab":
+        data.pack([numpy.arange(3)], tmp_path / f"{name}.pack")
+    data.verify(tmp_path / "*.pack")
+    with (tmp_path / "b.pack").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"?")
+    with pytest.raises(errors.IntegrityError) as caught:
+        data.verify(tmp_path / "*.pack")
+    assert caught.value.context["path"] == str(tmp_path / "b.pack")

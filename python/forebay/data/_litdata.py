@@ -7,7 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _forebay
 from ..errors import InvalidInputError, UnsupportedError
@@ -15,6 +15,7 @@ from ..frameworks import _dtypes
 from ._decoded import WRAPPED, litdata_list, wrapped
 from ._files import FileSet, bounded, chosen, index_in, read_json, read_start
 from ._framed import Spans, alike, read_frames, split
+from ._patterns import text_paths
 from ._plain import need_numpy, whole_number
 from ._records import FileRecords, Part, Records, Zipped
 
@@ -43,6 +44,24 @@ _ARROW = b"LDARW01\0"
 _WAY_OUT = "forebay.data.pack(litdata.StreamingDataset(folder), path), then forebay.data.packed(path)"
 
 
+class _Chunk(NamedTuple):
+    """A chunk as its index describes it."""
+
+    path: str
+    described_in: str
+    samples: Any
+    tokens: Any
+
+
+class _Index(NamedTuple):
+    """The index of a folder."""
+
+    path: str
+    config: dict[str, Any]
+    formats: list[str]
+    chunks: list[_Chunk]
+
+
 def litdata(
     folder: Any,
     columns: Sequence[str] | None = None,
@@ -51,49 +70,68 @@ def litdata(
     framework: str = "torch",
     device: object = None,
 ) -> Records:
-    """A folder that litdata's ``optimize`` wrote, without compression. Samples that are dicts come as dicts, others as
-    they are. Numbers come as arrays, and so do arrays, pictures (``pil``) and lists of numbers of one shape; arrays and
+    """A folder that litdata's ``optimize`` wrote, without compression, or several. Samples that are dicts come as dicts, others
+    as they are. Numbers come as arrays, and so do arrays, pictures (``pil``) and lists of numbers of one shape; arrays and
     lists of numbers of different lengths as :class:`~forebay.data.Jagged`; other lists, dicts in lists and pictures that
     differ as lists of Python's values or arrays on the host; all else (``jpeg``, ``str``, arrays of different shapes, …)
     as ``Jagged`` bytes, not decoded.
 
     Args:
-        folder: with ``index.json``, or the path of that, and the chunks.
+        folder: with ``index.json``, or the path of that, and the chunks; or several, or a pattern.
         columns: to read, of samples that are dicts; by default all. Nested ones are called ``"a.b"``.
         window: tokens of a record, for what was written for ``TokensLoader``: its ``block_size``.
         framework: as for :func:`~forebay.data.raw`.
         device: as for :func:`~forebay.data.raw`.
 
     Raises:
-        InvalidInputError: index and chunks contradict each other.
+        InvalidInputError: index and chunks contradict each other, or folders have different samples.
         UnsupportedError: compressed or encrypted chunks, pickled leaves, another kind of chunks.
-        NotFoundError: a chunk is missing.
+        NotFoundError: an index or a chunk is missing.
     """
-    folder, index = index_in(folder)
-    described = read_json(index)
+    described = [_described(*index_in(one)) for one in text_paths(folder)]
+    first = described[0]
+    for other in described:
+        for what in ("item_loader", "data_format", "data_spec"):
+            if other.config.get(what) != first.config.get(what):
+                raise InvalidInputError(
+                    f"the folders differ in {what}", hints=["open them apart"], path=other.path, before=first.path
+                )
+    chunks = [chunk for index in described for chunk in index.chunks]
+    files = FileSet(chunk.path for chunk in chunks)
+    loader = first.config.get("item_loader")
+    if loader == "TokensLoader":
+        return _tokens(files, chunks, first, window, framework, device)
+    if loader not in (None, "PyTreeLoader"):
+        raise UnsupportedError(
+            f"chunks for litdata's {loader}", hints=["PyTreeLoader and TokensLoader"], path=first.path
+        )
+    if window is not None:
+        raise InvalidInputError("window= is for chunks of TokensLoader", path=first.path)
+    return _tree(files, chunks, first, columns, framework, device)
+
+
+def _described(folder: str, path: str) -> _Index:
+    described = read_json(path)
     chunks, config = described.get("chunks"), described.get("config")
     if not isinstance(chunks, list) or not chunks or not isinstance(config, dict):
-        raise InvalidInputError("the index has no chunks", path=index)
+        raise InvalidInputError("the index has no chunks", path=path)
     for key in ("compression", "compression_level", "ipc_compression", "encryption"):
         if config.get(key) is not None:
             raise UnsupportedError(
                 f"the chunks are written with {key}",
                 hints=["write them without it", _WAY_OUT],
-                path=index,
+                path=path,
                 value=config[key],
             )
     formats = config.get("data_format")
     if not isinstance(formats, list) or not formats or not all(isinstance(one, str) for one in formats):
-        raise InvalidInputError("the index names no data_format", path=index)
-    files = FileSet(os.path.join(folder, _file_name(chunk, index)) for chunk in chunks)
-    loader = config.get("item_loader")
-    if loader == "TokensLoader":
-        return _tokens(files, chunks, formats, window, framework, device, index)
-    if loader not in (None, "PyTreeLoader"):
-        raise UnsupportedError(f"chunks for litdata's {loader}", hints=["PyTreeLoader and TokensLoader"], path=index)
-    if window is not None:
-        raise InvalidInputError("window= is for chunks of TokensLoader", path=index)
-    return _tree(files, chunks, config, columns, framework, device, index)
+        raise InvalidInputError("the index names no data_format", path=path)
+    return _Index(path, config, formats, [_chunk(chunk, folder, path) for chunk in chunks])
+
+
+def _chunk(chunk: Any, folder: str, index: str) -> _Chunk:
+    path = os.path.join(folder, _file_name(chunk, index))
+    return _Chunk(path, index, chunk.get("chunk_size"), chunk.get("dim"))
 
 
 def _file_name(chunk: Any, index: str) -> str:
@@ -106,26 +144,20 @@ def _file_name(chunk: Any, index: str) -> str:
 
 
 def _tokens(
-    files: FileSet,
-    chunks: list[Any],
-    formats: list[str],
-    window: int | None,
-    framework: str,
-    device: object,
-    index: str,
+    files: FileSet, chunks: list[_Chunk], index: _Index, window: int | None, framework: str, device: object
 ) -> FileRecords:
     if window is None:
         raise InvalidInputError("how many tokens has a record?", hints=["window=2048, TokensLoader's block_size"])
     window = whole_number("window", window, 1)
-    bounded(window, _MAX_COUNT, "a window", index)
-    dtype = _flat(formats[0], index)
-    if dtype is None or len(formats) != 1:
-        raise InvalidInputError("the index describes no tokens", path=index, data_format=formats)
+    bounded(window, _MAX_COUNT, "a window", index.path)
+    dtype = _flat(index.formats[0], index.path)
+    if dtype is None or len(index.formats) != 1:
+        raise InvalidInputError("the index describes no tokens", path=index.path, data_format=index.formats)
     item = _forebay.dtype_size(dtype) // 8
     parts: list[Part] = []
     for number, chunk in enumerate(chunks):
-        tokens = bounded(chunk.get("dim"), _MAX_COUNT, "the tokens of a chunk", index)
-        frames = read_frames(files, number, chunk.get("chunk_size"), "chunk")
+        tokens = bounded(chunk.tokens, _MAX_COUNT, "the tokens of a chunk", chunk.described_in)
+        frames = read_frames(files, number, chunk.samples, "chunk")
         begin = int(frames.starts[0]) if len(frames.starts) else 0
         end = int(frames.ends[-1]) if len(frames.ends) else 0
         if tokens * item != end - begin:
@@ -138,15 +170,14 @@ def _tokens(
 
 def _tree(
     files: FileSet,
-    chunks: list[Any],
-    config: dict[str, Any],
+    chunks: list[_Chunk],
+    described: _Index,
     columns: Sequence[str] | None,
     framework: str,
     device: object,
-    index: str,
 ) -> Records:
-    formats: list[str] = config["data_format"]
-    names = _leaves(config.get("data_spec"), index)
+    index, formats = described.path, described.formats
+    names = _leaves(described.config.get("data_spec"), index)
     if len(names) != len(formats):
         raise InvalidInputError(
             "the index has not one format for each leaf", path=index, leaves=len(names), formats=len(formats)
@@ -161,7 +192,7 @@ def _tree(
         for name, format in zip(names, formats, strict=True)
     ]
     _refuse_arrow(files)
-    frames = [read_frames(files, number, chunk.get("chunk_size"), "chunk") for number, chunk in enumerate(chunks)]
+    frames = [read_frames(files, number, chunk.samples, "chunk") for number, chunk in enumerate(chunks)]
     places = split(files, frames, sizes, [True] * len(sizes), "chunk")
     made: dict[str, Records] = {}
     for name, format, spans in zip(names, formats, places, strict=True):

@@ -6,8 +6,8 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from .. import _forebay, frameworks
 from .._kinds import PACKED, other_kind
@@ -15,6 +15,7 @@ from .._paths import path_text
 from ..errors import IntegrityError, InvalidInputError, UnsupportedError
 from ..frameworks import CPU, _dtypes
 from ._files import FileSet, bounded, chosen, read_start
+from ._patterns import text_paths
 from ._plain import dtype_named, need_numpy
 from ._records import FileRecords, Part, Records, Zipped
 
@@ -278,16 +279,24 @@ def _of_torch(value: Any) -> Any:
     return value.reshape(-1).view(torch.uint8).numpy().view(dtype).reshape(tuple(value.shape))
 
 
-class _Index:
-    """Header and index of a file, checked."""
+class _Told(NamedTuple):
+    """What an index says of a column's values."""
 
-    def __init__(self, path: str) -> None:
-        self.files = FileSet([path])
-        self.path, size = self.files.paths[0], self.files.size(0)
+    dtype: str
+    shape: tuple[int, ...]
+    jagged: bool
+
+
+class _Index:
+    """Header and index of one of the files, checked."""
+
+    def __init__(self, files: FileSet, number: int) -> None:
+        self.number, self.path, self.size = number, files.paths[number], files.size(number)
+        path, size = self.path, self.size
         if size < _PAGE:
             short = InvalidInputError("not a file of pack(): it is too short", hints=_WRITERS, path=path)
             raise self._other() or short
-        start = read_start(self.path, 0, _HEADER.size + 4)
+        start = read_start(path, 0, _HEADER.size + 4)
         magic, version, crc, offset, length, whole, self.rows = _HEADER.unpack(start[:-4])
         if magic != _MAGIC:
             others = InvalidInputError("not a file of pack(): its first bytes are others", hints=_WRITERS, path=path)
@@ -302,17 +311,22 @@ class _Index:
             raise InvalidInputError(
                 "the file has another size than its header says", hints=["it is truncated"], path=path, bytes=size
             )
-        text = read_start(self.path, offset, length)
+        text = read_start(path, offset, length)
         if _crc(text) != crc:
             raise IntegrityError("the index's checksum differs", hints=["the file is damaged"], path=path)
         try:
-            self.index = json.loads(text)
-            self.columns, self.groups = self.index["columns"], self.index["groups"]
+            index = json.loads(text)
+            self.is_plain, self.columns, self.groups = bool(index["plain"]), index["columns"], index["groups"]
             self._check()
+            self.told = {
+                str(column["name"]): _Told(column["dtype"], tuple(column["shape"]), bool(column["jagged"]))
+                for column in self.columns
+            }
+            self.strides = {str(column["name"]): column.get("stride") for column in self.columns}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, InvalidInputError):
                 raise
-            raise InvalidInputError(f"cannot understand the index: {error!r}", path=path) from None
+            raise _not_understood(error, path) from None
 
     def _other(self) -> InvalidInputError | None:
         with _forebay.open(self.path) as file:
@@ -344,59 +358,75 @@ class _Index:
 
     def region(self, place: dict[str, Any], least: int) -> tuple[int, int]:
         """Offset and bytes of a region, which has to lie in the file and to have ``least`` bytes."""
-        size = self.files.size(0)
-        offset = bounded(place["offset"], size, "an offset", self.path)
-        nbytes = bounded(place["bytes"], size - offset, "the bytes of a region", self.path, least=least)
+        offset = bounded(place["offset"], self.size, "an offset", self.path)
+        nbytes = bounded(place["bytes"], self.size - offset, "the bytes of a region", self.path, least=least)
         return offset, nbytes
 
 
 def packed(
     path: Any, columns: Iterable[str] | None = None, *, framework: str = "torch", device: object = None
 ) -> Records:
-    """A file that :func:`pack` wrote. Samples that were dicts come as dicts; values of different lengths as
+    """A file that :func:`pack` wrote, or several. Samples that were dicts come as dicts; values of different lengths as
     :class:`~forebay.data.Jagged`.
 
     Args:
-        path: of the file.
+        path: of the file; or several, or a pattern. All have the same columns.
         columns: to read, of samples that were dicts; by default all.
         framework: as for :func:`~forebay.data.raw`.
         device: as for :func:`~forebay.data.raw`.
 
     Raises:
-        InvalidInputError: it is none, or truncated.
+        InvalidInputError: one is none, or truncated, or they hold different records.
         IntegrityError: header or index are damaged. The data's checksums are compared by :func:`verify`.
         UnsupportedError: a later version.
     """
-    index = _Index(path_text(path))
-    try:
-        told = {str(column["name"]): column for column in index.columns}
-        is_plain = bool(index.index["plain"])
-    except (KeyError, TypeError) as error:
-        raise _not_understood(error, index.path) from None
-    # What the caller gave is not the file's fault.
-    wanted = [] if is_plain else chosen(columns, told, index.path)
-    try:
-        if is_plain:
-            return _column(index, told[""], framework, device)
-        return Zipped({name: _column(index, told[name], framework, device) for name in wanted})
-    except (KeyError, TypeError) as error:
-        raise _not_understood(error, index.path) from None
+    files = FileSet(text_paths(path))
+    indexes = [_Index(files, number) for number in range(len(files.paths))]
+    first = indexes[0]
+    for index in indexes:
+        if (index.is_plain, index.told) != (first.is_plain, first.told):
+            raise InvalidInputError(
+                "the files hold different records",
+                hints=["open them apart"],
+                path=index.path,
+                found=_columns(index),
+                before=_columns(first),
+            )
+    if first.is_plain:
+        return _column(files, indexes, "", framework, device)
+    wanted = chosen(columns, first.told, first.path)
+    return Zipped({name: _column(files, indexes, name, framework, device) for name in wanted})
+
+
+def _columns(index: _Index) -> str:
+    return ", ".join(f"{name} {told.dtype} {list(told.shape)}".strip() for name, told in index.told.items())
 
 
 def _not_understood(error: Exception, path: str) -> InvalidInputError:
     return InvalidInputError(f"cannot understand the index: {error!r}", path=path)
 
 
-def _column(index: _Index, column: dict[str, Any], framework: str, device: object) -> FileRecords:
-    dtype, shape, name = column["dtype"], tuple(column["shape"]), column["name"]
-    unit = math.prod(shape) * _forebay.dtype_size(dtype) // 8
+def _column(files: FileSet, indexes: list[_Index], name: str, framework: str, device: object) -> FileRecords:
     parts: list[Part] = []
+    for index in indexes:
+        try:
+            parts.extend(_parts(index, name))
+        except (KeyError, TypeError) as error:
+            raise _not_understood(error, index.path) from None
+    dtype, shape, jagged = indexes[0].told[name]
+    return FileRecords(files, parts, dtype, shape, framework, device, jagged=jagged)
+
+
+def _parts(index: _Index, name: str) -> Iterator[Part]:
+    """Where the values of a column lie in a file."""
+    dtype, shape, jagged = index.told[name]
+    unit = math.prod(shape) * _forebay.dtype_size(dtype) // 8
     for group in index.groups:
         place, rows = group["columns"][name], group["rows"]
-        if not column["jagged"]:
-            stride = bounded(column["stride"], _MAX_COUNT, "a stride", index.path, least=unit)
+        if not jagged:
+            stride = bounded(index.strides[name], _MAX_COUNT, "a stride", index.path, least=unit)
             offset, _ = index.region(place, rows * stride)
-            parts.append((0, (rows, offset, stride, unit)))
+            yield index.number, (rows, offset, stride, unit)
             continue
         offset, nbytes = index.region(place, 0)
         numpy = need_numpy()
@@ -406,29 +436,33 @@ def _column(index: _Index, column: dict[str, Any], framework: str, device: objec
         wrong = int(ends[0]) != 0 or int(ends[-1]) > nbytes or bool((ends[1:] < starts).any())
         if wrong or (bool((lengths % unit).any()) if unit else bool(lengths.any())):
             raise InvalidInputError("a table of lengths goes backwards or too far", path=index.path, column=name)
-        parts.append((0, (starts + numpy.uint64(offset), lengths)))
-    return FileRecords(index.files, parts, dtype, shape, framework, device, jagged=column["jagged"])
+        yield index.number, (starts + numpy.uint64(offset), lengths)
 
 
 def verify(path: Any) -> None:
-    """Reads a file that :func:`pack` wrote and compares all checksums.
+    """Reads a file that :func:`pack` wrote, or several, and compares all checksums.
+
+    Args:
+        path: as for :func:`packed`.
 
     Raises:
         IntegrityError: bytes differ from those that were written.
         InvalidInputError, UnsupportedError: as for :func:`packed`.
     """
-    index = _Index(path_text(path))
+    files = FileSet(text_paths(path))
     buffer = frameworks.get("native").allocator(CPU)((_PART_BYTES,), "U8")
-    with _forebay.open(index.path) as file:
-        for name, place in index.places():
-            offset, nbytes = index.region(place, 0)
-            if _checksum(file, buffer, offset, nbytes) != place["crc32c"]:
-                raise IntegrityError(
-                    "bytes differ from those that were written",
-                    hints=["the file is damaged"],
-                    path=index.path,
-                    column=name,
-                )
+    for number in range(len(files.paths)):
+        index = _Index(files, number)
+        with _forebay.open(index.path) as file:
+            for name, place in index.places():
+                offset, nbytes = index.region(place, 0)
+                if _checksum(file, buffer, offset, nbytes) != place["crc32c"]:
+                    raise IntegrityError(
+                        "bytes differ from those that were written",
+                        hints=["the file is damaged"],
+                        path=index.path,
+                        column=name,
+                    )
 
 
 def _checksum(file: _forebay.File, buffer: Any, offset: int, nbytes: int) -> int:

@@ -13,7 +13,7 @@ from .._paths import path_text
 from ..errors import InvalidInputError, NotFoundError
 from ._files import again, failed
 
-__all__ = ["Folder", "expanded", "files_of", "tars_of", "text_paths"]
+__all__ = ["Folder", "expanded", "members_of", "tars_of", "text_paths"]
 
 #: A brace pattern of more names is a slip of the pen.
 _MAX_NAMES = 1 << 20
@@ -113,7 +113,7 @@ def _bound(count: int, text: str) -> None:
 
 
 class Folder(NamedTuple):
-    """The files of a folder, and the number of the class that each belongs to, where its folders are classes."""
+    """The files of one folder or several, and the number of the class that each belongs to, where there are classes."""
 
     paths: list[str]
     classes: list[str]
@@ -132,7 +132,34 @@ def tars_of(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in names]
 
 
-def files_of(folder: str) -> Folder:
+def members_of(named: list[str]) -> Folder:
+    """The files of folders, and files. Classes of one name are one class; several folders without classes in them are classes
+    themselves.
+
+    Raises:
+        NotFoundError: a folder has none, or a class.
+        InvalidInputError: files lie beside the folders of classes.
+    """
+    found = [_files_of(one) if os.path.isdir(one) else Folder([one], [], []) for one in named]
+    if len(found) == 1:
+        return found[0]
+    bare = [one.paths[0] for one in found if not one.classes]
+    if not bare:
+        names = [one.classes[label] for one in found for label in one.labels]
+    elif len(bare) < len(found):
+        raise _beside_classes(bare[0])
+    elif all(map(os.path.isdir, named)):
+        names = [
+            os.path.basename(os.path.abspath(path)) for path, one in zip(named, found, strict=True) for _ in one.paths
+        ]
+    else:
+        names = []
+    classes = sorted(set(names))
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Folder([path for one in found for path in one.paths], classes, [numbers[name] for name in names])
+
+
+def _files_of(folder: str) -> Folder:
     """All files below a folder whose names begin with no dot. Its folders, by their names, are classes, as torchvision's
     ``ImageFolder`` has them.
 
@@ -144,11 +171,7 @@ def files_of(folder: str) -> Folder:
     classes = [name for name in names if os.path.isdir(os.path.join(folder, name))]
     loose = [name for name in names if name not in set(classes)]
     if classes and loose:
-        raise InvalidInputError(
-            "files lie beside the folders of classes",
-            hints=["move them away, or name the files by a glob: folder/*/*"],
-            path=os.path.join(folder, loose[0]),
-        )
+        raise _beside_classes(os.path.join(folder, loose[0]))
     if not classes:
         if not loose:
             raise NotFoundError("there are no files in the folder", path=folder)
@@ -159,6 +182,11 @@ def files_of(folder: str) -> Folder:
             raise NotFoundError("a class has no files", hints=["remove its folder"], path=os.path.join(folder, name))
     labels = [label for label, paths in enumerate(members) for _ in paths]
     return Folder([os.path.join(*pair) for pair in itertools.chain(*members)], classes, labels)
+
+
+def _beside_classes(path: str) -> InvalidInputError:
+    hints = ["move them away, or name the files by a glob: folder/*/*"]
+    return InvalidInputError("files lie beside the folders of classes", hints=hints, path=path)
 
 
 def _walk(folder: str, above: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:

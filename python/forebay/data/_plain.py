@@ -14,7 +14,7 @@ from .._npy_types import dtype_of_descr, hint_of_descr
 from ..errors import InvalidInputError, MissingPackageError, UnsupportedError
 from ..frameworks import _dtypes
 from ._files import FileSet
-from ._patterns import files_of, text_paths
+from ._patterns import members_of, text_paths
 from ._records import FileRecords, Part
 
 __all__ = ["dtype_named", "npy", "ranges", "raw", "whole_number"]
@@ -193,10 +193,10 @@ def ranges(
 
     Of a folder all files are records, but those whose names begin with a dot. Its folders are classes in the order of their
     names, as torchvision's ``ImageFolder`` sorts them: the result's ``classes`` has the names, ``labels`` a number for each
-    record.
+    record. Folders of several that have one name are one class. Several folders without folders are classes themselves.
 
     Args:
-        paths: of the files; a brace pattern or a glob; or a folder.
+        paths: of one or several files or folders; or a pattern. Where there are classes, all are folders.
         offsets: in bytes, where each record begins: 64-bit integers, in a list or an array. Without offsets and lengths each
             file is a record: images, sounds and texts as they are.
         lengths: in bytes, of each.
@@ -211,10 +211,10 @@ def ranges(
     """
     name, sizes = dtype_named(dtype), shape_named(shape)
     numpy = need_numpy()
-    named, folder = text_paths(paths), None
-    if len(named) == 1 and os.path.isdir(named[0]) and offsets is None and lengths is None:
-        folder = files_of(named[0])
-        named = folder.paths
+    named, members = text_paths(paths), None
+    if offsets is None and lengths is None and any(map(os.path.isdir, named)):
+        members = members_of(named)
+        named = members.paths
     files = FileSet(named)
     if offsets is None and lengths is None and file is None:
         file = range(len(files.paths))
@@ -245,8 +245,8 @@ def ranges(
             if high > low
         ]
     made = FileRecords(files, parts, name, sizes, framework, device, jagged=True)
-    if folder is not None:
-        made.classes, made.labels = folder.classes, folder.labels
+    if members is not None:
+        made.classes, made.labels = members.classes, members.labels
     return made
 
 
