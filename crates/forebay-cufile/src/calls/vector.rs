@@ -82,9 +82,29 @@ fn vector(api: Api, handle: CUfileHandle, parts: &[CUfileIOVec], file_offset: i6
     result.map(|bytes| bytes as usize)
 }
 
+/// Cuts writes for several devices to what there is room for. Those for one device are cut as they run; of several, one may take
+/// the room of another whose bytes come before.
+fn cut_to_room(transfers: &mut Vec<Transfer>) -> Result<(), Error> {
+    let is_mixed =
+        transfers.windows(2).any(|pair| !Arc::ptr_eq(&pair[0].memory.device, &pair[1].memory.device));
+    let Some(Transfer { file, offset, direction: Direction::Write, .. }) = transfers.first() else {
+        return Ok(());
+    };
+    if is_mixed {
+        let mut room = file.room_for(*offset, transfers.iter().map(|transfer| transfer.len as u64).sum())?;
+        for transfer in transfers.iter_mut() {
+            transfer.len = transfer.len.min(room as usize);
+            room -= transfer.len as u64;
+        }
+        transfers.retain(|transfer| transfer.len > 0);
+    }
+    Ok(())
+}
+
 /// Runs the parts together, those of each device at once. The bytes up to the first part that is short.
-fn run_all(session: &Session, transfers: Vec<Transfer>) -> Result<u64, c_int> {
+fn run_all(session: &Session, mut transfers: Vec<Transfer>) -> Result<u64, c_int> {
     let wanted: Vec<_> = transfers.iter().map(|transfer| transfer.len as u64).collect();
+    cut_to_room(&mut transfers).map_err(|error| logged_errno(&error))?;
     let mut groups: Vec<(Vec<usize>, Vec<Transfer>)> = Vec::new();
     for (index, transfer) in transfers.into_iter().enumerate() {
         let device = transfer.memory.device.clone();

@@ -89,6 +89,15 @@ static void full(const char *folder) {
     EQ(fstat(fd, &about), 0);
     EQ(about.st_size, 16 * MIB + answer);
     file_has(fd, 33, 0, 16 * MIB, answer);
+    /* So is one of several pieces of memory, although the host's third piece could be written before the GPU's. */
+    EQ(ftruncate(fd, 4096), 0);
+    char *host = calloc(1, 768 * KIB);
+    CUfileIOVec_t parts[] = {{host, 384 * KIB}, {device, 384 * KIB}, {host + 384 * KIB, 384 * KIB}};
+    answer = cuFileWritev(handle, parts, 3, 16 * MIB, 0);
+    CHECK(answer > 768 * (ssize_t)KIB && answer < 1 * (ssize_t)MIB);
+    EQ(fstat(fd, &about), 0);
+    EQ(about.st_size, 16 * MIB + answer);
+    free(host);
     while (answer > 0) answer = pwrite(fd, "x", 1, 32 * (off_t)MIB + lseek(fd, 4096, SEEK_CUR)); /* every page */
     MINUS_ONE(cuFileWrite(handle, device, 2 * MIB, 64 * MIB, 0), ENOSPC);
     EQ(events_fail(handle, device, 2 * MIB), ENOSPC);

@@ -10,7 +10,7 @@ use super::refusal;
 use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{CachedReads, Descriptors, Fd, Fill, MemoryWrite};
+use crate::source::{CachedReads, Descriptors, Fd, Fill, MemoryWrite, call_error};
 use crate::tuning::segments::{MAX_CANCELLATIONS, MIN_DIRECT_WRITE, MIN_MAPPED_WRITE};
 
 /// How the bytes of a segment travel, for the receipt.
@@ -432,22 +432,7 @@ impl Segment {
             self.refused = Some(errno);
             return SegmentStep::Failed(refusal::error(&refusal::of_errno(errno, direction)));
         }
-        let doing = match direction {
-            Direction::Read => "cannot read",
-            Direction::Write => "cannot write",
-        };
-        let error = Error::from_errno(errno, doing).with("offset", self.base + self.done as u64);
-        SegmentStep::Failed(match errno {
-            libc::ENOSPC => error.hint("free some space (df -h) or write elsewhere"),
-            libc::EDQUOT => error.hint("the disk quota is used up (quota -s)"),
-            libc::EFBIG => error.hint("the file would pass the limit of its size (ulimit -f)"),
-            libc::EIO => error.hint("the storage reports an error: see dmesg"),
-            libc::EBADF => error.hint("open the file for this direction"),
-            libc::ECANCELED => {
-                error.hint("signals kept ending the call: look for timers that fire without a pause")
-            }
-            _ => error,
-        })
+        SegmentStep::Failed(call_error(errno, direction, self.base + self.done as u64))
     }
 
     /// Moves the rest by blocking calls on this thread.

@@ -10,9 +10,11 @@ use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::runtime::sys;
+use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{
-    Descriptors, DirectAlignment, Fd, FileSource, OpenOptions, Residency, Source, adopt, meant, residency,
+    Descriptors, DirectAlignment, Fd, FileSource, Fill, OpenOptions, Residency, Shortage, Source, adopt,
+    call_error, meant, residency,
 };
 
 /// Bytes for which a memory file gets its pages in one call.
@@ -221,6 +223,20 @@ impl File {
     pub fn preallocate(&self, len: u64) -> Result<()> {
         self.local("reserve space")?;
         if len == 0 { Ok(()) } else { self.reserve(0, len).or_else(|error| self.unreserved(len, &error)) }
+    }
+
+    /// Reserves space, in the order of the file, for a write that makes it longer and is asked for in several requests. How many
+    /// of its `len` bytes from `offset` on have room: all where the file system cannot reserve. None is [`ErrorKind::NoSpace`].
+    pub fn room_for(&self, offset: u64, len: u64) -> Result<u64> {
+        let Fill::Descriptor(file) = self.source.fill() else { return Ok(len) };
+        let shortages = file.reserve_now(&[Piece { offset, address: 0, len: len as usize }]);
+        match shortages.first() {
+            None => Ok(len),
+            Some(Shortage { from, errno, .. }) if *from == offset => {
+                Err(call_error(*errno, Direction::Write, offset).with("file", self.name()))
+            }
+            Some(Shortage { from, .. }) => Ok(from - offset),
+        }
     }
 
     fn reserve(&self, start: u64, len: u64) -> std::io::Result<()> {

@@ -227,6 +227,21 @@ pub(crate) fn length(fd: RawFd) -> Result<u64> {
     Ok(bytes)
 }
 
+/// `fallocate`. An error is an errno.
+pub(crate) fn allocate(fd: RawFd, mode: i32, start: u64, len: u64) -> std::result::Result<(), i32> {
+    // SAFETY: no pointers are passed.
+    let rc = unsafe { libc::fallocate(fd, mode, start as libc::off_t, len as libc::off_t) };
+    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) }
+}
+
+/// How long a file of this process may become (`ulimit -f`).
+pub(crate) fn file_size_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` is writable.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
+    limit.rlim_cur
+}
+
 /// Maps a range of a file, shared, and brings in none of its pages. In a program that called `mlockall(MCL_FUTURE)` the kernel reads
 /// and locks all pages of a new mapping at once; to one without access no page comes, and then the lock is taken off.
 ///

@@ -25,6 +25,11 @@ pub trait Calls: Send + Sync + fmt::Debug {
     /// `buffer..buffer+len` is readable.
     unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize;
 
+    /// Reserves space of the file system for a range, and leaves the file as long as it is. An error is an errno.
+    fn reserve(&self, fd: RawFd, start: u64, len: u64) -> std::result::Result<(), i32> {
+        sys::allocate(fd, libc::FALLOC_FL_KEEP_SIZE, start, len)
+    }
+
     /// Whether bytes may be read and written past these calls, through a mapping of the file.
     fn may_map(&self) -> bool {
         false
@@ -98,6 +103,26 @@ impl Calls for Kernel {
 
     fn may_map(&self) -> bool {
         true
+    }
+}
+
+/// What the errno of a call on a file says.
+pub(crate) fn call_error(errno: i32, direction: Direction, offset: u64) -> Error {
+    let doing = match direction {
+        Direction::Read => "cannot read",
+        Direction::Write => "cannot write",
+    };
+    let error = Error::from_errno(errno, doing).with("offset", offset);
+    match errno {
+        libc::ENOSPC => error.hint("free some space (df -h) or write elsewhere"),
+        libc::EDQUOT => error.hint("the disk quota is used up (quota -s)"),
+        libc::EFBIG => error.hint("the file would pass the limit of its size (ulimit -f)"),
+        libc::EIO => error.hint("the storage reports an error: see dmesg"),
+        libc::EBADF => error.hint("open the file for this direction"),
+        libc::ECANCELED => {
+            error.hint("signals kept ending the call: look for timers that fire without a pause")
+        }
+        _ => error,
     }
 }
 

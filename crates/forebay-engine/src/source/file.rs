@@ -115,6 +115,8 @@ pub(crate) const TMPFS: i64 = 0x0102_1994;
 /// Local file systems that keep their bytes in the kernel's page cache: ext4, xfs, btrfs, f2fs and tmpfs. Faults on their pages
 /// ask no other machine and no daemon.
 pub(crate) const LOCAL_FILE_SYSTEMS: [i64; 5] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, TMPFS];
+/// Those that write into reserved space where it is: ext4, xfs and tmpfs. Others compress, or write to other places.
+pub(super) const RESERVING_FILE_SYSTEMS: [i64; 3] = [0xEF53, 0x5846_5342, TMPFS];
 pub(super) const MEMORY_FILE_SYSTEMS: [i64; 3] = [TMPFS, 0x8584_58F6, 0x9584_58F6];
 
 /// How to open a [`File`](crate::File); made by [`File::options`](crate::File::options).

@@ -10,8 +10,10 @@ mod memory;
 pub(crate) mod nfs;
 pub(crate) mod piece;
 mod preallocation;
+mod ranges;
 pub(crate) mod read_balance;
 mod read_mapping;
+mod reservation;
 pub(crate) mod residency;
 pub(crate) mod version;
 pub(crate) mod writers;
@@ -28,6 +30,7 @@ use forebay_config::CachePolicy;
 use forebay_error::Result;
 use forebay_sys::OwnLine;
 
+pub(crate) use calls::call_error;
 pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
@@ -39,6 +42,7 @@ pub use nfs::NfsSource;
 pub(crate) use nfs::Silences;
 pub(crate) use preallocation::WriteIntent;
 pub(crate) use read_mapping::CachedReads;
+pub(crate) use reservation::Shortage;
 pub use residency::Residency;
 
 use crate::runtime::fork::Native;

@@ -14,6 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use super::mapping::touch;
+use super::ranges::Ranges;
 use crate::runtime::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
@@ -141,7 +142,7 @@ impl Drop for MappedWriter<'_> {
 impl Preallocation {
     /// A job is about to write these pieces.
     pub(super) fn intend(self: &Arc<Self>, pieces: &[Piece]) -> WriteIntent {
-        let pages = Ranges::of(pieces);
+        let pages = Ranges::of(pieces.iter().filter(|piece| piece.len > 0).map(pages_of));
         let mut state = lock(&self.state);
         state.count += 1;
         let number = state.count;
@@ -210,7 +211,7 @@ impl Preallocation {
                 }
                 AllocationStep::Grow { end } => {
                     // Only for the last byte; `ftruncate` could shrink a file that another process has just made longer.
-                    if allocate(fd, 0, end - 1, 1).is_err() {
+                    if sys::allocate(fd, 0, end - 1, 1).is_err() {
                         let beyond = |need: &SpaceNeed| need.end >= end;
                         state.needs.retain(|need| !beyond(need));
                         self.served.notify_all();
@@ -323,8 +324,13 @@ impl WriteJob {
     }
 }
 
-/// Whether there is no room for pages.
-fn is_full(errno: i32) -> bool {
+/// The pages that a piece has bytes of.
+fn pages_of(piece: &Piece) -> (u64, u64) {
+    (piece.offset / PAGE, piece.offset.saturating_add(piece.len as u64).div_ceil(PAGE))
+}
+
+/// Whether this errno says that there is no room.
+pub(super) fn is_full(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::ENOMEM | libc::EDQUOT | libc::EFBIG)
 }
 
@@ -335,80 +341,15 @@ fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
         return Ok(());
     }
     (0..INTERRUPTIONS)
-        .map(|_| allocate(fd, libc::FALLOC_FL_KEEP_SIZE, first * PAGE, (last - first) * PAGE))
+        .map(|_| sys::allocate(fd, libc::FALLOC_FL_KEEP_SIZE, first * PAGE, (last - first) * PAGE))
         .find(|made| *made != Err(libc::EINTR))
         .unwrap_or(Err(libc::EINTR))
-}
-
-fn allocate(fd: RawFd, mode: i32, start: u64, len: u64) -> Result<(), i32> {
-    // SAFETY: no pointers are passed.
-    let rc = unsafe { libc::fallocate(fd, mode, start as libc::off_t, len as libc::off_t) };
-    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) }
-}
-
-/// Disjoint ranges in order, with gaps between them.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Ranges(Vec<(u64, u64)>);
-
-impl Ranges {
-    /// The pages of pieces.
-    fn of(pieces: &[Piece]) -> Self {
-        let pages = |piece: &Piece| {
-            let end = piece.offset.saturating_add(piece.len as u64);
-            (piece.offset / PAGE, end.div_ceil(PAGE))
-        };
-        let mut all: Vec<_> = pieces.iter().filter(|piece| piece.len > 0).map(pages).collect();
-        all.sort_unstable();
-        let mut ranges: Vec<(u64, u64)> = Vec::new();
-        for (start, end) in all {
-            match ranges.last_mut() {
-                Some((_, reached)) if start <= *reached => *reached = end.max(*reached),
-                _ => ranges.push((start, end)),
-            }
-        }
-        Self(ranges)
-    }
-
-    fn insert(&mut self, start: u64, end: u64) {
-        // Ranges that touch it are joined with it.
-        let first = self.0.partition_point(|(_, reached)| *reached < start);
-        let last = self.0.partition_point(|(begin, _)| *begin <= end);
-        let joined = self.0[first..last]
-            .iter()
-            .fold((start, end), |(from, to), (begin, reached)| (from.min(*begin), to.max(*reached)));
-        self.0.splice(first..last, [joined]);
-    }
-
-    /// The first value of `start..end` that is in none of them.
-    fn first_gap(&self, start: u64, end: u64) -> Option<u64> {
-        let gap = self.end_of(start).unwrap_or(start);
-        (gap < end).then_some(gap)
-    }
-
-    /// The end of the range that holds `at`.
-    fn end_of(&self, at: u64) -> Option<u64> {
-        self.holding(at).map(|(_, end)| end)
-    }
-
-    /// The range that holds `at`.
-    fn holding(&self, at: u64) -> Option<(u64, u64)> {
-        let index = self.0.partition_point(|(_, end)| *end <= at);
-        self.0.get(index).filter(|(start, _)| *start <= at).copied()
-    }
-
-    /// The start of the first range that begins in `start..end`.
-    fn first_in(&self, start: u64, end: u64) -> Option<u64> {
-        let index = self.0.partition_point(|(begin, _)| *begin < start);
-        self.0.get(index).map(|(begin, _)| *begin).filter(|begin| *begin < end)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::MetadataExt;
-
-    use proptest::prelude::*;
 
     use super::*;
 
@@ -517,24 +458,5 @@ mod tests {
         let room = allocation.enter(file.as_raw_fd(), (0, 1 << 20), true);
         assert!(matches!(room, Room::ByCalls(reach) if reach == 1 << 20), "{room:?}");
         assert_eq!(file.metadata().unwrap().len(), 0);
-    }
-
-    proptest! {
-        #[test]
-        fn ranges_are_sets(inserted in prop::collection::vec((0u64..40, 0u64..9), 0..12), asked in 0u64..45) {
-            let mut ranges = Ranges::default();
-            let mut set = std::collections::BTreeSet::new();
-            for (start, len) in inserted {
-                ranges.insert(start, start + len + 1);
-                set.extend(start..=start + len);
-            }
-            prop_assert!(ranges.0.windows(2).all(|pair| pair[0].1 < pair[1].0));
-            let end = set.contains(&asked).then(|| (asked..=u64::MAX).find(|at| !set.contains(at)).unwrap());
-            prop_assert_eq!(ranges.end_of(asked), end);
-            let gap = (asked..50).find(|at| !set.contains(at));
-            prop_assert_eq!(ranges.first_gap(asked, 50), gap);
-            let pieces: Vec<_> = set.iter().rev().map(|page| piece(page * PAGE + 7, 9)).collect();
-            prop_assert_eq!(Ranges::of(&pieces), ranges);
-        }
     }
 }

@@ -17,9 +17,9 @@ use crate::request::receipt::{Moved, Refusal};
 use crate::request::ticket::Completion;
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
-use crate::source::piece::Direction;
+use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill, WriteIntent};
+use crate::source::{Descriptors, Fill, Shortage, WriteIntent, call_error};
 
 /// The engine that has a drive move a job's bytes straight to or from the device's memory.
 pub(crate) trait DirectMover: Send + Sync + std::fmt::Debug {
@@ -69,6 +69,8 @@ pub(crate) struct Job {
     next: AtomicUsize,
     /// Allocates pages ahead of its writes.
     _intent: Option<WriteIntent>,
+    /// What of its writes there is no room for.
+    shortages: Vec<Shortage>,
 }
 
 impl Deref for Job {
@@ -80,11 +82,16 @@ impl Deref for Job {
 
 impl Job {
     pub(crate) fn new(parts: JobParts) -> Arc<Self> {
-        let intent = match (parts.batch.direction, parts.batch.file.source().fill()) {
-            (Direction::Write, Fill::Descriptor(file)) => file.intend(&parts.batch.pieces),
-            _ => None,
+        let (intent, shortages) = match (parts.batch.direction, parts.batch.file.source().fill()) {
+            (Direction::Write, Fill::Descriptor(file)) => {
+                let pieces = &parts.batch.pieces;
+                let shortages = if is_cut(&parts.plan, pieces) { file.reserve(pieces) } else { Vec::new() };
+                (file.intend(pieces), shortages)
+            }
+            _ => (None, Vec::new()),
         };
-        let job = Arc::new(Self { parts, next: AtomicUsize::new(0), _intent: intent });
+        let job = Arc::new(Self { parts, next: AtomicUsize::new(0), _intent: intent, shortages });
+        job.tell_shortages();
         let this: Arc<dyn Cancel> = job.clone();
         job.completion.on_cancel(Arc::downgrade(&this));
         job
@@ -97,6 +104,25 @@ impl Job {
                 file.direct.is_some() && !file.is_memory && self.cache != CachePolicy::Keep
             }
             Fill::Requests(_) => false,
+        }
+    }
+
+    /// How far the bytes of `start..end` may be written.
+    pub(crate) fn reach(&self, start: u64, end: u64) -> u64 {
+        let is_short = |shortage: &&Shortage| shortage.from < end && start < shortage.until;
+        self.shortages.iter().find(is_short).map_or(end, |shortage| shortage.from.max(start))
+    }
+
+    /// Fails the entries that there is no room for, from their first byte without room on.
+    fn tell_shortages(&self) {
+        for Shortage { from, until, errno } in &self.shortages {
+            for (entry, piece) in (self.base..).zip(&self.batch.pieces) {
+                if piece.offset < *until && *from < piece.offset + piece.len as u64 {
+                    let at = from.saturating_sub(piece.offset);
+                    let error = call_error(*errno, Direction::Write, piece.offset + at);
+                    self.completion.fail(entry, at, of_file(error, &self.batch.file));
+                }
+            }
         }
     }
 
@@ -168,6 +194,12 @@ impl Job {
     fn is_taken(&self) -> bool {
         self.next.load(Ordering::Relaxed) >= self.plan.len()
     }
+}
+
+/// Whether several calls move the pieces. The rest of a plan of one work may be another engine's.
+fn is_cut(plan: &Plan, pieces: &[Piece]) -> bool {
+    let is_part = |work| matches!(work, Work::Chunk { entry, start, end } if end - start < pieces[entry as usize].len as u64);
+    plan.len() > 1 || plan.work(0).is_some_and(is_part)
 }
 
 impl Cancel for Job {
@@ -268,7 +300,6 @@ mod tests {
     use crate::request::file::File;
     use crate::request::receipt::{CountedPlaces, Election, EngineKind};
     use crate::request::transfer::Memory;
-    use crate::source::piece::Piece;
 
     const LEN: usize = 1 << 20;
 

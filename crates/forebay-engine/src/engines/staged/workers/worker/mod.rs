@@ -436,8 +436,8 @@ impl Lane {
                 Work::Pack { .. } => (piece.offset, piece.offset + piece.len as u64),
             };
             let address = piece.address.wrapping_add(start.wrapping_sub(piece.offset));
-            let segment =
-                self.lay_out(job, (entry, count), (start, end), address, memory.host.wrapping_add(at));
+            let range = (start, job.reach(start, end));
+            let segment = self.lay_out(job, (entry, count), range, address, memory.host.wrapping_add(at));
             let (low, high) = aligned_out(start, end, job.align);
             at += (high - low) as usize;
             segments.push(segment);
