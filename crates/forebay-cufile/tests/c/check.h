@@ -133,6 +133,26 @@ static inline void file_has(int fd, uint64_t key, uint64_t at, off_t offset, siz
     free(bytes);
 }
 
+/* The end of a batch with one entry. */
+static inline CUfileIOEvents_t batch_of_one(CUfileHandle_t handle, CUfileOpcode_t opcode, void *memory, size_t size, off_t at) {
+    CUfileBatchHandle_t batch;
+    OK(cuFileBatchIOSetUp(&batch, 1));
+    CUfileIOParams_t params;
+    memset(&params, 0, sizeof params);
+    params.mode = CUFILE_BATCH;
+    params.fh = handle;
+    params.opcode = opcode;
+    params.u.batch.devPtr_base = memory;
+    params.u.batch.file_offset = at;
+    params.u.batch.size = size;
+    OK(cuFileBatchIOSubmit(batch, 1, &params, 0));
+    CUfileIOEvents_t event;
+    unsigned nr = 1;
+    OK(cuFileBatchIOGetStatus(batch, 1, &nr, &event, NULL));
+    cuFileBatchIODestroy(batch);
+    return event;
+}
+
 /* ---------------------------------------------------------------------------------------------------- parameters -- */
 
 static inline size_t size_of(CUFileSizeTConfigParameter_t param) {

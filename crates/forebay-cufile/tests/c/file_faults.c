@@ -29,25 +29,6 @@ static void too_large(const char *folder, char *device) {
     close(fd);
 }
 
-static int events_fail(CUfileHandle_t handle, char *device, size_t size) {
-    CUfileBatchHandle_t batch;
-    OK(cuFileBatchIOSetUp(&batch, 1));
-    CUfileIOParams_t params;
-    memset(&params, 0, sizeof params);
-    params.mode = CUFILE_BATCH;
-    params.fh = handle;
-    params.opcode = CUFILE_WRITE;
-    params.u.batch.devPtr_base = device;
-    params.u.batch.file_offset = 128 * MIB;
-    params.u.batch.size = size;
-    OK(cuFileBatchIOSubmit(batch, 1, &params, 0));
-    CUfileIOEvents_t event;
-    unsigned nr = 1;
-    OK(cuFileBatchIOGetStatus(batch, 1, &nr, &event, NULL));
-    cuFileBatchIODestroy(batch);
-    return event.status == CUFILE_FAILED ? (int)-(ssize_t)event.ret : 0;
-}
-
 static void put(const char *path, const char *text) {
     int fd = open(path, O_WRONLY);
     if (fd < 0 || write(fd, text, strlen(text)) < 0) perror(path);
@@ -100,7 +81,9 @@ static void full(const char *folder) {
     free(host);
     while (answer > 0) answer = pwrite(fd, "x", 1, 32 * (off_t)MIB + lseek(fd, 4096, SEEK_CUR)); /* every page */
     MINUS_ONE(cuFileWrite(handle, device, 2 * MIB, 64 * MIB, 0), ENOSPC);
-    EQ(events_fail(handle, device, 2 * MIB), ENOSPC);
+    CUfileIOEvents_t event = batch_of_one(handle, CUFILE_WRITE, device, 2 * MIB, 128 * MIB);
+    EQ(event.status, CUFILE_FAILED);
+    EQ((ssize_t)event.ret, -ENOSPC);
     EQ(cuFileRead(handle, device, 4096, 0, 0), 4096);
     GPU_SAME(device, 29, 0, 4096);
     cuFileHandleDeregister(handle);

@@ -31,20 +31,7 @@ ssize_t pwrite(int fd, const void *bytes, size_t len, off_t offset) {
 ssize_t pwrite64(int fd, const void *bytes, size_t len, off64_t offset) { return pwrite(fd, bytes, len, offset); }
 
 static ssize_t by_batch(CUfileHandle_t handle, char *memory, CUfileOpcode_t opcode) {
-    CUfileBatchHandle_t batch;
-    OK(cuFileBatchIOSetUp(&batch, 1));
-    CUfileIOParams_t params;
-    memset(&params, 0, sizeof params);
-    params.mode = CUFILE_BATCH;
-    params.fh = handle;
-    params.opcode = opcode;
-    params.u.batch.devPtr_base = memory;
-    params.u.batch.size = LEN;
-    OK(cuFileBatchIOSubmit(batch, 1, &params, 0));
-    CUfileIOEvents_t event;
-    unsigned nr = 1;
-    OK(cuFileBatchIOGetStatus(batch, 1, &nr, &event, NULL));
-    cuFileBatchIODestroy(batch);
+    CUfileIOEvents_t event = batch_of_one(handle, opcode, memory, LEN, 0);
     return event.status == CUFILE_COMPLETE ? (ssize_t)event.ret : -1;
 }
 

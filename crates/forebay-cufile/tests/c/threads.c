@@ -26,22 +26,9 @@ static void *work(void *argument) {
             OK(cuFileBufDeregister(device));
         }
         if (round % 4 == 2) {
-            CUfileBatchHandle_t batch;
-            OK(cuFileBatchIOSetUp(&batch, 1));
-            CUfileIOParams_t params;
-            memset(&params, 0, sizeof params);
-            params.mode = CUFILE_BATCH;
-            params.fh = handle;
-            params.u.batch.devPtr_base = device;
-            params.u.batch.file_offset = start;
-            params.u.batch.size = len;
-            OK(cuFileBatchIOSubmit(batch, 1, &params, 0));
-            CUfileIOEvents_t event;
-            unsigned nr = 1;
-            OK(cuFileBatchIOGetStatus(batch, 1, &nr, &event, NULL));
+            CUfileIOEvents_t event = batch_of_one(handle, CUFILE_READ, device, len, start);
             EQ(event.status, CUFILE_COMPLETE);
             EQ(event.ret, len);
-            cuFileBatchIODestroy(batch);
             GPU_SAME(device, 26, start, len);
         }
         if (round % 4 == 3) {
