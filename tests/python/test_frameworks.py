@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import subprocess
 from collections.abc import Callable
@@ -118,6 +119,29 @@ def test_frameworks_that_are_not_there(run_python: Callable[..., subprocess.Comp
     )
     assert "torch is not installed" in done.stdout and "pip install torch" in done.stdout, done.stderr
     assert 'framework="numpy"' in done.stdout
+
+
+def test_the_way_to_tensorflow(tmp_path: Path, run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """As the hint says it, and in memory that TensorFlow computes with."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is not installed")
+    with pytest.raises(errors.InvalidInputError) as caught:
+        frameworks.get("tf")
+    _, _, way = caught.value.hints[-1].partition(", then ")
+    tensors = {f"t{size}": np.arange(size, dtype="float32") for size in range(1, 40)}
+    forebay.save_file({**tensors, "half": np.ones(3, "float16")}, tmp_path / "a.safetensors")
+    done = run_python(
+        "import sys, forebay, tensorflow as tf\n"
+        "for framework in ('torch', 'native'):\n"
+        "    arrays = forebay.load_file(sys.argv[1], framework=framework, device='cpu')\n"
+        f"    tensors = {{name: {way} for name, array in arrays.items()}}\n"
+        "    del arrays\n"
+        "    print(all((tensors[f't{n}'] * 2).numpy().tolist() == list(range(0, 2 * n, 2)) for n in range(1, 40)))\n"
+        "    print(tensors['half'].dtype.name)",
+        str(tmp_path / "a.safetensors"),
+    )
+    assert done.stdout == 2 * "True\nfloat16\n", done.stdout + done.stderr
 
 
 def test_devices() -> None:

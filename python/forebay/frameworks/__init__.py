@@ -78,6 +78,8 @@ _NAMES = {
 }
 #: The package that has to be there.
 _PACKAGES = {"torch": "torch", "numpy": "numpy", "jax": "jax", "cupy": "cupy", "native": "forebay"}
+# Not numpy, whose memory lies at multiples of 16 bytes: TensorFlow ends the process where it is no multiple of 64.
+_FOR_TENSORFLOW = 'framework="torch" or "native", then tf.experimental.dlpack.from_dlpack(array.__dlpack__())'
 _known: dict[str, Framework] = {}
 _by_type: dict[type[Any], Framework] = {}
 
@@ -91,9 +93,10 @@ def get(name: str) -> Framework:
         MissingPackageError: it is not installed.
     """
     if not isinstance(name, str) or name not in _NAMES:
-        raise InvalidInputError(
-            f"unknown framework: {name!r}", hints=['framework="torch", "jax", "numpy", "cupy" or "native"']
-        )
+        hints = ['framework="torch", "jax", "numpy", "cupy" or "native"']
+        if name in ("tensorflow", "tf"):
+            hints.append(_FOR_TENSORFLOW)
+        raise InvalidInputError(f"unknown framework: {name!r}", hints=hints)
     name = _NAMES[name]
     found = _known.get(name)
     if found is None:
