@@ -74,7 +74,7 @@ def load_file(
             files have; ``verify`` without checksums; an argument that makes no sense.
         UnsupportedError: the framework is not installed, or has no such dtype or device.
         DeviceOutOfMemoryError, OutOfMemoryError: the tensors do not fit; none of them is kept.
-        BusyError, ShortReadError: a file was replaced or truncated meanwhile.
+        BusyError: a file was changed in place meanwhile, or truncated.
 
     >>> tensors = load_file("model.safetensors", device="cuda:0", dtype="BF16")  # doctest: +SKIP
     """

@@ -71,7 +71,7 @@ def test_a_header_that_lies_is_refused_before_any_allocation(tmp_path: Path, lie
     header, data = LIES[lie]
     path = file_with(tmp_path / "m.safetensors", header, data)
     for read in (lambda: forebay.load_file(path, framework="numpy"), lambda: forebay.safe_open(path, "numpy")):
-        with pytest.raises((errors.IntegrityError, errors.ShortReadError, errors.InvalidInputError)) as caught:
+        with pytest.raises((errors.IntegrityError, errors.InvalidInputError)) as caught:
             read()
         assert str(path) in str(caught.value)
 
@@ -80,7 +80,7 @@ def test_a_header_that_lies_is_refused_before_any_allocation(tmp_path: Path, lie
 @pytest.mark.parametrize("length", [1 << 63, (1 << 64) - 1, 1 << 40, 100_000_001, 50])
 def test_a_header_longer_than_the_file(tmp_path: Path, length: int) -> None:
     path = file_with(tmp_path / "m.safetensors", b"{}", length=length)
-    with pytest.raises((errors.IntegrityError, errors.ShortReadError, errors.InvalidInputError)):
+    with pytest.raises((errors.IntegrityError, errors.InvalidInputError)):
         forebay.load_file(path, framework="numpy")
 
 
@@ -92,7 +92,7 @@ def test_a_file_truncated_anywhere(tmp_path: Path) -> None:
     for length in range(len(content)):
         path = tmp_path / "part.safetensors"
         path.write_bytes(content[:length])
-        with pytest.raises((errors.IntegrityError, errors.ShortReadError, errors.InvalidInputError)):
+        with pytest.raises((errors.IntegrityError, errors.InvalidInputError)):
             forebay.load_file(path, framework="numpy")
 
 

@@ -105,24 +105,17 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// The error of a read after which the file is not what it was.
-    pub(crate) fn changed(&self) -> Option<Error> {
-        if of_bytes(&self.engine) == self.opened {
-            return None;
-        }
-        let error = Error::new(
-            ErrorKind::Busy,
-            "the file changed since the data set was opened: what was read is of no state",
-        );
-        let error = error.with("path", self.engine.name()).hint("open the data set anew");
-        Some(error.hint("to change a file that is read, write another one and rename it"))
+    /// Whether the file is not what it was.
+    pub(crate) fn is_changed(&self) -> bool {
+        of_bytes(&self.engine) != self.opened
     }
 
-    /// The error of a read that met the file's end, behind which there were records when it was opened.
-    pub(crate) fn cut(&self) -> Error {
-        Error::new(ErrorKind::ShortRead, "the file became shorter while it was read")
+    /// The error of a read after which it is not, or that met its end: when it was opened there were records behind that.
+    pub(crate) fn changed(&self) -> Error {
+        let text = "the file changed since the data set was opened: what was read is of no state";
+        Error::new(ErrorKind::Busy, text)
             .with("path", self.engine.name())
-            .hint("copy the file again if it is cut, and open the data set anew")
+            .hint("open the data set anew")
             .hint("to change a file that is read, write another one and rename it")
     }
 }

@@ -60,7 +60,9 @@ impl Files {
     fn changed(&self) -> Option<Error> {
         match self {
             Self::One(_) => None,
-            Self::Set(files) => files.iter().find_map(|(_, file)| file.changed()),
+            Self::Set(files) => {
+                files.iter().find(|(_, file)| file.is_changed()).map(|(_, file)| file.changed())
+            }
         }
     }
 
@@ -77,7 +79,7 @@ impl Files {
                     entry = entry.saturating_sub(*entries);
                     is_here
                 });
-                owner.map_or(error, |(_, file)| file.cut())
+                owner.map_or(error, |(_, file)| file.changed())
             }
         }
     }

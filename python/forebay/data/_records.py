@@ -130,7 +130,7 @@ class Records(DatasetBase):
         Raises:
             IndexOutOfBoundsError: an :class:`IndexError`.
             NotRecordNumbersError: a :class:`TypeError`.
-            BusyError: a file is shorter than it was.
+            BusyError: a file changed, or became shorter.
         """
         if isinstance(index, slice):
             return self.read_async(packed_range(range(*index.indices(len(self))))).result()
