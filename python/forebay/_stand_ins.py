@@ -125,10 +125,12 @@ def _do(function: str, ours: Callable[[], T], theirs: Callable[[], T] | None, is
         raise _refusal(error, their_error) from error.__cause__
 
 
-def _check_backend(plain_open: Callable[..., Any], filename: Any, framework: str, backend: object) -> None:
-    """How safetensors is to read has no meaning here; what it would refuse is refused as it does."""
+def _check_backend(backend: object) -> None:
+    """How safetensors is to read has no meaning here; what it would refuse is refused as it does, before anything is read."""
     if backend is not None:
-        plain_open(filename, framework=framework, backend=backend)
+        # It looks at this before the path, and no file has an empty one.
+        with suppress(FileNotFoundError):
+            _plain_open()("", framework="np", backend=backend)
 
 
 def _is_taken(index: Any, shape: tuple[int, ...]) -> bool:
@@ -175,9 +177,9 @@ def _safe_open(original: Any) -> Any:
             return super().__new__(cls)
 
         def __init__(self, filename: Any, framework: str, device: object = "cpu", *, backend: object = None) -> None:
+            _check_backend(backend)
             self._theirs = functools.partial(original, filename, framework, **_backend_option(backend))
             _do("safe_open", lambda: super(safe_open, self).__init__(filename, framework, device), self._theirs, False)
-            _check_backend(original, filename, framework, backend)
 
         def _choose(self, framework: str, device: object) -> tuple[Framework, Device]:
             chosen, place = super()._choose(framework, device)
@@ -220,11 +222,10 @@ def _load_file(framework: str, original: Callable[..., Any]) -> Callable[..., An
         if reason is not None:
             _hand_over(name, reason, device=device)
             return theirs()
+        _check_backend(backend)
         chosen = frameworks.get(framework)
         place = chosen.parse_device(device)
-        loaded = _do(name, lambda: load_with(path_text(filename), chosen, place), theirs)
-        _check_backend(_plain_open(), filename, framework, backend)
-        return loaded
+        return _do(name, lambda: load_with(path_text(filename), chosen, place), theirs)
 
     return load_file
 
@@ -240,9 +241,8 @@ def _load_flax(original: Callable[..., Any]) -> Callable[..., Any]:
         except (InvalidInputError, UnsupportedError) as error:
             _hand_over("flax.load_file", str(error))
             return theirs()
-        loaded = _do("flax.load_file", lambda: load_with(path_text(filename), chosen, place, _as_jax_does), theirs)
-        _check_backend(_plain_open(), filename, "flax", backend)
-        return loaded
+        _check_backend(backend)
+        return _do("flax.load_file", lambda: load_with(path_text(filename), chosen, place, _as_jax_does), theirs)
 
     return load_file
 

@@ -230,7 +230,19 @@ def refusals():
 assert len(list(refusals())) == 4
 forebay.patch_safetensors()
 assert len(list(refusals())) == 4
+# A backend that there is not is refused before anything is read, whether the file is there or not.
+for wrong, refusal in (("fast", safetensors.SafetensorError), (3, TypeError)):
+    for read in (sn.load_file, lambda name, backend: safetensors.safe_open(name, "np", backend=backend)):
+        for name in (path, path + "x"):
+            try:
+                read(name, backend=wrong)
+            except refusal as error:
+                assert "backend" in str(error)
+            else:
+                raise AssertionError(f"{wrong!r} was taken")
+assert not calls, calls
 sn.load_file(path, backend="mmap")
+assert len(calls) == 1
 safetensors.safe_open(path, "np", "cpu", backend="mmap")
 """,
         path,
