@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .shards import Shard
 
 __all__ = ["load", "written_by_torch"]
-
-Names = Iterable[str] | Callable[[str], bool]
 
 
 def written_by_torch(shards: list[Shard]) -> bool:
@@ -44,7 +42,7 @@ def load(
     device: object,
     *,
     dtype: Any,
-    names: Names | None,
+    names: pickles.Names,
     verify: bool,
     progress: bool | Callable[[int, int], object] | None,
 ) -> Any:
@@ -76,15 +74,8 @@ def load(
         rest = sum(file.size for file in files)
         for file, shard in zip(files, shards, strict=True):
             rest -= file.size
-            part = pickles.load_open(
-                file,
-                device,
-                dtype=dtype,
-                names=_filter(shard, wanted, present),
-                verify=verify,
-                progress=told,
-                rest=rest,
-            )
+            takes = _filter(shard, wanted, present)
+            part = pickles.load_open(file, device, dtype, takes, verify, told, rest)
             _add(loaded, part, shard, wanted)
     if isinstance(wanted, frozenset):
         for name in wanted - loaded.keys():

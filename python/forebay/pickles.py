@@ -49,6 +49,7 @@ _GROUP_BYTES: Final = 512 << 20
 _GROUPS_IN_FLIGHT: Final = 4
 
 Place = Any  # str, int, torch.device, or a mapping from beginnings of names to one of these
+Names = Iterable[str] | Callable[[str], bool] | None
 
 
 def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -70,10 +71,9 @@ def load(
     device: Place = None,
     *,
     dtype: Any = None,
-    names: Iterable[str] | Callable[[str], bool] | None = None,
+    names: Names = None,
     verify: bool = False,
-    progress: bool | Callable[[int, int], object] | Progress | None = None,
-    rest: int = 0,
+    progress: bool | Callable[[int, int], object] | None = None,
 ) -> Any:
     """Loads what ``torch.save`` wrote, with its tensors on ``device``; no code of the file is run. This takes PyTorch.
 
@@ -88,8 +88,7 @@ def load(
         names: load only these keys of the outermost dictionary, or those for which a function says so. A file with other
             values than tensors over plain storages and plain data is read whole.
         verify: compare each storage with the CRC-32 that the archive holds for it. This is done by the host.
-        progress: as for :func:`forebay.load_file`; or one that counts several files.
-        rest: how many bytes follow in other files.
+        progress: as for :func:`forebay.load_file`.
 
     Returns:
         The object: usually a dictionary of ``torch.Tensor``.
@@ -103,22 +102,12 @@ def load(
         NotFoundError: no such file.
         BusyError: the file was changed in place meanwhile.
     """
-    with _forebay.open(path_text(path)) as file:
-        return load_open(file, device, dtype=dtype, names=names, verify=verify, progress=progress, rest=rest)
+    with _forebay.open(path_text(path)) as file, Progress(0, progress) as told:
+        return load_open(file, device, dtype, names, verify, told)
 
 
-def load_open(
-    file: File,
-    device: Place = None,
-    *,
-    dtype: Any = None,
-    names: Iterable[str] | Callable[[str], bool] | None = None,
-    verify: bool = False,
-    progress: bool | Callable[[int, int], object] | Progress | None = None,
-    rest: int = 0,
-) -> Any:
-    """As :func:`load`, of a file that is open."""
-    told = progress if isinstance(progress, Progress) else Progress(0, progress)
+def load_open(file: File, device: Place, dtype: Any, names: Names, verify: bool, told: Progress, rest: int = 0) -> Any:
+    """As :func:`load`, of a file that is open, and that ``rest`` bytes of other files follow."""
     with Watch(file):
         archive = open_archive(file, file.path)
         tree, keys = _described(archive)

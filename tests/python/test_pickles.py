@@ -158,6 +158,17 @@ def test_names_dtype_and_places(tmp_path: Path) -> None:
     assert seen[-1] == (12 + 24 + 8, 12 + 24 + 8)
 
 
+def test_the_line_of_progress_goes_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"a": torch.ones(10)}, tmp_path / "x.pt")
+    monkeypatch.setattr("forebay.progress._SHOW_AFTER", 0.0)
+    for load in (pickles.load, forebay.load_file):
+        load(tmp_path / "x.pt", device="cpu", progress=True)
+        drawn = capsys.readouterr().err
+        assert "loading 100%" in drawn and drawn.endswith(" \r")
+
+
 def test_damage_is_found_by_verify(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"a": torch.full((1000,), 7.0)}, path)
