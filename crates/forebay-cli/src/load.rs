@@ -235,6 +235,7 @@ impl Load {
         self.change(&mut work);
         work.config = self.config()?;
         work.check()?;
+        self.check_engine_flags(&work)?;
         Ok((work, per_job))
     }
 
@@ -255,6 +256,31 @@ impl Load {
         if self.make_files.is_some() && self.files.is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")
                 .hint("name their directory: --files DIRECTORY"));
+        }
+        Ok(())
+    }
+
+    /// Refuses flags that are about the engine where only raw calls are made.
+    fn check_engine_flags(&self, work: &Workload) -> Result<()> {
+        let raw_types = work.types().iter().all(|xfer| !xfer.uses_engine());
+        if work.task != BenchTask::Transfers || !(work.bare || raw_types) {
+            return Ok(());
+        }
+        // Raw calls can read mapped pages, as the engine of that name.
+        let other = self.engine.as_deref().is_some_and(|engine| !(work.bare && engine == "mapped"));
+        for (is_given, flag) in [
+            (other, "--engine"),
+            (!self.strict.is_empty(), "--strict"),
+            (self.lanes.is_some(), "--lanes"),
+            (self.io_backend.is_some(), "--io"),
+        ] {
+            if is_given {
+                return Err(Error::new(
+                    ErrorKind::InvalidInput,
+                    format!("{flag} does nothing for raw calls"),
+                )
+                .hint(format!("leave out {flag}, or measure the engine: -x 0, 5, 6 or 7 without --bare")));
+            }
         }
         Ok(())
     }
@@ -449,6 +475,11 @@ mod tests {
             "-f a -x 2 -m 3",
             "-f a -s 0",
             "-f a --engine warp",
+            "-f a -x 2 --engine staged",
+            "-f a --compare 2,4 --lanes 3",
+            "-f a --bare --io threads",
+            "-f a --bare --engine staged",
+            "-f a -I 1 --warm",
         ] {
             let error = work(line).unwrap_err();
             assert!(!error.hints().is_empty(), "{line}: {error}");

@@ -149,6 +149,7 @@ impl Bench {
         match self.cache {
             // This machine's page cache has nothing of them.
             _ if self.jobs.iter().any(|job| job.target.is_url()) => {}
+            Cache::Warm if self.io.writes() => {}
             Cache::Warm => push(&["--warm"]),
             Cache::Cold if self.jobs.iter().all(|job| job.target.can_be_cold) => {
                 push(&["--drop-cache"]);

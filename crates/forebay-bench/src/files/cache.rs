@@ -46,7 +46,7 @@ pub(crate) fn settle_cache(work: &Workload, ready: &[ReadyJob<'_>]) -> Result<()
     for job in ready {
         let len = job.range.end - job.range.start;
         for open in &job.files {
-            if work.warm && !work.access.writes() {
+            if work.warm {
                 warm(open.file.path(), job.range.start, len)?;
             }
             // A file of a server has no pages in this machine's cache.

@@ -138,7 +138,8 @@ impl Mover for PackMover {
         let mut index = 0;
         while !meter.stopped() {
             self.settle(index, meter)?;
-            let ops: Vec<_> = std::iter::from_fn(|| feed.next(meter.end)).take(self.depth).collect();
+            let now = Instant::now();
+            let ops: Vec<_> = std::iter::from_fn(|| feed.next(now)).take(self.depth).collect();
             if ops.is_empty() {
                 break;
             }

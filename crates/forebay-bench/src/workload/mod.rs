@@ -200,7 +200,7 @@ impl Workload {
     }
 
     /// The transfer types, in the order that they run.
-    pub(crate) fn types(&self) -> Vec<Xfer> {
+    pub fn types(&self) -> Vec<Xfer> {
         if self.compare.is_empty() { vec![self.xfer] } else { self.compare.clone() }
     }
 
@@ -226,6 +226,7 @@ impl Workload {
         self.check_numbers()?;
         self.check_offsets()?;
         self.check_mix(&types)?;
+        self.check_idle(&types)?;
         self.check_bare(&types)?;
         match self.task {
             BenchTask::Transfers => {}
@@ -344,6 +345,24 @@ impl Workload {
         Ok(())
     }
 
+    /// Flags of our own that would change nothing. gdsio ignores those of its own where they do not fit, and so do we.
+    fn check_idle(&self, types: &[Xfer]) -> Result<()> {
+        let writes_alone = self.access.writes() && self.mix.is_none();
+        let has_batches = self.bare
+            || types.iter().any(|xfer| matches!(xfer, Xfer::CpuAsyncGpu | Xfer::Async) || xfer.is_batch());
+        let is_transfer = self.task == BenchTask::Transfers;
+        if self.warm && writes_alone {
+            return bad("--warm does nothing for writes", "leave out --warm, or read: -I 0 or -I 2");
+        }
+        if self.batches > 1 && !(is_transfer && has_batches) {
+            return bad(
+                "--batches without batches",
+                "--batches goes with -x 3, 5, 6 and 7; more threads: -w",
+            );
+        }
+        Ok(())
+    }
+
     /// Raw calls of the engine mapped exist for plain reads.
     fn check_bare(&self, types: &[Xfer]) -> Result<()> {
         if !self.bare || !self.only_mapped() || matches!(self.task, BenchTask::Gather(_)) {
@@ -403,6 +422,12 @@ impl Workload {
             return bad(
                 "--open-cost only opens, reads and closes",
                 "leave out -I, -M, --bare, -V and --compare",
+            );
+        }
+        if self.warm || self.drop_cache || self.trim || self.ceiling || self.runtime.is_some() {
+            return bad(
+                "--open-cost has rounds of its own",
+                "leave out --warm, --drop-cache, --trim, --ceiling and -T; --repeat N makes more rounds",
             );
         }
         Ok(())
@@ -473,6 +498,21 @@ mod tests {
             ("bare mapped batches", {
                 let mut w = one();
                 (w.bare, w.xfer, w.config.engine) = (true, Xfer::Batch, Some("mapped".into()));
+                w
+            }),
+            ("warm writes", {
+                let mut w = one();
+                (w.warm, w.access) = (true, IoAccess::Write);
+                w
+            }),
+            ("batches of single I/Os", {
+                let mut w = one();
+                w.batches = 2;
+                w
+            }),
+            ("open cost, warm", {
+                let mut w = one();
+                (w.task, w.warm) = (BenchTask::OpenCost, true);
                 w
             }),
             ("open cost of a write", {
