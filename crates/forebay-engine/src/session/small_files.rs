@@ -27,7 +27,7 @@ pub struct SmallFile<'a> {
 impl Session {
     /// Reads files from the page cache into host memory, on this thread. `is_expected` is asked of each file, by its number,
     /// before it is read. Whether each was read whole, and the receipt of those that were. The others (cold ones, those that
-    /// are not as expected or cannot be opened) are the caller's to read otherwise: there it sees why.
+    /// are not as expected, changed meanwhile or cannot be opened) are the caller's to read otherwise: there it sees why.
     ///
     /// # Safety
     /// All memory is valid, and nobody else uses it, until this returns.
@@ -75,12 +75,45 @@ unsafe fn read_whole(file: &SmallFile<'_>, is_expected: impl FnOnce(&FileVersion
     let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
     let Ok(opened) = sys::open(file.path, flags, 0) else { return false };
     let fd = opened.as_raw_fd();
-    if !FileVersion::of(fd).is_ok_and(|version| is_expected(&version)) {
-        return false;
-    }
-    file.pieces.iter().all(|piece| {
+    let Some(before) = FileVersion::of(fd).ok().filter(is_expected) else { return false };
+    let is_read = file.pieces.iter().all(|piece| {
         // SAFETY: passed on.
         let got = unsafe { sys::read_at(fd, piece.address as *mut u8, piece.len, piece.offset, true) };
         got == piece.len as isize
-    })
+    });
+    is_read && FileVersion::of(fd).is_ok_and(|after| after == before)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_changed_in_place_while_it_is_read_is_left_to_the_caller() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().write_all_at(b"before", 0).unwrap();
+        // Two ticks of the clock of file times.
+        std::thread::sleep(Duration::from_millis(30));
+        let (session, mut bytes) = (Session::open().unwrap(), [0u8; 6]);
+        let pieces = [Piece { offset: 0, address: bytes.as_mut_ptr() as u64, len: bytes.len() }];
+        let memory = Memory::new(forebay_gpu::host::device(), 0);
+        let files = [SmallFile { path: file.path(), pieces: &pieces }];
+        let read = |meanwhile: &dyn Fn()| {
+            let is_expected = |_: usize, _: &FileVersion| {
+                meanwhile();
+                true
+            };
+            // SAFETY: the bytes live, and are looked at only below.
+            let (done, receipt) = unsafe { session.read_small_files(&memory, &files, is_expected) }.unwrap();
+            assert_eq!(done[0], receipt.is_some());
+            done[0]
+        };
+        assert!(read(&|| {}));
+        assert!(!read(&|| file.as_file().write_all_at(b"behind", 0).unwrap()), "it may hold parts of both");
+        assert!(read(&|| {}));
+        assert_eq!(&bytes, b"behind");
+    }
 }
