@@ -1,6 +1,7 @@
 //! What is asked, what is in flight, and what came of it.
 pub(crate) mod buffer;
 pub(crate) mod cancel;
+pub(crate) mod completion;
 pub(crate) mod copy_order;
 pub(crate) mod file;
 pub(crate) mod metrics;

@@ -10,9 +10,10 @@ use super::Session;
 use super::request::{batches, nothing};
 use crate::device::DeviceEngines;
 use crate::engines::explain::Walk;
+use crate::request::completion::Completion;
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{EngineKind, Moved};
-use crate::request::ticket::{Completion, Ticket};
+use crate::request::ticket::Ticket;
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::stream_order::{self, Bound, Late, OperationEnd, ResultTarget, StreamRequest};
 

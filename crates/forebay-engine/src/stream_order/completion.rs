@@ -7,8 +7,8 @@ use forebay_gpu::Event;
 
 use super::file_work::ChunkEnd;
 use super::stream_state::StreamState;
+use crate::request::completion::Completion;
 use crate::request::receipt::Moved;
-use crate::request::ticket::Completion;
 use crate::runtime::lock;
 
 /// Keeps a transfer's result until its stream has passed it.

@@ -1,6 +1,7 @@
 //! The thread that carries out transfers of files whose pages may be pinned: it has the device copy in place what is
 //! registered, hands the rest to the lanes, and makes sure that what was copied is one state of the file.
 
+mod copies;
 #[cfg(test)]
 mod tests;
 
@@ -19,28 +20,25 @@ use super::eligibility::Reason;
 use super::gather::CopyList;
 use super::pace::{self, PieceClock};
 use super::pin_cache::PinCache;
-use super::reclaimer::{DriverTurn, Pin};
-use super::region::WINDOW;
+use super::reclaimer::DriverTurn;
 use super::registrar::PinRequest;
-use super::route::{BatchRoute, RouteSpan, bytes_of, route};
+use super::route::{BatchRoute, bytes_of, route};
 use super::state::{CopyWork, MappedState};
 use super::transfer::{InPlaceTransfer, MappedJob, PAUSE, RepeatedJob, elect};
-use super::window::{PinnedFile, WindowAnswer};
+use super::window::PinnedFile;
 use crate::engines::permission::Permission;
 use crate::io::plan::Part;
 use crate::request::cancel::cancelled;
+use crate::request::completion::Completion;
 use crate::request::copy_order;
 use crate::request::receipt::Moved;
 use crate::request::ticket::CallerPolled as _;
-use crate::request::ticket::Completion;
 use crate::runtime::lock;
 use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
-use crate::tuning::mapped::{
-    CONTENDED, COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST, QUIET, UNPIN_WAIT,
-};
+use crate::tuning::mapped::{CONTENDED, COPY_BYTES, COPY_STREAMS, QUIET, UNPIN_WAIT};
 
 const IN_FLIGHT: u64 = 4 * COPY_BYTES;
 /// The stream of the gathers, behind those.
@@ -372,187 +370,6 @@ impl CopyThread {
         Some(stage.submit_parts(&job.batch, warmth, parts, election, Some(tell), Some(&job.completion)))
     }
 
-    // ---- copies -------------------------------------------------------------------------------------------------
-
-    /// Starts copies, a batch at a time in turn, as many as may be in flight: registering the next window comes after,
-    /// and takes about as long as copying one does. Whether any was started.
-    fn launch(&mut self) -> bool {
-        let mut any = false;
-        while self.has_room() && self.launch_one() {
-            any = true;
-        }
-        any
-    }
-
-    fn has_room(&self) -> bool {
-        let bytes: u64 = self.queued_copies.iter().map(|copy| copy.bytes).sum();
-        self.queued_copies.len() < COPIES && bytes < IN_FLIGHT
-    }
-
-    fn launch_one(&mut self) -> bool {
-        let count = self.transfers.len();
-        let turn = (self.next..self.next + count).find(|turn| self.advance(turn % count));
-        if let Some(turn) = turn {
-            self.next = (turn + 1) % count;
-        }
-        turn.is_some()
-    }
-
-    /// Starts the batch's next copy or gather, if its pages are ready.
-    fn advance(&mut self, at: usize) -> bool {
-        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
-        let Some(span) = transfer.todo.front().copied() else { return false };
-        if transfer.job.completion.is_cancelled() {
-            transfer.leave_out();
-            return true;
-        }
-        if is_sealed(&transfer.job) {
-            return self.give_up(at, Reason::new("the file is sealed against writing"));
-        }
-        let window = match span {
-            RouteSpan::Range { start, .. } => (start / WINDOW) as usize,
-            RouteSpan::Entries { waits, .. } => {
-                return match transfer.admit(waits) {
-                    Ok(true) => self.gather_entries(at),
-                    Ok(false) => false,
-                    Err(reason) => self.give_up(at, reason),
-                };
-            }
-        };
-        match transfer.pinned.answer(window) {
-            WindowAnswer::Ready(pin) => self.copy_range(at, pin),
-            WindowAnswer::Pending(_) => false,
-            WindowAnswer::No(reason) => self.give_up(at, reason),
-        }
-    }
-
-    /// What comes next cannot be copied in place after all.
-    fn give_up(&mut self, at: usize, reason: Reason) -> bool {
-        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
-        let parts = transfer.take_alike();
-        if self.state.permission == Permission::Only {
-            transfer.error.get_or_insert(reason.error().with("file", transfer.job.batch.file.name()));
-            transfer.copied.extend(parts);
-            return true;
-        }
-        transfer.rest_bytes += bytes_of(&transfer.job.batch, &parts);
-        transfer.reason.get_or_insert(reason);
-        let job = transfer.job.clone();
-        let apart = self.hand_over(&job, &parts);
-        if let Some(Some(transfer)) = self.transfers.get_mut(at) {
-            transfer.rest.extend(apart);
-        }
-        true
-    }
-
-    fn copy_range(&mut self, at: usize, pin: Arc<Pin>) -> bool {
-        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
-        let Some(RouteSpan::Range { entry, start, end }) = transfer.todo.front().copied() else {
-            return false;
-        };
-        let Some(page) = transfer.pinned.address(start) else { return false };
-        let piece = pin.piece();
-        if let Err(reason) = transfer.hold(pin) {
-            return self.give_up(at, reason);
-        }
-        transfer.todo.pop_front();
-        let stop = (start + COPY_BYTES).min(start / piece * piece + piece).min(end);
-        if stop < end {
-            transfer.todo.push_front(RouteSpan::Range { entry, start: stop, end });
-        }
-        let piece = transfer.job.batch.pieces[entry as usize];
-        let memory = piece.address + (start - piece.offset);
-        let len = (stop - start) as usize;
-        transfer.copied.push(Part::Range { entry, start, end: stop });
-        let by = self.copies % COPY_STREAMS;
-        self.copies = self.copies.wrapping_add(1);
-        // SAFETY: the pin keeps the pages registered and mapped until the copy is done; the submitter vouched for
-        // the memory.
-        let queued = unsafe {
-            match transfer.job.batch.direction {
-                Direction::Read => self.streams[by].copy_in(memory, page as *const u8, len),
-                Direction::Write => self.streams[by].copy_out(page as *mut u8, memory, len),
-            }
-        };
-        self.note_queued(at, by, queued, stop - start, None)
-    }
-
-    /// Starts one kernel for entries that come next. The first of them is ready.
-    fn gather_entries(&mut self, at: usize) -> bool {
-        let list =
-            match self.lists.pop().map_or_else(|| CopyList::new(&self.state.cache.device, GATHER_LIST), Ok) {
-                Ok(list) => list,
-                Err(error) => return self.give_up(at, Reason::from(&error)),
-            };
-        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
-        let written = transfer.fill(&list, GATHER_BYTES);
-        // SAFETY: the transfer holds the pins of all windows until its last copy is done; the list is this kernel's
-        // alone; the submitter vouched for its memory.
-        let queued = unsafe { self.streams[GATHER].scatter(list.reach(), written.count, written.longest) };
-        self.note_queued(at, GATHER, queued, written.bytes, Some(list))
-    }
-
-    /// Notes what was queued on a stream, or what kept it from being queued. Gathers have a list.
-    fn note_queued(
-        &mut self,
-        at: usize,
-        by: usize,
-        queued: Result<()>,
-        bytes: u64,
-        list: Option<CopyList>,
-    ) -> bool {
-        let stream = &self.streams[by];
-        let event = queued.and_then(|()| {
-            let event = self.events.pop().map_or_else(|| stream.event(), Ok)?;
-            stream.record(event.as_ref())?;
-            Ok(event)
-        });
-        let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
-        match event {
-            Ok(event) => {
-                transfer.bytes += bytes;
-                transfer.in_flight += 1;
-                self.queued_copies.push_back(QueuedCopy { event, transfer: at, bytes, list });
-            }
-            Err(error) => {
-                // The copy may have been queued although the call failed.
-                let _ = stream.synchronize(Wait::Block);
-                transfer.fail(error);
-                self.lists.extend(list);
-            }
-        }
-        true
-    }
-
-    /// Ends copies that are done. Whether there were any.
-    fn end_copies(&mut self) -> bool {
-        let mut any = false;
-        let mut at = 0;
-        while at < self.queued_copies.len() {
-            let done = match self.queued_copies[at].event.is_done() {
-                Ok(false) => {
-                    at += 1;
-                    continue;
-                }
-                Ok(true) => Ok(()),
-                Err(error) => Err(error),
-            };
-            any = true;
-            let Some(copy) = self.queued_copies.remove(at) else { break };
-            self.lists.extend(copy.list);
-            if done.is_ok() {
-                self.events.push(copy.event);
-            }
-            if let Some(Some(transfer)) = self.transfers.get_mut(copy.transfer) {
-                transfer.in_flight -= 1;
-                if let Err(error) = done {
-                    transfer.fail(error);
-                }
-            }
-        }
-        any
-    }
-
     // ---- the end ------------------------------------------------------------------------------------------------
 
     fn finish(&mut self) -> bool {
@@ -575,12 +392,6 @@ impl CopyThread {
         self.repeated.retain_mut(|repeated| !repeated.step(&self.state));
         self.repeated.len() < count
     }
-}
-
-/// Whether it is a write that the file's seals forbid.
-fn is_sealed(job: &MappedJob) -> bool {
-    job.batch.direction == Direction::Write
-        && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if file.is_sealed())
 }
 
 /// Before the first byte of a write in place. Where another process has changed the file meanwhile, the end finds out.

@@ -400,7 +400,7 @@ impl Mapped {
             return Err(error);
         }
         if good < transfer.len as u64 && !transfer.allow_short {
-            return Err(crate::request::ticket::short_read(good, transfer.len as u64)
+            return Err(crate::request::completion::short_read(good, transfer.len as u64)
                 .with("file", transfer.file.name()));
         }
         Ok(InPlaceOutcome {

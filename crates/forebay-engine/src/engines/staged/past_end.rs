@@ -12,7 +12,7 @@ use forebay_error::Result;
 use super::Stage;
 use crate::engines::staged::sync::MAX_CALLER_BYTES;
 use crate::io::plan::Part;
-use crate::request::ticket::Completion;
+use crate::request::completion::Completion;
 use crate::request::transfer::Batch;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;

@@ -5,6 +5,7 @@ use forebay_error::ErrorKind;
 use forebay_gpu::Access;
 
 use super::super::budget::Reservation;
+use super::super::reclaimer::Pin;
 use super::super::registrar::{PinPolicy, PinTerms};
 use super::super::threads::EngineThreads;
 use super::super::window::PinnedFile;

@@ -102,10 +102,10 @@ mod tests {
     use crate::engines::staged::workers::slots::LanePart;
     use crate::io::plan::{Plan, Work};
     use crate::io::wake::WorkerWake;
+    use crate::request::completion::Completion;
     use crate::request::copy_order::PriorWork;
     use crate::request::file::File;
     use crate::request::receipt::{CountedPlaces, Election, EngineKind};
-    use crate::request::ticket::Completion;
     use crate::request::transfer::{Batch, Memory, Transfer};
     use crate::source::piece::Direction;
     use crate::source::residency::Warmth;
