@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,10 @@ if os.environ.get("FOREBAY_TEST_GPU") != "real":
     driver = software_gpu()
     if driver is not None:
         os.environ.setdefault("FOREBAY_LIBCUDA", driver)
+
+
+# A shell starts what runs in the background with SIGINT ignored, and children inherit that: no test of Ctrl-C would see one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
@@ -70,3 +75,18 @@ def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def start_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python code in a process of its own, whose standard output is a pipe. At the end of the test it is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *args: str) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen([sys.executable, "-c", code, *args], stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        with process:
+            process.kill()

@@ -463,7 +463,7 @@ def test_a_packed_index_that_lies_with_the_right_checksums(tmp_path: Path) -> No
             pytest.fail(f"edit {number} was believed")
 
 
-def test_killed_during_pack(tmp_path: Path) -> None:
+def test_killed_during_pack(tmp_path: Path, start_python: Callable[..., subprocess.Popen[str]]) -> None:
     """At any moment: what was there before is there, and nothing else."""
     path = tmp_path / "a.pack"
     data.pack([numpy.arange(3)], path)
@@ -477,13 +477,12 @@ def samples():
 data.pack(samples(), sys.argv[1])
 """
     for wait in (0.0, 0.3):
-        child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+        child = start_python(code, str(path))
         assert child.stdout is not None
         child.stdout.readline()
         time.sleep(wait)
         child.send_signal(signal.SIGKILL)
         child.wait()
-        child.stdout.close()
         assert path.read_bytes() == before
         assert len(data.packed(path, **WORDS)) == 1
 

@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 import warnings
 import weakref
@@ -498,7 +497,9 @@ def test_wrong_words(numbers: data.Records) -> None:
         data.Loader([1, 2, 3], 8)  # type: ignore[arg-type]
 
 
-def test_ctrl_c_ends_a_loop_at_once_and_the_loader_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_loop_at_once_and_the_loader_goes_on(
+    tmp_path: Path, start_python: Callable[..., subprocess.Popen[str]]
+) -> None:
     numpy.arange(1 << 18, dtype="int32").tofile(tmp_path / "a.bin")
     code = """
 import sys, time, forebay.data as data
@@ -515,7 +516,7 @@ for batch in running:
     seen.update(batch[:, 0].tolist())
 print(len(seen))
 """
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "a.bin")], stdout=subprocess.PIPE, text=True)
+    child = start_python(code, str(tmp_path / "a.bin"))
     assert child.stdout is not None
     assert child.stdout.readline() == "begun\n"
     time.sleep(0.2)

@@ -7,7 +7,7 @@ import errno
 import gc
 import os
 import signal
-import sys
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -358,10 +358,8 @@ print("bye")
     assert (done.returncode, done.stdout, done.stderr) == (0, "bye\n", "")
 
 
-def test_ctrl_c_ends_a_wait(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_wait(tmp_path: Path, start_python: Callable[..., subprocess.Popen[str]]) -> None:
     # A write into a FIFO-like slow target cannot be made everywhere: a future that never comes stands in for it.
-    import subprocess
-
     code = """
 import asyncio, forebay, sys, os
 path = sys.argv[1]
@@ -376,7 +374,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "sparse")], stdout=subprocess.PIPE, text=True)
+    child = start_python(code, str(tmp_path / "sparse"))
     assert child.stdout is not None
     assert child.stdout.readline() == "waiting\n"
     time.sleep(0.3)

@@ -7,7 +7,6 @@ import signal
 import stat
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -171,14 +170,13 @@ forebay.save_file({"a": np.ones(1 << 20, "f4")}, sys.argv[1])
 """
 
 
-def test_kill_during_a_save(tmp_path: Path) -> None:
+def test_kill_during_a_save(tmp_path: Path, start_python: Callable[..., subprocess.Popen[str]]) -> None:
     path = tmp_path / "m.safetensors"
     forebay.save_file(some(), path)
-    child = subprocess.Popen([sys.executable, "-c", SLOW, str(path)], stdout=subprocess.PIPE, text=True)
+    child = start_python(SLOW, str(path))
     assert child.stdout is not None and child.stdout.readline() == "written\n"
     child.send_signal(signal.SIGKILL)
     assert child.wait(timeout=30) == -signal.SIGKILL
-    child.stdout.close()
     assert_holds(path, some())
     forebay.save_file(some(5), path)
     assert_holds(path, some(5))
@@ -195,9 +193,9 @@ for _ in range(20):
 """
 
 
-def test_two_processes_save_the_same_name(tmp_path: Path) -> None:
+def test_two_processes_save_the_same_name(tmp_path: Path, start_python: Callable[..., subprocess.Popen[str]]) -> None:
     path = tmp_path / "m.safetensors"
-    savers = [subprocess.Popen([sys.executable, "-c", TWICE, str(path), str(value)]) for value in (1, 2)]
+    savers = [start_python(TWICE, str(path), str(value)) for value in (1, 2)]
     seen = set()
     deadline = time.monotonic() + 60
     while any(saver.poll() is None for saver in savers) and time.monotonic() < deadline:
