@@ -12,15 +12,28 @@ from .errors import InvalidInputError
 if TYPE_CHECKING:
     from ._forebay import File
 
-__all__ = ["NPY", "NPZ", "PACKED", "SAFETENSORS", "TORCH", "folder_hints", "is_npz", "other_kind"]
+__all__ = [
+    "NPY",
+    "NPZ",
+    "PACKED",
+    "SAFETENSORS",
+    "START_BYTES",
+    "TAR",
+    "TORCH",
+    "folder_hints",
+    "is_npz",
+    "other_kind",
+    "other_start",
+]
 
 SAFETENSORS: Final = "safetensors"
 NPY: Final = "a .npy file"
 NPZ: Final = "a .npz file"
 TORCH: Final = "a file of torch.save"
 PACKED: Final = "a file of forebay.data.pack"
+TAR: Final = "a tar archive"
 
-_START_BYTES: Final = 512
+START_BYTES: Final = 512
 #: How files begin, what they are, and what to do with them.
 _KINDS: Final = (
     (b"\x1f\x8b", "a gzip file", "unpack it first: gunzip -k FILE"),
@@ -43,12 +56,16 @@ _MAX_ONNX_VERSION: Final = 30
 
 def other_kind(file: File, wanted: str) -> InvalidInputError | None:
     """The error that says what an open file is instead of what was wanted; ``None`` where that cannot be told."""
-    path = file.path
     try:
-        start = file.read(_START_BYTES)
+        start = file.read(START_BYTES)
     except (OSError, ValueError, EOFError):
         return None
-    what, hint = _kind(start, file.size)
+    return other_start(start, file.size, file.path, wanted)
+
+
+def other_start(start: bytes, size: int, path: str, wanted: str) -> InvalidInputError | None:
+    """The same of a file's first ``START_BYTES``."""
+    what, hint = _kind(start, size)
     if what == wanted:
         return None
     if what:
@@ -78,7 +95,7 @@ def _kind(start: bytes, size: int) -> tuple[str, str]:
     if is_legacy(start):
         return TORCH, "forebay.pickles.load(path)"
     if start[257:262] == b"ustar":
-        return "a tar archive", "forebay.data.tar(path), or unpack it: tar -xf FILE"
+        return TAR, "forebay.data.tar(path), or unpack it: tar -xf FILE"
     if 0 < int.from_bytes(start[:8], "little") <= size - 8 and start[8:9] == b"{":
         return SAFETENSORS, "forebay.load_file(path)"
     if start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5"):

@@ -198,8 +198,9 @@ def _keep_only(sources: list[Source], names: Names) -> None:
     for source in sources:
         present.update(entry[0] for entry in source.entries)
         source.entries = [entry for entry in source.entries if entry[0] in wanted]
+    where: dict[str, Any] = {"path": sources[0].path} if len(sources) == 1 else {"files": len(sources)}
     for name in wanted - present:
-        _refuse_missing(name, present)
+        _refuse_missing(name, present, **where)
 
 
 def save_file(

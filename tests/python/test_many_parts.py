@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,92 @@ def test_packed_records(tmp_path: Path) -> None:
         return work
 
     check(make)
+
+
+def test_members_of_a_tar_file(tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        path = tmp_path / f"{count}.tar"
+        with tarfile.open(path, "w") as archive:
+            for number in range(count):
+                for name in (f"{number:06}.bin", f"{number:06}.json"):
+                    archive.addfile(tarfile.TarInfo(name))
+
+        def work() -> None:
+            data.tar(path, framework="numpy")[list(range(count))]
+
+        return work
+
+    check(make)
+
+
+def test_tar_files_of_a_folder(tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            with tarfile.open(folder / f"{number}.tar", "w") as archive:
+                archive.addfile(tarfile.TarInfo(f"{number}.bin"))
+        return lambda: data.tar(folder, framework="numpy")[list(range(count))]
+
+    check(make, 250, 1000)
+
+
+def test_shards_of_mds(tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        write_mds(folder, count)
+
+        def work() -> None:
+            data.mds(folder, framework="numpy")[list(range(count))]
+
+        return work
+
+    check(make)
+
+
+def write_mds(folder: Path, count: int) -> None:
+    """A sample of one number in each shard."""
+    form = {"column_encodings": ["int32"], "column_names": ["a"], "column_sizes": [4], "format": "mds"}
+    form |= {"compression": None, "hashes": [], "samples": 1, "size_limit": None, "version": 2, "zip_data": None}
+    # How many samples, where the one begins and ends, and the sample.
+    shard = np.array([1, 12, 16, 7], "<u4").tobytes()
+    shards = []
+    for number in range(count):
+        name = f"shard.{number:05}.mds"
+        (folder / name).write_bytes(shard)
+        shards.append({**form, "raw_data": {"basename": name, "bytes": len(shard), "hashes": {}}})
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+
+def test_files_of_a_folder(tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"{number}.bin").write_bytes(b"1234")
+
+        def work() -> None:
+            data.ranges(folder, framework="numpy")[list(range(count))]
+
+        return work
+
+    check(make)
+
+
+def test_shards_of_an_index(tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        names = {}
+        for number in range(count):
+            shard = f"model-{number:05}.safetensors"
+            forebay.save_file({f"layer.{number}": np.ones(2, "f4")}, folder / shard, durable=False)
+            names[f"layer.{number}"] = shard
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+        return lambda: forebay.load_file(folder, framework="numpy", names=list(names))
+
+    check(make, 100, 400)
 
 
 @pytest.mark.filterwarnings("ignore")

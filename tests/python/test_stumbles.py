@@ -104,6 +104,27 @@ def test_other_files_are_named(kind: str, tmp_path: Path) -> None:
         assert message == wanted and hint in found
 
 
+@pytest.mark.parametrize("kind", ["text", "npy", "npz", "empty"])
+def test_other_files_than_tar_are_named(kind: str, tmp_path: Path) -> None:
+    write, wanted, hint = OTHERS[kind]
+    path = tmp_path / "m.tar"
+    write(path)
+    message, found = told(lambda: forebay.data.tar(path))
+    assert message == wanted.replace("not safetensors", "not a tar archive") and hint in found
+
+
+def test_ranges_without_a_half(model: Path) -> None:
+    hint = "ranges(paths, offsets=…, lengths=…), in bytes"
+    for given, left_out in (("offsets", "lengths"), ("lengths", "offsets"), ("file", "offsets and lengths")):
+        message, found = told(lambda given=given: forebay.data.ranges(model, **{given: [0]}))  # type: ignore[misc]
+        assert (message, found) == (f"ranges() without {left_out}", hint)
+
+
+def test_the_file_without_a_tensor_is_named(model: Path) -> None:
+    with pytest.raises(InvalidInputError, match=f"path={model}"):
+        forebay.load_file(model, names=["zzz"], framework="numpy")
+
+
 def test_names_that_are_no_list(model: Path) -> None:
     forebay.write_npz(model.with_suffix(".npz"), {"w": numpy.arange(3)})
     loads: list[Callable[[Any], object]] = [

@@ -219,6 +219,10 @@ def ranges(
     if offsets is None and lengths is None and file is None:
         file = range(len(files.paths))
         offsets, lengths = [0] * len(file), [files.size(number) for number in file]
+    left_out = [name for name, given in (("offsets", offsets), ("lengths", lengths)) if given is None]
+    if left_out:
+        hints = ["ranges(paths, offsets=…, lengths=…), in bytes"]
+        raise InvalidInputError(f"ranges() without {' and '.join(left_out)}", hints=hints)
     begins, spans = _integers(numpy, offsets, "offsets"), _integers(numpy, lengths, "lengths")
     if len(begins) != len(spans):
         raise InvalidInputError(f"{len(begins)} offsets and {len(spans)} lengths", hints=["give one length each"])

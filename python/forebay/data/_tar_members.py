@@ -9,6 +9,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple, Self
 
+from .._kinds import START_BYTES, TAR, other_start
 from ..errors import InvalidInputError, UnsupportedError
 from ._files import again, failed, opened
 
@@ -72,7 +73,7 @@ def members(path: str, size: int) -> list[Member]:
         except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
             if isinstance(error, InvalidInputError):
                 raise
-            _refuse_compressed(file, path)
+            _refuse_others(file, path, size)
             hints = ["WebDataset's .tar files are read; one that is cut has to be copied again"]
             raise InvalidInputError(f"cannot read the tar file: {error}", hints=hints, path=path) from None
 
@@ -82,14 +83,17 @@ def without(path: str, name: str) -> list[str]:
     return [f"tar --delete -f {shlex.quote(path)} {shlex.quote(name)}"]
 
 
-def _refuse_compressed(file: BinaryIO, path: str) -> None:
-    start = again(os.pread, file.fileno(), 8, 0)
+def _refuse_others(file: BinaryIO, path: str, size: int) -> None:
+    start = again(os.pread, file.fileno(), START_BYTES, 0)
     for magic, command in _COMPRESSED.items():
         if start.startswith(magic):
             stem, ending = os.path.splitext(path)
             unpacked = stem if stem.endswith(".tar") else f"{stem}{'.unpacked' if ending == '.tar' else ''}.tar"
             hints = [f"{command} -c {shlex.quote(path)} > {shlex.quote(unpacked)}"]
             raise UnsupportedError("the tar file is compressed", hints=hints, path=path)
+    other = other_start(start, size, path, TAR)
+    if other is not None:
+        raise other from None
 
 
 def _headers(file: BinaryIO, path: str, size: int) -> Iterator[tarfile.TarInfo]:
