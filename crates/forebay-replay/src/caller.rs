@@ -1,6 +1,6 @@
 //! One caller of the recording, doing its calls again.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use forebay_engine::{Batch, Direction, Election, EngineKind, Memory, Piece, Rece
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{AllocationKind, Context, Device, Event, Stream, Wait};
 
+use crate::flights::Flights;
 use crate::memory::{DeviceBlock, MemoryRing};
 use crate::plan::{Call, CallWay, Caller, Place};
 use crate::turn::{OpenFile, Turn};
@@ -61,9 +62,8 @@ impl CallerDone {
 /// Transfers in flight.
 struct Flight {
     ticket: Ticket,
-    /// When it began in the replay; when it ended in the recording.
+    /// When it began in the replay.
     start: u64,
-    recorded_end: u64,
     step: usize,
     writes: bool,
 }
@@ -75,7 +75,7 @@ pub(crate) struct CallerRun<'a> {
     rings: Vec<MemoryRing>,
     streams: HashMap<(u32, Place), Box<dyn Stream>>,
     plain: HashMap<Place, PlainCopy>,
-    flights: VecDeque<Flight>,
+    flights: Flights<Flight>,
     done: CallerDone,
 }
 
@@ -100,7 +100,7 @@ impl<'a> CallerRun<'a> {
             }
         }
         let done = CallerDone { calls: Vec::with_capacity(caller.calls.len()), ..CallerDone::default() };
-        Ok(Self { turn, caller, rings, streams, plain, flights: VecDeque::new(), done })
+        Ok(Self { turn, caller, rings, streams, plain, flights: Flights::new(), done })
     }
 
     /// Does all calls, at their times or as soon as those are done that were done before them.
@@ -147,7 +147,7 @@ impl<'a> CallerRun<'a> {
 
     /// Waits for what was done in the recording when it began the next step.
     fn wait_as_recorded(&mut self, next: u64) -> ControlFlow<()> {
-        for flight in self.flights.iter().filter(|flight| flight.recorded_end <= next) {
+        while let Some(flight) = self.flights.next_ended(next) {
             flight.ticket.wait_timeout(Duration::MAX);
         }
         if self.turn.is_stopped() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -223,13 +223,10 @@ impl<'a> CallerRun<'a> {
             Ok((start, self.submit(calls, memories, stream)?))
         });
         match submitted {
-            Ok((start, ticket)) => self.flights.push_back(Flight {
-                ticket,
-                start,
-                recorded_end: calls.iter().map(|call| call.end()).max().unwrap_or(0),
-                step,
-                writes: calls[0].writes,
-            }),
+            Ok((start, ticket)) => {
+                let recorded_end = calls.iter().map(|call| call.end()).max().unwrap_or(0);
+                self.flights.push(Flight { ticket, start, step, writes: calls[0].writes }, recorded_end);
+            }
             Err(error) => self.done.fail(calls.len(), error),
         }
     }
@@ -284,7 +281,7 @@ impl<'a> CallerRun<'a> {
 
     /// Waits for the oldest transfers in flight.
     fn land(&mut self) {
-        let Some(flight) = self.flights.pop_front() else { return };
+        let Some(flight) = self.flights.pop() else { return };
         let outcome = flight.ticket.wait();
         let end = flight.start + outcome.receipt.elapsed.as_nanos() as u64;
         for entry in outcome.entries {
@@ -306,7 +303,7 @@ impl<'a> CallerRun<'a> {
 impl Drop for CallerRun<'_> {
     fn drop(&mut self) {
         // After a panic others may still be under way: their memory stays until they are done.
-        for flight in self.flights.drain(..) {
+        while let Some(flight) = self.flights.pop() {
             flight.ticket.wait();
         }
     }

@@ -27,6 +27,7 @@
 
 mod caller;
 mod files;
+mod flights;
 mod made;
 mod memory;
 mod plan;
