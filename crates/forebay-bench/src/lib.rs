@@ -34,6 +34,7 @@ mod workers;
 mod workload;
 
 pub use files::empty::empty_bytes;
+pub use files::room::{Room, room};
 pub use memory::DeviceMemory;
 pub use observer::{Observer, Progress, Silent};
 pub use report::{BenchReport, OpenCost, OpenStep, Pass, format, text};

@@ -1,11 +1,12 @@
 //! `forebay bench`, and `gdsio`.
 
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use forebay_bench::{Observer, Pass, Progress, format, text};
+use forebay_bench::{Job, Observer, Pass, Progress, Workload, format, text};
 use forebay_error::{Error, ErrorKind};
 
 use crate::console::{Console, Failure, ProgressLine};
@@ -20,6 +21,11 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// Runs the command.
 pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     let (work, per_job) = load.workload().map_err(Failure::usage)?;
+    if let Some(json) = load.json.as_deref().filter(|json| is_read(json, load, &work)) {
+        let error =
+            Error::new(ErrorKind::InvalidInput, "the report would overwrite what the run reads or writes");
+        return Err(Failure::usage(error.with("path", json.display()).hint("name another file with --json")));
+    }
     // A result that cannot be written is known before the run, not after it.
     let json = load.json.as_deref().map(JsonFile::open).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
@@ -27,7 +33,7 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     let watcher = Watcher { console, per_job, live: ProgressLine::new("bench"), quiet: medians, last };
     let report = interruptible(&watcher, || forebay_bench::run(&work, &watcher));
     watcher.live.clear();
-    let report = report.map_err(refine)?;
+    let report = report.map_err(|error| refine(load.retold(error)))?;
     if medians {
         for one in &report.summary {
             if let Some(pass) = report.middle(one.xfer_type) {
@@ -46,6 +52,13 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
         json.write(&report)?;
     }
     Ok(0)
+}
+
+/// Whether it is a file of the run, or its job file.
+fn is_read(json: &Path, load: &Load, work: &Workload) -> bool {
+    let Ok(json) = json.canonicalize() else { return false };
+    let files = work.jobs.iter().flat_map(Job::paths).chain(load.job_file.clone());
+    files.filter_map(|path| path.canonicalize().ok()).any(|path| path == json)
 }
 
 /// Does `work`, which a signal ends at once, wherever it is.

@@ -188,7 +188,8 @@ fn make(path: &Path, len: u64) -> Result<()> {
         _ => error.hint("use another --dir"),
     };
     fs::OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| {
-        explain(Error::from_io(&error, "cannot create the demo's file").with("path", path.display()))
+        let folder = path.parent().unwrap_or(path);
+        explain(Error::from_io(&error, "cannot create a file in the folder").with("path", folder.display()))
     })?;
     let file = File::options().read(true).write(true).open(path)?;
     file.preallocate(len).map_err(|error| if error.hints().is_empty() { explain(error) } else { error })

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind};
 use forebay_models::Pending;
@@ -13,7 +13,7 @@ pub(crate) enum JsonFile {
     /// It gets its name when it is whole.
     New(Pending),
     /// What is there stays what it is: a pipe, or what a shell has opened.
-    Old(File),
+    Old(File, PathBuf),
 }
 
 impl JsonFile {
@@ -26,7 +26,7 @@ impl JsonFile {
             return Pending::create(path).map(Self::New).map_err(explain);
         }
         let opened = OpenOptions::new().write(true).open(path);
-        opened.map(Self::Old).map_err(|error| {
+        opened.map(|file| Self::Old(file, path.to_owned())).map_err(|error| {
             explain(Error::from_io(&error, "cannot create the report").with("path", path.display()))
         })
     }
@@ -35,7 +35,11 @@ impl JsonFile {
         let mut text = serde_json::to_string_pretty(report)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
         text.push('\n');
-        let failed = |error: &std::io::Error| Error::from_io(error, "cannot write the report");
+        let failed = |error: &std::io::Error, path: &Path| {
+            Error::from_io(error, "cannot write the report")
+                .with("path", path.display())
+                .hint("name another file with --json: the results above are whole")
+        };
         let put = |mut file: File| -> std::io::Result<()> {
             if file.metadata()?.is_file() {
                 file.set_len(0)?;
@@ -45,10 +49,10 @@ impl JsonFile {
             if file.metadata()?.is_file() { file.sync_data() } else { Ok(()) }
         };
         match self {
-            Self::Old(file) => put(file).map_err(|error| failed(&error)),
+            Self::Old(file, path) => put(file).map_err(|error| failed(&error, &path)),
             Self::New(pending) => {
                 let file = OpenOptions::new().write(true).open(pending.temporary());
-                file.and_then(put).map_err(|error| failed(&error))?;
+                file.and_then(put).map_err(|error| failed(&error, pending.target()))?;
                 pending.commit(false).map(drop)
             }
         }

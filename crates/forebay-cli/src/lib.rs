@@ -22,6 +22,7 @@
 
 mod bench;
 mod check;
+mod command_line;
 mod console;
 mod cp;
 mod demo;
@@ -163,22 +164,25 @@ fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Wr
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
     let command = match name.to_str() {
         Some("gdsio") => {
-            Gdsio::try_parse_from(args).map(|cli| Command::Bench(Box::new(cli.load.named_gdsio())))
+            command_line::parse::<Gdsio>(args).map(|cli| Command::Bench(Box::new(cli.load.named_gdsio())))
         }
         Some("gdscheck" | "gdscheck.py") => {
-            Gdscheck::try_parse_from(args).map(|cli| Command::Check(cli.check))
+            command_line::parse::<Gdscheck>(args).map(|cli| Command::Check(cli.check))
         }
-        Some("gdsio_verify") => GdsioVerify::try_parse_from(args).map(|cli| Command::Verify(cli.verify)),
-        Some("gds_stats") => GdsStats::try_parse_from(args).map(|cli| Command::GdsStats(cli.stats)),
-        _ => Cli::try_parse_from(args).map(|cli| cli.command),
+        Some("gdsio_verify") => {
+            command_line::parse::<GdsioVerify>(args).map(|cli| Command::Verify(cli.verify))
+        }
+        Some("gds_stats") => command_line::parse::<GdsStats>(args).map(|cli| Command::GdsStats(cli.stats)),
+        _ => command_line::parse::<Cli>(args).map(|cli| cli.command),
     };
     let command = match command {
         Ok(command) => command,
         Err(error) => {
             let stream: &mut dyn Write = if error.use_stderr() { err } else { out };
+            let code = error.exit_code();
             // `Output` remembers what its stream did not take.
-            let _ = write!(stream, "{}", error.render());
-            return error.exit_code();
+            let _ = write!(stream, "{}", command_line::words(error));
+            return code;
         }
     };
     for unknown in forebay_config::env::unknown() {

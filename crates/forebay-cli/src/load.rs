@@ -9,7 +9,7 @@ use forebay_bench::{
     BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
 use forebay_config::cufile::Settings;
-use forebay_config::{CachePolicy, Config, IoBackend, Objective, elsewhere, parse_size};
+use forebay_config::{CachePolicy, Config, IoBackend, MAX_LANES, Objective, elsewhere, parse_size};
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_gpu::DeviceName;
@@ -73,7 +73,7 @@ pub(crate) struct Load {
     #[arg(short = 'T', value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<Duration>,
     /// Seed of random offsets and of the pattern, decimal or 0x…
-    #[arg(short = 'k', value_name = "SEED", value_parser = jobfile::seed)]
+    #[arg(short = 'k', value_name = "SEED", value_parser = seed)]
     seed: Option<u64>,
     /// Random offsets at any byte
     #[arg(short = 'U')]
@@ -144,7 +144,7 @@ pub(crate) struct Load {
     #[arg(long, value_name = "POLICY", value_parser = parse::<CachePolicy>, help_heading = "forebay's own")]
     cache: Option<CachePolicy>,
     /// Lanes per device
-    #[arg(long, value_name = "N", help_heading = "forebay's own")]
+    #[arg(long, value_name = "N", value_parser = lanes, help_heading = "forebay's own")]
     lanes: Option<usize>,
     /// How waits for copies are done: throughput (short naps), cpu (sleep in the driver), latency (spin)
     #[arg(long, value_name = "WHAT", value_parser = parse::<Objective>, help_heading = "forebay's own")]
@@ -181,7 +181,16 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 /// gdsio takes whole seconds; ours may have decimals.
 fn seconds(text: &str) -> Result<Duration, String> {
     let value = text.parse::<f64>().ok().and_then(|value| Duration::try_from_secs_f64(value).ok());
-    value.ok_or_else(|| format!("not a time in seconds: {text:?}"))
+    value.ok_or_else(|| format!("not a time in seconds: {text:?}\nhint: use -T 10, for example"))
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    jobfile::seed(text).map_err(|error| in_words(&error))
+}
+
+fn lanes(text: &str) -> Result<usize, String> {
+    let value = text.parse().ok().filter(|lanes| (1..=MAX_LANES).contains(lanes));
+    value.ok_or_else(|| format!("not a number of lanes: {text:?}\nhint: use --lanes 1..{MAX_LANES}"))
 }
 
 pub(crate) fn in_words(error: &Error) -> String {
@@ -243,15 +252,17 @@ impl Load {
     fn check_flags(&self) -> Result<()> {
         if let Some(url) = self.url.as_ref().filter(|url| !File::is_url(url)) {
             let begin = url.as_os_str().as_encoded_bytes().get(..5);
-            if !begin.is_some_and(|begin| begin.eq_ignore_ascii_case(b"rdma:")) {
-                elsewhere::check_read(url)?;
+            if begin.is_some_and(|begin| begin.eq_ignore_ascii_case(b"rdma:")) {
+                return Err(rdma_refused());
             }
-            return Err(match Url::meant(url) {
-                Some(meant) => Error::new(ErrorKind::InvalidInput, "not the URL of a file of a server")
-                    .with("url", url.display())
-                    .hint(format!("-P {}", quoted(&meant))),
-                None => rdma_refused(),
-            });
+            elsewhere::check_read(url)?;
+            let hint = Url::meant(url).map_or_else(
+                || "name it as -P nfs://SERVER/EXPORT/PATH; a file of this machine as -f FILE".to_owned(),
+                |meant| format!("-P {}", quoted(&meant)),
+            );
+            return Err(Error::new(ErrorKind::InvalidInput, "not the URL of a file of a server")
+                .with("url", url.display())
+                .hint(hint));
         }
         if self.make_files.is_some() && self.files.is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")
@@ -352,6 +363,20 @@ impl Load {
         }
         config.engine = self.engine.clone().or(config.engine);
         config.checked()
+    }
+
+    /// An error whose hints say what to type here: `--strict` goes before the variable.
+    pub(crate) fn retold(&self, error: Error) -> Error {
+        let is_ours = error.kind() == ErrorKind::Strict && !self.strict.is_empty();
+        match error.hints().iter().find_map(|hint| hint.strip_prefix("allow it: FOREBAY_STRICT=")) {
+            Some(engine) if is_ours => {
+                let hint = format!("allow it: --strict {},{engine}", self.strict.join(","));
+                let retold = Error::new(error.kind(), error.message());
+                let said = error.hints().iter().filter(|hint| !hint.starts_with("allow it: "));
+                said.fold(retold, Error::hint).hint(hint)
+            }
+            _ => error,
+        }
     }
 
     /// What `-O` asks for. gdsio opens files by O_DIRECT, unless something else is asked for.

@@ -18,7 +18,7 @@ use forebay_report::{
 
 use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
-use crate::load::size;
+use crate::load::{parse, size};
 use crate::silence;
 
 /// Measure whole tables and write report.html, report.md and report.json.
@@ -33,7 +33,7 @@ pub(crate) struct Report {
     #[arg(value_name = "PRESET|PATH", value_parser = crate::names::source())]
     words: Vec<PathBuf>,
     /// GPUs (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
-    #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', default_value = "0")]
+    #[arg(short = 'd', value_name = "DEVICE", value_delimiter = ',', default_value = "0", value_parser = parse::<DeviceName>)]
     devices: Vec<DeviceName>,
     /// Folder of the report
     #[arg(short = 'o', value_name = "FOLDER", value_parser = crate::names::target())]

@@ -1,9 +1,10 @@
 //! `forebay verify`, and `gdsio_verify`: a range read to device memory against a plain read of it.
 
 use std::fs;
+use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use forebay_bench::pattern_key;
@@ -109,6 +110,18 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
     }
 }
 
+/// Why there is nothing to compare: a file of `/proc` has bytes, and tells no length.
+fn without_length(path: &Path) -> Error {
+    let mut byte = [0];
+    let has_bytes = fs::File::open(path).and_then(|mut file| file.read(&mut byte)).is_ok_and(|read| read > 0);
+    let (what, hint) = if has_bytes {
+        ("the file does not tell its length", "verify a copy of it: forebay cp makes one")
+    } else {
+        ("the file is empty", "name a file with bytes in it")
+    };
+    Error::new(ErrorKind::InvalidInput, what).with("path", path.display()).hint(hint)
+}
+
 /// Opens the file. Returns the range to compare, which lies within the file and is not empty.
 fn open(args: &Verify) -> Result<(File, Range<u64>)> {
     let path = &args.file;
@@ -125,9 +138,7 @@ fn open(args: &Verify) -> Result<(File, Range<u64>)> {
     let file = File::open(path)?;
     let have = file.len()?;
     if have == 0 {
-        return Err(Error::new(ErrorKind::InvalidInput, "the file is empty, or does not tell its length")
-            .with("path", path.display())
-            .hint("copy files of /proc first, and verify the copy: forebay cp"));
+        return Err(without_length(path));
     }
     let len = args.size.unwrap_or_else(|| have.saturating_sub(args.offset));
     if len == 0 || args.offset.checked_add(len).is_none_or(|end| end > have) {

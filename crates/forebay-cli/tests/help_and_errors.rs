@@ -4,6 +4,9 @@
 mod support;
 
 use std::fmt::Write;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 
 use support::{finish, run, sample};
 
@@ -28,6 +31,7 @@ fn errors() {
     let directory = tempfile::tempdir().unwrap();
     sample(directory.path(), "x", 1 << 20);
     std::fs::create_dir(directory.path().join("d")).unwrap();
+    std::fs::write(directory.path().join("empty"), "").unwrap();
     std::fs::write(directory.path().join("bad.gdsio"), "[global]\nrw=read\nspeed=high\n[job0]\nfilename=x\n")
         .unwrap();
     let mut text = String::new();
@@ -61,6 +65,16 @@ fn errors() {
         "bench -f x -f x -d 0 -d 0 -d 0",
         "bench -f x -D d",
         "bench -f x --nonsense",
+        "bench -f x -s -1",
+        "bench -f x -w abc",
+        "bench -f x -T abc",
+        "bench -f x --lanes 65",
+        "bench -f x --json x",
+        "bench -f /dev/null",
+        "bench -P x",
+        "bench x",
+        "bench d",
+        "bench --files x",
         "bench -f x --engine warp",
         "bench -f x --strict staged -i 64K",
         "bench -f x --json missing/r.json",
@@ -83,6 +97,8 @@ fn errors() {
         "cp missing y",
         "cp d y",
         "cp x missing/y",
+        "cp x missing/",
+        "verify -f empty",
         "verify -f missing",
         "verify -f x -s 2M",
         "verify -f x -n 0",
@@ -90,6 +106,11 @@ fn errors() {
         "demo -d p2pmem:ffff:00:00.0",
         "check -d p2pmem:ffff:00:00.0",
         "check -d nonsense",
+        "check -d -1",
+        "doctor --pid 0",
+        "report -d abc",
+        "report --compare empty empty",
+        "replay d",
         "nonsense",
     ] {
         let done = run(directory.path(), args);
@@ -158,4 +179,59 @@ fn more_memory_than_there_is_is_not_asked_for() {
     }
     run(directory.path(), "bench -f x -w 100000").fails(2, "100000 threads");
     run(directory.path(), "bench -f x -w 4096 -f x -w 4096").fails(2, "8192 threads in 2 jobs");
+}
+
+/// `--strict` goes before the variable, which the hint names elsewhere.
+#[test]
+fn what_the_hint_of_strict_says_can_be_typed() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    let line = "bench -f x -i 64K --strict staged";
+    run(directory.path(), line).fails(1, "hint: allow it: --strict staged,host\n");
+    run(directory.path(), &format!("{line},host")).ok();
+}
+
+/// It is known before the first of them is made.
+#[test]
+fn more_files_than_there_is_room_for_are_not_made() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("d")).unwrap();
+    run(directory.path(), "bench --files d --make-files 1000000000000 -i 1M").fails(1, "there is no room");
+    assert_eq!(std::fs::read_dir(directory.path().join("d")).unwrap().count(), 0);
+}
+
+/// The mode is named, not what a file of that kind looks like.
+#[test]
+fn files_of_others_are_told_as_such() {
+    // SAFETY: no pointers are passed.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir(directory.path().join("d")).unwrap();
+    std::fs::create_dir(directory.path().join("locked")).unwrap();
+    sample(directory.path(), "secret", 32 << 20);
+    sample(&directory.path().join("locked"), "x", 4096);
+    for (name, mode) in [("secret", 0o600), ("locked", 0o700)] {
+        std::fs::set_permissions(directory.path().join(name), Permissions::from_mode(mode)).unwrap();
+    }
+    for args in [
+        "bench secret",
+        "doctor --log secret d",
+        "doctor locked/x",
+        "check locked/x",
+        "trace secret",
+        "replay secret",
+        "report --compare secret secret",
+        "report sizes secret -o r --quick",
+        "report sizes d --spec secret -o r",
+    ] {
+        let mut command = support::forebay();
+        command.current_dir(directory.path()).args(args.split_whitespace()).uid(65534).gid(65534);
+        let done = finish(command);
+        assert!(done.err.contains("mode") && !done.err.contains("make one"), "{args}: {}", done.err);
+        assert!(!done.err.contains("no such file"), "{args}: {}", done.err);
+    }
 }

@@ -83,6 +83,7 @@ fn a_report_that_cannot_be_written_is_a_failure() {
         let done = command(bed.path(), line, null()).output().unwrap();
         let err = String::from_utf8_lossy(&done.stderr);
         assert_eq!(done.status.code(), Some(1), "{line}: {err}");
-        assert!(err.contains("No space left on device"), "{line}: {err}");
+        assert!(err.contains("No space left on device (path=/dev/full)"), "{line}: {err}");
+        assert!(err.contains("hint: "), "{line}: {err}");
     }
 }

@@ -81,6 +81,8 @@ fn named<T: Send + 'static>(
             (None, io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => {
                 Error::new(ErrorKind::InvalidInput, format!("{doing}: {error}"))
             }
+            (_, io::ErrorKind::PermissionDenied) => Error::from_io(&error, doing)
+                .hint("check the file's mode and owner (ls -l), and the directories above it"),
             _ => Error::from_io(&error, doing),
         };
         error.with("path", path.display())

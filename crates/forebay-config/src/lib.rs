@@ -204,7 +204,7 @@ impl Default for Config {
 const MAX_TRIED_LANES: usize = 32;
 
 /// Most lanes that an option may ask for.
-const MAX_LANES: usize = 64;
+pub const MAX_LANES: usize = 64;
 
 /// Shortest settle time. Before kernel 6.13 a file's times move in steps of up to 10 ms: two such steps.
 const MIN_SETTLE: Duration = Duration::from_millis(20);

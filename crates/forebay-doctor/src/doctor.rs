@@ -64,11 +64,8 @@ pub fn diagnose(
 ) -> Result<DoctorReport, Hinted> {
     let Some(pid) = options.pid else { return look(system, offered, options, None) };
     if !system.is_dir(&format!("/proc/{pid}")) {
-        let fix = if system.exists("/proc/self/status") {
-            "forebay stats lists processes"
-        } else {
-            "mount -t proc proc /proc"
-        };
+        let fix =
+            if system.exists("/proc/self/status") { "ps -e lists them" } else { "mount -t proc proc /proc" };
         return Err(Hinted::new(format!("no such process: {pid}")).fix(fix));
     }
     let process = process(system, pid, options.counters.clone());

@@ -1,5 +1,7 @@
 //! The whole report as data.
 
+use std::io::ErrorKind;
+
 use forebay_config::{Config, elsewhere};
 use forebay_gpu::DeviceName;
 use serde::Serialize;
@@ -207,6 +209,11 @@ fn find_places(system: &dyn System, options: &CheckOptions) -> Result<Vec<Storag
 
 /// A place that was asked for, and is not there.
 pub(crate) fn missing(path: &str) -> Hinted {
+    let refused = std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
+    if refused {
+        return Hinted::new(format!("this user may not look at {path}"))
+            .fix("check owner and mode of the directories above it: ls -ld, or run it as root");
+    }
     let fix = elsewhere::repository_hint(path.as_ref());
     Hinted::new(format!("no such file or directory: {path}"))
         .fix(fix.unwrap_or_else(|| "give directories or files that exist".to_owned()))

@@ -67,5 +67,5 @@ fn a_process_that_is_not_there_is_an_error_with_a_hint() {
     let options = DoctorOptions { pid: Some(u32::MAX - 1), ..DoctorOptions::default() };
     let error = diagnose(&RealSystem, &DriverOffer::default(), &options).unwrap_err();
     assert_eq!(error.text, "no such process: 4294967294");
-    assert_eq!(error.fix.as_deref(), Some("forebay stats lists processes"));
+    assert_eq!(error.fix.as_deref(), Some("ps -e lists them"));
 }

@@ -29,7 +29,8 @@ impl MadeFolder {
             Ok(Self { path, handle, names: Vec::new() })
         };
         make().map_err(|error: io::Error| {
-            Error::from_io(&error, "cannot make a folder for made files")
+            // What `tempfile` says has the name of the folder in it.
+            Error::from_io(&error.kind().into(), "cannot make a folder for made files")
                 .with("path", parent.display())
                 .hint("name another: --dir DIRECTORY")
         })

@@ -60,6 +60,7 @@ impl Folder {
         match load(&path) {
             Err(_) if again && is_report(&path) => Ok(None),
             Err(_) if again => Err(foreign(&path)),
+            Err(error) if is_report(&path) => Err(error.hint("--again begins a new one")),
             found => found.map(Some),
         }
     }
@@ -98,7 +99,7 @@ pub(crate) fn load(path: &Path) -> Result<Report> {
         if error.hints().is_empty() { error.hint("name a report.json, or its folder") } else { error }
     })?;
     let broken = |message: String| Error::new(ErrorKind::Corrupt, message).with("path", path.display());
-    let hint = "name a report.json that forebay report wrote; --again begins a new one";
+    let hint = "name a report.json that forebay report wrote";
     let value: serde_json::Value = serde_json::from_slice(&bytes)
         .map_err(|error| broken(format!("not a report: {error}")).hint(hint))?;
     match value.get("version").and_then(serde_json::Value::as_u64) {

@@ -73,7 +73,8 @@ struct PublishedSpec {
 /// Reads the text of a spec.
 pub(crate) fn read(path: &Path) -> Result<String> {
     let hint = "docs/reference/report-spec.md has an example";
-    let bytes = read_named(path, "cannot read spec").map_err(|error| error.hint(hint))?;
+    let bytes = read_named(path, "cannot read spec")
+        .map_err(|error| if error.hints().is_empty() { error.hint(hint) } else { error })?;
     String::from_utf8(bytes)
         .map_err(|_| bad("the spec is not text".to_owned(), hint).with("path", path.display()))
 }

@@ -83,6 +83,7 @@ impl Target {
         let can_be_cold = place.kind != DiskKind::Memory;
         let one = Self { given, file, made, can_be_cold, nfs, controller: place.controller };
         if !made {
+            File::open(&one.file).map_err(|error| unreadable(&error, &one.given))?;
             long_enough(one.length()).map_err(|error| error.with("path", one.given.display()))?;
             whole(&one)?;
         }
@@ -202,14 +203,17 @@ fn key() -> u64 {
 
 /// Bytes that are free where `path` is, if its file system counts them.
 pub(crate) fn free(path: &Path) -> Option<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: all-zero bytes are a valid statvfs; the path ends with a zero.
-    let found = unsafe {
-        let mut found: libc::statvfs = std::mem::zeroed();
-        (libc::statvfs(path.as_ptr(), &mut found) == 0 && found.f_blocks > 0).then_some(found)?
-    };
-    Some(found.f_bavail * found.f_frsize)
+    Some(forebay_bench::room(path)?.bytes)
+}
+
+fn unreadable(error: &std::io::Error, path: &Path) -> Error {
+    let error = Error::from_io(error, "cannot open file").with("path", path.display());
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            error.hint("check the file's mode and owner (ls -l), and the directories above it")
+        }
+        _ => error,
+    }
 }
 
 fn bad(message: &str, path: &Path) -> Error {

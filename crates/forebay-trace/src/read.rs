@@ -39,7 +39,7 @@ impl TraceReader {
         let path = path.as_ref();
         let file = files::open_named(path, "cannot open trace").map_err(|error| {
             let meant = elsewhere::repository_hint(path).filter(|_| error.kind() == ErrorKind::NotFound);
-            if error.kind() == ErrorKind::Unsupported {
+            if !error.hints().is_empty() {
                 return error;
             }
             error.hint(meant.unwrap_or_else(|| "make one with: forebay run --trace FILE -- CMD".to_owned()))

@@ -5,3 +5,4 @@ pub(crate) mod cache;
 pub(crate) mod empty;
 pub(crate) mod foreign;
 pub(crate) mod open;
+pub(crate) mod room;

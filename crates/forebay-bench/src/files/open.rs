@@ -108,6 +108,11 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
                 .hint("name a directory with -D, a file with -f"));
         }
         let block = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
+        if found.as_ref().is_some_and(|found| !found.is_file() && !block) {
+            return Err(Error::new(ErrorKind::InvalidInput, "not a regular file or block device")
+                .with("path", path.display())
+                .hint("pipes, sockets and character devices have no offsets to read at"));
+        }
         if block && writes {
             block_device::guard(&path, &work.destroy)?;
         }
@@ -295,6 +300,9 @@ pub(crate) fn explain(error: Error) -> Error {
             error.hint("the file system is mounted read-only: write elsewhere, or remount it")
         }
         ErrorKind::NotFound => error.hint("check the path: ls -ld"),
+        _ if error.errno() == libc::ENOTDIR => {
+            error.hint("name a file with -f, a directory with -D or --files")
+        }
         ErrorKind::NoSpace => error.hint("free some space (df -h), or use a smaller -s"),
         ErrorKind::IsDirectory => error.hint("name a directory with -D, a file with -f"),
         _ => error,

@@ -14,6 +14,7 @@ use super::transfers::{self, PassFacts};
 use crate::files::cache;
 use crate::files::empty::empty_bytes;
 use crate::files::open::explain;
+use crate::files::room::room;
 use crate::movers::TransferWay;
 use crate::observer::Observer;
 use crate::report::{FileReport, Pass, ResidencyReport};
@@ -142,6 +143,7 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
 }
 
 fn make_files(directory: &Path, count: u64, size: u64, workers: usize) -> Result<()> {
+    check_room(directory, count, size)?;
     for part in 0..SPREAD.min(count) {
         let part = directory.join(format!("{part:02x}"));
         fs::create_dir_all(&part).map_err(|error| at(&error, "cannot create the directory", &part))?;
@@ -153,6 +155,24 @@ fn make_files(directory: &Path, count: u64, size: u64, workers: usize) -> Result
         running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
     });
     results.into_iter().collect()
+}
+
+/// That there is no room is known before the drive is full.
+fn check_room(directory: &Path, count: u64, size: u64) -> Result<()> {
+    let Some(room) = room(directory) else { return Ok(()) };
+    let needed = count.saturating_mul(size);
+    let files = room.files.unwrap_or(u64::MAX);
+    if needed <= room.bytes && count <= files {
+        return Ok(());
+    }
+    let mut error = Error::new(ErrorKind::NoSpace, "there is no room for the files to make")
+        .with("path", directory.display())
+        .with("needed", needed)
+        .with("free", room.bytes);
+    if count > files {
+        error = error.with("files", count).with("free_files", files);
+    }
+    Err(error.hint("use a smaller --make-files or -i, or free some space (df -h, df -i)"))
 }
 
 fn panicked() -> Error {

@@ -50,12 +50,14 @@ pub struct JobFile {
 /// Reads a job file from disk.
 pub fn load(path: &Path) -> Result<JobFile> {
     let hint = "a job file has a [global] section, then one section per job with directory= or filename=";
+    let measure = "a file to measure is named with -f, a directory with -D";
     let bytes = read_named(path, "cannot read the job file")
-        .map_err(|error| if error.hints().is_empty() { error.hint(hint) } else { error })?;
+        .map_err(|error| if error.hints().is_empty() { error.hint(hint).hint(measure) } else { error })?;
     let text = String::from_utf8(bytes).map_err(|_| {
         Error::new(ErrorKind::InvalidInput, "the job file is not text")
             .with("path", path.display())
             .hint(hint)
+            .hint(measure)
     })?;
     parse(&text).map_err(|error| error.with("path", path.display()))
 }

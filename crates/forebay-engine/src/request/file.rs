@@ -255,6 +255,9 @@ impl File {
         match error.kind() {
             ErrorKind::Unsupported if self.len()? < len => self.set_len(len),
             ErrorKind::Unsupported => Ok(()),
+            ErrorKind::NoSpace if error.errno() == libc::EFBIG => {
+                Err(error.hint("the file system holds no file of this size: use a smaller one"))
+            }
             ErrorKind::NoSpace => Err(error.hint("free some space (df -h) or write elsewhere")),
             _ => Err(error),
         }

@@ -166,18 +166,27 @@ fn parent(path: &Path) -> &Path {
 }
 
 fn directory_or_bad(path: &Path) -> Error {
-    let (kind, message) = if path.is_dir() {
+    let is_there = path.is_dir();
+    let (kind, message) = if is_there {
         (ErrorKind::IsDirectory, "the target is a directory")
     } else {
         (ErrorKind::InvalidInput, "the path names no file")
     };
-    Error::new(kind, message).with("path", path.display()).hint("name a file in it")
+    let error = Error::new(kind, message).with("path", path.display());
+    if is_there || path.file_name().is_none() {
+        return error.hint("name a file in it");
+    }
+    // `missing/`: the folder that is meant.
+    error.hint(format!("mkdir -p {}", forebay_error::quoted(&path.display().to_string())))
 }
 
 /// Adds the path and what to do about it.
 fn explain(error: Error, path: &Path) -> Error {
     let error = error.with("path", path.display());
     match error.kind() {
+        ErrorKind::NotFound if parent(path).is_dir() => {
+            error.hint("its folder takes no new files: write to another one")
+        }
         ErrorKind::NotFound => error.hint("check the path: its folder must exist"),
         ErrorKind::PermissionDenied => error.hint("check owner and mode of the file and its folder: ls -ld"),
         ErrorKind::ReadOnly => error.hint("the file system is mounted read-only: write to another one"),

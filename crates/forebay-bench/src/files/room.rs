@@ -1,0 +1,26 @@
+//! What a file system has left.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// What is free where a path is.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes.
+    pub bytes: u64,
+    /// Files, where their number is bounded.
+    pub files: Option<u64>,
+}
+
+/// What is free where `path` is, if its file system counts it.
+pub fn room(path: &Path) -> Option<Room> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    // SAFETY: all-zero bytes are a valid statvfs; the path ends with a zero.
+    let found = unsafe {
+        let mut found: libc::statvfs = std::mem::zeroed();
+        (libc::statvfs(path.as_ptr(), &mut found) == 0 && found.f_blocks > 0).then_some(found)?
+    };
+    let files = (found.f_files > 0).then_some(found.f_favail);
+    Some(Room { bytes: found.f_bavail.saturating_mul(found.f_frsize), files })
+}
