@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import data_files as files
 import numpy as np
 import pytest
 
@@ -99,15 +99,8 @@ def test_packed_records(tmp_path: Path) -> None:
 def test_members_of_a_tar_file(tmp_path: Path) -> None:
     def make(count: int) -> Callable[[], object]:
         path = tmp_path / f"{count}.tar"
-        with tarfile.open(path, "w") as archive:
-            for number in range(count):
-                for name in (f"{number:06}.bin", f"{number:06}.json"):
-                    archive.addfile(tarfile.TarInfo(name))
-
-        def work() -> None:
-            data.tar(path, framework="numpy")[list(range(count))]
-
-        return work
+        files.write_tar(path, [(f"{number:06}", {"bin": b"1", "cls": b"2"}) for number in range(count)])
+        return lambda: data.tar(path, framework="numpy")[list(range(count))]
 
     check(make)
 
@@ -117,39 +110,42 @@ def test_tar_files_of_a_folder(tmp_path: Path) -> None:
         folder = tmp_path / str(count)
         folder.mkdir()
         for number in range(count):
-            with tarfile.open(folder / f"{number}.tar", "w") as archive:
-                archive.addfile(tarfile.TarInfo(f"{number}.bin"))
+            files.write_tar(folder / f"{number}.tar", [(str(number), {"bin": b"1"})])
         return lambda: data.tar(folder, framework="numpy")[list(range(count))]
 
     check(make, 250, 1000)
 
 
-def test_shards_of_mds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("records", ["one", "all"])
+def test_shards_of_mds(records: str, tmp_path: Path) -> None:
     def make(count: int) -> Callable[[], object]:
         folder = tmp_path / str(count)
-        folder.mkdir()
-        write_mds(folder, count)
-
-        def work() -> None:
-            data.mds(folder, framework="numpy")[list(range(count))]
-
-        return work
+        samples = [{"a": bytes(4), "b": b"text"} for _ in range(count)]
+        shards = [samples] if records == "all" else [[sample] for sample in samples]
+        files.write_mds(folder, {"a": ("int32", 4), "b": ("str", None)}, shards)
+        return lambda: data.mds(folder, framework="numpy")[list(range(count))]
 
     check(make)
 
 
-def write_mds(folder: Path, count: int) -> None:
-    """A sample of one number in each shard."""
-    form = {"column_encodings": ["int32"], "column_names": ["a"], "column_sizes": [4], "format": "mds"}
-    form |= {"compression": None, "hashes": [], "samples": 1, "size_limit": None, "version": 2, "zip_data": None}
-    # How many samples, where the one begins and ends, and the sample.
-    shard = np.array([1, 12, 16, 7], "<u4").tobytes()
-    shards = []
-    for number in range(count):
-        name = f"shard.{number:05}.mds"
-        (folder / name).write_bytes(shard)
-        shards.append({**form, "raw_data": {"basename": name, "bytes": len(shard), "hashes": {}}})
-    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+@pytest.mark.parametrize("records", ["one", "all"])
+def test_chunks_of_litdata(records: str, tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        folder = tmp_path / str(count)
+        samples = [[b"abc", bytes(8)]] * count
+        chunks = [samples] if records == "all" else [[sample] for sample in samples]
+        files.write_litdata(folder, ["a", "n"], ["bytes", "int"], chunks)
+        return lambda: data.litdata(folder, framework="numpy")[list(range(count))]
+
+    check(make)
+
+
+def test_sequences_of_megatron(tmp_path: Path) -> None:
+    def make(count: int) -> Callable[[], object]:
+        files.write_megatron(tmp_path / str(count), [[1, 2]] * count, 4, "int32")
+        return lambda: data.megatron(tmp_path / str(count), framework="numpy")[list(range(count))]
+
+    check(make)
 
 
 def test_files_of_a_folder(tmp_path: Path) -> None:
