@@ -77,11 +77,6 @@ impl IoPlan {
         Self { remaining: Some(ops), ..Self::once(spec) }
     }
 
-    /// When no more I/Os begin.
-    pub(crate) const fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
     fn draw(&mut self) -> u64 {
         self.draws += 1;
         pattern_word(self.spec.seed, self.draws << 3)

@@ -238,6 +238,22 @@ fn runs_that_end_by_time_and_mixed_batches() {
     assert!(done.err.contains("noop"), "{}", done.err);
 }
 
+/// Each batch of a stream takes some 50 ms, and 64 are in flight when the time is over.
+#[test]
+fn a_run_by_time_that_takes_longer_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    let note = |args: &str| {
+        let mut command = forebay();
+        command.current_dir(directory.path()).env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap());
+        command.env("FAKE_CUDA_DELAY_US", "100000");
+        command.args(format!("bench -f x -x 7 -I 2 -i 16K {args}").split_whitespace());
+        finish(command).ok().err.contains("instead of 0.1 s: what was in flight at its end was waited for")
+    };
+    assert!(note("-T 0.1 --batches 64"));
+    assert!(!note("-T 0.1"));
+}
+
 /// Each thread has a stream: on one for all, their transfers would run one after the other.
 #[test]
 fn threads_of_stream_ordered_types_do_not_wait_for_each_other() {

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_engine::{Batch, Direction, Piece, Session, Ticket, Transfer};
-use forebay_error::{ErrorKind, Result};
+use forebay_error::Result;
 use forebay_gpu::Stream;
 
 use super::mover::{IoFeed, Mover};
@@ -13,9 +13,6 @@ use super::worker_memory::WorkerMemory;
 use crate::files::open::OpenFile;
 use crate::plan::IoOp;
 use crate::workers::measure::WorkerMeter;
-
-/// How long after the end of a run by time batches that began before are waited for: millions of I/Os may be in flight.
-const LINGER: Duration = Duration::from_secs(1);
 
 fn transfer(file: &OpenFile, target: &WorkerMemory, at: usize, op: IoOp) -> Transfer {
     Transfer {
@@ -140,34 +137,13 @@ impl SubmittingMover {
         Ok(BatchFlight { ticket, started, slot, ops })
     }
 
-    /// Waits for the oldest batch. Beyond `end` all are given up, if any was done before, and what of them was done counts.
-    fn finish(
-        &mut self,
-        flying: &mut VecDeque<BatchFlight>,
-        end: Option<Instant>,
-        meter: &mut WorkerMeter,
-    ) -> Result<()> {
-        let end = end.filter(|_| meter.ops > 0);
-        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let gives_up =
-            left.is_some_and(|left| flying.front().is_some_and(|oldest| !oldest.ticket.wait_timeout(left)));
-        if gives_up {
-            for flight in flying.iter() {
-                flight.ticket.cancel();
-            }
-        }
-        let Some(flight) = flying.pop_front() else { return Ok(()) };
+    fn finish(&mut self, flight: BatchFlight, meter: &mut WorkerMeter) -> Result<()> {
         let outcome = flight.ticket.wait();
-        let (mut ops, mut bytes) = (0, 0);
+        let mut bytes = 0;
         for entry in &outcome.entries {
-            match entry {
-                Err(error) if error.kind() == ErrorKind::Cancelled => {}
-                entry => (ops, bytes) = (ops + 1, bytes + entry.clone()?),
-            }
+            bytes += entry.clone()?;
         }
-        if ops > 0 {
-            meter.done(flight.started, ops, bytes);
-        }
+        meter.done(flight.started, flight.ops.len() as u64, bytes);
         meter.receipt(&outcome.receipt);
         for (entry, (file, op)) in flight.ops.iter().enumerate() {
             let at = self.at(flight.slot, entry);
@@ -207,11 +183,11 @@ impl SubmittingMover {
         meter: &mut WorkerMeter,
         flying: &mut VecDeque<BatchFlight>,
     ) -> Result<()> {
-        // What is checked afterwards is done as a whole.
-        let end = feed.deadline().filter(|_| !self.target.verify).map(|deadline| deadline + LINGER);
         for slot in (0..self.flights).cycle() {
-            if flying.len() == self.flights {
-                self.finish(flying, end, meter)?;
+            if flying.len() == self.flights
+                && let Some(oldest) = flying.pop_front()
+            {
+                self.finish(oldest, meter)?;
             }
             if meter.stopped() {
                 break;
@@ -225,69 +201,9 @@ impl SubmittingMover {
             let flight = self.submit(slot, ops)?;
             flying.push_back(flight);
         }
-        while !flying.is_empty() {
-            self.finish(flying, end, meter)?;
+        while let Some(oldest) = flying.pop_front() {
+            self.finish(oldest, meter)?;
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::RawFd;
-
-    use forebay_config::{CachePolicy, Config, IoBackend};
-    use forebay_engine::File;
-    use forebay_engine::source::{Calls, Kernel};
-
-    use super::*;
-    use crate::movers::TransferWay;
-    use crate::plan::{IoPlan, PlanSpec};
-    use crate::workload::Workload;
-    use crate::workload::job::{IoSize, Job, JobTarget, Xfer};
-
-    /// A drive that takes this long for a read.
-    #[derive(Debug)]
-    struct Slow(Duration);
-
-    impl Calls for Slow {
-        unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
-            std::thread::sleep(self.0);
-            // SAFETY: passed on.
-            unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
-        }
-
-        unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
-            // SAFETY: passed on.
-            unsafe { Kernel.write(fd, buffer, len, offset) }
-        }
-    }
-
-    /// 4096 reads are in flight, which take 20 s.
-    #[test]
-    fn a_run_by_time_does_not_wait_for_all_that_is_in_flight() {
-        let temporary = tempfile::NamedTempFile::new().unwrap();
-        temporary.as_file().set_len(64 << 20).unwrap();
-        let calls = Box::new(Slow(Duration::from_millis(5)));
-        let file = File::options().calls(calls).open(temporary.path()).unwrap();
-        let file = Arc::new(OpenFile { file, raw: None, map: None, key: 0 });
-        let (cache, io) = (CachePolicy::Keep, IoBackend::Threads);
-        let session = Session::with_config(Config { lanes: 1, cache, io, ..Config::default() }).unwrap();
-        let job = Job::new(JobTarget::File(temporary.path().to_owned()));
-        let work = Workload::new(vec![job.clone()]);
-        let way = TransferWay { xfer: Xfer::Batch, bare: false, write: false, verify: false };
-        let device = forebay_gpu::host::device();
-        let target = WorkerMemory::new(&work, &job, &device, way, 4096 * 4096).unwrap();
-        let mut mover = SubmittingMover::new(session, target, 4096, 64, 64, None);
-        let io = IoSize::fixed(4096);
-        let (align, part) = (8192, 0..64 << 20);
-        let spec = PlanSpec { part, io, random: true, align, write: false, mix: None, seed: 1 };
-        let begun = Instant::now();
-        let plan = IoPlan::until(spec, begun + Duration::from_secs(1));
-        let mut meter = WorkerMeter::new(Arc::default()).unwrap();
-        mover.run(&mut IoFeed::new(vec![(file, plan)]), &mut meter).unwrap();
-        let elapsed = begun.elapsed();
-        assert!(elapsed < Duration::from_secs(8), "{elapsed:?}");
-        assert!(meter.ops > 0 && meter.ops < 4096 && meter.bytes == meter.ops * 4096, "{}", meter.ops);
     }
 }

@@ -36,11 +36,6 @@ impl IoFeed {
         None
     }
 
-    /// When no more I/Os begin.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        self.sources.first().and_then(|(_, plan)| plan.deadline())
-    }
-
     /// How many I/Os were taken from each source.
     pub(crate) fn taken(self) -> Vec<u64> {
         self.taken

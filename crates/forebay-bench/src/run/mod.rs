@@ -98,7 +98,12 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         }
     }
     summarise(&mut report, &work.types());
-    let notes = [cache::note(work, &report), cache::empty_note(&report), cache::busy_note(&report)];
+    let notes = [
+        cache::note(work, &report),
+        cache::empty_note(&report),
+        cache::busy_note(&report),
+        late_note(work, &report),
+    ];
     report.warnings.extend(notes.into_iter().flatten());
     Ok(report)
 }
@@ -177,6 +182,23 @@ fn warnings(work: &Workload) -> Vec<String> {
         }
     }
     warnings
+}
+
+/// How much longer than asked for a run by time may take until that is said.
+const LATE: f64 = 1.5;
+
+/// What the reader should know of a run by time that took longer: what is in flight at its end is waited for, and counts.
+fn late_note(work: &Workload, report: &BenchReport) -> Option<String> {
+    let asked = work.runtime?.as_secs_f64();
+    let timed = report.passes.iter().filter(|pass| !pass.verify_pass);
+    let longest = timed.max_by(|one, other| one.seconds.total_cmp(&other.seconds))?;
+    (longest.seconds > asked * LATE + 1.0).then(|| {
+        format!(
+            "the run took {:.1} s instead of {asked} s: what was in flight at its end was waited for; a smaller -B or --batches, or \
+             a smaller -i, has less in flight",
+            longest.seconds
+        )
+    })
 }
 
 /// Has the engine find out whether the device reads these files in place, once and outside of the clock. Cold files
