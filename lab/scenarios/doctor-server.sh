@@ -11,6 +11,7 @@
 . /lab/guest/rdma.sh
 . /lab/guest/nfs.sh
 . /lab/guest/doctor.sh
+. /lab/guest/restart.sh
 rdma_up rxe
 nfs_server
 
@@ -53,17 +54,22 @@ cp /tmp/bytes /export/tmp/file
 read_file file
 doctor /mnt
 [ -z "$(ask nfs-sent-again text)" ] || fail "sent again without a reason: $(ask nfs-sent-again text)"
-# Answers that take a second, and a server that is stopped meanwhile.
-tc qdisc add dev lo root netem delay 500ms
+# Answers that take three seconds, and a server that is stopped as soon as all have asked. They are open before: to open asks, too.
+asked() { sed -n 's/^rpc \([0-9]*\) .*/\1/p' /proc/net/rpc/nfs; }
+have_asked() { [ "$(asked)" -ge $((before + 8)) ]; }
+for at in $(seq 8); do exec {files[at]}</mnt/file; done
+tc qdisc add dev lo root netem delay 1500ms
+before=$(asked)
 for at in $(seq 8); do
-    dd if=/mnt/file of=/dev/null bs=64K count=2 skip=$((at * 8)) iflag=direct status=none &
+    dd of=/dev/null bs=64K count=2 skip=$((at * 8)) iflag=direct status=none <&"${files[at]}" &
     readers[at]=$!
 done
-sleep 1
+wait_for 20 have_asked || fail "$(($(asked) - before)) calls of 8"
 rpc.nfsd 0
 tc qdisc del dev lo root
 rpc.nfsd 64
 for at in $(seq 8); do wait "${readers[at]}" || fail "a reader failed"; done
+for at in $(seq 8); do exec {files[at]}<&-; done
 doctor /mnt
 found nfs-sent-again slower "sent"
 ask nfs-sent-again fix
