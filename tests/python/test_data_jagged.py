@@ -66,6 +66,38 @@ def test_a_batch_is_a_sequence_of_its_records(tmp_path: Path, framework: str) ->
         assert isinstance(caught.value, errors.InvalidInputError) and caught.value.hints
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_records_are_found_by_their_elements(tmp_path: Path, framework: str) -> None:
+    batch: Any = records(tmp_path, framework)[[4, 1, 0, 4]]
+    other: Any = records(tmp_path, framework)[[4, 5]]
+    for record in (batch[0], other[0]):
+        assert record in batch and batch.index(record) == 0 and batch.count(record) == 2
+        assert batch.index(record, 1) == batch.index(record, -1, 9) == 3
+        with pytest.raises(ValueError, match="no such record"):
+            batch.index(record, 1, 3)
+    assert batch.index(batch[1]) == 1
+    for missing in (other[1], None, 5, "some", numpy.int64(5)):
+        assert missing not in batch and batch.count(missing) == 0
+    if framework != "native":
+        assert list(TEXTS[0]) in batch and [] in batch and numpy.frombuffer(TEXTS[0], "uint8") in batch
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_arrays_of_a_batch_are_not_replaced(tmp_path: Path, framework: str) -> None:
+    batch: Any = records(tmp_path, framework)[:]
+    for name in ("values", "offsets", "more"):
+        with pytest.raises(AttributeError):
+            setattr(batch, name, 1)
+    same(batch, list(range(len(TEXTS))))
+
+
+def test_no_offsets_are_an_error_of_ours() -> None:
+    with pytest.raises(errors.InvalidInputError, match="no offsets") as caught:
+        len(data.Jagged(numpy.arange(3), numpy.arange(0)))
+    assert caught.value.hints
+    assert len(data.Jagged(numpy.arange(3), numpy.array([0]))) == 0
+
+
 def test_a_batch_of_a_gpus_is_a_sequence_too(tmp_path: Path, gpu: str) -> None:
     batch: Any = records(tmp_path, "native", gpu)[[2, 1, 3]]
     same(batch, [2, 1, 3])
@@ -82,9 +114,8 @@ def test_views_share_the_memory_of_the_batch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_batches_are_copied_and_sent(tmp_path: Path, framework: str) -> None:
     batch: Any = records(tmp_path, framework)[[2, 0]]
-    if framework != "native":
-        same(pickle.loads(pickle.dumps(batch)), [2, 0])
-        same(copy.deepcopy(batch), [2, 0])
+    same(pickle.loads(pickle.dumps(batch)), [2, 0])
+    same(copy.deepcopy(batch), [2, 0])
     assert "values=" in repr(batch)
 
 
@@ -108,6 +139,34 @@ def test_jagged_padded_and_nested(tmp_path: Path) -> None:
     nested = batch.nested()
     assert nested.values().data_ptr() == batch.values.data_ptr()
     assert torch.equal(nested.unbind()[2], torch.tensor([0, 1, 2], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize(
+    ("dtype", "wrong"), [("int32", (float("nan"), 2**40, 0.5, "a", None)), ("uint8", (-1, 256)), ("bool", (2,))]
+)
+def test_records_are_not_padded_with_what_their_type_lacks(
+    framework: str, dtype: str, wrong: tuple[Any, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip(framework, reason=f"{framework} is not installed")
+    numpy.zeros(12, dtype).tofile(tmp_path / "a")
+    words: dict[str, Any] = {"framework": framework, "device": "cpu"}
+    batch: Any = data.ranges(tmp_path / "a", offsets=[0, 4], lengths=[4, 8], dtype=dtype, **words)[:]
+    for value in wrong:
+        with pytest.raises(errors.InvalidInputError, match=f"{dtype} has no value") as caught:
+            batch.padded(value)
+        assert caught.value.hints
+    for value in (1, 1.0, numpy.uint8(1), True):
+        assert batch.padded(value)[0, -1] == 1
+    assert framework == "jax" or str(batch.padded(1).dtype).endswith(dtype)
+
+
+def test_floats_are_padded_with_nan_and_native_arrays_not_at_all(tmp_path: Path) -> None:
+    batch = data.Jagged(numpy.zeros(3, "float32"), numpy.array([0, 1, 3]))
+    assert numpy.isnan(batch.padded(float("nan"))[0, 1])
+    with pytest.raises(errors.UnsupportedError) as caught:
+        records(tmp_path, "native")[:].padded()
+    assert caught.value.hints == ['framework="torch"']
 
 
 def test_torch_moves_pins_and_joins_batches(tmp_path: Path) -> None:

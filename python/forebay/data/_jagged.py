@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Self, SupportsIndex, overload
 
 from .. import _forebay
-from ..errors import InvalidInputError, OutOfMemoryError
+from ..errors import InvalidInputError, OutOfMemoryError, UnsupportedError
 from ..slices import IndexOutOfBoundsError
 from ._memory import is_beyond_memory
 from ._ranks import integer
@@ -26,20 +26,32 @@ class Jagged:
 
     torch's and jax's tree functions take it for its two arrays, ``default_collate`` joins several.
 
-    Attributes:
-        values: all elements of all records.
-        offsets: where each record begins in ``values``, and the end of the last: one more number than records.
+    ``in``, :meth:`index` and :meth:`count` compare the elements of records, on the host.
     """
 
-    # No `collections.abc.Sequence`: torch's DataLoader would take it apart into a list of its records.
-    __slots__ = ("__weakref__", "offsets", "values")
+    # A sequence, but no `collections.abc.Sequence`: torch's DataLoader would take it apart into a list of its records.
+    __slots__ = ("__weakref__", "_offsets", "_values")
 
     def __init__(self, values: Any, offsets: Any) -> None:
-        self.values, self.offsets = values, offsets
+        self._values, self._offsets = values, offsets
         _make_known(_home(values))
 
+    @property
+    def values(self) -> Any:
+        """All elements of all records."""
+        return self._values
+
+    @property
+    def offsets(self) -> Any:
+        """Where each record begins in ``values``, and the end of the last: one more number than records."""
+        return self._offsets
+
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        # Not looked at before: tree functions also put together what are no arrays.
+        ends = len(self.offsets)
+        if not ends:
+            raise InvalidInputError("no offsets: not even where the first record begins", hints=["[0] for no records"])
+        return ends - 1
 
     def __iter__(self) -> Iterator[Any]:
         cut = _cutter(self.values)
@@ -97,6 +109,35 @@ class Jagged:
             raise not_row_numbers(type(number).__name__)
         return self[number]
 
+    def __contains__(self, record: Any) -> bool:
+        return next(self._alike(record, range(len(self))), None) is not None
+
+    def index(self, record: Any, start: int = 0, stop: int | None = None) -> int:
+        """The number of the first record with these elements, from ``start`` on and before ``stop``.
+
+        Raises:
+            ValueError: there is none.
+        """
+        found = next(self._alike(record, range(*slice(start, stop).indices(len(self)))), None)
+        if found is None:
+            raise ValueError("there is no such record")
+        return found
+
+    def count(self, record: Any) -> int:
+        """How many records have these elements."""
+        return sum(1 for _ in self._alike(record, range(len(self))))
+
+    def _alike(self, record: Any, rows: range) -> Iterator[int]:
+        """The numbers of the records that have the elements of an array or a list."""
+        if not hasattr(record, "__len__") or getattr(record, "shape", None) == ():
+            return
+        ends, size, wanted = _listed(self.offsets), len(record), _content(record)
+        cut = _cutter(self.values)
+        for row in rows:
+            low, high = ends[row], ends[row + 1]
+            if high - low == size and _content(cut(low, high)) == wanted:
+                yield row
+
     def to(self, *where: Any, **words: Any) -> Self:
         """The records elsewhere, or with another dtype, as ``torch.Tensor.to`` does it. torch only."""
         values = self._torchs("to").to(*where, **words)
@@ -119,37 +160,33 @@ class Jagged:
         return self.values
 
     def padded(self, value: Any = 0, length: int | None = None) -> Any:
-        """The records as rows of one array, filled up with ``value`` to ``length`` (by default the longest). torch and
-        numpy only.
+        """The records as rows of one array, filled up with ``value`` to ``length`` (by default the longest). Not for the
+        framework ``"native"``; jax's come as numpy's.
 
         Raises:
+            InvalidInputError: the records are whole numbers of a type that does not have ``value``.
+            UnsupportedError: the framework has no such function.
             OutOfMemoryError: there is no memory for them.
         """
+        home = _home(self.values)
+        if home not in ("torch", "numpy", "jax"):
+            raise UnsupportedError("padded() is of torch's and numpy's arrays", hints=['framework="torch"'])
+        _check_filler(self.values.dtype, home, value)
         sizes = self.offsets[1:] - self.offsets[:-1]
         longest = (int(sizes.max()) if len(sizes) else 0) if length is None else integer("length", length, 0)
         # Beside the records, the place of each of their elements.
         if is_beyond_memory(len(sizes) * longest * 8):
             hints = ["length= cuts longer records", "nested() takes no memory"]
             raise OutOfMemoryError("no memory for records of one length", hints=hints, length=longest)
-        shape = (len(sizes), longest, *self.values.shape[1:])
-        columns: Any
-        out: Any
-        if _home(self.values) == "torch":
-            import torch
-
-            columns = torch.arange(longest, device=self.values.device)
-            out = torch.full(shape, value, dtype=self.values.dtype, device=self.values.device)
-        else:
-            import numpy
-
-            columns = numpy.arange(longest)
-            out = numpy.full(shape, value, dtype=self.values.dtype)
+        out, columns = _filled((len(sizes), longest, *self.values.shape[1:]), self.values, home, value)
         places = self.offsets[:-1, None] + columns
         present = columns < sizes[:, None]
         out[present] = self.values[places[present]]
         return out
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if _is_ours(self.values):
+            return _received, (type(self), *(_sent(part) for part in (self.values, self.offsets)))
         return type(self), (self.values, self.offsets)
 
     def __repr__(self) -> str:
@@ -196,6 +233,56 @@ def _made(dtype: str, shape: tuple[int, ...], device: str, content: bytes) -> _f
     if content:
         made.fill_from(content)
     return made
+
+
+def _sent(array: _forebay.Array) -> tuple[Any, ...]:
+    """What :func:`_made` makes the array of, in another process too."""
+    return array.dtype, array.shape, array.device, array.tobytes()
+
+
+def _received(kind: type[Jagged], values: tuple[Any, ...], offsets: tuple[Any, ...]) -> Jagged:
+    return kind(_made(*values), _made(*offsets))
+
+
+def _content(array: Any) -> Any:
+    """What tells whether two arrays have the same elements, wherever they lie."""
+    if _is_ours(array):
+        return array.dtype, array.shape, array.tobytes()
+    if not hasattr(array, "tolist"):
+        return list(array)
+    return array.tolist()
+
+
+def _check_filler(dtype: Any, home: str, value: Any) -> None:
+    """Refuses what an array of whole numbers would have as another number."""
+    package = importlib.import_module("torch" if home == "torch" else "numpy")
+    if home == "torch":
+        is_whole = not (dtype.is_floating_point or dtype.is_complex)
+        name = str(dtype).removeprefix("torch.")
+    else:
+        is_whole, name = dtype.kind in "iub", str(dtype)
+    if not is_whole:
+        return
+    low, high = (0, 1) if name == "bool" else (package.iinfo(dtype).min, package.iinfo(dtype).max)
+    try:
+        fits = int(value) == value and low <= value <= high
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        hints = [f"a whole number from {low} to {high}", 'or other records: batch.to(torch.float32), dtype="float32"']
+        raise InvalidInputError(f"{name} has no value {value!r} to fill up with", hints=hints)
+
+
+def _filled(shape: tuple[int, ...], values: Any, home: str, value: Any) -> tuple[Any, Any]:
+    """An array full of one value, and the numbers of its columns, where the values are."""
+    if home == "torch":
+        import torch
+
+        full = torch.full(shape, value, dtype=values.dtype, device=values.device)
+        return full, torch.arange(shape[1], device=values.device)
+    import numpy
+
+    return numpy.full(shape, value, dtype=values.dtype), numpy.arange(shape[1])
 
 
 def _cutter(values: Any) -> Callable[[int, int], Any]:
