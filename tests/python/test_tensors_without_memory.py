@@ -198,6 +198,27 @@ def test_a_checkpoint_of_a_tensor_without_data_is_refused(kind: str, tmp_path: P
         assert refused.value.context["tensor"] == "model.bad"
 
 
+def test_tensors_with_named_dimensions_are_refused_as_torch_refuses_them(tmp_path: Path) -> None:
+    named = torch.ones(2, 3, names=("rows", None))
+    with pytest.raises(RuntimeError, match="Named tensors"):
+        torch.save(named, io.BytesIO())
+    for name, sink in SINKS.items():
+        with pytest.raises((errors.InvalidInputError, errors.UnsupportedError), match="have names") as caught:
+            sink({"good": torch.ones(2), "bad": named}, tmp_path / "x")
+        assert "tensor.rename(None)" in caught.value.hints
+        assert name == "write_npy" or "=bad" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(CheckpointException) as failed:
+        saved({"bad": named}, tmp_path / "x")
+    assert failed.value.failures[0][0].context["tensor"] == "bad"
+    # Bytes go there all the same.
+    (tmp_path / "y").write_bytes(bytes(24))
+    with forebay.open(tmp_path / "y") as file:
+        file.read_into(named)
+    assert named.rename(None).sum() == 0
+    forebay.save_file({"w": named.rename(None)}, tmp_path / "z")
+
+
 def values(tensor: Any) -> Any:
     if isinstance(tensor, Scaled):
         return [tensor.inner.tolist(), tensor.scale.item()]

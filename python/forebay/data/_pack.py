@@ -121,9 +121,9 @@ def _plain(tensor: Any, column: str) -> Any:
     Raises:
         InvalidInputError: it is no tensor of numbers in memory, as sparse ones, and those without data.
     """
-    from ..frameworks.torch import no_memory
+    from ..frameworks.torch import not_saved
 
-    missing = no_memory(tensor)
+    missing = not_saved(tensor)
     if missing is not None:
         raise InvalidInputError(missing.reason, hints=[missing.hint], column=column)
     return tensor.detach().cpu().resolve_conj().resolve_neg()

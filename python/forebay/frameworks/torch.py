@@ -13,7 +13,7 @@ from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device, parse_device
 from . import Allocator, Described, NotContiguousError, _dtypes, settle
 
-__all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "refusal", "why_not_contiguous"]
+__all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "not_saved", "refusal", "why_not_contiguous"]
 
 # Of F4 two elements are in each byte, which torch counts as one: see `_halved`.
 _DTYPE_NAMES = _dtypes.TORCH
@@ -83,7 +83,7 @@ class Torch:
             settle(self, [device])
 
     def describe(self, array: Any, name: str) -> Described:
-        missing = no_memory(array)
+        missing = not_saved(array)
         if missing is not None:
             raise InvalidInputError(missing.reason, hints=[missing.hint], tensor=name)
         dtype = _NAMES.get(array.dtype)
@@ -145,7 +145,7 @@ def _halved(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class NoMemory(NamedTuple):
-    """Why a tensor is no strided piece of memory.
+    """Why a tensor is no strided piece of memory, or is more than that.
 
     Attributes:
         reason: for an error.
@@ -181,6 +181,15 @@ def no_memory(tensor: Any) -> NoMemory | None:
     if tensor.is_quantized:
         return NoMemory("the tensor is quantized", "tensor.int_repr(), and scale and zero point beside it", True)
     return _no_storage(tensor) if tensor.numel() else None
+
+
+def not_saved(tensor: Any) -> NoMemory | None:
+    """Why a tensor cannot be saved by its bytes alone; ``None`` if it can."""
+    missing = no_memory(tensor)
+    if missing is None and tensor.has_names():
+        # torch.save refuses them, too: no file has the names.
+        return NoMemory("the tensor's dimensions have names", "tensor.rename(None)")
+    return missing
 
 
 def _no_storage(tensor: Any) -> NoMemory | None:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
 from .. import errors
-from ..frameworks.torch import no_memory
+from ..frameworks.torch import not_saved
 
 
 def snapshot(state: dict[str, Any], kind: str | None) -> tuple[dict[str, Any], list[torch.cuda.Event]]:
@@ -45,7 +45,7 @@ def snapshot(state: dict[str, Any], kind: str | None) -> tuple[dict[str, Any], l
 def _check(value: Any, name: str) -> None:
     if isinstance(value, torch.Tensor):
         # A part of a distributed one is a plain tensor.
-        missing = no_memory(getattr(value, "_local_tensor", value))
+        missing = not_saved(getattr(value, "_local_tensor", value))
         if missing is not None and not missing.has_data:
             raise errors.UnsupportedError(missing.reason, hints=[missing.hint], tensor=name)
     elif isinstance(value, Mapping):
