@@ -14,7 +14,7 @@ from . import _forebay
 if TYPE_CHECKING:
     from ._forebay import File
 
-__all__ = ["Known", "Watch", "home", "open_known", "path_text"]
+__all__ = ["Known", "Watch", "home", "is_place", "open_known", "path_text"]
 
 _MAX_PATH_BYTES = 4096
 _URL = "nfs://"
@@ -51,6 +51,17 @@ def path_text(given: Any, writes: bool = False, *, by_url: bool = True) -> str:
     from ._refusals import no_path
 
     raise no_path(given)
+
+
+def is_place(given: Any) -> bool:
+    """Whether files can be written there: to a path of this machine."""
+    from .errors import Error
+
+    try:
+        path_text(given, True)
+    except Error:
+        return False
+    return True
 
 
 def _is_url(path: str) -> bool:

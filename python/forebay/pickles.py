@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
 from ._captures import left_alone
-from ._kinds import is_npz
+from ._kinds import START_BYTES, is_npz
 from ._paths import Watch, path_text
 from ._refusals import check_names, missing_name, room_hints
 from ._torch_archives import Archive as _Archive
@@ -53,14 +53,24 @@ Names = Iterable[str] | Callable[[str], bool] | None
 
 
 def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as one that ``torch.save`` wrote, in today's format (zip) or in the one before it."""
+    """Whether a file begins as one that ``torch.save`` wrote, in today's format (zip) or in the one before it. Of a file that
+    cannot be read, ``False``.
+
+    Raises:
+        InvalidInputError: something that is no path.
+        UnsupportedError: what lies elsewhere: ``s3://…``.
+    """
+    try:
+        text = path_text(path)
+    except errors.NotFoundError:
+        return False
     try:
         # To open a pipe would wait for somebody who writes to it.
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if text.startswith("/") and not stat.S_ISREG(os.stat(text).st_mode):
             return False
-        with open(path, "rb") as file:
-            start = file.read(512)
-    except (OSError, ValueError):
+        with _forebay.open(text) as file:
+            start = file.read(START_BYTES)
+    except (errors.Error, OSError, ValueError):
         # The next reader raises the error, also for what cannot be a path.
         return False
     return (start.startswith(_ZIP) and not is_npz(start)) or is_legacy(start)

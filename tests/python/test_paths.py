@@ -423,6 +423,11 @@ def test_what_lies_elsewhere_is_refused_by_every_function(folders: tuple[Path, P
             with pytest.raises(errors.UnsupportedError, match="forebay has no client for") as caught:
                 call(url)
             assert any(command in hint for hint in caught.value.hints), (name, caught.value.hints)
+        if "pickles.load" in READERS:
+            with pytest.raises(errors.UnsupportedError, match="forebay has no client for"):
+                forebay.pickles.is_zip_checkpoint(url)  # type: ignore[arg-type]
+            assert not ft.CheckpointWriter.validate_checkpoint_id(url)  # type: ignore[arg-type]
+            assert not ft.CheckpointReader.validate_checkpoint_id(url)  # type: ignore[arg-type]
     for name, call in WRITERS.items():
         with pytest.raises(errors.UnsupportedError, match="cannot create file: forebay has no client for S3") as caught:
             call("s3://bucket/key")

@@ -625,7 +625,10 @@ def test_load_file_takes_them(tmp_path: Path) -> None:
 
 def test_safetensors_is_not_taken_for_one(tmp_path: Path) -> None:
     forebay.save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
-    assert not pickles.is_zip_checkpoint(tmp_path / "x.safetensors")
+    for other in ("x.safetensors", "none", "", "a\0b", "org/none"):
+        assert not pickles.is_zip_checkpoint(tmp_path / other if other[:1] == "x" else other)
+    with pytest.raises(errors.InvalidInputError):
+        pickles.is_zip_checkpoint(io.BytesIO())  # type: ignore[arg-type]
 
 
 def test_random_damage_never_escapes(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch.futures import Future
 from .. import _forebay, errors
 from .._captures import left_alone
 from .._kinds import folder_hints
-from .._paths import Watch, path_text
+from .._paths import Watch, is_place, path_text
 from ..frameworks.torch import no_memory
 from . import _container, _manifest
 from ._manifest import Place
@@ -166,7 +166,7 @@ class CheckpointReader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this names a folder: anything but an address with a scheme does."""
-        return "://" not in os.fspath(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def metadata(self) -> Metadata:
         """What the checkpoint holds.

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .. import _forebay, errors
-from .._paths import path_text
-from ..frameworks.torch import no_memory
+from .._paths import is_place, path_text
+from ..frameworks.torch import not_saved
 from . import _container, _manifest, _stager
 from ._layout import Blob
 from ._manifest import Place
@@ -102,7 +102,7 @@ class CheckpointWriter(StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this names a folder: anything but an address with a scheme does."""
-        return "://" not in os.fspath(checkpoint_id)
+        return is_place(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Makes the folder; the coordinator notes what is in it."""
@@ -268,7 +268,7 @@ def _resolve(item: WriteItem, planner: SavePlanner) -> tuple[torch.Tensor, bool]
     data = planner.resolve_data(item)
     if isinstance(data, io.BytesIO):
         return _bytes_of(data), False
-    missing = no_memory(data)
+    missing = not_saved(data)
     if missing is None:
         return data.detach().resolve_conj().resolve_neg(), False
     name = _item_name(item)
