@@ -66,8 +66,8 @@ def again(call: Callable[..., Any], *given: Any) -> Any:
 def index_in(folder: Any) -> tuple[str, str]:
     """A folder's path and that of its ``index.json``, which may be given in its place."""
     given = path_text(folder, by_url=False)
-    home, name = os.path.split(given)
-    return (home, given) if name == "index.json" else (given, os.path.join(given, "index.json"))
+    parent, name = os.path.split(given)
+    return (parent, given) if name == "index.json" else (given, os.path.join(given, "index.json"))
 
 
 def failed(error: OSError | ValueError, path: str, hints: Sequence[str] = ()) -> errors.Error:
