@@ -193,9 +193,9 @@ class _Writer:
                 value = _of_torch(_plain(value, column))
             # A copy: programs fill one array again and again.
             made = numpy.array(value, order="C")
-        except UnsupportedError:
+        except (InvalidInputError, UnsupportedError):
             raise
-        # What torch says of a sparse or nested tensor, and of one without memory.
+        # The words of numpy and torch for what they make no array of.
         except (ValueError, TypeError, RuntimeError) as error:
             where: dict[str, Any] = {"column": column} if column else {}
             raise InvalidInputError(
