@@ -158,6 +158,36 @@ def _over_zeros(archive: _Legacy) -> None:
         ) from None  # fmt: skip
 
 
+class _StorageMaker:
+    """Gives an unpickler the storages that it asks for, and keeps them by their keys: parameters as for :func:`_unpickled`."""
+
+    def __init__(self, archive: _Archive | _Legacy, made: _Storages, is_filled: bool, memory: str) -> None:
+        self._archive, self._made, self._memory = archive, made, memory
+        self._turns = is_filled and archive.is_swapped
+        self._turned: set[str] = set()
+
+    def __call__(self, told: Any) -> torch.TypedStorage:
+        """A persistent id: ("storage", type, key, place, elements), and in old files the part that is meant."""
+        import torch
+
+        _, kind, key, _, elements, *part = told
+        if any(part):
+            raise errors.UnsupportedError(
+                "the checkpoint has parts of storages, as PyTorch before 0.4 wrote them",
+                hints=["torch.save(torch.load(path, weights_only=True), path)"], path=self._archive.path,
+            )  # fmt: skip
+        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
+        size = self._archive.claim(key, elements, dtype.itemsize)
+        if key not in self._made:
+            self._made[key] = torch.zeros(size, dtype=torch.uint8, device=self._memory).untyped_storage()
+        if self._turns and key not in self._turned:
+            _swap(self._made[key], dtype)
+            self._turned.add(key)
+        untyped: Any = torch.storage
+        typed: torch.TypedStorage = untyped.TypedStorage(wrap_storage=self._made[key], dtype=dtype, _internal=True)
+        return typed
+
+
 def _unpickled(
     archive: _Archive | _Legacy, keys: _Storages | None = None, *, is_filled: bool = False, memory: str = "meta"
 ) -> tuple[Any, _Storages]:
@@ -182,29 +212,9 @@ def _unpickled(
     # These calls have no types in torch.
     untyped: Any = torch
     storages: _Storages = {} if keys is None else keys
-    swapped: set[str] = set()
-
-    def storage(told: Any) -> torch.TypedStorage:
-        """A persistent id: ("storage", type, key, place, elements), and in old files the part that is meant."""
-        _, kind, key, _, elements, *part = told
-        if any(part):
-            raise errors.UnsupportedError(
-                "the checkpoint has parts of storages, as PyTorch before 0.4 wrote them",
-                hints=["torch.save(torch.load(path, weights_only=True), path)"], path=archive.path,
-            )  # fmt: skip
-        dtype = torch.uint8 if kind is torch.UntypedStorage else kind.dtype
-        size = archive.claim(key, elements, dtype.itemsize)
-        if key not in storages:
-            storages[key] = torch.zeros(size, dtype=torch.uint8, device=memory).untyped_storage()
-        if is_filled and archive.is_swapped and key not in swapped:
-            _swap(storages[key], dtype)
-            swapped.add(key)
-        made: torch.TypedStorage = untyped.storage.TypedStorage(wrap_storage=storages[key], dtype=dtype, _internal=True)
-        return made
-
     with archive.pickle() as file:
         unpickler: Any = Unpickler(file, encoding="utf-8")
-        unpickler.persistent_load = storage
+        unpickler.persistent_load = _StorageMaker(archive, storages, is_filled, memory)
         try:
             tree = unpickler.load()
             if is_filled:
