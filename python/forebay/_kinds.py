@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import TYPE_CHECKING, Final
 
+from ._shell import word
 from ._torch_archives import is_legacy
 from .errors import InvalidInputError
 
@@ -69,14 +69,14 @@ def other_start(start: bytes, size: int, path: str, wanted: str) -> InvalidInput
     if what == wanted:
         return None
     if what:
-        what, hint = what.replace("FILE", path), hint.replace("FILE", shlex.quote(path))
+        what, hint = what.replace("FILE", path), hint.replace("FILE", word(path))
         return InvalidInputError(f"this is {what}, not {wanted}", hints=[hint], path=path)
     if not start:
         return InvalidInputError("the file is empty", hints=["write it again, or fetch it again"], path=path)
     if _is_text(start):
         is_page = start.lstrip()[:9].lower().startswith((b"<!doctype", b"<html"))
         hints = ["an index is loaded under its own name: model.safetensors.index.json"] if start[:1] == b"{" else []
-        hints = hints or (["download it again"] if is_page else [f"look at it: head -c 200 {shlex.quote(path)}"])
+        hints = hints or (["download it again"] if is_page else [f"look at it: head -c 200 {word(path)}"])
         return InvalidInputError(
             f"this is {'a web page' if is_page else 'a text'}, not {wanted}", hints=hints, path=path
         )

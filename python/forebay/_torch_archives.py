@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import struct
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _forebay, errors
+from ._shell import word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,7 +80,7 @@ class Archive:
         if len(roots) != 1 or "/" in roots[0]:
             raise errors.InvalidInputError(
                 "this is a zip archive, but no PyTorch checkpoint: it does not hold one data.pkl",
-                hints=[f"look into it: unzip -l {shlex.quote(self.path)}"],
+                hints=[f"look into it: unzip -l {word(self.path)}"],
                 path=self.path,
             )
         root = roots[0]

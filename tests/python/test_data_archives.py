@@ -124,9 +124,83 @@ def test_members_that_cannot_be_read_are_named(tmp_path: Path, wrong: Entry, kin
     assert caught.value.context["member"] == wrong[0]
     # What the hint says helps.
     command = next(hint for hint in caught.value.hints if hint.startswith("tar --delete"))
-    if words != "twice" and wrong[2].get("type") not in (b"M", b"A") and shutil.which("tar"):
+    if wrong[2].get("type") not in (b"M", b"A") and shutil.which("tar"):
         subprocess.run(command, shell=True, check=True, env={**os.environ, "LC_ALL": "C"})
         assert read(path) == [{"jpg": b"1"}, {"jpg": b"3"}]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "--checkpoint-action=exec=touch PWNED",
+        "-rf",
+        "a\\nb",
+        "a\\",
+        "a\nb",
+        "a\n",
+        "it's",
+        '"$HOME"`id`',
+        "*",
+        "d",
+        "\x1b[1m",
+        "\udce9x",
+        "-\udce9%\n",
+        "é",
+        "/abs",
+        "../up",
+        "x y",
+    ],
+)
+def test_the_command_of_a_hint_removes_the_member_and_does_nothing_else(tmp_path: Path, name: str) -> None:
+    path = write(
+        tmp_path / "a\x1b b.tar", [entry("a.jpg", b"1"), entry(name, b"x"), entry("d/c.jpg", b"3")], tarfile.GNU_FORMAT
+    )
+    # What follows the end of the first archive stays.
+    path.write_bytes(path.read_bytes() + write(tmp_path / "b.tar", [entry("e.jpg", b"5")]).read_bytes())
+    with pytest.raises(errors.InvalidInputError, match="no dot") as caught:
+        data.tar(path, **WORDS)
+    before = set(os.listdir(tmp_path))
+    subprocess.run(caught.value.hints[-1], shell=True, check=True, cwd=tmp_path)
+    assert read(path) == [{"jpg": b"1"}, {"jpg": b"3"}, {"jpg": b"5"}]
+    assert set(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("name", ["", "b\0c"])
+def test_a_name_that_no_command_takes_is_in_none(tmp_path: Path, name: str) -> None:
+    path = write(
+        tmp_path / "a.tar", [entry("a.jpg", b"1"), entry("" if not name else "b", b"x", pax_headers={"path": name})]
+    )
+    with pytest.raises(errors.InvalidInputError, match="no dot") as caught:
+        data.tar(path, **WORDS)
+    assert not any("tar " in hint for hint in caught.value.hints)
+
+
+def test_of_a_column_that_is_there_twice_one_stays(tmp_path: Path) -> None:
+    names = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.jpg", b"3"), ("a.cls", b"0"), ("a.jpg", b"4"), ("c.jpg", b"5")]
+    path = write(tmp_path / "a.tar", [entry(*one) for one in names])
+    with pytest.raises(errors.InvalidInputError, match="twice") as caught:
+        data.tar(path, **WORDS)
+    subprocess.run(caught.value.hints[-1], shell=True, check=True)
+    assert [one["jpg"] for one in read(path, ["jpg"])] == [b"1", b"2", b"4", b"5"]
+    # A device may have the name of a file.
+    write(path, [entry("a.jpg", b"1"), entry("a.jpg", type=tarfile.BLKTYPE), entry("b.jpg", b"2")])
+    with pytest.raises(errors.UnsupportedError, match="block device") as caught:
+        data.tar(path, **WORDS)
+    subprocess.run(caught.value.hints[-1], shell=True, check=True)
+    assert read(path) == [{"jpg": b"1"}, {"jpg": b"2"}]
+
+
+def test_hard_links_with_bytes_of_their_own_are_named(tmp_path: Path) -> None:
+    """As ``pax -o linkdata`` writes them. Old programs give links a size, and no bytes."""
+    path = write(
+        tmp_path / "a.tar", [entry("a.jpg", b"1"), entry("b.jpg", b"1", type=tarfile.LNKTYPE, linkname="a.jpg")]
+    )
+    with pytest.raises(errors.UnsupportedError, match="a hard link with bytes of its own") as caught:
+        data.tar(path, **WORDS)
+    assert caught.value.context["member"] == "b.jpg"
+    raw = path.read_bytes()
+    path.write_bytes(raw[: 3 * 512] + raw[4 * 512 :])
+    assert read(path) == [{"jpg": b"1"}, {"jpg": b"1"}]
 
 
 def test_names_without_a_column_where_columns_are_named(tmp_path: Path) -> None:

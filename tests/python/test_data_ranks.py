@@ -130,14 +130,48 @@ def test_an_environment_that_says_otherwise_than_the_process_group_is_told(
         assert data.Loader(numbers, 8).rank == 1
 
 
-@pytest.mark.parametrize("said", [("0", "1"), ("x", "2"), ("2", "2"), ("-1", "2"), ("", "")])
-def test_an_environment_that_says_nothing_is_none(
-    numbers: data.Records, monkeypatch: pytest.MonkeyPatch, said: tuple[str, str]
+def test_an_environment_that_says_nothing_or_one_process_is_none(
+    numbers: data.Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment(monkeypatch, *said)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(taken(data.Loader(numbers, 8))) == ROWS
+    for said in (("0", "1"), ("", "")):
+        environment(monkeypatch, *said)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(taken(data.Loader(numbers, 8))) == ROWS
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("x", "2"),
+        ("2", "2"),
+        ("-1", "2"),
+        ("", "2"),
+        (None, "2"),
+        ("1", None),
+        ("1", ""),
+        ("0", "x"),
+        ("0", "0"),
+        ("0", "-2"),
+    ],
+)
+def test_an_environment_that_is_no_rank_is_an_error(
+    numbers: data.Records, monkeypatch: pytest.MonkeyPatch, said: tuple[str | None, str | None]
+) -> None:
+    """Each process would read all records."""
+    for name, text in zip(("RANK", "WORLD_SIZE"), said, strict=True):
+        if text is not None:
+            monkeypatch.setenv(name, text)
+    loader = data.Loader(numbers, 8)
+    for ask in (len, iter):
+        with pytest.raises(errors.InvalidInputError, match="says no rank") as caught:
+            ask(loader)
+        for name, text in zip(("RANK", "WORLD_SIZE"), said, strict=True):
+            assert (f"{name}={text}" if text else f"no {name}") in str(caught.value)
+    # Whoever says it, or a process group, is believed.
+    assert len(taken(data.Loader(numbers, 8, rank=0, world=1))) == ROWS
+    group(monkeypatch, (0, 1))
+    assert len(taken(loader)) == ROWS
 
 
 # ---- shares ----------------------------------------------------------------------------------------------------------

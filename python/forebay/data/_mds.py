@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from .. import _forebay
+from .._shell import word
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
 from ._decoded import WRAPPED, wrapped
@@ -172,11 +172,11 @@ def _compressed(kind: str, packed: Any, index: str) -> UnsupportedError:
         "[p.with_suffix('').write_bytes(c.decompress(sys.argv[2], p.read_bytes())) "
         "for p in pathlib.Path(sys.argv[1]).rglob('*' + sys.argv[3])]"
     )
-    folder = shlex.quote(os.path.dirname(index) or ".")
+    folder = word(os.path.dirname(index) or ".")
     return UnsupportedError(
         f"the shards are compressed ({kind}): compressed bytes cannot be gathered",
         hints=[
-            f'python -c "{code}" {folder} {shlex.quote(kind)} {shlex.quote(ending)}',
+            f'python -c "{code}" {folder} {word(kind)} {word(ending)}',
             "or write them with compression=None",
         ],
         path=index,

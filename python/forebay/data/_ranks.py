@@ -51,12 +51,14 @@ class Ranks:
         """The rank and the number of ranks.
 
         Raises:
-            InvalidInputError: they are others than they were: what was counted, and read, was for those.
+            InvalidInputError: they are others than they were: what was counted, and read, was for those; or RANK and
+                WORLD_SIZE of the environment are no rank, and there is no process group.
         """
         if self._is_given:
             assert self.known is not None  # since it was made
             return self.known
-        group, told = _of_group(), _of_environment()
+        group = _of_group()
+        told = _of_environment(has_group=group is not None)
         found = group or told or (0, 1)
         if self.known is None:
             self.known = found
@@ -80,13 +82,32 @@ def _of_group() -> tuple[int, int] | None:
     return int(distributed.get_rank()), int(distributed.get_world_size())
 
 
-def _of_environment() -> tuple[int, int] | None:
-    """What torchrun and its like say in RANK and WORLD_SIZE."""
-    try:
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
+def _of_environment(has_group: bool) -> tuple[int, int] | None:
+    """What torchrun and its like say in RANK and WORLD_SIZE. What cannot be meant is an error where no group decides: each
+    process would read everything.
+    """
+    given = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if given == ("", ""):
         return None
-    return (rank, world) if 0 <= rank < world else None
+    try:
+        rank, world = map(int, given)
+    except ValueError:
+        rank, world = 0, 0
+    if 0 <= rank < world:
+        return rank, world
+    if has_group:
+        return None
+    told = " and ".join(
+        f"{name}={text}" if text else f"no {name}" for name, text in zip(("RANK", "WORLD_SIZE"), given, strict=True)
+    )
+    raise InvalidInputError(
+        f"the environment has {told}: this says no rank",
+        hints=[
+            "start it by torchrun, which sets both: RANK from 0 to WORLD_SIZE-1",
+            "unset RANK WORLD_SIZE, if this process is the only one",
+            "rank=…, world=… of the loader says it, or torch.distributed.init_process_group before",
+        ],
+    )
 
 
 def _warn(group: tuple[int, int] | None, told: tuple[int, int] | None) -> None:

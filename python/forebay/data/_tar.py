@@ -67,7 +67,7 @@ def tar(
 def _samples(found: list[Member], path: str, may_leave: bool) -> list[tuple[str, dict[str, Member]]]:
     samples: list[tuple[str, dict[str, Member]]] = []
     about = []
-    for member in found:
+    for place, member in enumerate(found):
         folder, slash, base = member.name.rpartition("/")
         stem, dot, column = base.partition(".")
         if _ABOUT.match(member.name):
@@ -76,18 +76,12 @@ def _samples(found: list[Member], path: str, may_leave: bool) -> list[tuple[str,
         if not stem or not dot:
             if may_leave:
                 continue
-            raise _no_column(member.name, path)
+            raise _no_column(found[: place + 1], path)
         key, column = folder + slash + stem, column.lower()
         if not samples or samples[-1][0] != key:
             samples.append((key, {}))
         if column in samples[-1][1]:
-            raise InvalidInputError(
-                "a sample has a column twice",
-                hints=without(path, member.name),
-                path=path,
-                member=member.name,
-                before=samples[-1][1][column].name,
-            )
+            raise _twice(found[: place + 1], samples[-1][1][column], path)
         samples[-1][1][column] = member
     if about:
         told = f"{len(about)} members of {path} are no samples by WebDataset's naming and are left out: {about[0]}"
@@ -95,12 +89,22 @@ def _samples(found: list[Member], path: str, may_leave: bool) -> list[tuple[str,
     return samples
 
 
-def _no_column(name: str, path: str) -> InvalidInputError:
+def _twice(found: list[Member], before: Member, path: str) -> InvalidInputError:
+    """What is told of the last member found."""
+    name = found[-1].name
+    names = [one.name for one in found]
+    # Of two of one name tar unpacks the later one: the earlier one goes.
+    hints = without(path, names[:-1] if before.name == name else names, name)
+    return InvalidInputError("a sample has a column twice", hints=hints, path=path, member=name, before=before.name)
+
+
+def _no_column(found: list[Member], path: str) -> InvalidInputError:
+    name = found[-1].name
     base = name.rpartition("/")[2]
     told = "begins with a dot" if base.startswith(".") else "has no dot"
     return InvalidInputError(
         f"a member belongs to no sample: its name {told}",
-        hints=["columns= says which are read", *without(path, name)],
+        hints=["columns= says which are read", *without(path, (one.name for one in found), name)],
         path=path,
         member=name,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import posixpath
-import shlex
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, BinaryIO, NamedTuple, Self
 
 from .._kinds import START_BYTES, TAR, other_start
+from .._shell import word
 from ..errors import InvalidInputError, UnsupportedError
 from ._files import again, failed, opened
 
@@ -65,7 +65,7 @@ def members(path: str, size: int) -> list[Member]:
     """
     with opened(path) as file:
         try:
-            return _resolved([*_headers(file, path, size)], path)
+            return _resolved(_headers(file, path, size), path)
         except OSError as error:
             if isinstance(error, UnsupportedError | InvalidInputError):
                 raise
@@ -78,9 +78,20 @@ def members(path: str, size: int) -> list[Member]:
             raise InvalidInputError(f"cannot read the tar file: {error}", hints=hints, path=path) from None
 
 
-def without(path: str, name: str) -> list[str]:
-    """The hint for a member that stands in the way."""
-    return [f"tar --delete -f {shlex.quote(path)} {shlex.quote(name)}"]
+def without(path: str, names: Iterable[str], name: str) -> list[str]:
+    """The hint that removes a member, and nothing else.
+
+    Args:
+        path: of the archive.
+        names: of its members up to this one, with this one.
+        name: the member's.
+    """
+    if not name or "\0" in name:
+        return []  # no command can be given such a name
+    number = sum(one == name for one in names)
+    # -i: what follows the end of a first archive is kept. A member's name is one of a folder, too, and may have backslashes.
+    options = f"-i --occurrence={number} --no-recursion --no-unquote"
+    return [f"tar --delete {options} -f {word(path)} -- {word(name)}"]
 
 
 def _refuse_others(file: BinaryIO, path: str, size: int) -> None:
@@ -89,21 +100,23 @@ def _refuse_others(file: BinaryIO, path: str, size: int) -> None:
         if start.startswith(magic):
             stem, ending = os.path.splitext(path)
             unpacked = stem if stem.endswith(".tar") else f"{stem}{'.unpacked' if ending == '.tar' else ''}.tar"
-            hints = [f"{command} -c {shlex.quote(path)} > {shlex.quote(unpacked)}"]
+            hints = [f"{command} -c {word(path)} > {word(unpacked)}"]
             raise UnsupportedError("the tar file is compressed", hints=hints, path=path)
     other = other_start(start, size, path, TAR)
     if other is not None:
         raise other from None
 
 
-def _headers(file: BinaryIO, path: str, size: int) -> Iterator[tarfile.TarInfo]:
+def _headers(file: BinaryIO, path: str, size: int) -> list[tarfile.TarInfo]:
     """The headers of all archives of a file: `cat` puts one behind the other."""
+    found: list[tarfile.TarInfo] = []
     at: int | None = 0
     while at is not None:
         file.seek(at)
         with tarfile.open(fileobj=file, mode="r:", tarinfo=_Header) as archive:
             for member in archive:
-                _check(member, path)
+                found.append(member)
+                _check(found, path)
                 if not 0 <= member.size <= size - member.offset_data:
                     raise InvalidInputError(
                         "a member lies beyond the end of the file",
@@ -112,10 +125,10 @@ def _headers(file: BinaryIO, path: str, size: int) -> Iterator[tarfile.TarInfo]:
                         member=member.name,
                         bytes=member.size,
                     )
-                yield member
             end = archive.offset
         # tarfile takes a damaged or cut header for the end.
         if again(os.pread, file.fileno(), _BLOCK, end) != bytes(_BLOCK):
+            _check_link(found, path)
             raise InvalidInputError(
                 "the tar file has no end"
                 if end > at or not at
@@ -125,6 +138,19 @@ def _headers(file: BinaryIO, path: str, size: int) -> Iterator[tarfile.TarInfo]:
                 offset=end,
             )
         at = _next(file, end + _BLOCK)
+    return found
+
+
+def _check_link(found: list[tarfile.TarInfo], path: str) -> None:
+    """Raises where what follows the last member is no header, for it may be the bytes of a link: pax writes them."""
+    if found and found[-1].islnk() and found[-1].size:
+        raise UnsupportedError(
+            "a member is a hard link with bytes of its own",
+            hints=["make the archive anew with GNU tar"],
+            path=path,
+            member=found[-1].name,
+            bytes=found[-1].size,
+        )
 
 
 def _next(file: BinaryIO, at: int) -> int | None:
@@ -148,44 +174,56 @@ def _resolved(headers: list[tarfile.TarInfo], path: str) -> list[Member]:
             member = Member(header.name, header.offset_data, header.size)
         elif header.islnk():
             # Hard links lead back.
-            member = _linked(header, places.get(_plain(header.linkname)), "a hard link", path)
+            target = places.get(_plain(header.linkname))
+            if target is None:
+                raise _leads_nowhere(header, headers, path)
+            member = target._replace(name=header.name)
         else:
             found.extend([header] if header.issym() else [])
             continue
         found.append(member)
         if has_links:
             places[_plain(header.name)] = member
-    return [one if isinstance(one, Member) else _followed(one, places, links, path) for one in found]
+    return [one if isinstance(one, Member) else _followed(one, places, links, headers, path) for one in found]
 
 
-def _followed(link: tarfile.TarInfo, places: dict[str, Member], links: dict[str, tarfile.TarInfo], path: str) -> Member:
+def _followed(
+    link: tarfile.TarInfo,
+    places: dict[str, Member],
+    links: dict[str, tarfile.TarInfo],
+    headers: list[tarfile.TarInfo],
+    path: str,
+) -> Member:
     at = link
     for _ in range(_MAX_LINKS):
         target = _plain(posixpath.join(posixpath.dirname(at.name), at.linkname))
         if target not in links:
-            return _linked(link, places.get(target), "a symbolic link", path)
+            if target not in places:
+                break
+            return places[target]._replace(name=link.name)
         at = links[target]
-    return _linked(link, None, "a symbolic link", path)
+    raise _leads_nowhere(link, headers, path)
 
 
-def _linked(link: tarfile.TarInfo, target: Member | None, kind: str, path: str) -> Member:
-    if target is None:
-        raise InvalidInputError(
-            f"a member is {kind} to what the archive does not have",
-            hints=["make the archive anew with tar --dereference --hard-dereference", *without(path, link.name)],
-            path=path,
-            member=link.name,
-            to=link.linkname,
-        )
-    return target._replace(name=link.name)
+def _leads_nowhere(link: tarfile.TarInfo, headers: list[tarfile.TarInfo], path: str) -> InvalidInputError:
+    names = (one.name for one in headers[: headers.index(link) + 1])
+    hints = ["make the archive anew with tar --dereference --hard-dereference", *without(path, names, link.name)]
+    return InvalidInputError(
+        f"a member is a {'symbolic' if link.issym() else 'hard'} link to what the archive does not have",
+        hints=hints,
+        path=path,
+        member=link.name,
+        to=link.linkname,
+    )
 
 
 def _plain(name: str) -> str:
     return posixpath.normpath(name)
 
 
-def _check(header: tarfile.TarInfo, path: str) -> None:
-    """Raises where the bytes of a member are not in the archive as they are."""
+def _check(found: list[tarfile.TarInfo], path: str) -> None:
+    """Raises where the bytes of the last member found are not in the archive as they are."""
+    header = found[-1]
     told: Any = header.pax_headers
     if header.issparse() or any(key.startswith(("GNU.sparse.", "SCHILY.realsize")) for key in told):
         hints = ["make the archive anew without --sparse (-S)"]
@@ -196,5 +234,8 @@ def _check(header: tarfile.TarInfo, path: str) -> None:
         return
     kind = _SPECIAL.get(header.type, f"of the unknown kind {header.type.decode(errors='replace')!r}")
     raise UnsupportedError(
-        f"a member is {kind}: it has no bytes to read", hints=without(path, header.name), path=path, member=header.name
+        f"a member is {kind}: it has no bytes to read",
+        hints=without(path, (one.name for one in found), header.name),
+        path=path,
+        member=header.name,
     )
