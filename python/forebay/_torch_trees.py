@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import types
 from collections import Counter, OrderedDict
@@ -29,22 +30,29 @@ def refuse(what: str, path: str) -> NoReturn:
         'then save its tensors: forebay.save_file(found, "model.safetensors"), or found["state_dict"] if it has that',
     ]
     # torch says how, too, but its words go on and on.
-    named = re.search(r"GLOBAL (\S+) was not an allowed|but got <class '([^']+)'>", what)
-    if named is not None:
+    named = re.search(r"GLOBAL (\S+) was not an allowed|globals` but got <class '([^']+)'>", what)
+    # What is no name of Python's is no part of a line to type: the file says it.
+    if named is not None and _is_name(named[1] or named[2]):
         name = named[1] or named[2]
         what = f"{name}, which is not allowed"
         hints.insert(0, f"if you trust {name}: torch.serialization.add_safe_globals([{name}]), once it is imported")
     elif " must be imported " in what:
-        hints = [f"import {name}" for name in re.findall("``([^`]+)``", what)]
+        hints = [f"import {name}" for name in re.findall("``([^`]+)``", what) if _is_name(name)]
     raise errors.InvalidInputError(
         f"the checkpoint asks for more than tensors and plain data: {what[:400]}", hints=hints, path=path
     )
+
+
+def _is_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
 
 
 #: A key in a dictionary or list, after the key path of that dictionary or list itself.
 _KeyPath = tuple["_KeyPath | None", object]
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray, complex)
 _MAPPINGS: Final = (dict, OrderedDict, Counter)
+#: What the program has and the file but names: nothing in these is of the file.
+_KNOWN: Final = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum)
 
 
 def _needs_data(name: str, node: Any) -> NoReturn:
@@ -75,11 +83,9 @@ def tensors(
                 odd("", node)
             yield name or "", node
             continue
-        if type(node) in plain or id(node) in seen:
+        if type(node) in plain or isinstance(node, _KNOWN) or id(node) in seen:
             continue
         seen.add(id(node))
-        if isinstance(node, (type, types.FunctionType, types.BuiltinFunctionType)):
-            refuse(f"{node.__qualname__} as a value", path)
         kept = getattr(node, "__dict__", {}) if type(node) in _MAPPINGS else {}
         if any(not isinstance(name, str) or hasattr(type(node), name) for name in kept):
             refuse(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import enum
 import io
 import os
 import pickle
@@ -236,7 +238,8 @@ REFUSED = "more than tensors and plain data"
         (b"\x80\x02\x82\x01.", REFUSED),  # an extension registry's code
         (b"\x80\x02ios\nsystem\n.", REFUSED),  # INST
         (b"\x80\x02(cos\nsystem\no.", REFUSED),  # OBJ
-        (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n.", REFUSED),  # a name as a value
+        (b"\x80\x02c__import__('os').system\n('id')\n.", REFUSED),
+        (b"\x80\x02cx`` must be imported ``os;os.system('id')``\ny\n.", REFUSED),
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", REFUSED),  # BUILD on a function
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b.", REFUSED),
         (b"\x80\x02ccollections\nOrderedDict\n)R}X\x05\x00\x00\x00itemsNsb.", "state of its own"),
@@ -263,8 +266,10 @@ def test_tricks(code: bytes, message: str | None, tmp_path: Path) -> None:
     if message is None:
         assert pickles.load(path) is None
         return
-    with pytest.raises((errors.IntegrityError, errors.InvalidInputError), match=message):
+    with pytest.raises((errors.IntegrityError, errors.InvalidInputError), match=message) as caught:
         pickles.load(path)
+    # What the file says is no line to type.
+    assert not any("('id')" in hint for hint in caught.value.hints)
 
 
 def _depth(node: Any) -> int:
@@ -281,6 +286,7 @@ def _depth(node: Any) -> int:
         (b"]q\x00h\x00a", lambda found: found[0] is found),
         (b"}q\x00K\x01h\x00s", lambda found: found[1] is found),
         (b"]" * 1000 + b"a" * 999, lambda found: _depth(found) == 999),
+        (b"ctorch._utils\n_rebuild_tensor_v2\n", lambda found: found is torch._utils._rebuild_tensor_v2),
         (b"})\x85Ns", lambda found: found == {((),): None}),
         (b"cbuiltins\nset\n]()\x85e\x85R", lambda found: found == {((),)}),
         (
@@ -548,6 +554,36 @@ def test_types_that_the_program_allowed(is_old: bool, tmp_path: Path) -> None:
     assert type(found["pair"]) is Pair and found["pair"].second["x"].tolist() == [0, 0, 0]
     assert found["marked"].total == 6 and type(found["default"]) is defaultdict and found["array"].tolist() == [0, 1, 2]
     assert found["doubled"].tolist() == [2, 2] and type(found["class"]) is Doubled
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+    SAFE = ("safe", 1)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_members_of_enums_and_classes_as_values_are_read_as_torch_reads_them(tmp_path: Path, is_old: bool) -> None:
+    path = tmp_path / "x.pt"
+    inner = argparse.Namespace(kind=zipfile.ZipFile, mode=Mode.SAFE, weight=torch.ones(2))
+    tree = {"mode": Mode.FAST, "modes": [Mode.SAFE, Mode.FAST], "kind": zipfile.ZipFile, Mode.SAFE: torch.zeros(1)}
+    tree |= {"inner": inner, "type": OrderedDict, "weight": torch.ones(3)}
+    torch.save(tree, path, _use_new_zipfile_serialization=not is_old)
+    with torch.serialization.safe_globals([Mode, zipfile.ZipFile, argparse.Namespace]):
+        found, theirs = pickles.load(path, "cpu"), torch.load(path, weights_only=True)
+    assert found.keys() == theirs.keys()
+    for key in ("mode", "modes", "kind", "type"):
+        assert found[key] == theirs[key] == tree[key]
+    assert (found["inner"].kind, found["inner"].mode) == (zipfile.ZipFile, Mode.SAFE)
+    assert (found["inner"].weight.tolist(), found["weight"].tolist(), found[Mode.SAFE].tolist()) == (
+        [1, 1],
+        [1] * 3,
+        [0],
+    )
+    # Nothing is lost where tensors are cast beside them.
+    torch.save({"mode": Mode.FAST, "kind": zipfile.ZipFile, "weight": torch.ones(3)}, path)
+    with torch.serialization.safe_globals([Mode, zipfile.ZipFile]):
+        cast = pickles.load(path, "cpu", dtype="bfloat16")
+    assert (cast["mode"], cast["kind"], cast["weight"].dtype) == (Mode.FAST, zipfile.ZipFile, torch.bfloat16)
 
 
 def test_the_advice_for_values_of_numpy_leads_there(tmp_path: Path) -> None:
