@@ -30,7 +30,7 @@ def refuse(what: str, path: str) -> NoReturn:
         'then save its tensors: forebay.save_file(found, "model.safetensors"), or found["state_dict"] if it has that',
     ]
     # torch says how, too, but its words go on and on.
-    named = re.search(r"GLOBAL (\S+) was not an allowed|globals` but got <class '([^']+)'>", what)
+    named = re.search(r"GLOBAL (\S+) was not an allowed|globals`,? but got <class '([^']+)'>", what)
     # What is no name of Python's is no part of a line to type: the file says it.
     if named is not None and _is_name(named[1] or named[2]):
         name = named[1] or named[2]

@@ -52,8 +52,9 @@ def test_braces_are_those_of_bash(pattern: str) -> None:
 
 def test_patterns_of_too_many_names_are_refused() -> None:
     for pattern in ("{0..99999999999}", "{0..9999}{0..9999}"):
-        with pytest.raises(errors.InvalidInputError, match="names"):
-            expanded(pattern)
+        with pytest.raises(errors.InvalidInputError, match="names") as caught:
+            expanded(f"/d/{pattern}.tar")
+        assert caught.value.context["path"] == f"/d/{pattern}.tar"
 
 
 def test_patterns_name_files(tmp_path: Path) -> None:
@@ -133,10 +134,38 @@ def test_folders_without_classes_and_others(tmp_path: Path) -> None:
         data.ranges(tmp_path / "empty", **WORDS)
     put(tmp_path / "turns", "cat/a")
     os.symlink(tmp_path / "turns", tmp_path / "turns/cat/again")
-    assert contents(data.ranges(tmp_path / "turns", **WORDS)) == ["cat/a"]
+    with pytest.raises(errors.InvalidInputError, match="a link leads to a folder that it lies in") as caught:
+        data.ranges(tmp_path / "turns", **WORDS)
+    assert caught.value.context["path"] == str(tmp_path / "turns/cat/again")
+    os.unlink(tmp_path / "turns/cat/again")
     os.mkfifo(tmp_path / "turns/cat/pipe")
     with pytest.raises(errors.InvalidInputError, match="no regular file"):
         data.ranges(tmp_path / "turns", **WORDS)
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../..", "../dog/up"])
+def test_links_that_lead_to_a_folder_above_are_named(tmp_path: Path, target: str) -> None:
+    """Files of other classes would come as those of this one, and each many times."""
+    put(tmp_path, "r/cat/a", "r/cat/b", "r/dog/c")
+    os.symlink("../cat", tmp_path / "r/dog/up")
+    records = data.ranges(tmp_path / "r", **WORDS)
+    assert (contents(records), records.labels) == (
+        ["r/cat/a", "r/cat/b", "r/dog/c", "r/cat/a", "r/cat/b"],
+        [0, 0, 1, 1, 1],
+    )
+    os.symlink(target, tmp_path / "r/cat/loop")
+    with pytest.raises(errors.InvalidInputError, match="a link leads to a folder that it lies in") as caught:
+        data.ranges(tmp_path / "r", **WORDS)
+    assert str(caught.value.context["path"]).startswith(f"{tmp_path}/r/cat/loop")
+
+
+def test_a_set_of_paths_has_no_order(tmp_path: Path) -> None:
+    put(tmp_path, "a", "b")
+    for given in ({tmp_path / "a", tmp_path / "b"}, frozenset([str(tmp_path / "a")])):
+        with pytest.raises(errors.InvalidInputError, match="no order") as caught:
+            data.ranges(given, **WORDS)
+        assert caught.value.hints == ["sorted(paths)"]
+    assert contents(data.ranges({str(tmp_path / "b"): 1, str(tmp_path / "a"): 2}, **WORDS)) == ["b", "a"]
 
 
 def test_several_folders(tmp_path: Path) -> None:

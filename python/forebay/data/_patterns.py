@@ -6,7 +6,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._paths import path_text
@@ -27,12 +27,15 @@ def text_paths(given: Any) -> list[str]:
     """One path or several, as texts. Patterns stand for the files that they name.
 
     Raises:
-        InvalidInputError: none at all, or something that is no path.
+        InvalidInputError: none at all, a set, or something that is no path.
         NotFoundError: a pattern that no file matches.
     """
     # An open file is iterable, too: over its lines.
     if isinstance(given, (str, bytes, os.PathLike)) or hasattr(given, "read") or not isinstance(given, Iterable):
         return expanded(path_text(given, by_url=False))
+    if isinstance(given, (set, frozenset)):
+        # Its order is another one in each process: record 7, too.
+        raise InvalidInputError("a set of paths has no order, and records are numbered", hints=["sorted(paths)"])
     paths = [path for one in given for path in expanded(path_text(one, by_url=False))]
     if not paths:
         raise InvalidInputError("a data set of no files", hints=["give one path or more"])
@@ -50,7 +53,7 @@ def expanded(path: str) -> list[str]:
     if "://" in path or not any(sign in path for sign in "{*?[") or os.path.lexists(path):
         return [path]
     found: list[str] = []
-    for name in _braces(path):
+    for name in _named(path):
         if not glob.has_magic(name) or os.path.lexists(name):
             found.append(name)
             continue
@@ -61,6 +64,23 @@ def expanded(path: str) -> list[str]:
     return found
 
 
+def _named(pattern: str) -> list[str]:
+    """The names of a brace pattern.
+
+    Raises:
+        InvalidInputError: they are more than a million.
+    """
+    try:
+        return _braces(pattern)
+    except _TooManyError as error:
+        hints = ["a glob takes what is there: *.tar"]
+        raise InvalidInputError(f"a pattern of {error} names", hints=hints, path=pattern) from None
+
+
+class _TooManyError(Exception):
+    """As many names as no pattern is meant to have."""
+
+
 def _braces(text: str) -> list[str]:
     """What a shell makes of braces. Those without a comma or a range stand for themselves."""
     at = text.find("{") if "," in text or ".." in text else -1
@@ -69,7 +89,7 @@ def _braces(text: str) -> list[str]:
         choices = _choices(parts[:-1]) if parts else None
         if choices is not None:
             tails = _braces(parts[-1])
-            _bound(len(choices) * len(tails), text)
+            _bound(len(choices) * len(tails))
             return [text[:at] + choice + tail for choice in choices for tail in tails]
         at = text.find("{", at + 1)
     return [text]
@@ -95,21 +115,21 @@ def _choices(parts: list[str]) -> list[str] | None:
         first, last = int(found[1]), int(found[2])
         is_padded = any(text.lstrip("-").startswith("0") and len(text.lstrip("-")) > 1 for text in found.group(1, 2))
         width = max(map(len, found.group(1, 2))) if is_padded else 0
-        return [f"{number:0{width}}" for number in _steps(first, last, found[3], parts[0])]
+        return [f"{number:0{width}}" for number in _steps(first, last, found[3])]
     if found := _LETTERS.fullmatch(parts[0]):
-        return [chr(code) for code in _steps(ord(found[1]), ord(found[2]), found[3], parts[0])]
+        return [chr(code) for code in _steps(ord(found[1]), ord(found[2]), found[3])]
     return None
 
 
-def _steps(first: int, last: int, step: str | None, text: str) -> range:
+def _steps(first: int, last: int, step: str | None) -> range:
     by = max(1, int(step or 1))
-    _bound(abs(last - first) // by + 1, text)
+    _bound(abs(last - first) // by + 1)
     return range(first, last + 1, by) if last >= first else range(first, last - 1, -by)
 
 
-def _bound(count: int, text: str) -> None:
+def _bound(count: int) -> None:
     if count > _MAX_NAMES:
-        raise InvalidInputError(f"a pattern of {count} names", hints=["a glob takes what is there: *.tar"], path=text)
+        raise _TooManyError(count)
 
 
 class Folder(NamedTuple):
@@ -165,7 +185,7 @@ def _files_of(folder: str) -> Folder:
 
     Raises:
         NotFoundError: there are none, or a class has none.
-        InvalidInputError: files lie beside the folders of classes.
+        InvalidInputError: files lie beside the folders of classes, or a link leads to a folder that it lies in.
     """
     names = _visible(folder)
     classes = [name for name in names if os.path.isdir(os.path.join(folder, name))]
@@ -176,7 +196,8 @@ def _files_of(folder: str) -> Folder:
         if not loose:
             raise NotFoundError("there are no files in the folder", path=folder)
         return Folder([os.path.join(folder, name) for name in loose], [], [])
-    members = [sorted(_walk(os.path.join(folder, name), ())) for name in classes]
+    above = _entered(folder, ())
+    members = [sorted(_walk(os.path.join(folder, name), above)) for name in classes]
     for name, paths in zip(classes, members, strict=True):
         if not paths:
             raise NotFoundError("a class has no files", hints=["remove its folder"], path=os.path.join(folder, name))
@@ -189,16 +210,33 @@ def _beside_classes(path: str) -> InvalidInputError:
     return InvalidInputError("files lie beside the folders of classes", hints=hints, path=path)
 
 
-def _walk(folder: str, above: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    """(folder, name) of all files below."""
-    found = again(os.stat, folder)
-    # A symbolic link to a folder above it.
+#: Devices and inodes of a folder and those above it.
+_Above = tuple[tuple[int, int], ...]
+
+
+def _entered(folder: str, above: _Above) -> _Above:
+    """What is above the members of a folder.
+
+    Raises:
+        InvalidInputError: it is one of those above it already, by a link.
+    """
+    try:
+        found = again(os.stat, folder)
+    except OSError as error:
+        raise failed(error, folder) from None
     if (found.st_dev, found.st_ino) in above:
-        return
+        hints = ["remove the link, or name the files by a glob: folder/*/*"]
+        raise InvalidInputError("a link leads to a folder that it lies in", hints=hints, path=folder)
+    return *above, (found.st_dev, found.st_ino)
+
+
+def _walk(folder: str, above: _Above) -> Iterator[tuple[str, str]]:
+    """(folder, name) of all files below. Links are followed, as torchvision does."""
+    above = _entered(folder, above)
     for name in _visible(folder):
         path = os.path.join(folder, name)
         if os.path.isdir(path):
-            yield from _walk(path, (*above, (found.st_dev, found.st_ino)))
+            yield from _walk(path, above)
         else:
             yield folder, name
 
