@@ -1,6 +1,5 @@
 //! Records of data sets: where each one lies in which file, and one batched read for many of them.
 
-use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -250,9 +249,14 @@ impl Table {
         };
         // SAFETY: the caller keeps the memory, which nobody else has seen yet.
         let (done, receipt) = unsafe { session.read_small_files(memory, &small, is_expected) }?;
-        let read: HashSet<_> =
-            numbers.into_iter().zip(done).filter(|(_, done)| *done).map(|(file, _)| file).collect();
-        Ok((pieces.into_iter().filter(|(file, _)| !read.contains(file)).collect(), receipt))
+        // A flag for each run, not for each file: one that has several runs may be read in one of them only.
+        let mut done = done.into_iter();
+        let left = pieces.chunk_by(|one, next| one.0 == next.0).filter(|run| {
+            let is_read = is_small(run[0].0) && done.next().unwrap_or(false);
+            !is_read
+        });
+        let left = left.flatten().copied().collect();
+        Ok((left, receipt))
     }
 
     /// The first pieces, sorted by file, of as many files as there are descriptors for.
