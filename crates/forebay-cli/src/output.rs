@@ -20,8 +20,10 @@ impl<'a> Output<'a> {
         let _ = self.flush();
         let error = self.failed.as_ref().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)?;
         let error = Error::from_io(error, "cannot write the output");
+        let is_closed = self.failed.as_ref().and_then(io::Error::raw_os_error) == Some(libc::EBADF);
         Some(match error.kind() {
             ErrorKind::NoSpace => error.hint("free some space (df -h): what is there is not all"),
+            _ if is_closed => error.hint("standard output is closed: open it, with >FILE for example"),
             _ => error,
         })
     }

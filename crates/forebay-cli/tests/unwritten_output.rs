@@ -64,6 +64,25 @@ fn a_full_disk_is_a_failure() {
     }
 }
 
+/// Rust opens /dev/null in its place, which takes everything.
+#[test]
+fn a_closed_standard_output_is_a_failure() {
+    let bed = bed();
+    for line in ["--version", "trace t", "doctor .", "check -v", "bench -f x"] {
+        let mut shell = support::clean(Command::new("sh"));
+        shell.current_dir(bed.path()).args(["-c", "exec \"$@\" >&-", "sh"]);
+        shell.arg(env!("CARGO_BIN_EXE_forebay")).args(line.split_whitespace());
+        let done = shell.output().unwrap();
+        let err = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(1), "{line}: {err}");
+        assert!(err.contains("error: cannot write the output: Bad file descriptor"), "{line}: {err}");
+        assert!(err.contains("hint: standard output is closed"), "{line}: {err}");
+    }
+    // What is open to be thrown away is no failure.
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
+    assert!(command(bed.path(), "--version", null.into()).status().unwrap().success());
+}
+
 #[test]
 fn a_reader_that_has_gone_is_none() {
     let bed = bed();
