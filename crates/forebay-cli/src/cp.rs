@@ -44,12 +44,6 @@ pub(crate) struct Copy {
 
 /// Runs the command.
 pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
-    if names_a_server(&args.destination) {
-        let error = Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
-            .with("url", args.destination.display())
-            .hint("copy to a path on a mount");
-        return Err(Failure::usage(error));
-    }
     if File::is_url(&args.source) {
         Url::parse(&args.source).map_err(Failure::usage)?;
         return copy(args, console, None);
@@ -74,12 +68,6 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
             .into());
     }
     copy(args, console, Some(&found))
-}
-
-/// Whether a destination is meant to be on a server: a URL, or `SERVER:/PATH` where there is no such folder.
-fn names_a_server(path: &Path) -> bool {
-    let is_there = || path.parent().is_some_and(Path::is_dir);
-    Url::is_one(path) || Url::meant(path).is_some() && !is_there()
 }
 
 /// Copies a file that was looked at, or one of a server. What is interrupted ends by an error of what it waited for.

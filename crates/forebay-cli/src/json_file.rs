@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind};
@@ -25,7 +26,18 @@ impl JsonFile {
         if !path.exists() {
             return Pending::create(path).map(Self::New).map_err(explain);
         }
-        let opened = OpenOptions::new().write(true).open(path);
+        // A FIFO that nobody reads would be waited for; this fails.
+        let probe = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let fifo = path.metadata().is_ok_and(|found| found.file_type().is_fifo());
+        if fifo && probe.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO)) {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "cannot create the report: it is a FIFO that nobody reads",
+            )
+            .with("path", path.display())
+            .hint("start its reader first, or name another file with --json"));
+        }
+        let opened = probe.and_then(|_reader| OpenOptions::new().write(true).open(path));
         opened.map(|file| Self::Old(file, path.to_owned())).map_err(|error| {
             explain(Error::from_io(&error, "cannot create the report").with("path", path.display()))
         })

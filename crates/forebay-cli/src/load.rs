@@ -1,5 +1,7 @@
 //! gdsio's flags, and ours, as a workload.
 
+mod idle;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +16,8 @@ use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_gpu::DeviceName;
 use forebay_nfs::Url;
+
+use crate::names::in_words;
 
 /// Measures transfers. stdout has gdsio's lines; the report goes to stderr and to --json FILE.
 ///
@@ -193,13 +197,6 @@ fn lanes(text: &str) -> Result<usize, String> {
     value.ok_or_else(|| format!("not a number of lanes: {text:?}\nhint: use --lanes 1..{MAX_LANES}"))
 }
 
-pub(crate) fn in_words(error: &Error) -> String {
-    match error.hints().first() {
-        Some(hint) => format!("{error}\nhint: {hint}"),
-        None => error.to_string(),
-    }
-}
-
 impl Load {
     /// The same, under the name of NVIDIA's tool.
     pub(crate) fn named_gdsio(self) -> Self {
@@ -245,6 +242,7 @@ impl Load {
         work.config = self.config()?;
         work.check()?;
         self.check_engine_flags(&work)?;
+        self.check_gdsio_flags(&work)?;
         Ok((work, per_job))
     }
 
@@ -264,34 +262,13 @@ impl Load {
                 .with("url", url.display())
                 .hint(hint));
         }
+        if self.url.is_some() && !(self.file.is_empty() && self.directory.is_empty()) {
+            return Err(Error::new(ErrorKind::InvalidInput, "-P beside -f or -D")
+                .hint("measure one place at a time: -P URL, -f FILE or -D DIRECTORY"));
+        }
         if self.make_files.is_some() && self.files.is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, "--make-files without --files")
                 .hint("name their directory: --files DIRECTORY"));
-        }
-        Ok(())
-    }
-
-    /// Refuses flags that are about the engine where only raw calls are made.
-    fn check_engine_flags(&self, work: &Workload) -> Result<()> {
-        let raw_types = work.types().iter().all(|xfer| !xfer.uses_engine());
-        if work.task != BenchTask::Transfers || !(work.bare || raw_types) {
-            return Ok(());
-        }
-        // Raw calls can read mapped pages, as the engine of that name.
-        let other = self.engine.as_deref().is_some_and(|engine| !(work.bare && engine == "mapped"));
-        for (is_given, flag) in [
-            (other, "--engine"),
-            (!self.strict.is_empty(), "--strict"),
-            (self.lanes.is_some(), "--lanes"),
-            (self.io_backend.is_some(), "--io"),
-        ] {
-            if is_given {
-                return Err(Error::new(
-                    ErrorKind::InvalidInput,
-                    format!("{flag} does nothing for raw calls"),
-                )
-                .hint(format!("leave out {flag}, or measure the engine: -x 0, 5, 6 or 7 without --bare")));
-            }
         }
         Ok(())
     }
@@ -464,12 +441,12 @@ mod tests {
         load: Load,
     }
 
-    fn work(line: &str) -> Result<Workload> {
-        Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace()))
-            .unwrap()
-            .load
-            .workload()
-            .map(|(work, _)| work)
+    pub(super) fn load(line: &str) -> Load {
+        Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap().load
+    }
+
+    pub(super) fn work(line: &str) -> Result<Workload> {
+        load(line).workload().map(|(work, _)| work)
     }
 
     #[test]
@@ -497,6 +474,19 @@ mod tests {
             "-f a -d 0,1",
             "-f a -w 1 -w 2",
             "-f a -P rdma://x",
+            "-f a -P nfs://a/b",
+            "-D a -P nfs://a/b",
+            "-f a -x 2 --trim",
+            "-f a -x 2 --objective cpu",
+            "-f a --bare --trim",
+            "-f a -x 4 --cache bypass",
+            "-f a -x 4 -O 0",
+            "-f a -x 0 -B 8",
+            "-f a -R",
+            "-f a -I 2 -F",
+            "--files d -B 8",
+            "--open-cost -f a -w 4",
+            "--open-cost -f a -x 2",
             "-f a -x 2 -m 3",
             "-f a -s 0",
             "-f a --engine warp",

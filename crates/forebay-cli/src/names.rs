@@ -1,12 +1,12 @@
-//! Paths on the command line. What lies elsewhere (`s3://…`) is refused as it is read, by every command alike.
+//! Paths on the command line. What lies elsewhere (`s3://…`), or is to be made on a server, is refused as it is read, by
+//! every command alike.
 
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, StringValueParser, TypedValueParser};
 use forebay_config::elsewhere;
-use forebay_error::Result;
-
-use crate::load::in_words;
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::Url;
 
 /// A path, or a file of a server, that is read.
 pub(crate) fn source() -> impl TypedValueParser<Value = PathBuf> {
@@ -20,10 +20,33 @@ pub(crate) fn source_text() -> impl TypedValueParser<Value = String> {
 
 /// A path that is made.
 pub(crate) fn target() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| checked(path, elsewhere::check_write))
+    PathBufValueParser::new().try_map(|path| checked(path, check_made))
+}
+
+fn check_made(path: &Path) -> Result<()> {
+    if names_a_server(path) {
+        return Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
+            .with("url", path.display())
+            .hint("name a path on a mount"));
+    }
+    elsewhere::check_write(path)
+}
+
+/// Whether a path is meant to be on a server: a URL, or `SERVER:/PATH` where there is no such folder.
+fn names_a_server(path: &Path) -> bool {
+    let is_there = || path.parent().is_some_and(Path::is_dir);
+    Url::is_one(path) || Url::meant(path).is_some() && !is_there()
 }
 
 fn checked<T: AsRef<Path>>(path: T, check: fn(&Path) -> Result<()>) -> std::result::Result<T, String> {
     check(path.as_ref()).map_err(|error| in_words(&error))?;
     Ok(path)
+}
+
+/// An error and what to type, in the words of the command line.
+pub(crate) fn in_words(error: &Error) -> String {
+    match error.hints().first() {
+        Some(hint) => format!("{error}\nhint: {hint}"),
+        None => error.to_string(),
+    }
 }

@@ -96,6 +96,7 @@ fn no_command_waits_for_a_fifo() {
     ] {
         run(directory.path(), args).fails(code, "it is a FIFO, no plain file");
     }
+    run(directory.path(), "bench -f x --json fifo").fails(1, "it is a FIFO that nobody reads");
     let done = run(directory.path(), "bench /proc/kmsg");
     assert!(done.code == Some(2), "{done:?}");
 }

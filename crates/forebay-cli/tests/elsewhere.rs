@@ -6,7 +6,7 @@ mod support;
 use support::{names, run, sample};
 
 /// All places of a command line that take a name; `U` stands for it.
-const PLACES: [&str; 27] = [
+const PLACES: [&str; 28] = [
     "bench -f U",
     "bench -f U -I 1 -s 1M",
     "bench -D U",
@@ -34,6 +34,7 @@ const PLACES: [&str; 27] = [
     "replay U",
     "replay x --dir U",
     "replay x --json U",
+    "nfs probe U",
 ];
 
 #[test]
@@ -53,6 +54,34 @@ fn every_command_refuses_what_lies_elsewhere() {
         done.fails(2, &format!("forebay has no client for {client} (url={url}"));
     }
     assert_eq!(names(directory.path()), ["job.gdsio", "x"], "nothing is made");
+}
+
+/// No folder `nfs:` is made of a URL.
+#[test]
+fn nothing_is_made_by_the_name_of_a_server() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path(), "x", 1 << 20);
+    for url in ["nfs://server/x", "nfs://", "nfs:/server/x", "server:/x"] {
+        for place in [
+            "report gds-modes . -o U",
+            "replay x --dir U",
+            "replay x --json U",
+            "demo --dir U",
+            "bench -f x --json U",
+            "run --trace U -- true",
+            "cp x U",
+        ] {
+            run(directory.path(), &place.replace('U', url)).fails(2, "files on a server are not made by URL");
+        }
+    }
+    assert_eq!(names(directory.path()), ["x"]);
+}
+
+#[test]
+fn a_server_may_have_the_name_of_a_scheme() {
+    let directory = tempfile::tempdir().unwrap();
+    let done = run(directory.path(), "nfs probe s3:/bucket/key").fails(2, "no client for S3");
+    assert!(done.err.contains("hint: a server of that name: nfs://s3/bucket/key"), "{}", done.err);
 }
 
 #[test]

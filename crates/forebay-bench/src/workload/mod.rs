@@ -418,6 +418,9 @@ impl Workload {
         if self.jobs.len() != 1 || !matches!(self.jobs[0].target, JobTarget::File(_)) {
             return bad("--open-cost without a file", "name one file: -f FILE");
         }
+        if self.xfer != Xfer::Gpud || self.jobs[0].workers > 1 {
+            return bad("--open-cost uses one thread, by the engine", "leave out -x and -w");
+        }
         if self.writes() || self.bare || self.verify || !self.compare.is_empty() {
             return bad(
                 "--open-cost only opens, reads and closes",

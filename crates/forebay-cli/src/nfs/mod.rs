@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use forebay_config::{Config, Nfs};
+use forebay_config::{Config, Nfs, elsewhere};
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_nfs::handle::{Attributes, Kind};
 use forebay_nfs::{LeftOut, Options, Url};
@@ -95,6 +95,10 @@ fn url(what: &OsStr) -> Result<Url> {
     if Url::is_one(path) {
         return Url::parse(what);
     }
+    elsewhere::check_read(path).map_err(|error| match Url::meant(path) {
+        Some(url) => error.hint(format!("a server of that name: {}", quoted(&url))),
+        None => error,
+    })?;
     let text = what.to_string_lossy();
     let is_scheme = text.get(..4).is_some_and(|begin| begin.eq_ignore_ascii_case("nfs:"));
     match Url::meant(path) {
