@@ -147,6 +147,22 @@ def test_litdata_as_its_bytes_are(tmp_path: Path, device: str) -> None:
     check_litdata(tmp_path, device, 20)
 
 
+@pytest.mark.parametrize("format", ["pickle", "odd"])
+def test_litdata_of_samples_without_names_is_refused_without_columns(tmp_path: Path, format: str) -> None:
+    files.write_litdata(tmp_path, ["x"], [format], [[[b"1"]]])
+    index = tmp_path / "index.json"
+    with pytest.raises(errors.UnsupportedError, match="leaf 'x'") as caught:
+        data.litdata(tmp_path, **WORDS)
+    assert any("columns=" in hint for hint in caught.value.hints)
+    described = json.loads(index.read_text())
+    leaf = {"type": None, "context": None, "children_spec": []}
+    described["config"]["data_spec"] = json.dumps([1, leaf])
+    index.write_text(json.dumps(described))
+    with pytest.raises(errors.UnsupportedError, match="each sample") as caught:
+        data.litdata(tmp_path, **WORDS)
+    assert caught.value.hints and not any("columns=" in hint for hint in caught.value.hints)
+
+
 def lit_writer(folder: Path, samples: list[Any], **words: Any) -> None:
     writer_of = pytest.importorskip("litdata.streaming.writer", reason="litdata is not installed", exc_type=Exception)
     writer = writer_of.BinaryWriter(str(folder), **words)
@@ -298,6 +314,26 @@ def test_tar_members_that_differ(tmp_path: Path) -> None:
     with pytest.raises(errors.InvalidInputError, match="no member 'jpg'"):
         data.tar(tmp_path / "a.tar", **WORDS)
     assert len(data.tar(tmp_path / "a.tar", ["cls"], **WORDS)) == 3
+
+
+@pytest.mark.parametrize(
+    ("column", "content", "words"),
+    [
+        ("cls", b"cat", "no number: 'cat'"),
+        ("cls", b"9223372036854775808", "more than 64 bits"),
+        ("cls", b"0" * 21, "21 bytes"),
+        ("npy", files.npy_bytes(numpy.zeros(3, ">f4")), "arrays of >f4"),
+    ],
+)
+def test_tar_members_that_are_no_values_are_named(tmp_path: Path, column: str, content: bytes, words: str) -> None:
+    files.write_tar(tmp_path / "0.tar", [("a", {"cls": b"-9223372036854775808"}), ("b", {"cls": b"7"})])
+    samples = [(key, {column: content if key == "d" else b"1"}) for key in "cd"]
+    files.write_tar(tmp_path / "1.tar", samples[1:] if column == "npy" else samples)
+    paths = [tmp_path / f"{number}.tar" for number in range(column == "npy", 2)]
+    with pytest.raises(errors.Error, match=words) as caught:
+        data.tar(paths, **WORDS)
+    assert caught.value.hints
+    assert caught.value.context == {"path": str(tmp_path / "1.tar"), "member": f"d.{column}"}
 
 
 # ---- our own ---------------------------------------------------------------------------------------------------------

@@ -102,10 +102,23 @@ def test_what_is_no_list_of_row_numbers_is_refused(numbers: data.Records) -> Non
         ([0, None], "cannot be NoneType"),
         (numpy.array([1.0]), "cannot be float64"),
         (numpy.zeros((2, 2), "int64"), "2 dimensions"),
+        (True, "cannot be bool"),
+        (numpy.array(True), "cannot be bool"),
+        (numpy.array(1.5), "cannot be float64"),
+        (b"\1\2", "cannot be bytes"),
+        (b"\1" + bytes(7), "cannot be bytes"),
+        (numpy.ma.array([1, 2], mask=[True, False]), "masked"),
     ):
         with pytest.raises(errors.InvalidInputError, match=words) as caught:
             numbers[rows]
         assert caught.value.hints
+    with pytest.raises(TypeError, match="no packed 64-bit integers"):
+        numbers.read_async(b"\1\2")
+    jagged = data.Jagged(numpy.arange(5), numpy.array([0, 2, 5]))
+    for one in (True, numpy.array(True), b"", [True, False], numpy.ma.array([1])):
+        with pytest.raises(TypeError, match="record numbers cannot be"):
+            jagged[one]
+    assert numbers[numpy.array(3)][0] == 3 and jagged[numpy.int8(1)].tolist() == [2, 3, 4]
     held = data.zipped(label=range(ROWS), x=numbers)
     some = numbers.select(range(10))
     for wrong in (numbers, numbers.select, some, some.select, held, held["label"]):

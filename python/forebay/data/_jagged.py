@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import operator
 import threading
 from array import array as packed_array
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from ..errors import InvalidInputError, OutOfMemoryError, UnsupportedError
 from ..slices import IndexOutOfBoundsError
 from ._memory import is_beyond_memory
 from ._ranks import integer
-from ._rows import listed_rows, not_row_numbers
+from ._rows import listed_rows, not_row_numbers, one_row
 
 __all__ = ["Jagged"]
 
@@ -73,11 +72,14 @@ class Jagged:
         """
         if isinstance(index, slice):
             return self._some(range(*index.indices(len(self))))
-        if hasattr(index, "__index__") and getattr(index, "shape", ()) == ():
-            row = self._place(operator.index(index))
+        number = one_row(index)
+        if number is not None:
+            row = self._place(number)
             ends = self.offsets
             low, high = _listed(ends)[row : row + 2] if _is_ours(ends) else _listed(ends[row : row + 2])
             return _cutter(self.values)(low, high)
+        if isinstance(index, bytes):
+            raise not_row_numbers("bytes")
         return self._some([self._place(row) for row in listed_rows(index)])
 
     def _place(self, number: int) -> int:

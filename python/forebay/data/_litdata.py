@@ -214,18 +214,20 @@ def _size(name: str, format: str, index: str) -> int | None:
     if format in _SCALARS:
         return _forebay.dtype_size(_SCALARS[format]) // 8
     kind = format.split(":")[0]
+    # A sample that is no dict, list or tuple has one leaf, without a name.
+    what = f"leaf {name!r}" if name else "each sample"
+    way_out = ["columns= leaves it out", _WAY_OUT] if name else [_WAY_OUT]
     if kind == "pickle" or format == "graph:pickle":
         raise UnsupportedError(
-            f"leaf {name!r} is pickled: to read it is to run code out of the file",
-            hints=["columns= leaves it out", "write numbers, arrays, texts or bytes", _WAY_OUT],
+            f"{what} is pickled: to read it is to run code out of the file",
+            hints=["write numbers, arrays, texts or bytes", *way_out],
             path=index,
         )
     known = (
         kind in _BYTES or kind in WRAPPED or kind in ("json", "no_header_numpy", "no_header_tensor", "numpy", "tensor")
     )
     if not known:
-        hints = ["columns= leaves it out", _WAY_OUT]
-        raise UnsupportedError(f"leaf {name!r} has the unknown format {format!r}", hints=hints, path=index)
+        raise UnsupportedError(f"{what} has the unknown format {format!r}", hints=way_out, path=index)
     return None
 
 

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import math
-import operator
 import os
 from array import array as packed_array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from ._digest import digest_of
 from ._files import FileSet
 from ._jagged import Jagged
 from ._memory import Fresh, Memory, numbers
-from ._rows import host_rows, pack_numbers, packed_range, row_numbers
+from ._rows import host_rows, not_row_numbers, one_row, pack_numbers, packed_range, row_numbers
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -138,8 +137,11 @@ class Records(DatasetBase):
             for row in (index[0], index[-1]) if index else ():
                 self._checked(row)
             return self.read_async(packed_range(index)).result()
-        if hasattr(index, "__index__") and getattr(index, "shape", ()) == ():
-            return self._one(self._checked(operator.index(index)))
+        number = one_row(index)
+        if number is not None:
+            return self._one(self._checked(number))
+        if isinstance(index, bytes):
+            raise not_row_numbers("bytes")
         return self.read_async(index).result()
 
     def select(self, rows: Any) -> Records:

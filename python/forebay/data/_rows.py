@@ -17,6 +17,7 @@ __all__ = [
     "host_rows",
     "listed_rows",
     "not_row_numbers",
+    "one_row",
     "pack_numbers",
     "packed_range",
     "row_numbers",
@@ -34,10 +35,15 @@ def row_numbers(rows: Any) -> tuple[Any, int]:
         InvalidInputError: they are no list of whole numbers.
     """
     if isinstance(rows, bytes):
+        if len(rows) % 8:
+            raise not_row_numbers("bytes that are no packed 64-bit integers")
         return rows, len(rows) // 8
     if isinstance(rows, str):
         raise InvalidInputError(f"there is no column {rows!r}", hints=["these records have no columns: give numbers"])
     dtype = getattr(rows, "dtype", None)
+    if hasattr(rows, "mask") and hasattr(rows, "compressed"):
+        # numpy's masked arrays: what lies behind the mask is a number, too.
+        raise NotRecordNumbersError("record numbers cannot be masked", hints=["rows.compressed()"])
     if dtype is not None:
         rows = _whole_numbers(rows, dtype)
     elif not isinstance(rows, (list, tuple)):
@@ -49,6 +55,23 @@ def row_numbers(rows: Any) -> tuple[Any, int]:
             if kind is bool or not hasattr(kind, "__index__"):
                 raise not_row_numbers(kind.__name__)
     return rows, len(rows)
+
+
+def one_row(index: Any) -> int | None:
+    """The number by which one record is asked for; ``None`` where several are.
+
+    Raises:
+        InvalidInputError: it is none.
+    """
+    if not hasattr(index, "__index__") or getattr(index, "shape", ()) != ():
+        return None
+    kind = str(getattr(index, "dtype", type(index).__name__)).removeprefix("torch.")
+    if kind == "bool":
+        raise not_row_numbers(kind)
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise not_row_numbers(kind) from None
 
 
 def _whole_numbers(rows: Any, dtype: Any) -> Any:

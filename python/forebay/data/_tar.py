@@ -17,6 +17,7 @@ from ._files import FileSet, chosen
 from ._framed import Spans, gather_host
 from ._patterns import tars_of, text_paths
 from ._plain import need_numpy
+from ._ranks import MAX_NUMBER
 from ._records import FileRecords, Held, Records, Zipped, placed
 from ._tar_members import Member, members, without
 
@@ -24,6 +25,8 @@ __all__ = ["tar"]
 
 #: (file's number, key, members by column).
 _Sample = tuple[int, str, dict[str, Member]]
+#: Of a number of 64 bits, with its sign.
+_MAX_DIGITS = 20
 #: WebDataset's names for what is about the data: never a sample.
 _ABOUT = re.compile(r"__[^/]*__(/|$)")
 
@@ -131,32 +134,44 @@ def _column(files: FileSet, samples: list[_Sample], name: str, framework: str, d
         table = numpy.array(pairs, dtype="uint64")
         spans.append(Spans(file, table[:, 0].copy(), table[:, 1].copy()))
     if name == "cls" or name.endswith(".cls"):
-        return _numbers(files, spans, name, framework, device)
+        return _numbers(files, samples, spans, name, framework, device)
     if name == "npy" or name.endswith(".npy"):
-        made = _arrays(files, spans, name, framework, device)
+        made = _arrays(files, samples, spans, name, framework, device)
         if made is not None:
             return made
     return FileRecords(files, [span.part for span in spans], "U8", (), framework, device, jagged=True)
 
 
-def _numbers(files: FileSet, spans: list[Spans], name: str, framework: str, device: object) -> Records:
+def _numbers(
+    files: FileSet, samples: list[_Sample], spans: list[Spans], name: str, framework: str, device: object
+) -> Records:
     """Classes: short texts of digits, held in memory."""
     numpy = need_numpy()
-    longest = max(int(span.lengths.max()) for span in spans)
-    if longest > 20:
-        raise InvalidInputError(f"a member {name!r} is too long for a number", path=files.paths[0], bytes=longest)
+    if max(int(span.lengths.max()) for span in spans) > _MAX_DIGITS:
+        file, member = next((file, one[name]) for file, _, one in samples if one[name].nbytes > _MAX_DIGITS)
+        raise _no_number(files.paths[file], member.name, name, f"it has {member.nbytes} bytes")
     records = FileRecords(files, [span.part for span in spans], "U8", (), "numpy", "cpu", jagged=True)
     texts = records[:]
     text, offsets = texts.values.tobytes(), texts.offsets.tolist()
-    try:
-        found = [int(text[begin:end]) for begin, end in itertools.pairwise(offsets)]
-        numbers = numpy.array(found, dtype="int64")
-    except (ValueError, OverflowError) as error:
-        raise InvalidInputError(f"a member {name!r} is no number: {error}", path=files.paths[0]) from None
-    return Held(numbers, *placed(framework, device))
+    found: list[int] = []
+    for (file, _, sample), (begin, end) in zip(samples, itertools.pairwise(offsets), strict=True):
+        try:
+            found.append(int(text[begin:end]))
+        except ValueError:
+            raise _no_number(files.paths[file], sample[name].name, name, repr(text[begin:end])[1:]) from None
+        if not -MAX_NUMBER - 1 <= found[-1] <= MAX_NUMBER:
+            raise _no_number(files.paths[file], sample[name].name, name, f"{found[-1]} has more than 64 bits")
+    return Held(numpy.array(found, dtype="int64"), *placed(framework, device))
 
 
-def _arrays(files: FileSet, spans: list[Spans], name: str, framework: str, device: object) -> Records | None:
+def _no_number(path: str, member: str, column: str, told: str) -> InvalidInputError:
+    hints = [f"members {column!r} are whole numbers of 64 bits, in digits", "columns= says which are read"]
+    return InvalidInputError(f"a member is no number: {told}", hints=hints, path=path, member=member)
+
+
+def _arrays(
+    files: FileSet, samples: list[_Sample], spans: list[Spans], name: str, framework: str, device: object
+) -> Records | None:
     """Arrays of one dtype and shape; ``None`` where they differ or only numpy could read them."""
     numpy = need_numpy()
     first = spans[0]
@@ -165,8 +180,16 @@ def _arrays(files: FileSet, spans: list[Spans], name: str, framework: str, devic
         descr, turned, shape, start = _forebay.read_npy_header(file, begin, length)
     dtype = dtype_of_descr(descr, None)
     if dtype is None:
-        hints = ["convert them to a numeric dtype"] if "O" in descr else []
-        raise UnsupportedError(f"arrays of {descr} cannot be records", hints=hints, path=files.paths[first.file])
+        if descr[:1] == ">":
+            hints = ["write them in this order of bytes: array.astype(array.dtype.newbyteorder('<'))"]
+        else:
+            hints = ["convert them to a numeric dtype"]
+        raise UnsupportedError(
+            f"arrays of {descr} cannot be records",
+            hints=[*hints, "columns= says which are read"],
+            path=files.paths[first.file],
+            member=samples[0][2][name].name,
+        )
     if turned and len(shape) > 1:
         return None
     header, nbytes = start - begin, math.prod(shape) * _forebay.dtype_size(dtype) // 8
