@@ -110,17 +110,27 @@ def test_a_view_outlives_its_map(path: Path, content: np.ndarray[Any, Any], gpu:
     assert path.with_suffix(".copy").read_bytes() == content[:100].tobytes()
 
 
-def test_a_changed_file_is_noticed(path: Path, gpu: str) -> None:
-    with forebay.map(path, gpu) as mapped:
+def test_a_changed_file_is_noticed(path: Path, device: str) -> None:
+    with forebay.map(path, device) as mapped:
         mapped.check()
+        # A name more is no change of its bytes for what is read through pinned memory.
+        if not mapped.in_place:
+            os.link(path, path.with_suffix(".link"))
+            mapped.check()
+        time.sleep(0.05)  # Times of change have steps.
         with open(path, "r+b") as file:
             file.write(b"other")
             file.flush()
             os.fsync(file.fileno())
         with pytest.raises(OSError, match="changed"):
             mapped.check()
-        with pytest.raises(OSError, match="changed"):
-            mapped.gather([0], 16)
+        for out in (None, np.zeros(16, np.uint8)):
+            with pytest.raises(forebay.errors.BusyError, match="changed") as caught:
+                mapped.gather([0], 16, out)
+            assert any("forebay.map(path)" in hint for hint in caught.value.hints)
+        os.truncate(path, 1)
+        with pytest.raises(forebay.errors.BusyError, match="changed"):
+            mapped.gather([SIZE - 16], 16)
 
 
 def test_no_view_where_nothing_is_mapped(path: Path) -> None:

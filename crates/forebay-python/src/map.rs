@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{
-    Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Offsets, Piece, RawGather,
+    Batch, Buffer, Direction, File as Engine, FileVersion, Map as InPlace, Memory, Offsets, Piece, RawGather,
 };
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
@@ -29,6 +29,7 @@ use crate::view::View;
 pub(crate) struct Map {
     way: Mutex<Option<Way>>,
     file: Engine,
+    before: Option<State>,
     device: Arc<dyn Device>,
     path: String,
     refused: Option<Error>,
@@ -37,6 +38,13 @@ pub(crate) struct Map {
 enum Way {
     InPlace(Arc<InPlace>),
     Staged,
+}
+
+/// Bytes and time of change. A new name, or one less, changes neither.
+type State = (u64, (i64, i64));
+
+fn state(file: &Engine) -> Option<State> {
+    file.version().map(|FileVersion { len, modified, .. }| (len, modified))
 }
 
 /// Opens a file as memory that kernels of `device` (by default the first GPU) read in place.
@@ -49,12 +57,13 @@ pub(crate) fn map(py: Python<'_>, path: FilePath, device: Option<&Bound<'_, PyAn
     let (session, device) = (session()?, session::device(device)?);
     let text = path.to_string_lossy().into_owned();
     let file = py.detach(|| Engine::open(&path)).or_raise()?;
+    let before = state(&file);
     let (way, refused) = match py.detach(|| session.map(&file, &device)) {
         Ok(map) => (Way::InPlace(Arc::new(map)), None),
         Err(error) if error.kind() == ErrorKind::Unsupported => (Way::Staged, Some(error)),
         Err(error) => return Err(raise(&error)),
     };
-    Ok(Map { way: Mutex::new(Some(way)), file, device, path: text, refused })
+    Ok(Map { way: Mutex::new(Some(way)), file, before, device, path: text, refused })
 }
 
 /// The exception; a map of Python's is made anew where the engine's is refreshed.
@@ -88,8 +97,24 @@ impl Map {
         })
     }
 
+    /// [`ErrorKind::Busy`] if the file is in another state by now: what is not read in place has only that to go by.
+    fn check_state(&self) -> PyResult<()> {
+        if state(&self.file) == self.before {
+            return Ok(());
+        }
+        let error = Error::new(ErrorKind::Busy, "the file was changed since it was mapped");
+        Err(changed(&error.with("path", &self.path)))
+    }
+
     /// Reads the pieces through pinned memory.
-    fn stage(&self, py: Python<'_>, offsets: &[u64], length: usize, out: &View) -> PyResult<Receipt> {
+    fn stage(&self, py: Python<'_>, offsets: &[u64], length: usize, out: &View) -> PyResult<()> {
+        let read = self.read(py, offsets, length, out);
+        // Also after an error: most likely the change is its reason.
+        self.check_state()?;
+        read.map(drop)
+    }
+
+    fn read(&self, py: Python<'_>, offsets: &[u64], length: usize, out: &View) -> PyResult<Receipt> {
         let session = session()?;
         let memory = out.memory(&session)?;
         let size = self.file.len().or_raise()?;
@@ -266,9 +291,7 @@ impl Map {
                 py.detach(|| gather_in_place(&map, &given, length, view.address))
                     .map_err(|error| changed(&error))?;
             }
-            None => {
-                self.stage(py, &given.to_host(py)?, length, &view)?;
-            }
+            None => self.stage(py, &given.to_host(py)?, length, &view)?,
         }
         Ok(out)
     }
@@ -338,7 +361,7 @@ impl Map {
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         match self.in_place_map()? {
             Some(map) => py.detach(|| map.check()).map_err(|error| changed(&error)),
-            None => Ok(()),
+            None => self.check_state(),
         }
     }
 
