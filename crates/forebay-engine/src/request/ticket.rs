@@ -58,7 +58,7 @@ impl<B> Outcome<B> {
 
 /// A submission in flight. It may be waited for from any thread, polled, or awaited.
 ///
-/// In a forked child a transfer of the parent's never ends: there it is resolved with [`ErrorKind::Unsupported`].
+/// In a forked child a transfer of the parent's never ends: there it is resolved with [`ErrorKind::Unsupported`](forebay_error::ErrorKind).
 ///
 /// It owns the buffer until it is resolved, so that safe code can neither free nor touch memory that a device or
 /// the kernel writes to. Dropping the ticket of an owned buffer waits.
@@ -166,7 +166,7 @@ impl<B> Ticket<B> {
     }
 
     /// Gives up what has not begun; does not wait. Entries of which something was given up end with
-    /// [`ErrorKind::Cancelled`]; which parts of them were moved is not told. What is in the air goes on (a few MiB for
+    /// [`ErrorKind::Cancelled`](forebay_error::ErrorKind); which parts of them were moved is not told. What is in the air goes on (a few MiB for
     /// each thread of forebay's), so the memory is in use until the ticket is resolved, which it soon is. Transfers in
     /// the order of a stream are not given up.
     pub fn cancel(&self) {
