@@ -20,7 +20,7 @@ from ._digest import digest_of
 from ._files import FileSet
 from ._jagged import Jagged
 from ._memory import Fresh, Memory, numbers
-from ._rows import host_rows, not_row_numbers, one_row, pack_numbers, packed_range, row_numbers
+from ._rows import host_rows, one_row, pack_numbers, packed_range, row_numbers
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -140,8 +140,6 @@ class Records(DatasetBase):
         number = one_row(index)
         if number is not None:
             return self._one(self._checked(number))
-        if isinstance(index, bytes):
-            raise not_row_numbers("bytes")
         return self.read_async(index).result()
 
     def select(self, rows: Any) -> Records:
