@@ -168,7 +168,7 @@ def test_an_environment_that_is_no_rank_is_an_error(
             ask(loader)
         for name, text in zip(("RANK", "WORLD_SIZE"), said, strict=True):
             assert (f"{name}={text}" if text else f"no {name}") in str(caught.value)
-    # Whoever says it, or a process group, is believed.
+    # rank= and world= go before the environment, and so does a process group.
     assert len(taken(data.Loader(numbers, 8, rank=0, world=1))) == ROWS
     group(monkeypatch, (0, 1))
     assert len(taken(loader)) == ROWS

@@ -99,7 +99,7 @@ impl OpenFiles {
 pub(crate) struct OpenFile {
     pub(crate) engine: Engine,
     /// Bytes, and the last change of them, when it was opened.
-    opened: Option<(u64, (i64, i64))>,
+    opened: Option<BytesState>,
     /// The process's that opened it.
     home: &'static Flights,
 }
@@ -223,8 +223,11 @@ impl Slot {
     }
 }
 
+/// Length of a file, and when its bytes were changed last.
+pub(crate) type BytesState = (u64, (i64, i64));
+
 /// What a change of a file's bytes changes. A new name, or one less, does not.
-fn of_bytes(file: &Engine) -> Option<(u64, (i64, i64))> {
+pub(crate) fn of_bytes(file: &Engine) -> Option<BytesState> {
     file.version().map(|version| (version.len, version.modified))
 }
 

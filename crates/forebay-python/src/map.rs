@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{
-    Batch, Buffer, Direction, File as Engine, FileVersion, Map as InPlace, Memory, Offsets, Piece, RawGather,
+    Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Offsets, Piece, RawGather,
 };
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::array::{Array, Kind, bytes_of, shape_of};
+use crate::data_files::{BytesState, of_bytes};
 use crate::dlpack::{self, Offer};
 use crate::error::{OrRaise, invalid, raise};
 use crate::file::offset_of;
@@ -29,7 +30,7 @@ use crate::view::View;
 pub(crate) struct Map {
     way: Mutex<Option<Way>>,
     file: Engine,
-    before: Option<State>,
+    before: Option<BytesState>,
     device: Arc<dyn Device>,
     path: String,
     refused: Option<Error>,
@@ -38,13 +39,6 @@ pub(crate) struct Map {
 enum Way {
     InPlace(Arc<InPlace>),
     Staged,
-}
-
-/// Bytes and time of change. A new name, or one less, changes neither.
-type State = (u64, (i64, i64));
-
-fn state(file: &Engine) -> Option<State> {
-    file.version().map(|FileVersion { len, modified, .. }| (len, modified))
 }
 
 /// Opens a file as memory that kernels of `device` (by default the first GPU) read in place.
@@ -57,7 +51,7 @@ pub(crate) fn map(py: Python<'_>, path: FilePath, device: Option<&Bound<'_, PyAn
     let (session, device) = (session()?, session::device(device)?);
     let text = path.to_string_lossy().into_owned();
     let file = py.detach(|| Engine::open(&path)).or_raise()?;
-    let before = state(&file);
+    let before = of_bytes(&file);
     let (way, refused) = match py.detach(|| session.map(&file, &device)) {
         Ok(map) => (Way::InPlace(Arc::new(map)), None),
         Err(error) if error.kind() == ErrorKind::Unsupported => (Way::Staged, Some(error)),
@@ -99,7 +93,7 @@ impl Map {
 
     /// [`ErrorKind::Busy`] if the file is in another state by now: what is not read in place has only that to go by.
     fn check_state(&self) -> PyResult<()> {
-        if state(&self.file) == self.before {
+        if of_bytes(&self.file) == self.before {
             return Ok(());
         }
         let error = Error::new(ErrorKind::Busy, "the file was changed since it was mapped");

@@ -93,7 +93,7 @@ def _samples(found: list[Member], path: str, may_leave: bool) -> list[tuple[str,
 
 
 def _twice(found: list[Member], before: Member, path: str) -> InvalidInputError:
-    """What is told of the last member found."""
+    """The error for the last member found: its sample has that column already."""
     name = found[-1].name
     names = [one.name for one in found]
     # Of two of one name tar unpacks the later one: the earlier one goes.

@@ -9,15 +9,8 @@ static CUfileHandle_t handle;
 
 static CUfileIOParams_t entry(void *memory, off_t memory_offset, off_t file_offset, size_t size, CUfileOpcode_t opcode) {
     static intptr_t cookie;
-    CUfileIOParams_t params;
-    memset(&params, 0, sizeof params);
-    params.mode = CUFILE_BATCH;
-    params.fh = handle;
-    params.opcode = opcode;
-    params.u.batch.devPtr_base = memory;
+    CUfileIOParams_t params = batch_entry(handle, opcode, memory, size, file_offset);
     params.u.batch.devPtr_offset = memory_offset;
-    params.u.batch.file_offset = file_offset;
-    params.u.batch.size = size;
     params.cookie = (void *)++cookie;
     return params;
 }

@@ -5,15 +5,8 @@ static CUfileHandle_t handle;
 static char *device;
 
 static CUfileIOParams_t entry(int i) {
-    CUfileIOParams_t params;
-    memset(&params, 0, sizeof params);
-    params.mode = CUFILE_BATCH;
-    params.fh = handle;
-    params.opcode = CUFILE_READ;
-    params.u.batch.devPtr_base = device;
+    CUfileIOParams_t params = batch_entry(handle, CUFILE_READ, device, 4096, i * 4096);
     params.u.batch.devPtr_offset = i * 4096;
-    params.u.batch.file_offset = i * 4096;
-    params.u.batch.size = 4096;
     params.cookie = (void *)(intptr_t)(i + 1);
     return params;
 }

@@ -133,10 +133,8 @@ static inline void file_has(int fd, uint64_t key, uint64_t at, off_t offset, siz
     free(bytes);
 }
 
-/* The end of a batch with one entry. */
-static inline CUfileIOEvents_t batch_of_one(CUfileHandle_t handle, CUfileOpcode_t opcode, void *memory, size_t size, off_t at) {
-    CUfileBatchHandle_t batch;
-    OK(cuFileBatchIOSetUp(&batch, 1));
+/* An entry of a batch; all that is not said is zero. */
+static inline CUfileIOParams_t batch_entry(CUfileHandle_t handle, CUfileOpcode_t opcode, void *memory, size_t size, off_t at) {
     CUfileIOParams_t params;
     memset(&params, 0, sizeof params);
     params.mode = CUFILE_BATCH;
@@ -145,6 +143,14 @@ static inline CUfileIOEvents_t batch_of_one(CUfileHandle_t handle, CUfileOpcode_
     params.u.batch.devPtr_base = memory;
     params.u.batch.file_offset = at;
     params.u.batch.size = size;
+    return params;
+}
+
+/* The end of a batch with one entry. */
+static inline CUfileIOEvents_t batch_of_one(CUfileHandle_t handle, CUfileOpcode_t opcode, void *memory, size_t size, off_t at) {
+    CUfileBatchHandle_t batch;
+    OK(cuFileBatchIOSetUp(&batch, 1));
+    CUfileIOParams_t params = batch_entry(handle, opcode, memory, size, at);
     OK(cuFileBatchIOSubmit(batch, 1, &params, 0));
     CUfileIOEvents_t event;
     unsigned nr = 1;

@@ -179,13 +179,7 @@ static void vector_waits(int writes, uint64_t key) {
 /* What is cancelled while it waits for the stream does not wait any more. */
 static void a_cancelled_batch_does_not_wait(void) {
     CUfileBatchHandle_t batch;
-    CUfileIOParams_t entry;
-    memset(&entry, 0, sizeof entry);
-    entry.mode = CUFILE_BATCH;
-    entry.fh = handle;
-    entry.opcode = CUFILE_READ;
-    entry.u.batch.devPtr_base = device;
-    entry.u.batch.size = 3 * MIB;
+    CUfileIOParams_t entry = batch_entry(handle, CUFILE_READ, device, 3 * MIB, 0);
     OK(cuFileBatchIOSetUp(&batch, 1));
     gpu_zero(device, 3 * MIB);
     hold_up(LEGACY);
