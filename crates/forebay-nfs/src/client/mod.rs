@@ -1,0 +1,9 @@
+//! From a URL to a file whose requests a server's clients carry.
+
+pub(crate) mod clients;
+mod mountd;
+pub(crate) mod nfs_client;
+pub mod open;
+pub mod portmap;
+pub mod probe;
+pub mod url;

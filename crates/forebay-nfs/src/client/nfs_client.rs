@@ -1,0 +1,224 @@
+//! Requests to one server, dealt to its wires.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::forks;
+use forebay_verbs::{Device, Domain};
+
+use crate::client::clients;
+use crate::network::addresses::LeftOut;
+use crate::network::job::{Answer, Job, Request};
+use crate::network::outage::{is_stopped, stopped};
+use crate::network::session::Server;
+use crate::network::wire::Shared;
+use crate::protocol::handle::{Limits, Version};
+
+/// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
+/// last request.
+pub struct Client {
+    /// Handed on when the client has no file any more.
+    shared: ManuallyDrop<Arc<Shared>>,
+    /// The number of forks before it was made: its threads are in that process alone.
+    birth: u64,
+    is_outdated: AtomicBool,
+}
+
+/// What has happened since a client was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Calls that were answered.
+    pub calls: u64,
+    /// Bytes that came.
+    pub read: u64,
+    /// Bytes that the server took.
+    pub written: u64,
+    /// Connections that were made.
+    pub connections: u64,
+    /// Calls that were sent again, on another connection.
+    pub resent: u64,
+    /// Calls that waited because the server asked for it.
+    pub waited: u64,
+    /// Replies that were none of ours, or came twice.
+    pub strange: u64,
+}
+
+impl Client {
+    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
+        forks::watch();
+        Self::again(Arc::new(Shared::new(server, limits)), forks::count())
+    }
+
+    /// One that had no file any more. It is as a new one, but for what has happened, which goes on.
+    pub(crate) fn again(shared: Arc<Shared>, birth: u64) -> Arc<Self> {
+        shared.reopen();
+        Arc::new(Self { shared: ManuallyDrop::new(shared), birth, is_outdated: AtomicBool::new(false) })
+    }
+
+    /// The server takes other calls than those that it makes: it ends with its last file.
+    pub(crate) fn outdate(&self) {
+        self.is_outdated.store(true, Ordering::Relaxed);
+    }
+
+    /// The version that is spoken.
+    pub fn version(&self) -> Version {
+        self.shared.server.version
+    }
+
+    /// The server's name.
+    pub fn server(&self) -> &str {
+        &self.shared.server.name
+    }
+
+    /// Its addresses.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.shared.server.addresses
+    }
+
+    /// How many addresses bytes go to at present: with the first, those that were shown to be the server's.
+    pub fn addresses_in_use(&self) -> usize {
+        self.shared.server.addresses_in_use()
+    }
+
+    /// Addresses that [`crate::Options::further`] names and that are not used, with the reason.
+    pub fn left_out(&self) -> Vec<LeftOut> {
+        self.shared.server.further.left_out()
+    }
+
+    /// What is asked for in one call at most.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// What carries the bytes: `TCP`, or `RDMA`.
+    pub fn transport(&self) -> &'static str {
+        if self.is_rdma() { "RDMA" } else { "TCP" }
+    }
+
+    /// Whether that is RDMA.
+    pub fn is_rdma(&self) -> bool {
+        self.shared.server.options.rdma.is_some()
+    }
+
+    /// The protection domain of its connections, for memory that the server is to write to: see [`crate::Registered`]. An error
+    /// where bytes go over TCP. Where several NICs lead to the server, each has its own: see [`crate::File::by_nic`].
+    pub fn domain(&self) -> Result<Arc<dyn Domain>> {
+        self.shared.server.domain_in_use()
+    }
+
+    /// The NICs that lead to its addresses, in their order; none where bytes go over TCP.
+    pub fn nics(&self) -> Vec<Device> {
+        self.shared.server.nics()
+    }
+
+    /// How long calls wait for the server before they fail.
+    pub fn deadline(&self) -> Duration {
+        self.shared.server.options.deadline
+    }
+
+    /// Connections that may be in use.
+    pub fn connections(&self) -> usize {
+        self.shared.connections()
+    }
+
+    /// Has what comes from now on go over this many connections at most.
+    pub fn use_connections(&self, most: usize) {
+        self.shared.use_at_most(most);
+    }
+
+    /// A request has taken so long. What requests take of late, the server may be silent beyond what the options say.
+    pub fn record_duration(&self, duration: Duration) {
+        self.shared.server.record_duration(duration);
+    }
+
+    /// Ends what waits for a connection that has room with an error. What was sent ends by itself.
+    pub fn fail_waiting(&self, error: &Error) {
+        self.shared.fail_waiting(error);
+    }
+
+    /// How often the server was silent for ten seconds or longer while something waited for it, and answered again; and how long in all.
+    pub fn silences(&self) -> (u64, Duration) {
+        self.shared.server.outage.silences()
+    }
+
+    /// What has happened so far.
+    pub fn traffic(&self) -> Traffic {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.traffic;
+        Traffic {
+            calls: self.shared.calls(),
+            read: of(&counters.read),
+            written: of(&counters.written),
+            connections: of(&counters.connections),
+            resent: of(&counters.resent),
+            waited: of(&counters.waited),
+            strange: of(&counters.strange),
+        }
+    }
+
+    pub(crate) fn server_of(&self) -> &Arc<Server> {
+        &self.shared.server
+    }
+
+    /// Whether this process is a child of the client's.
+    pub fn is_elsewhere(&self) -> bool {
+        self.birth != forks::count()
+    }
+
+    /// An error in a child of the client's process.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if !self.is_elsewhere() {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Unsupported, "the file was opened before the process forked")
+            .hint("open it anew in the child"))
+    }
+
+    /// Starts a request; `answer` is called once, from any thread, perhaps before this returns.
+    ///
+    /// # Safety
+    /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
+    pub(crate) unsafe fn start(&self, request: Request, answer: Answer) {
+        let end = request.offset.checked_add(request.len as u64);
+        let refused = if let Err(error) = self.check_process() {
+            Some(error)
+        } else if is_stopped() {
+            Some(stopped())
+        } else if end.is_none_or(|end| i64::try_from(end).is_err()) {
+            Some(Error::new(ErrorKind::InvalidInput, "the range goes beyond what a file can have"))
+        } else {
+            None
+        };
+        if let Some(error) = refused {
+            return answer(Err(request.name(error)));
+        }
+        if request.len == 0 {
+            return answer(Ok(0));
+        }
+        let now = Instant::now();
+        // SAFETY: passed on.
+        self.shared.push(unsafe { Job::new(request, answer, now) }, now);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // SAFETY: it is taken once, and nothing uses the client any more.
+        let shared = unsafe { ManuallyDrop::take(&mut self.shared) };
+        // A child's connections are its parent's. Requests under way hold their wires.
+        if !self.is_elsewhere() {
+            clients::keep(shared, self.is_outdated.load(Ordering::Relaxed));
+        }
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("server", &self.server()).finish_non_exhaustive()
+    }
+}

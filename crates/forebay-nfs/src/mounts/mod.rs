@@ -1,0 +1,3 @@
+//! Files on mounts of the kernel's, read from their server.
+
+pub mod mount;

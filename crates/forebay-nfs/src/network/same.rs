@@ -1,0 +1,181 @@
+//! What shows that the same server is at the other end of a connection. In version 4.1 and later the server says who it is, and must know
+//! this client and its session (RFC 8881 §2.10.5); in other versions all that can be seen is that the handles of opened files are known
+//! there, and that the files are the same.
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::network::exchange::Exchange;
+use crate::network::opened::Sample;
+use crate::network::outage::is_stopped;
+use crate::network::session::{Server, get_look, put_look};
+use crate::protocol::handle::{Attributes, Handle, Version};
+use crate::protocol::status::Status;
+use crate::protocol::v3;
+use crate::protocol::v4::{self, ClientId, Granted};
+
+/// How often a file is looked at that may just be changing.
+const LOOKS: u32 = 3;
+
+/// What is done when an address is looked at.
+const LOOKING: &str = "cannot look at the address";
+
+/// This client as its server knows it, and the server by its own word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    verifier: [u8; 8],
+    owner: Vec<u8>,
+    pub(crate) client: u64,
+    minor: u64,
+    major: Vec<u8>,
+    scope: Vec<u8>,
+}
+
+impl Identity {
+    pub(crate) fn new(verifier: [u8; 8], owner: &[u8], told: ClientId<'_>) -> Self {
+        let (owner, major, scope) = (owner.to_vec(), told.major.to_vec(), told.scope.to_vec());
+        Self { verifier, owner, client: told.client, minor: told.minor, major, scope }
+    }
+}
+
+/// Why a connection is of no use.
+pub(crate) enum Unshown {
+    /// The address is left out.
+    Not(Error),
+    /// Another NIC leads there than the one that is to be used.
+    Aside,
+    /// It cannot be said now.
+    Unclear,
+}
+
+impl From<Error> for Unshown {
+    fn from(error: Error) -> Self {
+        if is_stopped() { Self::Unclear } else { Self::Not(error) }
+    }
+}
+
+/// Whether the server at the other end says that it is the same, and knows the session. What it says no to may be over meanwhile: a
+/// restarted server knows nobody. The session is looked at by the first address, and made anew where it is lost; then it is asked again.
+pub(crate) fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> {
+    for _ in 0..2 {
+        let (session, identity) = server.session_and_identity();
+        let (Some(known), Some(granted)) = (identity, session.granted) else { return Err(Unshown::Unclear) };
+        let Err(no) = knows(server, exchange, &known, &granted)? else { return Ok(()) };
+        if server.check_session(LOOKING).is_err() {
+            return Err(Unshown::Unclear);
+        }
+        if server.session().epoch == session.epoch {
+            return Err(Unshown::Not(no));
+        }
+    }
+    Err(Unshown::Unclear)
+}
+
+/// The same for one session; the inner error is what speaks against it.
+fn knows(
+    server: &Server,
+    exchange: &mut Exchange,
+    known: &Identity,
+    granted: &Granted,
+) -> Result<Result<()>> {
+    let told = server.compound_on(
+        exchange,
+        LOOKING,
+        1,
+        |to| v4::put_exchange_id(to, known.verifier, &known.owner),
+        |from| Ok(v4::get_exchange_id(from)?.map(|told| Identity::new(known.verifier, &known.owner, told))),
+    )?;
+    let told = match told {
+        Ok(told) => told,
+        Err(status) => return Ok(Err(refused(server, status))),
+    };
+    if (&told.major, &told.scope) != (&known.major, &known.scope) {
+        return Ok(Err(other("another server answers there")));
+    }
+    if told.minor != known.minor {
+        return Ok(Err(unshared(
+            "another node of the server answers there, which shares no session with the first",
+        )));
+    }
+    let bound = server.compound_on(
+        exchange,
+        LOOKING,
+        1,
+        |to| v4::put_bind(to, &granted.session),
+        |from| v4::get_bind(from, &granted.session),
+    )?;
+    Ok(match bound {
+        _ if told.client != known.client => Err(unshared("the server does not know this client there")),
+        // Without it a connection is known by its first call in a slot.
+        Ok(()) | Err(Status::NOT_SUPPORTED) => Ok(()),
+        Err(status) if status.is_session_lost() => {
+            Err(unshared("the server does not know the session there"))
+        }
+        Err(status) => Err(refused(server, status)),
+    })
+}
+
+fn other(text: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Its addresses share no session: they are nodes, or the server knows a client anew at each.
+fn unshared(text: &str) -> Error {
+    let hint = "version 3 needs no session: ?version=3 in the URL, or vers=3 for the mount";
+    Error::new(ErrorKind::Unsupported, text).hint(hint)
+}
+
+fn refused(server: &Server, status: Status) -> Error {
+    status.error(LOOKING, server.who.uid())
+}
+
+/// Whether files are the same at the other end as by the first address. Those that are gone at both show nothing.
+pub(crate) fn same_files(
+    server: &Server,
+    exchange: &mut Exchange,
+    samples: &[Sample],
+) -> Result<(), Unshown> {
+    let mut is_shown = false;
+    for sample in samples {
+        is_shown |= same_file(server, exchange, sample)?;
+    }
+    if is_shown { Ok(()) } else { Err(Unshown::Unclear) }
+}
+
+/// The same for one file, which may change meanwhile; false: it is gone at both.
+fn same_file(server: &Server, exchange: &mut Exchange, sample: &Sample) -> Result<bool, Unshown> {
+    let (handle, mut here) = (&sample.0, Ok(sample.1));
+    for _ in 0..LOOKS {
+        let there = facts(server, exchange, handle)?;
+        if there == here {
+            return Ok(here.is_ok());
+        }
+        // Nothing is known of the address while the first one does not answer.
+        let Ok(said) = server.said_of(handle) else { return Err(Unshown::Unclear) };
+        here = said.map(|(now, _)| now);
+        match (there, here) {
+            (Ok(there), Ok(here)) if there == here => return Ok(true),
+            (Ok(there), Ok(here))
+                if (there.file_system, there.file_id) != (here.file_system, here.file_id) =>
+            {
+                return Err(Unshown::Not(other("the file is another one there: another server answers")));
+            }
+            (Err(status), Ok(_)) => return Err(Unshown::Not(refused(server, status))),
+            (Err(_), Err(_)) => return Ok(false),
+            // It is being written, or was just removed.
+            (Ok(_), _) => {}
+        }
+    }
+    Err(Unshown::Not(other(
+        "the file is in another state there: another server answers, or somebody writes the file",
+    )))
+}
+
+fn facts(server: &Server, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
+    if server.version == Version::V3 {
+        let procedure = (v3::PROGRAM, v3::GETATTR);
+        let put = |to: &mut crate::protocol::xdr::Writer<'_>| v3::put_handle(to, handle);
+        return exchange.call(LOOKING, procedure, Some(&server.who), put, v3::get_attributes);
+    }
+    let said = server.compound_on(exchange, LOOKING, 2, |to| put_look(to, handle), get_look)?;
+    Ok(said.map(|(attributes, _)| attributes))
+}

@@ -1,0 +1,611 @@
+//! The server as a whole: its version, and the calls that carry no bytes of files. Version 4.1 and later want a session, which all
+//! connections share: each call of theirs stands in a slot of its own.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::{forks, threads};
+use forebay_verbs::{Domain, Route, Stop};
+
+use crate::lock;
+use crate::network::addresses::Addresses;
+use crate::network::exchange::Exchange;
+use crate::network::options::{Options, Rdma};
+use crate::network::outage::{self, Outage};
+use crate::network::same::Identity;
+use crate::protocol::handle::{Attributes, Handle, Limits, Version};
+use crate::protocol::rpc::{Credential, random};
+use crate::protocol::status::Status;
+use crate::protocol::v3::{self, Outcome};
+use crate::protocol::v4::{self, Granted, SequenceSlot, op};
+use crate::protocol::xdr::{Reader, Writer};
+
+/// A server in one version, for one user.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) name: String,
+    /// Where calls without bytes go: the first that takes a connection.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Where bytes may go, too.
+    pub(crate) further: Addresses,
+    pub(crate) version: Version,
+    pub(crate) who: Credential,
+    pub(crate) options: Options,
+    /// How long it has been silent.
+    pub(crate) outage: Arc<Outage>,
+    control: Arc<Mutex<Control>>,
+    session: Mutex<Session>,
+    /// What connections over RDMA are of, and memory that is registered for all of them.
+    domain: Mutex<Option<Arc<dyn Domain>>>,
+    /// The process that made it.
+    birth: u64,
+    /// How long each answer is waited for that ends the session, in milliseconds.
+    patience: AtomicU64,
+    /// Its mountd takes calls from ports below 1024 alone.
+    pub(crate) asks_low_port: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Control {
+    exchange: Exchange,
+    /// Number of the last call in slot 0, and the session that it was of.
+    sequence: (u32, u32),
+    client: u64,
+    /// Its end is that of the thread that ends a connection that nothing uses.
+    idle_thread: Option<Sender<()>>,
+}
+
+impl Control {
+    /// Starts a thread that ends the connection when nothing has used it for so long, and ends with it, or with the server.
+    fn end_when_idle(control: &Arc<Mutex<Self>>, idle: Duration) -> Option<Sender<()>> {
+        let (end, ended) = channel();
+        let control = Arc::downgrade(control);
+        let body = move || {
+            let mut left = idle;
+            while ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
+                && let Some(control) = control.upgrade()
+            {
+                let mut control = lock(&control);
+                match control.exchange.end_idle(idle) {
+                    Some(more) => left = more,
+                    None => return control.idle_thread = None,
+                }
+            }
+        };
+        threads::spawn("forebay-control", body).is_ok().then_some(end)
+    }
+}
+
+/// A session; each has another epoch. The first is 1.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) epoch: u32,
+    pub(crate) granted: Option<Granted>,
+}
+
+impl Session {
+    /// What fits into its calls.
+    pub(crate) fn limits(&self) -> Limits {
+        let fits = |room: u32| u64::from(room.saturating_sub(1024));
+        let room = self.granted.map_or((u32::MAX, u32::MAX), |granted| (granted.reply, granted.call));
+        Limits::of_told(fits(room.0), fits(room.1))
+    }
+}
+
+/// The first pause of a call that the server asks to wait; each further one is longer, up to [`MAX_RETRY_PAUSE`].
+pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The longest.
+pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
+
+/// What is done when a session is made.
+const OPENING: &str = "cannot open a session";
+
+/// How long its end waits for a connection, and for each reply, where a caller waits meanwhile.
+const ENDING_PATIENCE: Duration = Duration::from_millis(250);
+/// When a file is looked at.
+const LOOKING: &str = "cannot look at the file";
+
+/// And when it is over.
+const ENDING: &str = "cannot end a session";
+
+impl Server {
+    /// Nothing is sent yet.
+    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
+        let outage = Outage::new(name.clone());
+        let exchange = Exchange::new(addresses.clone(), options.clone(), outage.clone());
+        let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
+        let further = Addresses::new(&options, &addresses);
+        Self {
+            name,
+            addresses,
+            further,
+            version,
+            who: Credential::of_process(),
+            options,
+            outage,
+            control: Arc::new(Mutex::new(control)),
+            session: Mutex::default(),
+            domain: Mutex::default(),
+            birth: forks::count(),
+            patience: AtomicU64::new(ENDING_PATIENCE.as_millis() as u64),
+            asks_low_port: AtomicBool::new(false),
+        }
+    }
+
+    /// Its port.
+    pub(crate) fn port(&self) -> u16 {
+        self.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
+    /// looked at when a file is opened anew.
+    pub(crate) fn time_to_keep(&self) -> Duration {
+        if self.outage.is_answering() && self.further.left_out().is_empty() {
+            self.options.keep
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Whether its end asks it something.
+    pub(crate) fn has_session_to_end(&self) -> bool {
+        self.session().granted.is_some() && self.outage.is_answering()
+    }
+
+    /// How long each answer is waited for that ends the session.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How long the server may be silent while calls wait, and how long these are sent again.
+    pub(crate) fn wait_limits(&self) -> (Duration, Duration) {
+        self.outage.limits((self.options.silence, self.options.deadline))
+    }
+
+    /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        self.outage.record_duration(duration);
+    }
+
+    /// Where the server takes RDMA.
+    pub(crate) fn rdma_address(&self) -> Result<(&Rdma, SocketAddr)> {
+        let nothing = || Error::new(ErrorKind::Unsupported, "bytes of this server do not go by RDMA");
+        let rdma = self.options.rdma.as_ref().ok_or_else(nothing)?;
+        let own = self.addresses.first().map(SocketAddr::ip);
+        let address = rdma.address.or(own).ok_or_else(nothing)?;
+        Ok((rdma, SocketAddr::new(address, rdma.port)))
+    }
+
+    /// The protection domain of connections to its first address, opened when it is first needed.
+    pub(crate) fn domain(&self) -> Result<Arc<dyn Domain>> {
+        let mut kept = lock(&self.domain);
+        if let Some(domain) = &*kept {
+            return Ok(domain.clone());
+        }
+        let (rdma, to) = self.rdma_address()?;
+        self.options.check_network()?;
+        let stop = Stop::when(outage::is_stopped);
+        let route = Route { timeout: self.options.connect, stop, ..Route::to(to) };
+        let domain = rdma.fabric.open(&route)?;
+        *kept = Some(domain.clone());
+        Ok(domain)
+    }
+
+    /// The device is gone: the next connection opens one anew, and nothing that was registered before is of use.
+    pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
+        lock(&self.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
+        self.further.forget_domain(domain);
+    }
+
+    /// The present session.
+    pub(crate) fn session(&self) -> Session {
+        if self.version.has_session() { *lock(&self.session) } else { Session::default() }
+    }
+
+    /// The same, and who made it.
+    pub(crate) fn session_and_identity(&self) -> (Session, Option<Identity>) {
+        // Both change under the first lock.
+        let session = lock(&self.session);
+        (*session, self.further.identity())
+    }
+
+    /// Asks the first address whether it knows the session, and makes it anew if not.
+    pub(crate) fn check_session(&self, doing: &str) -> Result<()> {
+        let said = self.compound(doing, 0, |_| (), |_| Ok(Ok(())))?;
+        said.map_err(|status| status.error(doing, self.who.uid()))
+    }
+
+    /// Has a session of this many slots.
+    #[cfg(test)]
+    pub(crate) fn grant(&self, slots: u32) {
+        let granted = Granted { session: [1; 16], reply: 1 << 20, call: 1 << 20, slots };
+        *lock(&self.session) = Session { epoch: 1, granted: Some(granted) };
+    }
+
+    /// Slots that the session has for calls on wires; slot 0 is for the rest.
+    pub(crate) fn slots(&self) -> usize {
+        self.session().granted.map_or(usize::MAX, |granted| granted.slots as usize - 1)
+    }
+
+    /// The same limits, or what fits into calls of the session.
+    pub(crate) fn limits(&self, told: Limits) -> Limits {
+        let fits = self.session().limits();
+        Limits { read: told.read.min(fits.read), write: told.write.min(fits.write) }
+    }
+
+    /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.
+    fn control(&self) -> MutexGuard<'_, Control> {
+        let mut control = lock(&self.control);
+        if control.idle_thread.is_none() {
+            control.idle_thread = Control::end_when_idle(&self.control, self.options.idle);
+        }
+        control
+    }
+
+    /// Makes a session if there is none, or in place of the one of `epoch`, which is lost.
+    pub(crate) fn renew(&self, epoch: u32) -> Result<()> {
+        if !self.version.has_session() {
+            return Ok(());
+        }
+        let mut control = self.control();
+        self.renew_with(&mut control, epoch)
+    }
+
+    fn renew_with(&self, control: &mut Control, epoch: u32) -> Result<()> {
+        if self.session().epoch != epoch {
+            return Ok(());
+        }
+        let owner = format!("forebay {} {} {:x}", self.who.uid(), std::process::id(), random());
+        let mut began = None;
+        loop {
+            match self.new_session(control, owner.as_bytes())? {
+                Ok(()) => return Ok(()),
+                Err(Refused(status, _)) if status.is_to_wait() || status.is_session_lost() => {
+                    self.wait(&mut began, status, OPENING)?;
+                }
+                Err(refused) => return Err(refused.into()),
+            }
+        }
+    }
+
+    /// Makes a session, in place of the present one.
+    fn new_session(&self, control: &mut Control, owner: &[u8]) -> Result<Result<(), Refused>> {
+        let verifier = random().to_be_bytes();
+        let known = self.outside(
+            control,
+            OPENING,
+            |to| v4::put_exchange_id(to, verifier, owner),
+            |from| {
+                Ok(v4::get_exchange_id(from)?
+                    .map(|told| (told.sequence, Identity::new(verifier, owner, told))))
+            },
+        )?;
+        let (sequence, identity) = match known {
+            Ok(known) => known,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let client = identity.client;
+        let slots = 1 + (self.options.connections * self.options.depth) as u32;
+        let made = self.outside(
+            control,
+            OPENING,
+            |to| v4::put_create_session(to, client, sequence, slots),
+            v4::get_create_session,
+        )?;
+        let granted = match made {
+            Ok(granted) => granted,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        control.client = client;
+        {
+            let mut session = lock(&self.session);
+            *session = Session { epoch: session.epoch + 1, granted: Some(granted) };
+            self.further.has_session(identity);
+        }
+        // A server in its time of grace wants to know that nothing is to be reclaimed.
+        let told = self.in_slot(
+            control,
+            OPENING,
+            1,
+            |to| {
+                to.u32(op::RECLAIM_COMPLETE);
+                to.u32(0);
+            },
+            |from| v4::get_op(from, op::RECLAIM_COMPLETE),
+        )?;
+        Ok(match told {
+            Err(status) if status.is_to_wait() || status.is_session_lost() => {
+                Err(Refused(status, status.error(OPENING, self.who.uid())))
+            }
+            // Told before, or not known to the server: it is of no use to us.
+            _ => Ok(()),
+        })
+    }
+
+    /// Sleeps before the next attempt; an error behind the deadline.
+    fn wait(&self, began: &mut Option<(Instant, Duration)>, status: Status, doing: &str) -> Result<()> {
+        let (start, pause) = began.unwrap_or((Instant::now(), MIN_RETRY_PAUSE));
+        if start.elapsed() > self.options.deadline {
+            return Err(status.error(doing, self.who.uid()));
+        }
+        outage::sleep(pause)?;
+        *began = Some((start, (pause * 2).min(MAX_RETRY_PAUSE)));
+        Ok(())
+    }
+
+    /// A compound of one operation that stands in no session.
+    fn outside<T>(
+        &self,
+        control: &mut Control,
+        doing: &str,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Refused>> {
+        let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
+        Ok(said.map_err(|status| Refused(status, status.error(doing, self.who.uid()))))
+    }
+
+    /// A compound that stands in no session, once.
+    pub(crate) fn compound_on<T>(
+        &self,
+        exchange: &mut Exchange,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        exchange.call(
+            doing,
+            (v4::PROGRAM, v4::COMPOUND),
+            Some(&self.who),
+            |to| {
+                v4::begin(to, self.version, None, count);
+                put(to);
+            },
+            |from| match v4::get_begin(from, None)? {
+                Ok(()) => get(from),
+                Err(status) => Ok(Err(status)),
+            },
+        )
+    }
+
+    /// A compound in slot 0 of the session, or without one; waits where the server asks for it.
+    pub(crate) fn compound<T>(
+        &self,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        self.compound_with(&mut self.control(), doing, count, put, get)
+    }
+
+    fn compound_with<T>(
+        &self,
+        control: &mut Control,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        let (mut began, mut lost) = (None, 0);
+        loop {
+            match self.in_slot(control, doing, count, &put, &get)? {
+                Err(status) if status.is_to_wait() || status.is_uncached() => {
+                    self.wait(&mut began, status, doing)?;
+                }
+                Err(status) if status.is_session_lost() && self.version.has_session() => {
+                    if lost > 0 {
+                        self.wait(&mut began, status, doing)?;
+                    }
+                    lost += 1;
+                    self.renew_with(control, control.sequence.1)?;
+                }
+                said => return Ok(said),
+            }
+        }
+    }
+
+    /// A compound in slot 0 of the session, or without one, once.
+    fn in_slot<T>(
+        &self,
+        control: &mut Control,
+        doing: &str,
+        count: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        let place = self.place(&mut control.sequence);
+        let mut is_placed = place.is_some();
+        let called = control.exchange.call(
+            doing,
+            (v4::PROGRAM, v4::COMPOUND),
+            Some(&self.who),
+            |to| {
+                v4::begin(to, self.version, place.as_ref(), count);
+                put(to);
+            },
+            |from| match v4::get_begin(from, place.as_ref())? {
+                Ok(()) => get(from),
+                Err(status) => {
+                    is_placed = false;
+                    Ok(Err(status))
+                }
+            },
+        );
+        let is_unused = match &called {
+            Ok(Err(status)) => !is_placed && status.is_to_wait(),
+            Ok(Ok(_)) => false,
+            Err(_) => !control.exchange.was_sent(),
+        };
+        if place.is_some() && is_unused {
+            // The slot stands where it stood.
+            control.sequence.0 -= 1;
+        }
+        called
+    }
+
+    /// The next place in slot 0.
+    fn place(&self, sequence: &mut (u32, u32)) -> Option<SequenceSlot> {
+        let session = self.session();
+        let granted = session.granted?;
+        if sequence.1 != session.epoch {
+            *sequence = (0, session.epoch);
+        }
+        sequence.0 += 1;
+        Some(SequenceSlot {
+            session: granted.session,
+            slot: 0,
+            sequence: sequence.0,
+            highest: granted.slots - 1,
+        })
+    }
+
+    /// A call of version 3; waits where the server asks for it.
+    pub(crate) fn call3<T>(
+        &self,
+        doing: &str,
+        procedure: u32,
+        put: impl Fn(&mut Writer<'_>),
+        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+    ) -> Result<Result<T, Status>> {
+        let mut began = None;
+        loop {
+            let mut control = self.control();
+            let said = control.exchange.call(doing, (v3::PROGRAM, procedure), Some(&self.who), &put, &get)?;
+            drop(control);
+            match said {
+                Err(status) if status.is_to_wait() => self.wait(&mut began, status, doing)?,
+                said => return Ok(said),
+            }
+        }
+    }
+
+    /// Facts about a file, now; and what the server takes in a call, which version 4 tells with them.
+    pub(crate) fn facts(&self, handle: &Handle) -> Result<(Attributes, Option<Limits>)> {
+        self.said_of(handle)?.map_err(|status| self.error(status, LOOKING))
+    }
+
+    /// The same, or what the server says in their place.
+    pub(crate) fn said_of(&self, handle: &Handle) -> Result<Result<(Attributes, Option<Limits>), Status>> {
+        if self.version == Version::V3 {
+            let said =
+                self.call3(LOOKING, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
+            return Ok(said.map(|attributes| (attributes, None)));
+        }
+        let said = self.compound(LOOKING, 2, |to| put_look(to, handle), get_look)?;
+        Ok(said.map(|(attributes, limits)| (attributes, Some(limits))))
+    }
+
+    /// The error of a call with this status that carried no bytes.
+    pub(crate) fn error(&self, status: Status, doing: &str) -> Error {
+        if status.is_refusal() && lock(&self.control).exchange.lacks_low_port() {
+            return Status::without_low_port(doing);
+        }
+        status.error(doing, self.who.uid())
+    }
+}
+
+/// Asks for facts about a file.
+pub(crate) fn put_look(to: &mut Writer<'_>, handle: &Handle) {
+    v4::put_handle(to, handle);
+    v4::put_getattr(to);
+}
+
+/// The facts, and limits.
+pub(crate) fn get_look(from: &mut Reader<'_>) -> Outcome<(Attributes, Limits)> {
+    match v4::get_op(from, op::PUTFH)? {
+        Ok(()) => v4::get_attributes(from),
+        Err(status) => Ok(Err(status)),
+    }
+}
+
+/// A status with its error.
+struct Refused(Status, Error);
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        refused.1
+    }
+}
+
+impl Server {
+    /// Tells the server that a session is over, and the client with it. An error: it could not be told.
+    fn end_session(&self, control: &mut Control, granted: &Granted) -> Result<()> {
+        // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
+        if !control.exchange.is_connected()
+            && self.in_slot(control, ENDING, 0, |_| (), |_| Ok(Ok(())))?.is_err()
+        {
+            return Ok(());
+        }
+        let client = control.client;
+        let put = |to: &mut Writer<'_>| {
+            to.u32(op::DESTROY_SESSION);
+            to.raw(&granted.session);
+        };
+        let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_SESSION);
+        if self.outside(control, ENDING, put, get)?.is_ok() {
+            let put = |to: &mut Writer<'_>| {
+                to.u32(op::DESTROY_CLIENTID);
+                to.u64(client);
+            };
+            let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_CLIENTID);
+            // Without it the server forgets the client when its lease ends.
+            let _ = self.outside(control, "cannot end a client", put, get);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    /// Tells the server that its session is over. One that is waited for in vain is left alone: the lease ends the session.
+    fn drop(&mut self) {
+        // A child's connection and session are its parent's.
+        if self.birth != forks::count() {
+            return;
+        }
+        let Some(granted) = self.session().granted else { return };
+        if !self.outage.is_answering() {
+            return;
+        }
+        let mut control = lock(&self.control);
+        control.exchange.shorten_deadline(Duration::from_millis(self.patience.load(Ordering::Relaxed)));
+        let was_connected = control.exchange.is_connected();
+        let ended = self.end_session(&mut control, &granted);
+        // That the server has closed a connection shows when it is used.
+        if was_connected && ended.is_err_and(|error| error.kind() != ErrorKind::Timeout) {
+            let _ = self.end_session(&mut control, &granted);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing listens there.
+    #[test]
+    fn a_call_that_was_never_sent_takes_no_number() {
+        let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let server = Server::new("server".to_owned(), vec![nowhere], Version::V4(1), Options::default());
+        server.grant(1);
+        server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
+        assert_eq!(lock(&server.control).sequence, (0, 1));
+    }
+
+    #[test]
+    fn nothing_is_sent_from_another_network_namespace() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let options = Options { network: Some(crate::Network::other()), ..Options::default() };
+        let addresses = vec![listener.local_addr().unwrap()];
+        let server = Server::new("server".to_owned(), addresses, Version::V3, options);
+        let error = server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+}

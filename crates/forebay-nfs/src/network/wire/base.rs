@@ -1,0 +1,610 @@
+//! A connection, over TCP or RDMA. The thread that has a call sends it, as far as that goes at once; a thread of the wire's own
+//! receives, sends the rest, and makes the connection anew when it is lost.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind};
+use forebay_sys::threads;
+
+use super::liveness::CHECK_INTERVAL;
+use super::queue::{CallQueue, Counters};
+use super::rdma::RdmaLink;
+use super::replies::{Lost, ReplyBatch};
+use super::signal::Signal;
+use super::table::{Call, CallState, Table};
+use super::tcp;
+use crate::lock;
+use crate::network::addresses::Destination;
+use crate::network::connect::lacks_low_port;
+use crate::network::exchange::{LOOK, NO_ANSWER};
+use crate::network::job::{Job, Next, Part};
+use crate::network::outage;
+use crate::network::session::Server;
+use crate::protocol::handle::Limits;
+use crate::protocol::io_call::Reply;
+use crate::protocol::status::Status;
+use crate::protocol::v4::SequenceSlot;
+use crate::protocol::xdr::Malformed;
+
+/// How many connections in a row may end by a malformed reply before calls fail.
+const MAX_BAD_REPLIES: u32 = 4;
+
+/// What wires share.
+pub(crate) struct Shared {
+    pub(crate) server: Arc<Server>,
+    pub(crate) limits: Limits,
+    wires: Vec<Arc<Wire>>,
+    /// How many of them are given work.
+    used: AtomicUsize,
+    pub(super) queue: CallQueue,
+    pub(crate) traffic: Counters,
+}
+
+/// A connection, made when there is work for it.
+pub(crate) struct Wire {
+    pub(super) server: Arc<Server>,
+    pub(super) index: usize,
+    pub(super) depth: usize,
+    /// Calls that it takes at a time.
+    room: Arc<AtomicUsize>,
+    /// Entries of the table that are in use, or will be.
+    busy: AtomicUsize,
+    pub(super) state: Mutex<State>,
+    /// The server breaks connections that are asked for a sign of life.
+    pub(super) refuses_probes: AtomicBool,
+    /// How often the thread looks how long calls have waited.
+    pub(super) check_interval: Duration,
+}
+
+pub(super) struct State {
+    pub(super) table: Table,
+    pub(super) link: Option<Link>,
+    /// Where that leads.
+    pub(super) destination: Destination,
+    pub(super) has_thread: bool,
+    /// Ends the thread's wait.
+    signal: Signal,
+    /// The thread sleeps without a call, and for long: the next one wakes it.
+    pub(super) sleeps_idle: bool,
+    /// No memory may be locked for a connection: known since the last attempt to make one.
+    pub(super) is_refused: bool,
+    pub(super) is_closing: bool,
+}
+
+/// What carries the calls.
+pub(super) enum Link {
+    Tcp(TcpStream),
+    Rdma(RdmaLink),
+}
+
+impl State {
+    /// Whether something is left to send that no reply will set in motion.
+    fn needs_thread(&self) -> bool {
+        match &self.link {
+            Some(_) if self.destination.is_left() => true,
+            Some(Link::Tcp(_)) => self.table.first_to_send().is_some(),
+            Some(Link::Rdma(link)) => link.is_stuck(),
+            // What makes the connection sends. A thread that stands aside gives the call to another wire.
+            None => self.is_refused && self.table.first_to_send().is_some(),
+        }
+    }
+
+    /// Bytes of calls that have reached the server's side, where that can be known.
+    pub(super) fn bytes_taken(&self) -> u64 {
+        match &self.link {
+            Some(Link::Tcp(stream)) => tcp::bytes_taken(stream, &self.table),
+            _ => 0,
+        }
+    }
+}
+
+impl Shared {
+    /// Wires to a server, as many as its session has room for.
+    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Self {
+        let options = &server.options;
+        let most = server.slots();
+        let connections = options.connections.min(most.max(1));
+        let depth = options.depth.min((most / connections).max(1));
+        let wires: Vec<_> =
+            (0..connections).map(|index| Wire::new(server.clone(), (index, connections), depth)).collect();
+        let watching: Vec<_> = wires.iter().map(Arc::downgrade).collect();
+        server.further.on_change(move || {
+            for wire in watching.iter().filter_map(Weak::upgrade) {
+                lock(&wire.state).signal.wake();
+            }
+        });
+        Self {
+            limits,
+            wires,
+            used: AtomicUsize::new(connections),
+            server,
+            queue: CallQueue::default(),
+            traffic: Counters::default(),
+        }
+    }
+
+    /// Whether the present session has a slot for each wire: one after a restart may have fewer.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.wires.len() <= self.server.slots().max(1)
+    }
+
+    /// How many wires there are to use.
+    pub(crate) fn connections(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Has the first `most` of them do what comes from now on.
+    pub(crate) fn use_at_most(&self, most: usize) {
+        self.used.store(most.clamp(1, self.wires.len()), Ordering::Relaxed);
+    }
+
+    /// Ends what waits for a wire with an error.
+    pub(crate) fn fail_waiting(&self, error: &Error) {
+        self.queue.fail(error, |_| true);
+    }
+
+    /// Calls that were answered.
+    pub(crate) fn calls(&self) -> u64 {
+        self.wires.iter().map(|wire| lock(&wire.state).table.answered()).sum()
+    }
+
+    /// No more requests will come, or none for a while: connections end when they have nothing to do.
+    pub(crate) fn close(&self) {
+        for wire in &self.wires {
+            wire.close();
+        }
+    }
+
+    /// Requests come again.
+    pub(crate) fn reopen(&self) {
+        self.use_at_most(usize::MAX);
+        for wire in &self.wires {
+            lock(&wire.state).is_closing = false;
+        }
+    }
+
+    /// Adds a job, or one that has more to do.
+    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>, now: Instant) {
+        // All wires share a job.
+        let share = job.calls(self.limits).div_ceil(self.connections());
+        self.server.outage.asked(now);
+        self.server.look_again();
+        self.queue.push(job);
+        self.feed_each(share, Some(now));
+    }
+
+    /// Adds parts for other wires than the one that had them.
+    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<Job>, Part)>) {
+        self.queue.give_back(parts);
+        self.feed();
+    }
+
+    /// Whether other wires have connections; and whether some are being made.
+    pub(super) fn others(&self, wire: &Wire) -> (bool, bool) {
+        let mut found = (false, false);
+        for other in self.wires.iter().filter(|other| other.index != wire.index) {
+            let state = lock(&other.state);
+            found.0 |= state.link.is_some();
+            found.1 |= state.link.is_none() && state.has_thread && !state.is_refused;
+        }
+        found
+    }
+
+    /// Gives waiting parts to wires, the least busy first, as far as these take them.
+    pub(crate) fn feed(self: &Arc<Self>) {
+        self.feed_each(1, None);
+    }
+
+    /// The same, at most `share` parts to a wire at a time: these are sent under one lock.
+    fn feed_each(self: &Arc<Self>, share: usize, mut now: Option<Instant>) {
+        // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
+        while !self.queue.is_empty() {
+            let free = self.wires.iter().take(self.connections()).filter(|wire| wire.has_room());
+            let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
+            let reserved = wire.reserve(share);
+            if reserved > 0 {
+                wire.issue(self, reserved, *now.get_or_insert_with(Instant::now));
+            }
+        }
+    }
+}
+
+impl Wire {
+    /// `number`: which wire, and of how many.
+    pub(crate) fn new(server: Arc<Server>, number: (usize, usize), depth: usize) -> Arc<Self> {
+        let table = Table::new(depth, number);
+        Arc::new(Self {
+            check_interval: CHECK_INTERVAL.min(server.options.silence / 4),
+            server,
+            index: number.0,
+            depth,
+            room: table.room(),
+            busy: AtomicUsize::new(0),
+            state: Mutex::new(State {
+                table,
+                link: None,
+                destination: Destination::default(),
+                has_thread: false,
+                signal: Signal::default(),
+                sleeps_idle: false,
+                is_refused: false,
+                is_closing: false,
+            }),
+            refuses_probes: AtomicBool::new(false),
+        })
+    }
+
+    /// Calls under way.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.load(Ordering::SeqCst)
+    }
+
+    /// Whether a call more has room.
+    pub(crate) fn has_room(&self) -> bool {
+        self.busy() < self.room.load(Ordering::Relaxed)
+    }
+
+    /// Keeps entries for calls, at most `most`; how many.
+    pub(crate) fn reserve(&self, most: usize) -> usize {
+        let room = self.room.load(Ordering::Relaxed);
+        let more = |busy: usize| (busy < room).then(|| busy + most.min(room - busy));
+        let before = self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        before.map_or(0, |busy| most.min(room - busy))
+    }
+
+    /// Gives some back.
+    pub(crate) fn release(&self, entries: usize) {
+        self.busy.fetch_sub(entries, Ordering::SeqCst);
+    }
+
+    /// Makes calls of what waits, for which entries are reserved. Entries for which nothing waits are given back.
+    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, reserved: usize, now: Instant) {
+        let mut state = lock(&self.state);
+        let mut refused = Vec::new();
+        let table = &mut state.table;
+        let taken = shared.queue.take(reserved, shared.limits, |job, part| {
+            let put = table.free().and_then(|index| table.put(&self.server, index, (job.clone(), part), now));
+            refused.extend(put.err().map(|malformed| (job, Error::from(malformed))));
+        });
+        send_queued(&mut state);
+        let is_woken = state.needs_thread() || (state.sleeps_idle && !state.table.is_idle());
+        let woken = is_woken.then(|| state.signal.clone());
+        state.sleeps_idle &= !is_woken;
+        if !state.has_thread && taken > refused.len() {
+            match self.start(shared) {
+                Ok(signal) => {
+                    (state.has_thread, state.is_refused, state.signal) = (true, false, signal);
+                }
+                Err(error) => {
+                    // Under the lock: another caller may start the thread the moment after.
+                    let ended = (0..self.depth).filter_map(|index| state.table.end(index));
+                    refused.extend(ended.map(|job| (job, error.clone())));
+                }
+            }
+        }
+        drop(state);
+        self.release(reserved - taken + refused.len());
+        for (job, error) in refused {
+            let next = job.ended(Some(error));
+            follow(shared, &job, next);
+        }
+        if let Some(signal) = woken {
+            signal.wake();
+        }
+    }
+
+    /// Starts the thread, which makes its connections from this thread's network namespace; what ends its wait.
+    fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<Signal, Error> {
+        self.server.options.check_network()?;
+        let (this, shared, signal) = (self.clone(), shared.clone(), Signal::new());
+        let (name, waits) = (format!("forebay-nfs-{}", self.index), signal.clone());
+        let started = threads::spawn(name, move || this.run(&shared, &waits));
+        started
+            .map(|_| signal)
+            .map_err(|error| Error::from_io(&error, "cannot start a thread for a connection"))
+    }
+
+    /// No more requests will come.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        state.is_closing = true;
+        state.signal.wake();
+    }
+
+    // ---- the wire's thread --------------------------------------------------------------------------------------
+
+    fn run(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
+        let mut pause = Duration::from_millis(50);
+        let (mut bad_replies, mut port, mut calls_before) = (0, 0, 0);
+        loop {
+            let lost = if self.server.options.rdma.is_some() {
+                self.run_rdma(shared, signal)
+            } else {
+                self.run_tcp(shared, signal, &mut port)
+            };
+            let calls = {
+                let mut state = lock(&self.state);
+                // No byte arrives in memory of calls any more, nor leaves it.
+                state.link = None;
+                state.table.answered()
+            };
+            // What other connections do says nothing of this one.
+            if calls != calls_before {
+                (pause, bad_replies, calls_before) = (Duration::from_millis(50), 0, calls);
+            }
+            match lost {
+                Lost::Idle => {}
+                Lost::BadReply(malformed) => {
+                    bad_replies += 1;
+                    let error = Error::from(malformed).with("server", &self.server.name);
+                    if bad_replies > MAX_BAD_REPLIES {
+                        self.fail_all(shared, &error);
+                    } else {
+                        self.fail_given_up(shared, &error);
+                    }
+                }
+                Lost::Refused(error) => self.fail_all(shared, &error),
+                Lost::NoLockedMemory => self.hand_over_calls(shared, signal),
+                Lost::Broken(error) => {
+                    let (_, deadline) = self.server.wait_limits();
+                    let error = Error::new(ErrorKind::Timeout, NO_ANSWER)
+                        .with("server", &self.server.name)
+                        .with("seconds", deadline.as_secs_f32())
+                        .hint(LOOK)
+                        .source(error);
+                    self.fail_given_up(shared, &error);
+                }
+            }
+            if outage::is_stopped() {
+                let error = outage::stopped().with("server", &self.server.name);
+                shared.fail_waiting(&error);
+                self.fail_all(shared, &error);
+            }
+            {
+                let mut state = lock(&self.state);
+                if state.table.is_idle() {
+                    (state.has_thread, state.signal) = (false, Signal::default());
+                    return;
+                }
+            }
+            let (now, outage) = (Instant::now(), &self.server.outage);
+            outage.waits(now);
+            // What is not to wait is seen in the next round, and so is what is given up.
+            let left = outage.left(now, now, self.server.wait_limits()).max(Duration::from_millis(50));
+            let _ = outage::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+
+    /// A connection is there: what was under way is sent again.
+    pub(super) fn connected(&self, shared: &Shared, (link, destination): (Option<Link>, Destination)) {
+        let mut state = lock(&self.state);
+        let again = state.table.send_all_again();
+        shared.traffic.connections.fetch_add(1, Ordering::Relaxed);
+        shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
+        (state.link, state.destination) = (link, destination);
+        (state.is_refused, state.sleeps_idle) = (false, false);
+        send_queued(&mut state);
+    }
+
+    /// Whether the connection may be used, behind a pause: its address may have been left, or there are others again.
+    pub(super) fn check_destination(&self, state: &mut State) -> Result<(), Lost> {
+        if state.destination.is_left() {
+            return Err(Lost::of_left());
+        }
+        if state.table.is_idle() && self.server.is_surplus(self.index, &mut state.destination) {
+            return Err(Lost::Idle);
+        }
+        Ok(())
+    }
+
+    /// The call that a reply is of, which is being received from now on.
+    pub(super) fn claim(&self, xid: u32) -> Result<Option<(usize, Part, Option<SequenceSlot>)>, Malformed> {
+        let mut state = lock(&self.state);
+        let Some(index) = state.table.find(xid)? else { return Ok(None) };
+        let call = &mut state.table.calls[index];
+        call.state = CallState::Receiving;
+        Ok(call.part.map(|part| (index, part, call.place)))
+    }
+
+    /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].
+    pub(super) fn answered(
+        &self,
+        shared: &Shared,
+        state: &mut State,
+        (index, reply): (usize, Reply),
+        batch: &mut ReplyBatch,
+    ) {
+        let traffic = &shared.traffic;
+        state.table.count_reply();
+        batch.liveness.answered();
+        // Otherwise it is told with the others, when it is looked how long calls have waited.
+        if self.server.outage.is_in_doubt() {
+            self.server.outage.heard(batch.last_reply);
+        }
+        match reply {
+            Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
+            Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
+            _ => 0,
+        };
+        if let Some(Link::Rdma(link)) = &mut state.link {
+            // The server reaches the memory no more: by its key, or by any key of a connection that is gone.
+            batch.kept_key = link.release(index).err();
+            if batch.kept_key.is_some() {
+                state.link = None;
+            }
+        }
+        let (error, next) = match reply {
+            Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_to_wait() => {
+                if matches!(reply, Reply::SequenceRefused(_)) {
+                    state.table.take_back_place(index);
+                }
+                if state.table.calls[index].began.elapsed() < self.server.options.deadline {
+                    traffic.waited.fetch_add(1, Ordering::Relaxed);
+                    state.table.park(index);
+                    return;
+                }
+                (Some(status.error(doing(state, index), self.server.who.uid())), None)
+            }
+            Reply::Failed(status) | Reply::SequenceRefused(status)
+                if status.is_session_lost()
+                    && self.server.version.has_session()
+                    && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
+            {
+                batch.lost_session = Some(state.table.calls[index].epoch());
+                state.table.again(index);
+                return;
+            }
+            Reply::Failed(status) | Reply::SequenceRefused(status)
+                if status.is_uncached()
+                    && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
+            {
+                state.table.again(index);
+                return;
+            }
+            Reply::Failed(status) | Reply::SequenceRefused(status) => {
+                (Some(self.error(state, index, status)), None)
+            }
+            Reply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
+            moved => {
+                let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
+                let limits = (has_entry && !shared.queue.has_parts()).then_some(shared.limits);
+                match state.table.note_reply(index, moved, limits, batch.last_reply) {
+                    None => match state.table.ask(&self.server, index, batch.last_reply) {
+                        Ok(()) => return,
+                        // The entry has the bytes of the call before, which must not be sent again for this part.
+                        Err(malformed) => (Some(malformed.into()), None),
+                    },
+                    next => (None, next),
+                }
+            }
+        };
+        if let Some(job) = state.table.end(index) {
+            batch.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
+        }
+        self.refill(shared, state, index, batch);
+    }
+
+    /// The error of a call that failed with this status.
+    fn error(&self, state: &State, index: usize, status: Status) -> Error {
+        let doing = doing(state, index);
+        match &state.link {
+            Some(Link::Tcp(stream))
+                if status.is_refusal() && self.server.options.low_ports && lacks_low_port(stream) =>
+            {
+                Status::without_low_port(doing)
+            }
+            _ => status.error(doing, self.server.who.uid()),
+        }
+    }
+
+    /// Gives a free entry to the next part that waits.
+    #[inline]
+    fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
+        if !shared.queue.is_empty()
+            && self.index < shared.connections()
+            && self.busy() <= self.room.load(Ordering::Relaxed)
+        {
+            let mut put = Ok(false);
+            shared.queue.take(1, shared.limits, |job, part| {
+                put = state
+                    .table
+                    .put(&self.server, index, (job.clone(), part), batch.last_reply)
+                    .map(|()| true);
+                if let Err(malformed) = put {
+                    batch.end(job, |job| job.ended(Some(malformed.into())));
+                }
+            });
+            if put == Ok(true) {
+                return;
+            }
+        }
+        self.release(1);
+        // Room is made before what waits is looked for: see `Shared::feed`.
+        batch.made_room |= !shared.queue.is_empty();
+    }
+
+    /// Does what a batch left. The next calls have gone: a wire that has nothing to do waits for nobody.
+    pub(super) fn finish(&self, shared: &Arc<Shared>, batch: &mut ReplyBatch) -> Result<(), Lost> {
+        if std::mem::take(&mut batch.made_room) {
+            shared.feed();
+        }
+        for (job, next) in batch.ended.drain(..) {
+            follow(shared, &job, next);
+        }
+        batch.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
+    }
+
+    /// Ends all calls with an error. There is no connection.
+    fn fail_all(&self, shared: &Arc<Shared>, error: &Error) {
+        self.fail(shared, |_| true, error);
+    }
+
+    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
+    /// What was asked for since has its own time. There is no connection.
+    fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
+        let (now, limits, outage) = (Instant::now(), self.server.wait_limits(), &self.server.outage);
+        if outage.is_given_up(now, limits) {
+            shared.queue.fail(error, |job| outage.gives_up(job.asked(), now, limits));
+        }
+        let is_over = |call: &Call| {
+            now.saturating_duration_since(call.began) >= limits.1 || outage.gives_up(call.began, now, limits)
+        };
+        self.fail(shared, is_over, error);
+    }
+
+    /// Ends some calls with an error. There is no connection.
+    pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&Call) -> bool, error: &Error) {
+        let now = Instant::now();
+        for index in 0..self.depth {
+            let ended = {
+                let mut state = lock(&self.state);
+                let call = &state.table.calls[index];
+                // A caller that was just told may have begun another one.
+                if call.state == CallState::Free || call.began > now || !which(call) {
+                    continue;
+                }
+                state.table.end(index)
+            };
+            self.release(1);
+            if let Some(job) = ended {
+                let next = job.ended(Some(error.clone()));
+                follow(shared, &job, next);
+            }
+        }
+        shared.feed();
+    }
+}
+
+/// What comes after the end of a part.
+fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
+    match next {
+        Next::Again => shared.push(job.clone(), Instant::now()),
+        next => next.complete(),
+    }
+}
+
+fn doing(state: &State, index: usize) -> &'static str {
+    use crate::protocol::io_call::Operation;
+    match state.table.calls[index].part.map(|part| part.io.operation) {
+        Some(Operation::Write { .. }) => "cannot write",
+        Some(Operation::Commit) => "cannot make the file durable",
+        _ => "cannot read",
+    }
+}
+
+/// Sends what can be sent at once: nothing to an address that was left, which the thread sees.
+#[inline]
+pub(super) fn send_queued(state: &mut State) {
+    if state.table.first_to_send().is_none() || state.destination.is_left() {
+        return;
+    }
+    match &mut state.link {
+        Some(Link::Tcp(stream)) => tcp::send_queued(stream, &mut state.table),
+        Some(Link::Rdma(link)) => link.send_queued(&mut state.table),
+        None => {}
+    }
+}

@@ -1,0 +1,208 @@
+//! A wire over TCP: records in a stream.
+
+use std::io::IoSliceMut;
+use std::mem::take;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_error::{Error, ErrorKind};
+
+use super::base::{self, Link, Shared, Wire};
+use super::input::{Input, Stream};
+use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
+use super::table::Table;
+use crate::lock;
+use crate::network::addresses::Destination;
+use crate::network::connect::{abort, end_in_order, end_unsent, has_low_port, keep_alive};
+use crate::protocol::io_call::{IoCall, Reply};
+use crate::protocol::rpc;
+use crate::protocol::xdr::Reader;
+
+/// The most bytes of a reply before those of a READ.
+const HEAD: usize = 1024;
+
+/// The most bytes behind those of a READ: pad, and the file's state.
+const BEHIND: usize = 128;
+
+impl Wire {
+    /// Makes a connection, and receives until it is of no use any more. `port`: that of the connection that was lost before.
+    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
+        let options = &self.server.options;
+        // A port that does not work is not tried again.
+        let (stream, destination) = match self.server.connect(self.index, take(port)) {
+            Ok(connected) => connected,
+            Err(error) => return Lost::Broken(error),
+        };
+        *port = stream.local_addr().map_or(0, |address| address.port());
+        end_unsent(&stream);
+        keep_alive(&stream, options.probe_after());
+        self.connected(shared, (stream.try_clone().ok().map(Link::Tcp), destination.clone()));
+        let batch = ReplyBatch::new(self.check_interval);
+        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), destination, batch };
+        let mut input = Input::new();
+        let lost = loop {
+            if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
+                break lost;
+            }
+        };
+        let mut state = lock(&self.state);
+        state.link = None;
+        // What was sent meanwhile is sent again.
+        if matches!(lost, Lost::Idle) && state.table.is_idle() {
+            // A port below 1024 would rest for a minute.
+            if !has_low_port(&stream) {
+                end_in_order(&stream);
+            }
+        } else {
+            abort(&stream);
+        }
+        lost
+    }
+
+    fn receive_one(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        link: &mut Socket<'_>,
+        input: &mut Input,
+    ) -> Result<(), Lost> {
+        let mut head = [0; HEAD];
+        let len = input.head(link, &mut head)?;
+        let mut from = Reader::new(&head[..len]);
+        if link.destination.is_left() {
+            return Err(Lost::of_left());
+        }
+        let xid = rpc::reply_xid(&mut from)?;
+        let Some((index, part, place)) = self.claim(xid)? else {
+            shared.traffic.strange.fetch_add(1, Ordering::Relaxed);
+            link.batch.liveness.strange()?;
+            return input.skip(link);
+        };
+        link.batch.liveness.receives();
+        let mut reply = part.io.decode(&mut from, self.server.version, place.as_ref())?;
+        if let Reply::Read { count, state, .. } = &mut reply {
+            let count = *count;
+            let here = from.rest().len().min(count as usize);
+            // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
+            // this thread does, and no other thread touches it meanwhile.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.buffer, here);
+                input.read(link, part.buffer.wrapping_add(here), count as usize - here)?;
+            }
+            if part.io.has_state_behind(self.server.version) {
+                let mut behind = [0; BEHIND];
+                let ahead = &from.rest()[here..];
+                let ahead = &ahead[..ahead.len().min(BEHIND)];
+                behind[..ahead.len()].copy_from_slice(ahead);
+                let more = input.some(link, &mut behind[ahead.len()..])?;
+                match IoCall::decode_behind(&behind[..ahead.len() + more], count)? {
+                    Ok(told) => *state = told,
+                    // The bytes are of no use without it: all of it is asked anew.
+                    Err(status) => reply = Reply::Failed(status),
+                }
+            }
+        }
+        input.skip(link)?;
+        link.batch.last_reply = Instant::now();
+        let checked = {
+            let mut state = lock(&self.state);
+            self.answered(shared, &mut state, (index, reply), &mut link.batch);
+            base::send_queued(&mut state);
+            self.check(&mut state, &mut link.batch)
+        };
+        self.finish(shared, &mut link.batch)?;
+        checked
+    }
+}
+
+/// Sends what the socket takes at once. An error shows when the thread receives.
+pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
+    let fd = stream.as_raw_fd();
+    while let Some(ranges) = table.next_to_send() {
+        let mut list =
+            ranges.map(|(start, len)| libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len });
+        // SAFETY: all-zero bytes are a valid msghdr; the ranges are of the call's header and of memory that its request lends it.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = list.as_mut_ptr();
+            message.msg_iovlen = list.len();
+            libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
+        match usize::try_from(sent) {
+            Ok(bytes) => table.has_sent(bytes),
+            Err(_) => break,
+        }
+    }
+}
+
+/// Bytes of calls that have reached the server's side: what the socket took, and does not keep any more.
+pub(super) fn bytes_taken(stream: &TcpStream, table: &Table) -> u64 {
+    let mut kept: libc::c_int = 0;
+    // SAFETY: an integer of ours.
+    let told = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut kept) };
+    if told == 0 { table.sent().saturating_sub(u64::from(kept.unsigned_abs())) } else { 0 }
+}
+
+/// The socket as the thread sees it.
+struct Socket<'a> {
+    wire: &'a Wire,
+    signal: &'a Signal,
+    fd: RawFd,
+    destination: Destination,
+    batch: ReplyBatch,
+}
+
+impl Stream for Socket<'_> {
+    type Error = Lost;
+
+    fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, Lost> {
+        loop {
+            // SAFETY: all-zero bytes are a valid msghdr; the ranges are borrowed for the call. IoSliceMut is an iovec.
+            let got = unsafe {
+                let mut message: libc::msghdr = std::mem::zeroed();
+                message.msg_iov = into.as_mut_ptr().cast();
+                message.msg_iovlen = into.len();
+                libc::recvmsg(self.fd, &mut message, libc::MSG_DONTWAIT)
+            };
+            match got {
+                1.. => {
+                    self.batch.liveness.received(got as usize);
+                    return Ok(got as usize);
+                }
+                0 => return Err(Lost::Broken(Error::new(ErrorKind::Io, "the server closed the connection"))),
+                _ => match std::io::Error::last_os_error() {
+                    error if error.kind() == std::io::ErrorKind::WouldBlock => self.wait()?,
+                    error if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    error => return Err(Lost::Broken(Error::from_io(&error, "the connection broke"))),
+                },
+            }
+        }
+    }
+}
+
+impl Socket<'_> {
+    /// Waits until the socket has bytes; sends what is left meanwhile.
+    fn wait(&mut self) -> Result<(), Lost> {
+        let (idle_since, mut reason) = (Instant::now(), WakeReason::Signalled);
+        loop {
+            let (wants_to_send, limit) = {
+                let mut state = lock(&self.wire.state);
+                state.table.unpark(&self.wire.server)?;
+                if state.link.is_none() {
+                    return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
+                }
+                self.wire.check_destination(&mut state)?;
+                base::send_queued(&mut state);
+                let limit = self.wire.next_wait(&mut state, &mut self.batch, reason, idle_since)?;
+                (state.table.first_to_send().is_some(), limit)
+            };
+            reason = self.signal.wait(self.fd, wants_to_send, limit);
+            if reason == WakeReason::Readable {
+                return Ok(());
+            }
+        }
+    }
+}
