@@ -108,7 +108,7 @@ fn handle(untold: Result<Option<String>>) -> Answer {
 
 fn any_port(mounted: &Mounted) -> Answer {
     let options = Options { connections: 1, ..Options::default() }.within(LIMIT);
-    match open::takes_any_port(mounted, &options) {
+    match forebay_nfs::takes_any_port(mounted, &options) {
         Ok(true) => Answer::Yes(Hinted::new("the export takes calls from any port (insecure)")),
         Ok(false) => {
             let text = "the export takes calls from ports below 1024 only: over TCP forebay's own client reads there as root alone";

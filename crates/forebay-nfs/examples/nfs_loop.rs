@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::open::of_mount;
+use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Rdma, Url, mount, open};
 
 /// Bytes around what is read, and what they are.

@@ -18,12 +18,14 @@ mod mounts;
 mod network;
 mod protocol;
 
+pub use client::file::File;
 pub use client::nfs_client::{Client, Traffic};
-pub use client::open::{File, open};
+pub use client::open::open;
 pub use client::probe::probe;
 pub use client::url::Url;
 pub use client::{open, portmap, probe, url};
 pub use mounts::mount;
+pub use mounts::open::{OTHER_FACTS, of_mount, takes_any_port};
 pub use network::addresses::{LeftOut, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
 pub use network::options::{Network, Options, Rdma};

@@ -12,7 +12,7 @@ use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::Version;
 use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
-use forebay_nfs::open::of_mount;
+use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Url, open};
 
 const LEN: usize = 8 << 20;

@@ -7,9 +7,8 @@ use std::sync::atomic::Ordering;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::client::open::is_unreached;
 use crate::client::url::{Escaped, Url};
-use crate::network::connect::resolve;
+use crate::network::connect::{is_unreached, resolve};
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
 use crate::network::session::Server;

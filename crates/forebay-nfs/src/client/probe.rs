@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Device;
 
-use crate::client::open::{File, Found, find, is_unreached, open};
+use crate::client::file::File;
+use crate::client::open::{Found, find, is_unreached, open};
 use crate::client::url::Url;
 use crate::network::addresses::LeftOut;
 use crate::network::job::Direction;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::threads;
+use forebay_verbs::Why;
 
 use crate::network::options::Options;
 use crate::network::outage::{Outage, SLICE, is_stopped, stopped};
@@ -37,6 +38,11 @@ impl fmt::Display for ServerUnreachable {
 }
 
 impl std::error::Error for ServerUnreachable {}
+
+/// Whether the server was not reached at all, over TCP or by RDMA, or did not answer.
+pub fn is_unreached(error: &Error) -> bool {
+    ServerUnreachable::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
+}
 
 /// The addresses of a name.
 pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {

@@ -218,7 +218,7 @@ fn look(file: &File, reach: &Reach) -> (LookupResult, Option<Duration>) {
         rdma,
         ..Options::default()
     };
-    match open::of_mount(&mounted, &options) {
+    match forebay_nfs::of_mount(&mounted, &options) {
         Ok(found) => (Ok(Arc::new(found)), None),
         Err(error) => {
             let why = error_note(&error);

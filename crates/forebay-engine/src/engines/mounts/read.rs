@@ -173,7 +173,7 @@ impl MountRead {
         let settled = answer(|| {
             file.sync()?;
             if is_mixed && !seen(file)?.agrees(self.server.opened()) {
-                let text = format!("{}: it has just changed", forebay_nfs::open::OTHER_FACTS);
+                let text = format!("{}: it has just changed", forebay_nfs::OTHER_FACTS);
                 return Err(Error::new(ErrorKind::Busy, text));
             }
             Ok(())

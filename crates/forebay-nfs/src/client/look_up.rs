@@ -1,0 +1,130 @@
+//! What a path of a server is, in the server's version: its handle, facts, and what the server takes.
+
+use std::sync::Arc;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::client::clients::{self, Known};
+use crate::client::mountd::mount;
+use crate::client::nfs_client::Client;
+use crate::client::url::Url;
+use crate::network::connect::is_unreached;
+use crate::network::session::Server;
+use crate::network::wire::try_out;
+use crate::protocol::handle::{Attributes, Handle, Kind, Limits, Version};
+use crate::protocol::status::Status;
+use crate::protocol::v3;
+use crate::protocol::v4::{self, op};
+use crate::protocol::xdr::Writer;
+
+/// The client of a server on which a file was found.
+pub(crate) fn client_of(known: Known, limits: Limits) -> Result<Arc<Client>> {
+    if let Some(client) = known.client {
+        return Ok(client);
+    }
+    try_out(&known.server)?;
+    Ok(new_client(&known.server, limits))
+}
+
+pub(crate) fn new_client(server: &Arc<Server>, limits: Limits) -> Arc<Client> {
+    let client = Client::new(server.clone(), server.limits(limits));
+    clients::add(&client);
+    client
+}
+
+/// What a handle is of, and what its server takes.
+pub(crate) fn facts(server: &Server, handle: &Handle) -> Result<(Attributes, Limits)> {
+    server.renew(0)?;
+    let (attributes, limits) = server.facts(handle)?;
+    Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
+}
+
+/// What a path of a server is, in the server's version.
+pub(crate) fn look_up(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
+    match server.version {
+        Version::V3 => look_up_v3(url, server),
+        Version::V4(_) => look_up_v4(url, server),
+    }
+}
+
+// ---- version 4 --------------------------------------------------------------------------------------------------
+
+fn look_up_v4(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
+    let doing = "cannot open file";
+    server.renew(0)?;
+    let names = url.names();
+    if names.len() > 64 {
+        return Err(Error::new(ErrorKind::InvalidInput, "the path has more than 64 names"));
+    }
+    let said = server.compound(
+        doing,
+        names.len() as u32 + 3,
+        |to| {
+            to.u32(op::PUTROOTFH);
+            for name in &names {
+                to.u32(op::LOOKUP);
+                to.opaque(name);
+            }
+            to.u32(op::GETFH);
+            v4::put_getattr(to);
+        },
+        |from| {
+            for expected in std::iter::once(op::PUTROOTFH).chain(names.iter().map(|_| op::LOOKUP)) {
+                if let Err(status) = v4::get_op(from, expected)? {
+                    return Ok(Err(status));
+                }
+            }
+            match v4::get_handle(from)? {
+                Ok(handle) => Ok(v4::get_attributes(from)?.map(|(facts, limits)| (handle, facts, limits))),
+                Err(status) => Ok(Err(status)),
+            }
+        },
+    )?;
+    said.map_err(|status| explain(status, server, doing))
+}
+
+// ---- version 3 --------------------------------------------------------------------------------------------------
+
+fn look_up_v3(url: &Url, server: &Server) -> Result<(Handle, Attributes, Limits)> {
+    let names = url.names().len();
+    // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
+    // directory is mounted: looked up, it would be what the export covers.
+    let below = look_up_below(url, server, names.saturating_sub(1));
+    let is_final = match &below {
+        Ok((_, attributes)) => attributes.kind != Kind::Directory,
+        // It would be as silent again.
+        Err(error) => is_unreached(error),
+    };
+    let (handle, attributes) = if is_final { below? } else { look_up_below(url, server, names).or(below)? };
+    Ok((handle, attributes, limits_v3(server, &handle)?))
+}
+
+fn limits_v3(server: &Server, handle: &Handle) -> Result<Limits> {
+    let doing = "cannot look at the file";
+    let limits = server.call3(doing, v3::FSINFO, |to| v3::put_handle(to, handle), v3::get_limits)?;
+    limits.map_err(|status| explain(status, server, doing))
+}
+
+/// Mounts at most `most` names of the path, and looks up the others.
+fn look_up_below(url: &Url, server: &Server, most: usize) -> Result<(Handle, Attributes)> {
+    let doing = "cannot open file";
+    let (mut handle, rest) = mount(url, server, most)?;
+    for name in rest {
+        let put = |to: &mut Writer<'_>| {
+            v3::put_handle(to, &handle);
+            to.opaque(name);
+        };
+        let said = server.call3(doing, v3::LOOKUP, put, v3::get_lookup)?;
+        handle = said.map_err(|status| explain(status, server, doing))?;
+    }
+    Ok((handle, server.facts(&handle)?.0))
+}
+
+fn explain(status: Status, server: &Server, doing: &str) -> Error {
+    let error = server.error(status, doing);
+    if status == Status::NO_ENTRY {
+        error.hint(format!("check the export and the path: showmount -e {}", server.name))
+    } else {
+        error
+    }
+}
