@@ -127,34 +127,17 @@ by_mount() {
     rm -r /export/tmp/below
 }
 
-# both_ways VERSION: what FOREBAY_NFS=auto makes of a large file on /mnt: the first 16 MiB are the kernel's, then rounds of 64 MiB by each way in
-# turns, and all is right. (Which way is faster is not the question here: the server is of the same machine.)
-both_ways() {
-    local kernel io bytes=234881024
-    head -c $bytes /dev/urandom >/export/tmp/large
+# unasked VERSION: without FOREBAY_NFS a mount over TCP is the kernel's alone: nothing connects to its server.
+unasked() {
+    local calls
     drop_caches
-    kernel=$(nfs_bytes read) io=$(server_count read)
-    quiet gpu forebay cp /mnt/large /tmp/copies/large
-    kernel=$(($(nfs_bytes read) - kernel)) io=$(($(server_count read) - io))
-    same /export/tmp/large /tmp/copies/large
-    echo "  auto on a mount of $1: of $io bytes that the server read, the kernel's client asked for $kernel"
-    [ $kernel -lt $((io - 33554432)) ] || fail "nothing came by TCP: $said"
-    rm /export/tmp/large /tmp/copies/large
-}
-
-# small_files VERSION: a program of small files makes no connection to the server, and asks it nothing that the kernel would not ask.
-small_files() {
-    local calls index
-    for index in $(seq 10); do pattern "/mnt/small$index" 3000000 "small $index"; done
-    drop_caches
-    FOREBAY_NFS=off quiet gpu forebay cp /mnt/small1 /tmp/copies/copy
+    FOREBAY_NFS=off quiet gpu forebay cp /mnt/beside /tmp/copies/copy
     drop_caches
     calls=$(awk '$1 == "net" { print $5 }' /proc/net/rpc/nfsd)
-    for index in $(seq 10); do quiet gpu forebay cp "/mnt/small$index" /tmp/copies/copy; done
+    quiet gpu forebay cp /mnt/beside /tmp/copies/copy
     calls=$(($(awk '$1 == "net" { print $5 }' /proc/net/rpc/nfsd) - calls))
-    echo "  10 small files on a mount of $1: $calls connections"
-    [ $calls = 0 ] || fail "$calls connections"
-    rm -f /mnt/small*
+    same /export/tmp/beside /tmp/copies/copy
+    [ $calls = 0 ] || fail "$calls connections to the server of a mount of $1"
 }
 
 # beside_mount VERSION: a file on a mount is read by forebay's own connections beside the kernel, when what this host has written and not
@@ -182,7 +165,7 @@ beside_mount() {
     FOREBAY_NFS=off quiet gpu forebay cp /mnt/beside /tmp/copies/copy
     [ $(($(nfs_bytes read) - kernel)) -ge $size ] || fail "not by the kernel's client: $said"
     ! grep -q 'by request' <<<"$said" || fail "by TCP beside the mount: $said"
-    case $1 in 3 | 4.2) both_ways "$1" && small_files "$1" ;; esac
+    unasked "$1"
     umount /mnt
     rm /export/tmp/beside
 }

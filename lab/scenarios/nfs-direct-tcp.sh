@@ -1,7 +1,6 @@
 # proves: forebay's own client reads and writes files of Linux's NFS server by URL over TCP, in versions 3, 4.0, 4.1 and 4.2,
 #   without a mount; every byte is compared, and the server counted them. Without privilege only what is exported `insecure`.
-#   With FOREBAY_NFS=tcp files on a mount are read so, too, beside the kernel's client; with auto large ones are, by both in turns at first,
-#   and a program of small files makes no connection.
+#   With FOREBAY_NFS=tcp files on a mount are read so, too, beside the kernel's client; without it nothing connects to a mount's server.
 # kernel: debian
 # needs: forebay fake-cuda
 # timeout: 300

@@ -246,29 +246,6 @@ pub(crate) mod reads {
     pub(crate) const NEW_VALUE_FRACTION: u64 = 4;
 }
 
-/// Who reads files of mounts over TCP: the kernel, or own connections (`engines/mounts/contest.rs`). Chosen: no real mount with a GPU has
-/// been seen.
-pub(crate) mod mounts {
-    use std::time::Duration;
-
-    /// Bytes of cold reads of a file before its server is looked for.
-    pub(crate) const SHOWN: u64 = 16 << 20;
-    /// Files that wait for that at a time, each with its descriptor.
-    pub(crate) const LOOKS: usize = 16;
-    /// Bytes and time of a round at least.
-    pub(crate) const ROUND: u64 = 64 << 20;
-    pub(crate) const ROUND_TIME: Duration = Duration::from_millis(20);
-    /// A round has this many times the bytes that are under way at once.
-    pub(crate) const IN_FLIGHT: u64 = 2;
-    /// Rounds of each way before one wins.
-    pub(crate) const TURNS: usize = 3;
-    /// Own connections cost more of the CPU, and a share of the link that is others': they must bring this much more.
-    pub(crate) const CLEARLY: f64 = 1.1;
-    /// Bytes until the next trial: at first, and at most. A trial has 7 to 10 rounds.
-    pub(crate) const REST_FIRST: u64 = 4 << 30;
-    pub(crate) const MAX_REST: u64 = 64 << 30;
-}
-
 /// Kernel calls for a range (`io/segment.rs`).
 pub(crate) mod segments {
     /// Aligned writes from this length on go by O_DIRECT (policy `auto`); smaller ones are cheaper through the page cache.

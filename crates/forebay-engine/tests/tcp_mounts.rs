@@ -259,29 +259,22 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
 #[test]
 fn a_file_that_is_open_for_writing_stays_the_kernels() {
     let _turn = turn();
-    for nfs in [Nfs::Tcp, Nfs::Auto] {
-        let (place, session) = (place(), session(nfs));
-        let facts = Arc::new(place.facts("tcp"));
-        let calls = Box::new(OnMount(facts.clone()));
-        let file = File::options().write(true).calls(calls).open(place.scratch.path()).unwrap();
-        let receipt = settled(&session, &file);
-        assert!(why(&receipt).contains("open for writing"), "{receipt}");
-        assert_eq!((receipt.moved.requested, facts.asked.load(Ordering::Relaxed)), (0, 0));
-        assert_eq!(place.server.connections(), 0);
-    }
+    let (place, session) = (place(), session(Nfs::Tcp));
+    let facts = Arc::new(place.facts("tcp"));
+    let calls = Box::new(OnMount(facts.clone()));
+    let file = File::options().write(true).calls(calls).open(place.scratch.path()).unwrap();
+    let receipt = all(&session, &file);
+    assert!(why(&receipt).contains("open for writing"), "{receipt}");
+    assert_eq!((receipt.moved.requested, facts.asked.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!(place.server.connections(), 0);
 }
 
 #[test]
 fn a_mount_of_another_network_is_read_where_that_is_asked_for() {
     let _turn = turn();
     let place = place();
-    let facts = || Facts { elsewhere: true, ..place.facts("tcp") };
-    let (file, _facts) = place.open(facts());
-    let auto = session(Nfs::Auto);
-    let receipt = settled(&auto, &file);
-    assert!(why(&receipt).contains("another network"), "{receipt}");
-    assert_eq!(place.server.count(Asked::Read), 0);
-    assert_eq!(all(&session(Nfs::Tcp), &place.open(facts()).0).moved.requested, LEN as u64);
+    let facts = Facts { elsewhere: true, ..place.facts("tcp") };
+    assert_eq!(all(&session(Nfs::Tcp), &place.open(facts).0).moved.requested, LEN as u64);
 }
 
 /// Pieces that come after a change are thrown away, and read by the kernel: here of an older state than the server's.
@@ -390,14 +383,15 @@ fn many(session: &Session, file: &File) -> Duration {
     took
 }
 
+/// What nobody has asked for costs the server nothing.
 #[test]
-fn programs_of_small_files_cost_the_server_nothing() {
+fn auto_leaves_mounts_over_tcp_to_the_kernel() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Auto));
-    for _ in 0..30 {
+    for target in Target::ALL {
         let (file, kernel) = place.open(place.facts("tcp"));
-        for _ in 0..3 {
-            let receipt = all(&session, &file);
+        for _ in 0..5 {
+            let receipt = read(&session, &file, target, (0, LEN));
             assert_eq!((receipt.moved.requested, why(&receipt)), (0, ""));
         }
         assert_eq!(kernel.asked.load(Ordering::Relaxed), 0);
@@ -473,98 +467,4 @@ fn a_lane_that_panics_waits_for_what_the_server_was_asked_for() {
     let late = session.submit_read(&file, 0, Target::Host.buffer(&session, LEN)).unwrap();
     assert!(late.wait_timeout(Duration::from_secs(10)), "it waits for ever");
     assert!(late.wait().into_result().unwrap().1.to_vec().unwrap() == pattern(KEY, 0, LEN));
-}
-
-/// Reads until the server was looked for: of `auto` not before much was read.
-fn settled(session: &Session, file: &File) -> Receipt {
-    let until = Instant::now() + Duration::from_secs(20);
-    let mut shown = 0;
-    loop {
-        let receipt = all(session, file);
-        shown += LEN;
-        if shown > 16 << 20 && !why(&receipt).contains("being looked for") {
-            return receipt;
-        }
-        assert!(Instant::now() < until, "never");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Reads by `auto` until a trial has ended, then as often again: the bytes by TCP, and all.
-fn chosen(facts: Facts, place: &Place) -> (u64, u64, Receipt) {
-    let io = IoBackend::Threads;
-    let session = Session::with_config(Config { nfs: Nfs::Auto, ..config(io, CachePolicy::Auto) }).unwrap();
-    let (file, _facts) = place.open(facts);
-    settled(&session, &file);
-    let until = Instant::now() + Duration::from_secs(40);
-    while !all(&session, &file).to_string().contains("measured: ") {
-        assert!(Instant::now() < until, "no trial has ended");
-    }
-    let rounds = 12;
-    let receipts: Vec<_> = (0..rounds).map(|_| all(&session, &file)).collect();
-    let tcp = receipts.iter().map(|receipt| receipt.moved.requested).sum();
-    (tcp, (rounds * LEN) as u64, receipts.into_iter().next_back().unwrap())
-}
-
-#[test]
-fn auto_takes_tcp_where_the_kernel_is_slower() {
-    let _turn = turn();
-    let place = place();
-    let (tcp, bytes, receipt) =
-        chosen(Facts { slow: Duration::from_millis(40), ..place.facts("tcp") }, &place);
-    assert_eq!(tcp, bytes, "{receipt}");
-    assert!(receipt.to_string().contains(BESIDE), "{receipt}");
-}
-
-#[test]
-fn auto_leaves_a_slow_server_to_the_kernel() {
-    let _turn = turn();
-    let place = place();
-    place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(40))));
-    let (tcp, _, receipt) = chosen(place.facts("tcp"), &place);
-    assert_eq!(tcp, 0, "{receipt}");
-    assert!(why(&receipt).starts_with("that is not clearly faster (measured: "), "{receipt}");
-}
-
-/// Each transfer would be asked for twice, and no trial would ever end.
-#[test]
-fn a_file_that_the_server_does_not_give_is_left_to_the_kernel_for_a_while() {
-    let _turn = turn();
-    for hides in [true, false] {
-        let (place, session) = (place(), session(Nfs::Auto));
-        place.server.hide_states(hides);
-        if !hides {
-            place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(13)));
-        }
-        let (file, _facts) = place.open(facts(&place, Version::V4(1), "4.1"));
-        settled(&session, &file);
-        let until = Instant::now() + Duration::from_secs(20);
-        while place.server.count(Asked::Read) == 0 {
-            all(&session, &file);
-            assert!(Instant::now() < until, "the server was never asked");
-        }
-        let reads = place.server.count(Asked::Read);
-        for _ in 0..10 {
-            let receipt = all(&session, &file);
-            let reason = if hides { "does not tell the file's state" } else { "permission denied" };
-            assert!(why(&receipt).contains(reason), "{receipt}");
-        }
-        assert_eq!(place.server.count(Asked::Read), reads);
-    }
-}
-
-#[test]
-fn auto_contacts_servers_by_their_mounts_transport_alone() {
-    let _turn = turn();
-    let place = place();
-    for (facts, reason) in [
-        (place.facts("rdma"), "it is mounted over rdma"),
-        (Facts { path: Some(PATH), ..place.facts("tcp") }, "its path is mountd's"),
-    ] {
-        let (file, _facts) = place.open(facts);
-        let session = session(Nfs::Auto);
-        let receipt = settled(&session, &file);
-        assert!(why(&receipt).contains(reason), "{receipt}");
-    }
-    assert_eq!(place.server.count(Asked::Read), 0);
 }

@@ -144,29 +144,9 @@ fn threads_of_another_network_namespace_make_no_connection() {
 }
 
 #[test]
-fn no_more_connections_than_are_to_be_used_are_made() {
-    let server = server();
-    let file = of_mount(&mounted(&server), &options()).unwrap();
-    for (most, more) in [(1, 1), (1, 0), (3, 2), (100, 5), (2, 0)] {
-        let before = server.connections();
-        file.client().use_connections(most);
-        assert_eq!(file.client().connections(), most.min(8));
-        for _ in 0..5 {
-            let mut places = vec![vec![0; LEN]; 8];
-            let told: Vec<_> = places.iter_mut().map(|place| start(&file, place)).collect();
-            for told in told {
-                assert_eq!(told.recv().unwrap().unwrap(), LEN);
-            }
-        }
-        assert_eq!(server.connections() - before, more, "{most}");
-    }
-}
-
-#[test]
 fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
     let server = server();
-    let file = of_mount(&mounted(&server), &options()).unwrap();
-    file.client().use_connections(1);
+    let file = of_mount(&mounted(&server), &Options { connections: 1, ..options() }).unwrap();
     let silent = || {
         server.faults(|_| Some(Fault::NoReply));
         // A question that is given up ends no connection of reads.
@@ -202,8 +182,7 @@ fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
 #[test]
 fn a_slow_server_that_answers_is_not_silent() {
     let server = server();
-    let file = of_mount(&mounted(&server), &options()).unwrap();
-    file.client().use_connections(1);
+    let file = of_mount(&mounted(&server), &Options { connections: 1, ..options() }).unwrap();
     // 8 calls are under way: each waits for those before it, longer than twice the silence.
     let late = Duration::from_millis(350);
     server.faults(move |seen| (seen.asked == Asked::Read).then_some(Fault::Late(late)));

@@ -126,11 +126,6 @@ impl Client {
         self.shared.connections()
     }
 
-    /// Has what comes from now on go over this many connections at most.
-    pub fn use_connections(&self, most: usize) {
-        self.shared.use_at_most(most);
-    }
-
     /// A request has taken so long. What requests take of late, the server may be silent beyond what the options say.
     pub fn record_duration(&self, duration: Duration) {
         self.shared.server.record_duration(duration);

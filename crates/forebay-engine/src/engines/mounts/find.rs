@@ -1,35 +1,33 @@
 //! Files on mounts of the kernel's NFS client whose server this process can reach by itself: same server, version and handle, as the
 //! kernel tells them. Facts that the server tells of the handle are compared with the kernel's before it is trusted.
 //!
-//! With `FOREBAY_NFS=auto` a server is contacted by the transport of its mount alone, which shows that it takes that, over TCP only for
-//! files of which much was read, and not at all where the mount is of another network namespace. `FOREBAY_NFS=tcp` and `rdma` ask for more.
+//! With `FOREBAY_NFS=auto` the servers of mounts over RDMA alone are contacted, which shows that they take it, and none where the mount is
+//! of another network namespace. `FOREBAY_NFS=tcp` and `rdma` take any mount.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_config::{Config, MOST_ADDRESSES, Servers as ServerAddresses};
 use forebay_error::{Error, ErrorKind};
-use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted, Named};
+use forebay_nfs::mount::{Mount, Mounted};
 use forebay_nfs::{MOST_FURTHER, Options, Rdma, open};
 
-use super::contest::Contest;
 use super::task_thread::{TaskThread, answer};
 use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::source::Descriptors;
-use crate::tuning::mounts::{LOOKS, SHOWN};
 
 // What may be named may be used: neither crate knows the other.
 const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
 
 /// Bytes of the shortest transfer for which the server is looked for.
 pub(crate) const MIN_TRANSFER: u64 = 1 << 20;
+/// Files that wait to be looked for, at most: each keeps its descriptor. Chosen.
+const LOOKS: usize = 16;
 /// A server that could not be reached is not called again before this has passed, nor asked for a file that it does not give.
 const SERVER_PAUSE: Duration = Duration::from_mins(1);
 /// A file that was not found on its server is not looked for again before this has passed.
@@ -74,8 +72,6 @@ impl Reach {
 pub(crate) struct MountState {
     /// By [`Transport`].
     found: [Mutex<LookupState>; 2],
-    /// Bytes that cold reads have asked for.
-    shown: AtomicU64,
 }
 
 #[derive(Default)]
@@ -93,7 +89,6 @@ enum LookupState {
 struct Servers {
     /// Those that could not be reached, until when they are left alone, and why.
     unreached: Mutex<Vec<(Server, Instant, Arc<Note>)>>,
-    contests: Mutex<Vec<(SocketAddr, Arc<Contest>)>>,
 }
 
 /// A server, and how it is reached.
@@ -107,29 +102,12 @@ unsafe impl PerProcess for Servers {
     const NAME: &'static str = "servers of mounts";
 }
 
-/// Who reads a server's files: of all sessions, which would otherwise measure each other.
-pub(crate) fn contest(address: SocketAddr, connections: usize) -> Arc<Contest> {
-    let mut all = lock(&Servers::of_process().contests);
-    if let Some((_, contest)) = all.iter().find(|(known, _)| *known == address) {
-        return contest.clone();
-    }
-    let contest = Contest::new(connections);
-    all.push((address, contest.clone()));
-    contest
-}
-
-/// Adds bytes that a cold read asks for, and says whether enough were read to look for the file's server.
-pub(crate) fn has_shown(descriptors: &Descriptors, bytes: u64) -> bool {
-    let state: Arc<MountState> = descriptors.attached.get();
-    state.shown.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) >= SHOWN
-}
-
-/// The file on its server. Looked for beside the first transfers, which go the kernel's way; where it is urgent they wait.
+/// The file on its server. The thread `looks` looks for it beside the first transfers, which go the kernel's way; without it they wait.
 pub(crate) fn server_of(
     file: &File,
     descriptors: &Descriptors,
-    looks: &TaskThread,
-    (reach, is_urgent): (&Reach, bool),
+    reach: &Reach,
+    looks: Option<&TaskThread>,
 ) -> LookupResult {
     let state: Arc<MountState> = descriptors.attached.get();
     {
@@ -138,13 +116,11 @@ pub(crate) fn server_of(
             LookupState::Looked(looked, until) if until.is_none_or(|until| Instant::now() < until) => {
                 return looked.clone();
             }
-            LookupState::UnderWay if !is_urgent => return Err(soon()),
+            LookupState::UnderWay if looks.is_some() => return Err(soon()),
             _ => *found = LookupState::UnderWay,
         }
     }
-    if is_urgent {
-        return state.look(file, reach);
-    }
+    let Some(looks) = looks else { return state.look(file, reach) };
     let transport = reach.transport;
     let (file, looking, reach) = (file.clone(), state.clone(), reach.clone());
     if looks.offer(Box::new(move || drop(looking.look(&file, &reach))), LOOKS).is_err() {
@@ -152,15 +128,6 @@ pub(crate) fn server_of(
         *lock(&state.found[transport as usize]) = LookupState::Unknown;
     }
     Err(soon())
-}
-
-/// A file that was found on its server.
-pub(crate) fn found(descriptors: &Descriptors, transport: Transport) -> Option<Arc<forebay_nfs::File>> {
-    let state: Arc<MountState> = descriptors.attached.get();
-    match &*lock(&state.found[transport as usize]) {
-        LookupState::Looked(Ok(file), _) => Some(file.clone()),
-        _ => None,
-    }
 }
 
 fn soon() -> Arc<Note> {
@@ -178,17 +145,9 @@ pub(crate) fn error_note(error: &Error) -> Arc<Note> {
 }
 
 impl MountState {
-    /// The file is not what it was when it was found, or the server does not give it. It is looked for anew: at once where the user asks
-    /// for the server, else after a while.
-    pub(crate) fn forget(&self, reach: &Reach, error: &Error, why: &Arc<Note>) {
-        let again = match error.kind() {
-            _ if reach.is_asked => Duration::ZERO,
-            ErrorKind::Busy => FILE_PAUSE,
-            // Each transfer would be refused anew, or read twice.
-            _ => SERVER_PAUSE,
-        };
-        let found = LookupState::Looked(Err(why.clone()), Instant::now().checked_add(again));
-        *lock(&self.found[reach.transport as usize]) = found;
+    /// The file is not what it was when it was found, or the server does not give it: the next transfer looks for it anew.
+    pub(crate) fn forget(&self, transport: Transport) {
+        *lock(&self.found[transport as usize]) = LookupState::Unknown;
     }
 
     fn look(&self, file: &File, reach: &Reach) -> LookupResult {
@@ -280,7 +239,7 @@ fn facts(file: &File, reach: &Reach) -> std::result::Result<(Mounted, Option<Rdm
     let mounts = descriptors.calls.mounts();
     let mount = mounts.mount_of(fd).map_err(why)?;
     if !reach.is_asked {
-        may_be_contacted(&mount, reach.transport).map_err(|note| (note, None))?;
+        may_be_contacted(&mount).map_err(|note| (note, None))?;
     }
     if let Some(why) = unreached(address_of(&mount), reach.transport) {
         return Err((why, Some(FILE_PAUSE)));
@@ -291,27 +250,15 @@ fn facts(file: &File, reach: &Reach) -> std::result::Result<(Mounted, Option<Rdm
     if let Some(why) = unreached(address_of(&mounted.mount), reach.transport) {
         return Err((why, Some(FILE_PAUSE)));
     }
-    let needs_mountd = mounted.mount.version == Version::V3 && matches!(mounted.named, Named::Path(_));
-    if reach.transport == Transport::Tcp && needs_mountd && !reach.is_asked {
-        // Other ports than the mount's would be asked.
-        let text = "the kernel tells no handle of it, and in version 3 its path is mountd's";
-        return Err((note(text, Some("FOREBAY_NFS=tcp")), None));
-    }
     let rdma = if reach.transport == Transport::Rdma { Some(mounts.rdma().map_err(why)?) } else { None };
     Ok((mounted, rdma))
 }
 
-/// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes the transport.
-fn may_be_contacted(mount: &Mount, transport: Transport) -> std::result::Result<(), Arc<Note>> {
+/// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes RDMA.
+fn may_be_contacted(mount: &Mount) -> std::result::Result<(), Arc<Note>> {
     let mounted = mount.transport.as_str();
-    let (is_its, hint) = match transport {
-        Transport::Rdma => {
-            let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
-            (mounted.starts_with("rdma"), hint)
-        }
-        Transport::Tcp => (["tcp", "tcp6"].contains(&mounted), "FOREBAY_NFS=tcp"),
-    };
-    if !is_its {
+    if !mounted.starts_with("rdma") {
+        let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
         return Err(note(format!("it is mounted over {mounted}"), Some(hint)));
     }
     Ok(())

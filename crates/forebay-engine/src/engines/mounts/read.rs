@@ -10,12 +10,11 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_config::{CachePolicy, Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::contest::{Contest, Piece, Reader};
 use super::find::{self, MIN_TRANSFER, MountState, Reach, Transport, error_note};
 use super::task_thread::{ServerThreads, TaskThread, answer};
 use crate::engines::{AskedBatch, Known};
@@ -34,9 +33,9 @@ use crate::source::{Answer, Descriptors, Fill, Request, Requests};
 pub(crate) struct MountReads(Arc<Parts>);
 
 struct Parts {
-    nfs: Nfs,
+    /// `FOREBAY_NFS=tcp` asks for it.
+    is_asked: bool,
     reach: Reach,
-    looks: TaskThread,
     /// What is looked at before a transfer.
     checks: ServerThreads,
     /// The last file of each server: its connections stay while a program closes one file and opens the next.
@@ -48,15 +47,9 @@ pub(crate) struct MountRead {
     server: Arc<forebay_nfs::File>,
     address: SocketAddr,
     found: Arc<MountState>,
-    reach: Reach,
     /// The kernel reads all that was not asked for yet.
     is_over: AtomicBool,
     is_told: AtomicBool,
-    /// When the transfer began, and what it waited for before its pieces, until one has that among its time.
-    begun: Instant,
-    lead: Mutex<Duration>,
-    /// Where nobody has asked for the server.
-    contest: Option<Arc<Contest>>,
 }
 
 /// Who reads a transfer: `Ok(None)` where there is nothing to say.
@@ -64,39 +57,26 @@ pub(crate) type Beside = std::result::Result<Option<Arc<MountRead>>, Note>;
 
 impl MountReads {
     pub(crate) fn new(config: &Config) -> Self {
-        let is_asked = config.nfs == Nfs::Tcp;
-        let reach = Reach::new(Transport::Tcp, is_asked, config);
-        let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
-        Self(Arc::new(Parts { nfs: config.nfs, reach, looks, checks, last: Mutex::default() }))
+        let reach = Reach::new(Transport::Tcp, true, config);
+        let checks = ServerThreads::new("forebay-check");
+        Self(Arc::new(Parts { is_asked: config.nfs == Nfs::Tcp, reach, checks, last: Mutex::default() }))
     }
 
     /// Whether a transfer is large enough, and its file of a kind, to ask further.
     fn may_read<'a>(&self, known: &Known<'a>, direction: Direction, bytes: u64) -> Option<&'a Descriptors> {
-        let may = bytes >= MIN_TRANSFER
-            && direction == Direction::Read
-            && matches!(self.0.nfs, Nfs::Auto | Nfs::Tcp);
+        let may = self.0.is_asked && bytes >= MIN_TRANSFER && direction == Direction::Read;
         let is_one = |file: &&Descriptors| file.calls.mounts().is_one(file.nature.magic);
         known.descriptors().filter(|_| may).filter(is_one).filter(|_| known.file.access().0)
     }
 
     /// Whether a transfer that the caller's thread could do is better left to the lanes.
     pub(crate) fn may_take(&self, known: &Known<'_>, direction: Direction, bytes: u64) -> bool {
-        let may = |file: &Descriptors| self.0.reach.is_asked || self.is_contested(file);
-        self.may_read(known, direction, bytes).is_some_and(may)
-    }
-
-    /// Whether a file was found, and the kernel has not won it.
-    fn is_contested(&self, file: &Descriptors) -> bool {
-        let found = find::found(file, Transport::Tcp);
-        let address = found.and_then(|found| found.client().addresses().first().copied());
-        address.is_some_and(|address| {
-            find::contest(address, self.0.reach.connections).left_to_kernel(0).is_none()
-        })
+        self.may_read(known, direction, bytes).is_some()
     }
 
     /// Who reads what was asked.
     pub(crate) fn of(&self, asked: &AskedBatch<'_>) -> Beside {
-        let (known, begun, is_asked) = (asked.known, Instant::now(), self.0.reach.is_asked);
+        let known = asked.known;
         let Some(descriptors) = self.may_read(known, asked.batch.direction, asked.bytes()) else {
             return Ok(None);
         };
@@ -105,34 +85,19 @@ impl MountReads {
         if is_small || known.policy == CachePolicy::Keep || asked.warmth() == Warmth::Warm {
             return Ok(None);
         }
-        // What the page cache has in part costs a question of the kernel's before the transfer.
-        if !is_asked && (asked.warmth() != Warmth::Cold || !find::has_shown(descriptors, asked.bytes())) {
-            return Ok(None);
-        }
-        let server = find::server_of(known.file, descriptors, &self.0.looks, (&self.0.reach, is_asked))
-            .map_err(|why| by_kernel(&why))?;
+        let server =
+            find::server_of(known.file, descriptors, &self.0.reach, None).map_err(|why| by_kernel(&why))?;
         let Some(address) = server.client().addresses().first().copied() else { return Ok(None) };
         if let Some(why) = find::unreached(address, Transport::Tcp) {
             return Err(by_kernel(&why));
         }
         self.keep(address, &server);
-        let contest = (!is_asked).then(|| find::contest(address, self.0.reach.connections));
-        if let Some(rates) = contest.as_ref().and_then(|contest| contest.left_to_kernel(asked.bytes())) {
-            return Err(no_faster(rates));
-        }
-        if is_asked {
-            server.client().use_connections(self.0.reach.connections);
-        }
         Ok(Some(Arc::new(MountRead {
             server,
             address,
             found: descriptors.attached.get(),
-            reach: self.0.reach.clone(),
             is_over: AtomicBool::new(false),
             is_told: AtomicBool::new(false),
-            begun,
-            lead: Mutex::default(),
-            contest,
         })))
     }
 
@@ -181,33 +146,21 @@ impl MountRead {
         if let Err(error) = settled {
             self.give_up(&error, completion);
         }
-        *lock(&self.lead) = self.begun.elapsed();
     }
 
-    /// Whether the server, not the kernel, is asked for the next piece. The [`Piece`] is to be ended when its bytes have come: it measures
-    /// the two against each other.
-    pub(crate) fn asks_server(&self, bytes: usize, completion: &Completion) -> (bool, Option<Piece>) {
+    /// Whether the server, not the kernel, is asked for the next piece.
+    pub(crate) fn asks_server(&self, completion: &Completion) -> bool {
         if self.is_over.load(Ordering::Relaxed) {
-            return (false, None);
+            return false;
         }
         // Other transfers may have waited for the server meanwhile, in vain.
         if let Some(why) = find::unreached(self.address, Transport::Tcp) {
             if !self.is_over.swap(true, Ordering::Relaxed) {
                 completion.note(by_kernel(&why));
             }
-            return (false, None);
+            return false;
         }
-        let Some(contest) = &self.contest else { return (true, None) };
-        let lead = std::mem::take(&mut *lock(&self.lead));
-        let piece = contest.begin(bytes as u64, lead, Instant::now());
-        let is_own = match piece.reader {
-            Reader::Kernel => false,
-            Reader::Own(connections) => {
-                self.server.client().use_connections(connections);
-                true
-            }
-        };
-        (is_own, Some(piece))
+        true
     }
 
     /// The kernel reads the rest. A server that cannot be reached is left alone for a while; other errors are of one file.
@@ -220,7 +173,7 @@ impl MountRead {
             find::leave_alone(self.address, Transport::Tcp, &why);
             self.server.client().fail_waiting(error);
         } else {
-            self.found.forget(&self.reach, error, &why);
+            self.found.forget(Transport::Tcp);
         }
         completion.note(by_kernel(&why));
     }
@@ -237,12 +190,10 @@ impl MountRead {
 
     fn note(&self) -> Note {
         let client = self.server.client();
-        let rates = self.contest.as_ref().and_then(|contest| contest.rates());
-        let measured = rates.map_or_else(String::new, |rates| format!("; {}", measured(rates)));
         Note {
             text: format!(
                 "NFS {} over {}, by forebay's own client beside the kernel's mount: server {}, {}; what this \
-                 host had written was on the server before{measured}",
+                 host had written was on the server before",
                 client.version(),
                 client.transport(),
                 client.server(),
@@ -251,17 +202,6 @@ impl MountRead {
             hint: None,
         }
     }
-}
-
-/// Says that the kernel reads because it is as fast.
-fn no_faster(rates: [f64; 2]) -> Note {
-    let text = format!("that is not clearly faster ({})", measured(rates));
-    by_kernel(&Note { text, hint: Some("FOREBAY_NFS=tcp".to_owned()) })
-}
-
-/// How fast both ways were in the last trial.
-fn measured([kernel, own]: [f64; 2]) -> String {
-    format!("measured: {:.2} GB/s, by the kernel {:.2}", own / 1e9, kernel / 1e9)
 }
 
 /// What the kernel says of a file.

@@ -120,7 +120,8 @@ impl Rdma {
             }
             permitted()?;
             let is_urgent = self.is_all() || self.reach.is_asked;
-            let file = find::server_of(known.file, descriptors, &self.looks, (&self.reach, is_urgent))
+            let looks = (!is_urgent).then_some(&self.looks);
+            let file = find::server_of(known.file, descriptors, &self.reach, looks)
                 .map_err(|why| refusal(&why.text, why.hint.as_deref()))?;
             return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
         }

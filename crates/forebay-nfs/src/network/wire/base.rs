@@ -37,8 +37,6 @@ pub(crate) struct Shared {
     pub(crate) server: Arc<Server>,
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
-    /// How many of them are given work.
-    used: AtomicUsize,
     pub(super) queue: CallQueue,
     pub(crate) traffic: Counters,
 }
@@ -116,14 +114,7 @@ impl Shared {
                 lock(&wire.state).signal.wake();
             }
         });
-        Self {
-            limits,
-            wires,
-            used: AtomicUsize::new(connections),
-            server,
-            queue: CallQueue::default(),
-            traffic: Counters::default(),
-        }
+        Self { limits, wires, server, queue: CallQueue::default(), traffic: Counters::default() }
     }
 
     /// Whether the present session has a slot for each wire: one after a restart may have fewer.
@@ -133,12 +124,7 @@ impl Shared {
 
     /// How many wires there are to use.
     pub(crate) fn connections(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Has the first `most` of them do what comes from now on.
-    pub(crate) fn use_at_most(&self, most: usize) {
-        self.used.store(most.clamp(1, self.wires.len()), Ordering::Relaxed);
+        self.wires.len()
     }
 
     /// Ends what waits for a wire with an error.
@@ -160,7 +146,6 @@ impl Shared {
 
     /// Requests come again.
     pub(crate) fn reopen(&self) {
-        self.use_at_most(usize::MAX);
         for wire in &self.wires {
             lock(&wire.state).is_closing = false;
         }
@@ -202,7 +187,7 @@ impl Shared {
     fn feed_each(self: &Arc<Self>, share: usize, mut now: Option<Instant>) {
         // A job is added before room is looked for, and room made before a job is looked for: one of the two threads sees both.
         while !self.queue.is_empty() {
-            let free = self.wires.iter().take(self.connections()).filter(|wire| wire.has_room());
+            let free = self.wires.iter().filter(|wire| wire.has_room());
             let Some(wire) = free.min_by_key(|wire| wire.busy()) else { return };
             let reserved = wire.reserve(share);
             if reserved > 0 {
@@ -504,10 +489,7 @@ impl Wire {
     /// Gives a free entry to the next part that waits.
     #[inline]
     fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
-        if !shared.queue.is_empty()
-            && self.index < shared.connections()
-            && self.busy() <= self.room.load(Ordering::Relaxed)
-        {
+        if !shared.queue.is_empty() && self.busy() <= self.room.load(Ordering::Relaxed) {
             let mut put = Ok(false);
             shared.queue.take(1, shared.limits, |job, part| {
                 put = state

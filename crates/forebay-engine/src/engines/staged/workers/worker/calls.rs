@@ -58,9 +58,9 @@ impl Lane {
 
     /// Whether the server of a mounted file is asked for a segment beside the kernel: not for what the page cache has as a whole, nor
     /// for many small pieces.
-    fn asks_server(&mut self, unit: usize, index: usize, job: &Job, file: &Descriptors) -> bool {
+    fn asks_server(&self, unit: usize, index: usize, job: &Job, file: &Descriptors) -> bool {
         let Some(mount) = &job.mount else { return false };
-        let LaneUnit { segments, active, .. } = &mut self.units[unit];
+        let segments = &self.units[unit].segments;
         let segment = &segments[index];
         // Of a range that the page cache has in part, a look by the kernel's calls would have it read ahead.
         let is_cached =
@@ -68,11 +68,7 @@ impl Lane {
         if segments.len() > 1 || segment.len == 0 || is_cached() {
             return false;
         }
-        let (takes, piece) = mount.asks_server(segment.len, &job.completion);
-        if let Some(active) = active {
-            active.contested = piece;
-        }
-        takes
+        mount.asks_server(&job.completion)
     }
 
     /// The kernel reads what the server of a mounted file did not give.
@@ -82,9 +78,6 @@ impl Lane {
             return self.fail(unit, index, error);
         };
         mount.give_up(&error, &job.completion);
-        if let Some(active) = &mut self.units[unit].active {
-            active.contested = None;
-        }
         // The program may have closed its descriptor since the server was asked.
         if let Err(error) = file.check() {
             return self.fail(unit, index, error);

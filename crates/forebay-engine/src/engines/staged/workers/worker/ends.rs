@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use forebay_config::cpus::cpus_now;
 use forebay_error::Error;
@@ -101,7 +100,6 @@ impl Lane {
 
     /// A read's bytes are in host memory.
     pub(super) fn loaded(&mut self, unit: usize) {
-        self.tell_contest(unit);
         if !self.is_host {
             return self.ready.push(unit);
         }
@@ -114,17 +112,6 @@ impl Lane {
             }
         }
         self.finish(unit);
-    }
-
-    /// Tells that a piece of a mounted file has come, where it is measured who reads faster.
-    fn tell_contest(&mut self, unit: usize) {
-        let LaneUnit { active, segments, .. } = &mut self.units[unit];
-        if let (Some(piece), [segment]) =
-            (active.as_mut().and_then(|active| active.contested.take()), segments.as_slice())
-            && !segment.failed
-        {
-            piece.done(segment.good(), Instant::now());
-        }
     }
 
     /// The drive refused a work: a job of its own stages it.

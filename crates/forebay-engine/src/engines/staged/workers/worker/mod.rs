@@ -20,7 +20,6 @@ use self::copies::{CopyFlight, LaneStream};
 use super::slots::{LanePart, SlotMemory};
 use super::threads::LaneStarted;
 use super::{LaneShared, StartReport, make_ring};
-use crate::engines::mounts::contest::Piece;
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
 use crate::io::ring::{Ring, RingCompletion};
@@ -60,13 +59,11 @@ struct ActiveWork {
     work: Work,
     /// Why the drive did not move it: it will be staged.
     detour: Option<Arc<Refusal>>,
-    /// Of a mounted file, where it is measured who reads faster.
-    contested: Option<Piece>,
 }
 
 impl ActiveWork {
     fn new(job: Arc<Job>, work: Work) -> Self {
-        Self { job, pending: 0, finished: false, lost: 0, work, detour: None, contested: None }
+        Self { job, pending: 0, finished: false, lost: 0, work, detour: None }
     }
 
     /// Gives it up: it was cancelled.
