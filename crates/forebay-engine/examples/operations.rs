@@ -135,7 +135,7 @@ struct ClientReads {
     file: forebay_nfs::File,
     /// Where each of those under way puts its bytes.
     memory: Vec<u64>,
-    registered: Option<Arc<forebay_nfs::Registered>>,
+    registered: Option<Arc<forebay_verbs::RegisteredMemory>>,
     bytes: usize,
     places: u64,
     count: usize,
@@ -181,7 +181,7 @@ fn client(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
     let registered = if form == "registered" {
         let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
         // SAFETY: the memory outlives what is registered.
-        Some(unsafe { forebay_nfs::Registered::new(&file.client().domain()?, range) }?)
+        Some(unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?)
     } else {
         None
     };

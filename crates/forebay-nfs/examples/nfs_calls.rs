@@ -16,7 +16,7 @@ use forebay_nfs::io_call::{IoCall, Operation, Reply};
 use forebay_nfs::rdma::{self, Chunk, Segment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{Reader, Writer};
-use forebay_nfs::{Direction, File, Rdma, Registered, Url, open};
+use forebay_nfs::{Direction, File, Rdma, Url, open};
 use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, Options, Post, Region, Route};
 
 /// Calls of `bare` under way: the credits of the server in the process.
@@ -52,7 +52,7 @@ fn offset(file: &File, index: usize, bytes: usize) -> u64 {
 fn requests(form: &str, file: &File, memory: &mut [u8], count: usize) -> Result<()> {
     let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
     // SAFETY: the memory outlives what is registered.
-    let registered = unsafe { Registered::new(&file.client().domain()?, range) }?;
+    let registered = unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?;
     for index in 0..count {
         let (waits, told) = (std::thread::current(), Arc::new(std::sync::OnceLock::new()));
         let (tell, len) = (told.clone(), memory.len());

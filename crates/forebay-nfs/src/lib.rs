@@ -30,7 +30,6 @@ pub use network::addresses::{LeftOut, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
 pub use network::options::{Network, Options, Rdma};
 pub use network::outage::{Silent, silent, stop_waiting};
-pub use network::place::Registered;
 pub use protocol::{handle, io_call, rdma, rpc, status, v3, v4, xdr};
 
 use forebay_sys::lock;

@@ -10,6 +10,7 @@ mod completion;
 mod fabric;
 mod memory;
 mod pages;
+mod registered;
 mod verbs;
 mod why;
 
@@ -20,5 +21,6 @@ pub use fabric::{
 };
 pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
 pub use pages::Pages;
+pub use registered::RegisteredMemory;
 pub use verbs::{Verbs, verbs};
 pub use why::Why;

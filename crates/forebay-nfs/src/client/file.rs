@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_verbs::RegisteredMemory;
 
 use crate::client::clients::{Known, known};
 use crate::client::look_up::new_client;
@@ -12,7 +13,6 @@ use crate::client::nfs_client::Client;
 use crate::lock;
 use crate::network::job::{Answer, Direction, FileTarget, Request};
 use crate::network::options::{Options, Rdma};
-use crate::network::place::Registered;
 use crate::network::session::Server;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{Attributes, FileState, Handle};
@@ -153,12 +153,12 @@ impl File {
         &self,
         offset: u64,
         (address, len): (u64, usize),
-        memory: Arc<Registered>,
+        memory: Arc<RegisteredMemory>,
         answer: Answer,
     ) {
         let range = (std::ptr::without_provenance_mut(address as usize), len);
         let request = self.request(Direction::Read, offset, range);
-        if let Err(error) = memory.check(address, len) {
+        if let Err(error) = memory.remote(address, len) {
             return answer(Err(request.name(error)));
         }
         // SAFETY: passed on.

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_verbs::RegisteredMemory;
 
 use crate::lock;
-use crate::network::place::Registered;
 use crate::protocol::handle::{FileState, Handle, Limits};
 use crate::protocol::io_call::{IoCall, Operation, Reply};
 
@@ -40,7 +40,7 @@ pub(crate) struct Request {
     pub(crate) buffer: *mut u8,
     pub(crate) len: usize,
     /// The memory, where it was registered before: it is no host memory then.
-    pub(crate) registered: Option<Arc<Registered>>,
+    pub(crate) registered: Option<Arc<RegisteredMemory>>,
     /// The file's state, where bytes of another one are of no use.
     pub(crate) state: Option<FileState>,
     /// Each piece of a write is made durable at once.
@@ -180,7 +180,7 @@ impl Job {
     }
 
     /// The memory of its bytes, where that was registered before.
-    pub(crate) fn registered(&self) -> Option<&Registered> {
+    pub(crate) fn registered(&self) -> Option<&RegisteredMemory> {
         self.request.registered.as_deref()
     }
 

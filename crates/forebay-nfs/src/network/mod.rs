@@ -9,7 +9,6 @@ mod nics;
 mod opened;
 pub(crate) mod options;
 pub(crate) mod outage;
-pub(crate) mod place;
 mod same;
 pub(crate) mod session;
 pub(crate) mod wire;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
-use forebay_nfs::Registered;
 use forebay_nfs::handle::Attributes;
+use forebay_verbs::RegisteredMemory;
 
 use super::refusals::error_refusal;
 use super::server_file::ServerFile;
@@ -55,7 +55,7 @@ pub(super) struct FlightParts {
     pub(super) batch: Arc<Batch>,
     pub(super) server: ServerFile,
     pub(super) ranges: Vec<Range>,
-    pub(super) memory: Vec<Arc<Registered>>,
+    pub(super) memory: Vec<Arc<RegisteredMemory>>,
     pub(super) key: Option<trial::Key>,
     pub(super) device: Arc<dyn Device>,
     /// Nothing else may be used.
@@ -179,7 +179,10 @@ impl Flight {
     }
 
     /// The next range to ask for; leaves out the rest of a flight that was cancelled.
-    fn next(&self, state: &mut FlightState) -> Option<(Range, Arc<forebay_nfs::File>, Arc<Registered>)> {
+    fn next(
+        &self,
+        state: &mut FlightState,
+    ) -> Option<(Range, Arc<forebay_nfs::File>, Arc<RegisteredMemory>)> {
         let parts = state.parts.as_ref()?;
         if self.onward.completion.is_cancelled() {
             for range in &parts.ranges[state.next..] {

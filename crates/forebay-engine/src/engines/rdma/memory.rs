@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_gpu::{Allocation, Device};
-use forebay_nfs::Registered;
-use forebay_verbs::{Domain, Memory};
+use forebay_verbs::{Domain, Memory, RegisteredMemory};
 
 use super::refusals::{error_refusal, refusal};
 use crate::request::receipt::Refusal;
@@ -29,7 +28,7 @@ struct CachedRegistration {
     domain: Arc<dyn Domain>,
     allocation: Allocation,
     /// The registration, or why there can be none.
-    made: Result<Arc<Registered>, Arc<Refusal>>,
+    made: Result<Arc<RegisteredMemory>, Arc<Refusal>>,
     used: Instant,
 }
 
@@ -44,7 +43,7 @@ impl Registrations {
         domain: &Arc<dyn Domain>,
         address: u64,
         len: u64,
-    ) -> Result<(Allocation, Arc<Registered>), Arc<Refusal>> {
+    ) -> Result<(Allocation, Arc<RegisteredMemory>), Arc<Refusal>> {
         let allocation = self.device.allocation(address).map_err(|error| error_refusal(&error))?;
         if !allocation.holds(address, len) {
             let why = "the memory goes beyond one allocation of the driver's";
@@ -73,7 +72,7 @@ impl Registrations {
         &self,
         domain: &Arc<dyn Domain>,
         allocation: &Allocation,
-    ) -> Result<Arc<Registered>, Arc<Refusal>> {
+    ) -> Result<Arc<RegisteredMemory>, Arc<Refusal>> {
         register(self.device.as_ref(), domain, allocation)
     }
 
@@ -98,11 +97,11 @@ pub(super) fn register(
     device: &dyn Device,
     domain: &Arc<dyn Domain>,
     allocation: &Allocation,
-) -> Result<Arc<Registered>, Arc<Refusal>> {
+) -> Result<Arc<RegisteredMemory>, Arc<Refusal>> {
     let buffer = device.export(allocation).map_err(|error| error_refusal(&error))?;
     let len = usize::try_from(allocation.len).map_err(|_| refusal("the allocation is too long", None))?;
     let memory =
         Memory::DmaBuf { fd: buffer.fd.as_fd(), offset: buffer.offset, len, address: allocation.start };
     // SAFETY: device memory, which no code of this process takes for its own: only ranges that a caller lends are named to the server.
-    unsafe { Registered::new(domain, memory) }.map_err(|error| error_refusal(&error))
+    unsafe { RegisteredMemory::new(domain, memory) }.map_err(|error| error_refusal(&error))
 }

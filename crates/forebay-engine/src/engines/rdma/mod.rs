@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock};
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
-use forebay_nfs::Registered;
+use forebay_verbs::RegisteredMemory;
 
 use self::flight::{Flight, FlightParts, Range};
 use self::helper::Helper;
@@ -205,7 +205,7 @@ impl Rdma {
     /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
     fn register(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
         let domain = server.file.client().domain().map_err(|error| error_refusal(&error))?;
-        let mut memory: Vec<(forebay_gpu::Allocation, Arc<Registered>)> = Vec::new();
+        let mut memory: Vec<(forebay_gpu::Allocation, Arc<RegisteredMemory>)> = Vec::new();
         let mut ranges = Vec::with_capacity(batch.pieces.len());
         for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {
             let holds = |known: &(forebay_gpu::Allocation, _)| known.0.holds(piece.address, piece.len as u64);
@@ -241,7 +241,7 @@ fn server_allows(known: &Known<'_>) -> bool {
 struct Placing {
     server: ServerFile,
     ranges: Vec<Range>,
-    memory: Vec<Arc<Registered>>,
+    memory: Vec<Arc<RegisteredMemory>>,
     key: Option<trial::Key>,
 }
 

@@ -497,7 +497,9 @@ impl RdmaLink {
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
         let mut chunk = Chunk::None;
         if let Some(registered) = call.registered() {
-            chunk = Chunk::Write(registered.segment(part.buffer as u64, part.io.count)?);
+            let remote = registered.remote(part.buffer as u64, part.io.count as usize);
+            let remote = remote.map_err(|_| Malformed("a range beyond what is registered"))?;
+            chunk = Chunk::Write(Segment { key: remote.key, len: part.io.count, address: remote.address });
         } else if let Some(access) = access(part.io.operation) {
             let (counted, seen) = RegionCount::new(&self.held);
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.

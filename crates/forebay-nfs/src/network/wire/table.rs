@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_verbs::Domain;
+use forebay_verbs::{Domain, RegisteredMemory};
 
 use crate::network::job::{FileTarget, Job, Next, Part};
-use crate::network::place::Registered;
 use crate::network::session::{MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, Server, Session};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{IoCall, Operation, Reply};
@@ -479,7 +478,7 @@ impl Call {
     }
 
     /// The memory of its bytes, where that was registered before.
-    pub(crate) fn registered(&self) -> Option<&Registered> {
+    pub(crate) fn registered(&self) -> Option<&RegisteredMemory> {
         self.job.as_ref()?.registered()
     }
 

@@ -1,26 +1,24 @@
-//! Memory that a server writes to, registered before the calls that name it: device memory, which takes long to register.
+//! Memory that is registered before the requests that name it: device memory, which takes long to register.
 //!
-//! Its key holds for as long as the registration does, and for all of it: a server that writes more than it was asked, or later,
+//! Its key holds for as long as the registration does, and for all of it: a peer that writes more than it was asked, or later,
 //! is not stopped by the hardware as it is where each call has a key of its own.
 
 use std::fmt;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Domain, Memory, Region};
 
-use crate::protocol::rdma::Segment;
-use crate::protocol::xdr::Malformed;
+use crate::{Access, Domain, Memory, Region, Remote};
 
-/// Registered memory. Requests that name it keep it.
-pub struct Registered {
+/// A region that a peer writes to, with its domain. Requests that name it keep it.
+pub struct RegisteredMemory {
     // Ends before its domain does.
     region: Region,
     domain: Arc<dyn Domain>,
 }
 
-impl Registered {
-    /// Registers memory in a client's domain, for a server's writes.
+impl RegisteredMemory {
+    /// Registers memory in a domain, for a peer's writes.
     ///
     /// # Safety
     /// As [`Domain::register`].
@@ -40,8 +38,8 @@ impl Registered {
         &self.domain.device().name
     }
 
-    /// An error if a range is not within it.
-    pub(crate) fn check(&self, address: u64, len: usize) -> Result<()> {
+    /// How a peer names a range of `len` bytes; an error if the range is not within it.
+    pub fn remote(&self, address: u64, len: usize) -> Result<Remote> {
         let start = self.region.address();
         let end = address.checked_sub(start).and_then(|at| at.checked_add(len as u64));
         if end.is_none_or(|end| end > self.region.len() as u64) {
@@ -49,17 +47,11 @@ impl Registered {
                 .with("bytes", len)
                 .with("registered", self.region.len()));
         }
-        Ok(())
-    }
-
-    /// A range of it, as the server is told.
-    pub(crate) fn segment(&self, address: u64, len: u32) -> Result<Segment, Malformed> {
-        self.check(address, len as usize).map_err(|_| Malformed("a range beyond what is registered"))?;
-        Ok(Segment { key: self.region.remote_key(), len, address })
+        Ok(Remote { key: self.region.remote_key(), address })
     }
 }
 
-impl fmt::Debug for Registered {
+impl fmt::Debug for RegisteredMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.region.fmt(f)
     }
