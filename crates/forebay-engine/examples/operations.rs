@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Thread;
 
 use forebay_config::Config;
-use forebay_engine::source::NfsSource;
 use forebay_engine::{Batch, Buffer, Direction, Piece, Session, Transfer};
 use forebay_gpu::bar::{Mapping, Provider};
 use forebay_gpu::{Devices, bar, host};
+use forebay_nfs::NfsSource;
 use forebay_verbs::Memory;
 use libloading::os::unix::Library;
 
@@ -227,7 +227,7 @@ fn main() -> Outcome {
     let session =
         if memory == "bar" { Session::on_devices(Config::from_env()?, devices)? } else { Session::open()? };
     let file = if matches!(memory.as_str(), "placed" | "rdma") {
-        forebay_engine::File::from_source(Arc::new(NfsSource::new(on_server(path)?, (true, true))))
+        forebay_engine::File::from_source(Arc::new(NfsSource::new(on_server(path)?, (true, true))))?
     } else {
         forebay_engine::File::options().write(true).open(path)?
     };

@@ -72,7 +72,7 @@ impl Source for Parts {
 fn main() -> Result<()> {
     let paths: Vec<_> = std::env::args_os().skip(1).collect();
     let parts = Parts::open(&paths).map_err(|error| Error::from_io(&error, "cannot open a part"))?;
-    let (file, session) = (File::from_source(Arc::new(parts)), Session::open()?);
+    let (file, session) = (File::from_source(Arc::new(parts))?, Session::open()?);
     let mut buffer = session.buffer(0, file.len()? as usize)?;
     session.read(&file, 0, &mut buffer).map(|receipt| println!("{receipt}"))
 }

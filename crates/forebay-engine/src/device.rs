@@ -29,7 +29,6 @@ use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock;
 use crate::runtime::wait;
-use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::stream_order::{OperationRoute, PullStart, StreamEngines, StreamServer};
 use crate::tuning::waits::{BRIEF_TRANSFER, LINK_BYTES_PER_NS};
@@ -296,7 +295,7 @@ impl DeviceEngines {
         if *self.mapped.mode() != Permission::Only {
             return Ok(None);
         }
-        if let Fill::Descriptor(file) = file.source().fill() {
+        if let Some(file) = file.descriptors() {
             self.mapped.try_out(file, direction);
         }
         Ok(Some(OperationRoute::Straight))

@@ -73,7 +73,7 @@ fn reads_and_writes(session: &Session, target: Target) {
         .into_result()
         .unwrap();
     let memory = MemorySource::new(pattern(KEY, 0, LEN), Duration::from_micros(50));
-    let remote = File::from_source(Arc::new(memory) as Arc<dyn Source>);
+    let remote = File::from_source(Arc::new(memory) as Arc<dyn Source>).unwrap();
     session.read(&remote, 0, &mut target.buffer(session, LEN)).unwrap();
 }
 

@@ -23,7 +23,7 @@ const BACKENDS: [IoBackend; 2] = [IoBackend::Auto, IoBackend::Threads];
 /// A source of pattern bytes that answers one request after the other, each after `delay`.
 fn slow(len: usize, delay: Duration) -> (Arc<MemorySource>, File) {
     let source = Arc::new(MemorySource::new(pattern(KEY, 0, len), delay));
-    let file = File::from_source(source.clone());
+    let file = File::from_source(source.clone()).unwrap();
     (source, file)
 }
 

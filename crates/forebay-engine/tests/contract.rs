@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use common::{Random, Scratch, Target, bar, chill, config, disk, pattern, session_with_bar};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::source::{MemorySource, NfsSource};
+use forebay_engine::source::MemorySource;
 use forebay_engine::{EngineKind, File, ReadPiece, Session, Source};
 use forebay_error::ErrorKind;
+use forebay_nfs::NfsSource;
 
 const LEN: usize = 3_000_001;
 const KEY: u64 = 77;
@@ -52,7 +53,7 @@ fn subjects() -> Vec<Subject> {
         return vec![on_server(&folder)];
     }
     let memory = Arc::new(MemorySource::new(pattern(KEY, 0, LEN), Duration::from_micros(50)));
-    let file = File::from_source(memory.clone() as Arc<dyn Source>);
+    let file = File::from_source(memory.clone() as Arc<dyn Source>).unwrap();
     let requests = Subject {
         name: "requests",
         file,
@@ -119,7 +120,7 @@ fn on_nfs_by_rdma() -> Subject {
     let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
     Subject {
         name: "nfs by rdma",
-        file: File::from_source(Arc::new(source)),
+        file: File::from_source(Arc::new(source)).unwrap(),
         outside: Box::new(move || {
             let _kept = &placing;
             server.durable("/export/file")
@@ -151,7 +152,7 @@ fn parts() -> Subject {
     let (first, second) = bytes.split_at(LEN / 2 + 777);
     std::fs::write(&paths[0], first).unwrap();
     std::fs::write(&paths[1], second).unwrap();
-    let file = File::from_source(Arc::new(toy_source::Parts::open(&paths).unwrap()));
+    let file = File::from_source(Arc::new(toy_source::Parts::open(&paths).unwrap())).unwrap();
     let read = |path: &std::path::PathBuf| std::fs::read(path).unwrap();
     Subject {
         name: "parts",

@@ -445,7 +445,7 @@ fn a_request_that_fails_elsewhere_keeps_its_reason() {
     let _turn = turn();
     each(|session, target| {
         let source = Moody { bytes: pattern(KEY, 0, LEN), bad: 1_600_000 };
-        let file = File::from_source(std::sync::Arc::new(source));
+        let file = File::from_source(std::sync::Arc::new(source)).unwrap();
         let mut buffer = target.buffer(session, LEN);
         let error = session.read(&file, 0, &mut buffer).unwrap_err();
         assert_eq!((error.kind(), context(&error, "file")), (ErrorKind::Timeout, Some("moody")), "{error:?}");

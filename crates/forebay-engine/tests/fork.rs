@@ -172,7 +172,7 @@ fn what_is_in_flight_is_the_parents() {
         let turn = turn();
         let session = Session::open().unwrap();
         let source = MemorySource::new(pattern(KEY, 0, LEN), Duration::from_millis(30));
-        let slow = File::from_source(std::sync::Arc::new(source));
+        let slow = File::from_source(std::sync::Arc::new(source)).unwrap();
         let (_scratch, file) = subject(&memory());
         settle();
         let map = session.map(&file, &gpu(&session)).unwrap();

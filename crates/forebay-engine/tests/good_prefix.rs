@@ -125,7 +125,7 @@ fn subjects(place: usize, direction: Direction, fault: Fault) -> Vec<Subject> {
     let source = Brief { whole: whole.clone(), place: place as u64 };
     let requests = Subject {
         name: "requests",
-        file: File::from_source(Arc::new(source)),
+        file: File::from_source(Arc::new(source)).unwrap(),
         outside: Box::new(move || whole.snapshot()),
         _scratch: None,
     };

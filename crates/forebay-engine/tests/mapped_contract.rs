@@ -741,7 +741,7 @@ fn an_empty_file_and_a_source_without_pages_cannot_be_mapped() {
     let error = session.map(&file, &gpu(&session)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error:?}");
     let memory = forebay_engine::source::MemorySource::new(vec![1; 9 * MIB], Duration::ZERO);
-    let file = File::from_source(std::sync::Arc::new(memory));
+    let file = File::from_source(std::sync::Arc::new(memory)).unwrap();
     for error in [
         session.map(&file, &gpu(&session)).unwrap_err(),
         session.probe_mapped(&file, &gpu(&session)).unwrap_err(),

@@ -619,7 +619,8 @@ fn fresh(config: Config, directory: &Path) -> (Session, [(Scratch, File); 2]) {
         let host = File::from_source(std::sync::Arc::new(forebay_engine::source::MemorySource::new(
             vec![7; 3 * MIB],
             Duration::ZERO,
-        )));
+        )))
+        .unwrap();
         fetch(&session, &host, 0, 3 * MIB).unwrap();
         let _ = fetch(&session, file, 0, 1000);
     }

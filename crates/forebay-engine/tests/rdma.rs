@@ -12,10 +12,10 @@ use common::{Scratch, allow_dma_bufs, config, disk, pattern, soon, try_rdma, tur
 use fake_nfs::{Asked, Fault as Slow, Lie, Placing, Server};
 use fake_verbs::{Fake, FakeDevice, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::source::NfsSource;
 use forebay_engine::{EngineKind, File, Memory, ReadPiece, Receipt, Refusal, Session, Transfer};
 use forebay_error::ErrorKind;
 use forebay_gpu::{Context, DefaultStream};
+use forebay_nfs::NfsSource;
 use forebay_verbs::Kind;
 
 const KEY: u64 = 9;
@@ -50,7 +50,7 @@ impl Place {
         let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..options.clone() };
         let url = forebay_nfs::Url::parse(&self.server.url(path, version)).unwrap();
         let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
-        File::from_source(Arc::new(source))
+        File::from_source(Arc::new(source)).unwrap()
     }
 }
 
@@ -217,7 +217,7 @@ fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
     let url = forebay_nfs::Url::parse(&place.server.url(PATH, "4.0")).unwrap();
     let options = forebay_nfs::Options { connections: 1, ..forebay_nfs::Options::default() };
     let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
-    let requested = File::from_source(Arc::new(source));
+    let requested = File::from_source(Arc::new(source)).unwrap();
     // One call.
     let held = |file: &File, engine| {
         let mut buffer = session.buffer(0, 1 << 20).unwrap();

@@ -10,8 +10,8 @@ use common::{Target, allow_dma_bufs, config, pattern, try_rdma, turn};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::source::NfsSource;
 use forebay_engine::{EngineKind, File, Receipt, Session};
+use forebay_nfs::NfsSource;
 use forebay_nfs::{Options, Rdma, Url};
 
 const KEY: u64 = 11;
@@ -65,7 +65,7 @@ impl Place {
         let file = forebay_nfs::open(&url, &options).unwrap();
         let nics: Vec<_> = file.client().nics().into_iter().map(|nic| nic.name).collect();
         assert_eq!(nics, ["fake0", "fake1"]);
-        File::from_source(Arc::new(NfsSource::new(file, (true, true))))
+        File::from_source(Arc::new(NfsSource::new(file, (true, true)))).unwrap()
     }
 }
 

@@ -92,7 +92,7 @@ fn a_source_without_a_descriptor_is_read_too() {
     let session = auto();
     let user = UserStream::new(&turn, &session);
     let source = MemorySource::new(pattern(KEY, 0, 5 << 20), Duration::from_micros(200));
-    let file = File::from_source(Arc::new(source) as Arc<dyn Source>);
+    let file = File::from_source(Arc::new(source) as Arc<dyn Source>).unwrap();
     let buffer = session.buffer(0, 5 << 20).unwrap();
     for len in [100, 5 << 20] {
         let (read, answer) = fixed(&file, &buffer.memory(), Direction::Read, (0, 0, len));

@@ -371,7 +371,7 @@ fn the_stream_thread_sleeps_while_files_are_read() {
         let turn = turn();
         let session = auto();
         let source = MemorySource::new(pattern(KEY, 0, 5 << 20), Duration::from_millis(500));
-        let file = File::from_source(Arc::new(source) as Arc<dyn Source>);
+        let file = File::from_source(Arc::new(source) as Arc<dyn Source>).unwrap();
         let users: Vec<_> = (0..3).map(|_| UserStream::new(&turn, &session)).collect();
         let buffer = session.buffer(0, 5 << 20).unwrap();
         let answers: Vec<_> = users

@@ -158,7 +158,7 @@ fn what_the_library_cannot_do_is_refused_before_a_byte_moves() {
     let error = case.session.elect(&case.session.devices().host).unwrap_err();
     assert!(error.message().contains("host memory"), "{error}");
     let source = Arc::new(MemorySource::new(pattern(1, 0, 1000), Duration::ZERO));
-    let file = File::from_source(source as Arc<dyn Source>);
+    let file = File::from_source(source as Arc<dyn Source>).unwrap();
     let mut buffer = case.session.buffer(0, 1000).unwrap();
     let error = case.session.read(&file, 0, &mut buffer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);

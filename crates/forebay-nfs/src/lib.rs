@@ -11,12 +11,14 @@
 //! | | further addresses, and how long it has been silent (`outage`) |
 //! | `client` | from a URL to a file ([`url`], [`open`](mod@open)), clients of the process, kept for some seconds behind |
 //! | | their last file; what a server has ([`portmap`]) and can do ([`probe`](mod@probe)) |
+//! | `source` | a file of a server as a source of engines |
 //! | `mounts` | the server, version and handle of a file on a mount of the kernel's ([`mount`]) |
 
 mod client;
 mod mounts;
 mod network;
 mod protocol;
+mod source;
 
 pub use client::file::File;
 pub use client::nfs_client::{Client, Traffic};
@@ -31,5 +33,6 @@ pub use network::job::{Answer, CHANGED, Direction};
 pub use network::options::{Network, Options, Rdma};
 pub use network::outage::{Silent, silent, stop_waiting};
 pub use protocol::{handle, io_call, rdma, rpc, status, v3, v4, xdr};
+pub use source::{NfsSource, Silences, left_out, up_to};
 
 use forebay_sys::lock;

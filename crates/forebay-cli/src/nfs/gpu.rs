@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Nfs};
-use forebay_engine::source::NfsSource;
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::NfsSource;
 use forebay_nfs::probe::{Rate, cpu_time};
 use forebay_nfs::{Options, Url, open};
 
@@ -42,7 +42,7 @@ pub(super) fn place(session: &Session, url: &Url, options: &Options) -> Result<V
     let options = &Options { connections: CONNECTIONS, ..options.clone() };
     let opened = open(url, options)?;
     let version = opened.client().version();
-    let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))));
+    let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))))?;
     let (bytes, none) = (expected.len() as u64, Duration::ZERO);
     let rate = Rate { version, connections: CONNECTIONS, bytes, elapsed: Duration::MAX, cpu: none };
     let placed = gpus.iter().map(|gpu| {

@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::request::file::File;
 use crate::request::receipt::{Election, EngineKind, Note, ReceiptPart, Refusal};
-use crate::source::Fill;
 
 /// What one engine did with a request.
 #[derive(Clone, Debug)]
@@ -177,7 +176,7 @@ pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> 
         with.notes.extend(file.source().left_out().into_iter().map(left_out));
         return Arc::new(with);
     }
-    let is_memory = matches!(file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+    let is_memory = file.descriptors().is_some_and(|file| file.is_memory);
     let Some(reason) = file.direct_refused().filter(|_| !is_memory) else { return election.clone() };
     let mut with = Election::clone(election);
     with.notes.push(Note {

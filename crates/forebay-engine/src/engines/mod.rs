@@ -38,9 +38,9 @@ use crate::request::receipt::{EngineKind, Moved, Note, ReceiptPart, Refusal};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::runtime::lock;
+use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill};
 
 /// Moves bytes between a source and the memory of one device.
 pub trait Engine: Send + Sync {
@@ -93,8 +93,8 @@ pub struct Known<'a> {
     pub file: &'a File,
     /// The cache policy of the file, else of the session.
     pub policy: CachePolicy,
-    /// What the source offers: descriptors, or requests.
-    pub(crate) fill: Fill<'a>,
+    /// The file's descriptors; `None` for a source that has none.
+    pub(crate) descriptors: Option<&'a Descriptors>,
     /// Granularity of O_DIRECT offsets in bytes, at least a page.
     pub(crate) align: u64,
     /// Of device copies that wait for work on the default streams.
@@ -105,21 +105,10 @@ pub struct Known<'a> {
 
 impl<'a> Known<'a> {
     pub(crate) fn of(file: &'a File, policy: CachePolicy) -> Self {
-        let fill = file.source().fill();
-        let policy = match &fill {
-            Fill::Descriptor(file) => file.cache.unwrap_or(policy),
-            Fill::Requests(_) => policy,
-        };
-        let align = granularity(&fill);
-        Self { file, policy, fill, align, order: None, began: None }
-    }
-
-    /// The file's descriptors; `None` for a source that has none.
-    pub(crate) fn descriptors(&self) -> Option<&'a Descriptors> {
-        match self.fill {
-            Fill::Descriptor(file) => Some(file),
-            Fill::Requests(_) => None,
-        }
+        let descriptors = file.descriptors();
+        let policy = descriptors.and_then(|file| file.cache).unwrap_or(policy);
+        let align = granularity(descriptors);
+        Self { file, policy, descriptors, align, order: None, began: None }
     }
 }
 
@@ -163,9 +152,9 @@ impl<'a> AskedBatch<'a> {
 /// Page-cache residency of a batch, from samples. Reads that bypass the cache count as cold; writes and sources without
 /// a descriptor as mixed.
 pub(crate) fn warmth_of(batch: &Batch, cache: CachePolicy) -> Warmth {
-    match (batch.direction, cache, batch.file.source().fill()) {
+    match (batch.direction, cache, batch.file.descriptors()) {
         (Direction::Read, CachePolicy::Bypass, _) => Warmth::Cold,
-        (Direction::Read, _, Fill::Descriptor(file)) => {
+        (Direction::Read, _, Some(file)) => {
             file.warmth(batch.pieces.iter().map(|piece| (piece.offset, piece.len as u64)))
         }
         _ => Warmth::Mixed,

@@ -10,7 +10,7 @@ use super::refusal;
 use crate::request::receipt::Moved;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{CachedReads, Descriptors, Fd, Fill, MemoryWrite, call_error};
+use crate::source::{CachedReads, Descriptors, Fd, MemoryWrite, call_error};
 use crate::tuning::segments::{MAX_CANCELLATIONS, MIN_DIRECT_WRITE, MIN_MAPPED_WRITE};
 
 /// How the bytes of a segment travel, for the receipt.
@@ -492,12 +492,10 @@ impl Segment {
 
 /// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and
 /// buffered pieces never share one.
-pub(crate) fn granularity(fill: &Fill<'_>) -> u64 {
+pub(crate) fn granularity(file: Option<&Descriptors>) -> u64 {
     const PAGE: u64 = 4096;
-    match fill {
-        Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => {
-            u64::from(alignment.offset).max(PAGE)
-        }
+    match file {
+        Some(Descriptors { direct: Some((_, alignment)), .. }) => u64::from(alignment.offset).max(PAGE),
         _ => PAGE,
     }
 }
@@ -511,7 +509,7 @@ mod tests {
     fn warm_bytes_of_the_ring_go_to_host_memory_without_a_copy() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let file = crate::File::open(file.path()).expect("it opens");
-        let Fill::Descriptor(file) = file.source().fill() else { panic!("a file has a descriptor") };
+        let Some(file) = file.descriptors() else { panic!("a file has a descriptor") };
         let (mut caller, mut window) = ([0u8; 101], [0u8; 8192]);
         let target = &raw mut caller[1];
         let laid_out = Segment::whole(4000, 100, target as u64).in_window((0, 8192), window.as_mut_ptr());

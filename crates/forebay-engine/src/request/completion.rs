@@ -16,7 +16,7 @@ use crate::request::totals::{Totals, add_moved, load_moved};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock;
 use crate::runtime::wait;
-use crate::source::Silences;
+use forebay_source::HeldUp;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
 pub struct Completion {
@@ -44,7 +44,7 @@ pub struct Completion {
     /// Set before it starts, if copies come after other work.
     prior_work: OnceLock<PriorWork>,
     /// Set before it starts, of a file whose server may be silent.
-    silences: OnceLock<Silences>,
+    held_up: OnceLock<HeldUp>,
     /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
     looks: Mutex<Vec<LookAgain>>,
 }
@@ -91,7 +91,7 @@ impl Completion {
             birth: Birth::here(),
             counter: OnceLock::new(),
             prior_work: OnceLock::new(),
-            silences: OnceLock::new(),
+            held_up: OnceLock::new(),
             looks: Mutex::default(),
         });
         if works == 0 {
@@ -115,9 +115,9 @@ impl Completion {
     }
 
     /// The receipt says how long the file's server, if it has one, is silent from now on.
-    pub(crate) fn note_silences(&self, file: &File) {
-        if let Some(file) = file.source().placed() {
-            let _ = self.silences.set(Silences::of(file.client()));
+    pub(crate) fn note_held_up(&self, file: &File) {
+        if let Some(held_up) = file.source().held_up_from_now() {
+            let _ = self.held_up.set(held_up);
         }
     }
 
@@ -225,7 +225,7 @@ impl Completion {
         let failed = self.has_failed_entries();
         let moved = self.moved();
         self.totals.add(moved, failed);
-        if let Some(text) = self.silences.get().and_then(Silences::told) {
+        if let Some(text) = self.held_up.get().and_then(|held_up| held_up()) {
             self.note(Note { text, hint: None });
         }
         let mut state = lock(&self.state);

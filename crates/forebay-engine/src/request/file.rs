@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_nfs::NfsSource;
 
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{
-    Descriptors, DirectAlignment, Fd, FileSource, Fill, OpenOptions, Residency, Shortage, Source, adopt,
-    call_error, meant, residency,
+    Descriptors, DirectAlignment, Fd, FileSource, Fill, OpenOptions, Requests, Residency, Shortage, Source,
+    adopt, call_error, meant, residency,
 };
 
 /// Bytes for which a memory file gets its pages in one call.
@@ -48,7 +49,8 @@ impl OpenOptions {
     pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
         if File::is_url(path) {
-            return self.open_url(path).map(|file| File::from_source(Arc::new(file)));
+            let file = NfsSource::open(path, self.access(), self.makes())?;
+            return File::from_source(Arc::new(file));
         }
         if self.makes() {
             elsewhere::check_write(path)?;
@@ -105,9 +107,16 @@ impl File {
         meant(path.as_ref())
     }
 
-    /// A handle on any source.
-    pub fn from_source(source: Arc<dyn Source>) -> Self {
-        Self { source, file: None }
+    /// A handle on any source. One that offers a descriptor is opened again by it, as by [`File::adopt`].
+    pub fn from_source(source: Arc<dyn Source>) -> Result<Self> {
+        let file = match source.fill() {
+            // SAFETY: the source keeps the descriptor open.
+            Fill::Descriptor(fd) => {
+                unsafe { adopt::adopt(OpenOptions::default(), fd.as_raw_fd()) }.map(Some)?
+            }
+            Fill::Requests(_) => None,
+        };
+        Ok(Self { source, file: file.map(Arc::new) })
     }
 
     pub(crate) fn from_file_source(file: FileSource) -> Self {
@@ -118,6 +127,24 @@ impl File {
 
     pub(crate) fn source(&self) -> &Arc<dyn Source> {
         &self.source
+    }
+
+    /// The file that is open for it, where the kernel has one.
+    pub(crate) fn opened(&self) -> Option<&Arc<FileSource>> {
+        self.file.as_ref()
+    }
+
+    /// The descriptors of that file.
+    pub(crate) fn descriptors(&self) -> Option<&Descriptors> {
+        self.file.as_ref().map(|file| &file.descriptors)
+    }
+
+    /// How a source without a descriptor is asked for bytes.
+    pub(crate) fn requests(&self) -> Option<&dyn Requests> {
+        match self.source.fill() {
+            Fill::Descriptor(_) => None,
+            Fill::Requests(source) => Some(source),
+        }
     }
 
     pub(crate) fn same_source(&self, other: &Self) -> bool {
@@ -228,7 +255,7 @@ impl File {
     /// Reserves space, in the order of the file, for a write that makes it longer and is asked for in several requests. How many
     /// of its `len` bytes from `offset` on have room: all where the file system cannot reserve. None is [`ErrorKind::NoSpace`].
     pub fn room_for(&self, offset: u64, len: u64) -> Result<u64> {
-        let Fill::Descriptor(file) = self.source.fill() else { return Ok(len) };
+        let Some(file) = self.descriptors() else { return Ok(len) };
         let shortages = file.reserve_now(&[Piece { offset, address: 0, len: len as usize }]);
         match shortages.first() {
             None => Ok(len),
@@ -316,17 +343,17 @@ impl File {
 
     /// Another descriptor of ours for the file, to hand to a library: with O_DIRECT where there is one.
     pub fn duplicate(&self) -> Result<OwnedFd> {
-        let file = self.descriptors()?;
+        let file = self.to_duplicate()?;
         duplicate(file.direct.as_ref().map_or(&file.buffered, |(fd, _)| fd))
     }
 
     /// The same without O_DIRECT.
     pub fn duplicate_buffered(&self) -> Result<OwnedFd> {
-        duplicate(&self.descriptors()?.buffered)
+        duplicate(&self.to_duplicate()?.buffered)
     }
 
-    fn descriptors(&self) -> Result<&Descriptors> {
-        self.file.as_ref().map(|file| &file.descriptors).ok_or_else(|| {
+    fn to_duplicate(&self) -> Result<&Descriptors> {
+        self.descriptors().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "the source is not a file").with("source", self.name())
         })
     }

@@ -8,7 +8,7 @@ use forebay_gpu::Device;
 use super::Session;
 use crate::engines::mapped::{self, Map, PinReport};
 use crate::request::file::File;
-use crate::source::{Descriptors, Fill};
+use crate::source::Descriptors;
 
 impl Session {
     /// What this session has pinned for a device, and how much the process may pin.
@@ -23,7 +23,7 @@ impl Session {
 
     /// As [`Session::trim`], for one file.
     pub fn trim_file(&self, file: &File) -> u64 {
-        let Fill::Descriptor(file) = file.source().fill() else { return 0 };
+        let Some(file) = file.descriptors() else { return 0 };
         self.trim_of(Some(file))
     }
 
@@ -49,11 +49,9 @@ impl Session {
     pub fn probe_mapped(&self, file: &File, device: &Arc<dyn Device>) -> Result<()> {
         let refuse = |reason: mapped::Reason| reason.error().with("file", file.name());
         self.engines_of(device)?.engine()?;
-        match file.source().fill() {
-            Fill::Descriptor(descriptors) => {
-                self.engines_of(device)?.mapped.probe(descriptors).map_err(refuse)
-            }
-            Fill::Requests(_) => Err(refuse(mapped::Reason::new("the source is not a file"))),
+        match file.descriptors() {
+            Some(descriptors) => self.engines_of(device)?.mapped.probe(descriptors).map_err(refuse),
+            None => Err(refuse(mapped::Reason::new("the source is not a file"))),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Descriptors of files, opened by us or shared with the caller.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
@@ -31,6 +31,13 @@ impl Fd {
     /// Whether it shares the opening of the caller's descriptor.
     pub(super) fn is_shared(&self) -> bool {
         matches!(self, Self::Kept(kept) if kept.is_shared())
+    }
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: it stays open for as long as it is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }
 

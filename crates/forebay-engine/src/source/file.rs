@@ -1,6 +1,6 @@
 //! Files: two descriptors of one inode, one buffered and one with O_DIRECT.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use forebay_config::{CachePolicy, elsewhere};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::descriptor::Fd;
-use super::{Calls, Descriptors, FileNature, Fill, NfsSource, Source};
+use super::{Calls, Descriptors, FileNature, Fill, Source};
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
 
@@ -58,7 +58,7 @@ impl Source for FileSource {
     }
 
     fn fill(&self) -> Fill<'_> {
-        Fill::Descriptor(&self.descriptors)
+        Fill::Descriptor(self.descriptors.buffered.as_fd())
     }
 
     fn sync(&self) -> Result<()> {
@@ -213,9 +213,9 @@ impl OpenOptions {
         self
     }
 
-    /// A file of a server, by its URL: there is no path to open.
-    pub(crate) fn open_url(&self, path: &Path) -> Result<NfsSource> {
-        NfsSource::open(path, (self.read || !self.write, self.write), self.makes())
+    /// Whether it is opened for reading, and for writing.
+    pub(crate) fn access(&self) -> (bool, bool) {
+        (self.read || !self.write, self.write)
     }
 
     /// Whether a file is made, or made anew.

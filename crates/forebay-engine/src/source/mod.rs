@@ -7,7 +7,6 @@ mod file;
 mod idle;
 mod mapping;
 mod memory;
-pub(crate) mod nfs;
 pub(crate) mod piece;
 mod preallocation;
 mod ranges;
@@ -35,11 +34,10 @@ pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name, meant};
+pub use forebay_source::{Answer, Fill, Request, Requests, Source};
 use mapping::WriteMapping;
 pub(crate) use mapping::{MemoryWrite, touch};
 pub use memory::MemorySource;
-pub use nfs::NfsSource;
-pub(crate) use nfs::Silences;
 pub(crate) use preallocation::WriteIntent;
 pub(crate) use read_mapping::CachedReads;
 pub(crate) use reservation::Shortage;
@@ -48,74 +46,9 @@ pub use residency::Residency;
 use crate::runtime::fork::Native;
 use crate::runtime::lock;
 use crate::runtime::sys::{self, Identity};
-use crate::source::piece::{Direction, Piece};
+use crate::source::piece::Piece;
 use crate::source::version::FileVersion;
 use crate::tuning::files::DEMAND_TOLD;
-
-/// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place (engine `p2p`) need a
-/// file's descriptors, which come with [`Fill::Descriptor`]. Place over RDMA needs [`Source::placed`].
-pub trait Source: Send + Sync + fmt::Debug {
-    /// A name for messages.
-    fn name(&self) -> String;
-
-    /// Its length in bytes now.
-    fn len(&self) -> Result<u64>;
-
-    /// A length that it had lately, which costs nothing to ask: a request within it is not looked at beforehand.
-    fn len_lately(&self) -> Result<u64> {
-        self.len()
-    }
-
-    /// Whether it holds no bytes.
-    fn is_empty(&self) -> Result<bool> {
-        Ok(self.len()? == 0)
-    }
-
-    /// How its bytes come into host memory, and go back.
-    fn fill(&self) -> Fill<'_>;
-
-    /// Makes written bytes durable.
-    fn sync(&self) -> Result<()>;
-
-    /// How its bytes travel, for receipts: "NFS v3 over TCP, …". `None` where there is nothing to say.
-    fn way(&self) -> Option<String> {
-        None
-    }
-
-    /// Addresses of its server that are not used, for receipts: the reason, and what to do about it.
-    fn left_out(&self) -> Vec<(String, String)> {
-        Vec::new()
-    }
-
-    /// By what its transfers were held up since it was opened: a silent server. Receipts say it of their own transfer. `None` where nothing was.
-    fn held_up(&self) -> Option<String> {
-        None
-    }
-
-    /// The file of a server that can put bytes into registered memory by itself: the capability Place over RDMA.
-    fn placed(&self) -> Option<&Arc<forebay_nfs::File>> {
-        None
-    }
-
-    /// The name of its file system, where it has one.
-    fn file_system(&self) -> &'static str {
-        "none"
-    }
-
-    /// Whether it may be read, and written.
-    fn access(&self) -> (bool, bool) {
-        (true, true)
-    }
-}
-
-/// The capability to fill host memory with a source's bytes, or to take them from there.
-#[derive(Debug)]
-pub enum Fill<'a> {
-    /// A file: the lane calls the kernel itself.
-    Descriptor(&'a Descriptors),
-    /// Anything else: the source works on its own threads and reports back.
-    Requests(&'a dyn Requests),
-}
 
 /// The descriptors of a file.
 #[derive(Debug)]
@@ -301,36 +234,5 @@ impl Descriptors {
     pub(crate) fn intend(&self, pieces: &[Piece]) -> Option<WriteIntent> {
         let mapping = self.mapping().filter(|_| self.nature.magic == TMPFS)?;
         Some(mapping.intend(pieces))
-    }
-}
-
-/// One piece of work for a source without a descriptor.
-#[derive(Debug)]
-pub struct Request {
-    /// Read fills `buffer`, Write takes it.
-    pub direction: Direction,
-    /// Offset in the source.
-    pub offset: u64,
-    /// Address of host memory that stays valid until `done` is called.
-    pub buffer: *mut u8,
-    /// Bytes.
-    pub len: usize,
-}
-
-// SAFETY: the lane that made the request keeps the buffer valid and untouched until it is answered, so the source
-// may use it from any thread.
-unsafe impl Send for Request {}
-
-/// Answers a [`Request`]: bytes moved (fewer at the end of the source) or an error.
-pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
-
-/// A source that completes requests from its own threads.
-pub trait Requests: Send + Sync + fmt::Debug {
-    /// Starts a request; `done` is called exactly once, from any thread, perhaps before this returns.
-    fn start(&self, request: Request, done: Answer);
-
-    /// Whether it cuts a long request into calls of its own, many of which are under way at a time. It is given longer ones then.
-    fn cuts_requests(&self) -> bool {
-        false
     }
 }

@@ -1,23 +1,13 @@
 //! A range of a source with its memory, and the direction of its bytes.
 
 use forebay_gpu::Access;
+pub use forebay_source::Direction;
 
-/// The direction of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From the source to memory.
-    Read,
-    /// From memory to the source.
-    Write,
-}
-
-impl Direction {
-    /// What a device must be able to do with the source's pages.
-    pub(crate) const fn access(self) -> Access {
-        match self {
-            Self::Read => Access::ReadOnly,
-            Self::Write => Access::ReadWrite,
-        }
+/// What a device must be able to do with the source's pages.
+pub(crate) const fn access_for(direction: Direction) -> Access {
+    match direction {
+        Direction::Read => Access::ReadOnly,
+        Direction::Write => Access::ReadWrite,
     }
 }
 

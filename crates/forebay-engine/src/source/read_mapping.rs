@@ -118,13 +118,12 @@ mod tests {
 
     use super::*;
     use crate::request::file::File;
-    use crate::source::Fill;
 
     const MIB: usize = 1 << 20;
 
     /// Reads by the mapping. `None`: a call has to.
     fn read(file: &File, offset: u64, len: usize) -> Option<Vec<u8>> {
-        let Fill::Descriptor(descriptors) = file.source().fill() else { unreachable!() };
+        let Some(descriptors) = file.descriptors() else { unreachable!() };
         let reads = descriptors.cached_reads(len)?;
         let mut bytes = vec![0; len];
         // SAFETY: all of `bytes`.

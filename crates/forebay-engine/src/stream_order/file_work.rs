@@ -21,7 +21,6 @@ use crate::request::receipt::{Election, Moved};
 use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Memory};
 use crate::runtime::lock;
-use crate::source::Fill;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 
@@ -100,7 +99,7 @@ pub(super) fn read_warm(
     (offset, len): (u64, usize),
     host: u64,
 ) -> Option<(ChunkEnd, Moved)> {
-    let Fill::Descriptor(descriptors) = file.source().fill() else { return None };
+    let Some(descriptors) = file.descriptors() else { return None };
     if let Err(error) = descriptors.check() {
         return Some(((0, Some(error)), Moved::default()));
     }
@@ -109,7 +108,7 @@ pub(super) fn read_warm(
         return None;
     }
     let mut segment = Segment::whole(offset, len, host);
-    let align = granularity(&file.source().fill());
+    let align = granularity(file.descriptors());
     if !segment.read_cached(descriptors, align, policy, Warmth::Warm) {
         if !descriptors.is_memory {
             return None;
@@ -131,9 +130,9 @@ pub(super) fn read_task(engines: &StreamEngines, batch: Batch, buffer: usize, ad
     };
     let piece = batch.pieces[0];
     let end = piece.offset + piece.len as u64;
-    let (low, high) = aligned_out(piece.offset, end, granularity(&batch.file.source().fill()));
+    let (low, high) = aligned_out(piece.offset, end, granularity(batch.file.descriptors()));
     let fits = high - low <= buffer as u64;
-    let has_direct = matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.direct.is_some());
+    let has_direct = batch.file.descriptors().is_some_and(|file| file.direct.is_some());
     let policy = engines.stage.policy(&batch.file);
     if !has_direct || !fits || policy == CachePolicy::Keep || warmth_of(&batch, policy) == Warmth::Warm {
         return exact(batch);

@@ -5,23 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
+pub use forebay_source::{Answer, Direction};
 use forebay_verbs::RegisteredMemory;
 
 use crate::lock;
 use crate::protocol::handle::{FileState, Handle, Limits};
 use crate::protocol::io_call::{IoCall, Operation, Reply};
-
-/// Which way bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the server.
-    Read,
-    /// To the server.
-    Write,
-}
-
-/// Answers a request: bytes moved (fewer at the end of the file), or an error. Called once, from any thread.
-pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
 
 /// How often bytes are written anew because the server restarted before it made them durable.
 const MAX_REWRITES: u32 = 5;

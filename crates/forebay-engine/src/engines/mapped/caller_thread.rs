@@ -23,9 +23,9 @@ use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::runtime::slot_pool::SlotPool;
+use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
-use crate::source::{Descriptors, Fill};
 use crate::tuning::mapped::{
     BATCH_BYTES, BATCH_NAPS, BATCH_PIECES, BATCH_POLL, BATCH_POLLERS, BATCH_SLOTS, SMALLEST_FILE,
 };
@@ -147,7 +147,7 @@ impl MappedState {
         {
             return None;
         }
-        let Fill::Descriptor(file) = batch.file.source().fill() else { return None };
+        let Some(file) = batch.file.descriptors() else { return None };
         let bytes = small_bytes(batch)?;
         if self.stage.policy(&batch.file) == CachePolicy::Bypass || self.cache.refuses(file) {
             return None;
@@ -295,7 +295,9 @@ fn small_bytes(batch: &Batch) -> Option<usize> {
 
 /// The file is in use, by this source.
 fn note_use(batch: &Batch, file: &Descriptors, pinned: &PinnedFile, bytes: usize) {
-    pinned.set_owner(batch.file.source());
+    if let Some(source) = batch.file.opened() {
+        pinned.set_owner(source);
+    }
     file.demand.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 

@@ -34,7 +34,6 @@ use crate::request::copy_order;
 use crate::request::receipt::Moved;
 use crate::request::ticket::CallerPolled as _;
 use crate::runtime::lock;
-use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
@@ -396,7 +395,7 @@ impl CopyThread {
 
 /// Before the first byte of a write in place. Where another process has changed the file meanwhile, the end finds out.
 fn announce(job: &MappedJob, pinned: &PinnedFile) -> Option<FileVersion> {
-    let Fill::Descriptor(file) = job.batch.file.source().fill() else { return None };
+    let Some(file) = job.batch.file.descriptors() else { return None };
     pinned.touch(file.buffered.as_raw_fd())
 }
 

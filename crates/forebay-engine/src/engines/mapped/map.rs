@@ -22,8 +22,8 @@ use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, 
 use crate::runtime::fork::{Native, from_before};
 use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
+use crate::source::Descriptors;
 use crate::source::version::FileVersion;
-use crate::source::{Descriptors, Fill};
 use crate::tuning::mapped::GATHER_REPORTS;
 use crate::tuning::mapped::{GATHERS_AHEAD, OFFSET_BUFFERS};
 
@@ -65,11 +65,12 @@ impl fmt::Debug for MapState {
 
 impl Map {
     pub(super) fn new(state: Arc<MappedState>, file: &File) -> Result<Self> {
-        let Fill::Descriptor(descriptors) = file.source().fill() else {
+        let Some(source) = file.opened() else {
             return Err(
                 Error::new(ErrorKind::Unsupported, "only files can be mapped").with("source", file.name())
             );
         };
+        let descriptors = &source.descriptors;
         let refuse = |reason: Reason| reason.error().with("file", file.name());
         descriptors.check()?;
         state.cache.verdict(descriptors, forebay_gpu::Access::ReadOnly).map_err(refuse)?;
@@ -77,7 +78,7 @@ impl Map {
         let fd = descriptors.buffered.as_raw_fd();
         settled(&state.cache, descriptors).map_err(named)?;
         let access = forebay_gpu::Access::ReadOnly;
-        let (version, pinned) = state.cache.enter(file.source(), fd, access).map_err(named)?;
+        let (version, pinned) = state.cache.enter(source, fd, access).map_err(named)?;
         if version.len == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "an empty file cannot be mapped")
                 .with("file", file.name()));
@@ -160,12 +161,12 @@ fn settled(cache: &PinCache, file: &Descriptors) -> Result<()> {
 
 /// Has all windows registered, and waits for them.
 fn pin_all(state: &Arc<MappedState>, file: &File, pinned: &Arc<PinnedFile>) -> Result<Vec<Arc<Pin>>> {
-    let Fill::Descriptor(descriptors) = file.source().fill() else { return Ok(Vec::new()) };
+    let Some(source) = file.opened() else { return Ok(Vec::new()) };
     let registrar = |request| state.register(request);
     let ask = |window| {
         state.cache.ask(
-            file.source(),
-            descriptors,
+            source,
+            &source.descriptors,
             pinned,
             window,
             PinTerms::of(PinPolicy::Always, 0.0),
@@ -221,7 +222,7 @@ impl MapState {
 
     /// Whether its version is the same.
     fn check_version(&self) -> Result<()> {
-        let Fill::Descriptor(file) = self.file.source().fill() else { return Ok(()) };
+        let Some(file) = self.file.descriptors() else { return Ok(()) };
         if FileVersion::of(file.buffered.as_raw_fd())? == self.version && !self.pinned.is_stale() {
             return Ok(());
         }

@@ -59,11 +59,11 @@ use crate::request::file::File;
 use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, ReceiptPart, Refusal};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
-use crate::source::piece::Direction;
+use crate::source::piece::{Direction, access_for};
 use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
-use crate::source::{Descriptors, Fill};
+use crate::source::{Descriptors, FileSource};
 use crate::tuning::mapped::{DEMAND_STEP, SMALLEST_FILE, SMALLEST_WRITE};
 
 /// The engine for one device.
@@ -126,9 +126,10 @@ impl Mapped {
         if let Permission::Never(refusal) = &self.state.permission {
             return Err(Reason::from(refusal));
         }
-        let Fill::Descriptor(file) = batch.file.source().fill() else {
+        let Some(owner) = batch.file.opened() else {
             return Err(Reason::new("the source is not a file"));
         };
+        let file = &owner.descriptors;
         if batch.memory.context != Context::PRIMARY {
             return Err(Reason::new("the memory belongs to a context other than the device's primary one"));
         }
@@ -137,7 +138,7 @@ impl Mapped {
                 "only tmpfs files that are open for reading and writing are written in place",
             ));
         }
-        eligibility::kind(file, batch.direction.access())?;
+        eligibility::kind(file, access_for(batch.direction))?;
         if self.state.permission == Permission::Only {
             return Ok(());
         }
@@ -150,13 +151,18 @@ impl Mapped {
             }
             Warmth::Cold => Err(Reason::new("its pages are not in the page cache")
                 .hint("read it once through the page cache: cat FILE > /dev/null, or FOREBAY_CACHE=keep")),
-            _ => self.may_be_pinned(file, batch, end),
+            _ => self.may_be_pinned(owner, batch, end),
         }
     }
 
     /// Saves the way to the copy thread and back where the answer is sure to be no.
-    fn may_be_pinned(&self, file: &Descriptors, batch: &Batch, end: u64) -> std::result::Result<(), Reason> {
-        let (cache, direction) = (&self.state.cache, batch.direction);
+    fn may_be_pinned(
+        &self,
+        owner: &Arc<FileSource>,
+        batch: &Batch,
+        end: u64,
+    ) -> std::result::Result<(), Reason> {
+        let (cache, direction, file) = (&self.state.cache, batch.direction, &owner.descriptors);
         let fd = file.buffered.as_raw_fd();
         let (version, known) = cache.look_up(fd).map_err(|error| Reason::from(&error))?;
         if direction == Direction::Write && end > version.len {
@@ -167,13 +173,13 @@ impl Mapped {
         if version.is_young(settle) && known.is_none() {
             return Err(eligibility::young(settle));
         }
-        let access = direction.access();
+        let access = access_for(direction);
         if let Some(Err(reason)) = eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
             return Err(reason);
         }
         // The engine's threads are what forgets the file again.
         self.start().map_err(|error| Reason::from(&error))?;
-        let entered = cache.enter(batch.file.source(), fd, access);
+        let entered = cache.enter(owner, fd, access);
         let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
         self.state.readers.note_reader();
         let demand = route::demand(batch, version.len);
@@ -261,7 +267,7 @@ impl Mapped {
         {
             return None;
         }
-        let file = known.descriptors()?;
+        let file = known.descriptors?;
         if transfer.memory.context != Context::PRIMARY
             || known.policy == CachePolicy::Bypass
             || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
@@ -353,7 +359,7 @@ impl Mapped {
         if file.check().is_err() || self.start().is_err() || self.state.cache.refuses(file) {
             return;
         }
-        let source = transfer.file.source();
+        let Some(source) = transfer.file.opened() else { return };
         let fd = file.buffered.as_raw_fd();
         let Ok((_, pinned)) = self.state.cache.enter(source, fd, Access::ReadOnly) else { return };
         if window >= pinned.windows() {
@@ -446,7 +452,7 @@ impl Mapped {
     /// Makes sure that the trial page of the file's file system is behind us.
     pub(crate) fn try_out(&self, file: &Descriptors, direction: Direction) {
         // What it says is asked again when the pages are registered.
-        let _ = self.state.cache.verdict(file, direction.access());
+        let _ = self.state.cache.verdict(file, access_for(direction));
     }
 
     /// Whether the device can read this file's pages in place: by the rules, and by one page that is registered and
@@ -519,7 +525,7 @@ impl Engine for Arc<Mapped> {
     }
 
     fn before_write(&self, file: &File) {
-        if let Fill::Descriptor(file) = file.source().fill() {
+        if let Some(file) = file.descriptors() {
             self.forget(file);
         }
     }

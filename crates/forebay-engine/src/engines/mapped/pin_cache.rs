@@ -28,7 +28,7 @@ use crate::runtime::wake_queue::WakeQueue;
 use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
-use crate::source::{Descriptors, Fill, Source};
+use crate::source::{Descriptors, FileSource};
 use crate::tuning::mapped::{AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_LINGER, WINDOW_RETRY};
 
 /// The windows of one device.
@@ -143,7 +143,7 @@ impl PinCache {
     /// The file in its present state, known from now on.
     pub(crate) fn enter(
         &self,
-        source: &Arc<dyn Source>,
+        source: &Arc<FileSource>,
         fd: RawFd,
         access: Access,
     ) -> Result<(FileVersion, Arc<PinnedFile>)> {
@@ -257,7 +257,7 @@ impl PinCache {
     /// threads from asking for it meanwhile.
     pub(crate) fn ask(
         &self,
-        source: &Arc<dyn Source>,
+        source: &Arc<FileSource>,
         file: &Descriptors,
         pinned: &Arc<PinnedFile>,
         index: usize,
@@ -522,8 +522,8 @@ impl PinCache {
         let now = self.now();
         for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
             let owner = lock(&pinned.owner).upgrade();
-            if let Some(Fill::Descriptor(file)) = owner.as_ref().map(|owner| owner.fill()) {
-                self.ask_writers(file, pinned);
+            if let Some(owner) = owner {
+                self.ask_writers(&owner.descriptors, pinned);
             }
             if !pinned.has_kept_all() {
                 self.discard(pinned);

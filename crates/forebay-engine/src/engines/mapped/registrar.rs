@@ -16,7 +16,7 @@ use super::region::WINDOW;
 use super::window::PinnedFile;
 use crate::runtime::lock;
 use crate::source::version::FileVersion;
-use crate::source::{Descriptors, Fill, Source, residency};
+use crate::source::{Descriptors, FileSource, residency};
 use crate::tuning::mapped::PROBE;
 
 /// How a window is registered, and whether its caller waits.
@@ -56,7 +56,7 @@ impl PinTerms {
 /// What the registrar is asked to do.
 pub(crate) struct PinRequest {
     /// None if nobody waits: then the window is registered for as long as anybody has the file open.
-    pub(crate) source: Option<Arc<dyn Source>>,
+    pub(crate) source: Option<Arc<FileSource>>,
     pub(crate) pinned: Arc<PinnedFile>,
     pub(crate) window: usize,
     pub(crate) terms: PinTerms,
@@ -144,8 +144,7 @@ impl PinCache {
         // What nobody waits for keeps no file open.
         let source = request.source.clone().or_else(|| lock(&request.pinned.owner).upgrade());
         let is_wanted = request.has_window() && !request.pinned.is_stale();
-        let Some(Fill::Descriptor(file)) = source.as_ref().filter(|_| is_wanted).map(|source| source.fill())
-        else {
+        let Some(file) = source.as_ref().filter(|_| is_wanted).map(|source| &source.descriptors) else {
             request.fail(None);
             return None;
         };

@@ -3,7 +3,6 @@
 mod tests;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use forebay_error::Result;
@@ -18,8 +17,8 @@ use super::window::{PinnedFile, WindowAnswer, inside, window_end, windows_of};
 use crate::io::plan::{CELL, Part, are_many_small};
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
-use crate::source::Fill;
-use crate::source::piece::{Direction, Piece};
+use crate::source::FileSource;
+use crate::source::piece::{Direction, Piece, access_for};
 use crate::source::version::FileVersion;
 
 /// Something to copy in place.
@@ -82,16 +81,15 @@ pub(super) fn route(
     can_gather: &dyn Fn() -> bool,
     registrar: &dyn Fn(PinRequest),
 ) -> std::result::Result<BatchRoute, Reason> {
-    let source = batch.file.source();
-    let Fill::Descriptor(file) = source.fill() else {
+    let Some(source) = batch.file.opened() else {
         return Err(Reason::new("the source is not a file"));
     };
-    let fd = file.buffered.as_raw_fd();
-    let access = batch.direction.access();
+    let file = &source.descriptors;
+    let access = access_for(batch.direction);
     if let Some(Err(reason)) = super::eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
         return Err(reason);
     }
-    let (version, pinned) = enter_whole(cache, batch, fd).map_err(|error| Reason::from(&error))?;
+    let (version, pinned) = enter_whole(cache, source, batch).map_err(|error| Reason::from(&error))?;
     if file.is_strange(&version) {
         return Err(Reason::new("its descriptor was closed by the program"));
     }
@@ -136,8 +134,12 @@ pub(super) fn route(
 }
 
 /// Enters the batch's file, without pins of pages that it has lost.
-fn enter_whole(cache: &PinCache, batch: &Batch, fd: RawFd) -> Result<(FileVersion, Arc<PinnedFile>)> {
-    let enter = || cache.enter(batch.file.source(), fd, batch.direction.access());
+fn enter_whole(
+    cache: &PinCache,
+    source: &Arc<FileSource>,
+    batch: &Batch,
+) -> Result<(FileVersion, Arc<PinnedFile>)> {
+    let enter = || cache.enter(source, source.fd(), access_for(batch.direction));
     let (version, pinned) = enter()?;
     if cache.has_kept(&pinned, batch, version.len) { Ok((version, pinned)) } else { enter() }
 }

@@ -44,7 +44,7 @@ fn ask(engine: &Mapped, file: &File, offset: u64, len: usize) -> bool {
 }
 
 fn demand_of(engine: &Mapped, file: &File) -> (u64, Vec<u64>) {
-    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
+    let Some(descriptors) = file.descriptors() else { panic!("a file") };
     let (_, known) = engine.state.cache.look_up(descriptors.buffered.as_raw_fd()).unwrap();
     let of =
         |pinned: Arc<PinnedFile>| pinned.windows.iter().map(|w| w.demand.load(Ordering::Relaxed)).collect();
@@ -80,8 +80,9 @@ fn a_lone_readers_pieces_are_worth_it_from_a_quarter_of_a_window_on() {
 fn pieces_of_many_are_worth_it_when_they_come_by_again() {
     let (_scratch, file) = subject(64 * MIB);
     let cache = &engine().state.cache;
-    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
-    let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
+    let Some(descriptors) = file.descriptors() else { panic!("a file") };
+    let (_, pinned) =
+        cache.enter(file.opened().unwrap(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
     let reader = Reader { direction: Direction::Read, bytes: 8 << 20, others_copy: true };
     for round in 0..2 {
         for piece in 0..8 {
@@ -98,8 +99,9 @@ fn large_requests_pay_for_windows_that_they_read_again() {
     scratch.as_file().set_len(WINDOWS * WINDOW).unwrap();
     let file = File::open(scratch.path()).unwrap();
     let cache = &engine_with(&Config::default()).state.cache;
-    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
-    let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
+    let Some(descriptors) = file.descriptors() else { panic!("a file") };
+    let (_, pinned) =
+        cache.enter(file.opened().unwrap(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
     for _ in 0..2 {
         // 30 GB/s, where lanes are taken to bring 50.
         pinned.pace.lock().unwrap().learn(30_000_000, std::time::Duration::from_millis(1));
@@ -126,8 +128,9 @@ fn what_keeps_the_lanes_busy_waits_for_no_trial() {
     std::fs::write(scratch.path(), vec![1; 64 * MIB]).unwrap();
     let file = File::open(scratch.path()).unwrap();
     let cache = &engine_with(&Config::default()).state.cache;
-    let Fill::Descriptor(descriptors) = file.source().fill() else { panic!("a file") };
-    let (_, pinned) = cache.enter(file.source(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
+    let Some(descriptors) = file.descriptors() else { panic!("a file") };
+    let (_, pinned) =
+        cache.enter(file.opened().unwrap(), descriptors.buffered.as_raw_fd(), Access::ReadOnly).unwrap();
     if pinned.is_memory {
         eprintln!(
             "skipped: temporary files lie in memory, where nothing is registered before it is measured"

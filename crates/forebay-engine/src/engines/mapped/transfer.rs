@@ -20,11 +20,11 @@ use crate::request::completion::Completion;
 use crate::request::receipt::{Election, Moved};
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
+use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::source::version::{FileVersion, STEPS};
 use crate::source::writers::Writers;
-use crate::source::{Descriptors, Fill};
 
 /// Readings of a file that changes each time, before the transfer fails.
 const MAX_READINGS: usize = 3;
@@ -233,7 +233,7 @@ impl InPlaceTransfer {
                 job.completion.work_done(Moved::default());
                 return None;
             }
-            if let Fill::Descriptor(file) = job.batch.file.source().fill() {
+            if let Some(file) = job.batch.file.descriptors() {
                 state.cache.discard_changed(file, &pinned);
             }
             elect(state, &job, (0, Writers::Nobody), rest_bytes + bytes, Some(Reason::new(CHANGED)));
@@ -464,10 +464,7 @@ fn over(read: &Completion) -> SecondOutcome {
 }
 
 fn descriptors(batch: &Batch) -> Result<&Descriptors> {
-    match batch.file.source().fill() {
-        Fill::Descriptor(file) => Ok(file),
-        Fill::Requests(_) => Err(Error::new(ErrorKind::Internal, "only files are copied")),
-    }
+    batch.file.descriptors().ok_or_else(|| Error::new(ErrorKind::Internal, "only files are copied"))
 }
 
 fn version(batch: &Batch) -> Result<FileVersion> {

@@ -21,7 +21,7 @@ use crate::runtime::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
-use crate::source::{Descriptors, Fill, Source, touch};
+use crate::source::{Descriptors, FileSource, touch};
 use crate::tuning::mapped::PULLED_EARNS;
 
 /// A read of this part of a window has it registered at once. A read of less would wait longer for the registration than
@@ -59,7 +59,7 @@ pub(crate) struct PinnedFile {
     pub(super) region: Mutex<Weak<Region>>,
     pub(super) windows: Box<[Window]>,
     /// Whether anybody has the file open.
-    pub(super) owner: Mutex<Weak<dyn Source>>,
+    pub(super) owner: Mutex<Weak<FileSource>>,
     /// The file is not in this state any more.
     pub(super) is_stale: AtomicBool,
 }
@@ -99,9 +99,9 @@ pub(crate) enum WindowAnswer {
 }
 
 impl PinnedFile {
-    pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<dyn Source>) -> Self {
+    pub(super) fn new(version: FileVersion, access: Access, owner: &Arc<FileSource>) -> Self {
         let count = version.len.div_ceil(WINDOW) as usize;
-        let is_memory = matches!(owner.fill(), Fill::Descriptor(file) if file.is_memory);
+        let is_memory = owner.descriptors.is_memory;
         Self {
             access,
             is_memory,
@@ -406,7 +406,7 @@ impl PinnedFile {
     }
 
     /// The file is open by this source.
-    pub(super) fn set_owner(&self, source: &Arc<dyn Source>) {
+    pub(super) fn set_owner(&self, source: &Arc<FileSource>) {
         let mut owner = lock(&self.owner);
         if !std::ptr::addr_eq(owner.as_ptr(), Arc::as_ptr(source)) {
             *owner = Arc::downgrade(source);

@@ -222,11 +222,8 @@ pub(crate) fn unreached(address: SocketAddr, transport: Transport) -> Option<Arc
 fn facts(file: &File, reach: &Reach) -> std::result::Result<(Mounted, Option<Rdma>), KernelFallback> {
     let why = |error: Error| (error_note(&error), None);
     let never = |reason: &str| (note(reason, None), None);
-    let descriptors = match file.source().fill() {
-        crate::source::Fill::Descriptor(descriptors) => descriptors,
-        crate::source::Fill::Requests(_) => {
-            return Err(never("the source is not a file of the kernel's"));
-        }
+    let Some(descriptors) = file.descriptors() else {
+        return Err(never("the source is not a file of the kernel's"));
     };
     descriptors.check().map_err(why)?;
     if file.access().1 {

@@ -23,10 +23,9 @@ use crate::request::completion::Completion;
 use crate::request::file::File;
 use crate::request::receipt::Note;
 use crate::runtime::lock;
-use crate::source::nfs::{left_out, up_to};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::source::{Answer, Descriptors, Fill, Request, Requests};
+use crate::source::{Answer, Descriptors, Request, Requests};
 
 /// Finds servers of mounted files for the lanes of a device.
 #[derive(Clone)]
@@ -66,7 +65,7 @@ impl MountReads {
     fn may_read<'a>(&self, known: &Known<'a>, direction: Direction, bytes: u64) -> Option<&'a Descriptors> {
         let may = self.0.is_asked && bytes >= MIN_TRANSFER && direction == Direction::Read;
         let is_one = |file: &&Descriptors| file.calls.mounts().is_one(file.nature.magic);
-        known.descriptors().filter(|_| may).filter(is_one).filter(|_| known.file.access().0)
+        known.descriptors.filter(|_| may).filter(is_one).filter(|_| known.file.access().0)
     }
 
     /// Whether a transfer that the caller's thread could do is better left to the lanes.
@@ -182,7 +181,7 @@ impl MountRead {
     pub(crate) fn note_piece(&self, completion: &Completion) {
         if !self.is_told.swap(true, Ordering::Relaxed) {
             completion.note(self.note());
-            for (text, hint) in left_out(self.server.client()) {
+            for (text, hint) in forebay_nfs::left_out(self.server.client()) {
                 completion.note(Note { text, hint: Some(hint) });
             }
         }
@@ -197,7 +196,7 @@ impl MountRead {
                 client.version(),
                 client.transport(),
                 client.server(),
-                up_to(client)
+                forebay_nfs::up_to(client)
             ),
             hint: None,
         }
@@ -206,7 +205,7 @@ impl MountRead {
 
 /// What the kernel says of a file.
 fn seen(file: &File) -> Result<forebay_nfs::mount::Seen> {
-    let (Fill::Descriptor(descriptors), Some(fd)) = (file.source().fill(), file.raw_fd()) else {
+    let (Some(descriptors), Some(fd)) = (file.descriptors(), file.raw_fd()) else {
         return Err(Error::new(ErrorKind::Internal, "a mounted file has a descriptor"));
     };
     // SAFETY: the file keeps the descriptor open.

@@ -206,7 +206,7 @@ fn unaligned_ends() -> ReceiptPart<Refusal> {
 
 /// What costs nothing to ask: whether the source is a file that O_DIRECT can move.
 fn rules<'a>(known: &Known<'a>) -> Result<(&'a Descriptors, Alignment), Arc<Refusal>> {
-    let Some(descriptors) = known.descriptors() else {
+    let Some(descriptors) = known.descriptors else {
         return Err(refusal::refusal("the source is not a file of the kernel's", None));
     };
     if descriptors.is_memory {

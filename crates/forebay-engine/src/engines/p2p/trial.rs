@@ -492,7 +492,6 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::Fill;
 
     #[test]
     fn files_of_one_drive_speak_for_each_other() {
@@ -500,9 +499,9 @@ mod tests {
         for folder in [std::path::Path::new("/dev/shm"), program.parent().unwrap()] {
             let temporary = [(); 2].map(|()| tempfile::NamedTempFile::new_in(folder).unwrap());
             let files = temporary.each_ref().map(|file| File::open(file.path()).unwrap());
-            let [one, other] = files.each_ref().map(|file| match file.source().fill() {
-                Fill::Descriptor(descriptors) => (alone(descriptors), libc::major(descriptors.nature.mount)),
-                Fill::Requests(_) => unreachable!("it is a file"),
+            let [one, other] = files.each_ref().map(|file| {
+                let descriptors = file.descriptors().unwrap();
+                (alone(descriptors), libc::major(descriptors.nature.mount))
             });
             assert_eq!(one.0 != other.0, one.1 == 0, "{folder:?}");
             assert_eq!(one.0.is_some(), one.1 == 0);

@@ -114,7 +114,7 @@ impl Rdma {
             Permission::Never(refusal) => Err(Arc::new(refusal.clone())),
             _ => Ok(()),
         };
-        if let Some(descriptors) = known.descriptors() {
+        if let Some(descriptors) = known.descriptors {
             if !descriptors.calls.mounts().is_one(descriptors.nature.magic) {
                 return Ok(None);
             }
@@ -125,12 +125,14 @@ impl Rdma {
                 .map_err(|why| refusal(&why.text, why.hint.as_deref()))?;
             return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
         }
-        let Some(file) = known.file.source().placed() else { return Ok(None) };
+        let placing =
+            known.file.source().place().and_then(|place| place.downcast::<forebay_nfs::File>().ok());
+        let Some(file) = placing else { return Ok(None) };
         permitted()?;
         if file.client().transport() != "RDMA" {
             return Err(refusal("the file's bytes go over TCP", Some("FOREBAY_NFS=rdma")));
         }
-        Ok(Some(ServerFile { file: file.clone(), mounted: None }))
+        Ok(Some(ServerFile { file, mounted: None }))
     }
 
     /// What the server is to place; `None` for what is not of this engine's kind.
@@ -157,7 +159,7 @@ impl Rdma {
 
     /// Whether it is a transfer of a mounted file for which the kernel's way is as good: the server is asked before and after it.
     fn is_short(&self, known: &Known<'_>, bytes: u64) -> bool {
-        bytes < MIN_TRANSFER && !self.is_all() && known.descriptors().is_some()
+        bytes < MIN_TRANSFER && !self.is_all() && known.descriptors.is_some()
     }
 
     /// The same by the nearest NIC that registers the memory, where several lead to the server: by connections over that one alone.

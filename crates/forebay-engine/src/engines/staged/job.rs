@@ -19,7 +19,7 @@ use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::source::{Descriptors, Fill, Shortage, WriteIntent, call_error};
+use crate::source::{Descriptors, Shortage, WriteIntent, call_error};
 
 /// The engine that has a drive move a job's bytes straight to or from the device's memory.
 pub(crate) trait DirectMover: Send + Sync + std::fmt::Debug {
@@ -82,8 +82,8 @@ impl Deref for Job {
 
 impl Job {
     pub(crate) fn new(parts: JobParts) -> Arc<Self> {
-        let (intent, shortages) = match (parts.batch.direction, parts.batch.file.source().fill()) {
-            (Direction::Write, Fill::Descriptor(file)) => {
+        let (intent, shortages) = match (parts.batch.direction, parts.batch.file.descriptors()) {
+            (Direction::Write, Some(file)) => {
                 let pieces = &parts.batch.pieces;
                 let shortages = if is_cut(&parts.plan, pieces) { file.reserve(pieces) } else { Vec::new() };
                 (file.intend(pieces), shortages)
@@ -99,12 +99,8 @@ impl Job {
 
     /// Whether O_DIRECT may be used, so that memory and offsets should be aligned.
     pub(crate) fn wants_direct(&self) -> bool {
-        match self.batch.file.source().fill() {
-            Fill::Descriptor(file) => {
-                file.direct.is_some() && !file.is_memory && self.cache != CachePolicy::Keep
-            }
-            Fill::Requests(_) => false,
-        }
+        let may = |file: &Descriptors| file.direct.is_some() && !file.is_memory;
+        self.cache != CachePolicy::Keep && self.batch.file.descriptors().is_some_and(may)
     }
 
     /// How far the bytes of `start..end` may be written.
@@ -128,12 +124,8 @@ impl Job {
 
     /// The alignment that O_DIRECT asks of memory.
     pub(crate) fn memory_align(&self) -> u64 {
-        match self.batch.file.source().fill() {
-            Fill::Descriptor(Descriptors { direct: Some((_, alignment)), .. }) => {
-                u64::from(alignment.memory.max(1))
-            }
-            _ => 1,
-        }
+        let direct = self.batch.file.descriptors().and_then(|file| file.direct.as_ref());
+        direct.map_or(1, |(_, alignment)| u64::from(alignment.memory.max(1)))
     }
 
     /// A job that stages one of its works, which the drive refused.

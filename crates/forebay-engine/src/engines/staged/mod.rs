@@ -23,7 +23,6 @@ use crate::request::file::File;
 use crate::request::receipt::{Election, EngineKind, Moved, Note};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
-use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE, RECALLED};
@@ -119,7 +118,7 @@ impl Stage {
     ) -> Staged {
         let width = self.width(batch, is_cold, is_placed);
         let align = known.align;
-        let cuts = matches!(batch.file.source().fill(), Fill::Requests(source) if source.cuts_requests());
+        let cuts = batch.file.requests().is_some_and(crate::source::Requests::cuts_requests);
         let limits = if cuts && self.lanes.are_of_host() {
             // Bytes come straight into the caller's memory, and no lane has to help: no slot bounds a request.
             Limits { slot: self.slot_size.max(MAX_REQUEST), lanes: 0, align, merge }
@@ -140,7 +139,7 @@ impl Stage {
     /// Lanes for a large warm read that is to come.
     pub(crate) fn expect(&self, known: &Known<'_>, (offset, len): (u64, u64)) {
         let is_large = len >= RECALLED as u64 && known.policy != CachePolicy::Bypass;
-        let Some(file) = known.descriptors().filter(|_| is_large) else { return };
+        let Some(file) = known.descriptors.filter(|_| is_large) else { return };
         if file.warmth(std::iter::once((offset, len))) != Warmth::Warm {
             return;
         }
@@ -154,7 +153,7 @@ impl Stage {
     fn width(&self, batch: &Batch, is_cold: bool, is_placed: bool) -> JobWidth {
         let learnt = |kind| JobWidth::Learnt(self.lanes.meter(kind).clone());
         let small = || batch.pieces.iter().all(|piece| piece.len <= CELL);
-        let is_memory = || matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+        let is_memory = || batch.file.descriptors().is_some_and(|file| file.is_memory);
         let bytes: usize = batch.pieces.iter().map(|piece| piece.len).sum();
         if bytes >= RECALLED {
             self.lanes.recall();
@@ -178,7 +177,7 @@ impl Stage {
     /// Whether neighbours of a batch are better moved together. The host's memory is reached without a slot, unless
     /// O_DIRECT asks for alignment: there a slot saves calls, and pages that two of them would read.
     fn merges(&self, batch: &Batch, known: &Known<'_>, is_cold: bool) -> bool {
-        let Some(file) = known.descriptors() else { return false };
+        let Some(file) = known.descriptors else { return false };
         let by_direct = file.direct.is_some() && !file.is_memory && known.policy != CachePolicy::Keep;
         !self.lanes.are_of_host() || (by_direct && (is_cold || batch.direction == Direction::Write))
     }
@@ -232,7 +231,7 @@ impl Stage {
 
     /// Bytes a second that lanes read of what a batch asks for, once they have found their best number.
     pub(crate) fn rate(&self, batch: &Batch) -> Option<f64> {
-        let is_memory = matches!(batch.file.source().fill(), Fill::Descriptor(file) if file.is_memory);
+        let is_memory = batch.file.descriptors().is_some_and(|file| file.is_memory);
         let kind = if is_memory { SourceKind::Memory } else { SourceKind::Cache };
         self.lanes.meter(kind).found().map(|(_, rate)| rate)
     }

@@ -15,7 +15,6 @@ use crate::engines::mapped::transfer::MappedJob;
 use crate::engines::mapped::window::WindowAnswer;
 use crate::engines::permission::Permission;
 use crate::io::plan::Part;
-use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::tuning::mapped::{COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST};
 
@@ -203,5 +202,5 @@ impl CopyThread {
 /// Whether it is a write that the file's seals forbid.
 fn is_sealed(job: &MappedJob) -> bool {
     job.batch.direction == Direction::Write
-        && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if file.is_sealed())
+        && job.batch.file.descriptors().is_some_and(|file| file.is_sealed())
 }

@@ -30,7 +30,7 @@ fn copier() -> Box<CopyThread> {
 fn subject() -> (File, Arc<PinnedFile>) {
     let file = File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
     let version = FileVersion::of(file.raw_fd().unwrap()).unwrap();
-    let pinned = PinnedFile::new(version, Access::ReadOnly, file.source());
+    let pinned = PinnedFile::new(version, Access::ReadOnly, file.opened().unwrap());
     (file, Arc::new(pinned))
 }
 
@@ -53,7 +53,7 @@ fn a_thread_takes_back_only_the_work_that_it_parked() {
     let threads = EngineThreads::new(state.clone());
     let reservation = Arc::new(Reservation::take(0, &state.cache.budget()).unwrap());
     let request = PinRequest {
-        source: Some(file.source().clone()),
+        source: Some(file.opened().unwrap().clone()),
         pinned,
         window: 0,
         terms: PinTerms::of(PinPolicy::Always, 0.0),

@@ -41,7 +41,7 @@ fn known() -> impl Strategy<Value = Vec<WindowStatus>> {
 fn empty(file: &File, len: u64) -> BatchRoute {
     let mut version = FileVersion::of(file.raw_fd().unwrap()).unwrap();
     version.len = len;
-    let pinned = Arc::new(PinnedFile::new(version, Access::ReadOnly, file.source()));
+    let pinned = Arc::new(PinnedFile::new(version, Access::ReadOnly, file.opened().unwrap()));
     let (spans, pins, rest, reason, cuts) = Default::default();
     BatchRoute { pinned, version, spans, pins, cover: 0, rest, reason, cuts }
 }

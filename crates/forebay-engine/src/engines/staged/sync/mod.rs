@@ -169,7 +169,7 @@ impl Callers {
     /// # Safety
     /// The transfer's memory is valid.
     pub(crate) unsafe fn run(&self, transfer: &Transfer, known: &Known<'_>, align: u64) -> Result<Attempt> {
-        let Some(file) = known.descriptors() else { return Ok(Attempt::Busy) };
+        let Some(file) = known.descriptors else { return Ok(Attempt::Busy) };
         let (policy, call) = (known.policy, (known.began, known.order));
         let is_host = self.device.info().is_host;
         if is_host {
@@ -207,7 +207,7 @@ impl Callers {
     /// # Safety
     /// The transfer's memory is valid.
     pub(crate) unsafe fn run_long(&self, transfer: &Transfer, known: &Known<'_>) -> Result<Attempt> {
-        let Some(file) = known.descriptors().filter(|_| self.reads_long(known)) else {
+        let Some(file) = known.descriptors.filter(|_| self.reads_long(known)) else {
             return Ok(Attempt::Busy);
         };
         if warmth_of(&Batch::of(transfer), known.policy) != Warmth::Warm {

@@ -16,7 +16,6 @@ use crate::engines::resident::{CallerWait, Posted, ResidentWay};
 use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::Moved;
 use crate::request::transfer::Batch;
-use crate::source::Fill;
 use crate::source::piece::Direction;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
 use crate::tuning::resident::{MAX_BATCH_BYTES, MAX_BATCH_PIECES, SHORT_PIECE};
@@ -59,7 +58,7 @@ impl Callers {
         batch.direction == Direction::Read
             && !self.device.info().is_host
             && is_short_batch(batch.pieces.iter().map(|piece| piece.len))
-            && matches!(batch.file.source().fill(), Fill::Descriptor(_))
+            && batch.file.descriptors().is_some()
     }
 
     /// Whether callers were many when the last of them looked.
@@ -80,7 +79,7 @@ impl Callers {
     /// # Safety
     /// The pieces' memory is valid.
     pub(crate) unsafe fn read_short_batch(&self, batch: &Batch) -> Result<Option<Moved>> {
-        let Fill::Descriptor(file) = batch.file.source().fill() else { return Ok(None) };
+        let Some(file) = batch.file.descriptors() else { return Ok(None) };
         if file.check().is_err() {
             return Ok(None);
         }

@@ -14,7 +14,7 @@ use crate::io::wake::DueAnswer;
 use crate::source::piece::Direction;
 use crate::source::read_balance::Way;
 use crate::source::residency::{Warmth, is_counted_whole};
-use crate::source::{CachedReads, Descriptors, Fd, Fill, Request, Requests};
+use crate::source::{CachedReads, Descriptors, Fd, Request, Requests};
 use crate::tuning::lanes::{DEPTH, MIN_RING_PACK};
 
 impl Lane {
@@ -26,12 +26,12 @@ impl Lane {
         let is_host = self.is_host;
         let by_ring = self.asks_by_ring(unit, &job);
         for index in 0..self.units[unit].segments.len() {
-            match job.batch.file.source().fill() {
-                Fill::Requests(_) => self.ask(unit, index, &job),
-                Fill::Descriptor(file) if self.asks_server(unit, index, &job, file) => {
+            match job.batch.file.descriptors() {
+                None => self.ask(unit, index, &job),
+                Some(file) if self.asks_server(unit, index, &job, file) => {
                     self.ask(unit, index, &job);
                 }
-                Fill::Descriptor(file) if by_ring => {
+                Some(file) if by_ring => {
                     self.units[unit].segments[index].ask_cache(is_host);
                     if let Some(ring) = &mut self.ring
                         && let Err(error) = engage(ring, &file.buffered, file.id, true)
@@ -42,7 +42,7 @@ impl Lane {
                     self.backlog.push_back((unit, index));
                     self.add_pending(unit, 1);
                 }
-                Fill::Descriptor(file) => {
+                Some(file) => {
                     let segment = &mut self.units[unit].segments[index];
                     if is_host && job.warmth != Warmth::Cold && segment.read_in_place(file, job.cache) {
                         continue;
@@ -74,7 +74,7 @@ impl Lane {
     /// The kernel reads what the server of a mounted file did not give.
     fn asked_in_vain(&mut self, unit: usize, index: usize, error: Error) {
         let job = self.job(unit);
-        let (Some(mount), Fill::Descriptor(file)) = (&job.mount, job.batch.file.source().fill()) else {
+        let (Some(mount), Some(file)) = (&job.mount, job.batch.file.descriptors()) else {
             return self.fail(unit, index, error);
         };
         mount.give_up(&error, &job.completion);
@@ -111,7 +111,7 @@ impl Lane {
 
     /// Starts a work that the drive moves by itself.
     pub(super) fn begin_placed(&mut self, unit: usize, job: &Job) {
-        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        let Some(file) = job.batch.file.descriptors() else { return };
         if self.is_lost(unit, job) {
             return;
         }
@@ -127,7 +127,7 @@ impl Lane {
 
     /// Fails a work whose file's descriptor the program has closed, before any byte goes by that number.
     fn is_lost(&mut self, unit: usize, job: &Job) -> bool {
-        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return false };
+        let Some(file) = job.batch.file.descriptors() else { return false };
         let checked = file.check();
         checked.inspect_err(|error| self.fail_units(&[unit], error)).is_err()
     }
@@ -138,7 +138,7 @@ impl Lane {
         self.ring.is_some()
             && job.warmth == Warmth::Warm
             && self.units[unit].segments.len() >= MIN_RING_PACK
-            && matches!(job.batch.file.source().fill(), Fill::Descriptor(file) if !file.is_memory)
+            && job.batch.file.descriptors().is_some_and(|file| !file.is_memory)
     }
 
     pub(super) fn begin_write(&mut self, unit: usize) {
@@ -151,9 +151,9 @@ impl Lane {
             if segment.failed || segment.len == 0 {
                 continue;
             }
-            match job.batch.file.source().fill() {
-                Fill::Requests(_) => self.ask(unit, index, &job),
-                Fill::Descriptor(file) => {
+            match job.batch.file.descriptors() {
+                None => self.ask(unit, index, &job),
+                Some(file) => {
                     segment.choose_write(file, job.align, job.cache);
                     self.go_on(unit, index, &job, file);
                 }
@@ -185,10 +185,10 @@ impl Lane {
 
     /// Hands a segment to a source without a descriptor, or to the server of a mounted file.
     fn ask(&mut self, unit: usize, index: usize, job: &Job) {
-        let source: &dyn Requests = match (job.batch.file.source().fill(), &job.mount) {
-            (Fill::Requests(source), _) => source,
-            (Fill::Descriptor(_), Some(mount)) => mount.as_ref(),
-            (Fill::Descriptor(_), None) => return,
+        let source: &dyn Requests = match (job.batch.file.requests(), &job.mount) {
+            (Some(source), _) => source,
+            (None, Some(mount)) => mount.as_ref(),
+            (None, None) => return,
         };
         let segment = &mut self.units[unit].segments[index];
         if job.mount.is_some() && self.is_host && segment.entries == 1 {
@@ -257,7 +257,7 @@ impl Lane {
         {
             let LaneUnit { segments, active, .. } = &self.units[unit];
             let (Some(active), segment) = (active, &segments[index]) else { continue };
-            let Fill::Descriptor(file) = active.job.batch.file.source().fill() else { continue };
+            let Some(file) = active.job.batch.file.descriptors() else { continue };
             let (buffer, len, offset) = segment.next_call();
             let operation = RingOperation {
                 direction: active.job.batch.direction,
@@ -300,7 +300,7 @@ impl Lane {
 
     fn operation_done(&mut self, unit: usize, index: usize, result: i32) {
         let job = self.job(unit);
-        let Fill::Descriptor(file) = job.batch.file.source().fill() else { return };
+        let Some(file) = job.batch.file.descriptors() else { return };
         let segment = &mut self.units[unit].segments[index];
         let (buffer, len, offset) = segment.next_call();
         let result = file.calls.completed(job.batch.direction, buffer as u64, offset, len, result);

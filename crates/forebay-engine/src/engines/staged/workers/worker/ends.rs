@@ -11,7 +11,6 @@ use crate::engines::staged::job::{JobWidth, of_file};
 use crate::io::segment::SegmentWay;
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
 use crate::runtime::owned;
-use crate::source::Fill;
 use crate::tuning::width::MIN_COUNTED_BYTES;
 
 impl Lane {
@@ -21,7 +20,7 @@ impl Lane {
         let job = self.job(unit);
         let LaneUnit { segments, active, .. } = &mut self.units[unit];
         let segment = &mut segments[index];
-        let Fill::Descriptor(file) = job.batch.file.source().fill() else {
+        let Some(file) = job.batch.file.descriptors() else {
             return self.fail(unit, index, error);
         };
         if let (Some(errno), Some(mover)) = (segment.refused, &job.mover)
@@ -68,10 +67,7 @@ impl Lane {
             |unit: &LaneUnit| unit.segments.iter().any(|segment| segment.way == SegmentWay::Requested);
         let is_by_ring = |unit: &LaneUnit| {
             let active = unit.active.as_ref();
-            !is_asked(unit)
-                && active.is_some_and(|active| {
-                    matches!(active.job.batch.file.source().fill(), Fill::Descriptor(_))
-                })
+            !is_asked(unit) && active.is_some_and(|active| active.job.batch.file.descriptors().is_some())
         };
         let lost: Vec<_> = (0..self.units.len())
             .filter(|unit| is_waiting(&self.units[*unit]) && is_by_ring(&self.units[*unit]))

@@ -1,5 +1,6 @@
 //! Files of an NFS server, by forebay's own client: no mount is needed.
 
+use std::any::Any;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,17 +9,16 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::{Client, Direction as Way, LeftOut, Options, Rdma, Url};
+use forebay_source::{Answer, Fill, HeldUp, Request, Requests, Source};
 
-use super::{Answer, Fill, Request, Requests, Source};
-use crate::source::piece::Direction;
+use crate::{Client, Direction, File, LeftOut, Options, Rdma, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
 
 /// A file of a server, named by its URL.
 pub struct NfsSource {
-    file: Arc<forebay_nfs::File>,
+    file: Arc<File>,
     access: (bool, bool),
     /// What the server said last.
     len: AtomicU64,
@@ -30,7 +30,7 @@ pub struct NfsSource {
 }
 
 /// Silences of a server from a time on.
-pub(crate) struct Silences {
+pub struct Silences {
     client: Weak<Client>,
     before: (u64, Duration),
     since: Instant,
@@ -38,12 +38,12 @@ pub(crate) struct Silences {
 
 impl Silences {
     /// From now on.
-    pub(crate) fn of(client: &Arc<Client>) -> Self {
+    pub fn of(client: &Arc<Client>) -> Self {
         Self { client: Arc::downgrade(client), before: client.silences(), since: Instant::now() }
     }
 
     /// By what a transfer was held up that began then; `None`: by nothing.
-    pub(crate) fn told(&self) -> Option<String> {
+    pub fn told(&self) -> Option<String> {
         let client = self.client.upgrade()?;
         let ((times, long), (times_before, long_before)) = (client.silences(), self.before);
         let times = match times - times_before {
@@ -58,8 +58,8 @@ impl Silences {
 }
 
 impl NfsSource {
-    /// A file that a program has opened by [`forebay_nfs::open()`], with options of its own; `access` is for reading, for writing.
-    pub fn new(file: forebay_nfs::File, access: (bool, bool)) -> Self {
+    /// A file that a program has opened by [`crate::open()`], with options of its own; `access` is for reading, for writing.
+    pub fn new(file: File, access: (bool, bool)) -> Self {
         let len = AtomicU64::new(file.opened().size);
         let client = file.client();
         let (version, transport, server) = (client.version(), client.transport(), client.server());
@@ -71,7 +71,7 @@ impl NfsSource {
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
-    pub(crate) fn open(path: &Path, access: (bool, bool), makes: bool) -> Result<Self> {
+    pub fn open(path: &Path, access: (bool, bool), makes: bool) -> Result<Self> {
         let url = Url::parse(path)?;
         let config = Config::from_env()?;
         let refused = |why: &str, hint: &str| {
@@ -95,12 +95,12 @@ impl NfsSource {
         let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
         let further = config.nfs_servers.of(&[&url.server]);
         let options = Options { rdma, connections: config.nfs_connections, further, ..Options::default() };
-        Ok(Self::new(forebay_nfs::open(&url, &options)?, access))
+        Ok(Self::new(crate::open(&url, &options)?, access))
     }
 }
 
 /// How many connections there may be, and to how many addresses, in words.
-pub(crate) fn up_to(client: &Client) -> String {
+pub fn up_to(client: &Client) -> String {
     let connections = match client.connections() {
         1 => "1 connection".to_owned(),
         more => format!("up to {more} connections"),
@@ -112,7 +112,7 @@ pub(crate) fn up_to(client: &Client) -> String {
 }
 
 /// Addresses of a server that are not used.
-pub(crate) fn left_out(client: &Client) -> Vec<(String, String)> {
+pub fn left_out(client: &Client) -> Vec<(String, String)> {
     let text = |LeftOut { address, reason, hint }| {
         (format!("address {address} of server {} left out: {reason}", client.server()), hint)
     };
@@ -150,8 +150,13 @@ impl Source for NfsSource {
         Ok(())
     }
 
-    fn placed(&self) -> Option<&Arc<forebay_nfs::File>> {
-        Some(&self.file)
+    fn place(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.file.clone())
+    }
+
+    fn held_up_from_now(&self) -> Option<HeldUp> {
+        let silences = Silences::of(self.file.client());
+        Some(Box::new(move || silences.told()))
     }
 
     fn way(&self) -> Option<String> {
@@ -177,9 +182,9 @@ impl Source for NfsSource {
 
 impl Requests for NfsSource {
     fn start(&self, request: Request, done: Answer) {
-        let (way, allowed) = match request.direction {
-            Direction::Read => (Way::Read, self.access.0),
-            Direction::Write => (Way::Write, self.access.1),
+        let allowed = match request.direction {
+            Direction::Read => self.access.0,
+            Direction::Write => self.access.1,
         };
         if !allowed {
             return done(Err(Error::from_errno(libc::EBADF, "cannot move bytes")
@@ -187,7 +192,7 @@ impl Requests for NfsSource {
                 .hint("open the file for this direction")));
         }
         // SAFETY: the lane keeps the buffer valid and untouched until the answer.
-        unsafe { self.file.start(way, request.offset, (request.buffer, request.len), done) };
+        unsafe { self.file.start(request.direction, request.offset, (request.buffer, request.len), done) };
     }
 
     fn cuts_requests(&self) -> bool {

@@ -1,0 +1,45 @@
+//! Requests: how a source without a descriptor is asked for bytes.
+
+use std::fmt;
+
+use forebay_error::Result;
+
+/// The direction of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the source to memory.
+    Read,
+    /// From memory to the source.
+    Write,
+}
+
+/// One piece of work for a source without a descriptor.
+#[derive(Debug)]
+pub struct Request {
+    /// Read fills `buffer`, Write takes it.
+    pub direction: Direction,
+    /// Offset in the source.
+    pub offset: u64,
+    /// Address of host memory that stays valid until `done` is called.
+    pub buffer: *mut u8,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: the lane that made the request keeps the buffer valid and untouched until it is answered, so the source
+// may use it from any thread.
+unsafe impl Send for Request {}
+
+/// Answers a [`Request`]: bytes moved (fewer at the end of the source) or an error. Called once, from any thread.
+pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
+
+/// A source that completes requests from its own threads.
+pub trait Requests: Send + Sync + fmt::Debug {
+    /// Starts a request; `done` is called exactly once, from any thread, perhaps before this returns.
+    fn start(&self, request: Request, done: Answer);
+
+    /// Whether it cuts a long request into calls of its own, many of which are under way at a time. It is given longer ones then.
+    fn cuts_requests(&self) -> bool {
+        false
+    }
+}
