@@ -7,7 +7,7 @@ static CAUGHT: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn catch(signal: libc::c_int) {
     let _ = CAUGHT.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst);
-    forebay_nfs::stop_waiting(true);
+    forebay_remote::stop::stop_waiting(true);
 }
 
 /// From now until it is dropped, the first SIGINT, SIGTERM and SIGHUP set a flag in place of ending the process, and end what waits
@@ -19,7 +19,7 @@ pub(crate) struct Guard {
 impl Guard {
     pub(crate) fn new() -> Self {
         CAUGHT.store(0, Ordering::SeqCst);
-        forebay_nfs::stop_waiting(false);
+        forebay_remote::stop::stop_waiting(false);
         let before = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].map(|signal| {
             // SAFETY: all-zero bytes are a valid sigaction; the handler only stores to atomics; no SA_RESTART, so
             // that waits in system calls end.

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_nfs::Silent;
+use forebay_remote::silence::SilentServer;
 
 use crate::console::Console;
 
@@ -27,10 +27,10 @@ pub(crate) fn told<T>(console: &Console<'_>, work: impl FnOnce() -> T) -> T {
 }
 
 fn tell(console: &Console<'_>, ended: &Receiver<()>) {
-    let mut known: Vec<Silent> = Vec::new();
+    let mut known: Vec<SilentServer> = Vec::new();
     while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        let now = forebay_nfs::silent();
-        for line in changes(&known, &now, Instant::now(), Silent::has_answered) {
+        let now = forebay_remote::silence::silent();
+        for line in changes(&known, &now, Instant::now(), SilentServer::has_answered) {
             // A terminal may have a live line there, which is drawn again.
             let start = if std::io::stderr().is_terminal() { "\r\x1b[2K" } else { "" };
             console.say(format!("{start}note: {line}\n"));
@@ -42,12 +42,12 @@ fn tell(console: &Console<'_>, ended: &Receiver<()>) {
 /// What there is to tell of servers that are silent now, and were silent before. One that nothing waits for any more has not answered
 /// for that.
 fn changes(
-    before: &[Silent],
-    now: &[Silent],
+    before: &[SilentServer],
+    now: &[SilentServer],
     at: Instant,
-    has_answered: impl Fn(&Silent) -> bool,
+    has_answered: impl Fn(&SilentServer) -> bool,
 ) -> Vec<String> {
-    let of = |all: &[Silent], server: &str| all.iter().any(|one| one.server == server);
+    let of = |all: &[SilentServer], server: &str| all.iter().any(|one| one.server == server);
     let seconds = |since: Instant| at.saturating_duration_since(since).as_secs();
     let begins = now.iter().filter(|one| !of(before, &one.server)).map(|one| {
         format!("server {} has not answered for {} s: still trying", one.server, seconds(one.since))
@@ -66,9 +66,9 @@ mod tests {
     #[test]
     fn a_silence_is_told_once_and_so_is_its_end() {
         let began = Instant::now();
-        let silent = |server: &str| Silent { server: server.to_owned(), since: began, seen: began };
+        let silent = |server: &str| SilentServer { server: server.to_owned(), since: began, seen: began };
         let (one, two) = ([silent("a")], [silent("a"), silent("b")]);
-        let told = |before: &[Silent], now: &[Silent], after| {
+        let told = |before: &[SilentServer], now: &[SilentServer], after| {
             changes(before, now, began + Duration::from_secs(after), |one| one.server == "b")
         };
         assert_eq!(told(&[], &one, 10), ["server a has not answered for 10 s: still trying"]);

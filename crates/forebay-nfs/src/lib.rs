@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `protocol` | what travels, written and read without allocation: [`xdr`], [`rpc`], [`v3`], [`v4`], [`io_call`], [`rdma`] |
 //! | `network` | connections and calls under way on them (`wire`), requests cut into calls (`job`), a server's session and its |
-//! | | further addresses, and how long it has been silent (`outage`) |
+//! | | further addresses |
 //! | `client` | from a URL to a file ([`url`], [`open`](mod@open)), clients of the process, kept for some seconds behind |
 //! | | their last file; what a server has ([`portmap`]) and can do ([`probe`](mod@probe)) |
 //! | `source` | a file of a server as a source of engines |
@@ -30,8 +30,7 @@ pub use mounts::mount;
 pub use mounts::open::{OTHER_FACTS, of_mount, takes_any_port};
 pub use network::addresses::{LeftOut, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
-pub use network::options::{Network, Options, Rdma};
-pub use network::outage::{Silent, silent, stop_waiting};
+pub use network::options::{Options, Rdma};
 pub use protocol::{handle, io_call, rdma, rpc, status, v3, v4, xdr};
 pub use source::{NfsSource, Silences, left_out, up_to};
 

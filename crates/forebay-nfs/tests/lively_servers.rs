@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{File, Options, Url, open, stop_waiting};
+use forebay_nfs::{File, Options, Url, open};
+use forebay_remote::stop::stop_waiting;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const LEN: usize = 10_000;

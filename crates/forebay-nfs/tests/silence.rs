@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, File, Options, Url, open, probe, silent};
+use forebay_nfs::{Direction, File, Options, Url, open, probe};
+use forebay_remote::silence::silent;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const PIECE: usize = 4096;

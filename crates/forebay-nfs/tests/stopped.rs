@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{Error, ErrorKind};
-use forebay_nfs::{File, Options, Rdma, Url, open, stop_waiting};
+use forebay_nfs::{File, Options, Rdma, Url, open};
+use forebay_remote::stop::stop_waiting;
 use forebay_verbs::{Fabric, Kind};
 
 const LEN: usize = 3 << 20;

@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::endpoint::resolve;
 
 use crate::client::url::{Escaped, Url};
-use crate::network::connect::{is_unreached, resolve};
+use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
 use crate::network::session::Server;
@@ -34,7 +35,7 @@ impl<'a> Mountd<'a> {
     fn new(addresses: &[SocketAddr], server: &'a Server) -> Self {
         let exchange = |low_ports| {
             let options = Options { low_ports, ..server.options.clone() };
-            Exchange::new(addresses.to_vec(), options, server.outage.clone())
+            Exchange::new(addresses.to_vec(), options, server.clock.clone())
         };
         let uses_low = server.options.low_ports && server.asks_low_port.load(Ordering::Relaxed);
         Self { server, any: exchange(false), low: exchange(server.options.low_ports), uses_low }
@@ -119,7 +120,7 @@ fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
         let addresses = resolve(&url.server, 111)?;
         // It takes calls from any port.
         let options = Options { low_ports: false, ..server.options.clone() };
-        let mut portmap = Exchange::new(addresses, options, server.outage.clone());
+        let mut portmap = Exchange::new(addresses, options, server.clock.clone());
         let put = |to: &mut Writer<'_>| v3::put_getport(to, program);
         let get = |from: &mut Reader<'_>| v3::get_port(from);
         portmap.call("cannot ask the portmapper", (v3::PORTMAP, v3::GETPORT), None, put, get)

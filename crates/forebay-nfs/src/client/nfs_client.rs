@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_sys::forks;
+use forebay_remote::process::ProcessId;
+use forebay_remote::stop::{is_stopped, stopped};
 use forebay_verbs::{Device, Domain};
 
 use crate::client::clients;
 use crate::network::addresses::LeftOut;
 use crate::network::job::{Answer, Job, Request};
-use crate::network::outage::{is_stopped, stopped};
 use crate::network::session::Server;
 use crate::network::wire::Shared;
 use crate::protocol::handle::{Limits, Version};
@@ -24,8 +24,8 @@ use crate::protocol::handle::{Limits, Version};
 pub struct Client {
     /// Handed on when the client has no file any more.
     shared: ManuallyDrop<Arc<Shared>>,
-    /// The number of forks before it was made: its threads are in that process alone.
-    birth: u64,
+    /// Its threads are in that process alone.
+    process: ProcessId,
     is_outdated: AtomicBool,
 }
 
@@ -50,14 +50,17 @@ pub struct Traffic {
 
 impl Client {
     pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
-        forks::watch();
-        Self::again(Arc::new(Shared::new(server, limits)), forks::count())
+        Self::again(Arc::new(Shared::new(server, limits)))
     }
 
     /// One that had no file any more. It is as a new one, but for what has happened, which goes on.
-    pub(crate) fn again(shared: Arc<Shared>, birth: u64) -> Arc<Self> {
+    pub(crate) fn again(shared: Arc<Shared>) -> Arc<Self> {
         shared.reopen();
-        Arc::new(Self { shared: ManuallyDrop::new(shared), birth, is_outdated: AtomicBool::new(false) })
+        Arc::new(Self {
+            shared: ManuallyDrop::new(shared),
+            process: ProcessId::current(),
+            is_outdated: AtomicBool::new(false),
+        })
     }
 
     /// The server takes other calls than those that it makes: it ends with its last file.
@@ -138,7 +141,7 @@ impl Client {
 
     /// How often the server was silent for ten seconds or longer while something waited for it, and answered again; and how long in all.
     pub fn silences(&self) -> (u64, Duration) {
-        self.shared.server.outage.silences()
+        self.shared.server.clock.silences()
     }
 
     /// What has happened so far.
@@ -162,16 +165,12 @@ impl Client {
 
     /// Whether this process is a child of the client's.
     pub fn is_elsewhere(&self) -> bool {
-        self.birth != forks::count()
+        !self.process.is_current()
     }
 
     /// An error in a child of the client's process.
     pub(crate) fn check_process(&self) -> Result<()> {
-        if !self.is_elsewhere() {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::Unsupported, "the file was opened before the process forked")
-            .hint("open it anew in the child"))
+        self.process.check()
     }
 
     /// Starts a request; `answer` is called once, from any thread, perhaps before this returns.

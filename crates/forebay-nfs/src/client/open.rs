@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::endpoint::resolve;
 
 use crate::client::clients::{Known, known};
 use crate::client::file::File;
@@ -10,7 +11,6 @@ use crate::client::look_up::{client_of, look_up};
 use crate::client::nfs_client::Client;
 use crate::client::url::Url;
 pub use crate::network::connect::is_unreached;
-use crate::network::connect::resolve;
 use crate::network::exchange::NO_ANSWER;
 use crate::network::options::Options;
 use crate::network::session::Server;

@@ -4,10 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use forebay_error::Result;
+use forebay_remote::silence::SilenceClock;
 
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
-use crate::network::outage::Outage;
 use crate::protocol::rpc::Program;
 use crate::protocol::xdr::{Malformed, Reader};
 
@@ -34,7 +34,7 @@ pub struct Service {
 /// Asks the portmapper at an address. It has `limit` to answer.
 pub fn services(at: SocketAddr, limit: Duration) -> Result<Vec<Service>> {
     let options = Options { low_ports: false, ..Options::default() }.within(limit);
-    let mut portmap = Exchange::new(vec![at], options, Outage::new(at.to_string()));
+    let mut portmap = Exchange::new(vec![at], options, SilenceClock::new(at.to_string()));
     portmap
         .call("cannot ask the portmapper", (RPCBIND, DUMP), None, |_| {}, get_list)
         .map_err(|error| error.with("service", "portmapper"))

@@ -12,15 +12,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::endpoint::resolve;
+use forebay_remote::silence::SilenceClock;
+use forebay_remote::stop::{is_stopped, stopped};
 use forebay_verbs::{Domain, Why};
 
 use crate::lock;
-use crate::network::connect::{connect_from, end_unsent, resolve};
+use crate::network::connect::{connect_from, end_unsent};
 use crate::network::exchange::Exchange;
 use crate::network::job::FileTarget;
 use crate::network::opened::{OpenedFiles, Sample};
 use crate::network::options::Options;
-use crate::network::outage::{Outage, is_stopped, stopped};
 use crate::network::same::{Identity, Unshown, same_files, same_server};
 use crate::network::session::Server;
 
@@ -331,12 +333,12 @@ impl Address {
             deadline: Duration::ZERO,
             ..options.clone()
         };
-        let stream = connect_from(port, &[socket], &options, &server.outage)?;
+        let stream = connect_from(port, &[socket], &options, &server.clock)?;
         // One that has shown all it was to show leaves its port, of which there are few below 1024, at once.
         end_unsent(&stream);
         // What another server says, or does not, is nothing of this one's.
-        let outage = Outage::new(server.name.clone());
-        let mut exchange = Exchange::on(stream, socket, options, outage);
+        let clock = SilenceClock::new(server.name.clone());
+        let mut exchange = Exchange::on(stream, socket, options, clock);
         if server.version.has_session() {
             same_server(server, &mut exchange)?;
         } else {
@@ -353,7 +355,7 @@ impl Server {
             return Ok((stream, destination));
         }
         let destination = self.first_destination();
-        let stream = connect_from(port, &self.addresses, &self.options, &self.outage)?;
+        let stream = connect_from(port, &self.addresses, &self.options, &self.clock)?;
         Ok((stream, destination))
     }
 

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::retry::RetryPauses;
+use forebay_remote::silence::{SilenceClock, WaitLimits};
+use forebay_remote::stop;
 
 use crate::network::connect::{connect, end_unsent, has_low_port, lacks_low_port};
 use crate::network::options::Options;
-use crate::network::outage::{self, Outage};
 use crate::protocol::rpc::{self, Credential, Program};
 use crate::protocol::xdr::{Malformed, Reader, Writer};
 
@@ -23,7 +25,7 @@ const MAX_REPLY_BYTES: usize = 32 << 10;
 pub(crate) struct Exchange {
     addresses: Vec<SocketAddr>,
     options: Options,
-    outage: Arc<Outage>,
+    clock: Arc<SilenceClock>,
     stream: Option<TcpStream>,
     /// It has answered: a server that does not is waited for.
     has_answered: bool,
@@ -62,11 +64,11 @@ impl From<std::io::Error> for Lost {
 }
 
 impl Exchange {
-    pub(crate) fn new(addresses: Vec<SocketAddr>, options: Options, outage: Arc<Outage>) -> Self {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, options: Options, clock: Arc<SilenceClock>) -> Self {
         Self {
             addresses,
             options,
-            outage,
+            clock,
             stream: None,
             has_answered: false,
             was_sent: false,
@@ -76,10 +78,15 @@ impl Exchange {
     }
 
     /// The same, by a connection that is there already.
-    pub(crate) fn on(stream: TcpStream, address: SocketAddr, options: Options, outage: Arc<Outage>) -> Self {
+    pub(crate) fn on(
+        stream: TcpStream,
+        address: SocketAddr,
+        options: Options,
+        clock: Arc<SilenceClock>,
+    ) -> Self {
         // As of connections that are made here.
         let stream = stream.set_nonblocking(false).is_ok().then_some(stream);
-        Self { stream, ..Self::new(vec![address], options, outage) }
+        Self { stream, ..Self::new(vec![address], options, clock) }
     }
 
     /// The connection, for other calls.
@@ -139,8 +146,8 @@ impl Exchange {
         let len = writer.finish()?;
         place[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());
         let began = Instant::now();
-        self.outage.asked(began);
-        let mut delay = Duration::from_millis(100);
+        self.clock.asked(began);
+        let mut pauses = RetryPauses::default();
         let (mut lies, mut attempts) = (0, 0);
         loop {
             attempts += 1;
@@ -156,19 +163,18 @@ impl Exchange {
                 Err(Lost::Connection(error)) => {
                     let is_refused = self.stream.take().is_none() || attempts >= FIRST_ATTEMPTS;
                     let is_over = self.is_over(began);
-                    if outage::is_stopped() {
-                        return Err(outage::stopped());
+                    if stop::is_stopped() {
+                        return Err(stop::stopped());
                     }
                     if is_refused && !self.has_answered || is_over {
                         return Err(self.explain(error, doing, began));
                     }
-                    outage::sleep(delay.min(self.options.deadline))?;
-                    delay = (delay * 2).min(Duration::from_secs(5));
+                    stop::sleep(pauses.next_pause().min(self.options.deadline))?;
                 }
             }
         }
         (self.has_answered, self.used) = (true, Instant::now());
-        self.outage.heard(self.used);
+        self.clock.heard(self.used);
         let mut reader = Reader::new(&self.reply);
         reader.skip(8)?;
         rpc::reply(&mut reader)?.map_err(|rejected| rejected.error(doing))?;
@@ -178,11 +184,11 @@ impl Exchange {
     /// How long a call that began then still waits.
     fn left(&self, began: Instant) -> Duration {
         let (options, now) = (&self.options, Instant::now());
-        self.outage.waits(now);
+        self.clock.waits(now);
         if !self.has_answered {
             return options.first_answer.saturating_sub(now - began);
         }
-        self.outage.left(began, now, self.limits())
+        self.clock.left(began, now, self.limits())
     }
 
     /// Whether a call that began then is given up: alone, or with all that waits for the server.
@@ -190,13 +196,13 @@ impl Exchange {
         let left = self.left(began);
         if left.is_zero() && self.has_answered {
             // What is asked for later has a few seconds.
-            self.outage.is_given_up(Instant::now(), self.limits());
+            self.clock.is_given_up(Instant::now(), self.limits());
         }
         left.is_zero() || began.elapsed() > self.options.deadline
     }
 
-    fn limits(&self) -> outage::Limits {
-        self.outage.limits((self.options.silence, self.options.deadline))
+    fn limits(&self) -> WaitLimits {
+        self.clock.limits(self.options.wait_limits())
     }
 
     /// The error of a server that is silent says where it was asked, and for how long.
@@ -226,7 +232,7 @@ impl Exchange {
         let left = self.left(began);
         if self.stream.is_none() {
             let options = Options { connect: self.options.connect.min(left), ..self.options.clone() };
-            let stream = connect(&self.addresses, &options, &self.outage).map_err(Lost::Connection)?;
+            let stream = connect(&self.addresses, &options, &self.clock).map_err(Lost::Connection)?;
             stream.set_nonblocking(false)?;
             // Nothing is unsent when its calls are answered, and others have no meaning any more.
             if has_low_port(&stream) {
@@ -239,25 +245,30 @@ impl Exchange {
         stream.set_write_timeout(Some(self.options.silence))?;
         stream.write_all(call)?;
         self.was_sent = true;
-        let outage = &self.outage;
+        let clock = &self.clock;
         loop {
-            record(stream, &mut self.reply, until, outage)?;
+            record(stream, &mut self.reply, until, clock)?;
             let found = rpc::reply_xid(&mut Reader::new(&self.reply)).map_err(Lost::Server)?;
             // A reply to a call that was given up is none of ours.
             if found == xid {
                 return Ok(());
             }
-            more(until, outage)?;
+            more(until, clock)?;
         }
     }
 }
 
 /// Reads a record of at most [`MAX_REPLY_BYTES`] bytes, by `until`.
-fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant, outage: &Outage) -> Result<(), Lost> {
+fn record(
+    stream: &mut TcpStream,
+    record: &mut Vec<u8>,
+    until: Instant,
+    clock: &SilenceClock,
+) -> Result<(), Lost> {
     record.clear();
     loop {
         let mut mark = [0; 4];
-        read(stream, &mut mark, until, outage)?;
+        read(stream, &mut mark, until, clock)?;
         let mark = u32::from_be_bytes(mark);
         let (is_last, len) = (mark >> 31 != 0, (mark & !(1 << 31)) as usize);
         if len == 0 && !is_last || record.len() + len > MAX_REPLY_BYTES {
@@ -265,7 +276,7 @@ fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant, outage: 
         }
         let start = record.len();
         record.resize(start + len, 0);
-        read(stream, &mut record[start..], until, outage)?;
+        read(stream, &mut record[start..], until, clock)?;
         if is_last {
             return Ok(());
         }
@@ -273,32 +284,37 @@ fn record(stream: &mut TcpStream, record: &mut Vec<u8>, until: Instant, outage: 
 }
 
 /// Whether to wait for more, where something has come that is not the reply.
-fn more(until: Instant, outage: &Outage) -> Result<(), Lost> {
-    if outage::is_stopped() {
-        return Err(Lost::Connection(outage::stopped()));
+fn more(until: Instant, clock: &SilenceClock) -> Result<(), Lost> {
+    if stop::is_stopped() {
+        return Err(Lost::Connection(stop::stopped()));
     }
     let now = Instant::now();
-    outage.waits(now);
+    clock.waits(now);
     if now < until { Ok(()) } else { Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()) }
 }
 
-fn read(stream: &mut TcpStream, mut place: &mut [u8], until: Instant, outage: &Outage) -> Result<(), Lost> {
+fn read(
+    stream: &mut TcpStream,
+    mut place: &mut [u8],
+    until: Instant,
+    clock: &SilenceClock,
+) -> Result<(), Lost> {
     use std::io::ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
     while !place.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
-        stream.set_read_timeout(Some(left.clamp(Duration::from_millis(1), outage::SLICE)))?;
+        stream.set_read_timeout(Some(left.clamp(Duration::from_millis(1), stop::SLICE)))?;
         match stream.read(place) {
             Ok(0) => return Err(std::io::Error::from(UnexpectedEof).into()),
             Ok(bytes) => {
                 place = &mut place[bytes..];
                 if !place.is_empty() {
-                    more(until, outage)?;
+                    more(until, clock)?;
                 }
             }
-            Err(_) if outage::is_stopped() => return Err(Lost::Connection(outage::stopped())),
+            Err(_) if stop::is_stopped() => return Err(Lost::Connection(stop::stopped())),
             Err(error) if error.kind() == Interrupted => {}
             Err(error) if matches!(error.kind(), WouldBlock | TimedOut) && Instant::now() < until => {
-                outage.waits(Instant::now());
+                clock.waits(Instant::now());
             }
             Err(error) => return Err(error.into()),
         }

@@ -7,11 +7,11 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::endpoint::resolve;
 use forebay_sys::threads;
 
 use crate::lock;
 use crate::network::addresses::{Address, Looks, MOST_FURTHER, TriesRdma};
-use crate::network::connect::resolve;
 use crate::network::same::Unshown;
 use crate::network::session::Server;
 use crate::protocol::handle::{Attributes, Handle};

@@ -8,7 +8,6 @@ mod looks;
 mod nics;
 mod opened;
 pub(crate) mod options;
-pub(crate) mod outage;
 mod same;
 pub(crate) mod session;
 pub(crate) mod wire;

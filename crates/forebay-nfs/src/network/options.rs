@@ -1,12 +1,13 @@
 //! What can be chosen.
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::Result;
+use forebay_remote::namespace::NetworkNamespace;
+use forebay_remote::silence::WaitLimits;
 use forebay_verbs::Fabric;
 
 /// How a client talks to its server.
@@ -40,28 +41,7 @@ pub struct Options {
     pub deadline: Duration,
     /// The network namespace that all connections are made in, where the same address is the same server; `None`: that of the thread that opens
     /// the file. Threads of other ones make none.
-    pub network: Option<Network>,
-}
-
-/// A network namespace: threads of a process may have different ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Network {
-    device: u64,
-    inode: u64,
-}
-
-impl Network {
-    /// That of this thread; `None` where the kernel does not tell.
-    pub fn of_thread() -> Option<Self> {
-        let told = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
-        Some(Self { device: told.dev(), inode: told.ino() })
-    }
-
-    /// One that no thread has.
-    #[cfg(test)]
-    pub(crate) const fn other() -> Self {
-        Self { device: 0, inode: 0 }
-    }
+    pub network: Option<NetworkNamespace>,
 }
 
 /// How many ranges are registered for calls, or being registered, and how many ever were.
@@ -165,22 +145,21 @@ impl Options {
         PROBE_AFTER.min(self.silence / 4)
     }
 
+    /// How long a server is waited for.
+    pub(crate) const fn wait_limits(&self) -> WaitLimits {
+        WaitLimits { silence: self.silence, deadline: self.deadline }
+    }
+
     /// An error where this thread is to make no connection: what it reaches by the server's address may be another one.
     pub(crate) fn check_network(&self) -> Result<()> {
-        if self.network.is_none() || self.network == Network::of_thread() {
-            return Ok(());
-        }
-        let what = "cannot connect to the server: the file was opened in another network namespace than this thread's";
-        Err(Error::new(ErrorKind::Unsupported, what).hint(
-            "make the session and open the file in threads of one network namespace: setns before both",
-        ))
+        self.network.map_or(Ok(()), NetworkNamespace::check)
     }
 
     /// The same within what is allowed, with connections from this thread's network namespace.
     pub(crate) fn checked(mut self) -> Self {
         self.connections = self.connections.clamp(1, 16);
         self.depth = self.depth.clamp(1, 64);
-        self.network = self.network.or_else(Network::of_thread);
+        self.network = self.network.or_else(NetworkNamespace::of_thread);
         self
     }
 }

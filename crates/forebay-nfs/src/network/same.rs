@@ -3,10 +3,10 @@
 //! there, and that the files are the same.
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop::is_stopped;
 
 use crate::network::exchange::Exchange;
 use crate::network::opened::Sample;
-use crate::network::outage::is_stopped;
 use crate::network::session::{Server, get_look, put_look};
 use crate::protocol::handle::{Attributes, Handle, Version};
 use crate::protocol::status::Status;

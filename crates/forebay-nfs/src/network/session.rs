@@ -5,17 +5,20 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_sys::{forks, threads};
+use forebay_remote::process::ProcessId;
+use forebay_remote::retry::RetryBudget;
+use forebay_remote::silence::{SilenceClock, WaitLimits};
+use forebay_remote::stop;
+use forebay_sys::threads;
 use forebay_verbs::{Domain, Route, Stop};
 
 use crate::lock;
 use crate::network::addresses::Addresses;
 use crate::network::exchange::Exchange;
 use crate::network::options::{Options, Rdma};
-use crate::network::outage::{self, Outage};
 use crate::network::same::Identity;
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::{Credential, random};
@@ -36,13 +39,13 @@ pub(crate) struct Server {
     pub(crate) who: Credential,
     pub(crate) options: Options,
     /// How long it has been silent.
-    pub(crate) outage: Arc<Outage>,
+    pub(crate) clock: Arc<SilenceClock>,
     control: Arc<Mutex<Control>>,
     session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
     /// The process that made it.
-    birth: u64,
+    process: ProcessId,
     /// How long each answer is waited for that ends the session, in milliseconds.
     patience: AtomicU64,
     /// Its mountd takes calls from ports below 1024 alone.
@@ -96,11 +99,6 @@ impl Session {
     }
 }
 
-/// The first pause of a call that the server asks to wait; each further one is longer, up to [`MAX_RETRY_PAUSE`].
-pub(crate) const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
-/// The longest.
-pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
-
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
 
@@ -115,8 +113,8 @@ const ENDING: &str = "cannot end a session";
 impl Server {
     /// Nothing is sent yet.
     pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
-        let outage = Outage::new(name.clone());
-        let exchange = Exchange::new(addresses.clone(), options.clone(), outage.clone());
+        let clock = SilenceClock::new(name.clone());
+        let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());
         let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
         let further = Addresses::new(&options, &addresses);
         Self {
@@ -126,11 +124,11 @@ impl Server {
             version,
             who: Credential::of_process(),
             options,
-            outage,
+            clock,
             control: Arc::new(Mutex::new(control)),
             session: Mutex::default(),
             domain: Mutex::default(),
-            birth: forks::count(),
+            process: ProcessId::current(),
             patience: AtomicU64::new(ENDING_PATIENCE.as_millis() as u64),
             asks_low_port: AtomicBool::new(false),
         }
@@ -144,7 +142,7 @@ impl Server {
     /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
     /// looked at when a file is opened anew.
     pub(crate) fn time_to_keep(&self) -> Duration {
-        if self.outage.is_answering() && self.further.left_out().is_empty() {
+        if self.clock.is_answering() && self.further.left_out().is_empty() {
             self.options.keep
         } else {
             Duration::ZERO
@@ -153,7 +151,7 @@ impl Server {
 
     /// Whether its end asks it something.
     pub(crate) fn has_session_to_end(&self) -> bool {
-        self.session().granted.is_some() && self.outage.is_answering()
+        self.session().granted.is_some() && self.clock.is_answering()
     }
 
     /// How long each answer is waited for that ends the session.
@@ -162,13 +160,13 @@ impl Server {
     }
 
     /// How long the server may be silent while calls wait, and how long these are sent again.
-    pub(crate) fn wait_limits(&self) -> (Duration, Duration) {
-        self.outage.limits((self.options.silence, self.options.deadline))
+    pub(crate) fn wait_limits(&self) -> WaitLimits {
+        self.clock.limits(self.options.wait_limits())
     }
 
     /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
     pub(crate) fn record_duration(&self, duration: Duration) {
-        self.outage.record_duration(duration);
+        self.clock.record_duration(duration);
     }
 
     /// Where the server takes RDMA.
@@ -188,7 +186,7 @@ impl Server {
         }
         let (rdma, to) = self.rdma_address()?;
         self.options.check_network()?;
-        let stop = Stop::when(outage::is_stopped);
+        let stop = Stop::when(stop::is_stopped);
         let route = Route { timeout: self.options.connect, stop, ..Route::to(to) };
         let domain = rdma.fabric.open(&route)?;
         *kept = Some(domain.clone());
@@ -260,12 +258,12 @@ impl Server {
             return Ok(());
         }
         let owner = format!("forebay {} {} {:x}", self.who.uid(), std::process::id(), random());
-        let mut began = None;
+        let mut budget = self.retry_budget();
         loop {
             match self.new_session(control, owner.as_bytes())? {
                 Ok(()) => return Ok(()),
                 Err(Refused(status, _)) if status.is_to_wait() || status.is_session_lost() => {
-                    self.wait(&mut began, status, OPENING)?;
+                    self.wait(&mut budget, status, OPENING)?;
                 }
                 Err(refused) => return Err(refused.into()),
             }
@@ -326,15 +324,14 @@ impl Server {
         })
     }
 
+    /// Attempts while the server asks to wait.
+    const fn retry_budget(&self) -> RetryBudget {
+        RetryBudget::new(self.options.deadline)
+    }
+
     /// Sleeps before the next attempt; an error behind the deadline.
-    fn wait(&self, began: &mut Option<(Instant, Duration)>, status: Status, doing: &str) -> Result<()> {
-        let (start, pause) = began.unwrap_or((Instant::now(), MIN_RETRY_PAUSE));
-        if start.elapsed() > self.options.deadline {
-            return Err(status.error(doing, self.who.uid()));
-        }
-        outage::sleep(pause)?;
-        *began = Some((start, (pause * 2).min(MAX_RETRY_PAUSE)));
-        Ok(())
+    fn wait(&self, budget: &mut RetryBudget, status: Status, doing: &str) -> Result<()> {
+        if budget.wait()? { Ok(()) } else { Err(status.error(doing, self.who.uid())) }
     }
 
     /// A compound of one operation that stands in no session.
@@ -392,15 +389,15 @@ impl Server {
         put: impl Fn(&mut Writer<'_>),
         get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
-        let (mut began, mut lost) = (None, 0);
+        let (mut budget, mut lost) = (self.retry_budget(), 0);
         loop {
             match self.in_slot(control, doing, count, &put, &get)? {
                 Err(status) if status.is_to_wait() || status.is_uncached() => {
-                    self.wait(&mut began, status, doing)?;
+                    self.wait(&mut budget, status, doing)?;
                 }
                 Err(status) if status.is_session_lost() && self.version.has_session() => {
                     if lost > 0 {
-                        self.wait(&mut began, status, doing)?;
+                        self.wait(&mut budget, status, doing)?;
                     }
                     lost += 1;
                     self.renew_with(control, control.sequence.1)?;
@@ -473,13 +470,13 @@ impl Server {
         put: impl Fn(&mut Writer<'_>),
         get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
-        let mut began = None;
+        let mut budget = self.retry_budget();
         loop {
             let mut control = self.control();
             let said = control.exchange.call(doing, (v3::PROGRAM, procedure), Some(&self.who), &put, &get)?;
             drop(control);
             match said {
-                Err(status) if status.is_to_wait() => self.wait(&mut began, status, doing)?,
+                Err(status) if status.is_to_wait() => self.wait(&mut budget, status, doing)?,
                 said => return Ok(said),
             }
         }
@@ -565,11 +562,11 @@ impl Drop for Server {
     /// Tells the server that its session is over. One that is waited for in vain is left alone: the lease ends the session.
     fn drop(&mut self) {
         // A child's connection and session are its parent's.
-        if self.birth != forks::count() {
+        if !self.process.is_current() {
             return;
         }
         let Some(granted) = self.session().granted else { return };
-        if !self.outage.is_answering() {
+        if !self.clock.is_answering() {
             return;
         }
         let mut control = lock(&self.control);
@@ -601,7 +598,10 @@ mod tests {
     fn nothing_is_sent_from_another_network_namespace() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let options = Options { network: Some(crate::Network::other()), ..Options::default() };
+        let options = Options {
+            network: Some(forebay_remote::namespace::NetworkNamespace::default()),
+            ..Options::default()
+        };
         let addresses = vec![listener.local_addr().unwrap()];
         let server = Server::new("server".to_owned(), addresses, Version::V3, options);
         let error = server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();

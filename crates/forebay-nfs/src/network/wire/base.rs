@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
+use forebay_remote::retry::RetryPauses;
+use forebay_remote::stop;
 use forebay_sys::threads;
 
 use super::liveness::CHECK_INTERVAL;
@@ -21,7 +23,6 @@ use crate::network::addresses::Destination;
 use crate::network::connect::lacks_low_port;
 use crate::network::exchange::{LOOK, NO_ANSWER};
 use crate::network::job::{Job, Next, Part};
-use crate::network::outage;
 use crate::network::session::Server;
 use crate::protocol::handle::Limits;
 use crate::protocol::io_call::Reply;
@@ -31,6 +32,9 @@ use crate::protocol::xdr::Malformed;
 
 /// How many connections in a row may end by a malformed reply before calls fail.
 const MAX_BAD_REPLIES: u32 = 4;
+
+/// The pause before a lost connection is made anew for the first time.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What wires share.
 pub(crate) struct Shared {
@@ -155,7 +159,7 @@ impl Shared {
     pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>, now: Instant) {
         // All wires share a job.
         let share = job.calls(self.limits).div_ceil(self.connections());
-        self.server.outage.asked(now);
+        self.server.clock.asked(now);
         self.server.look_again();
         self.queue.push(job);
         self.feed_each(share, Some(now));
@@ -302,7 +306,7 @@ impl Wire {
     // ---- the wire's thread --------------------------------------------------------------------------------------
 
     fn run(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
-        let mut pause = Duration::from_millis(50);
+        let mut pauses = RetryPauses::from(FIRST_PAUSE);
         let (mut bad_replies, mut port, mut calls_before) = (0, 0, 0);
         loop {
             let lost = if self.server.options.rdma.is_some() {
@@ -318,7 +322,7 @@ impl Wire {
             };
             // What other connections do says nothing of this one.
             if calls != calls_before {
-                (pause, bad_replies, calls_before) = (Duration::from_millis(50), 0, calls);
+                (pauses, bad_replies, calls_before) = (RetryPauses::from(FIRST_PAUSE), 0, calls);
             }
             match lost {
                 Lost::Idle => {}
@@ -334,7 +338,7 @@ impl Wire {
                 Lost::Refused(error) => self.fail_all(shared, &error),
                 Lost::NoLockedMemory => self.hand_over_calls(shared, signal),
                 Lost::Broken(error) => {
-                    let (_, deadline) = self.server.wait_limits();
+                    let deadline = self.server.wait_limits().deadline;
                     let error = Error::new(ErrorKind::Timeout, NO_ANSWER)
                         .with("server", &self.server.name)
                         .with("seconds", deadline.as_secs_f32())
@@ -343,8 +347,8 @@ impl Wire {
                     self.fail_given_up(shared, &error);
                 }
             }
-            if outage::is_stopped() {
-                let error = outage::stopped().with("server", &self.server.name);
+            if stop::is_stopped() {
+                let error = stop::stopped().with("server", &self.server.name);
                 shared.fail_waiting(&error);
                 self.fail_all(shared, &error);
             }
@@ -355,12 +359,11 @@ impl Wire {
                     return;
                 }
             }
-            let (now, outage) = (Instant::now(), &self.server.outage);
-            outage.waits(now);
+            let (now, clock) = (Instant::now(), &self.server.clock);
+            clock.waits(now);
             // What is not to wait is seen in the next round, and so is what is given up.
-            let left = outage.left(now, now, self.server.wait_limits()).max(Duration::from_millis(50));
-            let _ = outage::sleep(pause.min(left));
-            pause = (pause * 2).min(Duration::from_secs(5));
+            let left = clock.left(now, now, self.server.wait_limits()).max(FIRST_PAUSE);
+            let _ = stop::sleep(pauses.next_pause().min(left));
         }
     }
 
@@ -407,8 +410,8 @@ impl Wire {
         state.table.count_reply();
         batch.liveness.answered();
         // Otherwise it is told with the others, when it is looked how long calls have waited.
-        if self.server.outage.is_in_doubt() {
-            self.server.outage.heard(batch.last_reply);
+        if self.server.clock.is_in_doubt() {
+            self.server.clock.heard(batch.last_reply);
         }
         match reply {
             Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
@@ -528,12 +531,13 @@ impl Wire {
     /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
     /// What was asked for since has its own time. There is no connection.
     fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
-        let (now, limits, outage) = (Instant::now(), self.server.wait_limits(), &self.server.outage);
-        if outage.is_given_up(now, limits) {
-            shared.queue.fail(error, |job| outage.gives_up(job.asked(), now, limits));
+        let (now, limits, clock) = (Instant::now(), self.server.wait_limits(), &self.server.clock);
+        if clock.is_given_up(now, limits) {
+            shared.queue.fail(error, |job| clock.gives_up(job.asked(), now, limits));
         }
         let is_over = |call: &Call| {
-            now.saturating_duration_since(call.began) >= limits.1 || outage.gives_up(call.began, now, limits)
+            now.saturating_duration_since(call.began) >= limits.deadline
+                || clock.gives_up(call.began, now, limits)
         };
         self.fail(shared, is_over, error);
     }

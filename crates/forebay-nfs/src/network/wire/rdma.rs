@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop;
 use forebay_verbs::{Access, Completion, Connection, Domain, Failure, Options, Post, Route, Stop, Why};
 
 use super::base::{Link, Shared, State, Wire, send_queued};
@@ -19,7 +20,6 @@ use super::table::{Call, Table};
 use crate::lock;
 use crate::network::job::{Job, Part};
 use crate::network::options::{Rdma, RegionCounts};
-use crate::network::outage;
 use crate::network::session::Server;
 use crate::protocol::handle::Version;
 use crate::protocol::io_call::{Operation, Reply};
@@ -92,9 +92,9 @@ fn connect_in_turn(
                     && waits(seen.has_others(&rdma.held))
                     && began.elapsed() < server.options.silence =>
             {
-                outage::sleep(RETRY_INTERVAL)?;
+                stop::sleep(RETRY_INTERVAL)?;
             }
-            Err(_) if outage::is_stopped() => return Err(outage::stopped().with("server", &server.name)),
+            Err(_) if stop::is_stopped() => return Err(stop::stopped().with("server", &server.name)),
             connected => return connected,
         }
     }
@@ -117,7 +117,7 @@ fn connect(server: &Server, address: Option<usize>, depth: usize) -> Result<Rdma
         sends: depth as u32 * 2,
         send_size: MAX_CALL_BYTES as u32,
         timeout: options.connect,
-        stop: Stop::when(outage::is_stopped),
+        stop: Stop::when(stop::is_stopped),
         ..Options::default()
     };
     let connection = domain.connect(to, &with).inspect_err(|error| {
@@ -166,7 +166,7 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
     }
     connect_in_turn(server, None, 1, |has_others| has_others)
         .map(drop)
-        .map_err(|error| if outage::is_stopped() { error } else { error.hint("FOREBAY_NFS=tcp") })
+        .map_err(|error| if stop::is_stopped() { error } else { error.hint("FOREBAY_NFS=tcp") })
 }
 
 /// Whether a further address takes RDMA.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_remote::retry::RetryPauses;
 use forebay_verbs::{Domain, RegisteredMemory};
 
 use crate::network::job::{FileTarget, Job, Next, Part};
-use crate::network::session::{MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, Server, Session};
+use crate::network::session::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{IoCall, Operation, Reply};
 use crate::protocol::rpc::next_xid;
@@ -60,7 +61,7 @@ pub(crate) struct Call {
     asked: Instant,
     /// Replies to calls of its wire until then.
     answered_before: u64,
-    pause: Duration,
+    pauses: RetryPauses,
 }
 
 /// The calls of a wire.
@@ -104,7 +105,7 @@ impl Table {
             began: now,
             asked: now,
             answered_before: 0,
-            pause: MIN_RETRY_PAUSE,
+            pauses: RetryPauses::default(),
         };
         let calls = (0..depth).map(|_| call()).collect();
         let room = Arc::new(AtomicUsize::new(depth));
@@ -219,7 +220,7 @@ impl Table {
     ) -> Result<(), Malformed> {
         let call = &mut self.calls[index];
         (call.job, call.part) = (Some(job), Some(part));
-        (call.began, call.pause) = (now, MIN_RETRY_PAUSE);
+        (call.began, call.pauses) = (now, RetryPauses::default());
         // What cannot be asked ends by this error alone: an entry that has it would give it to another wire, too.
         self.ask(server, index, now).inspect_err(|_| drop(self.end(index)))
     }
@@ -326,7 +327,7 @@ impl Table {
         for index in 0..self.calls.len() {
             if matches!(self.calls[index].state, CallState::Parked(until) if until <= now) {
                 // The server owed nothing meanwhile.
-                server.outage.asked(now);
+                server.clock.asked(now);
                 self.ask(server, index, now)?;
             }
         }
@@ -345,18 +346,18 @@ impl Table {
     /// The call is asked anew: at once the first time, then later and later.
     pub(crate) fn again(&mut self, index: usize) {
         let call = &mut self.calls[index];
-        let pause = if call.pause == MIN_RETRY_PAUSE { Duration::ZERO } else { call.pause };
+        let is_first = call.pauses == RetryPauses::default();
+        let pause = call.pauses.next_pause();
+        let pause = if is_first { Duration::ZERO } else { pause };
         self.parks = true;
         call.state = CallState::Parked(Instant::now() + pause);
-        call.pause = (call.pause * 2).min(MAX_RETRY_PAUSE);
     }
 
     /// Lets a call wait; each time longer.
     pub(crate) fn park(&mut self, index: usize) {
         self.parks = true;
         let call = &mut self.calls[index];
-        call.state = CallState::Parked(Instant::now() + call.pause);
-        call.pause = (call.pause * 2).min(MAX_RETRY_PAUSE);
+        call.state = CallState::Parked(Instant::now() + call.pauses.next_pause());
     }
 
     /// The call that is to be sent next, if messages are sent whole.
@@ -438,7 +439,7 @@ impl Table {
         let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
         let next = job.note_reply(part, reply, limits);
         if next.is_none() {
-            (call.pause, call.began) = (MIN_RETRY_PAUSE, now);
+            (call.pauses, call.began) = (RetryPauses::default(), now);
         }
         next
     }

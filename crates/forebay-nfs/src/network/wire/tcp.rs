@@ -15,9 +15,11 @@ use super::input::{Input, Stream};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::Table;
+use forebay_remote::endpoint::abort;
+
 use crate::lock;
 use crate::network::addresses::Destination;
-use crate::network::connect::{abort, end_in_order, end_unsent, has_low_port, keep_alive};
+use crate::network::connect::{end_in_order, end_unsent, has_low_port, keep_alive};
 use crate::protocol::io_call::{IoCall, Reply};
 use crate::protocol::rpc;
 use crate::protocol::xdr::Reader;

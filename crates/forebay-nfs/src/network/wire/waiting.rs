@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
+use forebay_remote::stop;
 
 use super::base::{State, Wire};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::table::Table;
-use crate::network::outage;
 
 /// A reply that is lost among others is noticed by then, or after twice the silence, once enough of them have come. Chosen.
 const MAX_OVERTAKEN: Duration = Duration::from_mins(2);
@@ -50,7 +50,7 @@ impl Wire {
     ) -> Result<Duration, Lost> {
         let (alive, is_news) = batch.liveness.check(batch.last_reply, now);
         if is_news {
-            self.server.outage.heard(alive);
+            self.server.clock.heard(alive);
         }
         let idle = self.server.options.idle;
         let mut limit = idle;
@@ -70,8 +70,8 @@ impl Wire {
             limit = limit.min(until.saturating_duration_since(now));
         }
         if !state.table.is_idle() {
-            if outage::is_stopped() {
-                return Err(Lost::Broken(outage::stopped()));
+            if stop::is_stopped() {
+                return Err(Lost::Broken(stop::stopped()));
             }
             limit = limit.min(self.check_interval);
         }
@@ -87,16 +87,16 @@ impl Wire {
         now: Instant,
     ) -> Result<Duration, Lost> {
         let limits = self.server.wait_limits();
-        let silence = limits.0;
+        let silence = limits.silence;
         let left =
             |since: Instant, most| Duration::saturating_sub(most, now.saturating_duration_since(since));
-        self.server.outage.waits(now);
+        self.server.clock.waits(now);
         let mut least = left(alive, silence);
         if let Some(asked) = overtaken {
             least = least.min(left(asked, self.overtaken_limit(silence)));
         }
         if let Some(began) = table.oldest() {
-            least = least.min(self.server.outage.left(began, now, limits));
+            least = least.min(self.server.clock.left(began, now, limits));
         }
         if least.is_zero() {
             return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
