@@ -6,16 +6,18 @@
 mod process;
 mod rooted;
 
-use std::ffi::CString;
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
 use forebay_config::env;
 use forebay_config::files::{self, MAX_TEXT_BYTES};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Resource, getrlimit};
 
 pub use process::ProcessView;
 pub use rooted::RootedSystem;
@@ -139,10 +141,6 @@ fn names(path: &str) -> Vec<String> {
     names
 }
 
-fn c_path(path: &str) -> Option<CString> {
-    CString::new(Path::new(path).as_os_str().as_bytes()).ok()
-}
-
 impl System for RealSystem {
     fn read(&self, path: &str) -> io::Result<Vec<u8>> {
         if is_of_kernel(path) { std::fs::read(path) } else { plain_bytes(path) }
@@ -184,17 +182,9 @@ impl System for RealSystem {
     }
 
     fn uname(&self) -> Uname {
-        // SAFETY: an all-zero utsname is valid: it holds only character arrays.
-        let mut name: libc::utsname = unsafe { std::mem::zeroed() };
-        // SAFETY: `name` is a live utsname that the call fills in.
-        if unsafe { libc::uname(&raw mut name) } != 0 {
-            return Uname::default();
-        }
-        let text = |field: &[libc::c_char]| {
-            let bytes: Vec<u8> = field.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        Uname { release: text(&name.release), machine: text(&name.machine), host: text(&name.nodename) }
+        let name = rustix::system::uname();
+        let text = |field: &CStr| field.to_string_lossy().into_owned();
+        Uname { release: text(name.release()), machine: text(name.machine()), host: text(name.nodename()) }
     }
 
     fn io_uring(&self) -> Result<(), i32> {
@@ -212,12 +202,7 @@ impl System for RealSystem {
     }
 
     fn memlock(&self) -> Option<u64> {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is a live rlimit that the call fills in.
-        if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
-            return Some(0);
-        }
-        (limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+        getrlimit(Resource::Memlock).current
     }
 
     fn cpus(&self) -> usize {
@@ -225,23 +210,15 @@ impl System for RealSystem {
     }
 
     fn access(&self, path: &str, write: bool) -> bool {
-        let mode = if write { libc::W_OK } else { libc::R_OK };
-        let ask = move |path: &str| {
-            let path = c_path(path)?;
-            // SAFETY: `path` is a C string that outlives the call.
-            Some(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), mode, libc::AT_EACCESS) } == 0)
-        };
-        with_time_limit(path, ask).unwrap_or(false)
+        let mode = if write { Access::WRITE_OK } else { Access::READ_OK };
+        let ask = move |path: &str| accessat(CWD, path, mode, AtFlags::EACCESS).ok();
+        with_time_limit(path, ask).is_some()
     }
 
     fn free_space(&self, path: &str) -> Option<u64> {
         with_time_limit(path, |path| {
-            let path = c_path(path)?;
-            // SAFETY: an all-zero statvfs is valid: it holds only integers.
-            let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-            // SAFETY: `path` is a C string and `stat` a live statvfs; both outlive the call.
-            let code = unsafe { libc::statvfs(path.as_ptr(), &raw mut stat) };
-            (code == 0).then_some(stat.f_bavail * stat.f_frsize)
+            let stat = rustix::fs::statvfs(path).ok()?;
+            Some(stat.f_bavail * stat.f_frsize)
         })
     }
 
@@ -295,13 +272,8 @@ fn pause_frames(interface: &str) -> Option<PauseFrames> {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
-    // SAFETY: an ordinary system call; what it returns is checked.
-    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return None;
-    }
-    // SAFETY: the call returned a new descriptor that nobody else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.ok()?;
     // SAFETY: `request` and the words that it points to outlive the call, which writes no more than these.
     let code = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     (code == 0).then_some(PauseFrames { rx: words[2] != 0, tx: words[3] != 0 })

@@ -1,7 +1,7 @@
 //! Descriptors of ours in a process whose program may close them.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use forebay_error::{Error, Result};
 use forebay_sys::descriptor_table::HIGH_DESCRIPTOR;
@@ -83,13 +83,7 @@ pub(crate) fn lost() -> Error {
 /// The same descriptor under a high number, if the limit of open files allows. Not for files: closing one of their descriptors
 /// releases the process's POSIX locks.
 pub(crate) fn move_high(fd: OwnedFd) -> OwnedFd {
-    // SAFETY: no pointers are passed.
-    let moved = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
-    if moved < 0 {
-        return fd;
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    unsafe { OwnedFd::from_raw_fd(moved) }
+    rustix::io::fcntl_dupfd_cloexec(&fd, HIGH_DESCRIPTOR).unwrap_or(fd)
 }
 
 #[cfg(test)]

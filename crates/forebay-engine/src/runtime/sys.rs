@@ -1,15 +1,30 @@
-//! The system calls that the standard library lacks, each a thin function. Results are bytes or a negative errno.
+//! The system calls that the standard library lacks, each a thin function. What rustix has is asked of it, for less `unsafe`; raw
+//! memory that others may touch is read and written by libc, since a slice of it would be a wrong promise.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
 use forebay_sys::kernel_text::cpu_list;
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, SealFlags, Stat, Statx, StatxAttributes, StatxFlags,
+};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous};
+use rustix::process::{Resource, geteuid, getrlimit};
+use rustix::thread::{CpuSet, gettid, sched_getaffinity, sched_setaffinity, set_current_timer_slack};
 
-/// The negative errno of the call that failed last.
-fn negative_errno() -> isize {
-    -(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) as isize)
+/// The errno of the libc call that failed last.
+fn last_errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// A descriptor for a call, which may be the program's and closed meanwhile: the call then fails with EBADF.
+pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
+    // The type forbids -1, and rustix other numbers below 0. No table of descriptors reaches the highest.
+    let number = if fd < 0 { i32::MAX } else { fd };
+    // SAFETY: the calls that get it neither close it nor keep it, and are right whatever it names.
+    unsafe { BorrowedFd::borrow_raw(number) }
 }
 
 /// `preadv2` with one buffer; with `nowait` only bytes that are in the page cache already.
@@ -25,7 +40,7 @@ pub(crate) unsafe fn read_at(fd: RawFd, buffer: *mut u8, len: usize, offset: u64
         // SAFETY: the caller vouches for the buffer.
         unsafe { libc::pread(fd, buffer.cast(), len, offset as libc::off_t) }
     };
-    if got < 0 { negative_errno() } else { got }
+    if got < 0 { -(last_errno() as isize) } else { got }
 }
 
 /// `pwrite`.
@@ -35,36 +50,34 @@ pub(crate) unsafe fn read_at(fd: RawFd, buffer: *mut u8, len: usize, offset: u64
 pub(crate) unsafe fn write_at(fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
     // SAFETY: the caller vouches for the buffer.
     let put = unsafe { libc::pwrite(fd, buffer.cast(), len, offset as libc::off_t) };
-    if put < 0 { negative_errno() } else { put }
+    if put < 0 { -(last_errno() as isize) } else { put }
 }
 
 /// Opens a file with raw flags.
 pub(crate) fn open(path: &Path, flags: i32, mode: u32) -> Result<OwnedFd, i32> {
-    use std::os::unix::ffi::OsStrExt;
-    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return Err(libc::EINVAL) };
-    loop {
-        // SAFETY: `name` is a NUL-terminated string that outlives the call.
-        let fd = unsafe { libc::open(name.as_ptr(), flags | libc::O_CLOEXEC, mode) };
-        if fd >= 0 {
-            // SAFETY: the descriptor is new and ours alone.
-            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
-        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        if errno != libc::EINTR {
-            return Err(errno);
-        }
-    }
+    let flags = OFlags::from_bits_retain(flags as u32) | OFlags::CLOEXEC;
+    rustix::io::retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(mode)))
+        .map_err(rustix::io::Errno::raw_os_error)
 }
 
 /// `fstat`.
-pub(crate) fn stat(fd: RawFd) -> Result<libc::stat> {
-    // SAFETY: a zeroed stat is a valid value for the kernel to overwrite.
-    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `stat` is writable.
-    if unsafe { libc::fstat(fd, &mut stat) } < 0 {
-        return Err(Error::last_os("cannot read the file's attributes"));
-    }
-    Ok(stat)
+pub(crate) fn stat(fd: RawFd) -> Result<Stat> {
+    rustix::fs::fstat(borrow(fd)).map_err(|errno| failed(errno, "cannot read the file's attributes"))
+}
+
+fn failed(errno: rustix::io::Errno, doing: &str) -> Error {
+    Error::from_errno(errno.raw_os_error(), doing)
+}
+
+/// `statx` of an open file.
+fn statx(fd: RawFd, flags: AtFlags, mask: StatxFlags) -> Option<Statx> {
+    rustix::fs::statx(borrow(fd), c"", flags | AtFlags::EMPTY_PATH, mask).ok()
+}
+
+/// The flags that the file was opened with.
+pub(crate) fn flags(fd: RawFd) -> Result<i32> {
+    let flags = rustix::fs::fcntl_getfl(borrow(fd));
+    flags.map(|flags| flags.bits() as i32).map_err(|errno| failed(errno, "cannot use the descriptor"))
 }
 
 /// Device and inode, which identify a file.
@@ -72,12 +85,8 @@ pub(crate) type Identity = (u64, u64);
 
 /// The file of a descriptor; `None` if it is closed. Unlike `fstat` it asks no server and waits for no writes.
 pub(crate) fn identity(fd: RawFd) -> Option<Identity> {
-    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
-    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
-    if unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_INO, &mut statx) } == 0 {
-        return Some((libc::makedev(statx.stx_dev_major, statx.stx_dev_minor), statx.stx_ino));
+    if let Some(about) = statx(fd, AtFlags::STATX_DONT_SYNC, StatxFlags::INO) {
+        return Some((libc::makedev(about.stx_dev_major, about.stx_dev_minor), about.stx_ino));
     }
     // Old profiles of containers forbid `statx`.
     stat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
@@ -85,31 +94,28 @@ pub(crate) fn identity(fd: RawFd) -> Option<Identity> {
 
 /// Whether a memory file is sealed against writing.
 pub(crate) fn is_sealed(fd: RawFd) -> bool {
-    // SAFETY: no pointers are passed.
-    let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
     // Files that cannot be sealed answer with an error.
-    seals > 0 && seals & (libc::F_SEAL_WRITE | libc::F_SEAL_FUTURE_WRITE) != 0
+    rustix::fs::fcntl_get_seals(borrow(fd))
+        .is_ok_and(|seals| seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE))
+}
+
+/// Whether somebody may seal a memory file yet.
+pub(crate) fn can_be_sealed(fd: RawFd) -> bool {
+    rustix::fs::fcntl_get_seals(borrow(fd)).is_ok_and(|seals| !seals.contains(SealFlags::SEAL))
 }
 
 /// Memory and offset alignment for O_DIRECT by `statx`: `Some((0, 0))` if the file refuses it, `None` if the kernel
 /// does not say.
 pub(crate) fn direct_alignment(fd: RawFd) -> Option<(u32, u32)> {
-    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
-    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
-    let rc = unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &mut statx) };
-    (rc == 0 && statx.stx_mask & libc::STATX_DIOALIGN != 0)
-        .then_some((statx.stx_dio_mem_align, statx.stx_dio_offset_align))
+    let about = statx(fd, AtFlags::empty(), StatxFlags::DIOALIGN)?;
+    (about.stx_mask & StatxFlags::DIOALIGN.bits() != 0)
+        .then_some((about.stx_dio_mem_align, about.stx_dio_offset_align))
 }
 
 /// Whether the file is memory that the kernel does not cache (fsdax).
 pub(crate) fn is_dax(fd: RawFd) -> bool {
-    const ATTR_DAX: u64 = 0x0020_0000;
-    // SAFETY: a zeroed statx is a valid value for the kernel to overwrite.
-    let mut statx: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `statx` is writable.
-    let rc = unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_TYPE, &mut statx) };
-    rc == 0 && statx.stx_attributes & ATTR_DAX != 0
+    statx(fd, AtFlags::empty(), StatxFlags::TYPE)
+        .is_some_and(|about| about.stx_attributes.contains(StatxAttributes::DAX))
 }
 
 /// Whether an XFS file's bytes lie on the file system's realtime device, rather than on the one that its number names.
@@ -126,10 +132,7 @@ pub(crate) fn is_realtime(fd: RawFd) -> bool {
 
 /// The magic number of the file system that holds `fd`.
 pub(crate) fn file_system_magic(fd: RawFd) -> i64 {
-    // SAFETY: a zeroed statfs is a valid value for the kernel to overwrite.
-    let mut statfs: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `statfs` is writable.
-    if unsafe { libc::fstatfs(fd, &mut statfs) } < 0 { 0 } else { statfs.f_type }
+    rustix::fs::fstatfs(borrow(fd)).map_or(0, |about| about.f_type)
 }
 
 /// `cachestat` (Linux 6.5): pages of the range that are in the page cache. A negative errno on failure.
@@ -144,14 +147,15 @@ pub(crate) fn cachestat(fd: RawFd, offset: u64, len: u64) -> Result<u64, i32> {
     let mut counts = [0u64; 5];
     // SAFETY: both structures have the layout of linux/mman.h and live through the call.
     let rc = unsafe { libc::syscall(CACHESTAT, fd, &range, counts.as_mut_ptr(), 0) };
-    if rc < 0 { Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) } else { Ok(counts[0]) }
+    if rc < 0 { Err(last_errno()) } else { Ok(counts[0]) }
 }
 
 /// Whether this process owns the file or has it open for writing.
 pub(crate) fn owns_or_writes(fd: RawFd) -> bool {
-    // SAFETY: no pointers are passed.
-    let (flags, user) = unsafe { (libc::fcntl(fd, libc::F_GETFL), libc::geteuid()) };
-    flags & libc::O_ACCMODE != libc::O_RDONLY || user == 0 || stat(fd).is_ok_and(|stat| stat.st_uid == user)
+    let user = geteuid();
+    flags(fd).is_ok_and(|flags| flags & libc::O_ACCMODE != libc::O_RDONLY)
+        || user.is_root()
+        || stat(fd).is_ok_and(|stat| stat.st_uid == user.as_raw())
 }
 
 /// Whether a file is open, or mapped, for writing anywhere. An errno where the kernel does not tell.
@@ -162,15 +166,14 @@ pub(crate) fn is_open_for_writing(fd: RawFd, thread: i32) -> Result<bool, i32> {
     /// `F_SETOWN_EX`, and its owner that is a thread.
     const SET_OWNER: i32 = 15;
     const THREAD: i32 = 0;
-    let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     let owner = [THREAD, thread];
     // SAFETY: a readable `struct f_owner_ex`.
     if unsafe { libc::fcntl(fd, SET_OWNER, owner.as_ptr()) } < 0 {
-        return Err(errno());
+        return Err(last_errno());
     }
     // SAFETY: no pointers are passed.
     if unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) } < 0 {
-        return match errno() {
+        return match last_errno() {
             libc::EAGAIN => Ok(true),
             errno => Err(errno),
         };
@@ -189,8 +192,8 @@ pub(crate) fn take_no_sigio() -> i32 {
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGIO);
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
-        libc::gettid()
     }
+    gettid().as_raw_nonzero().get()
 }
 
 /// Whether all pages of a range of whole pages are in this process's page tables, by an open `/proc/self/pagemap`. `None`
@@ -215,7 +218,7 @@ pub(crate) fn has_all_pages(pagemap: RawFd, address: u64, len: u64) -> Option<bo
 /// A length in bytes: of a regular file by `fstat`, of a block device by asking it.
 pub(crate) fn length(fd: RawFd) -> Result<u64> {
     let stat = stat(fd)?;
-    if stat.st_mode & libc::S_IFMT != libc::S_IFBLK {
+    if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {
         return Ok(stat.st_size as u64);
     }
     const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
@@ -228,18 +231,18 @@ pub(crate) fn length(fd: RawFd) -> Result<u64> {
 }
 
 /// `fallocate`. An error is an errno.
-pub(crate) fn allocate(fd: RawFd, mode: i32, start: u64, len: u64) -> std::result::Result<(), i32> {
-    // SAFETY: no pointers are passed.
-    let rc = unsafe { libc::fallocate(fd, mode, start as libc::off_t, len as libc::off_t) };
-    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)) }
+pub(crate) fn allocate(
+    fd: RawFd,
+    mode: FallocateFlags,
+    start: u64,
+    len: u64,
+) -> std::result::Result<(), i32> {
+    rustix::fs::fallocate(borrow(fd), mode, start, len).map_err(rustix::io::Errno::raw_os_error)
 }
 
 /// How long a file of this process may become (`ulimit -f`).
 pub(crate) fn file_size_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: `limit` is writable.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
-    limit.rlim_cur
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Maps a range of a file, shared, and brings in none of its pages. In a program that called `mlockall(MCL_FUTURE)` the kernel reads
@@ -250,38 +253,49 @@ pub(crate) fn file_size_limit() -> u64 {
 pub(crate) unsafe fn map_file(
     fd: RawFd,
     (from, len): (u64, usize),
-    access: libc::c_int,
+    access: MprotectFlags,
     place: *mut u8,
 ) -> Result<usize> {
-    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
+    let fixed = if place.is_null() { MapFlags::empty() } else { MapFlags::FIXED };
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE | fixed;
+    let cannot = |errno| failed(errno, "cannot map the file").with("bytes", len);
     // SAFETY: a fresh mapping, or as promised by the caller.
-    let start = unsafe { libc::mmap(place.cast(), len, libc::PROT_NONE, flags, fd, from as libc::off_t) };
-    if start == libc::MAP_FAILED {
-        return Err(Error::last_os("cannot map the file").with("bytes", len));
-    }
+    let start =
+        unsafe { mmap(place.cast(), len, ProtFlags::empty(), flags, borrow(fd), from) }.map_err(cannot)?;
     // SAFETY: mapped above; nothing uses it yet.
-    let is_ready = unsafe { libc::munlock(start, len) == 0 && libc::mprotect(start, len, access) == 0 };
-    if is_ready {
-        return Ok(start as usize);
-    }
-    let error = Error::last_os("cannot map the file").with("bytes", len);
-    if place.is_null() {
+    let ready =
+        unsafe { rustix::mm::munlock(start, len).and_then(|()| rustix::mm::mprotect(start, len, access)) };
+    if ready.is_err() && place.is_null() {
         // SAFETY: the same. A place that was reserved is its owner's to give back.
-        unsafe { libc::munmap(start, len) };
+        let _ = unsafe { rustix::mm::munmap(start, len) };
     }
-    Err(error)
+    ready.map(|()| start as usize).map_err(cannot)
+}
+
+/// New anonymous memory, or addresses for it, from a multiple of `align` on; `len` and `align` are of whole pages.
+pub(crate) fn map_aligned(len: usize, align: usize, access: ProtFlags) -> Result<*mut u8> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a fresh mapping; no address is asked for.
+    let found = unsafe { mmap_anonymous(std::ptr::null_mut(), len + align, access, flags) }
+        .map_err(|errno| failed(errno, "cannot allocate host memory").with("bytes", len))?
+        .cast::<u8>();
+    let before = found.align_offset(align);
+    // SAFETY: both ends belong to the mapping made above, and nothing uses them.
+    unsafe {
+        let start = found.add(before);
+        for (end, spare) in [(found, before), (start.add(len), align - before)] {
+            if spare > 0 {
+                let _ = rustix::mm::munmap(end.cast(), spare);
+            }
+        }
+        Ok(start)
+    }
 }
 
 /// A counter in the kernel.
 pub(crate) fn eventfd() -> Result<OwnedFd> {
-    // SAFETY: no pointers are passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(Error::last_os("cannot create an eventfd"));
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+        .map_err(|errno| failed(errno, "cannot create an eventfd"))
 }
 
 /// Anonymous memory of whole pages, zeroed, given back on drop. Huge pages where the system has them.
@@ -301,36 +315,10 @@ impl Pages {
 
     pub(crate) fn new(len: usize) -> Result<Self> {
         let len = len.next_multiple_of(4096);
-        let over = len + Self::HUGE;
-        // SAFETY: a fresh anonymous mapping; no address is asked for.
-        let raw = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                over,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if raw == libc::MAP_FAILED {
-            return Err(Error::last_os("cannot allocate host memory").with("bytes", len));
-        }
-        // Trim to a huge-page boundary, so that the kernel can back it with huge pages.
-        let address = raw as usize;
-        let start = address.next_multiple_of(Self::HUGE);
-        // SAFETY: both trimmed ranges belong to the mapping made above and nothing uses them.
-        unsafe {
-            if start > address {
-                libc::munmap(raw, start - address);
-            }
-            let end = address + over;
-            if end > start + len {
-                libc::munmap((start + len) as *mut _, end - (start + len));
-            }
-            libc::madvise(start as *mut _, len, libc::MADV_HUGEPAGE);
-        }
-        Ok(Self { start: start as *mut u8, len })
+        let start = map_aligned(len, Self::HUGE, ProtFlags::READ | ProtFlags::WRITE)?;
+        // SAFETY: mapped above.
+        let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxHugepage) };
+        Ok(Self { start, len })
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
@@ -345,7 +333,7 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours and is not used any more.
-        unsafe { libc::munmap(self.start.cast(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
 }
 
@@ -353,22 +341,15 @@ impl Drop for Pages {
 pub(crate) fn bind_to_node(node: u32) {
     if Path::new("/sys/devices/system/node/node1").exists() {
         let list = std::fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist"));
-        let wanted = list.map(|text| cpu_list(&text)).unwrap_or_default();
-        // SAFETY: a zeroed CPU set is the empty set; both calls are given its size.
-        unsafe {
-            let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-            let size = size_of::<libc::cpu_set_t>();
-            if libc::sched_getaffinity(0, size, &mut allowed) < 0 {
-                return;
-            }
-            let mut both: libc::cpu_set_t = std::mem::zeroed();
-            wanted
-                .iter()
-                .filter(|cpu| **cpu < libc::CPU_SETSIZE as usize && libc::CPU_ISSET(**cpu, &allowed))
-                .for_each(|cpu| libc::CPU_SET(*cpu, &mut both));
-            if libc::CPU_COUNT(&both) > 0 {
-                libc::sched_setaffinity(0, size, &both);
-            }
+        let Ok(allowed) = sched_getaffinity(None) else { return };
+        let mut both = CpuSet::new();
+        list.map(|text| cpu_list(&text))
+            .unwrap_or_default()
+            .into_iter()
+            .filter(|cpu| *cpu < CpuSet::MAX_CPU && allowed.is_set(*cpu))
+            .for_each(|cpu| both.set(cpu));
+        if both.count() > 0 {
+            let _ = sched_setaffinity(None, &both);
         }
     }
 }
@@ -378,8 +359,7 @@ pub(crate) fn settle_thread(numa_node: Option<u32>) {
     if let Some(node) = numa_node {
         bind_to_node(node);
     }
-    // SAFETY: no pointers are passed; the timer slack is the thread's own.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+    let _ = set_current_timer_slack(std::num::NonZeroU64::new(1));
 }
 
 #[cfg(test)]

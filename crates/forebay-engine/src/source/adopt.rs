@@ -72,11 +72,7 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
 
 /// The caller's flags, of a descriptor that can be read or written.
 fn flags(fd: RawFd) -> Result<i32> {
-    // SAFETY: no pointers are passed.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    if flags < 0 {
-        return Err(Error::last_os("cannot use the descriptor").with("fd", fd));
-    }
+    let flags = sys::flags(fd).map_err(|error| error.with("fd", fd))?;
     if flags & libc::O_PATH != 0 {
         return Err(Error::new(ErrorKind::InvalidInput, "the descriptor only names a file (O_PATH)")
             .with("fd", fd)

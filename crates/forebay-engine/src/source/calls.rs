@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::Rdma;
 use forebay_nfs::mount::{self, Mount, Mounted, Seen};
+use rustix::fs::FallocateFlags;
 
 use crate::runtime::sys;
 use crate::source::piece::Direction;
@@ -27,7 +28,7 @@ pub trait Calls: Send + Sync + fmt::Debug {
 
     /// Reserves space of the file system for a range, and leaves the file as long as it is. An error is an errno.
     fn reserve(&self, fd: RawFd, start: u64, len: u64) -> std::result::Result<(), i32> {
-        sys::allocate(fd, libc::FALLOC_FL_KEEP_SIZE, start, len)
+        sys::allocate(fd, FallocateFlags::KEEP_SIZE, start, len)
     }
 
     /// Whether bytes may be read and written past these calls, through a mapping of the file.

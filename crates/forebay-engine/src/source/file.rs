@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_config::{CachePolicy, elsewhere};
 use forebay_error::{Error, ErrorKind, Result};
+use rustix::fs::Stat;
 
 use super::descriptor::Fd;
 use super::{Calls, Descriptors, FileNature, Fill, Source};
@@ -280,7 +281,7 @@ impl OpenOptions {
 }
 
 /// What kind of file this is.
-pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> FileNature {
+pub(super) fn nature(fd: RawFd, stat: &Stat, is_writable: bool) -> FileNature {
     FileNature {
         // The node of a block device lies in memory, its bytes do not.
         magic: if is_block(stat) { BLOCK_DEVICE } else { sys::file_system_magic(fd) },
@@ -291,12 +292,12 @@ pub(super) fn nature(fd: RawFd, stat: &libc::stat, is_writable: bool) -> FileNat
     }
 }
 
-fn is_block(stat: &libc::stat) -> bool {
+fn is_block(stat: &Stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFBLK
 }
 
 /// The block device that holds the file, or that it is.
-pub(super) fn device_number(stat: &libc::stat) -> (u32, u32) {
+pub(super) fn device_number(stat: &Stat) -> (u32, u32) {
     let number = if is_block(stat) { stat.st_rdev } else { stat.st_dev };
     (libc::major(number), libc::minor(number))
 }
@@ -306,7 +307,7 @@ fn open_direct(
     buffered: &OwnedFd,
     path: &Path,
     flags: i32,
-    stat: &libc::stat,
+    stat: &Stat,
 ) -> std::result::Result<(OwnedFd, DirectAlignment), String> {
     let told = sys::direct_alignment(buffered.as_raw_fd());
     if told == Some((0, 0)) {
@@ -330,7 +331,7 @@ fn open_direct(
     }
 }
 
-pub(super) fn check_type(stat: &libc::stat, path: &Path) -> Result<()> {
+pub(super) fn check_type(stat: &Stat, path: &Path) -> Result<()> {
     match stat.st_mode & libc::S_IFMT {
         libc::S_IFREG | libc::S_IFBLK => Ok(()),
         libc::S_IFDIR => Err(Error::new(ErrorKind::IsDirectory, "this is a directory, not a file")

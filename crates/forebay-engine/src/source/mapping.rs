@@ -9,6 +9,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
+use rustix::mm::{Advice, MprotectFlags};
+
 use super::preallocation::{Preallocation, Room, WriteIntent};
 use crate::runtime::lock;
 use crate::runtime::sys;
@@ -65,7 +68,7 @@ impl FileMapping {
 impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `WriteMapping::covering`; no call uses it any more, since each holds an Arc.
-        unsafe { libc::munmap(self.start as *mut _, self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.start as *mut _, self.len) };
     }
 }
 
@@ -122,7 +125,7 @@ impl WriteMapping {
         }
         // Pages beyond the file's end are not used, but save mapping a growing file anew each time.
         let len = end.max(sys::length(fd).ok()? as usize).checked_next_power_of_two()?.max(1 << 30);
-        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let access = MprotectFlags::READ | MprotectFlags::WRITE;
         // Not if it is not opened for reading and writing, sealed, or there is no address space.
         // SAFETY: no address is asked for.
         let start = unsafe { sys::map_file(fd, (0, len), access, std::ptr::null_mut()) }.ok()?;
@@ -153,17 +156,15 @@ pub(super) unsafe fn copy_by_kernel(from: usize, to: usize, len: usize) -> isize
 pub(super) unsafe fn leave_page_tables(start: usize, from: usize, to: usize) {
     let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
     // SAFETY: as promised by the caller.
-    unsafe { libc::madvise((start + from) as *mut _, to - from, libc::MADV_DONTNEED) };
+    let _ = unsafe { rustix::mm::madvise((start + from) as *mut _, to - from, Advice::LinuxDontNeed) };
 }
 
 /// Sets the time of the last change: memory file systems do not notice writes through a mapping.
 pub(crate) fn touch(fd: RawFd) {
-    let times = [
-        libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
-        libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },
-    ];
-    // SAFETY: two readable times. A file that one may write but does not own refuses this only for set times.
-    unsafe { libc::futimens(fd, times.as_ptr()) };
+    let at = |tv_nsec| Timespec { tv_sec: 0, tv_nsec };
+    let times = Timestamps { last_access: at(UTIME_OMIT), last_modification: at(UTIME_NOW) };
+    // A file that one may write but does not own refuses this only for set times.
+    let _ = futimens(sys::borrow(fd), &times);
 }
 
 #[cfg(test)]

@@ -13,6 +13,8 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
+use rustix::fs::FallocateFlags;
+
 use super::mapping::touch;
 use super::ranges::Ranges;
 use crate::runtime::lock;
@@ -211,7 +213,7 @@ impl Preallocation {
                 }
                 AllocationStep::Grow { end } => {
                     // Only for the last byte; `ftruncate` could shrink a file that another process has just made longer.
-                    if sys::allocate(fd, 0, end - 1, 1).is_err() {
+                    if sys::allocate(fd, FallocateFlags::empty(), end - 1, 1).is_err() {
                         let beyond = |need: &SpaceNeed| need.end >= end;
                         state.needs.retain(|need| !beyond(need));
                         self.served.notify_all();
@@ -341,7 +343,7 @@ fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
         return Ok(());
     }
     (0..INTERRUPTIONS)
-        .map(|_| sys::allocate(fd, libc::FALLOC_FL_KEEP_SIZE, first * PAGE, (last - first) * PAGE))
+        .map(|_| sys::allocate(fd, FallocateFlags::KEEP_SIZE, first * PAGE, (last - first) * PAGE))
         .find(|made| *made != Err(libc::EINTR))
         .unwrap_or(Err(libc::EINTR))
 }

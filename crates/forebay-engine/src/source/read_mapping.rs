@@ -9,6 +9,8 @@
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
+use rustix::mm::{Advice, MprotectFlags};
+
 use super::mapping::{copy_by_kernel, leave_page_tables};
 use super::read_balance::ReadBalance;
 use super::{Descriptors, LOCAL_FILE_SYSTEMS, residency};
@@ -45,18 +47,18 @@ struct ReadMapping {
 impl ReadMapping {
     fn new(fd: RawFd) -> Option<Self> {
         let len = usize::try_from(sys::length(fd).ok()?).ok().filter(|len| *len > 0)?;
-        // SAFETY: changes nothing.
-        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-        if seals >= 0 && seals & libc::F_SEAL_SEAL == 0 {
+        if sys::can_be_sealed(fd) {
             // With a mapping the program could not seal it against writes.
             return None;
         }
         // SAFETY: no address is asked for.
-        let start = unsafe { sys::map_file(fd, (0, len), libc::PROT_READ, std::ptr::null_mut()) }.ok()?;
-        // SAFETY: our own mapping. Without this advice its pages would be marked when they leave the page tables.
-        unsafe { libc::madvise(start as *mut _, len, libc::MADV_RANDOM) };
-        // SAFETY: the same. A child of fork has no use for it, and would keep the file's space.
-        unsafe { libc::madvise(start as *mut _, len, libc::MADV_DONTFORK) };
+        let start = unsafe { sys::map_file(fd, (0, len), MprotectFlags::READ, std::ptr::null_mut()) }.ok()?;
+        // Without the first its pages would be marked when they leave the page tables. A child of fork has no use for it, and would
+        // keep the file's space.
+        for advice in [Advice::Random, Advice::LinuxDontFork] {
+            // SAFETY: our own mapping.
+            let _ = unsafe { rustix::mm::madvise(start as *mut _, len, advice) };
+        }
         Some(Self { start, len })
     }
 
@@ -77,7 +79,7 @@ impl ReadMapping {
 impl Drop for ReadMapping {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`; no call uses it any more.
-        unsafe { libc::munmap(self.start as *mut _, self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.start as *mut _, self.len) };
     }
 }
 

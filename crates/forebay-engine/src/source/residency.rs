@@ -3,12 +3,14 @@
 //! `cachestat` first; where it says EPERM (file neither owned nor writable, the usual container), sampled
 //! `preadv2(RWF_NOWAIT)`; `mincore` only where the kernel tells the truth: for files owned or writable.
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
+use rustix::fs::{Advice, fadvise};
 
 use super::Descriptors;
 use crate::runtime::sys;
@@ -209,10 +211,8 @@ fn give_back(fd: RawFd, pages: &[u64]) {
     };
     wait_for_pages(pages, is_there);
     for at in pages {
-        // SAFETY: no pointers are passed. Where it fails, and where a page is still being read, it stays.
-        unsafe {
-            libc::posix_fadvise(fd, (*at / PAGE * PAGE) as i64, PAGE as i64, libc::POSIX_FADV_DONTNEED)
-        };
+        // Where it fails, and where a page is still being read, it stays.
+        let _ = fadvise(sys::borrow(fd), *at / PAGE * PAGE, NonZeroU64::new(PAGE), Advice::DontNeed);
     }
 }
 

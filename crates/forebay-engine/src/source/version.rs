@@ -36,8 +36,8 @@ impl FileVersion {
             device: stat.st_dev,
             inode: stat.st_ino,
             len: stat.st_size as u64,
-            modified: (stat.st_mtime, stat.st_mtime_nsec),
-            changed: (stat.st_ctime, stat.st_ctime_nsec),
+            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
+            changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
         })
     }
 

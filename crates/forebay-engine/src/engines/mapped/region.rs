@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Access;
+use rustix::mm::{MprotectFlags, ProtFlags};
 
 use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
@@ -40,10 +41,10 @@ impl Region {
         }
         let len = len.next_multiple_of(PAGE) as usize;
         let protection = match access {
-            Access::ReadOnly => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+            Access::ReadOnly => MprotectFlags::READ,
+            Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
         };
-        let start = reserve(len)?;
+        let start = sys::map_aligned(len, TABLE, ProtFlags::empty())? as usize;
         // SAFETY: it takes the place of addresses that were just reserved.
         if let Err(error) = unsafe { sys::map_file(fd, (from, len), protection, start as *mut u8) } {
             // SAFETY: no other code knows the addresses.
@@ -79,28 +80,6 @@ impl Region {
         }
         Ok(())
     }
-}
-
-/// Addresses for `len` bytes of whole pages, from the beginning of a table on.
-fn reserve(len: usize) -> Result<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping; no address is asked for.
-    let found =
-        unsafe { libc::mmap(std::ptr::null_mut(), len + TABLE, libc::PROT_NONE, flags, -1, 0) } as usize;
-    if found == libc::MAP_FAILED as usize {
-        return Err(Error::last_os("no addresses to map the file at").with("bytes", len));
-    }
-    let start = found.next_multiple_of(TABLE);
-    // SAFETY: both ends belong to the mapping made above, and nothing uses them.
-    unsafe {
-        if start > found {
-            libc::munmap(found as *mut _, start - found);
-        }
-        if found + TABLE > start {
-            libc::munmap((start + len) as *mut _, found + TABLE - start);
-        }
-    }
-    Ok(start)
 }
 
 impl Drop for Region {
