@@ -41,7 +41,7 @@ OFF = {"FOREBAY_RESIDENT": "off"}
 
 
 def way_of_bench(part: dict[str, Any]) -> str:
-    ways = ("cached", "direct", "buffered", "requested", "mapped", "placed")
+    ways = {key: None for one in part["engines"] for key in one if key not in ("engine", "bytes", "resident")}
     names = {way: "" if way == "mapped" else f" {way}" for way in ways}
     return shares({one["engine"] + names[way]: one.get(way, 0) for one in part["engines"] for way in ways})
 

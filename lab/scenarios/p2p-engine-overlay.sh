@@ -33,8 +33,8 @@ for attempt in 1 2 3 4; do
     python3 - <<'PYTHON'
 import json
 [one] = json.load(open("report.json"))["passes"]
-placed = {engine["engine"]: engine["placed"] for engine in one["engines"]}
-assert placed == {"p2p": 4 << 20, "staged": 0}, one["engines"]
+moved = {engine["engine"]: engine["drive"] for engine in one["engines"]}
+assert moved == {"p2p": 4 << 20, "staged": 0}, one["engines"]
 PYTHON
     say "attempt $attempt: the one by p2p, the other staged"
 done

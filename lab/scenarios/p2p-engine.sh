@@ -20,8 +20,8 @@ by_p2p() {
 import json
 for one in json.load(open("report.json"))["passes"]:
     [engine] = one["engines"]
-    assert engine["engine"] == "p2p" and engine["placed"] == one["bytes"] > 0, one["engines"]
-    print(f"    {one['io']}: {engine['placed']} bytes placed, of {one['bytes']}")
+    assert engine["engine"] == "p2p" and engine["drive"] == one["bytes"] > 0, one["engines"]
+    print(f"    {one['io']}: {engine['drive']} bytes by the drive, of {one['bytes']}")
 PYTHON
 }
 

@@ -45,7 +45,7 @@ def test_small_files_are_read_and_not_kept_open(tmp_path: Path) -> None:
     pending.result()
     total = sum(len(paths[row].read_bytes()) for row in rows)
     assert [receipt.engines for receipt in pending.receipts] == [{"host": total}]
-    assert [receipt.moved for receipt in pending.receipts] == [{"page cache": total}]
+    assert [receipt.moved for receipt in pending.receipts] == [{"cached": total}]
     loader = data.Loader(records, 7, drop_last=False)
     assert sum(len(batch.values) for batch in loader) == loader.stats.engines["host"] == records.files.nbytes
 

@@ -162,7 +162,7 @@ fn a_saved_benchmark_of_the_cpu_s_path() {
 #[test]
 fn a_running_process_is_told_why_its_bytes_go_by_the_cpu() {
     let counters = forebay_stats::Counters::open_in(None).unwrap();
-    counters.engine("staged", [0, 1 << 30, 0, 0, 0, 0]);
+    counters.engine("staged", forebay_stats::Moved::of(forebay_stats::Way::Direct, 1 << 30));
     counters.refused("mapped", "pinning is switched off", Some("unset FOREBAY_PIN_BUDGET"), 1 << 30);
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let open = std::fs::File::open(sample(directory.path(), "data", 4096)).unwrap();

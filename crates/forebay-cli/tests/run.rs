@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use forebay_stats::{Counters, Io};
-use forebay_trace::{Api, EngineCode, MemoryCode, Record, Trace};
+use forebay_stats::{Counters, Io, Moved, Way};
+use forebay_trace::{Api, EngineCode, EngineKind, MemoryCode, Record, Trace};
 use support::{Done, finish, forebay};
 use tempfile::TempDir;
 
@@ -168,7 +168,7 @@ fn child_moves_bytes() {
     let counters = Counters::open().unwrap();
     let latency = Duration::from_micros(80);
     counters.read(Io { bytes: 1 << 20, latency, gpu: Some(0), unaligned: false, posix: false, ok: true });
-    counters.engine("staged", [1 << 20, 0, 0, 0, 0, 0]);
+    counters.engine("staged", Moved::of(Way::Cached, 1 << 20));
 }
 
 #[test]
@@ -223,7 +223,11 @@ fn child_traces() {
     let call = |index: u64| Record {
         api: if index.is_multiple_of(4) { Api::Write } else { Api::Read },
         memory: MemoryCode::Device,
-        engine: if index.is_multiple_of(2) { EngineCode::Mapped } else { EngineCode::Staged },
+        engine: if index.is_multiple_of(2) {
+            EngineCode::One(EngineKind::Mapped)
+        } else {
+            EngineCode::One(EngineKind::Staged)
+        },
         gpu: Some(0),
         thread: 7,
         start: index * 1_000_000,

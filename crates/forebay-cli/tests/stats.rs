@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use forebay_stats::{Counters, FileCounter, Io};
+use forebay_stats::{Counters, FileCounter, Io, Moved, Way};
 use support::{Done, clean, finish, forebay};
 
 /// The counters of this process, which did a bit of everything.
@@ -24,7 +24,7 @@ fn counters() -> &'static Counters {
         counters.read(io);
         counters.write(Io { bytes: 3 << 20, gpu: None, ..io });
         counters.gpu(0, [0xab; 16]);
-        counters.engine("mapped", [0, 0, 0, 0, 1 << 20, 0]);
+        counters.engine("mapped", Moved::of(Way::Mapped, 1 << 20));
         counters.refused("p2p", "this version of forebay does not have it yet", Some("wait"), 1 << 20);
         counters
     })
@@ -183,7 +183,7 @@ fn fixture_of_odd_names() {
     let counters = Counters::open_in(None).unwrap();
     let latency = Duration::from_micros(100);
     counters.read(Io { bytes: 4096, latency, gpu: None, unaligned: false, posix: false, ok: true });
-    counters.engine(&odd("engine"), [4096, 0, 0, 0, 0, 0]);
+    counters.engine(&odd("engine"), Moved::of(Way::Cached, 4096));
     counters.refused(&odd("p2p"), &odd("reason"), Some(&odd("hint")), 4096);
     counters.note(&odd("note"), Some(&odd("hint")));
     counters.file(&FileCounter::new(&odd("file")), 4096, latency);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::cufile::LogLevel;
 use forebay_config::env;
-use forebay_engine::{EngineKind, Moved, Receipt, Session};
+use forebay_engine::{Moved, Receipt, Session, Way};
 use forebay_error::Error;
 use forebay_gpu::MemoryKind;
 use forebay_stats::{Counters, Io, Op, Snapshot};
@@ -303,7 +303,7 @@ impl CallMeter {
     pub(crate) fn stream_done(&self, engine: EngineCode, bytes: u64) {
         if let Some(counters) = &self.counters {
             counters.async_done(1);
-            counters.engine(engine.name(), [bytes, 0, 0, 0, 0, 0]);
+            counters.engine(engine.name(), Moved::of(Way::Cached, bytes));
         }
     }
 
@@ -321,16 +321,15 @@ impl CallMeter {
     pub(crate) fn receipt(&self, receipt: &Receipt) {
         let Some(counters) = self.counters else { return };
         let (moved, election) = (&receipt.moved, &receipt.election);
-        let refused = receipt.bytes() - moved.mapped - moved.placed - moved.rdma;
-        let is_plain = refused > 0 && refused == receipt.bytes() && moved.peer == 0;
-        let places = if is_plain { election.places(counters) } else { None };
-        if let Some(places) = places {
-            counters.explained(places, ways(election.engine.for_the_rest(), refused, moved), refused);
+        let refused = moved.total() - moved.by_own_ways();
+        let rest = election.engine.for_the_rest();
+        let is_plain = refused > 0 && refused == moved.total();
+        if let Some(places) = is_plain.then(|| election.places(counters)).flatten() {
+            counters.explained(places, *moved, refused);
             return;
         }
-        for (engine, bytes) in receipt.engines() {
-            let name = election.title_of(engine);
-            counters.engine(&name, ways(engine, bytes, moved));
+        for (engine, moved) in moved.by_engine(rest) {
+            counters.engine(&election.title_of(engine), moved);
         }
         for refusal in election.refused.iter().filter(|_| refused > 0) {
             counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), refused);
@@ -375,7 +374,7 @@ fn io_of(done: &Transferred, latency: Duration) -> Io {
         latency,
         gpu: done.gpu,
         unaligned,
-        posix: matches!(done.engine, EngineCode::Staged | EngineCode::Host),
+        posix: matches!(done.engine, EngineCode::One(engine) if engine.is_forebays() && !engine.is_direct()),
         ok: done.result.is_ok(),
     }
 }
@@ -445,27 +444,8 @@ pub(crate) fn engine_of(receipt: &Receipt) -> EngineCode {
     let mut engines = receipt.engines();
     match (engines.next(), engines.next()) {
         (None, _) => EngineCode::None,
-        (Some((engine, _)), None) => match engine {
-            EngineKind::Staged => EngineCode::Staged,
-            EngineKind::Host => EngineCode::Host,
-            EngineKind::Mapped => EngineCode::Mapped,
-            EngineKind::P2p => EngineCode::P2p,
-            EngineKind::Rdma => EngineCode::Rdma,
-            EngineKind::Libcufile => EngineCode::Libcufile,
-            EngineKind::Noop => EngineCode::Noop,
-            // A trace has no names of its own.
-            EngineKind::Registered(_) => EngineCode::Mixed,
-        },
+        (Some((engine, _)), None) => EngineCode::of(engine),
         _ => EngineCode::Mixed,
-    }
-}
-
-fn ways(engine: EngineKind, bytes: u64, moved: &Moved) -> [u64; 6] {
-    match engine {
-        EngineKind::Mapped => [0, 0, 0, 0, bytes, 0],
-        EngineKind::P2p => [0, bytes, 0, 0, 0, 0],
-        EngineKind::Rdma => [0, 0, 0, bytes, 0, 0],
-        _ => [moved.cached, moved.direct, moved.buffered, moved.requested, 0, moved.peer],
     }
 }
 

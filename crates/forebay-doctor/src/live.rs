@@ -9,7 +9,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use forebay_config::{Config, Nfs};
-use forebay_engine::{Buffer, EngineKind, File, Receipt, Session};
+use forebay_engine::{Buffer, EngineKind, File, Receipt, Session, Way};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Device, DeviceName, Devices, fill_pattern};
 
@@ -316,10 +316,10 @@ impl Exercise for LiveExercise {
                 target,
                 bytes: receipt.bytes(),
                 engine: receipt.engine().name().to_owned(),
-                cached: receipt.moved.cached,
-                direct: receipt.moved.direct,
-                buffered: receipt.moved.buffered,
-                mapped: receipt.moved.mapped,
+                cached: receipt.moved[Way::Cached],
+                direct: receipt.moved[Way::Direct],
+                buffered: receipt.moved[Way::Buffered],
+                mapped: receipt.moved[Way::Mapped],
             })
         };
         match self.with_time_limit(run).ok_or_else(hangs)? {
@@ -398,8 +398,8 @@ fn read_in_place(
     session.trim_file(file);
     Ok(match wrong {
         Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
-        None if receipt.moved.mapped < expected.len() as u64 => {
-            another_way(&receipt, EngineKind::Mapped, expected.len() as u64 - receipt.moved.mapped)
+        None if receipt.moved[Way::Mapped] < expected.len() as u64 => {
+            another_way(&receipt, EngineKind::Mapped, expected.len() as u64 - receipt.moved[Way::Mapped])
         }
         None => InPlace::Works { bytes: receipt.bytes(), elapsed_us: receipt.elapsed.as_micros() as u64 },
     })
@@ -417,10 +417,10 @@ fn read_by_server(
     let elapsed_us = receipt.elapsed.as_micros() as u64;
     Ok(match wrong(&buffer.to_vec()?, expected)? {
         Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
-        None if receipt.moved.rdma < expected.len() as u64 => {
-            another_way(&receipt, EngineKind::Rdma, expected.len() as u64 - receipt.moved.rdma)
+        None if receipt.moved[Way::Server] < expected.len() as u64 => {
+            another_way(&receipt, EngineKind::Rdma, expected.len() as u64 - receipt.moved[Way::Server])
         }
-        None => InPlace::Works { bytes: receipt.moved.rdma, elapsed_us },
+        None => InPlace::Works { bytes: receipt.moved[Way::Server], elapsed_us },
     })
 }
 
@@ -488,10 +488,10 @@ fn checked(
     match check() {
         Ok(None) => ExerciseOutcome::Works {
             bytes: receipt.bytes(),
-            cached: receipt.moved.cached,
-            direct: receipt.moved.direct,
-            buffered: receipt.moved.buffered,
-            mapped: receipt.moved.mapped,
+            cached: receipt.moved[Way::Cached],
+            direct: receipt.moved[Way::Direct],
+            buffered: receipt.moved[Way::Buffered],
+            mapped: receipt.moved[Way::Mapped],
             elapsed_us: receipt.elapsed.as_micros() as u64,
         },
         Ok(Some(at)) => ExerciseOutcome::Failed(Hinted::from(&wrong_bytes(at))),

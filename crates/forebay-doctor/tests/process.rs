@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_doctor::exercise::DriverOffer;
 use forebay_doctor::finding::{Finding, Severity};
 use forebay_doctor::{DoctorOptions, RealSystem, diagnose};
-use forebay_stats::{Counters, Io, Reader};
+use forebay_stats::{Counters, Io, Moved, Reader};
 
 const GB: u64 = 1 << 30;
 
@@ -23,7 +23,7 @@ fn live_counters_say_which_engine_moves_the_bytes_and_why_not_a_better_one() {
         ok: true,
     };
     counters.read(io);
-    counters.engine("staged", [0, 2 * GB, GB, 0, 0, 0]);
+    counters.engine("staged", Moved::from_ways([0, 2 * GB, GB, 0, 0, 0, 0, 0]));
     counters.refused("mapped", "switched off", Some("unset FOREBAY_PIN_BUDGET"), 3 * GB);
     counters.refused("p2p", "no driver offers a GPU's memory", None, 3 * GB);
     counters.refused("mapped", "its pages are not in the page cache", Some("cat FILE > /dev/null"), GB);

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use forebay_config::Config;
-use forebay_engine::{AskedBatch, Batch, CallerPolled, Claim, Direction, Engine, EngineKind};
+use forebay_engine::{AskedBatch, Batch, CallerPolled, Claim, Direction, Engine, EngineKind, Way};
 use forebay_engine::{File, Moved, Onward, Piece, Session, Taken, Work};
 use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
@@ -40,7 +40,7 @@ impl Work for ToyWork {
                     Err(error) => onward.completion.fail(entry, 0, error),
                 }
             }
-            onward.completion.work_done(Moved { requested: moved, ..Moved::default() });
+            onward.completion.work_done(Moved::of(Way::Requested, moved));
         });
         None
     }

@@ -23,7 +23,7 @@ use crate::request::completion::{Completion, short_read};
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
-use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Refusal};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Refusal, Way};
 use crate::request::ticket::{Outcome, Ticket};
 use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Transfer};
@@ -188,19 +188,14 @@ impl DeviceEngines {
         let mut election = if is_plain {
             base.clone()
         } else {
-            let own = match kind {
-                EngineKind::Mapped => moved.mapped,
-                EngineKind::P2p => moved.placed,
-                EngineKind::Rdma => moved.rdma,
-                _ => moved.total(),
-            };
+            let own = kind.way().map_or(moved.total(), |way| moved[way]);
             let walk = walk.get_or_insert_default();
             walk.record(kind, own, refusal);
             walk.record(kind.for_the_rest(), moved.total() - own, None);
             walk.note(note);
             self.elections.own().elect(base, walk)
         };
-        if moved.buffered > 0 {
+        if moved[Way::Buffered] > 0 {
             election = explain::with_file(&election, &transfer.file);
         }
         Ok((moved, election))

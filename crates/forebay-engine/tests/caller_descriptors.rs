@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Target, chill, disk, in_process, pattern, turn};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::{Buffer, File, Session};
+use forebay_engine::{Buffer, File, Session, Way};
 use forebay_error::ErrorKind;
 use pages::{MIB, fetch, memory, only, open, raw};
 
@@ -301,7 +301,7 @@ fn use_file(theirs: &impl AsRawFd) -> [Session; 2] {
     staged.probe_mapped(&file, &pages::gpu(&staged)).unwrap();
     let (bytes, receipt) = fetch(&mapped, &file, 0, LEN).unwrap();
     assert!(bytes == pattern(KEY, 0, LEN));
-    assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], LEN as u64, "{receipt}");
     [staged, mapped]
 }
 

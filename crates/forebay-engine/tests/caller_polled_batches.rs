@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::{Random, Scratch, in_process, pattern, soon, turn};
 use forebay_config::{Config, Objective};
 use forebay_engine::{
-    Batch, Buffer, Direction, EngineKind, File, Outcome, Piece, ReadPiece, Session, Ticket,
+    Batch, Buffer, Direction, EngineKind, File, Outcome, Piece, ReadPiece, Session, Ticket, Way,
 };
 use forebay_error::ErrorKind;
 use pages::{MIB, config, memory, open, pin, pins, raw, subject, why};
@@ -79,7 +79,7 @@ impl Case {
         check_state(&self.bytes, ranges, outcome);
         let bytes = ranges.iter().map(|range| inside(*range, self.bytes.len()).1 as u64).sum::<u64>();
         let receipt = &outcome.receipt;
-        assert_eq!((receipt.engine(), receipt.moved.mapped), (EngineKind::Mapped, bytes), "{receipt}");
+        assert_eq!((receipt.engine(), receipt.moved[Way::Mapped]), (EngineKind::Mapped, bytes), "{receipt}");
         assert_eq!(receipt.moved.total(), bytes);
     }
 }
@@ -264,7 +264,7 @@ fn a_file_that_changes_meanwhile_is_read_again() {
         raw(case.scratch.path()).write_all_at(&new, 0).unwrap();
         let outcome = look(ticket);
         check_state(&new, &ranges, &outcome);
-        assert_eq!(outcome.receipt.moved.mapped, 0, "{}", outcome.receipt);
+        assert_eq!(outcome.receipt.moved[Way::Mapped], 0, "{}", outcome.receipt);
         assert!(why(&outcome.receipt).reason.contains("read again"), "{}", outcome.receipt);
         assert!(soon(|| pins(&case.session).bytes == 0), "pages of the old state are pinned still");
     }
@@ -309,7 +309,7 @@ fn batches_are_of_one_state_while_a_file_is_written() {
                 let driven = ticket.is_driven();
                 let outcome = look(ticket);
                 let receipt = &outcome.receipt;
-                if outcome.result().is_err() || receipt.moved.mapped < receipt.moved.total() {
+                if outcome.result().is_err() || receipt.moved[Way::Mapped] < receipt.moved.total() {
                     continue;
                 }
                 in_place += usize::from(driven);

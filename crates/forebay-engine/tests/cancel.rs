@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Random, Scratch, Target, chill, disk, pattern, session, turn};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::source::MemorySource;
-use forebay_engine::{Buffer, File, Outcome, ReadPiece};
+use forebay_engine::{Buffer, File, Outcome, ReadPiece, Way};
 use forebay_error::ErrorKind;
 use pages::{MIB, blank, memory, only, open};
 
@@ -191,7 +191,7 @@ fn reads_in_place_end_soon() {
     println!("{:?}, {:?}", asked.elapsed(), outcome.receipt.moved);
     let error = outcome.result().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Cancelled, "{error:?}");
-    assert!(outcome.receipt.moved.mapped < len as u64, "all was moved");
+    assert!(outcome.receipt.moved[Way::Mapped] < len as u64, "all was moved");
     // Its memory may go, and the next read is as any other.
     drop(outcome);
     turn.fake.set_delay_us(20);

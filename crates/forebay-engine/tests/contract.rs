@@ -19,7 +19,7 @@ use std::time::Duration;
 use common::{Random, Scratch, Target, bar, chill, config, disk, pattern, session_with_bar};
 use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::source::MemorySource;
-use forebay_engine::{EngineKind, File, ReadPiece, Session, Source};
+use forebay_engine::{EngineKind, File, ReadPiece, Session, Source, Way};
 use forebay_error::ErrorKind;
 use forebay_nfs::NfsSource;
 
@@ -262,9 +262,9 @@ fn a_whole_file_comes_over_byte_for_byte() {
         assert_eq!(receipt.bytes(), LEN as u64);
         assert_eq!(receipt.engine(), engine(session, subject, target), "{receipt}");
         let placed = if receipt.engine() == EngineKind::P2p { LEN as u64 / 4096 * 4096 } else { 0 };
-        assert_eq!(receipt.moved.placed, placed);
+        assert_eq!(receipt.moved[Way::Drive], placed);
         let by_server = if receipt.engine() == EngineKind::Rdma { LEN as u64 } else { 0 };
-        assert_eq!(receipt.moved.rdma, by_server);
+        assert_eq!(receipt.moved[Way::Server], by_server);
     });
 }
 
@@ -329,7 +329,7 @@ fn aligned_ranges_go_there_and_back() {
             assert!(buffer.to_vec().unwrap() == bytes, "wrong bytes at {offset}+{len}");
             if engine(session, subject, target) == EngineKind::P2p {
                 assert_eq!(
-                    (written.moved.placed, read.moved.placed),
+                    (written.moved[Way::Drive], read.moved[Way::Drive]),
                     (len as u64, len as u64),
                     "{written}\n{read}"
                 );
@@ -437,11 +437,11 @@ fn the_receipt_tells_the_way_of_the_bytes() {
             let moved = session.read(&subject.file, 0, &mut buffer).unwrap().moved;
             let all = 2 << 20;
             if engine(&session, &subject, target) == EngineKind::P2p {
-                assert_eq!((moved.placed, moved.total()), (2 << 20, 2 << 20));
+                assert_eq!((moved[Way::Drive], moved.total()), (2 << 20, 2 << 20));
                 continue;
             }
             if engine(&session, &subject, target) == EngineKind::Rdma {
-                assert_eq!((moved.rdma, moved.total()), (2 << 20, 2 << 20));
+                assert_eq!((moved[Way::Server], moved.total()), (2 << 20, 2 << 20));
                 continue;
             }
             if subject.name == "mount" {
@@ -459,7 +459,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                 _ => (all, 0, 0),
             };
             assert_eq!(
-                (moved.cached, moved.direct, moved.requested),
+                (moved[Way::Cached], moved[Way::Direct], moved[Way::Requested]),
                 (cached, direct, requested),
                 "{}",
                 subject.name

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Target, chill, context, disk, in_process, pattern, session};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::{Buffer, File, ReadPiece, Session};
+use forebay_engine::{Buffer, File, ReadPiece, Session, Way};
 use forebay_error::Error;
 
 const KEY: u64 = 61;
@@ -301,7 +301,7 @@ fn a_sealed_memory_file_is_not_written_in_place() {
     let mut buffer = Target::Device.buffer(&session, LEN);
     buffer.copy_from_slice(&pattern(KEY + 1, 0, LEN)).unwrap();
     let receipt = session.write(&file, 0, &buffer).unwrap();
-    assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], LEN as u64, "{receipt}");
     // SAFETY: plain numbers.
     assert_eq!(unsafe { libc::fcntl(theirs.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) }, 0);
     buffer.copy_from_slice(&pattern(KEY + 2, 0, LEN)).unwrap();

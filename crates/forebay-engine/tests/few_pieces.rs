@@ -18,7 +18,7 @@ use common::{Random, Scratch, Stop, Turn, chill, in_process, pattern, soon, turn
 use crowd::{BLOCKING, GLOBAL, LEN, NON_BLOCKING, plain, set_up, until_resident};
 use forebay_config::{Config, Resident};
 use forebay_engine::source::{Calls, Fault, Faulty};
-use forebay_engine::{Batch, Direction, File, Memory, Note, Outcome, Piece, Session, Ticket, Transfer};
+use forebay_engine::{Batch, Direction, File, Memory, Note, Outcome, Piece, Session, Ticket, Transfer, Way};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
 
@@ -299,7 +299,7 @@ fn pinned_pages_are_read_by_mailboxes_where_callers_are_many() {
                         check(turn, &pieces, &outcome);
                         let moved = outcome.receipt.moved;
                         assert!([0, moved.total()].contains(&moved.resident), "{moved:?}");
-                        resident.fetch_add(moved.resident.min(moved.mapped), Ordering::Relaxed);
+                        resident.fetch_add(moved.resident.min(moved[Way::Mapped]), Ordering::Relaxed);
                     }
                 });
             }

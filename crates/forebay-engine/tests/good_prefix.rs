@@ -286,9 +286,9 @@ fn each_entry_of_a_batch_has_a_prefix_of_its_own() {
 
 #[test]
 fn what_does_not_count_is_taken_from_the_ways() {
-    let moved = Moved { cached: 10, direct: 20, mapped: 30, resident: 55, ..Moved::default() };
+    let moved = Moved::from_ways([10, 20, 0, 0, 30, 0, 0, 0]).by_resident(55);
     assert_eq!(moved.up_to(100), moved);
-    assert_eq!(moved.up_to(45), Moved { direct: 5, resident: 45, ..moved });
-    assert_eq!(moved.up_to(31), Moved { direct: 0, cached: 1, resident: 31, ..moved });
+    assert_eq!(moved.up_to(45), Moved::from_ways([0, 15, 0, 0, 30, 0, 0, 0]).by_resident(45));
+    assert_eq!(moved.up_to(31), Moved::from_ways([0, 1, 0, 0, 30, 0, 0, 0]).by_resident(31));
     assert_eq!(moved.up_to(0), Moved::default());
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Random, Scratch, config, disk, pattern, turn};
 use forebay_config::{CachePolicy, Config, IoBackend, allowed_cpus};
-use forebay_engine::{Buffer, File, Session};
+use forebay_engine::{Buffer, File, Session, Way};
 use forebay_error::ErrorKind;
 
 const KEY: u64 = 7;
@@ -108,7 +108,7 @@ fn a_loop_of_callers_ends_in_place() {
         let read = |buffer: &mut Buffer| {
             while let at @ ..CALLS = next.fetch_add(1, Ordering::Relaxed) {
                 let receipt = session.read(&file, (at * CALL) as u64, buffer).unwrap();
-                in_place.fetch_add(receipt.moved.mapped as usize / CALL, Ordering::Relaxed);
+                in_place.fetch_add(receipt.moved[Way::Mapped] as usize / CALL, Ordering::Relaxed);
                 let end = buffer.to_vec().unwrap().split_off(CALL - LOOK);
                 assert!(end == pattern(KEY, (at * CALL + CALL - LOOK) as u64, LOOK), "{receipt}");
             }

@@ -7,7 +7,7 @@ mod common;
 mod pages;
 
 use common::{Random, disk, pattern, soon, turn};
-use forebay_engine::{EngineKind, ReadPiece};
+use forebay_engine::{EngineKind, ReadPiece, Way};
 use pages::{MIB, memory, only, open, pins, subject};
 
 const KEY: u64 = 0xBA7C;
@@ -58,7 +58,7 @@ fn many_pieces_are_gathered_in_place_from_the_first_time_on() {
             let ticket = session.read_batch(&file, &pieces, buffer).unwrap();
             let (receipt, buffer) = ticket.wait().into_result().unwrap();
             assert_eq!(
-                (receipt.engine(), receipt.moved.mapped),
+                (receipt.engine(), receipt.moved[Way::Mapped]),
                 (EngineKind::Mapped, bytes as u64),
                 "round {round}: {receipt}"
             );

@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::{Random, Stop, Turn, disk, soon, turn};
 use fake_cuda::Fake;
 use forebay_config::Config;
-use forebay_engine::{EngineKind, File, Limiter, Session};
+use forebay_engine::{EngineKind, File, Limiter, Session, Way};
 use forebay_error::ErrorKind;
 use pages::{MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, subject, why};
 
@@ -89,7 +89,7 @@ fn reading_more_than_the_budget_in_turns_keeps_a_part_pinned() {
         let before = undone(&turn);
         for _ in 0..5 {
             let receipt = session.read(&file, 0, &mut buffer).unwrap();
-            assert_eq!(receipt.moved.mapped, 2 * WINDOW as u64, "{receipt}");
+            assert_eq!(receipt.moved[Way::Mapped], 2 * WINDOW as u64, "{receipt}");
             assert!(
                 why(&receipt).reason.contains(&format!("({WINDOW} of {} bytes)", 3 * WINDOW)),
                 "{receipt}"
@@ -231,7 +231,7 @@ fn use_files(session: &Session, files: &[(common::Scratch, File)], random: &mut 
             _ => {
                 let (bytes, receipt) = fetch(session, file, 0, 10 * MIB).unwrap();
                 assert!(bytes.iter().all(|byte| *byte == 0));
-                mapped.fetch_add(receipt.moved.mapped, Ordering::Relaxed);
+                mapped.fetch_add(receipt.moved[Way::Mapped], Ordering::Relaxed);
             }
         }
     }
@@ -294,7 +294,7 @@ fn pass(session: &Session, file: &File, threads: usize, piece: usize) -> u64 {
                     }
                     let size = piece.min(len - offset);
                     let receipt = session.read_into(file, offset as u64, &mut buffer, 0..size).unwrap();
-                    mapped.fetch_add(receipt.moved.mapped, Ordering::Relaxed);
+                    mapped.fetch_add(receipt.moved[Way::Mapped], Ordering::Relaxed);
                 }
             });
         }
@@ -342,7 +342,7 @@ fn one_large_request_is_in_place_at_once() {
     for (offset, wanted) in [(0, len), (MIB, WINDOW / 2), (WINDOW / 2, WINDOW), (10 * MIB, len - 10 * MIB)] {
         let session = open(config());
         let receipt = fetch(&session, &file, offset as u64, wanted).unwrap().1;
-        assert_eq!(receipt.moved.mapped, wanted as u64, "{offset}+{wanted}: {receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], wanted as u64, "{offset}+{wanted}: {receipt}");
     }
     // In many pieces too.
     let session = open(config());
@@ -351,7 +351,7 @@ fn one_large_request_is_in_place_at_once() {
         .collect();
     let buffer = session.buffer(0, 40 * MIB).unwrap();
     let receipt = session.read_batch(&file, &pieces, buffer).unwrap().wait().into_result().unwrap().0;
-    assert_eq!(receipt.moved.mapped, 40 * MIB as u64, "{receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], 40 * MIB as u64, "{receipt}");
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn where_registering_is_slow_it_begins_with_the_third_visit() {
             pinned.push(turn.fake.registered_bytes());
         }
         if visit == 4 {
-            assert_eq!(receipt.moved.mapped, 4 * WINDOW as u64, "{receipt}");
+            assert_eq!(receipt.moved[Way::Mapped], 4 * WINDOW as u64, "{receipt}");
             break;
         }
         let word = if visit < 3 { "third time" } else { "beside other copies" };
@@ -387,7 +387,7 @@ fn where_registering_is_slow_it_begins_with_the_third_visit() {
     check_staged(&session.read(&other, 0, &mut buffer).unwrap(), "beside other copies");
     assert!(soon(|| is_pinned(6)), "never registered");
     let receipt = session.read(&other, 0, &mut buffer).unwrap();
-    assert_eq!(receipt.moved.mapped, 2 * WINDOW as u64, "{receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], 2 * WINDOW as u64, "{receipt}");
     // A map need not wait.
     let (_scratch, third) = blank(&memory(), WINDOW);
     assert_eq!(session.map(&third, &gpu(&session)).unwrap().pinned_bytes(), WINDOW as u64);
@@ -484,7 +484,7 @@ fn read_within_limits(turn: &Turn, group: &Path) {
             for (scratch, file) in &files {
                 std::io::copy(&mut std::fs::File::open(scratch.path()).unwrap(), &mut std::io::sink())
                     .unwrap();
-                mapped += session.read(file, 0, &mut buffer).unwrap().moved.mapped;
+                mapped += session.read(file, 0, &mut buffer).unwrap().moved[Way::Mapped];
             }
         }
         // As much memory as is left, for the program itself.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::{Random, Scratch, Turn, chill, disk, has_hint, pattern, turn};
 use forebay_config::{CachePolicy, Config};
 use forebay_engine::{
-    Batch, Direction, EngineKind, File, Offsets, Piece, RawGather, ReadPiece, Session, Transfer,
+    Batch, Direction, EngineKind, File, Offsets, Piece, RawGather, ReadPiece, Session, Transfer, Way,
 };
 use forebay_error::ErrorKind;
 use forebay_gpu::Wait;
@@ -85,7 +85,7 @@ fn a_whole_file_comes_over_byte_for_byte() {
             assert!(bytes == all(), "wrong bytes");
             assert_eq!((receipt.engine(), receipt.bytes()), (case.engine(), LEN as u64), "{receipt}");
             match case.engine() {
-                EngineKind::Mapped => assert_eq!(receipt.moved.mapped, LEN as u64, "{receipt}"),
+                EngineKind::Mapped => assert_eq!(receipt.moved[Way::Mapped], LEN as u64, "{receipt}"),
                 _ => check_staged(&receipt, "not in the page cache"),
             }
         }
@@ -115,7 +115,7 @@ fn a_file_of_several_windows_comes_over() {
         for (before, part) in [(100, 200), (4096, 8192), (MIB - 1, 2 * MIB - 5)] {
             let (got, receipt) = fetch(&session, &file, (WINDOW - before) as u64, part).unwrap();
             assert!(got == bytes[KEYS / 2 - before..][..part], "{before} {part}");
-            assert_eq!(receipt.moved.mapped, part as u64, "{receipt}");
+            assert_eq!(receipt.moved[Way::Mapped], part as u64, "{receipt}");
         }
         let pieces: Vec<_> = (0..100)
             .map(|at| ReadPiece { offset: (start + at * 20_000) as u64, range: at * 9000..(at + 1) * 9000 })
@@ -124,7 +124,7 @@ fn a_file_of_several_windows_comes_over() {
         let (receipt, buffer) = outcome.into_result().unwrap();
         let got = buffer.to_vec().unwrap();
         assert!((0..100).all(|at| got[at * 9000..][..9000] == bytes[at * 20_000..][..9000]));
-        assert_eq!(receipt.moved.mapped, 900_000, "{receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], 900_000, "{receipt}");
     }
 }
 
@@ -143,7 +143,7 @@ fn any_range_comes_over_and_nothing_beside_it_changes() {
             let receipt =
                 case.session.read_into(&case.file, offset as u64, &mut buffer, before..before + len).unwrap();
             if case.engine() == EngineKind::Mapped {
-                assert_eq!(receipt.moved.mapped, len as u64, "{receipt}");
+                assert_eq!(receipt.moved[Way::Mapped], len as u64, "{receipt}");
             }
             let bytes = buffer.to_vec().unwrap();
             assert!(bytes[..before].iter().all(|byte| *byte == 0xA5), "bytes before the range changed");
@@ -278,7 +278,11 @@ fn a_pinned_batch_is_gathered_in_place() {
         let (copies, kernels) =
             (turn.fake.calls("async:copy") - copies, turn.fake.calls("async:kernel") - kernels);
         assert!(copies == 0 && kernels == 1, "{copies} copies, {kernels} kernels");
-        assert_eq!((receipt.engine(), receipt.moved.mapped), (EngineKind::Mapped, 512_000), "{receipt}");
+        assert_eq!(
+            (receipt.engine(), receipt.moved[Way::Mapped]),
+            (EngineKind::Mapped, 512_000),
+            "{receipt}"
+        );
         let bytes = buffer.to_vec().unwrap();
         assert!((0..1000).all(|at| bytes[at * 512..][..512] == all()[at * 17_123..][..512]));
     });
@@ -462,7 +466,7 @@ fn strict_mapped_is_mapped_alone() {
     chill(&file);
     let (bytes, receipt) = fetch(&session, &file, 11, 200_000).unwrap();
     assert!(bytes == all()[11..200_011]);
-    assert_eq!(receipt.moved.mapped, 200_000, "{receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], 200_000, "{receipt}");
     // What it cannot do is an error before the first byte.
     let buffer = session.buffer(0, 1000).unwrap();
     let error = session.write(&file, 0, &buffer).unwrap_err();
@@ -569,7 +573,7 @@ fn a_map_reads_every_kind_of_file() {
             let offsets: Vec<_> = (0..count).map(|_| random.below((LEN - length) as u64 + 1)).collect();
             let mut out = case.session.buffer(0, count * length).unwrap();
             let receipt = map.gather(Offsets::Host(&offsets), length, &mut out).unwrap();
-            assert_eq!(receipt.moved.mapped, (count * length) as u64);
+            assert_eq!(receipt.moved[Way::Mapped], (count * length) as u64);
             check_gathered(&offsets, length, &out.to_vec().unwrap());
             let words: Vec<u8> = offsets.iter().flat_map(|offset| offset.to_le_bytes()).collect();
             let mut list = case.session.buffer(0, words.len()).unwrap();
@@ -603,7 +607,7 @@ fn long_lists_come_in_parts_as_if_by_one_kernel() {
         let mut offsets = long_list(count, length);
         let mut out = session.buffer(0, count * length).unwrap();
         let receipt = map.gather(Offsets::Host(&offsets), length, &mut out).unwrap();
-        assert_eq!(receipt.moved.mapped, (count * length) as u64);
+        assert_eq!(receipt.moved[Way::Mapped], (count * length) as u64);
         check_gathered(&offsets, length, &out.to_vec().unwrap());
         // What is refused is told by its place in the whole list.
         let bad = [8191, count - 1, count / 2];
@@ -656,7 +660,7 @@ fn gathers_by_address_of_many_threads_wait_for_their_streams() {
                         }
                         map.gather_at(Offsets::Host(&offsets), length, out.address(), after).unwrap()
                     };
-                    assert_eq!(receipt.moved.mapped, (count * length) as u64);
+                    assert_eq!(receipt.moved[Way::Mapped], (count * length) as u64);
                     check_gathered(&offsets, length, &out.to_vec().unwrap());
                 }
                 turn.fake.begin_capture(stream, 2).unwrap();
@@ -723,7 +727,7 @@ fn raw_gathers_of_many_threads_and_streams() {
                         let stream = (round % 2 == 0).then_some(stream);
                         // SAFETY: buffers and stream live until the gather is waited for.
                         let gathering = unsafe { map.gather_raw(stream, request) }.unwrap();
-                        assert_eq!(gathering.wait().unwrap().moved.mapped, 90_000);
+                        assert_eq!(gathering.wait().unwrap().moved[Way::Mapped], 90_000);
                         check_gathered(&offsets, 900, &out.to_vec().unwrap());
                     }
                     turn.fake.destroy_stream(stream).unwrap();

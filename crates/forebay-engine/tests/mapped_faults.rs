@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use common::{Random, Scratch, Stop, Turn, chill, disk, has_hint, in_process, pattern, soon, turn};
 use forebay_config::Config;
-use forebay_engine::{EngineKind, File, Memory, Offsets, ReadPiece, Refusal, Session, Transfer};
+use forebay_engine::{EngineKind, File, Memory, Offsets, ReadPiece, Refusal, Session, Transfer, Way};
 use forebay_error::ErrorKind;
 use pages::{
     MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, punch, raw, settle, status,
@@ -180,7 +180,7 @@ fn a_pinned_file_that_changes_is_read_as_it_is_now() {
                 // Nothing brings the pages of a hole into memory there but a write.
                 check_staged(&receipt, "page cache");
             } else {
-                assert_eq!(receipt.moved.mapped, state.len() as u64, "{}: {receipt}", change.name);
+                assert_eq!(receipt.moved[Way::Mapped], state.len() as u64, "{}: {receipt}", change.name);
             }
             check_state(&session, &file, state, change.name);
         }
@@ -406,7 +406,7 @@ fn a_large_read_in_the_middle_of_a_change_is_of_one_state() {
         turn.fake.set_delay_us(20);
         match bytes {
             // What the lanes read while the call goes on is as with read(2): it may be of both, page by page.
-            Ok((_, receipt)) if receipt.moved.mapped == 0 => println!("by the lanes"),
+            Ok((_, receipt)) if receipt.moved[Way::Mapped] == 0 => println!("by the lanes"),
             Ok((bytes, _)) => assert!(bytes.iter().all(|byte| *byte == bytes[0]), "round {round}: a mixture"),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}"),
         }
@@ -450,7 +450,7 @@ fn write_while_it_is_read(writer: &Session, reader: &Session) -> usize {
                 let buffer = reader.buffer(0, COUNT * 64).unwrap();
                 let ticket = reader.read_batch(&file, &pieces, buffer).unwrap();
                 let Ok((receipt, buffer)) = ticket.wait().into_result() else { continue };
-                if receipt.moved.mapped == receipt.moved.total() {
+                if receipt.moved[Way::Mapped] == receipt.moved.total() {
                     in_place += 1;
                     let got = buffer.to_vec().unwrap();
                     assert!(got.iter().all(|byte| *byte == got[0]), "a mixture, read in place: {got:?}");
@@ -499,7 +499,7 @@ fn a_file_that_never_holds_still_is_never_said_to_be_read_in_place() {
                 Ok((bytes, receipt)) => {
                     // What the lanes read may be of both, as with read(2).
                     let whole = bytes == old()[4096..8192] || bytes == new()[4096..8192];
-                    assert!(whole || receipt.moved.mapped == 0, "a mixture that was read in place");
+                    assert!(whole || receipt.moved[Way::Mapped] == 0, "a mixture that was read in place");
                 }
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}"),
             }
@@ -776,7 +776,7 @@ fn a_registration_that_fails_half_way_leaves_the_rest_pinned() {
         turn.fake.fail_next(REGISTER, INVALID_VALUE, after, 1);
         let (bytes, receipt) = fetch(&session, &file, 0, LARGE).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 0));
-        assert_eq!(receipt.moved.mapped, (LARGE - window) as u64, "{receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], (LARGE - window) as u64, "{receipt}");
         assert!(why(&receipt).reason.contains(&format!("({window} of {LARGE} bytes)")), "{receipt}");
         assert_eq!(receipt.engine(), EngineKind::Mapped, "the one that moved more: {receipt}");
         assert_eq!(pins(&session).process_bytes, (LARGE - window) as u64);
@@ -948,7 +948,7 @@ fn memory_of_another_context_is_served_by_the_lanes() {
         let transfer = Transfer { file, offset: 0, memory, len, direction, allow_short: false };
         // SAFETY: the memory is freed below.
         let receipt = unsafe { session.run(&transfer) }.unwrap();
-        assert_eq!(receipt.moved.mapped, 0, "{receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], 0, "{receipt}");
         assert!(turn.fake.read(address, len).unwrap() == old()[..len]);
         if len == LEN {
             check_staged(&receipt, "context other than");

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Stop, Turn, disk, in_process, pattern, soon, turn};
 use forebay_config::Config;
-use forebay_engine::{File, ReadPiece, Session};
+use forebay_engine::{File, ReadPiece, Session, Way};
 use pages::{MIB, SETTLE, fetch, gpu, memory, open, pins, warm, why};
 
 const KEY: u64 = 31;
@@ -87,7 +87,7 @@ fn no_pass_waits_for_registrations_and_a_loop_ends_pinned() {
             assert!(bytes == expected, "pass {passes}: wrong bytes");
             passes += 1;
             share.check();
-            if receipt.moved.mapped == LEN as u64 {
+            if receipt.moved[Way::Mapped] == LEN as u64 {
                 break;
             }
             let word = if passes < 3 { "third time" } else { "beside other copies" };
@@ -105,7 +105,7 @@ fn no_pass_waits_for_registrations_and_a_loop_ends_pinned() {
             let unpinned = turn.fake.unpinned_copies();
             let receipt = session.read(&file, offset as u64, &mut buffer).unwrap();
             assert_eq!(turn.fake.unpinned_copies(), unpinned, "a copy crosses two registrations");
-            assert_eq!(receipt.moved.mapped, len as u64, "{offset}+{len}: {receipt}");
+            assert_eq!(receipt.moved[Way::Mapped], len as u64, "{offset}+{len}: {receipt}");
             assert!(
                 buffer.to_vec().unwrap() == expected[offset..offset + len],
                 "{offset}+{len}: wrong bytes"
@@ -135,7 +135,7 @@ fn a_third_pass_is_hardly_slower_where_registering_all_takes_seconds() {
     let map = session.map(&file, &gpu(&session)).unwrap();
     assert!(map.pinned_bytes() >= LEN as u64);
     let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
-    assert!(bytes == pattern(KEY, 0, LEN) && receipt.moved.mapped == LEN as u64, "{receipt}");
+    assert!(bytes == pattern(KEY, 0, LEN) && receipt.moved[Way::Mapped] == LEN as u64, "{receipt}");
     drop(map);
     session.trim();
     assert!(soon(|| turn.fake.registered_bytes() == 0), "a piece was forgotten");
@@ -155,7 +155,7 @@ fn one_load_registers_no_more_than_tells_how_slow_that_is() {
             return println!("skipped: the machine took the file out of the page cache");
         }
         assert!(why(&receipt).reason.contains("beside other copies"), "{receipt}");
-        assert_eq!(receipt.moved.mapped, 0, "it waits for none: {receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], 0, "it waits for none: {receipt}");
         // The trial page, and two of the least pieces, which are let go of.
         let registered = || turn.fake.calls(REGISTER) - before;
         assert!(soon(|| registered() == 3 && turn.fake.registered_bytes() == 0), "{}", registered());
@@ -221,7 +221,7 @@ fn many_callers_of_small_pieces_are_not_held_up_and_end_pinned() {
         assert!(is_all(), "never pinned");
     });
     let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();
-    assert!(bytes == expected && receipt.moved.mapped == LEN as u64, "{receipt}");
+    assert!(bytes == expected && receipt.moved[Way::Mapped] == LEN as u64, "{receipt}");
 }
 
 /// As where the thread has to wait for a CPU.
@@ -279,7 +279,7 @@ fn pages_of_a_window_are_looked_at_when_its_turn_comes() {
         println!("skipped: the pages stay in the page cache");
         return;
     }
-    assert_eq!(receipt.moved.mapped, WINDOW as u64, "{receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], WINDOW as u64, "{receipt}");
     assert!(why(&receipt).reason.contains("in the page cache"), "{receipt}");
 }
 
@@ -311,7 +311,7 @@ fn small_tensors_are_not_registered_before_their_third_load() {
             assert!(why(&receipt).reason.contains("small pieces"), "load {pass}: {receipt}");
             assert_eq!(turn.fake.calls(REGISTER), before, "load {pass} registered something");
         }
-        assert!(soon(|| load().moved.mapped > 0), "a loop is never in place");
+        assert!(soon(|| load().moved[Way::Mapped] > 0), "a loop is never in place");
     });
 }
 

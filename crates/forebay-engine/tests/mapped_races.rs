@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use common::{Scratch, Turn, disk, in_process, pattern, soon, turn};
 use forebay_config::Config;
 use forebay_engine::{
-    Batch, Buffer, Direction, EngineKind, File, Memory, Outcome, Piece, Session, Ticket, Transfer,
+    Batch, Buffer, Direction, EngineKind, File, Memory, Outcome, Piece, Session, Ticket, Transfer, Way,
 };
 use pages::{
     MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, raw, settle, subject, why,
@@ -213,7 +213,7 @@ fn small_reads_in_a_loop_over_more_than_the_budget_thrash_nothing() {
         let before = turn.fake.calls("cuMemHostUnregister");
         let mut mapped = 0;
         for offset in (0..3 * WINDOW).step_by(SMALL) {
-            mapped += session.read(&file, offset as u64, &mut buffer).unwrap().moved.mapped;
+            mapped += session.read(&file, offset as u64, &mut buffer).unwrap().moved[Way::Mapped];
             // Time in which windows could be let go.
             sleep(Duration::from_millis(6));
         }
@@ -262,7 +262,7 @@ fn a_batch_of_which_one_window_is_pinned_is_written_once() {
     let session = limited(WINDOW);
     let (scratch, file) = blank(&memory(), 2 * WINDOW);
     let mut source = session.buffer(0, WINDOW).unwrap();
-    let is_in_place = || session.write(&file, 0, &source).unwrap().moved.mapped == WINDOW as u64;
+    let is_in_place = || session.write(&file, 0, &source).unwrap().moved[Way::Mapped] == WINDOW as u64;
     // What the lanes write makes the file young again.
     let mut tries = (0..5).map(|_| settle());
     assert!(tries.any(|()| is_in_place()), "the first window was never written in place");
@@ -327,7 +327,7 @@ fn race(turn: &Turn, session: &Session, (scratch, file): &(Scratch, File), byte:
     println!("{byte}: {marks:?}, {}", outcome.receipt);
     // A writer that slept between its writes gave the file a state of its own. What was only staged is as by `read(2)`.
     let refused = &outcome.receipt.election.refused;
-    let is_checked = outcome.receipt.moved.mapped > 0
+    let is_checked = outcome.receipt.moved[Way::Mapped] > 0
         || refused.iter().any(|refusal| refusal.reason.contains("read again"));
     let is_sure = outcome.entries[0].is_ok() && between < Duration::from_millis(5) && is_checked;
     is_sure.then_some(marks)
@@ -342,11 +342,12 @@ fn a_divided_read_is_of_one_state() {
     let subject = blank(&memory(), DIVIDED);
     fetch(&session, &subject.1, 0, WINDOW).unwrap();
     let (_, receipt) = fetch(&session, &subject.1, 0, DIVIDED).unwrap();
-    assert_eq!(receipt.moved.mapped, WINDOW as u64, "not divided: {receipt}");
+    assert_eq!(receipt.moved[Way::Mapped], WINDOW as u64, "not divided: {receipt}");
     let mut sure = 0;
     for byte in 1..=16 {
         settle();
-        let is_pinned = || fetch(&session, &subject.1, 0, WINDOW).unwrap().1.moved.mapped == WINDOW as u64;
+        let is_pinned =
+            || fetch(&session, &subject.1, 0, WINDOW).unwrap().1.moved[Way::Mapped] == WINDOW as u64;
         assert!(soon(is_pinned), "what was pinned before keeps its place");
         let Some(marks) = race(&turn, &session, &subject, byte) else { continue };
         assert_eq!(marks[0], marks[1], "round {byte}: a mixture");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Scratch, disk, pattern, turn};
 use forebay_config::Config;
-use forebay_engine::{Buffer, EngineKind, File, Offsets, Session};
+use forebay_engine::{Buffer, EngineKind, File, Offsets, Session, Way};
 
 const KEY: u64 = 5;
 const MIB: usize = 1 << 20;
@@ -46,7 +46,7 @@ fn a_warm_file_is_read_in_place() {
         assert!(bytes == pattern(KEY, 0, len), "wrong bytes");
         println!("{receipt}");
         assert_eq!(receipt.engine(), EngineKind::Mapped, "{receipt}");
-        assert_eq!(receipt.moved.mapped, len as u64);
+        assert_eq!(receipt.moved[Way::Mapped], len as u64);
     }
     // Small ones too, now that the pages are there.
     let (bytes, receipt) = read(&session, &file, 777, 4096);
@@ -90,7 +90,7 @@ fn a_memory_file_is_written_in_place() {
         buffer.copy_from_slice(&bytes).unwrap();
         let receipt = session.write(&file, 0, &buffer).unwrap();
         println!("{receipt}");
-        assert_eq!(receipt.moved.mapped, len as u64, "{receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], len as u64, "{receipt}");
         assert!(std::fs::read(scratch.path()).unwrap() == bytes, "the file differs in round {round}");
         let (back, receipt) = read(&session, &file, 0, len);
         assert!(back == bytes, "{receipt}");

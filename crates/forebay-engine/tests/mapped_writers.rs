@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Stop, Turn, disk, pattern, turn};
 use forebay_config::Config;
-use forebay_engine::{Buffer, EngineKind, File, Offsets, ReadPiece, Receipt, Session, Ticket};
+use forebay_engine::{Buffer, EngineKind, File, Offsets, ReadPiece, Receipt, Session, Ticket, Way};
 use forebay_error::ErrorKind;
 use held::Held;
 use pages::{
@@ -94,7 +94,7 @@ fn pages_pinned_in_the_middle_of_a_direct_write_are_not_believed_when_it_has_end
             read(&session, &file);
             let Some(write) = begin_direct(&scratch, &file) else { return };
             // What was pinned before may still be on its way out.
-            let is_pinned = || fetch(&session, &file, 0, LEN).unwrap().1.moved.mapped == LEN as u64;
+            let is_pinned = || fetch(&session, &file, 0, LEN).unwrap().1.moved[Way::Mapped] == LEN as u64;
             assert!(common::soon(is_pinned), "never read in place");
             write.end();
             assert!(read(&session, &file) == new(), "read {index}: old bytes after the write had returned");
@@ -145,11 +145,11 @@ fn a_file_that_somebody_has_open_for_writing_is_not_pinned() {
         settle();
         pin(&session, &file, LEN);
         let (_, receipt) = fetch(&session, &file, 0, LEN).unwrap();
-        assert!(receipt.moved.mapped == LEN as u64 && receipt.election.notes.is_empty(), "{receipt}");
+        assert!(receipt.moved[Way::Mapped] == LEN as u64 && receipt.election.notes.is_empty(), "{receipt}");
         // Once nobody was writing, the version tells all.
         let _other = raw(scratch.path());
         let (_, receipt) = fetch(&session, &file, 0, LEN).unwrap();
-        assert!(receipt.moved.mapped == LEN as u64 && receipt.election.notes.is_empty(), "{receipt}");
+        assert!(receipt.moved[Way::Mapped] == LEN as u64 && receipt.election.notes.is_empty(), "{receipt}");
     }
 }
 
@@ -176,14 +176,14 @@ fn receipts_say_where_writes_cannot_be_known() {
     pin(&session, &file, LEN);
     for (offset, len) in [(0, LEN), (4096, 4096)] {
         let (_, receipt) = fetch(&session, &file, offset, len).unwrap();
-        assert_eq!(receipt.moved.mapped, len as u64, "{receipt}");
+        assert_eq!(receipt.moved[Way::Mapped], len as u64, "{receipt}");
         assert!(has_note(&receipt, "cannot be known, since it is open for writing here"), "{receipt}");
     }
     // A memory file keeps its pages until its times tell.
     let (_scratch, file) = subject(&memory(), OLD, LEN);
     pin(&session, &file, LEN);
     let (_, receipt) = fetch(&session, &file, 0, LEN).unwrap();
-    assert!(receipt.moved.mapped == LEN as u64 && receipt.election.notes.is_empty(), "{receipt}");
+    assert!(receipt.moved[Way::Mapped] == LEN as u64 && receipt.election.notes.is_empty(), "{receipt}");
 }
 
 // The audit finds out that the writer has gone, so that the pages need no looking at.
@@ -382,7 +382,7 @@ fn beside_a_writer(directory: &Path, writable: bool, time: Duration) -> (usize, 
                 Ok((bytes, receipt)) => {
                     let again =
                         receipt.election.refused.iter().any(|refusal| refusal.reason.contains("read again"));
-                    if again || receipt.moved.mapped > 0 {
+                    if again || receipt.moved[Way::Mapped] > 0 {
                         believed += 1;
                         mixed += usize::from(stamps(&bytes) > 1);
                     }

@@ -6,7 +6,7 @@ mod common;
 use common::{Target, config, install_gpu, pattern};
 use fake_nfs::{Asked, Fault, Server};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::{File, Session};
+use forebay_engine::{File, Session, Way};
 use forebay_error::ErrorKind;
 
 const KEY: u64 = 5;
@@ -28,7 +28,7 @@ fn the_receipt_names_server_version_and_connections() {
             let mut buffer = target.buffer(&session, LEN);
             let receipt = session.read(&file, 0, &mut buffer).unwrap();
             assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
-            assert_eq!((receipt.moved.requested, receipt.bytes()), (LEN as u64, LEN as u64));
+            assert_eq!((receipt.moved[Way::Requested], receipt.bytes()), (LEN as u64, LEN as u64));
             let expected = format!(
                 "NFS v{version} over TCP, by forebay's own client: server 127.0.0.1, up to 8 connections"
             );

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Scratch, Turn, context, disk, pattern, turn};
 use forebay_config::Config;
-use forebay_engine::{Buffer, File, Session};
+use forebay_engine::{Buffer, File, Session, Way};
 use forebay_error::ErrorKind;
 
 const KEY: u64 = 11;
@@ -53,8 +53,8 @@ fn every_device_gets_the_whole_and_storage_is_read_once() {
     println!("{receipt}");
     let delivered = (DEVICES * (len - 5)) as u64;
     assert_eq!(receipt.bytes(), delivered);
-    assert_eq!(receipt.moved.peer, delivered / DEVICES as u64 * (DEVICES as u64 - 1));
-    assert!(receipt.moved.mapped > 0, "{receipt}");
+    assert_eq!(receipt.moved[Way::Peer], delivered / DEVICES as u64 * (DEVICES as u64 - 1));
+    assert!(receipt.moved[Way::Mapped] > 0, "{receipt}");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn devices_that_cannot_reach_each_other_read_for_themselves() {
     let (_scratch, file) = warm_file(len);
     let mut all = buffers(&session, len);
     let receipt = session.read_to_all(&file, 0, &mut all).unwrap();
-    assert_eq!((receipt.moved.peer, receipt.bytes()), (0, (DEVICES * len) as u64), "{receipt}");
+    assert_eq!((receipt.moved[Way::Peer], receipt.bytes()), (0, (DEVICES * len) as u64), "{receipt}");
     for buffer in &all {
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len), "wrong bytes");
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use common::bar::{Misled, Wrong, counted, fake};
 use common::{Scratch, config, disk, has_hint, pattern};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::{Buffer, Direction, EngineKind, File, ReadPiece, Receipt, Refusal, Session};
+use forebay_engine::{Buffer, Direction, EngineKind, File, ReadPiece, Receipt, Refusal, Session, Way};
 use forebay_error::ErrorKind;
 use forebay_gpu::{Device, DeviceName, Devices, host};
 
@@ -81,7 +81,7 @@ fn aligned_bytes_use_no_slot_and_the_receipt_says_so() {
         let mut buffer = memory(&session, len);
         let receipt = session.read(&file, 0, &mut buffer).unwrap();
         assert_eq!(receipt.engines().collect::<Vec<_>>(), [(EngineKind::P2p, len as u64)], "{receipt}");
-        assert_eq!((receipt.engine(), receipt.moved.placed), (EngineKind::P2p, len as u64));
+        assert_eq!((receipt.engine(), receipt.moved[Way::Drive]), (EngineKind::P2p, len as u64));
         assert!(receipt.election.refused.iter().all(|refusal| refusal.engine != EngineKind::P2p));
         assert!(receipt.to_string().contains("by the drive itself"), "{receipt}");
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len));
@@ -104,14 +104,14 @@ fn heads_and_tails_are_staged_and_the_receipt_says_so() {
         let mut buffer = memory(&session, 8192 + len);
         let receipt = session.read_into(&file, 1000, &mut buffer, 1000..1000 + len).unwrap();
         let middle = ((1000 + len) / 4096 * 4096 - 4096) as u64;
-        assert_eq!(receipt.moved.placed, middle, "{receipt}");
+        assert_eq!(receipt.moved[Way::Drive], middle, "{receipt}");
         assert_eq!(receipt.bytes(), len as u64);
         assert!(refusal(&receipt).reason.contains("heads and tails"), "{receipt}");
         assert!(buffer.to_vec().unwrap()[1000..1000 + len] == pattern(KEY, 1000, len));
         let bytes = pattern(70, 0, 8192 + len);
         buffer.copy_from_slice(&bytes).unwrap();
         let receipt = session.write_from(&file, 1000, &buffer, 1000..1000 + len).unwrap();
-        assert_eq!(receipt.moved.placed, middle, "{receipt}");
+        assert_eq!(receipt.moved[Way::Drive], middle, "{receipt}");
         let there = outside(scratch.path());
         assert!(there[1000..1000 + len] == bytes[1000..1000 + len]);
         assert!(
@@ -129,7 +129,7 @@ fn memory_out_of_step_with_the_file_is_staged() {
     for len in LENGTHS {
         let mut buffer = memory(&session, len + 1);
         let receipt = session.read_into(&file, 0, &mut buffer, 1..len + 1).unwrap();
-        assert_eq!((receipt.engine(), receipt.moved.placed), (EngineKind::Staged, 0));
+        assert_eq!((receipt.engine(), receipt.moved[Way::Drive]), (EngineKind::Staged, 0));
         assert!(refusal(&receipt).reason.contains("aligned"), "{receipt}");
         assert!(buffer.to_vec().unwrap()[1..] == pattern(KEY, 0, len));
     }
@@ -153,8 +153,8 @@ fn a_batch_mixes_both_ways() {
         assert!(bytes[piece.range.clone()] == pattern(KEY, piece.offset, piece.range.len()));
     }
     let odd = pieces.iter().filter(|piece| piece.range.len() == 5000).count() as u64;
-    assert_eq!(outcome.receipt.moved.placed, (300 - odd) * 8192 + odd * 4096, "{}", outcome.receipt);
-    assert_eq!(outcome.receipt.bytes(), outcome.receipt.moved.placed + odd * 904);
+    assert_eq!(outcome.receipt.moved[Way::Drive], (300 - odd) * 8192 + odd * 4096, "{}", outcome.receipt);
+    assert_eq!(outcome.receipt.bytes(), outcome.receipt.moved[Way::Drive] + odd * 904);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn bytes_that_go_astray_are_found_by_the_trial() {
                 Direction::Write => session.write(&file, 0, &buffer),
             }
             .unwrap();
-            assert_eq!((receipt.engine(), receipt.moved.placed), (EngineKind::Staged, 0), "{receipt}");
+            assert_eq!((receipt.engine(), receipt.moved[Way::Drive]), (EngineKind::Staged, 0), "{receipt}");
             let refusal = refusal(&receipt);
             assert!(refusal.reason.contains("succeed"), "{receipt}");
             assert!(refusal.hint.as_ref().unwrap().contains("iommu"), "{receipt}");
@@ -226,7 +226,7 @@ fn the_kernels_refusals_become_reasons() {
                 Direction::Write => session.write(&faulty, 0, &buffer),
             }
             .unwrap();
-            assert_eq!(receipt.moved.placed, 0, "{receipt}");
+            assert_eq!(receipt.moved[Way::Drive], 0, "{receipt}");
             assert!(refusal(&receipt).reason.contains(word), "{receipt}");
             assert!(refusal(&receipt).hint.is_some(), "{receipt}");
             // With nothing else allowed it is an error with the same reason, before the first byte.
@@ -280,7 +280,7 @@ fn a_drive_that_refuses_after_the_trial_has_the_range_staged() {
                 // The next one does not try again.
                 let receipt = session.read(&file, 0, &mut buffer).unwrap();
                 let placed = if direction == Direction::Read { 0 } else { len as u64 };
-                assert_eq!(receipt.moved.placed, placed, "{receipt}");
+                assert_eq!(receipt.moved[Way::Drive], placed, "{receipt}");
             }
         }
     }
@@ -295,7 +295,10 @@ fn strict_fails_where_bytes_would_be_staged() {
         let session = only(&["p2p"]);
         let mut buffer = memory(&session, len);
         let receipt = session.read(&file, 0, &mut buffer).unwrap();
-        assert_eq!((receipt.engine(), receipt.moved.placed), (EngineKind::P2p, len as u64 / 4096 * 4096));
+        assert_eq!(
+            (receipt.engine(), receipt.moved[Way::Drive]),
+            (EngineKind::P2p, len as u64 / 4096 * 4096)
+        );
         let error = session.read_into(&file, 1, &mut buffer, 0..len - 1).unwrap_err();
         assert!(error.message().contains("aligned"), "{error:?}");
         let session = only(&["p2p", "all"]);

@@ -12,7 +12,7 @@ use common::{Scratch, allow_dma_bufs, config, disk, pattern, soon, try_rdma, tur
 use fake_nfs::{Asked, Fault as Slow, Lie, Placing, Server};
 use fake_verbs::{Fake, FakeDevice, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::{EngineKind, File, Memory, ReadPiece, Receipt, Refusal, Session, Transfer};
+use forebay_engine::{EngineKind, File, Memory, ReadPiece, Receipt, Refusal, Session, Transfer, Way};
 use forebay_error::ErrorKind;
 use forebay_gpu::{Context, DefaultStream};
 use forebay_nfs::NfsSource;
@@ -100,7 +100,11 @@ fn a_server_writes_into_gpu_memory_and_no_byte_crosses_the_host() {
         let flushes = turn.fake.calls("cuFlushGPUDirectRDMAWrites");
         for (offset, start, len) in [(0, 3, LEN), (1, 50, 1), (4095, 7, 1_500_003), (0, 0, 4096)] {
             let receipt = session.read_into(&file, offset, &mut buffer, start..start + len).unwrap();
-            assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, len as u64), "{receipt}");
+            assert_eq!(
+                (receipt.engine(), receipt.moved[Way::Server]),
+                (EngineKind::Rdma, len as u64),
+                "{receipt}"
+            );
             assert_eq!(receipt.engines().collect::<Vec<_>>(), [(EngineKind::Rdma, len as u64)]);
             let text = receipt.to_string();
             let note = format!("NFS v{version}, server 127.0.0.1, NIC fake0; keys: per buffer");
@@ -132,7 +136,7 @@ fn batches_and_reads_beyond_the_end_come_over() {
         .collect();
     let buffer = session.buffer(0, 700 * 5000).unwrap();
     let outcome = session.read_batch(&file, &pieces, buffer).unwrap().wait();
-    assert_eq!(outcome.receipt.moved.rdma, outcome.receipt.bytes(), "{}", outcome.receipt);
+    assert_eq!(outcome.receipt.moved[Way::Server], outcome.receipt.bytes(), "{}", outcome.receipt);
     let bytes = outcome.buffer.to_vec().unwrap();
     for piece in &pieces {
         assert!(bytes[piece.range.clone()] == pattern(KEY, piece.offset, piece.range.len()));
@@ -151,7 +155,7 @@ fn what_cannot_be_placed_is_staged_and_says_why() {
     let expected = pattern(KEY, 0, LEN);
     // The GPU's driver makes no dma-bufs.
     let receipt = read(&session(), &file, &expected);
-    assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0));
+    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Staged, 0));
     assert_eq!(refused(&receipt).reason, "the GPU's driver makes no dma-bufs of its memory");
     assert!(refused(&receipt).hint.as_ref().unwrap().contains("open kernel modules"));
 
@@ -259,7 +263,7 @@ fn writes_are_staged_and_say_so() {
         let mut buffer = session.buffer(0, len).unwrap();
         buffer.copy_from_slice(&pattern(77, 0, len)).unwrap();
         let receipt = session.write(&file, 0, &buffer).unwrap();
-        assert_eq!((receipt.engine(), receipt.moved.requested), (EngineKind::Staged, len as u64));
+        assert_eq!((receipt.engine(), receipt.moved[Way::Requested]), (EngineKind::Staged, len as u64));
         assert_eq!(refused(&receipt).reason, "writes go through host memory");
     }
     assert!(place.server.durable(PATH) == pattern(77, 0, LEN));
@@ -279,7 +283,7 @@ fn bytes_that_do_not_arrive_refuse_the_way_for_good() {
     assert!(error.contains("its bytes did not arrive (first wrong byte at 0)"), "{error}");
     for _ in 0..2 {
         let receipt = read(&session, &file, &pattern(KEY, 0, LEN));
-        assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0));
+        assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Staged, 0));
         assert!(refused(&receipt).reason.contains("its bytes did not arrive (first wrong byte at 0)"));
     }
     // Another GPU, server or NIC would be another way: that of another client is.
@@ -306,7 +310,7 @@ fn a_way_is_tried_beside_the_transfer_that_asks() {
         });
         for _ in 0..3 {
             let receipt = session.read(&file, 0, &mut buffer).unwrap();
-            assert_eq!((receipt.moved.rdma, receipt.bytes()), (0, LEN as u64), "{receipt}");
+            assert_eq!((receipt.moved[Way::Server], receipt.bytes()), (0, LEN as u64), "{receipt}");
             assert_eq!(refused(&receipt).reason, "whether the server reaches this memory is being tried");
         }
         assert!(buffer.to_vec().unwrap() == expected);
@@ -343,7 +347,7 @@ fn memory_at_a_reused_address_is_registered_anew() {
         reused += u32::from(std::mem::replace(&mut last, buffer.address()) == buffer.address());
         buffer.copy_from_slice(&vec![0xA5; LEN]).unwrap();
         let receipt = session.read(&file, 0, &mut buffer).unwrap();
-        assert_eq!(receipt.moved.rdma, LEN as u64, "{receipt}");
+        assert_eq!(receipt.moved[Way::Server], LEN as u64, "{receipt}");
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "written through an old registration");
     }
     assert!(reused > 0, "no address came twice: this run proves nothing");
@@ -402,7 +406,7 @@ fn a_server_that_lies_costs_its_connection_and_no_byte() {
     {
         place.placing.lie(lie);
         let receipt = read_now(&session, &file, &expected);
-        assert_eq!(receipt.moved.rdma, LEN as u64, "{lie:?}: {receipt}");
+        assert_eq!(receipt.moved[Way::Server], LEN as u64, "{lie:?}: {receipt}");
     }
 }
 
@@ -431,7 +435,7 @@ fn what_the_server_refuses_is_staged() {
     read(&session, &file, &expected);
     place.placing.lie(Lie::WrongChunks);
     let receipt = read_now(&session, &file, &expected);
-    assert_eq!((receipt.moved.requested, receipt.moved.rdma), (LEN as u64, 0), "{receipt}");
+    assert_eq!((receipt.moved[Way::Requested], receipt.moved[Way::Server]), (LEN as u64, 0), "{receipt}");
     assert_eq!(receipt.engine(), EngineKind::Staged, "{receipt}");
     assert!(refused(&receipt).reason.ends_with(&format!("({LEN} bytes were staged)")), "{receipt}");
     // It is left alone for a moment, and then used again.
@@ -480,7 +484,7 @@ fn bytes_arrive_after_what_stands_on_the_default_stream() {
     // SAFETY: the buffer outlives the work: the read below comes behind it.
     unsafe { legacy.zero(buffer.address(), LEN) }.unwrap();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
-    assert_eq!(receipt.moved.rdma, LEN as u64, "{receipt}");
+    assert_eq!(receipt.moved[Way::Server], LEN as u64, "{receipt}");
     assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "written before the program's own work");
 }
 

@@ -13,7 +13,7 @@ use common::{allow_dma_bufs, chill, config, pattern, turn};
 use fake_nfs::{Asked, Fault as Trouble, Placing};
 use fake_verbs::{Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
-use forebay_engine::{EngineKind, File, Receipt, Session};
+use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::handle::Version;
 use forebay_nfs::mount::Mount;
 use forebay_nfs::{Options, Url};
@@ -58,7 +58,7 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
     let (place, session) = (place(), session(Nfs::Auto));
     let (file, facts) = place.open(place.facts("rdma"));
     let first = read(&session, &file, LEN);
-    assert_eq!((first.engine(), first.moved.rdma), (EngineKind::Staged, 0), "{first}");
+    assert_eq!((first.engine(), first.moved[Way::Server]), (EngineKind::Staged, 0), "{first}");
     assert_eq!(reason(&first), "the mount's server is being looked for");
     let until = Instant::now() + Duration::from_secs(20);
     let receipt = loop {
@@ -69,7 +69,7 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
         assert!(Instant::now() < until, "never: {receipt}");
         std::thread::sleep(Duration::from_millis(20));
     };
-    assert_eq!(receipt.moved.rdma, LEN as u64);
+    assert_eq!(receipt.moved[Way::Server], LEN as u64);
     let text = receipt.to_string();
     assert!(text.contains("what this host had written was on the server before"), "{text}");
     assert!(text.contains("keys: per buffer"), "{text}");
@@ -87,7 +87,7 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let receipt = read(&auto, &file, LEN);
-        assert_eq!(receipt.moved.rdma, 0);
+        assert_eq!(receipt.moved[Way::Server], 0);
         if reason(&receipt) == "it is mounted over tcp" {
             break;
         }
@@ -100,10 +100,10 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
     assert!(reason(&receipt).contains("is being tried"), "{receipt}");
     settle(&asked, &file);
     let receipt = read(&asked, &file, LEN);
-    assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, LEN as u64), "{receipt}");
+    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Rdma, LEN as u64), "{receipt}");
     for nfs in [Nfs::Off, Nfs::Tcp] {
         let receipt = read(&session(nfs), &file, LEN);
-        assert_eq!((receipt.moved.rdma, reason(&receipt)), (0, "FOREBAY_NFS forbids it"));
+        assert_eq!((receipt.moved[Way::Server], reason(&receipt)), (0, "FOREBAY_NFS forbids it"));
     }
 }
 
@@ -122,7 +122,11 @@ fn a_file_without_a_handle_is_found_by_its_path_and_compared() {
         let (file, _facts) = place.open(facts(PATH));
         settle(&session, &file);
         let receipt = read(&session, &file, LEN);
-        assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, LEN as u64), "{receipt}");
+        assert_eq!(
+            (receipt.engine(), receipt.moved[Way::Server]),
+            (EngineKind::Rdma, LEN as u64),
+            "{receipt}"
+        );
         // Renamed meanwhile: the same bytes, another file.
         let receipt = read(&session, &place.open(facts("/export/other")).0, LEN);
         assert!(reason(&receipt).contains("its path on the server is another's"), "{receipt}");
@@ -144,7 +148,10 @@ fn small_and_cached_reads_are_the_kernels() {
     std::fs::read(place.scratch.path()).unwrap();
     let mut buffer = session.buffer(0, LEN).unwrap();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
-    assert_eq!((receipt.moved.rdma, reason(&receipt)), (0, "the bytes are in this host's page cache"));
+    assert_eq!(
+        (receipt.moved[Way::Server], reason(&receipt)),
+        (0, "the bytes are in this host's page cache")
+    );
 }
 
 #[test]
@@ -169,7 +176,7 @@ fn a_server_without_rdma_is_tried_once_for_all_its_files() {
     let opened = || {
         let before = place.server.connections();
         let receipt = read(&session, &place.open(place.facts("tcp")).0, LEN);
-        assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0));
+        assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Staged, 0));
         assert!(reason(&receipt).contains("10.0.0.1") || reason(&receipt).contains("connect"), "{receipt}");
         place.server.connections() - before
     };
@@ -201,7 +208,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
     let outcome = ticket.wait();
     let receipt = outcome.receipt;
     assert_eq!(
-        (receipt.engine(), receipt.moved.rdma, receipt.bytes()),
+        (receipt.engine(), receipt.moved[Way::Server], receipt.bytes()),
         (EngineKind::Staged, 0, LEN as u64),
         "{receipt}"
     );
@@ -224,7 +231,7 @@ fn a_descriptor_gives_no_more_than_it_was_opened_for() {
     settle(&session, &file);
     place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Trouble::Status(13)));
     let receipt = read(&session, &file, LEN);
-    assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0), "{receipt}");
+    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Staged, 0), "{receipt}");
     assert!(reason(&receipt).contains("permission denied"), "{receipt}");
 }
 
@@ -244,9 +251,9 @@ fn a_server_that_does_not_answer_holds_up_nobody_else() {
         is_it.then_some(Trouble::Late(Duration::from_secs(4)))
     });
     let ticket = session.submit_read(&files[0], 0, session.buffer(0, LEN).unwrap()).unwrap();
-    assert_eq!(read(&session, &files[1], LEN).moved.rdma, LEN as u64);
+    assert_eq!(read(&session, &files[1], LEN).moved[Way::Server], LEN as u64);
     assert!(!ticket.is_done(), "the other server was waited for");
-    assert_eq!(ticket.wait().receipt.moved.rdma, LEN as u64);
+    assert_eq!(ticket.wait().receipt.moved[Way::Server], LEN as u64);
 }
 
 #[test]
@@ -257,7 +264,7 @@ fn a_panic_while_the_server_is_looked_for_is_not_for_good() {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let receipt = read(&session, &file, LEN);
-        if receipt.moved.rdma == LEN as u64 {
+        if receipt.moved[Way::Server] == LEN as u64 {
             break;
         }
         assert!(Instant::now() < until, "{receipt}");
@@ -280,10 +287,10 @@ fn a_mount_of_another_network_is_read_beside_the_kernel_where_that_is_asked_for(
     let asked = session(Nfs::Rdma);
     let (file, _facts) = place.open(facts());
     settle(&asked, &file);
-    assert_eq!(read(&asked, &file, LEN).moved.rdma, LEN as u64);
+    assert_eq!(read(&asked, &file, LEN).moved[Way::Server], LEN as u64);
     // Another server at the same address has another file there.
     let (file, _facts) = place.open(Facts { wrong: 1, ..facts() });
     settle(&asked, &file);
     let receipt = read(&asked, &file, LEN);
-    assert_eq!(receipt.moved.rdma, 0, "{receipt}");
+    assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
 }

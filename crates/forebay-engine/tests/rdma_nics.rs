@@ -10,7 +10,7 @@ use common::{Target, allow_dma_bufs, config, pattern, try_rdma, turn};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::{EngineKind, File, Receipt, Session};
+use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::NfsSource;
 use forebay_nfs::{Options, Rdma, Url};
 
@@ -84,7 +84,11 @@ fn check_by(session: &Session, place: &Place, file: &File, nic: &str) {
     place.asked();
     for _ in 0..3 {
         let receipt = read(session, file, Target::Device);
-        assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Rdma, LEN as u64), "{receipt}");
+        assert_eq!(
+            (receipt.engine(), receipt.moved[Way::Server]),
+            (EngineKind::Rdma, LEN as u64),
+            "{receipt}"
+        );
         assert!(receipt.to_string().contains(&format!("NIC {nic}; keys: per buffer")), "{receipt}");
     }
     assert_eq!((place.fabric.counts().refused, place.asked()), (0, vec![nic]));
@@ -134,7 +138,7 @@ fn where_no_nic_registers_the_memory_it_is_staged_with_the_reason() {
     let looked_at = |receipt: &Receipt| receipt.to_string().contains("is being looked at");
     let receipts = std::iter::repeat_with(|| read(&session, &file, Target::Device));
     let receipt = receipts.take(1000).find(|receipt| !looked_at(receipt)).unwrap();
-    assert_eq!((receipt.engine(), receipt.moved.rdma), (EngineKind::Staged, 0), "{receipt}");
+    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Staged, 0), "{receipt}");
     assert!(receipt.to_string().contains("cannot register a dma-buf (device=fake0)"), "{receipt}");
 }
 

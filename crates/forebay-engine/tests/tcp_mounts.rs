@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::{Random, Target, chill, config, pattern, turn};
 use fake_nfs::{Asked, Fault};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
-use forebay_engine::{EngineKind, File, Receipt, Session};
+use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::Url;
 use forebay_nfs::handle::Version;
 use forebay_nfs::mount::Mount;
@@ -75,7 +75,7 @@ fn cold_reads_go_by_tcp_beside_the_kernel() {
         for target in Target::ALL {
             let receipt = read(&session, &file, target, (0, LEN));
             let engine = if target == Target::Host { EngineKind::Host } else { EngineKind::Staged };
-            assert_eq!((receipt.engine(), receipt.moved.requested), (engine, LEN as u64), "{receipt}");
+            assert_eq!((receipt.engine(), receipt.moved[Way::Requested]), (engine, LEN as u64), "{receipt}");
             let text = receipt.to_string();
             assert!(text.contains(&format!("NFS v{name} over TCP, {BESIDE}: server 127.0.0.1")), "{text}");
             assert!(text.contains("what this host had written was on the server before"), "{text}");
@@ -89,7 +89,7 @@ fn cold_reads_go_by_tcp_beside_the_kernel() {
             let offset = random.below((LEN - len) as u64);
             let target = if random.below(2) == 0 { Target::Host } else { Target::Device };
             let receipt = read(&session, &file, target, (offset, len));
-            assert_eq!(receipt.moved.requested, len as u64, "{offset}+{len}: {receipt}");
+            assert_eq!(receipt.moved[Way::Requested], len as u64, "{offset}+{len}: {receipt}");
         }
     }
 }
@@ -114,7 +114,7 @@ fn connections_go_to_further_addresses_that_are_the_servers() {
             let (file, _kernel) = place.open(Facts { mount, ..facts });
             let before = place.server.connections_to([127, 0, 0, 2].into());
             let receipt = all(&session, &file);
-            assert_eq!((receipt.moved.requested, why(&receipt)), (LEN as u64, ""), "{receipt}");
+            assert_eq!((receipt.moved[Way::Requested], why(&receipt)), (LEN as u64, ""), "{receipt}");
             // One that looks at it, and at least one for bytes.
             assert!(place.server.connections_to([127, 0, 0, 2].into()) > before + 1, "{name}");
             let text = receipt.to_string();
@@ -133,14 +133,14 @@ fn small_and_cached_reads_are_the_kernels() {
     let (place, session) = (place(), session(Nfs::Tcp));
     let (file, kernel) = place.open(place.facts("tcp"));
     let receipt = read(&session, &file, Target::Device, (0, (1 << 20) - 1));
-    assert_eq!((receipt.moved.requested, why(&receipt)), (0, ""));
+    assert_eq!((receipt.moved[Way::Requested], why(&receipt)), (0, ""));
     assert_eq!(kernel.asked.load(Ordering::Relaxed), 0);
-    assert_eq!(read(&session, &file, Target::Device, (0, 1 << 20)).moved.requested, 1 << 20);
+    assert_eq!(read(&session, &file, Target::Device, (0, 1 << 20)).moved[Way::Requested], 1 << 20);
     std::fs::read(place.scratch.path()).unwrap();
     let before = place.server.count(Asked::Read);
     let mut buffer = session.buffer(0, LEN).unwrap();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
-    assert_eq!((receipt.moved.requested, receipt.moved.cached), (0, LEN as u64), "{receipt}");
+    assert_eq!((receipt.moved[Way::Requested], receipt.moved[Way::Cached]), (0, LEN as u64), "{receipt}");
     assert_eq!(place.server.count(Asked::Read), before);
     // What the page cache has of it is the kernel's, where the kernel says the same of the file by now.
     let (file, kernel) = place.open(place.facts("tcp"));
@@ -153,13 +153,13 @@ fn small_and_cached_reads_are_the_kernels() {
     };
     read_first();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
-    let (cached, requested) = (receipt.moved.cached, receipt.moved.requested);
+    let (cached, requested) = (receipt.moved[Way::Cached], receipt.moved[Way::Requested]);
     assert!(cached >= 256 << 10 && requested >= 1 << 20, "{receipt}");
     assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
     kernel.wrong_later.store(1, Ordering::Relaxed);
     read_first();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
-    assert_eq!(receipt.moved.requested, 0);
+    assert_eq!(receipt.moved[Way::Requested], 0);
     assert!(why(&receipt).contains("other facts of the file than the kernel"), "{receipt}");
 }
 
@@ -177,11 +177,11 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
     }
     for nfs in [Nfs::Off, Nfs::Rdma] {
         let receipt = read(&session(nfs), &place.open(place.facts("tcp")).0, Target::Host, (0, LEN));
-        assert_eq!((receipt.moved.requested, why(&receipt)), (0, ""));
+        assert_eq!((receipt.moved[Way::Requested], why(&receipt)), (0, ""));
     }
     let keep = Config { nfs: Nfs::Tcp, ..config(IoBackend::Auto, CachePolicy::Keep) };
     assert_eq!(
-        all(&Session::with_config(keep).unwrap(), &place.open(place.facts("tcp")).0).moved.requested,
+        all(&Session::with_config(keep).unwrap(), &place.open(place.facts("tcp")).0).moved[Way::Requested],
         0
     );
     assert_eq!(place.server.count(Asked::Read), 0);
@@ -247,7 +247,7 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
         let mut buffer = Target::Host.buffer(&session, LEN);
         let receipt = session.read(&file, 0, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes: {receipt}");
-        assert_eq!(receipt.moved.requested, 0);
+        assert_eq!(receipt.moved[Way::Requested], 0);
         assert!(why(&receipt).contains("permission denied"), "{receipt}");
         let users = users.lock().unwrap();
         assert!(!users.is_empty() && users.iter().all(|user| *user == NOBODY), "{users:?}");
@@ -265,7 +265,7 @@ fn a_file_that_is_open_for_writing_stays_the_kernels() {
     let file = File::options().write(true).calls(calls).open(place.scratch.path()).unwrap();
     let receipt = all(&session, &file);
     assert!(why(&receipt).contains("open for writing"), "{receipt}");
-    assert_eq!((receipt.moved.requested, facts.asked.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((receipt.moved[Way::Requested], facts.asked.load(Ordering::Relaxed)), (0, 0));
     assert_eq!(place.server.connections(), 0);
 }
 
@@ -274,7 +274,7 @@ fn a_mount_of_another_network_is_read_where_that_is_asked_for() {
     let _turn = turn();
     let place = place();
     let facts = Facts { elsewhere: true, ..place.facts("tcp") };
-    assert_eq!(all(&session(Nfs::Tcp), &place.open(facts).0).moved.requested, LEN as u64);
+    assert_eq!(all(&session(Nfs::Tcp), &place.open(facts).0).moved[Way::Requested], LEN as u64);
 }
 
 /// Pieces that come after a change are thrown away, and read by the kernel: here of an older state than the server's.
@@ -285,7 +285,7 @@ fn a_file_that_changes_meanwhile_is_read_on_by_the_kernel() {
         for target in Target::ALL {
             let (place, session) = (place(), session(Nfs::Tcp));
             let (file, _facts) = place.open(facts(&place, version, name));
-            assert_eq!(read(&session, &file, target, (0, LEN)).moved.requested, LEN as u64);
+            assert_eq!(read(&session, &file, target, (0, LEN)).moved[Way::Requested], LEN as u64);
             chill(&file);
             let fourth = place.server.count(Asked::Read) + 3;
             place.server.faults(move |seen| {
@@ -298,12 +298,12 @@ fn a_file_that_changes_meanwhile_is_read_on_by_the_kernel() {
                 "bytes of two states: {receipt}"
             );
             assert_eq!(receipt.bytes(), LEN as u64);
-            assert!(receipt.moved.requested < LEN as u64, "{receipt}");
+            assert!(receipt.moved[Way::Requested] < LEN as u64, "{receipt}");
             assert!(why(&receipt).starts_with("the file changed while it was read"), "{receipt}");
             // It says nothing of the server. (The kernel's view has not changed here.)
             chill(&file);
             let receipt = session.read(&file, 0, &mut target.buffer(&session, LEN)).unwrap();
-            assert_eq!((receipt.moved.requested, why(&receipt)), (LEN as u64, ""), "{receipt}");
+            assert_eq!((receipt.moved[Way::Requested], why(&receipt)), (LEN as u64, ""), "{receipt}");
         }
     }
 }
@@ -313,18 +313,18 @@ fn a_server_that_is_gone_in_the_middle_is_left_alone() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Tcp));
     let (file, _facts) = place.open(place.facts("tcp"));
-    assert_eq!(all(&session, &file).moved.requested, LEN as u64);
+    assert_eq!(all(&session, &file).moved[Way::Requested], LEN as u64);
     let gone = place.server.count(Asked::Read) + 4;
     place
         .server
         .faults(move |seen| (seen.asked == Asked::Read && seen.before >= gone).then_some(Fault::Close));
     let receipt = all(&session, &file);
-    assert!(receipt.moved.requested < LEN as u64, "{receipt}");
+    assert!(receipt.moved[Way::Requested] < LEN as u64, "{receipt}");
     assert!(why(&receipt).contains("the server does not answer"), "{receipt}");
     place.server.faults(|_| None);
     let (reads, connections) = (place.server.count(Asked::Read), place.server.connections());
     let receipt = all(&session, &file);
-    assert_eq!(receipt.moved.requested, 0);
+    assert_eq!(receipt.moved[Way::Requested], 0);
     assert!(why(&receipt).contains("the server does not answer"), "{receipt}");
     assert_eq!((place.server.count(Asked::Read), place.server.connections()), (reads, connections));
 }
@@ -337,14 +337,14 @@ fn what_the_server_refuses_is_read_by_the_kernel() {
         let (file, _facts) = place.open(facts(&place, version.0, version.1));
         place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(13)));
         let receipt = all(&session, &file);
-        assert_eq!(receipt.moved.requested, 0);
+        assert_eq!(receipt.moved[Way::Requested], 0);
         assert!(why(&receipt).contains("permission denied"), "{receipt}");
         place.server.faults(|_| None);
         let (place, session) = (mounts::place(), self::session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version.0, version.1));
         place.server.hide_states(true);
         let receipt = all(&session, &file);
-        assert_eq!(receipt.moved.requested, 0);
+        assert_eq!(receipt.moved[Way::Requested], 0);
         assert!(why(&receipt).contains("does not tell the file's state"), "{receipt}");
     }
 }
@@ -356,7 +356,7 @@ fn many_reads_at_once_wait_for_no_question() {
     for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
         let (place, session) = (place(), session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version, name));
-        assert_eq!(all(&session, &file).moved.requested, LEN as u64);
+        assert_eq!(all(&session, &file).moved[Way::Requested], LEN as u64);
         place
             .server
             .faults(|seen| (seen.asked != Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
@@ -392,7 +392,7 @@ fn auto_leaves_mounts_over_tcp_to_the_kernel() {
         let (file, kernel) = place.open(place.facts("tcp"));
         for _ in 0..5 {
             let receipt = read(&session, &file, target, (0, LEN));
-            assert_eq!((receipt.moved.requested, why(&receipt)), (0, ""));
+            assert_eq!((receipt.moved[Way::Requested], why(&receipt)), (0, ""));
         }
         assert_eq!(kernel.asked.load(Ordering::Relaxed), 0);
     }
@@ -405,7 +405,7 @@ fn a_silent_server_costs_little_and_once() {
     for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
         let (place, session) = (place(), session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version, name));
-        assert_eq!(all(&session, &file).moved.requested, LEN as u64);
+        assert_eq!(all(&session, &file).moved[Way::Requested], LEN as u64);
         place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
         chill(&file);
         // More pieces than are under way at a time.
@@ -423,7 +423,7 @@ fn a_silent_server_costs_little_and_once() {
         let (begun, reads) = (Instant::now(), place.server.count(Asked::Read));
         let receipt = all(&session, &file);
         assert!(why(&receipt).contains("the server does not answer"), "{receipt}");
-        assert_eq!((receipt.moved.requested, place.server.count(Asked::Read)), (0, reads));
+        assert_eq!((receipt.moved[Way::Requested], place.server.count(Asked::Read)), (0, reads));
         assert!(begun.elapsed() < Duration::from_millis(900), "{:?}", begun.elapsed());
     }
 }
@@ -439,7 +439,10 @@ fn a_lane_that_panics_waits_for_what_the_server_was_asked_for() {
     let (other, kernel) = place.open(Facts { refuses: Some("not this one"), ..place.facts("tcp") });
     const LEN: usize = 2 << 20;
     // The lane gets all its memory.
-    assert_eq!(read(&session, &file, Target::Host, (0, mounts::LEN)).moved.requested, mounts::LEN as u64);
+    assert_eq!(
+        read(&session, &file, Target::Host, (0, mounts::LEN)).moved[Way::Requested],
+        mounts::LEN as u64
+    );
     read(&session, &other, Target::Host, (0, LEN));
     place
         .server

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_engine::{Batch, Completion, Direction, Moved, Piece, keep_memory};
+use forebay_engine::{Batch, Completion, Direction, Moved, Piece, Way, keep_memory};
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::abi::{Calls, FileHandle};
@@ -172,7 +172,7 @@ impl Job {
             None if good < len => self.completion.cut(self.base + entry, until),
             None => {}
         }
-        self.completion.work_done(Moved { requested: good as u64, ..Moved::default() });
+        self.completion.work_done(Moved::of(Way::Requested, good as u64));
     }
 
     /// The call for a chunk never came back. What it may still write to, or read, is kept for ever.

@@ -12,7 +12,7 @@ use common::{Scratch, Turn, context, disk, has_hint, in_process, pattern, soon, 
 use fake_cufile::Fake;
 use forebay_config::Config;
 use forebay_engine::source::MemorySource;
-use forebay_engine::{Direction, EngineKind, File, ReadPiece, Receipt, Session, Source, Transfer};
+use forebay_engine::{Direction, EngineKind, File, ReadPiece, Receipt, Session, Source, Transfer, Way};
 use forebay_error::{ErrorKind, Result};
 
 const KEY: u64 = 91;
@@ -61,7 +61,7 @@ fn the_receipt_names_engine_mode_and_library() {
     let case = case("");
     let (bytes, receipt) = case.read(5, 1_000_000).unwrap();
     assert!(bytes == pattern(KEY, 5, 1_000_000));
-    assert_eq!((receipt.engine(), receipt.moved.requested), (EngineKind::Libcufile, 1_000_000));
+    assert_eq!((receipt.engine(), receipt.moved[Way::Requested]), (EngineKind::Libcufile, 1_000_000));
     assert_eq!(receipt.election.title(), "libcufile (compat)");
     let text = receipt.to_string();
     assert!(text.starts_with("1000000 bytes by libcufile (compat) in "), "{text}");

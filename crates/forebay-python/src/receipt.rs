@@ -73,25 +73,14 @@ impl Receipt {
         Ok(engines)
     }
 
-    /// Bytes by the way they took: "page cache", "direct" (O_DIRECT), "buffered" (cold, through the page cache),
-    /// "requested" (a source without a file), "mapped" (read in place by the GPU), "peer" (from another GPU), "placed"
-    /// (by the drive itself), "rdma" (by the file's server). Ways that none took are left out.
+    /// Bytes by the way they took: "cached" (page cache), "direct" (O_DIRECT), "buffered" (cold, through the page cache),
+    /// "requested" (a source without a file), "mapped" (read in place by the GPU), "peer" (from another GPU), "drive" (by the
+    /// drive itself), "server" (by RDMA from the file's server). Ways that none took are left out.
     #[getter]
     fn moved<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (moved, ways) = (self.moved_by_way(), PyDict::new(py));
-        for (way, bytes) in [
-            ("page cache", moved.cached),
-            ("direct", moved.direct),
-            ("buffered", moved.buffered),
-            ("requested", moved.requested),
-            ("mapped", moved.mapped),
-            ("peer", moved.peer),
-            ("placed", moved.placed),
-            ("rdma", moved.rdma),
-        ] {
-            if bytes > 0 {
-                ways.set_item(way, bytes)?;
-            }
+        let ways = PyDict::new(py);
+        for (way, bytes) in self.moved_by_way().taken() {
+            ways.set_item(way.name(), bytes)?;
         }
         Ok(ways)
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use forebay_engine::EngineKind;
+
 use crate::report::{Answer, EngineComparison, ReplayReport, SpeedVerdict, TurnReport};
 use crate::rounds::VARIED;
 use crate::{ELECTED, PLAIN};
@@ -14,9 +16,6 @@ const MIN_TURNS: usize = 3;
 const CLEAR_FACTOR: f64 = 2.5;
 /// A gain of less than this part of the program's time counts as little.
 const SMALL_GAIN: f64 = 0.02;
-/// The engines that spare the copy through host memory.
-const DIRECT_ENGINES: [&str; 3] = ["mapped", "p2p", "rdma"];
-
 /// Compares each way with the best one of another engine.
 pub(crate) fn compare(turns: &mut [TurnReport]) {
     let against: Vec<_> = turns
@@ -93,7 +92,8 @@ fn direct(turns: &[TurnReport]) -> Option<&TurnReport> {
 
 /// Whether the direct engines moved most bytes, and nothing failed.
 fn is_direct(turn: &TurnReport) -> bool {
-    let direct = turn.engines.iter().filter(|one| DIRECT_ENGINES.contains(&one.engine.as_str()));
+    let is_direct = |name: &str| name.parse::<EngineKind>().is_ok_and(EngineKind::is_direct);
+    let direct = turn.engines.iter().filter(|one| is_direct(&one.engine));
     turn.errors == 0 && direct.map(|one| one.bytes).sum::<u64>() * 2 > turn.bytes
 }
 
@@ -103,9 +103,9 @@ fn why_not(report: &ReplayReport) -> String {
     let failed = report.turns.iter().filter_map(|turn| Some((&turn.way, turn.first_error.as_ref()?)));
     let all = absent.chain(unused.map(|one| (&one.engine, &one.reason))).chain(failed);
     let mut told = Vec::new();
-    for name in DIRECT_ENGINES {
-        if let Some((_, reason)) = all.clone().find(|(way, _)| *way == name) {
-            told.push(format!("{name}: {reason}"));
+    for engine in EngineKind::ALL.into_iter().filter(|engine| engine.is_direct()) {
+        if let Some((_, reason)) = all.clone().find(|(way, _)| *way == engine.name()) {
+            told.push(format!("{engine}: {reason}"));
         }
     }
     if told.is_empty() { "the engines that would take it had no turn".to_owned() } else { told.join("; ") }

@@ -27,8 +27,8 @@ echo "IoType: READ XferType: GPUD"
 pass() { cat <<JSON
 {"bytes": ${speed}00000000$type, "ops": 1000, "seconds": 2.0, "cpu": {"user_s": 0.5, "system_s": 0.25, "one_cpu_user_s": 0.1, "one_cpu_system_s": 0.4},
   "latency_us": {"mean": 88.5, "p99": 100.25}, "engines": [
-   {"engine": "staged", "bytes": 900, "cached": 0, "direct": 900, "buffered": 0, "requested": 0, "mapped": 0, "placed": 0},
-   {"engine": "mapped", "bytes": 100, "cached": 0, "direct": 0, "buffered": 0, "requested": 0, "mapped": 100, "placed": 0}],
+   {"engine": "staged", "bytes": 900, "cached": 0, "direct": 900, "buffered": 0, "requested": 0, "mapped": 0, "drive": 0, "resident": 0},
+   {"engine": "mapped", "bytes": 100, "cached": 0, "direct": 0, "buffered": 0, "requested": 0, "mapped": 100, "drive": 0, "resident": 0}],
   "refused": [{"engine": "p2p", "reason": "no BAR", "hint": "a drive"}], "notes": [], "state": "cold",
   "ceiling": {"gb_per_s": 2.5, "method": "raw calls"}, "jobs": []}
 JSON

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_stats::{Counters, FileCounter, Io};
+use forebay_stats::{Counters, FileCounter, Io, Moved, Way};
 
 const ROUNDS: u32 = 2_000_000;
 
@@ -26,7 +26,7 @@ fn main() -> forebay_error::Result<()> {
         );
     };
     measure("read", &|| counters.read(io));
-    measure("engine", &|| counters.engine("staged", [4096, 0, 0, 0, 0, 0]));
+    measure("engine", &|| counters.engine("staged", Moved::of(Way::Cached, 4096)));
     measure("refused", &|| counters.refused("mapped", reason, None, 4096));
     measure("file", &|| counters.file(&file, 4096, latency));
     Ok(())

@@ -8,10 +8,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_config::env;
 use forebay_error::Result;
+use forebay_ways::{Moved, Way};
 
 use crate::files::Files;
 use crate::layout::{
-    ENGINES, GPUS, HOST, IoSums, LAYOUT, MAGIC, NOTES, REFUSALS, SHARDS, SIZE, Shard, WAYS, zeroed,
+    ENGINES, GPUS, HOST, IoSums, LAYOUT, MAGIC, NOTES, REFUSALS, SHARDS, SIZE, Shard, zeroed,
 };
 use crate::list::WordList;
 use crate::memory::{CounterMemory, DIRECTORY_VARIABLE};
@@ -215,11 +216,10 @@ impl Counters {
         self.shard().asyncs[1].fetch_add(operations, Relaxed);
     }
 
-    /// Counts a request that an engine carried out. `ways` are its bytes: cached, direct, buffered, requested, mapped,
-    /// peer.
-    pub fn engine(&self, engine: &str, ways: [u64; WAYS]) {
+    /// Counts a request that an engine carried out, with its bytes.
+    pub fn engine(&self, engine: &str, moved: Moved) {
         if let Some(place) = self.place_of_engine(engine) {
-            self.count_engine(place, ways);
+            self.count_engine(place, moved);
         }
     }
 
@@ -227,14 +227,14 @@ impl Counters {
         self.engines.place(engine, "", |place| self.memory.engines[place].write(engine))
     }
 
-    fn count_engine(&self, place: usize, ways: [u64; WAYS]) {
+    fn count_engine(&self, place: usize, moved: Moved) {
         let sums = &self.shard().engines[place];
-        for (sum, bytes) in sums.iter().zip(ways) {
+        for (sum, bytes) in sums.iter().zip(*moved.as_array()) {
             if bytes > 0 {
                 sum.fetch_add(bytes, Relaxed);
             }
         }
-        sums[WAYS].fetch_add(1, Relaxed);
+        sums[Way::COUNT].fetch_add(1, Relaxed);
     }
 
     /// Counts a request for which an engine was refused, and the bytes that it would have moved.
@@ -294,9 +294,9 @@ impl Counters {
     }
 
     /// Counts a request as [`engine`](Self::engine), [`refused`](Self::refused) and [`note`](Self::note) do.
-    pub fn explained(&self, places: &TextPlaces, ways: [u64; WAYS], refused: u64) {
+    pub fn explained(&self, places: &TextPlaces, moved: Moved, refused: u64) {
         if let Some(place) = places.engine {
-            self.count_engine(place, ways);
+            self.count_engine(place, moved);
         }
         for place in &places.refused {
             self.count_refused(*place, refused);
@@ -455,7 +455,7 @@ mod tests {
         let [one, other]: [&'static Counters; 2] =
             std::array::from_fn(|_| &*Box::leak(Box::new(Counters::hidden().unwrap())));
         let (refused, note) = (("p2p", "no BAR", Some("lspci")), ("few lanes", None));
-        let ways = [1, 2, 0, 0, 0, 3];
+        let ways = Moved::from_ways([1, 2, 0, 0, 0, 3, 4, 5]);
         for counters in [one, other] {
             counters.engine("mapped", ways);
             counters.note("another", None);

@@ -5,12 +5,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_ways::Way;
+
 use crate::ops::Op;
 
 /// First word of the counters: "FOREBAY" and a zero byte.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"FOREBAY\0");
 /// Version of this layout.
-pub(crate) const LAYOUT: u64 = 1;
+pub(crate) const LAYOUT: u64 = 2;
 
 /// Places to count in; a thread keeps to one, so that threads do not fight over cache lines.
 pub(crate) const SHARDS: usize = 16;
@@ -32,9 +34,6 @@ pub(crate) const NOTES: usize = 16;
 pub(crate) const BUCKETS: usize = 32;
 /// Ticks that are kept: two are read, one may be written meanwhile.
 pub(crate) const TICKS: usize = 4;
-/// Ways that bytes can take: cached, direct, buffered, requested, mapped, peer.
-pub(crate) const WAYS: usize = 6;
-
 /// What never changes once `magic` is there, except `level`.
 #[repr(C)]
 pub(crate) struct RegionHeader<W> {
@@ -119,7 +118,7 @@ pub(crate) struct Shard<W> {
     /// Asynchronous operations: started, done.
     pub(crate) asyncs: [W; 2],
     /// Per engine: bytes by way, then requests.
-    pub(crate) engines: [[W; WAYS + 1]; ENGINES],
+    pub(crate) engines: [[W; Way::COUNT + 1]; ENGINES],
     /// Per refusal: times, bytes.
     pub(crate) refusals: [[W; 2]; REFUSALS],
     /// Per note: times.
@@ -382,7 +381,7 @@ mod tests {
             offset_of!(CounterRegion<u64>, files),
             SIZE,
         ];
-        let expected = [16, 32, 8480, 12576, 14696, 14744, 14777, 14833, 16689, 17553, 19665];
+        let expected = [16, 32, 8736, 12832, 15016, 15064, 15097, 15153, 17009, 17873, 19985];
         assert_eq!(region.map(|offset| offset / 8), expected);
         let shard = [
             offset_of!(Shard<u64>, vector),
@@ -396,7 +395,10 @@ mod tests {
             offset_of!(Shard<u64>, notes),
             size_of::<Shard<u64>>(),
         ];
-        assert_eq!(shard.map(|offset| offset / 8), [204, 216, 280, 318, 386, 390, 392, 448, 512, 528]);
-        assert_eq!(LAYOUT, 1);
+        assert_eq!(shard.map(|offset| offset / 8), [204, 216, 280, 318, 386, 390, 392, 464, 528, 544]);
+        assert_eq!(LAYOUT, 2);
+        let page = include_str!("../../../docs/reference/stats.md");
+        let ways = Way::ALL.map(Way::name).join(", ");
+        assert!(page.contains(&format!("| 392 … | 8 engines × ({ways}, requests) |")), "{ways}");
     }
 }

@@ -7,12 +7,12 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use forebay_stats::{Counters, Io};
+//! use forebay_stats::{Counters, Io, Moved, Way};
 //!
 //! let counters = Counters::open()?;
 //! let latency = Duration::from_micros(80);
 //! counters.read(Io { bytes: 1 << 20, latency, gpu: Some(0), unaligned: false, posix: false, ok: true });
-//! counters.engine("staged", [1 << 20, 0, 0, 0, 0, 0]);
+//! counters.engine("staged", Moved::of(Way::Cached, 1 << 20));
 //!
 //! let seen = forebay_stats::Reader::attach(std::process::id())?.snapshot()?;
 //! assert_eq!((seen.read.ok, seen.read.bytes), (1, 1 << 20));
@@ -35,6 +35,7 @@ mod snapshot;
 
 pub use counters::{Counters, Io, TextPlaces};
 pub use files::FileCounter;
+pub use forebay_ways::{Moved, Way};
 pub use memory::DIRECTORY_VARIABLE;
 pub use ops::{CallCounts, Count, Op};
 pub use process::hidden_processes;
@@ -73,9 +74,9 @@ mod tests {
         counters.count_many(Op::BatchEnqueued, 128, true);
         counters.async_started(3);
         counters.async_done(2);
-        counters.engine("mapped", [0, 0, 0, 0, 9 << 20, 0]);
-        counters.engine("mapped", [0, 0, 0, 0, 1 << 20, 0]);
-        counters.engine("staged", [4096, 100 << 20, 0, 0, 0, 0]);
+        counters.engine("mapped", Moved::of(Way::Mapped, 9 << 20));
+        counters.engine("mapped", Moved::of(Way::Mapped, 1 << 20));
+        counters.engine("staged", Moved::from_ways([4096, 100 << 20, 0, 0, 0, 0, 0, 0]));
         counters.refused("p2p", "this version of forebay does not have it yet", None, 1 << 20);
         let reason = "its pages are not in the page cache";
         counters.refused("mapped", reason, Some("cat FILE > /dev/null"), 100 << 20);

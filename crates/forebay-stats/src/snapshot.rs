@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use forebay_ways::{Moved, serialize_ways};
 use serde::{Serialize, Serializer};
 
-use crate::layout::{BUCKETS, CounterRegion, GPUS, HOST, IoSums, Shard, WAYS};
+use crate::layout::{BUCKETS, CounterRegion, GPUS, HOST, IoSums, Shard};
 use crate::ops::{CallCounts, Op};
 use crate::rates::{RateWindow, window};
 
@@ -179,31 +180,16 @@ pub struct EngineTotals {
     pub requests: u64,
     /// All bytes.
     pub bytes: u64,
-    /// Bytes that were in the page cache.
-    pub cached: u64,
-    /// Bytes by O_DIRECT.
-    pub direct: u64,
-    /// Cold bytes through the page cache.
-    pub buffered: u64,
-    /// Bytes that a source without a descriptor delivered.
-    pub requested: u64,
-    /// Bytes that a device reached in the page cache.
-    pub mapped: u64,
-    /// Bytes from another device.
-    pub peer: u64,
+    /// Bytes by the way they took.
+    #[serde(flatten, serialize_with = "serialize_ways")]
+    pub moved: Moved,
 }
 
 impl EngineTotals {
-    /// Bytes by way, with the words of receipts.
-    pub const fn ways(&self) -> [(u64, &'static str); WAYS] {
-        [
-            (self.cached, "page cache"),
-            (self.direct, "O_DIRECT"),
-            (self.buffered, "cold through the page cache"),
-            (self.requested, "by request"),
-            (self.mapped, "in place by the device"),
-            (self.peer, "from other devices"),
-        ]
+    /// The ways of its bytes, through `size`: `4.0 GiB O_DIRECT, 1.0 GiB page cache`.
+    pub fn ways(&self, size: impl Fn(u64) -> String) -> String {
+        let ways = self.moved.taken().map(|(way, bytes)| format!("{} {}", size(bytes), way.words()));
+        ways.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -387,10 +373,10 @@ fn batch(sums: &Shard<u64>, window: &RateWindow, last: [u64; 2]) -> BatchTotals 
 fn engines(region: &CounterRegion<u64>, sums: &Shard<u64>) -> Vec<EngineTotals> {
     let named =
         region.engines.iter().zip(&sums.engines).filter_map(|(name, sums)| Some((name.read()?, sums)));
-    let engines = named.map(|(name, &[cached, direct, buffered, requested, mapped, peer, requests])| {
-        let ways = [cached, direct, buffered, requested, mapped, peer];
-        let bytes = ways.into_iter().fold(0, u64::saturating_add);
-        EngineTotals { name, requests, bytes, cached, direct, buffered, requested, mapped, peer }
+    let engines = named.map(|(name, sums)| {
+        let &[ref ways @ .., requests] = sums;
+        let bytes = ways.iter().copied().fold(0, u64::saturating_add);
+        EngineTotals { name, requests, bytes, moved: Moved::from_ways(*ways) }
     });
     let mut engines: Vec<_> = engines.filter(|engine| engine.requests > 0 || engine.bytes > 0).collect();
     engines.sort_by_key(|engine| std::cmp::Reverse(engine.bytes));

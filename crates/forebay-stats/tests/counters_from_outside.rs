@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_error::ErrorKind;
-use forebay_stats::{Counters, DIRECTORY_VARIABLE, FileCounter, Io, Op, Reader, list, read_directory};
+use forebay_stats::{
+    Counters, DIRECTORY_VARIABLE, FileCounter, Io, Moved, Op, Reader, Way, list, read_directory,
+};
 
 const READ: Io = Io {
     bytes: 4096,
@@ -30,7 +32,7 @@ fn fixture() {
     let counters = (what != "none").then(|| Counters::open().unwrap());
     if let Some(counters) = &counters {
         counters.read(READ);
-        counters.engine("staged", [0, 4096, 0, 0, 0, 0]);
+        counters.engine("staged", Moved::of(Way::Direct, 4096));
     }
     // SAFETY: asks about a descriptor number.
     let standard_input = if unsafe { libc::fcntl(0, libc::F_GETFD) } < 0 { "closed" } else { "open" };
@@ -82,7 +84,7 @@ fn a_running_process_is_found_without_set_up() {
     let reader = Reader::attach(pid).unwrap();
     let seen = reader.snapshot().unwrap();
     assert_eq!((seen.pid, seen.read.ok, seen.gpus[0].index, seen.gpus[0].device.read.posix), (pid, 1, 1, 1));
-    assert_eq!((seen.engines[0].name.as_str(), seen.engines[0].direct), ("staged", 4096));
+    assert_eq!((seen.engines[0].name.as_str(), seen.engines[0].moved[Way::Direct]), ("staged", 4096));
     assert!(seen.program.contains("fixture --exact"), "{}", seen.program);
     assert!(list().iter().any(|snapshot| snapshot.pid == pid));
     process.kill();
@@ -197,7 +199,7 @@ fn threads_lose_nothing_while_others_read() {
                 scope.spawn(move || {
                     for round in 0..5000 {
                         counters.read(READ);
-                        counters.engine("mapped", [0, 0, 0, 0, 4096, 0]);
+                        counters.engine("mapped", Moved::of(Way::Mapped, 4096));
                         counters.refused("p2p", &format!("reason {}", (worker + round) % 20), None, 1);
                         counters.file(file, 4096, READ.latency);
                     }
@@ -212,7 +214,7 @@ fn threads_lose_nothing_while_others_read() {
     });
     let seen = reader.snapshot().unwrap();
     assert_eq!((seen.read.ok, seen.read.bytes, seen.read_sizes[1]), (80_000, 80_000 * 4096, 80_000));
-    assert_eq!((seen.engines[0].requests, seen.engines[0].mapped), (80_000, 80_000 * 4096));
+    assert_eq!((seen.engines[0].requests, seen.engines[0].moved[Way::Mapped]), (80_000, 80_000 * 4096));
     assert_eq!(seen.refusals.iter().map(|refusal| refusal.requests).sum::<u64>(), 80_000);
     assert_eq!(seen.refusals.len(), 20);
     // The first requests may have met while one of them found the file a place; they are added with the next ones.
@@ -282,7 +284,7 @@ fn what_has_no_room_is_counted() {
     let counters = Counters::hidden().unwrap();
     for index in 0..40 {
         counters.refused("mapped", &format!("{index} {}", "x".repeat(300)), Some(&"y".repeat(300)), 1);
-        counters.engine(&format!("engine {index}"), [1, 0, 0, 0, 0, 0]);
+        counters.engine(&format!("engine {index}"), Moved::of(Way::Cached, 1));
         counters.note(&format!("note {index}"), None);
         counters.read(Io { gpu: Some(index), ..READ });
     }

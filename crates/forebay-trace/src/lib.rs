@@ -8,7 +8,7 @@
 //! call's time, thread, range, memory and place in its batch or stream.
 //!
 //! ```
-//! use forebay_trace::{Api, EngineCode, MemoryCode, TraceReader, Record, Trace};
+//! use forebay_trace::{Api, EngineCode, EngineKind, MemoryCode, TraceReader, Record, Trace};
 //!
 //! let folder = tempfile::tempdir().unwrap();
 //! let path = folder.path().join("calls.trace");
@@ -18,7 +18,7 @@
 //! trace.record(&Record {
 //!     api: Api::Read,
 //!     memory: MemoryCode::Device,
-//!     engine: EngineCode::Mapped,
+//!     engine: EngineCode::One(EngineKind::Mapped),
 //!     gpu: Some(0),
 //!     thread: forebay_trace::thread_id(),
 //!     start,
@@ -50,6 +50,7 @@ mod time;
 mod write;
 
 pub use export::{CSV_HEADER, csv_line, json_line};
+pub use forebay_ways::EngineKind;
 pub use header::{TraceHeader, is_trace};
 pub use read::TraceReader;
 pub use record::{Api, CallFlags, EngineCode, MemoryCode, Record};

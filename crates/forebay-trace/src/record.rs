@@ -1,5 +1,7 @@
 //! One call as a record of 64 bytes, little endian.
 
+use forebay_ways::EngineKind;
+
 /// Bytes of a record, and of every slot of the file.
 pub(crate) const RECORD: usize = 64;
 
@@ -123,28 +125,59 @@ codes! {
     }
 }
 
-codes! {
-    /// The engine that moved the bytes.
-    EngineCode {
-        /// No bytes were moved.
-        #[default]
-        None = 0, "none";
-        /// Through pinned host slots.
-        Staged = 1, "staged";
-        /// Straight into host memory.
-        Host = 2, "host";
-        /// The page cache in place.
-        Mapped = 3, "mapped";
-        /// The drive's own DMA.
-        P2p = 4, "p2p";
-        /// NVIDIA's own libcufile.
-        Libcufile = 5, "libcufile";
-        /// Nothing moved: measures forebay itself.
-        Noop = 6, "noop";
-        /// More than one engine had a part.
-        Mixed = 7, "mixed";
-        /// A server's own RDMA.
-        Rdma = 8, "rdma";
+/// The engine that moved the bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EngineCode {
+    /// No bytes were moved.
+    #[default]
+    None,
+    /// One engine moved all.
+    One(EngineKind),
+    /// More than one engine had a part, or one that a program registered: a trace has no names of its own.
+    Mixed,
+}
+
+impl EngineCode {
+    /// The code of one engine.
+    pub const fn of(engine: EngineKind) -> Self {
+        match engine {
+            EngineKind::Registered(_) => Self::Mixed,
+            engine => Self::One(engine),
+        }
+    }
+
+    /// All values.
+    pub fn all() -> impl Iterator<Item = Self> {
+        [Self::None, Self::Mixed].into_iter().chain(EngineKind::ALL.map(Self::One))
+    }
+
+    /// The code in the file.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::None => 0,
+            Self::One(engine) => engine.trace_code(),
+            Self::Mixed => EngineKind::MIXED_CODE,
+        }
+    }
+
+    /// The value of a code, if it is one.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::all().find(|engine| engine.code() == code)
+    }
+
+    /// The name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::One(engine) => engine.name(),
+            Self::Mixed => "mixed",
+        }
+    }
+}
+
+impl std::fmt::Display for EngineCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
     }
 }
 
@@ -333,7 +366,7 @@ mod tests {
         let page = include_str!("../../../docs/reference/trace.md");
         let mut rows: Vec<_> = Api::ALL.iter().map(|api| (api.code(), api.name())).collect();
         rows.extend(MemoryCode::ALL.iter().map(|memory| (memory.code(), memory.name())));
-        rows.extend(EngineCode::ALL.iter().map(|engine| (engine.code(), engine.name())));
+        rows.extend([EngineCode::None, EngineCode::Mixed].map(|engine| (engine.code(), engine.name())));
         let flags = [
             CallFlags::REGISTERED,
             CallFlags::DIRECT,
@@ -356,7 +389,7 @@ mod tests {
             assert!(api.code() < crate::slots::NAME, "a name's tag");
         }
         assert!(MemoryCode::ALL.iter().all(|memory| memory.code() < 16), "four bits");
-        assert!(EngineCode::ALL.iter().all(|engine| engine.code() < 16), "four bits");
+        assert!(EngineCode::all().all(|engine| EngineCode::from_code(engine.code()) == Some(engine)));
         assert_eq!(CallFlags::DIRECT.with(CallFlags::LATE).names(), "direct+late");
     }
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_error::ErrorKind;
 use forebay_trace::{
-    Api, CallFlags, EngineCode, MemoryCode, Record, Trace, TraceReader, TraceSummary, thread_id,
+    Api, CallFlags, EngineCode, EngineKind, MemoryCode, Record, Trace, TraceReader, TraceSummary, thread_id,
 };
 
 fn records(path: &Path) -> Vec<Record> {
@@ -46,7 +46,7 @@ fn everything_comes_back() {
     let record = Record {
         api: Api::BatchWrite,
         memory: MemoryCode::Managed,
-        engine: EngineCode::Staged,
+        engine: EngineCode::One(EngineKind::Staged),
         gpu: Some(3),
         flags: CallFlags::REGISTERED,
         thread: thread_id(),

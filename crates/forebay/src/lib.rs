@@ -113,7 +113,7 @@
 //!
 //! // Straight into host memory, out of the page cache: the file has just been written.
 //! assert_eq!(receipt.engine(), EngineKind::Host);
-//! assert_eq!(receipt.moved.cached, 100_000);
+//! assert_eq!(receipt.moved[Way::Cached], 100_000);
 //! assert_eq!(receipt.moved.total(), receipt.bytes());
 //! for refusal in &receipt.election.refused {
 //!     println!("not {}: {}", refusal.engine, refusal.reason);
@@ -337,13 +337,13 @@
 //! file.drop_cache()?;
 //! session.read(&file, 0, &mut buffer)?; // cold: from the disk, through the cache
 //! let again = session.read(&file, 0, &mut buffer)?;
-//! assert_eq!(again.moved.cached, 1 << 20);
+//! assert_eq!(again.moved[Way::Cached], 1 << 20);
 //! assert!(file.residency(0, 1 << 20)?.fraction() > 0.99);
 //!
 //! let file = File::options().cache(CachePolicy::Bypass).open(&path)?;
 //! let receipt = session.read(&file, 0, &mut buffer)?;
 //! match file.direct_refused() {
-//!     None => assert_eq!(receipt.moved.direct, 1 << 20),
+//!     None => assert_eq!(receipt.moved[Way::Direct], 1 << 20),
 //!     Some(reason) => println!("this file has no O_DIRECT: {reason}"),
 //! }
 //! # Ok(())
@@ -354,7 +354,7 @@
 //!
 //! What is in the page cache need not be copied by the CPU at all: GPUs read it in place, where driver and file system
 //! allow it. [`Session::read`] does so by itself once it is worth it, and the receipt says so
-//! ([`EngineKind::Mapped`], [`Moved::mapped`]). A [`Map`] gives the file's pages to kernels, and gathers pieces of it by
+//! ([`EngineKind::Mapped`], [`Way::Mapped`]). A [`Map`] gives the file's pages to kernels, and gathers pieces of it by
 //! the million, which is about 100 times faster than a read for each.
 //!
 //! ```
@@ -373,7 +373,7 @@
 //!         // For kernels of your own: map.address(), readable for map.len() bytes as long as the map lives.
 //!         let mut rows = session.buffer(0, 3 * 512)?;
 //!         let receipt = map.gather(Offsets::Host(&[0, 4096, 77]), 512, &mut rows)?;
-//!         assert_eq!(receipt.moved.mapped, 3 * 512);
+//!         assert_eq!(receipt.moved[Way::Mapped], 3 * 512);
 //!         map.check()?; // the file is still what was mapped: so were the bytes
 //!     }
 //!     // No GPU, a driver or file system that does not allow it, no budget: the error says which.

@@ -3,5 +3,5 @@
 pub use crate::config::{CachePolicy, Config, Objective};
 pub use crate::{
     Buffer, Direction, EngineKind, Error, ErrorKind, File, Outcome, ReadPiece, Receipt, Session, Source,
-    Ticket,
+    Ticket, Way,
 };

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use forebay_engine::{File, Residency, Session};
+use forebay_engine::{File, Residency, Session, Way};
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::empty::empty_bytes;
@@ -119,8 +119,9 @@ fn through(pass: &Pass) -> Option<Through> {
     if pass.verify_pass || pass.files.iter().any(|file| file.file_system == "tmpfs") {
         return None;
     }
-    let cached: u64 = pass.engines.iter().map(|engine| engine.cached + engine.mapped).sum();
-    let direct: u64 = pass.engines.iter().map(|engine| engine.direct + engine.placed + engine.rdma).sum();
+    let moved = pass.moved();
+    let cached = moved[Way::Cached] + moved[Way::Mapped];
+    let direct = moved[Way::Direct] + moved[Way::Drive] + moved[Way::Server];
     let percent = cached.saturating_mul(100) / pass.bytes.max(1);
     match direct > pass.bytes / 2 {
         _ if percent > 0 => Some(Through::PageCache(percent)),

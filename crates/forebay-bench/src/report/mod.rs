@@ -3,7 +3,9 @@
 pub mod format;
 pub mod text;
 
+use forebay_engine::Moved;
 use forebay_gpu::DeviceName;
+use forebay_ways::serialize_ways;
 use serde::Serialize;
 
 use crate::workload::job::IoSize;
@@ -203,20 +205,9 @@ pub struct EngineReport {
     pub engine: String,
     /// All bytes.
     pub bytes: u64,
-    /// From the page cache, or memory by nature, and buffered writes.
-    pub cached: u64,
-    /// By O_DIRECT.
-    pub direct: u64,
-    /// Cold, through the page cache.
-    pub buffered: u64,
-    /// Delivered by a source without a file descriptor.
-    pub requested: u64,
-    /// Read in place by the device.
-    pub mapped: u64,
-    /// Moved to or from the device's memory by the drive itself.
-    pub placed: u64,
-    /// Written to the device's memory by the file's server, by RDMA.
-    pub rdma: u64,
+    /// By way, a field for each.
+    #[serde(flatten, serialize_with = "serialize_ways")]
+    pub moved: Moved,
     /// Of all these, copied to or from the device by the resident kernel.
     pub resident: u64,
 }
@@ -434,6 +425,11 @@ impl From<IoSize> for IoSizeReport {
 }
 
 impl Pass {
+    /// All engines' bytes by way.
+    pub(crate) fn moved(&self) -> Moved {
+        self.engines.iter().fold(Moved::default(), |sum, engine| sum.plus(engine.moved))
+    }
+
     /// gdsio's result line.
     pub fn line(&self) -> String {
         format::line(&format::ResultLine {

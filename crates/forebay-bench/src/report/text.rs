@@ -54,21 +54,11 @@ pub fn pass(pass: &Pass) -> String {
         let _ = writeln!(text, "  above       {above}");
     }
     for engine in &pass.engines {
-        let ways = [
-            (engine.cached, "page cache"),
-            (engine.direct, "O_DIRECT"),
-            (engine.buffered, "cold through the page cache"),
-            (engine.requested, "by request"),
-            (engine.placed, "by the drive itself"),
-            (engine.rdma, "by RDMA from the server"),
-            (engine.mapped, if pass.io.ends_with("WRITE") { "written in place" } else { "read in place" }),
-            (engine.resident, "of it by the resident kernel"),
-        ];
-        let ways: Vec<String> = ways
-            .into_iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, way)| format!("{} {way}", bytes(count)))
-            .collect();
+        let mut ways: Vec<String> =
+            engine.moved.taken().map(|(way, count)| format!("{} {}", bytes(count), way.words())).collect();
+        if engine.resident > 0 {
+            ways.push(format!("{} of it by the resident kernel", bytes(engine.resident)));
+        }
         let share = engine.bytes as f64 * 100.0 / pass.bytes.max(1) as f64;
         let share = if pass.engines.len() > 1 { format!(" ({share:.1} %)") } else { String::new() };
         let _ = writeln!(text, "  engine      {}{share}: {}", engine.engine, ways.join(", "));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::Session;
+use forebay_engine::{Session, Way};
 use forebay_error::Result;
 use forebay_gpu::{AllocationKind, Context, Device, Wait};
 
@@ -104,7 +104,7 @@ fn again(
 /// What a file is that is read faster than its storage.
 fn file_is(of: &Pass, way: TransferWay) -> String {
     let empty: u64 = of.files.iter().filter_map(|file| file.empty).sum();
-    let cached: u64 = of.engines.iter().map(|one| one.cached + one.mapped).sum();
+    let cached = of.moved()[Way::Cached] + of.moved()[Way::Mapped];
     let percent = |part: u64, all: u64| part as f64 * 100.0 / all.max(1) as f64;
     if empty > 0 {
         let all: u64 = of.files.iter().filter_map(|file| Some(file.before.as_ref()?.total)).sum();
@@ -133,10 +133,9 @@ fn storage(
     if way.write && work.verify {
         return Ok(None);
     }
-    let moved: u64 = of.engines.iter().map(|one| one.bytes).sum();
-    let by_direct: u64 = of.engines.iter().map(|one| one.direct).sum();
-    let direct = by_direct * 2 > moved;
-    let cached = of.engines.iter().map(|one| one.cached).sum::<u64>() * 2 > moved;
+    let moved = of.moved();
+    let direct = moved[Way::Direct] * 2 > moved.total();
+    let cached = moved[Way::Cached] * 2 > moved.total();
     if !direct && !cached {
         return Ok(None);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use forebay_engine::Session;
+use forebay_engine::{EngineKind, Moved, Session, Way};
 use forebay_error::Result;
 
 use super::gather::{self, GatherSource};
@@ -376,16 +376,10 @@ fn over_time(meter: &WorkerMeter) -> OverTime {
 }
 
 fn engines(meter: &WorkerMeter) -> Vec<EngineReport> {
-    let report = |(engine, moved): &(forebay_engine::EngineKind, forebay_engine::Moved)| EngineReport {
+    let report = |(engine, moved): &(EngineKind, Moved)| EngineReport {
         engine: meter.title(*engine),
         bytes: moved.total(),
-        cached: moved.cached,
-        direct: moved.direct,
-        buffered: moved.buffered,
-        requested: moved.requested,
-        mapped: moved.mapped,
-        placed: moved.placed,
-        rdma: moved.rdma,
+        moved: *moved,
         resident: moved.resident,
     };
     let mut all: Vec<_> = meter.moved().iter().map(report).collect();
@@ -402,21 +396,14 @@ fn raw_engine(
     state: &str,
 ) -> EngineReport {
     let bytes = meter.bytes;
-    let of = |is_so: bool| if is_so { bytes } else { 0 };
-    let mapped = work.reads_raw_maps(way.xfer);
-    let cached = !mapped && !direct && (state == "warm" || way.write);
-    EngineReport {
-        engine: "raw".to_owned(),
-        bytes,
-        cached: of(cached),
-        direct: of(direct),
-        buffered: of(!direct && !cached && !mapped),
-        requested: 0,
-        mapped: of(mapped),
-        placed: 0,
-        rdma: 0,
-        resident: 0,
-    }
+    let way = match state {
+        _ if work.reads_raw_maps(way.xfer) => Way::Mapped,
+        _ if direct => Way::Direct,
+        "warm" => Way::Cached,
+        _ if way.write => Way::Cached,
+        _ => Way::Buffered,
+    };
+    EngineReport { engine: "raw".to_owned(), bytes, moved: Moved::of(way, bytes), resident: 0 }
 }
 
 fn files(

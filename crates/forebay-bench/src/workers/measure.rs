@@ -170,22 +170,9 @@ impl WorkerMeter {
 
     /// Keeps what a receipt says.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
-        let Moved { mapped, placed, rdma, resident, .. } = receipt.moved;
-        let by_others = Moved { mapped: 0, placed: 0, rdma: 0, ..receipt.moved };
-        let rest = Moved { resident: resident.saturating_sub(mapped), ..by_others };
         // What engines shared is told of each, whichever the receipt is named after.
-        if mapped > 0 {
-            let resident = resident.min(mapped);
-            self.add(EngineKind::Mapped, Moved { mapped, resident, ..Moved::default() });
-        }
-        if placed > 0 {
-            self.add(EngineKind::P2p, Moved { placed, ..Moved::default() });
-        }
-        if rdma > 0 {
-            self.add(EngineKind::Rdma, Moved { rdma, ..Moved::default() });
-        }
-        if rest.total() > 0 {
-            self.add(receipt.engine().for_the_rest(), rest);
+        for (engine, moved) in receipt.moved.by_engine(receipt.engine().for_the_rest()) {
+            self.add(engine, moved);
         }
         if !self.elections.contains(&receipt.election) && self.elections.len() < 64 {
             self.elections.push(receipt.election.clone());

@@ -22,21 +22,9 @@ impl ReceiptSum {
     pub(super) fn text(&self) -> String {
         let Some(election) = &self.election else { return "nothing".to_owned() };
         let receipt = Receipt { election: election.clone(), moved: self.moved, elapsed: Duration::ZERO };
-        let ways = [
-            (receipt.moved.placed, "by the drive itself"),
-            (receipt.moved.rdma, "by RDMA from the server"),
-            (receipt.moved.mapped, "in place"),
-            (receipt.moved.cached, "page cache"),
-            (receipt.moved.direct, "O_DIRECT"),
-            (receipt.moved.buffered, "cold through the page cache"),
-            (receipt.moved.requested, "by request"),
-        ];
         let engines: Vec<_> = receipt.engines().map(|(engine, _)| election.title_of(engine)).collect();
-        let ways: Vec<String> = ways
-            .into_iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, way)| format!("{} {way}", bytes(count)))
-            .collect();
+        let ways = self.moved.taken().map(|(way, count)| format!("{} {}", bytes(count), way.words()));
+        let ways: Vec<String> = ways.collect();
         format!("{}: {}", engines.join(" and "), ways.join(", "))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_engine::{Bound, Late, Session};
 use forebay_error::{Error, ErrorKind};
-use forebay_trace::{Api, CallFlags, EngineCode};
+use forebay_trace::{Api, CallFlags, EngineCode, EngineKind};
 
 use super::driver::has_streams;
 use super::guarded;
@@ -211,7 +211,11 @@ impl StreamOperation {
         });
         let bound = *lock(&self.bound);
         let (wanted, address) = bound.unwrap_or((self.first, self.base));
-        let engine = if self.target.gpu.is_some() { EngineCode::Staged } else { EngineCode::Host };
+        let engine = if self.target.gpu.is_some() {
+            EngineCode::One(EngineKind::Staged)
+        } else {
+            EngineCode::One(EngineKind::Host)
+        };
         let meter = meter();
         meter.moved(&Transferred {
             api: self.api,

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use forebay_engine::{BorrowedTransfer, Direction, File, Receipt, Session};
 use forebay_error::Error;
-use forebay_trace::{Api, CallFlags, EngineCode};
+use forebay_trace::{Api, CallFlags, EngineCode, EngineKind};
 
 use super::guarded_bytes;
 use crate::abi::{CUfileHandle, code};
@@ -140,8 +140,12 @@ fn probe(
     let gpu = gpu.map_or(-1, |gpu| gpu as i32);
     let (offset, size, into) = (asked.file_offset, asked.size as u64, asked.buffer_offset);
     match (engine, api.reads()) {
-        (EngineCode::Mapped, true) => usdt::gds_read(fd, offset, size, into, told, gpu, false),
-        (EngineCode::Mapped, false) => usdt::gds_write(fd, offset, size, into, told, gpu, false),
+        (EngineCode::One(EngineKind::Mapped), true) => {
+            usdt::gds_read(fd, offset, size, into, told, gpu, false)
+        }
+        (EngineCode::One(EngineKind::Mapped), false) => {
+            usdt::gds_write(fd, offset, size, into, told, gpu, false)
+        }
         (_, true) => usdt::px_read(fd, offset, size, into, told, gpu),
         (_, false) => usdt::px_write(fd, offset, size, into, told, gpu),
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use forebay_error::quoted;
-use forebay_stats::{EngineTotals, Snapshot};
+use forebay_stats::{EngineTotals, Snapshot, Way};
 
 use super::{command, is_passing};
 use crate::engines::size;
@@ -67,11 +67,7 @@ fn without_counters(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findi
 /// What moved, by which engine, and why not by a better one.
 fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
     let all = counters.engine_bytes();
-    let seen = |engine: &EngineTotals| {
-        let ways = engine.ways().into_iter().filter(|(bytes, _)| *bytes > 0);
-        let ways: Vec<String> = ways.map(|(bytes, way)| format!("{} {way}", size(bytes))).collect();
-        format!("{}: {}", engine.name, ways.join(", "))
-    };
+    let seen = |engine: &EngineTotals| format!("{}: {}", engine.name, engine.ways(size));
     let place = format!("counters of {}", process.pid);
     let finding = found.add("engines", Severity::Ok, format!("forebay moved {}", size(all)), None);
     for engine in &counters.engines {
@@ -96,7 +92,7 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
             finding.seen(&format!("/proc/{}/stat", process.pid), format!("{cpu:.3} s of CPU per GB"));
         }
     }
-    let buffered: u64 = counters.engines.iter().map(|engine| engine.buffered).sum();
+    let buffered: u64 = counters.engines.iter().map(|engine| engine.moved[Way::Buffered]).sum();
     if buffered * 10 > all {
         let text = format!(
             "{} of {} were read cold through the page cache, not by O_DIRECT",
@@ -107,7 +103,12 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
         let finding = found.add("buffered", Severity::Slower, text, Some(fix));
         finding.seen(
             &place,
-            counters.engines.iter().find(|engine| engine.buffered > 0).map(seen).unwrap_or_default(),
+            counters
+                .engines
+                .iter()
+                .find(|engine| engine.moved[Way::Buffered] > 0)
+                .map(seen)
+                .unwrap_or_default(),
         );
     }
     for note in &counters.notes {

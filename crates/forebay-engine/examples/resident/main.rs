@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{Direction, File, Memory, Session, Transfer};
+use forebay_engine::{Direction, File, Memory, Session, Transfer, Way};
 use forebay_gpu::{Stream, Wait, fill_pattern};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -149,7 +149,7 @@ impl Caller<'_> {
         totals.pieces.fetch_add(1, Ordering::Relaxed);
         totals.bytes.fetch_add(receipt.bytes(), Ordering::Relaxed);
         totals.resident.fetch_add(receipt.moved.resident, Ordering::Relaxed);
-        totals.mapped.fetch_add(receipt.moved.mapped, Ordering::Relaxed);
+        totals.mapped.fetch_add(receipt.moved[Way::Mapped], Ordering::Relaxed);
         Ok(())
     }
 

@@ -112,9 +112,12 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
 /// A note if an option uses an engine's old name.
 fn old_name(config: &Config) -> Option<Note> {
     let mut named = config.strict.iter().chain(&config.engine);
-    named.any(|name| name == EngineKind::OLD_LIBCUFILE).then(|| Note {
-        text: "the engine `vendor` is called `libcufile` now".to_owned(),
-        hint: Some("write libcufile in FOREBAY_ENGINE, FOREBAY_STRICT and --engine".to_owned()),
+    named.find_map(|name| {
+        let engine = EngineKind::of_old_name(name)?;
+        Some(Note {
+            text: format!("the engine `{name}` is called `{engine}` now"),
+            hint: Some(format!("write {engine} in FOREBAY_ENGINE, FOREBAY_STRICT and --engine")),
+        })
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
-use crate::request::receipt::{EngineKind, Moved};
+use crate::request::receipt::{EngineKind, Moved, Way};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::Transfer;
 
@@ -41,5 +41,5 @@ impl Work for Nothing {
 }
 
 fn all_of(bytes: u64) -> Moved {
-    Moved { cached: bytes, ..Moved::default() }
+    Moved::of(Way::Cached, bytes)
 }

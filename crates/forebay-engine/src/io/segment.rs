@@ -7,22 +7,11 @@ use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::refusal;
-use crate::request::receipt::Moved;
+use crate::request::receipt::{Moved, Way};
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{CachedReads, Descriptors, Fd, MemoryWrite, call_error};
 use crate::tuning::segments::{MAX_CANCELLATIONS, MIN_DIRECT_WRITE, MIN_MAPPED_WRITE};
-
-/// How the bytes of a segment travel, for the receipt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SegmentWay {
-    Cached,
-    Direct,
-    Buffered,
-    Requested,
-    /// By the drive, to or from the device's own memory.
-    Placed,
-}
 
 /// A range `start..start+len` of a source inside a window of host memory.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +39,7 @@ pub(crate) struct Segment {
     /// Bytes from the start that the drive moved to or from the device's memory before the way changed.
     pub(crate) placed: usize,
     /// The way of the bytes that the page cache did not have.
-    pub(crate) way: SegmentWay,
+    pub(crate) way: Way,
     /// `host` lies in the lane's registered memory.
     pub(crate) registered: bool,
     /// An error was reported for it.
@@ -106,7 +95,7 @@ impl Segment {
             done: 0,
             cached: 0,
             placed: 0,
-            way: SegmentWay::Cached,
+            way: Way::Cached,
             registered: false,
             failed: false,
             is_part: false,
@@ -163,7 +152,7 @@ impl Segment {
                 window: len,
                 done: 0,
                 cached: 0,
-                way: SegmentWay::Buffered,
+                way: Way::Buffered,
                 ..self
             }
         })
@@ -201,14 +190,9 @@ impl Segment {
         let good = self.good();
         let (cached, placed) = (self.cached.min(good) as u64, self.placed.min(good) as u64);
         let rest = good as u64 - cached - placed;
-        let mut moved = Moved { cached, placed, ..Moved::default() };
-        match self.way {
-            SegmentWay::Cached => moved.cached += rest,
-            SegmentWay::Direct => moved.direct = rest,
-            SegmentWay::Buffered => moved.buffered = rest,
-            SegmentWay::Requested => moved.requested = rest,
-            SegmentWay::Placed => moved.placed += rest,
-        }
+        let mut moved = Moved::of(Way::Cached, cached);
+        moved[Way::Drive] = placed;
+        moved[self.way] += rest;
         moved
     }
 
@@ -222,7 +206,7 @@ impl Segment {
     }
 
     pub(crate) fn is_direct(&self) -> bool {
-        matches!(self.way, SegmentWay::Direct | SegmentWay::Placed)
+        matches!(self.way, Way::Direct | Way::Drive)
     }
 
     fn is_complete(&self) -> bool {
@@ -231,7 +215,7 @@ impl Segment {
 
     /// Moves the rest through the page cache instead of O_DIRECT, without the aligned-out edges. Done bytes stay done.
     fn fall_back(&mut self) {
-        self.way = SegmentWay::Buffered;
+        self.way = Way::Buffered;
         let skip = (self.start - self.base) as usize;
         self.done = self.done.max(skip);
         self.window = skip + self.len;
@@ -272,7 +256,7 @@ impl Segment {
             return true;
         }
         if file.is_memory {
-            self.way = SegmentWay::Cached;
+            self.way = Way::Cached;
             self.fall_back_to_exact();
             return false;
         }
@@ -283,7 +267,7 @@ impl Segment {
             Warmth::Mixed => !file.is_resident(self.start),
         };
         if direct && (policy == CachePolicy::Bypass || is_cold()) {
-            self.way = SegmentWay::Direct;
+            self.way = Way::Direct;
             return false;
         }
         // SAFETY: the window has room for the wanted bytes.
@@ -335,11 +319,11 @@ impl Segment {
         file.missed();
         let refuses = got == -(libc::EOPNOTSUPP as isize);
         if self.may_be_direct(file, align, policy) && !refuses {
-            self.way = SegmentWay::Direct;
+            self.way = Way::Direct;
             self.done &= !(align as usize - 1);
             self.cached = self.done.saturating_sub(skip);
         } else {
-            self.way = SegmentWay::Buffered;
+            self.way = Way::Buffered;
             self.window = skip + self.len;
         }
         false
@@ -386,7 +370,7 @@ impl Segment {
             && policy != CachePolicy::Keep
             && large
             && self.is_aligned(file, align);
-        self.way = if direct { SegmentWay::Direct } else { SegmentWay::Cached };
+        self.way = if direct { Way::Direct } else { Way::Cached };
     }
 
     /// Whether O_DIRECT can move the window as it is.
@@ -415,7 +399,7 @@ impl Segment {
                 }
                 if self.is_direct() && self.done as u64 & (align - 1) != 0 {
                     // A short direct call: near the end of the file. The page cache has the rest.
-                    self.placed = if self.way == SegmentWay::Placed { self.done } else { 0 };
+                    self.placed = if self.way == Way::Drive { self.done } else { 0 };
                     self.fall_back();
                 }
                 SegmentStep::Again
@@ -424,11 +408,11 @@ impl Segment {
     }
 
     fn refused(&mut self, direction: Direction, errno: i32) -> SegmentStep {
-        if self.way == SegmentWay::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
+        if self.way == Way::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP) {
             self.fall_back();
             return SegmentStep::Again;
         }
-        if self.way == SegmentWay::Placed && refusal::is_of_the_way(errno) {
+        if self.way == Way::Drive && refusal::is_of_the_way(errno) {
             self.refused = Some(errno);
             return SegmentStep::Failed(refusal::error(&refusal::of_errno(errno, direction)));
         }
@@ -520,7 +504,7 @@ mod tests {
         assert_eq!(segment.next_call(), (target, 100, 4000));
         assert!(!segment.is_call_registered() && take(&mut segment, 100));
         // Nothing is left to copy: the bytes are where they belong.
-        assert!(!segment.registered && segment.good() == 100 && segment.moved().cached == 100);
+        assert!(!segment.registered && segment.good() == 100 && segment.moved()[Way::Cached] == 100);
 
         // What is not all there is read through the window from its first byte on.
         for got in [40, 0, -(libc::EAGAIN as isize)] {

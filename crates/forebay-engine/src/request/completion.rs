@@ -12,7 +12,7 @@ use crate::request::copy_order::PriorWork;
 use crate::request::file::File;
 use crate::request::metrics::RequestCounter;
 use crate::request::receipt::{Election, Moved, Note, Receipt};
-use crate::request::totals::{Totals, add_moved, load_moved};
+use crate::request::totals::{MovedSums, Totals};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock;
 use crate::runtime::wait;
@@ -28,7 +28,7 @@ pub struct Completion {
     errors: Mutex<Vec<(u32, u64, Error)>>,
     allow_short: Vec<bool>,
     left: AtomicUsize,
-    moved: [AtomicU64; 9],
+    moved: MovedSums,
     started: Instant,
     /// As far as it was known at submission; see [`State::election`].
     election: Arc<Election>,
@@ -202,7 +202,7 @@ impl Completion {
 
     /// One work is done, having moved `moved`.
     pub fn work_done(&self, moved: Moved) {
-        add_moved(&self.moved, moved);
+        self.moved.add(moved);
         // AcqRel: the thread that resolves sees what the other lanes wrote.
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1 && !self.has_more_works() {
             self.resolve();
@@ -276,7 +276,7 @@ impl Completion {
     /// count.
     pub(crate) fn moved(&self) -> Moved {
         let good = self.good.iter().map(|good| good.load(Ordering::Relaxed)).fold(0, u64::saturating_add);
-        load_moved(&self.moved).up_to(good)
+        self.moved.load().up_to(good)
     }
 
     /// Waits until resolved, at most `limit`; whether it is.

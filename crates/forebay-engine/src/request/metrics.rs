@@ -76,14 +76,7 @@ impl RequestCounter {
     pub(crate) fn count(&self, moved: Moved, latency: Duration, ok: bool, election: Option<&Election>) {
         let Self { counters, direction, gpu, unaligned } = *self;
         let bytes = moved.total();
-        let io = Io {
-            bytes,
-            latency,
-            gpu,
-            unaligned,
-            posix: moved.mapped + moved.placed + moved.rdma < bytes,
-            ok,
-        };
+        let io = Io { bytes, latency, gpu, unaligned, posix: moved.direct() < bytes, ok };
         match direction {
             Direction::Read => counters.read(io),
             Direction::Write => counters.write(io),
@@ -101,28 +94,21 @@ impl RequestCounter {
 
     /// Which engines did it, and what kept better ones away.
     fn count_engines(&self, moved: Moved, election: &Election) {
-        let Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, .. } = moved;
-        let rest = moved.total() - mapped - placed - rdma;
-        let ways = [cached, direct, buffered, requested, 0, peer];
-        let is_plain = rest > 0 && mapped + placed + rdma == 0;
-        if let Some(places) = is_plain.then(|| election.places(self.counters)).flatten() {
-            self.counters.explained(places, ways, rest);
+        let rest = moved.total() - moved.by_own_ways();
+        if rest == moved.total()
+            && rest > 0
+            && let Some(places) = election.places(self.counters)
+        {
+            self.counters.explained(places, moved, rest);
             return;
         }
-        if mapped > 0 {
-            self.counters.engine(EngineKind::Mapped.name(), [0, 0, 0, 0, mapped, 0]);
-        }
-        if placed > 0 {
-            self.counters.engine(EngineKind::P2p.name(), [0, placed, 0, 0, 0, 0]);
-        }
-        if rdma > 0 {
-            self.counters.engine(EngineKind::Rdma.name(), [0, 0, 0, rdma, 0, 0]);
+        let staged = election.engine.for_the_rest();
+        for (engine, moved) in moved.by_engine(staged) {
+            self.counters.engine(&election.title_of(engine), moved);
         }
         if rest == 0 {
             return;
         }
-        let name = election.title_of(election.engine.for_the_rest());
-        self.counters.engine(&name, ways);
         for refusal in &election.refused {
             self.counters.refused(refusal.engine.name(), &refusal.reason, refusal.hint.as_deref(), rest);
         }

@@ -2,153 +2,11 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use forebay_error::{Error, ErrorKind, Result};
 use forebay_stats::{Counters, TextPlaces};
-
-/// An engine: joins a capability of a source with a kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum EngineKind {
-    /// Through pinned host slots, each slot's device copy overlapping the next read.
-    Staged,
-    /// Straight into host memory.
-    Host,
-    /// Page-cache pages that the device reads in place.
-    Mapped,
-    /// The drive's own DMA into device memory.
-    P2p,
-    /// The server of a file writes into device memory by RDMA.
-    Rdma,
-    /// NVIDIA's own libcufile.
-    Libcufile,
-    /// Nothing moves: measures forebay itself.
-    Noop,
-    /// One that a program registered, by its name.
-    Registered(&'static str),
-}
-
-impl EngineKind {
-    /// All engines that forebay names, best first as election tries them; `libcufile` and `noop` only run when they are
-    /// asked for.
-    pub const ALL: [Self; 7] =
-        [Self::P2p, Self::Rdma, Self::Mapped, Self::Staged, Self::Host, Self::Libcufile, Self::Noop];
-
-    /// What `libcufile` was called in options before.
-    pub(crate) const OLD_LIBCUFILE: &str = "vendor";
-
-    /// The name that users type.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Staged => "staged",
-            Self::Host => "host",
-            Self::Mapped => "mapped",
-            Self::P2p => "p2p",
-            Self::Rdma => "rdma",
-            Self::Libcufile => "libcufile",
-            Self::Noop => "noop",
-            Self::Registered(name) => name,
-        }
-    }
-}
-
-impl EngineKind {
-    /// Whether forebay itself moves the bytes, as opposed to another library or a program.
-    pub(crate) const fn is_forebays(self) -> bool {
-        !matches!(self, Self::Libcufile | Self::Registered(_) | Self::Noop)
-    }
-
-    /// The engine of the bytes that this one did not move, where it moved others.
-    #[must_use]
-    pub const fn for_the_rest(self) -> Self {
-        match self {
-            Self::Mapped | Self::P2p | Self::Rdma => Self::Staged,
-            other => other,
-        }
-    }
-}
-
-impl fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for EngineKind {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Self> {
-        let text = if text == Self::OLD_LIBCUFILE { Self::Libcufile.name() } else { text };
-        Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| {
-            Error::new(ErrorKind::InvalidInput, format!("unknown engine: {text:?}"))
-                .hint(format!("use one of: {}", Self::ALL.map(Self::name).join(", ")))
-        })
-    }
-}
-
-/// How an engine got at the stored bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
-    /// Bytes that were in the page cache (or are memory by nature, as tmpfs), and all buffered writes.
-    pub cached: u64,
-    /// Bytes by O_DIRECT.
-    pub direct: u64,
-    /// Cold bytes that went through the page cache all the same (unaligned, or the file refuses O_DIRECT).
-    pub buffered: u64,
-    /// Bytes that somebody else moved when asked to: a source without a file descriptor, the server of a file on an NFS mount
-    /// (beside the kernel), or NVIDIA's libcufile (the engine `libcufile`).
-    pub requested: u64,
-    /// Bytes that the device read from (or wrote to) the page cache in place: the engine `mapped`.
-    pub mapped: u64,
-    /// Bytes that came from another device's memory: see [`Session::read_to_all`](crate::Session::read_to_all).
-    pub peer: u64,
-    /// Bytes that the drive moved to or from the device's memory by itself: the engine `p2p`.
-    pub placed: u64,
-    /// Bytes that a server wrote to the device's memory by RDMA: the engine `rdma`.
-    pub rdma: u64,
-    /// Of all these, bytes that the resident kernel copied to or from the device, without a driver call for each piece.
-    pub resident: u64,
-}
-
-impl Moved {
-    /// All bytes. (Those by the resident kernel are among them.)
-    pub const fn total(self) -> u64 {
-        let by_cpu = self.cached + self.direct + self.buffered + self.requested;
-        by_cpu + self.mapped + self.peer + self.placed + self.rdma
-    }
-
-    /// The sum of two.
-    #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
-        Self {
-            cached: self.cached + other.cached,
-            direct: self.direct + other.direct,
-            buffered: self.buffered + other.buffered,
-            requested: self.requested + other.requested,
-            mapped: self.mapped + other.mapped,
-            peer: self.peer + other.peer,
-            placed: self.placed + other.placed,
-            rdma: self.rdma + other.rdma,
-            resident: self.resident + other.resident,
-        }
-    }
-
-    /// At most this many bytes: those that count, where more were moved. Which of several ways the others took is not
-    /// kept for each byte: those that read or wrote the file by calls lose theirs first.
-    #[must_use]
-    pub fn up_to(mut self, most: u64) -> Self {
-        let mut more = self.total().saturating_sub(most);
-        let Self { direct, buffered, cached, requested, mapped, peer, placed, rdma, resident: _ } = &mut self;
-        for bytes in [direct, buffered, cached, requested, mapped, peer, placed, rdma] {
-            let less = more.min(*bytes);
-            *bytes -= less;
-            more -= less;
-        }
-        self.resident = self.resident.min(self.total());
-        self
-    }
-}
+pub use forebay_ways::{EngineKind, Moved, Way};
 
 /// An engine that was not used, why, and what would change that.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -311,15 +169,10 @@ impl Receipt {
 
     /// The engines that moved bytes, and how many each.
     pub fn engines(&self) -> impl Iterator<Item = (EngineKind, u64)> + use<> {
-        let Moved { mapped, placed, peer, rdma, .. } = self.moved;
-        let rest = self.moved.total() - mapped - placed - peer - rdma;
-        let all = [
-            (EngineKind::P2p, placed),
-            (EngineKind::Rdma, rdma),
-            (EngineKind::Mapped, mapped),
-            (self.election.engine.for_the_rest(), rest),
-        ];
-        all.into_iter().filter(|(_, bytes)| *bytes > 0)
+        let rest = self.election.engine.for_the_rest();
+        // What came from other devices was counted where it was read.
+        let moved = |(engine, moved): (EngineKind, Moved)| (engine, moved.total() - moved[Way::Peer]);
+        self.moved.by_engine(rest).map(moved).filter(|(_, bytes)| *bytes > 0)
     }
 }
 
@@ -332,19 +185,11 @@ impl fmt::Display for Receipt {
             self.election.title(),
             self.elapsed.as_secs_f64() * 1e3
         )?;
-        let ways = [
-            (self.moved.cached, "page cache"),
-            (self.moved.direct, "O_DIRECT"),
-            (self.moved.buffered, "cold through the page cache"),
-            (self.moved.requested, "by request"),
-            (self.moved.mapped, "in place by the device"),
-            (self.moved.peer, "from other devices"),
-            (self.moved.placed, "by the drive itself"),
-            (self.moved.rdma, "by RDMA from the server"),
-            (self.moved.resident, "of it by the resident kernel"),
-        ];
-        for (bytes, way) in ways.into_iter().filter(|(bytes, _)| *bytes > 0) {
-            write!(f, "; {bytes} {way}")?;
+        for (way, bytes) in self.moved.taken() {
+            write!(f, "; {bytes} {}", way.words())?;
+        }
+        if self.moved.resident > 0 {
+            write!(f, "; {} of it by the resident kernel", self.moved.resident)?;
         }
         for refusal in &self.election.refused {
             write!(f, "\n  not {}: {}", refusal.engine, refusal.reason)?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_sys::Striped;
 
-use crate::request::receipt::Moved;
+use crate::request::receipt::{Moved, Way};
 
 /// Running totals of a session for one engine.
 #[derive(Debug, Default)]
@@ -15,7 +15,7 @@ pub(crate) struct Totals(Striped<Counts>);
 struct Counts {
     requests: AtomicU64,
     errors: AtomicU64,
-    moved: [AtomicU64; 9],
+    moved: MovedSums,
 }
 
 impl Totals {
@@ -25,7 +25,7 @@ impl Totals {
         if failed {
             counts.errors.fetch_add(1, Ordering::Relaxed);
         }
-        add_moved(&counts.moved, moved);
+        counts.moved.add(moved);
     }
 
     /// Requests so far.
@@ -40,24 +40,29 @@ impl Totals {
 
     /// Bytes by way.
     pub(crate) fn moved(&self) -> Moved {
-        self.0.all().map(|counts| load_moved(&counts.moved)).fold(Moved::default(), Moved::plus)
+        self.0.all().map(|counts| counts.moved.load()).fold(Moved::default(), Moved::plus)
     }
 }
 
-/// Adds to sums by way.
-pub(super) fn add_moved(to: &[AtomicU64; 9], moved: Moved) {
-    let Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident } = moved;
-    let ways = [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident];
-    for (counter, bytes) in to.iter().zip(ways) {
-        if bytes > 0 {
-            counter.fetch_add(bytes, Ordering::Relaxed);
+/// Running sums of bytes by way.
+#[derive(Debug, Default)]
+pub(super) struct MovedSums {
+    ways: [AtomicU64; Way::COUNT],
+    resident: AtomicU64,
+}
+
+impl MovedSums {
+    pub(super) fn add(&self, moved: Moved) {
+        let sums = self.ways.iter().zip(*moved.as_array()).chain([(&self.resident, moved.resident)]);
+        for (sum, bytes) in sums {
+            if bytes > 0 {
+                sum.fetch_add(bytes, Ordering::Relaxed);
+            }
         }
     }
-}
 
-/// Such sums.
-pub(super) fn load_moved(from: &[AtomicU64; 9]) -> Moved {
-    let [cached, direct, buffered, requested, mapped, peer, placed, rdma, resident] =
-        from.each_ref().map(|counter| counter.load(Ordering::Relaxed));
-    Moved { cached, direct, buffered, requested, mapped, peer, placed, rdma, resident }
+    pub(super) fn load(&self) -> Moved {
+        let ways = self.ways.each_ref().map(|sum| sum.load(Ordering::Relaxed));
+        Moved::from_ways(ways).by_resident(self.resident.load(Ordering::Relaxed))
+    }
 }

@@ -9,7 +9,7 @@ use forebay_gpu::{Context, Device, Stream, Wait};
 
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Moved, Receipt};
+use crate::request::receipt::{EngineKind, Moved, Receipt, Way};
 use crate::request::ticket::Ticket;
 use crate::request::transfer::{Memory, Transfer};
 use crate::session::Session;
@@ -154,7 +154,7 @@ impl Session {
 }
 
 fn joined(sum: Option<Receipt>, receipt: Receipt, peer: u64) -> Receipt {
-    let moved = receipt.moved.plus(Moved { peer, ..Moved::default() });
+    let moved = receipt.moved.plus(Moved::of(Way::Peer, peer));
     match sum {
         None => Receipt { moved, ..receipt },
         // The election with more to tell is kept.

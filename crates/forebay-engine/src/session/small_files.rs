@@ -9,7 +9,7 @@ use forebay_error::Result;
 
 use super::Session;
 use super::request::check_offset;
-use crate::request::receipt::{EngineKind, Moved, Receipt};
+use crate::request::receipt::{EngineKind, Moved, Receipt, Way};
 use crate::request::transfer::Memory;
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
@@ -50,7 +50,7 @@ impl Session {
             // SAFETY: passed on.
             done[number] = unsafe { read_whole(file, |version| is_expected(number, version)) };
             if done[number] {
-                moved.cached += file.pieces.iter().map(|piece| piece.len as u64).sum::<u64>();
+                moved[Way::Cached] += file.pieces.iter().map(|piece| piece.len as u64).sum::<u64>();
             }
         }
         if !done.contains(&true) {

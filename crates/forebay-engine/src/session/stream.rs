@@ -12,7 +12,7 @@ use crate::device::DeviceEngines;
 use crate::engines::explain::Walk;
 use crate::request::completion::Completion;
 use crate::request::copy_order::CopyOrder;
-use crate::request::receipt::{EngineKind, Moved};
+use crate::request::receipt::{EngineKind, Moved, Way};
 use crate::request::ticket::Ticket;
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::stream_order::{self, Bound, Late, OperationEnd, ResultTarget, StreamRequest};
@@ -144,7 +144,7 @@ impl Session {
         let done = Box::new(move |result: Result<u64>| {
             let bytes = result.as_ref().map_or(0, |bytes| *bytes);
             // Which way the bytes took is not told.
-            let moved = Moved { buffered: bytes, ..Moved::default() };
+            let moved = Moved::of(Way::Buffered, bytes);
             counter.count(moved, queued.elapsed(), result.is_ok(), Some(&election));
             result.as_ref().err().inspect(|error| counter.failed(error));
             tell(result);

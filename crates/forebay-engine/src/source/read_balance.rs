@@ -7,7 +7,7 @@ use crate::tuning::reads::{CLEAR_FRACTION, EXPLORE_INTERVAL, NEW_VALUE_FRACTION,
 
 /// A way of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReadBy {
     Usual,
     Other,
 }
@@ -25,7 +25,7 @@ pub(crate) struct ReadBalance {
 
 impl ReadBalance {
     /// The way of the next work.
-    pub(crate) fn next(&self) -> Way {
+    pub(crate) fn next(&self) -> ReadBy {
         let work = self.works.fetch_add(1, Ordering::Relaxed);
         let share = self.share.load(Ordering::Relaxed);
         // Neighbours go different ways: lanes take them at the same time.
@@ -34,11 +34,11 @@ impl ReadBalance {
         } else {
             work % EXPLORE_INTERVAL == EXPLORE_INTERVAL / 2
         };
-        if is_other { Way::Other } else { Way::Usual }
+        if is_other { ReadBy::Other } else { ReadBy::Usual }
     }
 
     /// A work has taken this long.
-    pub(crate) fn learn(&self, way: Way, bytes: usize, took: Duration) {
+    pub(crate) fn learn(&self, way: ReadBy, bytes: usize, took: Duration) {
         let pace = ((took.as_nanos() << 20) / bytes.max(1) as u128).max(1) as u64;
         let known = &self.paces[way as usize];
         let before = known.load(Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl ReadBalance {
             Ordering::Relaxed,
         );
         // Races between lanes only move the share a step more or less.
-        let is_trial = way == Way::Other && self.share.load(Ordering::Relaxed) == 0;
+        let is_trial = way == ReadBy::Other && self.share.load(Ordering::Relaxed) == 0;
         if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
             self.move_share();
         }
@@ -81,9 +81,9 @@ mod tests {
         let by_other = |_: &usize| {
             let way = balance.next();
             let usual = (SHARES - balance.share.load(Ordering::Relaxed)) as u64;
-            let took = if way == Way::Usual { 1000 + waits * usual } else { other };
+            let took = if way == ReadBy::Usual { 1000 + waits * usual } else { other };
             balance.learn(way, MIB, Duration::from_nanos(took));
-            way == Way::Other
+            way == ReadBy::Other
         };
         (0..works).filter(by_other).count()
     }

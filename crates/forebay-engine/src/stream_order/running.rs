@@ -13,7 +13,7 @@ use super::operation::{
 use super::staging_pool::{PIECE, StagingBuffer, StagingRing};
 use super::stream_state::StreamState;
 use crate::request::file::File;
-use crate::request::receipt::Moved;
+use crate::request::receipt::{Moved, Way};
 use crate::request::transfer::Memory;
 use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
@@ -118,7 +118,7 @@ impl RunningOperation {
             OperationRoute::Straight => (run.len.max(1), 1),
             OperationRoute::Nothing => {
                 run.good = run.len as u64;
-                run.moved.cached = run.good;
+                run.moved[Way::Cached] = run.good;
                 run.len = 0;
                 (1, 1)
             }

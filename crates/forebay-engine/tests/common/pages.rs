@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_config::Config;
-use forebay_engine::{Buffer, EngineKind, File, PinReport, Receipt, Refusal, Session};
+use forebay_engine::{Buffer, EngineKind, File, PinReport, Receipt, Refusal, Session, Way};
 use forebay_error::Result;
 use forebay_gpu::Device;
 
@@ -92,7 +92,7 @@ pub fn pin(session: &Session, file: &File, len: usize) -> Vec<u8> {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(20) {
         let (bytes, receipt) = fetch(session, file, 0, len).unwrap();
-        if receipt.moved.mapped == len as u64 {
+        if receipt.moved[Way::Mapped] == len as u64 {
             assert_eq!(receipt.engine(), EngineKind::Mapped, "{receipt}");
             return bytes;
         }
@@ -125,7 +125,7 @@ pub fn why(receipt: &Receipt) -> Refusal {
 /// Checks that a transfer went through the lanes for this reason.
 #[track_caller]
 pub fn check_staged(receipt: &Receipt, word: &str) {
-    assert_eq!((receipt.engine(), receipt.moved.mapped), (EngineKind::Staged, 0), "{receipt}");
+    assert_eq!((receipt.engine(), receipt.moved[Way::Mapped]), (EngineKind::Staged, 0), "{receipt}");
     assert!(why(receipt).reason.contains(word), "`{word}` is not the reason: {receipt}");
 }
 

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_engine::{EngineKind, Offsets, ReadPiece, Receipt};
+use forebay_engine::{EngineKind, Offsets, ReadPiece, Receipt, Way};
 use forebay_error::{Error, ErrorKind};
 
 use super::history::{BLOCK, Inode, writer_of};
@@ -158,13 +158,13 @@ fn gather(load: &Load, subject: &Subject, inode: &Inode, is_still: bool, random:
 }
 
 fn claim(receipt: &Receipt, is_still: bool) -> Claim {
-    let in_place = receipt.moved.mapped > 0 && receipt.moved.mapped == receipt.moved.total();
+    let in_place = receipt.moved[Way::Mapped] > 0 && receipt.moved[Way::Mapped] == receipt.moved.total();
     if is_still || in_place { Claim::OneState } else { Claim::AnyStates }
 }
 
 fn count(load: &Load, receipt: &Receipt) {
     let counts = &load.counts;
-    let counter = match (receipt.engine(), receipt.moved.mapped, receipt.moved.total()) {
+    let counter = match (receipt.engine(), receipt.moved[Way::Mapped], receipt.moved.total()) {
         (_, 0, _) => &counts.staged,
         (EngineKind::Mapped, mapped, total) if mapped == total => &counts.mapped,
         _ => &counts.both,

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use forebay_ways::EngineKind;
+
 use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, Source, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
@@ -313,19 +315,18 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
     all
 }
 
-/// forebay's engines.
-const FOREBAY_ENGINES: [&str; 7] = ["p2p", "rdma", "mapped", "staged", "host", "libcufile", "noop"];
-
 /// What the words of "moved by" mean.
-pub(super) const ENGINES: &str = "staged: through pinned host memory; mapped: the device reads the page cache; p2p: the drive's own DMA \
-    into the memory; rdma: the server's own RDMA into it; host: into host memory; raw: plain calls and copies, without forebay.";
+pub(super) fn engines_explained() -> String {
+    let engines = EngineKind::ALL.map(|engine| format!("{engine}: {}", engine.words())).join("; ");
+    format!("{engines}; raw: plain calls and copies, without forebay.")
+}
 
 /// What our figures of a table stand for: the second half of its meaning.
 pub(super) fn ours(report: &Report, table: &Table) -> String {
     let mut runs: Vec<Run> = table.rows.iter().flat_map(|row| row.runs.clone()).collect();
     // The other paths' bytes, and other programs', are not ours.
     for run in &mut runs {
-        run.engines.retain(|share| FOREBAY_ENGINES.contains(&share.engine.as_str()));
+        run.engines.retain(|share| share.engine.parse::<EngineKind>().is_ok());
     }
     let device = report.machine.devices.first();
     let name = device

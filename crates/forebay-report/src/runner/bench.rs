@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use forebay_ways::Way;
 use serde::Deserialize;
 
 use crate::model::{Ceiling, PairShare, Run, Share, Why};
@@ -48,14 +49,9 @@ struct Engine {
     #[serde(rename = "engine")]
     name: String,
     bytes: u64,
-    cached: u64,
-    direct: u64,
-    buffered: u64,
-    requested: u64,
-    mapped: u64,
-    placed: u64,
-    #[serde(default)]
-    rdma: u64,
+    /// The ways' bytes, and others of its numbers.
+    #[serde(flatten)]
+    numbers: BTreeMap<String, u64>,
 }
 
 #[derive(Deserialize)]
@@ -121,18 +117,8 @@ fn run(pass: Pass, bench: &Bench) -> Run {
 }
 
 fn share(engine: Engine) -> Share {
-    let ways: BTreeMap<String, u64> = [
-        ("page cache", engine.cached),
-        ("O_DIRECT", engine.direct),
-        ("cold, through the page cache", engine.buffered),
-        ("by request", engine.requested),
-        ("in place", engine.mapped),
-        ("by the drive itself", engine.placed),
-        ("by RDMA from the server", engine.rdma),
-    ]
-    .into_iter()
-    .filter(|(_, bytes)| *bytes > 0)
-    .map(|(way, bytes)| (way.to_owned(), bytes))
-    .collect();
+    let ways = engine.numbers.into_iter().filter(|(_, bytes)| *bytes > 0);
+    let ways =
+        ways.filter_map(|(name, bytes)| Some((Way::of_name(&name)?.words().to_owned(), bytes))).collect();
     Share { engine: engine.name, bytes: engine.bytes, ways }
 }

@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write};
 
 use forebay_error::plain;
+use forebay_ways::Way;
 
 use crate::ops::Op;
 use crate::snapshot::{IoTotals, Snapshot};
@@ -128,9 +129,8 @@ fn engines(text: &mut Metrics<'_>) {
     });
     text.metric("engine_bytes_total", "counter", "Bytes by engine and way.", |put, snapshot| {
         for engine in &snapshot.engines {
-            let ways = ["cached", "direct", "buffered", "requested", "mapped", "peer"];
-            for (way, (bytes, _)) in ways.into_iter().zip(engine.ways()) {
-                put.line("", &[("engine", &engine.name), ("way", way)], bytes);
+            for way in Way::ALL {
+                put.line("", &[("engine", &engine.name), ("way", way.name())], engine.moved[way]);
             }
         }
     });

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use forebay_error::plain;
+use forebay_ways::Way;
 
 use super::{bytes, time};
 use crate::ops::Op;
@@ -113,9 +114,8 @@ fn calls(text: &mut String, snapshot: &Snapshot) {
 }
 
 fn engine_line(text: &mut String, engine: &EngineTotals) {
-    let ways = engine.ways().into_iter().filter(|(moved, _)| *moved > 0);
-    let ways: Vec<String> = ways.map(|(moved, way)| format!("{} {way}", bytes(moved))).collect();
-    let ways = if ways.is_empty() { String::new() } else { format!(": {}", ways.join(", ")) };
+    let ways = engine.ways(bytes);
+    let ways = if ways.is_empty() { ways } else { format!(": {ways}") };
     let requests = engine.requests;
     let _ = writeln!(
         text,
@@ -180,18 +180,11 @@ fn all_engines(snapshots: &[&Snapshot]) -> Vec<EngineTotals> {
             all.push(engine.clone());
             continue;
         };
-        let words = [
-            (&mut sum.requests, engine.requests),
-            (&mut sum.bytes, engine.bytes),
-            (&mut sum.cached, engine.cached),
-            (&mut sum.direct, engine.direct),
-            (&mut sum.buffered, engine.buffered),
-            (&mut sum.requested, engine.requested),
-            (&mut sum.mapped, engine.mapped),
-            (&mut sum.peer, engine.peer),
-        ];
-        for (sum, more) in words {
+        for (sum, more) in [(&mut sum.requests, engine.requests), (&mut sum.bytes, engine.bytes)] {
             *sum = sum.saturating_add(more);
+        }
+        for way in Way::ALL {
+            sum.moved[way] = sum.moved[way].saturating_add(engine.moved[way]);
         }
     }
     all.sort_by_key(|engine| std::cmp::Reverse(engine.bytes));

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay::{ErrorKind, File, Receipt, Session};
+use forebay::{ErrorKind, File, Receipt, Session, Way};
 
 use crate::block::{self, Kind, SIZE, Seen, State};
 use crate::bytes::open;
@@ -112,7 +112,7 @@ impl Subject {
         one_call: bool,
     ) {
         let again = receipt.election.refused.iter().any(|refusal| refusal.reason.contains("read again"));
-        let in_place = receipt.moved.mapped == receipt.moved.total();
+        let in_place = receipt.moved[Way::Mapped] == receipt.moved.total();
         trial.add(
             if again {
                 "reads again"

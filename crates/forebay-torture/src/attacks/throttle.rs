@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay::{ErrorKind, File, Session};
+use forebay::{ErrorKind, File, Session, Way};
 
 use crate::block::{self, Kind, SIZE, State};
 use crate::trial::{Outcome, Skip, Trial};
@@ -85,7 +85,7 @@ fn one(trial: &Trial, session: &Session, path: &Path, (begun, over): (&AtomicU32
             return;
         }
     };
-    trial.add(if receipt.moved.mapped > 0 { "reads in place" } else { "staged reads" }, 1);
+    trial.add(if receipt.moved[Way::Mapped] > 0 { "reads in place" } else { "staged reads" }, 1);
     trial.add("bytes compared", LEN as u64);
     let state = |version| State { version, kind: Kind::Data };
     let bytes = buffer.to_vec().expect("memory of the GPU");

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use forebay::{Buffer, Error, ErrorKind, File, Offsets, ReadPiece, Receipt, Session};
+use forebay::{Buffer, Error, ErrorKind, File, Offsets, ReadPiece, Receipt, Session, Way};
 
 use crate::block::{self, Cell, Kind, SIZE, State};
 use crate::cufile::{Handle, cufile};
@@ -303,7 +303,7 @@ impl Reader<'_> {
     }
 
     fn count(&self, receipt: &Receipt) {
-        let in_place = receipt.moved.mapped > 0;
+        let in_place = receipt.moved[Way::Mapped] > 0;
         self.trial.add(if in_place { "reads in place" } else { "staged reads" }, 1);
     }
 

@@ -18,7 +18,7 @@ use super::state::{MappedState, REGISTER_LIMIT, in_place, writers_note};
 use super::window::{PinnedFile, WindowAnswer};
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
-use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Receipt};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Receipt, Way};
 use crate::runtime::fork::{Native, from_before};
 use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
@@ -532,7 +532,7 @@ impl MapState {
             places: CountedPlaces::default(),
         };
         let bytes = (count * length) as u64;
-        let moved = Moved { mapped: bytes, ..Moved::default() };
+        let moved = Moved::of(Way::Mapped, bytes);
         Ok(Receipt { election: in_place(&Arc::new(base), bytes, 0, None, self.notes()), moved, elapsed })
     }
 }

@@ -56,7 +56,7 @@ use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES, Pulled};
 use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work};
 use crate::io::plan::Part;
 use crate::request::file::File;
-use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, ReceiptPart, Refusal};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, ReceiptPart, Refusal, Way};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::{Direction, access_for};
@@ -302,7 +302,7 @@ impl Mapped {
                         pinned.note_pulled(bytes);
                     }
                     let resident = if resident { bytes } else { 0 };
-                    let moved = Moved { mapped: bytes, resident, ..Moved::default() };
+                    let moved = Moved::of(Way::Mapped, bytes).by_resident(resident);
                     return Some(Ok(InPlaceOutcome { moved, writers: pinned.suspects(), reason: None }));
                 }
                 self.state.cache.discard_changed(file, pinned);
@@ -490,8 +490,9 @@ impl Engine for Arc<Mapped> {
             None => Ok(Ran::Passed(Some(ReceiptPart::Always(&NOT_PINNED)))),
             Some(done) => {
                 let done = done?;
-                let note =
-                    writers_note(done.writers).filter(|_| done.moved.mapped > 0).map(ReceiptPart::Always);
+                let note = writers_note(done.writers)
+                    .filter(|_| done.moved[Way::Mapped] > 0)
+                    .map(ReceiptPart::Always);
                 let refusal = done.reason.map(|reason| ReceiptPart::Now(Arc::new(reason.refusal())));
                 Ok(Ran::Done(Done { good: done.moved.total() as usize, moved: done.moved, refusal, note }))
             }

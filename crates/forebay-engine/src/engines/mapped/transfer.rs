@@ -17,7 +17,7 @@ use super::window::{PinnedFile, WindowAnswer};
 use crate::io::plan::Part;
 use crate::request::cancel::cancelled;
 use crate::request::completion::Completion;
-use crate::request::receipt::{Election, Moved};
+use crate::request::receipt::{Election, Moved, Way};
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::source::Descriptors;
@@ -256,7 +256,7 @@ impl InPlaceTransfer {
         // A caller that finds the transfer resolved finds its file released.
         drop((job, pinned));
         let resident = if by_resident { bytes } else { 0 };
-        completion.work_done(staged.plus(Moved { mapped: bytes, resident, ..Moved::default() }));
+        completion.work_done(staged.plus(Moved::of(Way::Mapped, bytes).by_resident(resident)));
         None
     }
 }

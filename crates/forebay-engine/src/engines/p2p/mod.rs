@@ -26,7 +26,7 @@ use crate::io::plan::Part;
 use crate::io::refusal;
 
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, ReceiptPart, Refusal};
+use crate::request::receipt::{EngineKind, ReceiptPart, Refusal, Way};
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
@@ -169,7 +169,7 @@ impl Engine for P2p {
         // SAFETY: passed on.
         Ok(match unsafe { self.run_here(transfer, known) }? {
             Attempted::Done(good, moved) => {
-                let is_divided = moved.placed < moved.total();
+                let is_divided = moved[Way::Drive] < moved.total();
                 Ran::Done(Done { refusal: is_divided.then(unaligned_ends), ..Done::new(good, moved) })
             }
             Attempted::Busy => Ran::Later,

@@ -8,9 +8,9 @@ use super::{P2p, rules, settle};
 use crate::engines::Known;
 use crate::engines::staged::job::DirectMover as _;
 use crate::engines::staged::sync::Attempt;
-use crate::io::segment::{Segment, SegmentWay};
+use crate::io::segment::Segment;
 use crate::request::completion::is_short_write;
-use crate::request::receipt::{Moved, Refusal};
+use crate::request::receipt::{Moved, Refusal, Way};
 use crate::request::transfer::Transfer;
 use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
@@ -131,5 +131,5 @@ impl P2p {
 
 /// An aligned piece as a segment in the device's memory.
 fn placed(piece: &Piece) -> Segment {
-    Segment { way: SegmentWay::Placed, ..Segment::whole(piece.offset, piece.len, piece.address) }
+    Segment { way: Way::Drive, ..Segment::whole(piece.offset, piece.len, piece.address) }
 }

@@ -14,7 +14,7 @@ use super::trial;
 use crate::engines::Onward;
 use crate::engines::mounts::task_thread::{TaskThread, answer};
 use crate::io::plan::Part;
-use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal};
+use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal, Way};
 use crate::request::transfer::Batch;
 use crate::runtime::lock;
 use crate::source::piece::Piece;
@@ -248,7 +248,7 @@ impl Flight {
         }
         // A caller that finds the transfer resolved finds its file released.
         drop(parts);
-        completion.work_done(Moved { rdma: moved, ..Moved::default() });
+        completion.work_done(Moved::of(Way::Server, moved));
     }
 
     /// Gives what failed to the engines further down.

@@ -423,7 +423,7 @@ fn read(
     if pieces.is_copying() {
         slot.wait(method.wait)?;
     }
-    Ok(Attempt::Done(good, Moved { resident: pieces.resident, ..moved }))
+    Ok(Attempt::Done(good, moved.by_resident(pieces.resident)))
 }
 
 fn write(
@@ -449,7 +449,7 @@ fn write(
         }
     }
     match write_segment(segment, file, (policy, align), transfer.allow_short)? {
-        Attempt::Done(good, moved) => Ok(Attempt::Done(good, Moved { resident, ..moved })),
+        Attempt::Done(good, moved) => Ok(Attempt::Done(good, moved.by_resident(resident))),
         Attempt::Busy => Ok(Attempt::Busy),
     }
 }

@@ -14,7 +14,7 @@ use super::Callers;
 use super::slot::StreamSlot;
 use crate::engines::resident::{CallerWait, Posted, ResidentWay};
 use crate::request::copy_order::CopyOrder;
-use crate::request::receipt::Moved;
+use crate::request::receipt::{Moved, Way};
 use crate::request::transfer::Batch;
 use crate::source::piece::Direction;
 use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
@@ -115,7 +115,7 @@ impl Callers {
             unsafe { self.copy_short_batch(slot, way, (pieces.len(), callers), read) }
         };
         let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
-        let moved = Moved { cached: bytes as u64, resident: bytes as u64, ..Moved::default() };
+        let moved = Moved::of(Way::Cached, bytes as u64).by_resident(bytes as u64);
         let done = self.slots.with_any(batch.memory.context, work)?;
         Ok(done.unwrap_or(false).then_some(moved))
     }

@@ -9,10 +9,11 @@ use forebay_error::{Error, Result};
 use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
-use crate::io::segment::{Segment, SegmentStep, SegmentWay};
+use crate::io::segment::{Segment, SegmentStep};
 use crate::io::wake::DueAnswer;
+use crate::request::receipt::Way;
 use crate::source::piece::Direction;
-use crate::source::read_balance::Way;
+use crate::source::read_balance::ReadBy;
 use crate::source::residency::{Warmth, is_counted_whole};
 use crate::source::{CachedReads, Descriptors, Fd, Request, Requests};
 use crate::tuning::lanes::{DEPTH, MIN_RING_PACK};
@@ -95,7 +96,7 @@ impl Lane {
         let may_choose = job.warmth == Warmth::Warm && job.cache != CachePolicy::Bypass;
         let reads = file.cached_reads(segment.len).filter(|_| may_choose);
         let begun = Instant::now();
-        let by_mapping = |reads: &&CachedReads| reads.balance.next() == Way::Other;
+        let by_mapping = |reads: &&CachedReads| reads.balance.next() == ReadBy::Other;
         let is_mapped = reads.filter(by_mapping).is_some_and(|reads| segment.read_mapped(file, reads));
         if !is_mapped && !segment.read_cached(file, job.align, job.cache, job.warmth) {
             self.go_on(unit, index, job, file);
@@ -104,7 +105,7 @@ impl Lane {
         if let Some(reads) = reads
             && segment.good() == segment.len
         {
-            let way = if is_mapped { Way::Other } else { Way::Usual };
+            let way = if is_mapped { ReadBy::Other } else { ReadBy::Usual };
             reads.balance.learn(way, segment.len, begun.elapsed());
         }
     }
@@ -167,8 +168,7 @@ impl Lane {
     /// Makes the segment's next kernel call: by the ring if it may take long, at once otherwise.
     fn go_on(&mut self, unit: usize, index: usize, job: &Job, file: &Descriptors) {
         let segment = &mut self.units[unit].segments[index];
-        let may_wait = !matches!(segment.way, SegmentWay::Cached | SegmentWay::Requested)
-            && segment.done < segment.window;
+        let may_wait = !matches!(segment.way, Way::Cached | Way::Requested) && segment.done < segment.window;
         if may_wait && let Some(ring) = &mut self.ring {
             let is_lasting = job.plan.len() > 1 || job.batch.pieces.len() > 1;
             if let Err(error) = engage(ring, segment.descriptor(file), file.id, is_lasting) {
@@ -198,7 +198,7 @@ impl Lane {
                 ..Segment::whole(segment.start, segment.len, segment.address)
             };
         }
-        segment.way = SegmentWay::Requested;
+        segment.way = Way::Requested;
         segment.done = (segment.start - segment.base) as usize;
         let request = Request {
             direction: job.batch.direction,

@@ -8,8 +8,7 @@ use forebay_error::Error;
 
 use super::{ActiveWork, Lane, LaneUnit, UnitKind};
 use crate::engines::staged::job::{JobWidth, of_file};
-use crate::io::segment::SegmentWay;
-use crate::request::receipt::{Election, EngineKind, Moved, Refusal};
+use crate::request::receipt::{Election, EngineKind, Moved, Refusal, Way};
 use crate::runtime::owned;
 use crate::tuning::width::MIN_COUNTED_BYTES;
 
@@ -63,8 +62,7 @@ impl Lane {
         self.backlog.clear();
         let is_waiting = |unit: &LaneUnit| unit.active.as_ref().is_some_and(|active| active.pending > 0);
         // What a mounted file's server was asked for ends by its answer, which comes into the unit's memory.
-        let is_asked =
-            |unit: &LaneUnit| unit.segments.iter().any(|segment| segment.way == SegmentWay::Requested);
+        let is_asked = |unit: &LaneUnit| unit.segments.iter().any(|segment| segment.way == Way::Requested);
         let is_by_ring = |unit: &LaneUnit| {
             let active = unit.active.as_ref();
             !is_asked(unit) && active.is_some_and(|active| active.job.batch.file.descriptors().is_some())
@@ -159,7 +157,7 @@ impl Lane {
         }
         self.free(unit, kind);
         active.finished = true;
-        moved.buffered = moved.buffered.saturating_sub(active.lost);
+        moved[Way::Buffered] = moved[Way::Buffered].saturating_sub(active.lost);
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         let cpus = (self.index == 0).then_some(cpus_now as fn() -> usize);
         if let JobWidth::Learnt(meter) = &active.job.width

@@ -23,10 +23,10 @@ use super::{LaneShared, StartReport, make_ring};
 use crate::engines::staged::job::Job;
 use crate::io::plan::{CELL, Work, aligned_out};
 use crate::io::ring::{Ring, RingCompletion};
-use crate::io::segment::{Segment, SegmentWay};
+use crate::io::segment::Segment;
 use crate::io::wake::WorkerWake;
 use crate::request::completion::Completion;
-use crate::request::receipt::{Moved, Note, Refusal};
+use crate::request::receipt::{Moved, Note, Refusal, Way};
 use crate::runtime::sys;
 use crate::source::piece::Direction;
 use crate::tuning::lanes::{CELLS, DEPTH, NEXT_LANE, PLAIN_SLOTS, READY_CELLS};
@@ -465,7 +465,7 @@ impl Lane {
         let is_part = entries > 1 || len < piece.len;
         let whole = Segment { entry, entries, is_part, ..Segment::whole(start, len, address) };
         match (job.mover.is_some(), job.batch.direction) {
-            (true, _) => Segment { way: SegmentWay::Placed, ..whole },
+            (true, _) => Segment { way: Way::Drive, ..whole },
             _ if in_place => whole,
             (_, Direction::Read) => whole.in_window((low, high), memory),
             (_, Direction::Write) => whole.in_window((start, end), memory),
