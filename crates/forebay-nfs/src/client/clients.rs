@@ -10,7 +10,7 @@ use forebay_remote::namespace::NetworkNamespace;
 
 use crate::client::nfs_client::Client;
 use crate::network::options::Options;
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::network::wire::Shared;
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::rpc::Credential;

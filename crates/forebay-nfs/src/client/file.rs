@@ -13,7 +13,7 @@ use crate::client::nfs_client::Client;
 use crate::lock;
 use crate::network::job::{Answer, Direction, FileTarget, Request};
 use crate::network::options::{Options, Rdma};
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{Attributes, FileState, Handle};
 

@@ -9,7 +9,7 @@ use crate::client::mountd::mount;
 use crate::client::nfs_client::Client;
 use crate::client::url::Url;
 use crate::network::connect::is_unreached;
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::network::wire::try_out;
 use crate::protocol::handle::{Attributes, Handle, Kind, Limits, Version};
 use crate::protocol::status::Status;

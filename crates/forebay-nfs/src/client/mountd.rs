@@ -12,7 +12,7 @@ use crate::client::url::{Escaped, Url};
 use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::protocol::handle::Handle;
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;

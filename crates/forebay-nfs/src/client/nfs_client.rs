@@ -15,7 +15,7 @@ use forebay_verbs::{Device, Domain};
 use crate::client::clients;
 use crate::network::addresses::LeftOut;
 use crate::network::job::{Answer, Job, Request};
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::network::wire::Shared;
 use crate::protocol::handle::{Limits, Version};
 

@@ -13,7 +13,7 @@ use crate::client::url::Url;
 pub use crate::network::connect::is_unreached;
 use crate::network::exchange::NO_ANSWER;
 use crate::network::options::Options;
-use crate::network::session::Server;
+use crate::network::server::Server;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{Attributes, Handle, Kind, Version};

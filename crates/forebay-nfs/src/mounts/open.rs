@@ -10,7 +10,7 @@ use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::Url;
 use crate::mounts::mount::{Mounted, Named};
 use crate::network::options::Options;
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::network::wire::try_out_at;
 use crate::protocol::status::Status;
 

@@ -6,25 +6,21 @@
 //! out for a minute, with the reason: its connections end, and what was under way there is sent again by the others.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, ErrorKind};
 use forebay_remote::endpoint::resolve;
-use forebay_remote::silence::SilenceClock;
-use forebay_remote::stop::{is_stopped, stopped};
-use forebay_verbs::{Domain, Why};
+use forebay_remote::stop::is_stopped;
+use forebay_verbs::Domain;
 
 use crate::lock;
-use crate::network::connect::{connect_from, end_unsent};
-use crate::network::exchange::Exchange;
+use crate::network::identity::Identity;
 use crate::network::job::FileTarget;
-use crate::network::opened::{OpenedFiles, Sample};
+use crate::network::opened::OpenedFiles;
 use crate::network::options::Options;
-use crate::network::same::{Identity, Unshown, same_files, same_server};
-use crate::network::session::Server;
 
 /// Further addresses of a server, at most: with the first as many as connections.
 pub const MOST_FURTHER: usize = 15;
@@ -53,17 +49,13 @@ pub(crate) struct Addresses {
     pub(crate) files: Mutex<OpenedFiles>,
     /// What connections over RDMA are of, by the number of the address: one for a NIC.
     pub(crate) domains: Mutex<Vec<(usize, Arc<dyn Domain>)>>,
-    pub(crate) tries_rdma: OnceLock<TriesRdma>,
     /// Called when an address leaves or returns.
     on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// How often one has returned.
-    returns: AtomicU64,
+    pub(super) returns: AtomicU64,
     /// When it was last looked whether one is due.
     pub(crate) looked: Mutex<Option<Instant>>,
 }
-
-/// Whether an address, by its number, takes RDMA: what connections do.
-pub(crate) type TriesRdma = fn(&Server, usize) -> Result<()>;
 
 impl fmt::Debug for Addresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,13 +89,29 @@ enum State {
     LeftOut(LeftOut, Instant),
 }
 
+/// Why a connection is of no use.
+pub(crate) enum Unshown {
+    /// The address is left out.
+    Not(Error),
+    /// Another NIC leads there than the one that is to be used.
+    Aside,
+    /// It cannot be said now.
+    Unclear,
+}
+
+impl From<Error> for Unshown {
+    fn from(error: Error) -> Self {
+        if is_stopped() { Self::Unclear } else { Self::Not(error) }
+    }
+}
+
 /// Where a connection leads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Destination {
     /// The number of a further address, how often that had been left when it was shown for this connection, and how often it is by now.
-    further: Option<(usize, u64, Arc<AtomicU64>)>,
+    pub(super) further: Option<(usize, u64, Arc<AtomicU64>)>,
     /// How often an address had returned.
-    returns: u64,
+    pub(super) returns: u64,
 }
 
 impl Destination {
@@ -268,7 +276,7 @@ impl Address {
     }
 
     /// How often it was left; `None`: it is not in use.
-    fn shown_since(&self) -> Option<u64> {
+    pub(super) fn shown_since(&self) -> Option<u64> {
         let state = lock(&self.state);
         matches!(*state, State::Shown).then(|| self.left.load(Ordering::SeqCst))
     }
@@ -314,134 +322,6 @@ impl Address {
             }
             _ => false,
         }
-    }
-
-    /// A connection on which the server was shown to be the same. `files`: what is to be compared in versions that do not say who it is.
-    pub(crate) fn connection(
-        &self,
-        server: &Server,
-        files: &[Sample],
-        port: u16,
-    ) -> Result<TcpStream, Unshown> {
-        let Some(socket) = self.socket() else { return Err(Unshown::Unclear) };
-        let options = &server.options;
-        options.check_network()?;
-        let options = Options {
-            connect: options.connect.min(CHECK_TIME),
-            first_answer: options.silence.min(CHECK_TIME),
-            silence: options.silence.min(CHECK_TIME),
-            deadline: Duration::ZERO,
-            ..options.clone()
-        };
-        let stream = connect_from(port, &[socket], &options, &server.clock)?;
-        // One that has shown all it was to show leaves its port, of which there are few below 1024, at once.
-        end_unsent(&stream);
-        // What another server says, or does not, is nothing of this one's.
-        let clock = SilenceClock::new(server.name.clone());
-        let mut exchange = Exchange::on(stream, socket, options, clock);
-        if server.version.has_session() {
-            same_server(server, &mut exchange)?;
-        } else {
-            same_files(server, &mut exchange, files)?;
-        }
-        exchange.into_stream().ok_or(Unshown::Unclear)
-    }
-}
-
-impl Server {
-    /// A connection for bytes, and where it leads. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
-    pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<(TcpStream, Destination)> {
-        if let Some((_, stream, destination)) = self.shown_in_turn(wire, port)? {
-            return Ok((stream, destination));
-        }
-        let destination = self.first_destination();
-        let stream = connect_from(port, &self.addresses, &self.options, &self.clock)?;
-        Ok((stream, destination))
-    }
-
-    fn first_destination(&self) -> Destination {
-        Destination { further: None, returns: self.further.returns.load(Ordering::SeqCst) }
-    }
-
-    /// The same over RDMA, by a function that takes the address; `None`: the first. The server shows over TCP who it is.
-    pub(crate) fn connect_by<T>(
-        self: &Arc<Self>,
-        wire: usize,
-        connect: impl Fn(Option<usize>) -> Result<T>,
-    ) -> Result<(T, Destination)> {
-        while let Some((index, _, destination)) = self.shown_in_turn(wire, 0)? {
-            match connect(Some(index)) {
-                // That is of this machine, and no other address helps.
-                Err(error) if Why::of(&error) == Some(Why::Memlock) => return Err(error),
-                Err(_) if is_stopped() => return Err(stopped()),
-                Err(error) => self.further.leave_out(index, &error),
-                Ok(connected) => return Ok((connected, destination)),
-            }
-        }
-        self.check_first()?;
-        let destination = self.first_destination();
-        connect(None).map(|connected| (connected, destination))
-    }
-
-    /// A further address with a connection on which it was just shown to be the server's, if a wire's turn is at one.
-    fn shown_in_turn(
-        self: &Arc<Self>,
-        wire: usize,
-        port: u16,
-    ) -> Result<Option<(usize, TcpStream, Destination)>> {
-        if self.further.is_empty() {
-            return Ok(None);
-        }
-        self.look_again();
-        let returns = self.further.returns.load(Ordering::SeqCst);
-        while let Some(index) = self.in_turn(wire) {
-            let address = &self.further.all[index];
-            let Some(left) = address.shown_since() else { continue };
-            let files: Vec<_> = lock(&self.further.files).last().into_iter().collect();
-            let found = address.connection(self, &files, port);
-            if is_stopped() {
-                return Err(stopped());
-            }
-            match found {
-                Ok(stream) => {
-                    let further = Some((index, left, address.left.clone()));
-                    let destination = Destination { further, returns };
-                    if !destination.is_left() {
-                        return Ok(Some((index, stream, destination)));
-                    }
-                }
-                Err(Unshown::Unclear) => break,
-                Err(why) => self.further.unshown(index, &why),
-            }
-        }
-        Ok(None)
-    }
-
-    /// The address for a connection; `None`: the first.
-    fn in_turn(&self, wire: usize) -> Option<usize> {
-        let (shown, first) = (self.further.shown(), usize::from(self.uses_first()));
-        let turn = wire % (first + shown.len()).max(1);
-        shown.get(turn.checked_sub(first)?).copied()
-    }
-
-    /// Whether a connection that has nothing to do is to end, since an address returned and the wire's turn is at another one.
-    pub(crate) fn is_surplus(&self, wire: usize, destination: &mut Destination) -> bool {
-        let returns = self.further.returns.load(Ordering::SeqCst);
-        if std::mem::replace(&mut destination.returns, returns) == returns {
-            return false;
-        }
-        self.in_turn(wire) != destination.further.as_ref().map(|(index, ..)| *index)
-    }
-
-    /// How many addresses are in use.
-    pub(crate) fn addresses_in_use(&self) -> usize {
-        usize::from(self.uses_first()) + self.further.shown().len()
-    }
-
-    /// Whether writes are durable at once, piece by piece: what one address has taken, a COMMIT at another need not make durable, and its
-    /// verifier may be another. A session is of one server.
-    pub(crate) fn writes_durably(&self) -> bool {
-        !self.further.is_empty() && !self.version.has_session()
     }
 }
 

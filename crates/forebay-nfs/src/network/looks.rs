@@ -11,9 +11,8 @@ use forebay_remote::endpoint::resolve;
 use forebay_sys::threads;
 
 use crate::lock;
-use crate::network::addresses::{Address, Looks, MOST_FURTHER, TriesRdma};
-use crate::network::same::Unshown;
-use crate::network::session::Server;
+use crate::network::addresses::{Address, Looks, MOST_FURTHER, Unshown};
+use crate::network::server::{Server, TriesRdma};
 use crate::protocol::handle::{Attributes, Handle};
 
 /// How often it is looked, while calls are made, whether an address is due again.
@@ -26,7 +25,7 @@ impl Server {
         if self.further.is_empty() {
             return;
         }
-        self.further.tries_rdma.get_or_init(|| tries_rdma);
+        self.tries_rdma.get_or_init(|| tries_rdma);
         let file = lock(&self.further.files).opened((*handle, *facts));
         self.look(Looks::Opened(file));
         self.look_again();

@@ -3,11 +3,14 @@
 pub(crate) mod addresses;
 pub(crate) mod connect;
 pub(crate) mod exchange;
+mod identity;
 pub(crate) mod job;
 mod looks;
 mod nics;
 mod opened;
 pub(crate) mod options;
 mod same;
-pub(crate) mod session;
+pub(crate) mod server;
+mod session;
+mod turns;
 pub(crate) mod wire;

@@ -7,9 +7,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{Device, Domain, Route, Why};
 
 use crate::lock;
-use crate::network::addresses::CHECK_TIME;
-use crate::network::same::Unshown;
-use crate::network::session::Server;
+use crate::network::addresses::{CHECK_TIME, Unshown};
+use crate::network::server::Server;
 
 impl Server {
     /// The NIC that is to be used, if not all are.
@@ -104,7 +103,7 @@ impl Server {
         if self.nic().is_some_and(|nic| nic != domain.device().name) {
             return Err(Unshown::Aside);
         }
-        let Some(tries) = self.further.tries_rdma.get() else { return Err(Unshown::Unclear) };
+        let Some(tries) = self.tries_rdma.get() else { return Err(Unshown::Unclear) };
         Ok(tries(self, index)?)
     }
 }

@@ -3,55 +3,23 @@
 //! there, and that the files are the same.
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_remote::stop::is_stopped;
 
+use crate::network::addresses::Unshown;
 use crate::network::exchange::Exchange;
+use crate::network::identity::Identity;
 use crate::network::opened::Sample;
-use crate::network::session::{Server, get_look, put_look};
+use crate::network::server::Server;
+use crate::network::session::{get_look, put_look};
 use crate::protocol::handle::{Attributes, Handle, Version};
 use crate::protocol::status::Status;
 use crate::protocol::v3;
-use crate::protocol::v4::{self, ClientId, Granted};
+use crate::protocol::v4::{self, Granted};
 
 /// How often a file is looked at that may just be changing.
 const LOOKS: u32 = 3;
 
 /// What is done when an address is looked at.
 const LOOKING: &str = "cannot look at the address";
-
-/// This client as its server knows it, and the server by its own word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    verifier: [u8; 8],
-    owner: Vec<u8>,
-    pub(crate) client: u64,
-    minor: u64,
-    major: Vec<u8>,
-    scope: Vec<u8>,
-}
-
-impl Identity {
-    pub(crate) fn new(verifier: [u8; 8], owner: &[u8], told: ClientId<'_>) -> Self {
-        let (owner, major, scope) = (owner.to_vec(), told.major.to_vec(), told.scope.to_vec());
-        Self { verifier, owner, client: told.client, minor: told.minor, major, scope }
-    }
-}
-
-/// Why a connection is of no use.
-pub(crate) enum Unshown {
-    /// The address is left out.
-    Not(Error),
-    /// Another NIC leads there than the one that is to be used.
-    Aside,
-    /// It cannot be said now.
-    Unclear,
-}
-
-impl From<Error> for Unshown {
-    fn from(error: Error) -> Self {
-        if is_stopped() { Self::Unclear } else { Self::Not(error) }
-    }
-}
 
 /// Whether the server at the other end says that it is the same, and knows the session. What it says no to may be over meanwhile: a
 /// restarted server knows nobody. The session is looked at by the first address, and made anew where it is lost; then it is asked again.

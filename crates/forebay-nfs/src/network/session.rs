@@ -1,109 +1,26 @@
-//! The server as a whole: its version, and the calls that carry no bytes of files. Version 4.1 and later want a session, which all
+//! The calls to a server that carry no bytes of files. Version 4.1 and later want a session, which all
 //! connections share: each call of theirs stands in a slot of its own.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_remote::process::ProcessId;
 use forebay_remote::retry::RetryBudget;
-use forebay_remote::silence::{SilenceClock, WaitLimits};
-use forebay_remote::stop;
-use forebay_sys::threads;
-use forebay_verbs::{Domain, Route, Stop};
 
 use crate::lock;
-use crate::network::addresses::Addresses;
 use crate::network::exchange::Exchange;
-use crate::network::options::{Options, Rdma};
-use crate::network::same::Identity;
+use crate::network::identity::Identity;
+use crate::network::server::{Control, Server, Session};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
-use crate::protocol::rpc::{Credential, random};
+use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
 use crate::protocol::v4::{self, Granted, SequenceSlot, op};
 use crate::protocol::xdr::{Reader, Writer};
 
-/// A server in one version, for one user.
-#[derive(Debug)]
-pub(crate) struct Server {
-    pub(crate) name: String,
-    /// Where calls without bytes go: the first that takes a connection.
-    pub(crate) addresses: Vec<SocketAddr>,
-    /// Where bytes may go, too.
-    pub(crate) further: Addresses,
-    pub(crate) version: Version,
-    pub(crate) who: Credential,
-    pub(crate) options: Options,
-    /// How long it has been silent.
-    pub(crate) clock: Arc<SilenceClock>,
-    control: Arc<Mutex<Control>>,
-    session: Mutex<Session>,
-    /// What connections over RDMA are of, and memory that is registered for all of them.
-    domain: Mutex<Option<Arc<dyn Domain>>>,
-    /// The process that made it.
-    process: ProcessId,
-    /// How long each answer is waited for that ends the session, in milliseconds.
-    patience: AtomicU64,
-    /// Its mountd takes calls from ports below 1024 alone.
-    pub(crate) asks_low_port: AtomicBool,
-}
-
-#[derive(Debug)]
-struct Control {
-    exchange: Exchange,
-    /// Number of the last call in slot 0, and the session that it was of.
-    sequence: (u32, u32),
-    client: u64,
-    /// Its end is that of the thread that ends a connection that nothing uses.
-    idle_thread: Option<Sender<()>>,
-}
-
-impl Control {
-    /// Starts a thread that ends the connection when nothing has used it for so long, and ends with it, or with the server.
-    fn end_when_idle(control: &Arc<Mutex<Self>>, idle: Duration) -> Option<Sender<()>> {
-        let (end, ended) = channel();
-        let control = Arc::downgrade(control);
-        let body = move || {
-            let mut left = idle;
-            while ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
-                && let Some(control) = control.upgrade()
-            {
-                let mut control = lock(&control);
-                match control.exchange.end_idle(idle) {
-                    Some(more) => left = more,
-                    None => return control.idle_thread = None,
-                }
-            }
-        };
-        threads::spawn("forebay-control", body).is_ok().then_some(end)
-    }
-}
-
-/// A session; each has another epoch. The first is 1.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Session {
-    pub(crate) epoch: u32,
-    pub(crate) granted: Option<Granted>,
-}
-
-impl Session {
-    /// What fits into its calls.
-    pub(crate) fn limits(&self) -> Limits {
-        let fits = |room: u32| u64::from(room.saturating_sub(1024));
-        let room = self.granted.map_or((u32::MAX, u32::MAX), |granted| (granted.reply, granted.call));
-        Limits::of_told(fits(room.0), fits(room.1))
-    }
-}
-
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
 
-/// How long its end waits for a connection, and for each reply, where a caller waits meanwhile.
-const ENDING_PATIENCE: Duration = Duration::from_millis(250);
 /// When a file is looked at.
 const LOOKING: &str = "cannot look at the file";
 
@@ -111,92 +28,9 @@ const LOOKING: &str = "cannot look at the file";
 const ENDING: &str = "cannot end a session";
 
 impl Server {
-    /// Nothing is sent yet.
-    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
-        let clock = SilenceClock::new(name.clone());
-        let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());
-        let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
-        let further = Addresses::new(&options, &addresses);
-        Self {
-            name,
-            addresses,
-            further,
-            version,
-            who: Credential::of_process(),
-            options,
-            clock,
-            control: Arc::new(Mutex::new(control)),
-            session: Mutex::default(),
-            domain: Mutex::default(),
-            process: ProcessId::current(),
-            patience: AtomicU64::new(ENDING_PATIENCE.as_millis() as u64),
-            asks_low_port: AtomicBool::new(false),
-        }
-    }
-
-    /// Its port.
-    pub(crate) fn port(&self) -> u16 {
-        self.addresses.first().map_or(0, SocketAddr::port)
-    }
-
-    /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
-    /// looked at when a file is opened anew.
-    pub(crate) fn time_to_keep(&self) -> Duration {
-        if self.clock.is_answering() && self.further.left_out().is_empty() {
-            self.options.keep
-        } else {
-            Duration::ZERO
-        }
-    }
-
     /// Whether its end asks it something.
     pub(crate) fn has_session_to_end(&self) -> bool {
         self.session().granted.is_some() && self.clock.is_answering()
-    }
-
-    /// How long each answer is waited for that ends the session.
-    pub(crate) fn set_patience(&self, patience: Duration) {
-        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
-    }
-
-    /// How long the server may be silent while calls wait, and how long these are sent again.
-    pub(crate) fn wait_limits(&self) -> WaitLimits {
-        self.clock.limits(self.options.wait_limits())
-    }
-
-    /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
-    pub(crate) fn record_duration(&self, duration: Duration) {
-        self.clock.record_duration(duration);
-    }
-
-    /// Where the server takes RDMA.
-    pub(crate) fn rdma_address(&self) -> Result<(&Rdma, SocketAddr)> {
-        let nothing = || Error::new(ErrorKind::Unsupported, "bytes of this server do not go by RDMA");
-        let rdma = self.options.rdma.as_ref().ok_or_else(nothing)?;
-        let own = self.addresses.first().map(SocketAddr::ip);
-        let address = rdma.address.or(own).ok_or_else(nothing)?;
-        Ok((rdma, SocketAddr::new(address, rdma.port)))
-    }
-
-    /// The protection domain of connections to its first address, opened when it is first needed.
-    pub(crate) fn domain(&self) -> Result<Arc<dyn Domain>> {
-        let mut kept = lock(&self.domain);
-        if let Some(domain) = &*kept {
-            return Ok(domain.clone());
-        }
-        let (rdma, to) = self.rdma_address()?;
-        self.options.check_network()?;
-        let stop = Stop::when(stop::is_stopped);
-        let route = Route { timeout: self.options.connect, stop, ..Route::to(to) };
-        let domain = rdma.fabric.open(&route)?;
-        *kept = Some(domain.clone());
-        Ok(domain)
-    }
-
-    /// The device is gone: the next connection opens one anew, and nothing that was registered before is of use.
-    pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
-        lock(&self.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
-        self.further.forget_domain(domain);
     }
 
     /// The present session.
@@ -233,15 +67,6 @@ impl Server {
     pub(crate) fn limits(&self, told: Limits) -> Limits {
         let fits = self.session().limits();
         Limits { read: told.read.min(fits.read), write: told.write.min(fits.write) }
-    }
-
-    /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.
-    fn control(&self) -> MutexGuard<'_, Control> {
-        let mut control = lock(&self.control);
-        if control.idle_thread.is_none() {
-            control.idle_thread = Control::end_when_idle(&self.control, self.options.idle);
-        }
-        control
     }
 
     /// Makes a session if there is none, or in place of the one of `epoch`, which is lost.
@@ -583,6 +408,7 @@ impl Drop for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::options::Options;
 
     /// Nothing listens there.
     #[test]

@@ -1,7 +1,6 @@
 //! A connection, over TCP or RDMA. The thread that has a call sends it, as far as that goes at once; a thread of the wire's own
 //! receives, sends the rest, and makes the connection anew when it is lost.
 
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -11,24 +10,18 @@ use forebay_remote::retry::RetryPauses;
 use forebay_remote::stop;
 use forebay_sys::threads;
 
+use super::link::Link;
 use super::liveness::CHECK_INTERVAL;
 use super::queue::{CallQueue, Counters};
-use super::rdma::RdmaLink;
-use super::replies::{Lost, ReplyBatch};
+use super::replies::Lost;
 use super::signal::Signal;
-use super::table::{Call, CallState, Table};
-use super::tcp;
+use super::table::Table;
 use crate::lock;
 use crate::network::addresses::Destination;
-use crate::network::connect::lacks_low_port;
 use crate::network::exchange::{LOOK, NO_ANSWER};
 use crate::network::job::{Job, Next, Part};
-use crate::network::session::Server;
+use crate::network::server::Server;
 use crate::protocol::handle::Limits;
-use crate::protocol::io_call::Reply;
-use crate::protocol::status::Status;
-use crate::protocol::v4::SequenceSlot;
-use crate::protocol::xdr::Malformed;
 
 /// How many connections in a row may end by a malformed reply before calls fail.
 const MAX_BAD_REPLIES: u32 = 4;
@@ -76,19 +69,12 @@ pub(super) struct State {
     pub(super) is_closing: bool,
 }
 
-/// What carries the calls.
-pub(super) enum Link {
-    Tcp(TcpStream),
-    Rdma(RdmaLink),
-}
-
 impl State {
     /// Whether something is left to send that no reply will set in motion.
     fn needs_thread(&self) -> bool {
         match &self.link {
             Some(_) if self.destination.is_left() => true,
-            Some(Link::Tcp(_)) => self.table.first_to_send().is_some(),
-            Some(Link::Rdma(link)) => link.is_stuck(),
+            Some(link) => link.needs_thread(&self.table),
             // What makes the connection sends. A thread that stands aside gives the call to another wire.
             None => self.is_refused && self.table.first_to_send().is_some(),
         }
@@ -96,9 +82,17 @@ impl State {
 
     /// Bytes of calls that have reached the server's side, where that can be known.
     pub(super) fn bytes_taken(&self) -> u64 {
-        match &self.link {
-            Some(Link::Tcp(stream)) => tcp::bytes_taken(stream, &self.table),
-            _ => 0,
+        self.link.as_ref().map_or(0, |link| link.bytes_taken(&self.table))
+    }
+
+    /// Sends what can be sent at once: nothing to an address that was left, which the thread sees.
+    #[inline]
+    pub(super) fn send_queued(&mut self) {
+        if self.table.first_to_send().is_some()
+            && !self.destination.is_left()
+            && let Some(link) = &mut self.link
+        {
+            link.send_queued(&mut self.table);
         }
     }
 }
@@ -171,6 +165,14 @@ impl Shared {
         self.feed();
     }
 
+    /// Does what comes after the end of a part.
+    pub(super) fn follow(self: &Arc<Self>, job: &Arc<Job>, next: Next) {
+        match next {
+            Next::Again => self.push(job.clone(), Instant::now()),
+            next => next.complete(),
+        }
+    }
+
     /// Whether other wires have connections; and whether some are being made.
     pub(super) fn others(&self, wire: &Wire) -> (bool, bool) {
         let mut found = (false, false);
@@ -236,6 +238,11 @@ impl Wire {
         self.busy() < self.room.load(Ordering::Relaxed)
     }
 
+    /// Whether an entry whose call was answered may have another one.
+    pub(super) fn keeps_entries(&self) -> bool {
+        self.busy() <= self.room.load(Ordering::Relaxed)
+    }
+
     /// Keeps entries for calls, at most `most`; how many.
     pub(crate) fn reserve(&self, most: usize) -> usize {
         let room = self.room.load(Ordering::Relaxed);
@@ -258,7 +265,7 @@ impl Wire {
             let put = table.free().and_then(|index| table.put(&self.server, index, (job.clone(), part), now));
             refused.extend(put.err().map(|malformed| (job, Error::from(malformed))));
         });
-        send_queued(&mut state);
+        state.send_queued();
         let is_woken = state.needs_thread() || (state.sleeps_idle && !state.table.is_idle());
         let woken = is_woken.then(|| state.signal.clone());
         state.sleeps_idle &= !is_woken;
@@ -278,7 +285,7 @@ impl Wire {
         self.release(reserved - taken + refused.len());
         for (job, error) in refused {
             let next = job.ended(Some(error));
-            follow(shared, &job, next);
+            shared.follow(&job, next);
         }
         if let Some(signal) = woken {
             signal.wake();
@@ -375,7 +382,7 @@ impl Wire {
         shared.traffic.resent.fetch_add(again as u64, Ordering::Relaxed);
         (state.link, state.destination) = (link, destination);
         (state.is_refused, state.sleeps_idle) = (false, false);
-        send_queued(&mut state);
+        state.send_queued();
     }
 
     /// Whether the connection may be used, behind a pause: its address may have been left, or there are others again.
@@ -387,210 +394,5 @@ impl Wire {
             return Err(Lost::Idle);
         }
         Ok(())
-    }
-
-    /// The call that a reply is of, which is being received from now on.
-    pub(super) fn claim(&self, xid: u32) -> Result<Option<(usize, Part, Option<SequenceSlot>)>, Malformed> {
-        let mut state = lock(&self.state);
-        let Some(index) = state.table.find(xid)? else { return Ok(None) };
-        let call = &mut state.table.calls[index];
-        call.state = CallState::Receiving;
-        Ok(call.part.map(|part| (index, part, call.place)))
-    }
-
-    /// Goes on with a call that was answered. What it makes is sent by the next [`send_queued`].
-    pub(super) fn answered(
-        &self,
-        shared: &Shared,
-        state: &mut State,
-        (index, reply): (usize, Reply),
-        batch: &mut ReplyBatch,
-    ) {
-        let traffic = &shared.traffic;
-        state.table.count_reply();
-        batch.liveness.answered();
-        // Otherwise it is told with the others, when it is looked how long calls have waited.
-        if self.server.clock.is_in_doubt() {
-            self.server.clock.heard(batch.last_reply);
-        }
-        match reply {
-            Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
-            Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
-            _ => 0,
-        };
-        if let Some(Link::Rdma(link)) = &mut state.link {
-            // The server reaches the memory no more: by its key, or by any key of a connection that is gone.
-            batch.kept_key = link.release(index).err();
-            if batch.kept_key.is_some() {
-                state.link = None;
-            }
-        }
-        let (error, next) = match reply {
-            Reply::Failed(status) | Reply::SequenceRefused(status) if status.is_to_wait() => {
-                if matches!(reply, Reply::SequenceRefused(_)) {
-                    state.table.take_back_place(index);
-                }
-                if state.table.calls[index].began.elapsed() < self.server.options.deadline {
-                    traffic.waited.fetch_add(1, Ordering::Relaxed);
-                    state.table.park(index);
-                    return;
-                }
-                (Some(status.error(doing(state, index), self.server.who.uid())), None)
-            }
-            Reply::Failed(status) | Reply::SequenceRefused(status)
-                if status.is_session_lost()
-                    && self.server.version.has_session()
-                    && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
-            {
-                batch.lost_session = Some(state.table.calls[index].epoch());
-                state.table.again(index);
-                return;
-            }
-            Reply::Failed(status) | Reply::SequenceRefused(status)
-                if status.is_uncached()
-                    && state.table.calls[index].began.elapsed() < self.server.options.deadline =>
-            {
-                state.table.again(index);
-                return;
-            }
-            Reply::Failed(status) | Reply::SequenceRefused(status) => {
-                (Some(self.error(state, index, status)), None)
-            }
-            Reply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
-            moved => {
-                let has_entry = self.busy() <= self.room.load(Ordering::Relaxed);
-                let limits = (has_entry && !shared.queue.has_parts()).then_some(shared.limits);
-                match state.table.note_reply(index, moved, limits, batch.last_reply) {
-                    None => match state.table.ask(&self.server, index, batch.last_reply) {
-                        Ok(()) => return,
-                        // The entry has the bytes of the call before, which must not be sent again for this part.
-                        Err(malformed) => (Some(malformed.into()), None),
-                    },
-                    next => (None, next),
-                }
-            }
-        };
-        if let Some(job) = state.table.end(index) {
-            batch.end(job, |job| next.unwrap_or_else(|| job.ended(error)));
-        }
-        self.refill(shared, state, index, batch);
-    }
-
-    /// The error of a call that failed with this status.
-    fn error(&self, state: &State, index: usize, status: Status) -> Error {
-        let doing = doing(state, index);
-        match &state.link {
-            Some(Link::Tcp(stream))
-                if status.is_refusal() && self.server.options.low_ports && lacks_low_port(stream) =>
-            {
-                Status::without_low_port(doing)
-            }
-            _ => status.error(doing, self.server.who.uid()),
-        }
-    }
-
-    /// Gives a free entry to the next part that waits.
-    #[inline]
-    fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
-        if !shared.queue.is_empty() && self.busy() <= self.room.load(Ordering::Relaxed) {
-            let mut put = Ok(false);
-            shared.queue.take(1, shared.limits, |job, part| {
-                put = state
-                    .table
-                    .put(&self.server, index, (job.clone(), part), batch.last_reply)
-                    .map(|()| true);
-                if let Err(malformed) = put {
-                    batch.end(job, |job| job.ended(Some(malformed.into())));
-                }
-            });
-            if put == Ok(true) {
-                return;
-            }
-        }
-        self.release(1);
-        // Room is made before what waits is looked for: see `Shared::feed`.
-        batch.made_room |= !shared.queue.is_empty();
-    }
-
-    /// Does what a batch left. The next calls have gone: a wire that has nothing to do waits for nobody.
-    pub(super) fn finish(&self, shared: &Arc<Shared>, batch: &mut ReplyBatch) -> Result<(), Lost> {
-        if std::mem::take(&mut batch.made_room) {
-            shared.feed();
-        }
-        for (job, next) in batch.ended.drain(..) {
-            follow(shared, &job, next);
-        }
-        batch.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
-    }
-
-    /// Ends all calls with an error. There is no connection.
-    fn fail_all(&self, shared: &Arc<Shared>, error: &Error) {
-        self.fail(shared, |_| true, error);
-    }
-
-    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
-    /// What was asked for since has its own time. There is no connection.
-    fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
-        let (now, limits, clock) = (Instant::now(), self.server.wait_limits(), &self.server.clock);
-        if clock.is_given_up(now, limits) {
-            shared.queue.fail(error, |job| clock.gives_up(job.asked(), now, limits));
-        }
-        let is_over = |call: &Call| {
-            now.saturating_duration_since(call.began) >= limits.deadline
-                || clock.gives_up(call.began, now, limits)
-        };
-        self.fail(shared, is_over, error);
-    }
-
-    /// Ends some calls with an error. There is no connection.
-    pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&Call) -> bool, error: &Error) {
-        let now = Instant::now();
-        for index in 0..self.depth {
-            let ended = {
-                let mut state = lock(&self.state);
-                let call = &state.table.calls[index];
-                // A caller that was just told may have begun another one.
-                if call.state == CallState::Free || call.began > now || !which(call) {
-                    continue;
-                }
-                state.table.end(index)
-            };
-            self.release(1);
-            if let Some(job) = ended {
-                let next = job.ended(Some(error.clone()));
-                follow(shared, &job, next);
-            }
-        }
-        shared.feed();
-    }
-}
-
-/// What comes after the end of a part.
-fn follow(shared: &Arc<Shared>, job: &Arc<Job>, next: Next) {
-    match next {
-        Next::Again => shared.push(job.clone(), Instant::now()),
-        next => next.complete(),
-    }
-}
-
-fn doing(state: &State, index: usize) -> &'static str {
-    use crate::protocol::io_call::Operation;
-    match state.table.calls[index].part.map(|part| part.io.operation) {
-        Some(Operation::Write { .. }) => "cannot write",
-        Some(Operation::Commit) => "cannot make the file durable",
-        _ => "cannot read",
-    }
-}
-
-/// Sends what can be sent at once: nothing to an address that was left, which the thread sees.
-#[inline]
-pub(super) fn send_queued(state: &mut State) {
-    if state.table.first_to_send().is_none() || state.destination.is_left() {
-        return;
-    }
-    match &mut state.link {
-        Some(Link::Tcp(stream)) => tcp::send_queued(stream, &mut state.table),
-        Some(Link::Rdma(link)) => link.send_queued(&mut state.table),
-        None => {}
     }
 }

@@ -1,11 +1,15 @@
 //! Connections: calls under way on them, sent again when they are lost, parked when the server asks for it.
 
 mod base;
+mod call;
 mod call_region;
 mod input;
+mod link;
 mod liveness;
+mod outcome;
 mod queue;
 mod rdma;
+mod rdma_link;
 mod read_reply;
 mod replies;
 mod signal;
@@ -14,5 +18,5 @@ mod tcp;
 mod waiting;
 
 pub(crate) use base::Shared;
-pub use rdma::takes_rdma;
-pub(crate) use rdma::{try_out, try_out_at};
+pub use rdma_link::takes_rdma;
+pub(crate) use rdma_link::{try_out, try_out_at};

@@ -6,63 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_remote::retry::RetryPauses;
-use forebay_verbs::{Domain, RegisteredMemory};
 
-use crate::network::job::{FileTarget, Job, Next, Part};
-use crate::network::session::{Server, Session};
+use super::call::{Call, CallState, HEADER, RDMA_HEADER, Ranges};
+use crate::network::job::{Job, Next, Part};
+use crate::network::server::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
-use crate::protocol::io_call::{IoCall, Operation, Reply};
+use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rpc::next_xid;
 use crate::protocol::v4::SequenceSlot;
-use crate::protocol::xdr::{Malformed, Writer, pad};
-
-/// The most bytes of a call before the bytes of a WRITE: record mark, header, credential, handle, place in a session.
-const HEADER: usize = 640;
-
-/// Room in front of it for the header of RDMA.
-const RDMA_HEADER: usize = 64;
-
-/// What a call does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CallState {
-    /// Free.
-    Free,
-    /// To be sent, or partly sent.
-    Queued,
-    /// Waits for its reply.
-    Sent,
-    /// Its reply is being received.
-    Receiving,
-    /// To be sent again then.
-    Parked(Instant),
-}
-
-/// A call with its bytes.
-pub(crate) struct Call {
-    pub(crate) xid: u32,
-    pub(crate) state: CallState,
-    pub(crate) part: Option<Part>,
-    pub(crate) job: Option<Arc<Job>>,
-    pub(crate) place: Option<SequenceSlot>,
-    header: [u8; RDMA_HEADER + HEADER],
-    /// The file, where the header is that of a READ of version 3: the next one of it differs in number and range alone.
-    reads: Option<Arc<FileTarget>>,
-    /// Of the header, without what RDMA puts in front.
-    len: usize,
-    /// Bytes that were sent.
-    sent: usize,
-    /// The session, and the number of the last call in its slot.
-    sequence: (u32, u32),
-    /// A connection before has sent it: the server may have seen it, and its number.
-    is_known: bool,
-    /// When it last got anywhere.
-    pub(crate) began: Instant,
-    /// When it was last put among those to be sent.
-    asked: Instant,
-    /// Replies to calls of its wire until then.
-    answered_before: u64,
-    pauses: RetryPauses,
-}
+use crate::protocol::xdr::{Malformed, Writer};
 
 /// The calls of a wire.
 pub(crate) struct Table {
@@ -83,9 +35,6 @@ pub(crate) struct Table {
     /// Bytes that the socket has taken, where calls are sent by one: of this connection.
     sent: u64,
 }
-
-/// What to send next of a call: up to three ranges.
-pub(crate) type Ranges = [(*const u8, usize); 3];
 
 impl Table {
     pub(crate) fn new(depth: usize, wire: (usize, usize)) -> Self {
@@ -445,84 +394,13 @@ impl Table {
     }
 }
 
-impl Call {
-    /// Makes the header that of a READ of another range of the same file: number and range stand at both its ends.
-    fn read_another(&mut self, io: IoCall) {
-        let (xid, call) = (self.xid, &mut self.header[RDMA_HEADER + 4..RDMA_HEADER + self.len]);
-        if let Some(place) = call.first_chunk_mut() {
-            *place = xid.to_be_bytes();
-        }
-        if let Some(place) = call.last_chunk_mut::<12>() {
-            place[..8].copy_from_slice(&io.offset.to_be_bytes());
-            place[8..].copy_from_slice(&io.count.to_be_bytes());
-        }
-    }
-
-    /// Bytes of the call without a record mark, and without those of a WRITE.
-    pub(crate) const fn message_len(&self) -> usize {
-        self.len - 4
-    }
-
-    /// Where the header of RDMA goes, which has `len` bytes: in front of the call, over the record mark.
-    pub(crate) fn rdma_header(&mut self, len: usize) -> &mut [u8] {
-        &mut self.header[RDMA_HEADER + 4 - len..RDMA_HEADER + 4]
-    }
-
-    /// The call behind a header of RDMA, without the bytes of a WRITE.
-    pub(crate) fn message(&self, header_len: usize) -> &[u8] {
-        &self.header[RDMA_HEADER + 4 - header_len..RDMA_HEADER + self.len]
-    }
-
-    /// The session that it was asked in.
-    pub(crate) const fn epoch(&self) -> u32 {
-        self.sequence.0
-    }
-
-    /// The memory of its bytes, where that was registered before.
-    pub(crate) fn registered(&self) -> Option<&RegisteredMemory> {
-        self.job.as_ref()?.registered()
-    }
-
-    /// Whether connections of a domain reach the memory of its bytes.
-    pub(crate) fn is_of(&self, domain: &Arc<dyn Domain>) -> bool {
-        self.registered().is_none_or(|registered| registered.is_of(domain))
-    }
-
-    /// Bytes of a WRITE, with their pad.
-    fn payload(&self) -> usize {
-        match &self.part {
-            Some(part) if matches!(part.io.operation, Operation::Write { .. }) => {
-                let count = part.io.count as usize;
-                count + pad(count)
-            }
-            _ => 0,
-        }
-    }
-
-    /// What was not sent yet: of the header, of the bytes, of the pad.
-    fn left(&self) -> Ranges {
-        let count = self.part.as_ref().map_or(0, |part| part.io.count as usize).min(self.payload());
-        let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.buffer.cast_const());
-        let parts = [
-            (self.header[RDMA_HEADER..].as_ptr(), self.len),
-            (buffer, count),
-            ([0u8; 3].as_slice().as_ptr(), self.payload() - count),
-        ];
-        let mut sent = self.sent;
-        parts.map(|(start, len)| {
-            let done = sent.min(len);
-            sent -= done;
-            (start.wrapping_add(done), len - done)
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::job::{Direction, Request};
+    use crate::network::job::{Direction, FileTarget, Request};
     use crate::network::options::Options;
     use crate::protocol::handle::Handle;
+    use crate::protocol::io_call::IoCall;
 
     fn job(file: Arc<FileTarget>) -> Arc<Job> {
         let request = Request {

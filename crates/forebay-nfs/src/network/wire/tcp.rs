@@ -2,21 +2,19 @@
 
 use std::io::IoSliceMut;
 use std::mem::take;
-use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
-
-use super::base::{self, Link, Shared, Wire};
-use super::input::{Input, Stream};
-use super::replies::{Lost, ReplyBatch, WakeReason};
-use super::signal::Signal;
-use super::table::Table;
 use forebay_remote::endpoint::abort;
 
+use super::base::{Shared, Wire};
+use super::input::{Input, Stream};
+use super::link::Link;
+use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::signal::Signal;
 use crate::lock;
 use crate::network::addresses::Destination;
 use crate::network::connect::{end_in_order, end_unsent, has_low_port, keep_alive};
@@ -112,40 +110,12 @@ impl Wire {
         let checked = {
             let mut state = lock(&self.state);
             self.answered(shared, &mut state, (index, reply), &mut link.batch);
-            base::send_queued(&mut state);
+            state.send_queued();
             self.check(&mut state, &mut link.batch)
         };
         self.finish(shared, &mut link.batch)?;
         checked
     }
-}
-
-/// Sends what the socket takes at once. An error shows when the thread receives.
-pub(super) fn send_queued(stream: &TcpStream, table: &mut Table) {
-    let fd = stream.as_raw_fd();
-    while let Some(ranges) = table.next_to_send() {
-        let mut list =
-            ranges.map(|(start, len)| libc::iovec { iov_base: start.cast_mut().cast(), iov_len: len });
-        // SAFETY: all-zero bytes are a valid msghdr; the ranges are of the call's header and of memory that its request lends it.
-        let sent = unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            message.msg_iov = list.as_mut_ptr();
-            message.msg_iovlen = list.len();
-            libc::sendmsg(fd, &message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
-        };
-        match usize::try_from(sent) {
-            Ok(bytes) => table.has_sent(bytes),
-            Err(_) => break,
-        }
-    }
-}
-
-/// Bytes of calls that have reached the server's side: what the socket took, and does not keep any more.
-pub(super) fn bytes_taken(stream: &TcpStream, table: &Table) -> u64 {
-    let mut kept: libc::c_int = 0;
-    // SAFETY: an integer of ours.
-    let told = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut kept) };
-    if told == 0 { table.sent().saturating_sub(u64::from(kept.unsigned_abs())) } else { 0 }
 }
 
 /// The socket as the thread sees it.
@@ -197,7 +167,7 @@ impl Socket<'_> {
                     return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
                 }
                 self.wire.check_destination(&mut state)?;
-                base::send_queued(&mut state);
+                state.send_queued();
                 let limit = self.wire.next_wait(&mut state, &mut self.batch, reason, idle_since)?;
                 (state.table.first_to_send().is_some(), limit)
             };

@@ -1,0 +1,195 @@
+//! A server: its addresses, what it is spoken to by, and what is known of it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::process::ProcessId;
+use forebay_remote::silence::{SilenceClock, WaitLimits};
+use forebay_remote::stop;
+use forebay_sys::threads;
+use forebay_verbs::{Domain, Route, Stop};
+
+use crate::lock;
+use crate::network::addresses::Addresses;
+use crate::network::exchange::Exchange;
+use crate::network::options::{Options, Rdma};
+use crate::protocol::handle::{Limits, Version};
+use crate::protocol::rpc::Credential;
+use crate::protocol::v4::Granted;
+
+/// A server in one version, for one user.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) name: String,
+    /// Where calls without bytes go: the first that takes a connection.
+    pub(crate) addresses: Vec<SocketAddr>,
+    /// Where bytes may go, too.
+    pub(crate) further: Addresses,
+    pub(crate) version: Version,
+    pub(crate) who: Credential,
+    pub(crate) options: Options,
+    /// How long it has been silent.
+    pub(crate) clock: Arc<SilenceClock>,
+    pub(super) control: Arc<Mutex<Control>>,
+    pub(super) session: Mutex<Session>,
+    /// What connections over RDMA are of, and memory that is registered for all of them.
+    domain: Mutex<Option<Arc<dyn Domain>>>,
+    /// The process that made it.
+    pub(super) process: ProcessId,
+    /// How long each answer is waited for that ends the session, in milliseconds.
+    pub(super) patience: AtomicU64,
+    pub(super) tries_rdma: OnceLock<TriesRdma>,
+    /// Its mountd takes calls from ports below 1024 alone.
+    pub(crate) asks_low_port: AtomicBool,
+}
+
+/// Whether a further address, by its number, takes RDMA: what connections do.
+pub(crate) type TriesRdma = fn(&Server, usize) -> Result<()>;
+
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) exchange: Exchange,
+    /// Number of the last call in slot 0, and the session that it was of.
+    pub(super) sequence: (u32, u32),
+    pub(super) client: u64,
+    /// Its end is that of the thread that ends a connection that nothing uses.
+    idle_thread: Option<Sender<()>>,
+}
+
+impl Control {
+    /// Starts a thread that ends the connection when nothing has used it for so long, and ends with it, or with the server.
+    fn end_when_idle(control: &Arc<Mutex<Self>>, idle: Duration) -> Option<Sender<()>> {
+        let (end, ended) = channel();
+        let control = Arc::downgrade(control);
+        let body = move || {
+            let mut left = idle;
+            while ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout)
+                && let Some(control) = control.upgrade()
+            {
+                let mut control = lock(&control);
+                match control.exchange.end_idle(idle) {
+                    Some(more) => left = more,
+                    None => return control.idle_thread = None,
+                }
+            }
+        };
+        threads::spawn("forebay-control", body).is_ok().then_some(end)
+    }
+}
+
+/// A session; each has another epoch. The first is 1.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) epoch: u32,
+    pub(crate) granted: Option<Granted>,
+}
+
+impl Session {
+    /// What fits into its calls.
+    pub(crate) fn limits(&self) -> Limits {
+        let fits = |room: u32| u64::from(room.saturating_sub(1024));
+        let room = self.granted.map_or((u32::MAX, u32::MAX), |granted| (granted.reply, granted.call));
+        Limits::of_told(fits(room.0), fits(room.1))
+    }
+}
+
+/// How long its end waits for a connection, and for each reply, where a caller waits meanwhile.
+const ENDING_PATIENCE: Duration = Duration::from_millis(250);
+impl Server {
+    /// Nothing is sent yet.
+    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
+        let clock = SilenceClock::new(name.clone());
+        let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());
+        let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
+        let further = Addresses::new(&options, &addresses);
+        Self {
+            name,
+            addresses,
+            further,
+            version,
+            who: Credential::of_process(),
+            options,
+            clock,
+            control: Arc::new(Mutex::new(control)),
+            session: Mutex::default(),
+            domain: Mutex::default(),
+            process: ProcessId::current(),
+            patience: AtomicU64::new(ENDING_PATIENCE.as_millis() as u64),
+            tries_rdma: OnceLock::new(),
+            asks_low_port: AtomicBool::new(false),
+        }
+    }
+
+    /// Its port.
+    pub(crate) fn port(&self) -> u16 {
+        self.addresses.first().map_or(0, SocketAddr::port)
+    }
+
+    /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
+    /// looked at when a file is opened anew.
+    pub(crate) fn time_to_keep(&self) -> Duration {
+        if self.clock.is_answering() && self.further.left_out().is_empty() {
+            self.options.keep
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// How long each answer is waited for that ends the session.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How long the server may be silent while calls wait, and how long these are sent again.
+    pub(crate) fn wait_limits(&self) -> WaitLimits {
+        self.clock.limits(self.options.wait_limits())
+    }
+
+    /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
+    pub(crate) fn record_duration(&self, duration: Duration) {
+        self.clock.record_duration(duration);
+    }
+
+    /// Where the server takes RDMA.
+    pub(crate) fn rdma_address(&self) -> Result<(&Rdma, SocketAddr)> {
+        let nothing = || Error::new(ErrorKind::Unsupported, "bytes of this server do not go by RDMA");
+        let rdma = self.options.rdma.as_ref().ok_or_else(nothing)?;
+        let own = self.addresses.first().map(SocketAddr::ip);
+        let address = rdma.address.or(own).ok_or_else(nothing)?;
+        Ok((rdma, SocketAddr::new(address, rdma.port)))
+    }
+
+    /// The protection domain of connections to its first address, opened when it is first needed.
+    pub(crate) fn domain(&self) -> Result<Arc<dyn Domain>> {
+        let mut kept = lock(&self.domain);
+        if let Some(domain) = &*kept {
+            return Ok(domain.clone());
+        }
+        let (rdma, to) = self.rdma_address()?;
+        self.options.check_network()?;
+        let stop = Stop::when(stop::is_stopped);
+        let route = Route { timeout: self.options.connect, stop, ..Route::to(to) };
+        let domain = rdma.fabric.open(&route)?;
+        *kept = Some(domain.clone());
+        Ok(domain)
+    }
+
+    /// The device is gone: the next connection opens one anew, and nothing that was registered before is of use.
+    pub(crate) fn forget_domain(&self, domain: &Arc<dyn Domain>) {
+        lock(&self.domain).take_if(|kept| Arc::ptr_eq(kept, domain));
+        self.further.forget_domain(domain);
+    }
+
+    /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.
+    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+        let mut control = lock(&self.control);
+        if control.idle_thread.is_none() {
+            control.idle_thread = Control::end_when_idle(&self.control, self.options.idle);
+        }
+        control
+    }
+}
