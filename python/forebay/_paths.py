@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -108,17 +109,20 @@ class Watch:
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self._before = _version(file)
+        self._before = file._state()
+        if self._before is None:
+            text = f"{file.path}: its source does not tell its states apart: a change while it is read is not noticed"
+            warnings.warn(text, stacklevel=3)
 
     def of(self, file: File) -> Watch:
         """The same for another handle on the file."""
-        other = Watch(file)
-        other._before = self._before
+        other = Watch.__new__(Watch)
+        other._file, other._before = file, self._before
         return other
 
     def check(self) -> None:
         """Raises :class:`BusyError` if the file is in another state by now."""
-        if _version(self._file) != self._before:
+        if self._before is not None and not self._file._is_in(self._before, False):
             from . import _refusals
 
             raise _refusals.changed(self._file.path)
@@ -133,12 +137,6 @@ class Watch:
             self.check()
 
 
-def _version(file: File) -> tuple[int, int] | None:
-    """Bytes and time of change. A new name, or one less, changes neither."""
-    state = file._state()
-    return None if state is None else state[2:4]
-
-
 class Known:
     """An open file by its path, and what tells it from another that may have the path later. It can be sent to other processes.
 
@@ -149,21 +147,17 @@ class Known:
 
     __slots__ = ("_home", "_state", "path")
 
-    def __init__(self, file: File, state: tuple[int, ...] | None = None) -> None:
+    def __init__(self, file: File, state: bytes | None = None) -> None:
         self.path = file.path
         self._state = file._state() if state is None else state
         self._home = home()
 
     def is_behind(self, file: File) -> bool:
         """Whether it is the same file, in the same state."""
-        now, then = file._state(), self._state
-        if now is None or then is None:
-            return now == then
-        # On another machine a copy is the same: it has the bytes, and the time of change if it was made to keep that.
-        if now[2:4] != then[2:4] or self._home is None or self._home != home():
-            return now[2:4] == then[2:4]
-        # Some file systems give a file another number each time that they look it up, and a change of its rights alone is none.
-        return now[:2] == then[:2] or now[4] == then[4]
+        # On another machine a copy is the same: it has the bytes, and the time of change if it was made to keep that. Where the
+        # source does not tell its states apart, the path is all there is.
+        is_here = self._home is not None and self._home == home()
+        return self._state is None or file._is_in(self._state, is_here)
 
 
 def open_known(known: Known) -> File:

@@ -88,6 +88,7 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
     let session = Session::open()?;
     let device = session.device_named(&args.device)?;
     let source = File::open(&args.source).map_err(explain)?;
+    let held_up = source.held_up_from_now();
     let mode = found.map_or(0o666, |found| found.permissions().mode());
     let pending = Pending::create_like(&destination, mode).map_err(explain)?;
     let started = Instant::now();
@@ -124,11 +125,12 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
     let report = work.report(seconds, &what, verified);
     let notes = pending.commit(true).map_err(explain)?;
     console.say(report);
-    let of_source = [source.way(), source.held_up()].into_iter().flatten();
+    let facts = source.facts();
+    let of_source = [facts.way, held_up.and_then(|held_up| held_up())].into_iter().flatten();
     for note in of_source.chain(notes.into_iter().map(str::to_owned)) {
         console.say(format!("note: {note}\n"));
     }
-    for (note, hint) in source.left_out() {
+    for (note, hint) in facts.left_out {
         console.say(format!("note: {note}\nhint: {hint}\n"));
     }
     if device.info().is_host

@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_engine::source::{Answer, Fill, Request, Requests};
+use forebay_engine::source::{Answer, Fill, Request, Requests, StateToken};
 use forebay_engine::{Direction, File, Session, Source};
 use forebay_error::{Error, Result};
 
@@ -61,6 +61,9 @@ impl Source for Parts {
     }
     fn fill(&self) -> Fill<'_> {
         Fill::Requests(self)
+    }
+    fn state(&self) -> Result<Option<StateToken>> {
+        Ok(None)
     }
     fn sync(&self) -> Result<()> {
         let synced = self.files.iter().try_for_each(std::fs::File::sync_data);

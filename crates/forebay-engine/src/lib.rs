@@ -31,5 +31,5 @@ pub use session::small_files::SmallFile;
 pub use session::{ReadPiece, Session};
 pub use source::piece::{Direction, Piece};
 pub use source::version::FileVersion;
-pub use source::{DirectAlignment, OpenOptions, Residency, Source};
+pub use source::{DirectAlignment, OpenOptions, Residency, Source, StateToken};
 pub use stream_order::{Bound, Late};

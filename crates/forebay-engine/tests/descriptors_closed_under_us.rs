@@ -60,7 +60,7 @@ fn all_fail(session: &Session, file: &File) {
     says_so(&file.set_len(0).unwrap_err());
     says_so(&file.sync().unwrap_err());
     says_so(&file.len().unwrap_err());
-    assert!(file.version().is_none());
+    assert!(file.state().is_err());
 }
 
 fn all_works(session: &Session) {

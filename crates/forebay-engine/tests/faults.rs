@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Random, Scratch, Stop, Target, chill, context, disk, has_hint, pattern, session, soon, turn};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::source::{Answer, Calls, Fault, Faulty, Fill, Kernel, Request, Requests, Source};
+use forebay_engine::source::{
+    Answer, Calls, Fault, Faulty, Fill, Kernel, Request, Requests, Source, StateToken,
+};
 use forebay_engine::{Batch, Direction, File, Memory, Note, Piece, ReadPiece, Session, Transfer};
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -434,6 +436,10 @@ impl Source for Moody {
     fn fill(&self) -> Fill<'_> {
         Fill::Requests(self)
     }
+    fn state(&self) -> Result<Option<StateToken>> {
+        Ok(None)
+    }
+
     fn sync(&self) -> Result<()> {
         Ok(())
     }

@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use common::{Random, Scratch, Target, bar, chill, config, context, disk, pattern, session_with_bar, turn};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::source::{Answer, Calls, Fault, Faulty, Fill, MemorySource, Request, Requests};
+use forebay_engine::source::{
+    Answer, Calls, Fault, Faulty, Fill, MemorySource, Request, Requests, StateToken,
+};
 use forebay_engine::{
     Batch, Bound, Buffer, Direction, File, Late, Moved, Piece, Receipt, Session, Source, Ticket, Transfer,
 };
@@ -91,6 +93,10 @@ impl Source for Brief {
 
     fn fill(&self) -> Fill<'_> {
         Fill::Requests(self)
+    }
+
+    fn state(&self) -> Result<Option<StateToken>> {
+        Ok(None)
     }
 
     fn sync(&self) -> Result<()> {

@@ -40,6 +40,23 @@ fn the_receipt_names_server_version_and_connections() {
 }
 
 #[test]
+fn a_change_on_the_server_is_another_state() {
+    let server = Server::start();
+    for version in ["3", "4.1"] {
+        server.put("/export/file", pattern(KEY, 0, LEN));
+        let file = File::options().write(true).open(server.url("/export/file", version)).unwrap();
+        let before = file.state().unwrap().unwrap();
+        assert_eq!(file.state().unwrap(), Some(before.clone()));
+        let session = session();
+        session.write(&file, 5, &session.host_buffer(7).unwrap()).unwrap();
+        let after = file.state().unwrap().unwrap();
+        assert!(!after.has_bytes_of(&before), "{version}: {after}");
+        server.put("/export/file", pattern(KEY, 0, LEN));
+        assert_eq!(file.state().unwrap_err().kind(), ErrorKind::Busy, "another file has its name: {version}");
+    }
+}
+
+#[test]
 fn reads_within_the_file_ask_for_bytes_alone() {
     let server = Server::start();
     server.put("/export/file", pattern(KEY, 0, LEN));
@@ -98,7 +115,7 @@ fn errors_of_the_server_end_the_transfer_and_nothing_else() {
     for (status, kind) in [
         (13, ErrorKind::PermissionDenied),
         (5, ErrorKind::Io),
-        (70, ErrorKind::Io),
+        (70, ErrorKind::Busy),
         (28, ErrorKind::NoSpace),
         (69, ErrorKind::NoSpace),
         (30, ErrorKind::ReadOnly),

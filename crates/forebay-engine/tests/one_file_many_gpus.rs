@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[path = "../examples/toy_source.rs"]
+mod toy_source;
 
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use common::{Scratch, Turn, context, disk, pattern, turn};
@@ -71,6 +73,20 @@ fn devices_that_cannot_reach_each_other_read_for_themselves() {
     assert_eq!((receipt.moved[Way::Peer], receipt.bytes()), (0, (DEVICES * len) as u64), "{receipt}");
     for buffer in &all {
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, len), "wrong bytes");
+    }
+}
+
+#[test]
+fn a_source_that_cannot_notice_a_change_says_so() {
+    let _turn = three_gpus();
+    let session = session();
+    let (scratch, file) = warm_file(1 << 20);
+    let parts = toy_source::Parts::open(&[scratch.path()]).unwrap();
+    for (file, expected) in [(file, false), (File::from_source(Arc::new(parts)).unwrap(), true)] {
+        let receipt = session.read_to_all(&file, 0, &mut buffers(&session, 1 << 20)).unwrap();
+        let is_noted =
+            receipt.election.notes.iter().any(|note| note.text.contains("does not tell its states apart"));
+        assert_eq!(is_noted, expected, "{receipt}");
     }
 }
 

@@ -203,7 +203,7 @@ fn where_a_fork_would_take_memory_away_that_bytes_are_copied_is_told() {
     let place = place();
     for (copies, is_told) in [(true, false), (false, true)] {
         place.fabric.copy_at_fork(copies);
-        let way = place.file("3").way().unwrap();
+        let way = place.file("3").facts().way.unwrap();
         assert_eq!(way.contains("; bytes are copied once more, because a fork"), is_told, "{way}");
     }
 }

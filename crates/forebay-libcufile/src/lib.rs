@@ -193,7 +193,7 @@ impl Libcufile {
     fn try_out(&self, opened: &Arc<Opened>, file: &File, registered: &Registered) -> Result<Option<Mode>> {
         let plain = std::fs::File::from(file.duplicate_buffered()?);
         for _ in 0..3 {
-            let Some(before) = file.version() else { return Ok(None) };
+            let Ok(Some(before)) = file.state() else { return Ok(None) };
             let mut expected = vec![0; TRIAL_BYTES];
             // Whole blocks, where there are any: parts of them may go another way.
             let len = match plain.read_at(&mut expected, 0) {
@@ -206,7 +206,7 @@ impl Libcufile {
             if !bytes.is_empty() && expected.starts_with(&bytes) {
                 return Ok(Some(opened.mode.unwrap_or(mode)));
             }
-            if file.version().is_some_and(|after| after == before) {
+            if file.state().is_ok_and(|after| after.as_ref() == Some(&before)) {
                 return Err(Error::new(
                     ErrorKind::Corrupt,
                     "NVIDIA's libcufile read wrong bytes when it was tried out",

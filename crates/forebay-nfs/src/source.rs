@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{Answer, Fill, HeldUp, Request, Requests, Source};
+use forebay_source::{Answer, Facts, Fill, HeldUp, Request, RequestShape, Requests, Source, StateToken};
 
+use crate::handle::Attributes;
 use crate::{Client, Direction, File, LeftOut, Options, Rdma, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
@@ -25,8 +26,6 @@ pub struct NfsSource {
     way: String,
     /// That own memory is registered, or nothing.
     copied: &'static str,
-    /// Silences of the server since it was opened.
-    silences: Silences,
 }
 
 /// Silences of a server from a time on.
@@ -66,8 +65,7 @@ impl NfsSource {
         let is_copied = client.is_rdma() && client.domain().is_ok_and(|domain| !domain.copies_at_fork());
         let copied = if is_copied { COPIED } else { "" };
         let way = format!("NFS {version} over {transport}, by forebay's own client: server {server}, ");
-        let silences = Silences::of(client);
-        Self { file: Arc::new(file), access, len, way, copied, silences }
+        Self { file: Arc::new(file), access, len, way, copied }
     }
 
     /// Opens it. `makes`: it is to be made or cut, which this client does not do.
@@ -159,20 +157,21 @@ impl Source for NfsSource {
         Some(Box::new(move || silences.told()))
     }
 
-    fn way(&self) -> Option<String> {
-        Some(format!("{}{}{}", self.way, up_to(self.file.client()), self.copied))
+    /// What the server says changes with the file, its length, and its number there. The server is asked.
+    fn state(&self) -> Result<Option<StateToken>> {
+        let Attributes { size, change, file_system, file_id, .. } = self.file.attributes()?;
+        let content = [size, change].map(u64::to_le_bytes).concat();
+        let number = [file_system.0, file_system.1, file_id].map(u64::to_le_bytes).concat();
+        Ok(Some(StateToken::of_parts(&content, &number, &[])))
     }
 
-    fn left_out(&self) -> Vec<(String, String)> {
-        left_out(self.file.client())
-    }
-
-    fn held_up(&self) -> Option<String> {
-        self.silences.told()
-    }
-
-    fn file_system(&self) -> &'static str {
-        "nfs"
+    fn facts(&self) -> Facts {
+        let client = self.file.client();
+        Facts {
+            way: Some(format!("{}{}{}", self.way, up_to(client), self.copied)),
+            left_out: left_out(client),
+            file_system: Some("nfs"),
+        }
     }
 
     fn access(&self) -> (bool, bool) {
@@ -195,7 +194,7 @@ impl Requests for NfsSource {
         unsafe { self.file.start(request.direction, request.offset, (request.buffer, request.len), done) };
     }
 
-    fn cuts_requests(&self) -> bool {
-        true
+    fn shape(&self) -> RequestShape {
+        RequestShape { preferred: RequestShape::ANY }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_engine::{File as Engine, FileVersion};
+use forebay_engine::{File as Engine, FileVersion, StateToken};
 use forebay_error::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
 
@@ -98,8 +98,8 @@ impl OpenFiles {
 /// An open file, as long as its data set or a transfer holds it.
 pub(crate) struct OpenFile {
     pub(crate) engine: Engine,
-    /// Bytes, and the last change of them, when it was opened.
-    opened: Option<BytesState>,
+    /// Its state when it was opened.
+    opened: Option<StateToken>,
     /// The process's that opened it.
     home: &'static Flights,
 }
@@ -107,7 +107,9 @@ pub(crate) struct OpenFile {
 impl OpenFile {
     /// Whether the file is not what it was.
     pub(crate) fn is_changed(&self) -> bool {
-        of_bytes(&self.engine) != self.opened
+        let has_bytes =
+            |then| self.engine.state().is_ok_and(|now| now.is_some_and(|now| now.has_bytes_of(then)));
+        !self.opened.as_ref().is_none_or(has_bytes)
     }
 
     /// The error of a read after which it is not, or that met its end: when it was opened there were records behind that.
@@ -179,7 +181,7 @@ impl Slot {
 
     fn open_now(&self) -> Result<Arc<OpenFile>> {
         let engine = Engine::open(&self.path)?;
-        let opened = of_bytes(&engine);
+        let opened = engine.state()?;
         self.check(&engine)?;
         let home = Flights::here();
         let mut slot: MutexGuard<'_, _> = lock(&self.open);
@@ -221,14 +223,6 @@ impl Slot {
             .with("before", self.size)
             .hint("open the data set anew"))
     }
-}
-
-/// Length of a file, and when its bytes were changed last.
-pub(crate) type BytesState = (u64, (i64, i64));
-
-/// What a change of a file's bytes changes. A new name, or one less, does not.
-pub(crate) fn of_bytes(file: &Engine) -> Option<BytesState> {
-    file.version().map(|version| (version.len, version.modified))
 }
 
 /// A file takes two descriptors: half of them are left to the program.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{
-    Batch, Direction, File as Engine, FileVersion, Memory, Piece, Session, Ticket, Transfer,
+    Batch, Direction, File as Engine, Memory, Piece, Session, StateToken, Ticket, Transfer,
 };
 use forebay_error::Error;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
@@ -30,9 +30,6 @@ pub(crate) struct File {
 
 /// A range of memory and where it goes in the file: address, bytes, offset.
 type RawPiece = (u64, usize, u64);
-
-/// Device, inode, bytes, and the nanoseconds of the last change of the bytes and of the inode.
-type State = (u64, u64, u64, i64, i64);
 
 impl File {
     pub(crate) fn new(file: Engine, path: String, mode: &'static str) -> Self {
@@ -488,15 +485,20 @@ impl File {
         Ok(Self::new(self.engine()?, self.path.clone(), self.mode))
     }
 
-    /// What tells the file from another, and from itself before. `None` for one of a server, by URL.
-    fn _state(&self) -> PyResult<Option<State>> {
-        let nanoseconds =
-            |(seconds, rest): (i64, i64)| seconds.saturating_mul(1_000_000_000).saturating_add(rest);
-        let state = |version: FileVersion| {
-            let times = (nanoseconds(version.modified), nanoseconds(version.changed));
-            (version.device, version.inode, version.len, times.0, times.1)
-        };
-        Ok(self.engine()?.version().map(state))
+    /// What tells the file from another, and from itself before. `None` where its source has nothing that does.
+    fn _state(&self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
+        let engine = self.engine()?;
+        Ok(py.detach(|| engine.state()).or_raise()?.map(|state| state.to_bytes()))
+    }
+
+    /// Whether it has the bytes of a state that was told before; `is_here`: and is the same file of this machine.
+    fn _is_in(&self, py: Python<'_>, state: &[u8], is_here: bool) -> PyResult<bool> {
+        let engine = self.engine()?;
+        let now = py.detach(|| engine.state()).or_raise()?;
+        let both = now.zip(StateToken::from_bytes(state));
+        Ok(both.is_some_and(
+            |(now, then)| if is_here { now.is_object_of(&then) } else { now.has_bytes_of(&then) },
+        ))
     }
 
     /// A file opened for reading is opened again where it is unpickled (in the workers of a data loader, say), if it is the

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{
-    Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Offsets, Piece, RawGather,
+    Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Offsets, Piece, RawGather, StateToken,
 };
 use forebay_error::{Error, ErrorKind};
 use forebay_gpu::Device;
@@ -12,7 +12,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::array::{Array, Kind, bytes_of, shape_of};
-use crate::data_files::{BytesState, of_bytes};
 use crate::dlpack::{self, Offer};
 use crate::error::{OrRaise, invalid, raise};
 use crate::file::offset_of;
@@ -30,7 +29,7 @@ use crate::view::View;
 pub(crate) struct Map {
     way: Mutex<Option<Way>>,
     file: Engine,
-    before: Option<BytesState>,
+    before: Option<StateToken>,
     device: Arc<dyn Device>,
     path: String,
     refused: Option<Error>,
@@ -51,7 +50,7 @@ pub(crate) fn map(py: Python<'_>, path: FilePath, device: Option<&Bound<'_, PyAn
     let (session, device) = (session()?, session::device(device)?);
     let text = path.to_string_lossy().into_owned();
     let file = py.detach(|| Engine::open(&path)).or_raise()?;
-    let before = of_bytes(&file);
+    let before = py.detach(|| file.state()).or_raise()?;
     let (way, refused) = match py.detach(|| session.map(&file, &device)) {
         Ok(map) => (Way::InPlace(Arc::new(map)), None),
         Err(error) if error.kind() == ErrorKind::Unsupported => (Way::Staged, Some(error)),
@@ -93,7 +92,8 @@ impl Map {
 
     /// [`ErrorKind::Busy`] if the file is in another state by now: what is not read in place has only that to go by.
     fn check_state(&self) -> PyResult<()> {
-        if of_bytes(&self.file) == self.before {
+        let Some(before) = &self.before else { return Ok(()) };
+        if self.file.state().or_raise()?.is_some_and(|now| now.has_bytes_of(before)) {
             return Ok(());
         }
         let error = Error::new(ErrorKind::Busy, "the file was changed since it was mapped");
@@ -355,6 +355,10 @@ impl Map {
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         match self.in_place_map()? {
             Some(map) => py.detach(|| map.check()).map_err(|error| changed(&error)),
+            None if self.before.is_none() => Err(raise(
+                &Error::new(ErrorKind::Unsupported, "the source does not tell its states apart")
+                    .with("path", &self.path),
+            )),
             None => self.check_state(),
         }
     }

@@ -2,6 +2,8 @@
 
 mod request;
 mod source;
+mod state;
 
-pub use request::{Answer, Direction, Request, Requests};
-pub use source::{Fill, HeldUp, Source};
+pub use request::{Answer, Direction, Request, RequestShape, Requests};
+pub use source::{Facts, Fill, HeldUp, Source};
+pub use state::StateToken;

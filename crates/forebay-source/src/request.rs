@@ -33,13 +33,26 @@ unsafe impl Send for Request {}
 /// Answers a [`Request`]: bytes moved (fewer at the end of the source) or an error. Called once, from any thread.
 pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;
 
+/// Which requests a source likes. Lanes keep to it where they can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestShape {
+    /// Bytes that it likes to be asked for at a time, where they go straight into a program's memory; 0: as many as a lane has
+    /// memory for. [`RequestShape::ANY`]: it cuts a long request into calls of its own, many of which are under way at a time.
+    pub preferred: usize,
+}
+
+impl RequestShape {
+    /// As many bytes as possible.
+    pub const ANY: usize = usize::MAX;
+}
+
 /// A source that completes requests from its own threads.
 pub trait Requests: Send + Sync + fmt::Debug {
     /// Starts a request; `done` is called exactly once, from any thread, perhaps before this returns.
     fn start(&self, request: Request, done: Answer);
 
-    /// Whether it cuts a long request into calls of its own, many of which are under way at a time. It is given longer ones then.
-    fn cuts_requests(&self) -> bool {
-        false
+    /// Which requests it likes.
+    fn shape(&self) -> RequestShape {
+        RequestShape::default()
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use crate::request::Requests;
+use crate::state::StateToken;
 
 /// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place by a drive (engine
 /// `p2p`) need a descriptor, which comes with [`Fill::Descriptor`]. Place by a server needs [`Source::place`].
@@ -39,19 +40,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Makes written bytes durable.
     fn sync(&self) -> Result<()>;
 
-    /// How its bytes travel, for receipts: "NFS v3 over TCP, …". `None` where there is nothing to say.
-    fn way(&self) -> Option<String> {
-        None
-    }
+    /// What tells its present state from the next. `None` where it has nothing that does: a change during a read is not noticed then.
+    fn state(&self) -> Result<Option<StateToken>>;
 
-    /// Addresses of its server that are not used, for receipts: the reason, and what to do about it.
-    fn left_out(&self) -> Vec<(String, String)> {
-        Vec::new()
-    }
-
-    /// By what its transfers were held up since it was opened: a silent server. Receipts say it of their own transfer. `None` where nothing was.
-    fn held_up(&self) -> Option<String> {
-        None
+    /// What receipts and reports say of it.
+    fn facts(&self) -> Facts {
+        Facts::default()
     }
 
     /// What holds transfers up from now on.
@@ -59,15 +53,21 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The name of its file system, where it has one.
-    fn file_system(&self) -> &'static str {
-        "none"
-    }
-
     /// Whether it may be read, and written.
     fn access(&self) -> (bool, bool) {
         (true, true)
     }
+}
+
+/// What receipts and reports say of a source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// How its bytes travel: "NFS v3 over TCP, …". `None` where there is nothing to say.
+    pub way: Option<String>,
+    /// Parts of its server that are not used: which and why, and what to type about it.
+    pub left_out: Vec<(String, String)>,
+    /// The name of its file system; `None` where it has none.
+    pub file_system: Option<&'static str>,
 }
 
 /// Says what has held transfers up since it was made: a silent server. `None`: nothing has.

@@ -170,10 +170,11 @@ fn left_out((text, hint): (String, String)) -> Note {
 
 /// The election with a note why the file has no O_DIRECT, if it has none, or how its bytes travel.
 pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> {
-    if let Some(text) = file.source().way() {
+    let facts = file.source().facts();
+    if let Some(text) = facts.way {
         let mut with = Election::clone(election);
         with.notes.push(Note { text, hint: None });
-        with.notes.extend(file.source().left_out().into_iter().map(left_out));
+        with.notes.extend(facts.left_out.into_iter().map(left_out));
         return Arc::new(with);
     }
     let is_memory = file.descriptors().is_some_and(|file| file.is_memory);

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::NfsSource;
+use forebay_source::HeldUp;
 
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{
-    Descriptors, DirectAlignment, Fd, FileSource, Fill, OpenOptions, Requests, Residency, Shortage, Source,
-    adopt, call_error, meant, residency,
+    Descriptors, DirectAlignment, Facts, Fd, FileSource, Fill, OpenOptions, Requests, Residency, Shortage,
+    Source, StateToken, adopt, call_error, meant, residency,
 };
 
 /// Bytes for which a memory file gets its pages in one call.
@@ -109,14 +110,10 @@ impl File {
 
     /// A handle on any source. One that offers a descriptor is opened again by it, as by [`File::adopt`].
     pub fn from_source(source: Arc<dyn Source>) -> Result<Self> {
-        let file = match source.fill() {
-            // SAFETY: the source keeps the descriptor open.
-            Fill::Descriptor(fd) => {
-                unsafe { adopt::adopt(OpenOptions::default(), fd.as_raw_fd()) }.map(Some)?
-            }
-            Fill::Requests(_) => None,
-        };
-        Ok(Self { source, file: file.map(Arc::new) })
+        let Fill::Descriptor(fd) = source.fill() else { return Ok(Self { source, file: None }) };
+        // SAFETY: the source keeps the descriptor open.
+        let file = unsafe { adopt::adopt(OpenOptions::default(), fd.as_raw_fd()) }?;
+        Ok(Self { source, file: Some(Arc::new(file)) })
     }
 
     pub(crate) fn from_file_source(file: FileSource) -> Self {
@@ -173,19 +170,14 @@ impl File {
         self.file.as_ref().is_some_and(|file| file.flags & libc::O_APPEND != 0)
     }
 
-    /// How its bytes travel, where receipts say so: "NFS v3 over TCP, …".
-    pub fn way(&self) -> Option<String> {
-        self.source.way()
+    /// How its bytes travel, and what of its server is left out, where receipts say so.
+    pub fn facts(&self) -> Facts {
+        self.source.facts()
     }
 
-    /// Addresses of its server that are not used, where receipts say so: "address … left out: …", and what to do about it.
-    pub fn left_out(&self) -> Vec<(String, String)> {
-        self.source.left_out()
-    }
-
-    /// By what its transfers were held up since it was opened, where receipts say so: "held up: server …".
-    pub fn held_up(&self) -> Option<String> {
-        self.source.held_up()
+    /// Says by what transfers are held up from now on, where receipts say so: "held up: server …".
+    pub fn held_up_from_now(&self) -> Option<HeldUp> {
+        self.source.held_up_from_now()
     }
 
     /// A name for messages.
@@ -208,15 +200,17 @@ impl File {
         self.source.is_empty()
     }
 
-    /// What state the file is in; `None` for sources that are not files.
-    pub fn version(&self) -> Option<FileVersion> {
-        let file = self.file.as_ref()?;
-        FileVersion::of(file.fd()).ok().filter(|version| !file.descriptors.is_strange(version))
+    /// What tells its present state from the next. `None` where its source has nothing that does.
+    pub fn state(&self) -> Result<Option<StateToken>> {
+        self.source.state()
     }
 
-    /// As [`File::version`], once the next change is sure to give the file another.
-    pub(crate) fn distinct_version(&self) -> Option<FileVersion> {
-        self.file.as_ref().and_then(|file| FileVersion::distinct(file.fd()).ok())
+    /// As [`File::state`], once the next change is sure to give it another.
+    pub(crate) fn distinct_state(&self) -> Result<Option<StateToken>> {
+        match &self.file {
+            Some(file) => Ok(Some(FileVersion::distinct(file.fd())?.token())),
+            None => self.state(),
+        }
     }
 
     /// Cuts or extends the file; the new part is a hole.
@@ -366,7 +360,10 @@ impl File {
 
     /// The file system's name (`ext4`, `tmpfs`, …); `none` for sources that are not files.
     pub fn file_system(&self) -> &'static str {
-        self.file.as_ref().map_or_else(|| self.source.file_system(), |file| file.file_system())
+        match &self.file {
+            Some(file) => file.file_system(),
+            None => self.source.facts().file_system.unwrap_or("none"),
+        }
     }
 
     /// Major and minor number of the block device that holds it (of itself, for a block device).

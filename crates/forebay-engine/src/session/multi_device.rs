@@ -9,7 +9,7 @@ use forebay_gpu::{Context, Device, Stream, Wait};
 
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
-use crate::request::receipt::{EngineKind, Moved, Receipt, Way};
+use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt, Way};
 use crate::request::ticket::Ticket;
 use crate::request::transfer::{Memory, Transfer};
 use crate::session::Session;
@@ -20,6 +20,16 @@ use forebay_sys::threads::without_signals;
 const CHUNK: u64 = 32 << 20;
 /// Chunks that a device has asked for and not yet passed on.
 const CHUNKS_AHEAD: usize = 3;
+
+/// The election with a note that a change of the source would not have been noticed.
+fn unwatched(election: &Election) -> Arc<Election> {
+    let mut with = election.clone();
+    with.notes.push(Note {
+        text: "the source does not tell its states apart: a change during the read is not noticed".to_owned(),
+        hint: None,
+    });
+    Arc::new(with)
+}
 
 /// Where a device's copy of the range goes.
 #[derive(Clone)]
@@ -39,7 +49,7 @@ impl Session {
     pub fn read_to_all(&self, file: &File, offset: u64, buffers: &mut [Buffer]) -> Result<Receipt> {
         let started = Instant::now();
         let len = check(buffers)?;
-        let before = file.distinct_version();
+        let before = file.distinct_state()?;
         let targets: Vec<_> = buffers
             .iter()
             .map(|buffer| Target { device: buffer.device().clone(), address: buffer.address() })
@@ -62,7 +72,7 @@ impl Session {
                 .collect::<Vec<_>>()
         });
         let receipts = receipts.into_iter().collect::<Result<Vec<_>>>()?;
-        if file.version() != before {
+        if file.state()? != before {
             return Err(Error::new(ErrorKind::Busy, "the file changed while it was read")
                 .with("file", file.name())
                 .hint("read it again when its writer is done"));
@@ -72,7 +82,8 @@ impl Session {
             .into_iter()
             .max_by_key(|receipt| (receipt.engine() == EngineKind::Mapped, receipt.bytes()));
         let Some(main) = main else { return Err(died()) };
-        Ok(Receipt { election: main.election, moved, elapsed: started.elapsed() })
+        let election = if before.is_some() { main.election } else { unwatched(&main.election) };
+        Ok(Receipt { election, moved, elapsed: started.elapsed() })
     }
 
     /// Reads one device's part chunk by chunk, and copies each chunk to the others.

@@ -9,9 +9,10 @@ use forebay_error::{Error, ErrorKind, Result};
 use rustix::fs::Stat;
 
 use super::descriptor::Fd;
-use super::{Calls, Descriptors, FileNature, Fill, Source};
+use super::{Calls, Descriptors, Facts, FileNature, Fill, Source, StateToken};
 use crate::runtime::owned::Owned;
 use crate::runtime::sys;
+use crate::source::version::FileVersion;
 
 /// What O_DIRECT asks of this file, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,15 @@ impl Source for FileSource {
 
     fn fill(&self) -> Fill<'_> {
         Fill::Descriptor(self.descriptors.buffered.as_fd())
+    }
+
+    fn state(&self) -> Result<Option<StateToken>> {
+        self.descriptors.check()?;
+        Ok(Some(FileVersion::of(self.fd())?.token()))
+    }
+
+    fn facts(&self) -> Facts {
+        Facts { file_system: Some(self.file_system()), ..Facts::default() }
     }
 
     fn sync(&self) -> Result<()> {

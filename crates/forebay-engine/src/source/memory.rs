@@ -2,6 +2,7 @@
 //! as it will over sources on a network.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::{Answer, Fill, Request, Requests, Source};
+use super::{Answer, Fill, Request, Requests, Source, StateToken};
 use crate::runtime::lock;
 use crate::source::piece::Direction;
 use forebay_sys::threads;
@@ -20,6 +21,7 @@ type Bytes = Arc<Mutex<Vec<u8>>>;
 pub struct MemorySource {
     bytes: Bytes,
     queue: Mutex<Sender<(Request, Answer)>>,
+    writes: AtomicU64,
 }
 
 impl MemorySource {
@@ -38,7 +40,7 @@ impl MemorySource {
                 done(Ok(serve(&shared, &request)));
             }
         });
-        Self { bytes, queue: Mutex::new(queue) }
+        Self { bytes, queue: Mutex::new(queue), writes: AtomicU64::new(0) }
     }
 
     /// A copy of the bytes as they are now.
@@ -73,6 +75,9 @@ impl fmt::Debug for MemorySource {
 
 impl Requests for MemorySource {
     fn start(&self, request: Request, done: Answer) {
+        if request.direction == Direction::Write {
+            self.writes.fetch_add(1, Ordering::AcqRel);
+        }
         let queue = lock(&self.queue);
         if let Err(refused) = queue.send((request, done)) {
             let (_, done) = refused.0;
@@ -92,6 +97,11 @@ impl Source for MemorySource {
 
     fn fill(&self) -> Fill<'_> {
         Fill::Requests(self)
+    }
+
+    /// How often it was written. Nothing else tells its states apart, and no other process has it.
+    fn state(&self) -> Result<Option<StateToken>> {
+        Ok(Some(StateToken::new(&self.writes.load(Ordering::Acquire).to_le_bytes())))
     }
 
     fn sync(&self) -> Result<()> {

@@ -34,7 +34,7 @@ pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name, meant};
-pub use forebay_source::{Answer, Fill, Request, Requests, Source};
+pub use forebay_source::{Answer, Facts, Fill, Request, RequestShape, Requests, Source, StateToken};
 use mapping::WriteMapping;
 pub(crate) use mapping::{MemoryWrite, touch};
 pub use memory::MemorySource;

@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_error::Result;
+use forebay_source::StateToken;
 
 use crate::runtime::sys;
 
@@ -49,6 +50,14 @@ impl FileVersion {
         }
         std::thread::sleep(STEPS);
         Self::of(fd)
+    }
+
+    /// For those who only compare. Any change of the bytes changes length or time; a new name changes the time of the inode alone.
+    pub(crate) fn token(&self) -> StateToken {
+        let time = |(seconds, rest): (i64, i64)| [seconds.to_le_bytes(), rest.to_le_bytes()].concat();
+        let content = [&self.len.to_le_bytes()[..], &time(self.modified)].concat();
+        let number = [self.device, self.inode].map(u64::to_le_bytes).concat();
+        StateToken::of_parts(&content, &number, &time(self.changed))
     }
 
     pub(crate) fn id(&self) -> FileId {

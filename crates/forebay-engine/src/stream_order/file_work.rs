@@ -99,7 +99,7 @@ pub(super) fn read_warm(
     (offset, len): (u64, usize),
     host: u64,
 ) -> Option<(ChunkEnd, Moved)> {
-    let Some(descriptors) = file.descriptors() else { return None };
+    let descriptors = file.descriptors()?;
     if let Err(error) = descriptors.check() {
         return Some(((0, Some(error)), Moved::default()));
     }

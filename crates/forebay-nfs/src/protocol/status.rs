@@ -62,7 +62,7 @@ impl Status {
             30 => (ErrorKind::ReadOnly, "the export is read-only"),
             63 => (ErrorKind::InvalidInput, "the name is too long"),
             69 => (ErrorKind::NoSpace, "the quota on the server is used up"),
-            70 => (ErrorKind::Io, "the file was removed or replaced on the server (stale handle)"),
+            70 => (ErrorKind::Busy, "the file was removed or replaced on the server (stale handle)"),
             10001 => (ErrorKind::Io, "the server does not know the file handle"),
             10006 => (ErrorKind::Io, "the server failed inside"),
             10008 => (ErrorKind::Busy, "the server asks to wait"),
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(error.to_string(), "cannot read: permission denied");
         assert!(error.hints()[0].contains("root_squash"));
         let error = Status::STALE.error("cannot read", 5);
-        assert_eq!(error.kind(), ErrorKind::Io);
+        assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("stale handle"), "{error}");
         assert_eq!(Status(30).error("cannot write", 5).kind(), ErrorKind::ReadOnly);
         assert!(Status::DELAY.is_to_wait() && Status::GRACE.is_to_wait() && !Status::STALE.is_to_wait());

@@ -147,7 +147,7 @@ impl MappedState {
         {
             return None;
         }
-        let Some(file) = batch.file.descriptors() else { return None };
+        let file = batch.file.descriptors()?;
         let bytes = small_bytes(batch)?;
         if self.stage.policy(&batch.file) == CachePolicy::Bypass || self.cache.refuses(file) {
             return None;

@@ -395,7 +395,7 @@ impl CopyThread {
 
 /// Before the first byte of a write in place. Where another process has changed the file meanwhile, the end finds out.
 fn announce(job: &MappedJob, pinned: &PinnedFile) -> Option<FileVersion> {
-    let Some(file) = job.batch.file.descriptors() else { return None };
+    let file = job.batch.file.descriptors()?;
     pinned.touch(file.buffered.as_raw_fd())
 }
 

@@ -118,10 +118,10 @@ impl Stage {
     ) -> Staged {
         let width = self.width(batch, is_cold, is_placed);
         let align = known.align;
-        let cuts = batch.file.requests().is_some_and(crate::source::Requests::cuts_requests);
-        let limits = if cuts && self.lanes.are_of_host() {
+        let shape = batch.file.requests().map(crate::source::Requests::shape).unwrap_or_default();
+        let limits = if shape.preferred > self.slot_size && self.lanes.are_of_host() {
             // Bytes come straight into the caller's memory, and no lane has to help: no slot bounds a request.
-            Limits { slot: self.slot_size.max(MAX_REQUEST), lanes: 0, align, merge }
+            Limits { slot: shape.preferred.min(MAX_REQUEST).max(self.slot_size), lanes: 0, align, merge }
         } else {
             Limits { slot: self.slot_size, lanes: self.lanes.spare(width.lanes()), align, merge }
         };

@@ -202,5 +202,5 @@ impl CopyThread {
 /// Whether it is a write that the file's seals forbid.
 fn is_sealed(job: &MappedJob) -> bool {
     job.batch.direction == Direction::Write
-        && job.batch.file.descriptors().is_some_and(|file| file.is_sealed())
+        && job.batch.file.descriptors().is_some_and(crate::source::Descriptors::is_sealed)
 }

@@ -1,0 +1,102 @@
+//! States: what tells one state of a source's bytes from the next.
+
+use std::fmt;
+
+/// The state of a source. Tokens of one source are compared, also in other processes; what they hold means nothing else.
+///
+/// It has three parts. The *content* changes with every change of the bytes or their number. The *number* tells the object from
+/// another one of the same content, on one machine. What is *touched* changes with the object's name and rights, too.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct StateToken {
+    bytes: Box<[u8]>,
+    /// Where the number begins, and what is touched.
+    cuts: [u8; 2],
+}
+
+impl StateToken {
+    /// A state that its content alone tells: an ETag, a change attribute. At most 255 bytes count.
+    pub fn new(content: &[u8]) -> Self {
+        Self::of_parts(content, &[], &[])
+    }
+
+    /// A state of three parts, of at most 255 bytes together: more is left out.
+    pub fn of_parts(content: &[u8], number: &[u8], touched: &[u8]) -> Self {
+        let end = |len: usize| len.min(usize::from(u8::MAX));
+        let cuts = [end(content.len()), end(content.len() + number.len())];
+        let mut bytes = [content, number, touched].concat();
+        bytes.truncate(usize::from(u8::MAX));
+        Self { bytes: bytes.into(), cuts: cuts.map(|cut| cut as u8) }
+    }
+
+    fn parts(&self) -> [&[u8]; 3] {
+        let [number, touched] = self.cuts.map(usize::from);
+        [&self.bytes[..number], &self.bytes[number..touched], &self.bytes[touched..]]
+    }
+
+    /// Whether the bytes are the same, as far as states tell: a new name, other rights or a copy make no difference.
+    pub fn has_bytes_of(&self, other: &Self) -> bool {
+        self.parts()[0] == other.parts()[0]
+    }
+
+    /// Whether it is the same object on this machine, with the same bytes. Some file systems give a file another number each time
+    /// that they look it up, and a change of its rights alone is none: one of the two parts suffices.
+    pub fn is_object_of(&self, other: &Self) -> bool {
+        let ([_, number, touched], [_, other_number, other_touched]) = (self.parts(), other.parts());
+        self.has_bytes_of(other) && (number == other_number || touched == other_touched)
+    }
+
+    /// For another process.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        [self.cuts.as_slice(), &self.bytes].concat()
+    }
+
+    /// What [`StateToken::to_bytes`] gave; `None` for anything else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (cuts, bytes) = bytes.split_first_chunk::<2>()?;
+        let is_one = cuts[0] <= cuts[1] && usize::from(cuts[1]) <= bytes.len();
+        is_one.then(|| Self { bytes: bytes.into(), cuts: *cuts })
+    }
+}
+
+impl fmt::Display for StateToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for StateToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "StateToken({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_number_and_what_is_touched_tell_different_things() {
+        let of = StateToken::of_parts;
+        let first = of(b"content", b"1", b"a");
+        for (other, same_bytes, same_object) in [
+            (of(b"content", b"1", b"a"), true, true),
+            (of(b"content", b"1", b"b"), true, true),
+            (of(b"content", b"2", b"a"), true, true),
+            (of(b"content", b"2", b"b"), true, false),
+            (of(b"conten", b"t1", b"a"), false, false),
+            (of(b"other", b"1", b"a"), false, false),
+        ] {
+            assert_eq!((first.has_bytes_of(&other), first.is_object_of(&other)), (same_bytes, same_object));
+            assert_eq!(StateToken::from_bytes(&other.to_bytes()), Some(other));
+        }
+        assert_ne!(first, of(b"content", b"1", b"b"));
+    }
+
+    #[test]
+    fn what_is_no_token_is_none() {
+        for bytes in [&[][..], &[1], &[1, 0, 7], &[0, 2, 7]] {
+            assert_eq!(StateToken::from_bytes(bytes), None, "{bytes:?}");
+        }
+        assert_eq!(StateToken::new(&[7; 300]).to_string().len(), 510);
+    }
+}
