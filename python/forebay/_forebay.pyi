@@ -33,6 +33,7 @@ __all__ = [
     "empty",
     "exchange_capture_mode",
     "map",
+    "names",
     "notes",
     "npy_header",
     "npy_itemsize",
@@ -45,6 +46,7 @@ __all__ = [
     "read_shard_index",
     "read_zip",
     "repository_hint",
+    "state",
     "trim",
     "wait_stream",
 ]
@@ -64,6 +66,8 @@ _Pieces: TypeAlias = Iterable[tuple[_Array, int]]
 
 def check_place(path: _Path, writes: bool) -> None: ...
 def repository_hint(path: _Path) -> str | None: ...
+def state(location: str) -> tuple[bool, bool, int, int, int, int, int]: ...
+def names(location: str) -> list[str]: ...
 def open(path: _Path, mode: str = "r", *, cache: str | None = None) -> File: ...
 
 @final

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
+from . import _locations
 from ._shell import word
 from ._torch_archives import is_legacy
 from .errors import InvalidInputError
@@ -123,15 +123,15 @@ def is_npz(start: bytes) -> bool:
 
 def folder_hints(folder: str) -> list[str]:
     """What reads a folder that holds no model."""
-    if os.path.isfile(os.path.join(folder, ".metadata")):
+    if _locations.is_file(_locations.member(folder, ".metadata")):
         return [
             "torch.distributed.checkpoint wrote this folder: "
             f"torch.distributed.checkpoint.load(state, checkpoint_id={folder!r})"
         ]
-    if os.path.isfile(os.path.join(folder, "checkpoint.json")):
+    if _locations.is_file(_locations.member(folder, "checkpoint.json")):
         reader = f"forebay.torch.CheckpointReader({folder!r})"
         return [f"it is a checkpoint: torch.distributed.checkpoint.load(state, storage_reader={reader})"]
-    if any(os.path.exists(os.path.join(folder, name)) for name in ("zarr.json", ".zgroup", ".zarray")):
+    if any(_locations.exists(_locations.member(folder, name)) for name in ("zarr.json", ".zgroup", ".zarray")):
         return ["it is a Zarr store: zarr.open reads it"]
     return []
 

@@ -4,31 +4,29 @@ in another process say, is known by more than its name.
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import _forebay
+from . import _forebay, _locations
+from ._locations import home
 
 if TYPE_CHECKING:
     from ._forebay import File
 
-__all__ = ["Known", "Watch", "home", "is_place", "open_known", "path_text"]
+__all__ = ["Known", "Watch", "is_place", "open_known", "path_text"]
 
 _MAX_PATH_BYTES = 4096
-_URL = "nfs://"
 
 
-def path_text(given: Any, writes: bool = False, *, by_url: bool = True) -> str:
+def path_text(given: Any, writes: bool = False) -> str:
     """A path as text: absolute, so that it means the same file when the program has changed its folder. ``nfs://`` URLs stay
     as they are.
 
     Args:
         given: by the program.
         writes: a file or folder is made there.
-        by_url: whether ``nfs://`` URLs are taken.
 
     Raises:
         InvalidInputError: an open file, bytes of a file, or something else that is no path.
@@ -46,9 +44,9 @@ def path_text(given: Any, writes: bool = False, *, by_url: bool = True) -> str:
             if not path or path[0] == "/":
                 # An empty one names no file: of the folder it would be made.
                 return path
-            return (
-                _absolute(path, writes) if not _is_url(path) else path if by_url and not writes else _refuse_url(path)
-            )
+            if not _locations.is_url(path):
+                return _absolute(path, writes)
+            return _refuse_url(path) if writes else path
     from ._refusals import no_path
 
     raise no_path(given)
@@ -65,10 +63,6 @@ def is_place(given: Any) -> bool:
     return True
 
 
-def _is_url(path: str) -> bool:
-    return path[: len(_URL)].lower() == _URL
-
-
 def _refuse_url(path: str) -> NoReturn:
     from .errors import UnsupportedError
 
@@ -79,7 +73,7 @@ def _refuse_url(path: str) -> NoReturn:
 def _absolute(path: str, writes: bool) -> str:
     if ":/" in path:
         _forebay.check_place(path, writes)
-    elif not writes and path.count("/") == 1 and not os.path.lexists(path):
+    elif not writes and path.count("/") == 1 and not _locations.has_name(path):
         hint = _forebay.repository_hint(path)
         if hint is not None:
             from .errors import NotFoundError
@@ -174,13 +168,3 @@ def open_known(known: Known) -> File:
 
         raise _refusals.another(known.path)
     return file
-
-
-@functools.cache
-def home() -> tuple[str, str] | None:
-    """The machine, and which files this process sees there; ``None`` where that cannot be told."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read(), os.readlink("/proc/self/ns/mnt")
-    except OSError:
-        return None

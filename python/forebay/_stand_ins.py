@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import frameworks, lazy
+from ._locations import MemoryFile
 from ._paths import path_text
 from .errors import Error, InvalidInputError, NotFoundError, UnsupportedError
 from .frameworks import CPU, Device
@@ -277,14 +278,9 @@ _FRAMEWORKS = {"torch": "torch", "numpy": "numpy", "flax": "jax"}
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
     """A file of these bytes in memory, for as long as the block runs."""
-    file = os.memfd_create("safetensors", os.MFD_CLOEXEC)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(file, rest) :]
-        yield f"/proc/self/fd/{file}"
-    finally:
-        os.close(file)
+    with MemoryFile("safetensors") as file:
+        file.write(data)
+        yield file.path
 
 
 def _plain_open() -> Callable[..., Any]:

@@ -137,10 +137,10 @@ def _stored(file: File, rows: Sequence[tuple[Any, ...]], path: str) -> tuple[Fil
     """A file with the records as they are, and where in it they lie: a copy in memory if some are compressed."""
     if all(row[1] == _STORED for row in rows):
         return file, {name: (offset, size, crc) for name, _, offset, _, size, crc in rows}
+    from ._locations import MemoryFile
     from ._unzip import Member, unpack
 
-    memory = os.memfd_create("forebay-pt", os.MFD_CLOEXEC)
-    try:
+    with MemoryFile("forebay-pt") as memory:
         records: dict[str, _Place] = {}
         end = 0
         for name, *facts in rows:
@@ -148,9 +148,7 @@ def _stored(file: File, rows: Sequence[tuple[Any, ...]], path: str) -> tuple[Fil
             unpack(file, member, memory, {"path": path, "record": name})
             records[name] = (end, member.size, member.crc)
             end += member.size
-        return _forebay.open(f"/proc/self/fd/{memory}"), records
-    finally:
-        os.close(memory)
+        return _forebay.open(memory.path), records
 
 
 class Legacy:

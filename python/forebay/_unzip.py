@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._forebay import File
+    from ._locations import MemoryFile
 
 __all__ = ["STORED", "Member", "unpack"]
 
@@ -29,7 +29,7 @@ class Member(NamedTuple):
     crc: int
 
 
-def unpack(file: File, member: Member, memory: int, facts: dict[str, Any]) -> None:
+def unpack(file: File, member: Member, memory: MemoryFile, facts: dict[str, Any]) -> None:
     """Writes a member's bytes, as they were before they were packed, to the end of a file.
 
     Raises:
@@ -47,9 +47,7 @@ def unpack(file: File, member: Member, memory: int, facts: dict[str, Any]) -> No
         crc, size = zlib.crc32(data, crc), size + len(data)
         if size > member.size:
             raise IntegrityError("more data than the archive's directory says", size=member.size, **facts)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(memory, view) :]
+        memory.write(data)
     if size != member.size or crc != member.crc:
         raise _damaged(size, member, facts)
 

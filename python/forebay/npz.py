@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import _forebay
 from ._captures import left_alone
 from ._kinds import NPZ, other_kind
+from ._locations import MemoryFile
 from ._paths import Known, Watch
 from ._refusals import check_names, missing_name
 from ._unzip import STORED, Member, unpack
@@ -202,12 +202,9 @@ def _named(rows: Sequence[tuple[Any, ...]], others: frozenset[str], path: str) -
 
 def _unpacked(file: File, member: Member, path: str, name: str) -> File:
     """A compressed member as a file in memory."""
-    memory = os.memfd_create("forebay-npz", os.MFD_CLOEXEC)
-    try:
+    with MemoryFile("forebay-npz") as memory:
         unpack(file, member, memory, {"path": path, "member": name})
-        return _forebay.open(f"/proc/self/fd/{memory}")
-    finally:
-        os.close(memory)
+        return _forebay.open(memory.path)
 
 
 def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:

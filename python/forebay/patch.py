@@ -23,6 +23,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
 from typing import Any
 
+from ._locations import append
+
 __all__ = ["Patch", "patch_safetensors", "patched", "unpatch_safetensors"]
 
 #: Names what children are to be patched with, and what a process is patched with when it starts.
@@ -179,8 +181,7 @@ def _tell_run() -> None:
     path = os.environ.get(SEEN_VARIABLE)
     if path:
         try:
-            with open(path, "a") as file:
-                file.write(f"{os.getpid()}\n")
+            append(path, f"{os.getpid()}\n")
         except OSError as error:
             _log.warning("cannot tell `forebay run` of the patch: %s", error)
 

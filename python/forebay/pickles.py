@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import stat
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from . import _forebay, errors
 from ._captures import left_alone
 from ._kinds import START_BYTES, is_npz
+from ._locations import is_file
 from ._paths import Watch, path_text
 from ._refusals import check_names, missing_name, room_hints
 from ._torch_archives import Archive as _Archive
@@ -66,7 +66,7 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
         return False
     try:
         # To open a pipe would wait for somebody who writes to it.
-        if text.startswith("/") and not stat.S_ISREG(os.stat(text).st_mode):
+        if not is_file(text):
             return False
         with _forebay.open(text) as file:
             start = file.read(START_BYTES)

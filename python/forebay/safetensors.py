@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from . import frameworks
+from ._locations import is_folder, name_of
 from ._paths import path_text
 from .errors import IntegrityError, InvalidInputError
 from .loading import Loader, Source, total_bytes
@@ -144,7 +145,7 @@ def _placement(framework: Framework, device: object) -> Device | Placement:
 def _shards(paths: Paths) -> list[Shard]:
     if isinstance(paths, (str, bytes, os.PathLike)):
         path = path_text(paths)
-        if path.endswith(".safetensors") and not os.path.isdir(path):
+        if name_of(path).endswith(".safetensors") and not is_folder(path):
             return [(path, None)]
     from .shards import resolve
 

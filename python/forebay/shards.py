@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from . import _locations
 from ._paths import path_text
-from .errors import IntegrityError, InvalidInputError, NotFoundError
+from .errors import IntegrityError, InvalidInputError, IsDirectoryError, NotFoundError
 
 __all__ = ["Paths", "Shard", "resolve"]
 
@@ -53,27 +53,29 @@ def resolve(paths: Paths) -> list[Shard]:
 
 
 def _resolve_one(path: str) -> list[Shard]:
-    if os.path.isdir(path):
+    if _locations.is_folder(path):
         path = _in_folder(path)
-    if path.endswith(tuple(kind[2] for kind in _KINDS)):
+    if _locations.name_of(path).endswith(tuple(kind[2] for kind in _KINDS)):
         return _from_index(path)
     return [(path, None)]
 
 
 def _in_folder(folder: str) -> str:
-    names = sorted(os.listdir(folder))
+    names = _locations.names(folder)
     for ending, favourite, index_ending, favourite_index in _KINDS:
         indexes = [name for name in names if name.endswith(index_ending)]
         files = [name for name in names if name.endswith(ending)]
         for found, first in ((indexes, favourite_index), (files, favourite)):
             if first in found:
-                return os.path.join(folder, first)
+                return _locations.member(folder, first)
             if len(found) == 1:
-                return os.path.join(folder, found[0])
+                return _locations.member(folder, found[0])
         if files:
             raise InvalidInputError(
                 f"the folder has several {ending} files and no index that says which belong together",
-                hints=[f"name them: load_file([{', '.join(repr(os.path.join(folder, name)) for name in files[:3])}…])"],
+                hints=[
+                    f"name them: load_file([{', '.join(repr(_locations.member(folder, name)) for name in files[:3])}…])"
+                ],
                 path=folder,
             )
     from ._kinds import folder_hints
@@ -90,9 +92,9 @@ def _from_index(path: str) -> list[Shard]:
                 "the index names a shard outside of its folder", path=path, tensor=name, shard=repr(file)
             )
         by_file.setdefault(file, []).append(name)
-    folder = os.path.dirname(path)
-    shards: list[Shard] = [(os.path.join(folder, file), frozenset(names)) for file, names in by_file.items()]
-    missing = [shard for shard, _ in shards if not os.path.exists(shard)]
+    folder = _locations.parent(path)
+    shards: list[Shard] = [(_locations.member(folder, file), frozenset(names)) for file, names in by_file.items()]
+    missing = [shard for shard, _ in shards if not _locations.exists(shard)]
     if missing:
         raise NotFoundError(
             f"{len(missing)} of the {len(shards)} shards that the index names do not exist"
@@ -107,12 +109,10 @@ def _from_index(path: str) -> list[Shard]:
 
 def _weight_map(path: str) -> dict[str, object]:
     try:
-        # To open a pipe would wait for somebody who writes to it.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InvalidInputError("the index is not a regular file", path=path)
-        with open(path, "rb") as file:
-            text = file.read(_INDEX_LIMIT + 1)
-    except FileNotFoundError:
+        text = _locations.text_of(path, _INDEX_LIMIT)
+    except (InvalidInputError, IsDirectoryError):
+        raise InvalidInputError("the index is not a regular file", path=path) from None
+    except NotFoundError:
         raise NotFoundError("cannot open the index: no such file", path=path) from None
     try:
         if len(text) > _INDEX_LIMIT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -52,9 +53,24 @@ forebay.load_file(sys.argv[1], device="cpu", framework=sys.argv[2])
 print(sorted(name for name in set(sys.modules) - before if name.startswith("forebay.")))
 """
     done = run_python(code, str(tmp_path / "m.safetensors"), framework)
-    needed = ["_captures", "_paths", "frameworks", "frameworks._dtypes", f"frameworks.{framework}"]
+    needed = ["_captures", "_locations", "_paths", "frameworks", "frameworks._dtypes", f"frameworks.{framework}"]
     needed += ["loading", "placement", "safetensors"]
     assert done.stdout == f"{sorted(f'forebay.{name}' for name in needed)}\n", done.stderr
+
+
+def test_one_module_opens_lists_and_states_files() -> None:
+    """Else what it does not know of, a URL, is refused or taken for a path."""
+    text = "stat lstat fstat listdir scandir walk open fdopen pread access makedirs mkdir unlink remove rename memfd_create"
+    text += " path.exists path.lexists path.isfile path.isdir path.islink path.realpath path.getsize path.getmtime"
+    calls = {"open", "glob.glob", *(f"os.{name}" for name in text.split())}
+    package = ROOT / "python/forebay"
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in calls
+    }
+    assert found == {"_locations.py"}
 
 
 def test_is_quiet(run_python: Run) -> None:

@@ -10,6 +10,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
 
 use crate::flights::{Flights, lock};
+use crate::locations;
 use crate::text::FilePath;
 
 /// How long a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45 s.
@@ -259,6 +260,10 @@ impl From<&FileVersion> for Version {
 
 /// What a name has now.
 fn version_of(path: &Path) -> Result<Version> {
+    if Engine::is_url(path) {
+        let (_, is_file, size, changed, inode, inode_changed, _) = locations::state_of(path)?;
+        return Ok(Version { is_file, size, changed, inode, inode_changed });
+    }
     let end = Instant::now() + PATIENCE;
     let found = loop {
         match std::fs::metadata(path) {
@@ -284,6 +289,6 @@ fn version_of(path: &Path) -> Result<Version> {
     })
 }
 
-fn nanoseconds((seconds, rest): (i64, i64)) -> i64 {
+pub(crate) fn nanoseconds((seconds, rest): (i64, i64)) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(rest)
 }

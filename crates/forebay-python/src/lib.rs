@@ -14,6 +14,7 @@ mod error;
 mod file;
 mod flights;
 mod future;
+mod locations;
 mod map;
 mod models;
 mod open;
@@ -46,6 +47,8 @@ mod _forebay {
     use crate::flights::drain;
     #[pymodule_export]
     use crate::future::Future;
+    #[pymodule_export]
+    use crate::locations::{names, state};
     #[pymodule_export]
     use crate::map::{Map, MapView, map};
     #[pymodule_export]

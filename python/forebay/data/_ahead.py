@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from typing import TYPE_CHECKING
 
-from ._files import again, opened
+from .._locations import opened
 
 if TYPE_CHECKING:
     from .._forebay import Order
@@ -69,11 +68,11 @@ class Reader:
     def _ask(self, start: int, stop: int) -> None:
         for path, offset, nbytes in self._records.extents(start, stop):
             with opened(path) as file:
-                os.posix_fadvise(file.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
+                file.expect(offset, nbytes)
 
     def _meet(self, start: int, stop: int) -> None:
         """Waits until the bytes are there."""
         for path, offset, nbytes in self._records.extents(start, stop):
             with opened(path) as file:
                 for place in (*range(offset, offset + nbytes, _REQUEST_BYTES), offset + nbytes - 1):
-                    again(os.pread, file.fileno(), 1, place)
+                    file.part(place, 1)

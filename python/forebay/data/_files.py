@@ -2,85 +2,42 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import itertools
 import os
-import stat
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
-from .. import _forebay, errors
-from .._paths import home, path_text
+from .. import _forebay, _locations
+from .._locations import home
+from .._paths import path_text
 from ..errors import BusyError, InvalidInputError
 
 __all__ = [
     "FileSet",
-    "again",
     "bounded",
     "chosen",
     "index_in",
-    "opened",
     "read_json",
     "read_start",
 ]
 
 #: A longer file is no index of a data set.
 _MAX_INDEX_BYTES = 1 << 30
-#: Seconds for which a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45.
-_PATIENCE = 60.0
 #: Files that are looked at by one call.
 _LOOKS = 4096
 #: Most columns that an error names.
 _MAX_NAMED = 50
-_ERROR_TYPES: dict[type[OSError], type[errors.Error]] = {
-    FileNotFoundError: errors.NotFoundError,
-    PermissionError: errors.PermissionDeniedError,
-    IsADirectoryError: errors.IsDirectoryError,
-}
-# As the native half has them.
-_HINTS = {
-    errno.ENOENT: "check the path (ls -l) and the spelling",
-    errno.EACCES: "check the file's mode and owner (ls -l), and the directories above it",
-    errno.ENOTDIR: "check the path (ls -l): a file stands where it names a folder",
-    errno.EMFILE: "raise the limit of open files: ulimit -n 65536",
-    errno.ENFILE: "as root: sysctl -w fs.file-max=9223372036854775807",
-}
-
-
-def again(call: Callable[..., Any], *given: Any) -> Any:
-    """What a system call answers. EAGAIN and EINTR are no answers of a file system: it is asked again."""
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return call(*given)
-        except (BlockingIOError, InterruptedError):
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.01)
 
 
 def index_in(folder: Any) -> tuple[str, str]:
     """A folder's path and that of its ``index.json``, which may be given in its place."""
-    given = path_text(folder, by_url=False)
-    parent, name = os.path.split(given)
-    return (parent, given) if name == "index.json" else (given, os.path.join(given, "index.json"))
-
-
-def failed(error: OSError | ValueError, path: str, hints: Sequence[str] = ()) -> errors.Error:
-    """forebay's error for one of the system's, or for a path that cannot be one."""
-    if not isinstance(error, OSError):
-        return InvalidInputError(f"not a path: {error}", hints=["give a path without zero bytes"], path=path)
-    text = f"cannot read file: {(error.strerror or str(error)).lower()}"
-    known = [hint for number, hint in _HINTS.items() if number == error.errno]
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return errors.TooManyFilesError(text, hints=known, errno=error.errno, path=path)
-    hints = hints or known
-    kind = next((ours for theirs, ours in _ERROR_TYPES.items() if isinstance(error, theirs)), errors.IOFailedError)
-    return kind(text, hints=hints, errno=error.errno, path=path)
+    given = path_text(folder)
+    if _locations.name_of(given) == "index.json":
+        return _locations.parent(given), given
+    return given, _locations.member(given, "index.json")
 
 
 class FileSet:
@@ -89,7 +46,7 @@ class FileSet:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self.paths = [path_text(path, by_url=False) for path in paths]
+        self.paths = [path_text(path) for path in paths]
         found = [_state(path) for path in self.paths]
         self.states = [state for state, _ in found]
         # Of this machine only: a copy elsewhere has others.
@@ -139,7 +96,7 @@ class FileSet:
         """A digest of names, sizes and times of change."""
         digest = hashlib.sha256()
         for path, state in zip(self.paths, self.states, strict=True):
-            digest.update(f"{os.path.basename(path)}\0{state[0]}\0{state[1]}\n".encode(errors="surrogateescape"))
+            digest.update(f"{_locations.name_of(path)}\0{state[0]}\0{state[1]}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:32]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,21 +110,9 @@ class FileSet:
 
 def _state(path: str) -> tuple[tuple[int, int], tuple[int, int]]:
     """Bytes and time of change of a file; and its marks: inode, and when that changed."""
-    try:
-        found = again(os.stat, path)
-    except (OSError, ValueError) as error:
-        raise failed(error, path) from None
-    check_kind(found, path)
-    return (found.st_size, found.st_mtime_ns), (found.st_ino, found.st_ctime_ns)
-
-
-def check_kind(found: os.stat_result, path: str) -> None:
-    """Raises where a file is no regular one."""
-    if stat.S_ISDIR(found.st_mode):
-        hints = ['name the files in it, or give a glob: "folder/*"']
-        raise errors.IsDirectoryError("cannot read file: it is a directory", hints=hints, path=path)
-    if not stat.S_ISREG(found.st_mode):
-        raise InvalidInputError("cannot read file: it is no regular file", hints=["copy it to one first"], path=path)
+    found = _locations.state(path)
+    _locations.check_file(found, path)
+    return (found.nbytes, found.changed), (found.inode, found.inode_changed)
 
 
 def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:
@@ -204,50 +149,17 @@ def bounded(value: Any, most: int, what: str, path: str, least: int = 0) -> int:
     return value
 
 
-def opened(path: str, hints: Sequence[str] = ()) -> BinaryIO:
-    """A regular file, open. ``hints`` are for one that cannot be opened.
-
-    Raises:
-        InvalidInputError, IsDirectoryError: it is another kind of file. A pipe is not waited for.
-        NotFoundError, …: it cannot be opened.
-    """
-    try:
-        # Without O_NONBLOCK opening a pipe would wait for its other end.
-        descriptor = again(os.open, path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    except (OSError, ValueError) as error:
-        raise failed(error, path, hints) from None
-    try:
-        check_kind(os.fstat(descriptor), path)
-        return os.fdopen(descriptor, "rb", buffering=0)
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
 def read_start(path: str, offset: int, size: int, hints: Sequence[str] = ()) -> bytes:
     """``size`` bytes of a file. ``hints`` are for one that is not there.
 
     Raises:
         InvalidInputError: it ends before.
     """
-    with opened(path, hints) as file:
-        if offset + size > os.fstat(file.fileno()).st_size:
-            raise _truncated(path)
-        return _read_at(file, offset, size, path)
-
-
-def _read_at(file: BinaryIO, offset: int, size: int, path: str) -> bytes:
-    parts, at = [], 0
-    while at < size:
-        try:
-            part = again(os.pread, file.fileno(), size - at, offset + at)
-        except OSError as error:
-            raise failed(error, path) from None
-        if not part:
-            raise _truncated(path)
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
+    with _locations.opened(path, hints) as file:
+        found = file.run(offset, size)
+    if len(found) < size:
+        raise _truncated(path)
+    return found
 
 
 def _truncated(path: str) -> InvalidInputError:
@@ -262,10 +174,8 @@ def read_json(path: str) -> dict[str, Any]:
     """
     import json
 
-    with opened(path, ["give the folder that index.json and its files lie in"]) as file:
-        size = os.fstat(file.fileno()).st_size
-        bounded(size, _MAX_INDEX_BYTES, "the bytes of an index", path)
-        text = _read_at(file, 0, size, path)
+    text = _locations.text_of(path, _MAX_INDEX_BYTES, ["give the folder that index.json and its files lie in"])
+    bounded(len(text), _MAX_INDEX_BYTES, "the bytes of an index", path)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .. import _forebay
+from .. import _forebay, _locations
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
 from ._decoded import WRAPPED, litdata_list, wrapped
@@ -130,13 +129,13 @@ def _described(folder: str, path: str) -> _Index:
 
 
 def _chunk(chunk: Any, folder: str, index: str) -> _Chunk:
-    path = os.path.join(folder, _file_name(chunk, index))
+    path = _locations.member(folder, _file_name(chunk, index))
     return _Chunk(path, index, chunk.get("chunk_size"), chunk.get("dim"))
 
 
 def _file_name(chunk: Any, index: str) -> str:
     name = chunk.get("filename") if isinstance(chunk, dict) else None
-    if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", ".."):
+    if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
         raise InvalidInputError(f"a chunk cannot be called {name!r}", path=index)
     if not name.endswith(".bin") or ".zstd" in name:
         raise UnsupportedError(f"a chunk that is no plain .bin: {name!r}", path=index)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
-from .. import _forebay
+from .. import _forebay, _locations
 from .._shell import word
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
@@ -114,13 +113,12 @@ def mds(
 def _indexes(given: str) -> list[str]:
     """The indexes of a folder: its own, else those of the folders in it."""
     folder, index = index_in(given)
-    if index == given or os.path.lexists(index) or not os.path.isdir(folder):
+    if index == given or _locations.has_name(index) or not _locations.is_folder(folder):
         return [index]
     found = []
-    for home, folders, names in os.walk(folder):
-        folders.sort()
+    for home, folders, names in _locations.below(folder):
         if "index.json" in names:
-            found.append(os.path.join(home, "index.json"))
+            found.append(_locations.member(home, "index.json"))
             folders.clear()
     # Reading one that is not there says so.
     return found or [index]
@@ -156,9 +154,9 @@ def _shard(shard: Any, index: str) -> _Shard:
     # Several writers' shards lie in folders; none lies outside.
     if not isinstance(basename, str) or not {"", ".", ".."}.isdisjoint(basename.split("/")):
         raise InvalidInputError(f"a shard cannot be called {basename!r}", path=index)
-    path = os.path.join(os.path.dirname(index), basename)
+    path = _locations.member(_locations.parent(index), basename)
     # Where streaming read them, unpacked ones lie beside the index, which goes on to say how they were packed.
-    if shard.get("compression") is not None and not os.path.lexists(path):
+    if shard.get("compression") is not None and not _locations.has_name(path):
         raise _compressed(str(shard["compression"]).partition(":")[0], shard.get("zip_data"), index)
     nbytes = bounded(shard["raw_data"].get("bytes"), _MAX_COUNT, "the bytes of a shard", index)
     return _Shard(index, path, shard.get("samples"), nbytes, names, encodings, sizes)
@@ -166,13 +164,13 @@ def _shard(shard: Any, index: str) -> _Shard:
 
 def _compressed(kind: str, packed: Any, index: str) -> UnsupportedError:
     name = packed.get("basename") if isinstance(packed, dict) else None
-    ending = os.path.splitext(name)[1] if isinstance(name, str) else f".{kind}"
+    ending = _locations.ending_of(name) if isinstance(name, str) else f".{kind}"
     code = (
         "import pathlib, sys, streaming.base.compression as c; "
         "[p.with_suffix('').write_bytes(c.decompress(sys.argv[2], p.read_bytes())) "
         "for p in pathlib.Path(sys.argv[1]).rglob('*' + sys.argv[3])]"
     )
-    folder = word(os.path.dirname(index) or ".")
+    folder = word(_locations.parent(index) or ".")
     return UnsupportedError(
         f"the shards are compressed ({kind}): compressed bytes cannot be gathered",
         hints=[

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from typing import Any, NamedTuple
 
-from .. import _forebay
+from .. import _forebay, _locations
 from ..errors import InvalidInputError, UnsupportedError
 from ..frameworks import _dtypes
 from ._files import FileSet, bounded, read_start
@@ -77,9 +76,10 @@ def _prefixes(named: list[str]) -> list[str]:
     """Paths without endings. A pattern matches index and data: neighbours of one prefix are one data set."""
     found: list[tuple[str, str]] = []
     for path in named:
-        stem, ending = os.path.splitext(path)
-        if ending not in (".idx", ".bin") or os.path.exists(path + ".idx"):
-            stem, ending = path, ""
+        ending = _locations.ending_of(path)
+        if ending not in (".idx", ".bin") or _locations.exists(_locations.with_suffix(path, ".idx")):
+            ending = ""
+        stem = _locations.with_suffix(path, "", ending)
         if found and found[-1][0] == stem and {found[-1][1], ending} == {".bin", ".idx"}:
             continue
         found.append((stem, ending))
@@ -88,7 +88,7 @@ def _prefixes(named: list[str]) -> list[str]:
 
 def _pair(prefix: str) -> _Pair:
     numpy = need_numpy()
-    index = prefix + ".idx"
+    index = _locations.with_suffix(prefix, ".idx")
     start = read_start(index, 0, 34, ["give the path of the two files without .idx and .bin"])
     if start[:9] != _MAGIC:
         raise InvalidInputError("no index of Megatron's: its first bytes are others", path=index)
@@ -106,7 +106,7 @@ def _pair(prefix: str) -> _Pair:
     if sequences and (int(counts.min()) < 0 or int(pointers.min()) < 0):
         raise InvalidInputError("the index has lengths or pointers below 0", path=index)
     lengths = counts.astype("uint64") * numpy.uint64(_forebay.dtype_size(dtype) // 8)
-    return _Pair(index, prefix + ".bin", dtype, pointers.astype("uint64"), lengths)
+    return _Pair(index, _locations.with_suffix(prefix, ".bin"), dtype, pointers.astype("uint64"), lengths)
 
 
 def _windows(files: FileSet, dtype: str, window: int, stride: int, framework: str, device: object) -> FileRecords:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from .. import _locations
 from .._paths import path_text
 from ..errors import InvalidInputError, NotFoundError
-from ._files import again, failed
 
 __all__ = ["Folder", "expanded", "members_of", "tars_of", "text_paths"]
 
@@ -32,11 +31,11 @@ def text_paths(given: Any) -> list[str]:
     """
     # An open file is iterable, too: over its lines.
     if isinstance(given, (str, bytes, os.PathLike)) or hasattr(given, "read") or not isinstance(given, Iterable):
-        return expanded(path_text(given, by_url=False))
+        return expanded(path_text(given))
     if isinstance(given, (set, frozenset)):
         # Its order is another one in each process: record 7, too.
         raise InvalidInputError("a set of paths has no order, and records are numbered", hints=["sorted(paths)"])
-    paths = [path for one in given for path in expanded(path_text(one, by_url=False))]
+    paths = [path for one in given for path in expanded(path_text(one))]
     if not paths:
         raise InvalidInputError("a data set of no files", hints=["give one path or more"])
     return paths
@@ -50,18 +49,23 @@ def expanded(path: str) -> list[str]:
         NotFoundError: a glob that no file matches.
         InvalidInputError: a pattern of more than a million names.
     """
-    if "://" in path or not any(sign in path for sign in "{*?[") or os.path.lexists(path):
+    if not any(sign in path for sign in _signs(path)) or _locations.has_name(path):
         return [path]
     found: list[str] = []
     for name in _named(path):
-        if not glob.has_magic(name) or os.path.lexists(name):
+        if not any(sign in name for sign in _signs(name)[1:]) or _locations.has_name(name):
             found.append(name)
             continue
-        matches = sorted(glob.glob(name, recursive=True))
+        matches = _locations.matches(name)
         if not matches:
             raise NotFoundError("no file matches the pattern", hints=["check the pattern: ls -d PATTERN"], path=name)
         found.extend(matches)
     return found
+
+
+def _signs(location: str) -> str:
+    """The signs of patterns; in a URL "?" begins its query."""
+    return "{*[" if _locations.is_url(location) else "{*?["
 
 
 def _named(pattern: str) -> list[str]:
@@ -149,7 +153,7 @@ def tars_of(folder: str) -> list[str]:
     names = [name for name in _visible(folder) if name.endswith(_TARS)]
     if not names:
         raise NotFoundError("there are no tar files in the folder", hints=["a glob: folder/**/*.tar"], path=folder)
-    return [os.path.join(folder, name) for name in names]
+    return [_locations.member(folder, name) for name in names]
 
 
 def members_of(named: list[str]) -> Folder:
@@ -160,7 +164,7 @@ def members_of(named: list[str]) -> Folder:
         NotFoundError: a folder has none, or a class.
         InvalidInputError: files lie beside the folders of classes.
     """
-    found = [_files_of(one) if os.path.isdir(one) else Folder([one], [], []) for one in named]
+    found = [_files_of(one) if _locations.is_folder(one) else Folder([one], [], []) for one in named]
     if len(found) == 1:
         return found[0]
     bare = [one.paths[0] for one in found if not one.classes]
@@ -168,7 +172,7 @@ def members_of(named: list[str]) -> Folder:
         names = [one.classes[label] for one in found for label in one.labels]
     elif len(bare) < len(found):
         raise _beside_classes(bare[0])
-    elif all(map(os.path.isdir, named)):
+    elif all(map(_locations.is_folder, named)):
         names = [
             os.path.basename(os.path.abspath(path)) for path, one in zip(named, found, strict=True) for _ in one.paths
         ]
@@ -188,21 +192,23 @@ def _files_of(folder: str) -> Folder:
         InvalidInputError: files lie beside the folders of classes, or a link leads to a folder that it lies in.
     """
     names = _visible(folder)
-    classes = [name for name in names if os.path.isdir(os.path.join(folder, name))]
+    classes = [name for name in names if _locations.is_folder(_locations.member(folder, name))]
     loose = [name for name in names if name not in set(classes)]
     if classes and loose:
-        raise _beside_classes(os.path.join(folder, loose[0]))
+        raise _beside_classes(_locations.member(folder, loose[0]))
     if not classes:
         if not loose:
             raise NotFoundError("there are no files in the folder", path=folder)
-        return Folder([os.path.join(folder, name) for name in loose], [], [])
+        return Folder([_locations.member(folder, name) for name in loose], [], [])
     above = _entered(folder, ())
-    members = [sorted(_walk(os.path.join(folder, name), above)) for name in classes]
+    members = [sorted(_walk(_locations.member(folder, name), above)) for name in classes]
     for name, paths in zip(classes, members, strict=True):
         if not paths:
-            raise NotFoundError("a class has no files", hints=["remove its folder"], path=os.path.join(folder, name))
+            raise NotFoundError(
+                "a class has no files", hints=["remove its folder"], path=_locations.member(folder, name)
+            )
     labels = [label for label, paths in enumerate(members) for _ in paths]
-    return Folder([os.path.join(*pair) for pair in itertools.chain(*members)], classes, labels)
+    return Folder([_locations.member(*pair) for pair in itertools.chain(*members)], classes, labels)
 
 
 def _beside_classes(path: str) -> InvalidInputError:
@@ -220,29 +226,23 @@ def _entered(folder: str, above: _Above) -> _Above:
     Raises:
         InvalidInputError: it is one of those above it already, by a link.
     """
-    try:
-        found = again(os.stat, folder)
-    except OSError as error:
-        raise failed(error, folder) from None
-    if (found.st_dev, found.st_ino) in above:
+    found = _locations.state(folder)
+    if (found.device, found.inode) in above:
         hints = ["remove the link, or name the files by a glob: folder/*/*"]
         raise InvalidInputError("a link leads to a folder that it lies in", hints=hints, path=folder)
-    return *above, (found.st_dev, found.st_ino)
+    return *above, (found.device, found.inode)
 
 
 def _walk(folder: str, above: _Above) -> Iterator[tuple[str, str]]:
     """(folder, name) of all files below. Links are followed, as torchvision does."""
     above = _entered(folder, above)
     for name in _visible(folder):
-        path = os.path.join(folder, name)
-        if os.path.isdir(path):
+        path = _locations.member(folder, name)
+        if _locations.is_folder(path):
             yield from _walk(path, above)
         else:
             yield folder, name
 
 
 def _visible(folder: str) -> list[str]:
-    try:
-        return sorted(name for name in again(os.listdir, folder) if not name.startswith("."))
-    except OSError as error:
-        raise failed(error, folder) from None
+    return [name for name in _locations.names(folder) if not name.startswith(".")]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import os
 from typing import Any
 
-from .. import _forebay
+from .. import _forebay, _locations
 from .._kinds import NPY, other_kind
 from .._npy_types import dtype_of_descr, hint_of_descr
 from ..errors import InvalidInputError, MissingPackageError, UnsupportedError
@@ -212,7 +211,7 @@ def ranges(
     name, sizes = dtype_named(dtype), shape_named(shape)
     numpy = need_numpy()
     named, members = text_paths(paths), None
-    if offsets is None and lengths is None and any(map(os.path.isdir, named)):
+    if offsets is None and lengths is None and any(map(_locations.is_folder, named)):
         members = members_of(named)
         named = members.paths
     files = FileSet(named)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _forebay
+from .. import _forebay, _locations
 from .._npy_types import dtype_of_descr
 from ..errors import InvalidInputError, UnsupportedError
 from ._files import FileSet, chosen
@@ -56,7 +55,7 @@ def tar(
         UnsupportedError: a compressed one, or a sparse member, a device or a FIFO.
     """
     named = text_paths(paths)
-    files = FileSet(path for one in named for path in (tars_of(one) if os.path.isdir(one) else [one]))
+    files = FileSet(path for one in named for path in (tars_of(one) if _locations.is_folder(one) else [one]))
     samples: list[_Sample] = []
     for number, path in enumerate(files.paths):
         found = members(path, files.size(number))

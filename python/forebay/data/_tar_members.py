@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import tarfile
 from collections.abc import Iterable
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+from .. import _locations
 from .._kinds import START_BYTES, TAR, other_start
 from .._shell import word
 from ..errors import InvalidInputError, UnsupportedError
-from ._files import again, failed, opened
 
 __all__ = ["Member", "members", "without"]
 
@@ -63,13 +62,13 @@ def members(path: str, size: int) -> list[Member]:
         InvalidInputError: no tar file, a truncated one, or a link to what the archive has not.
         UnsupportedError: a compressed one, or a member that is neither file, folder nor link.
     """
-    with opened(path) as file:
+    with _locations.opened(path) as file:
         try:
             return _resolved(_headers(file, path, size), path)
         except OSError as error:
             if isinstance(error, UnsupportedError | InvalidInputError):
                 raise
-            raise failed(error, path) from None
+            raise _locations.failed(error, path) from None
         except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
             if isinstance(error, InvalidInputError):
                 raise
@@ -94,11 +93,12 @@ def without(path: str, names: Iterable[str], name: str) -> list[str]:
     return [f"tar --delete {options} -f {word(path)} -- {word(name)}"]
 
 
-def _refuse_others(file: BinaryIO, path: str, size: int) -> None:
-    start = again(os.pread, file.fileno(), START_BYTES, 0)
+def _refuse_others(file: _locations.Opened, path: str, size: int) -> None:
+    start = file.part(0, START_BYTES)
     for magic, command in _COMPRESSED.items():
         if start.startswith(magic):
-            stem, ending = os.path.splitext(path)
+            ending = _locations.ending_of(path)
+            stem = _locations.with_suffix(path, "", ending)
             unpacked = stem if stem.endswith(".tar") else f"{stem}{'.unpacked' if ending == '.tar' else ''}.tar"
             hints = [f"{command} -c {word(path)} > {word(unpacked)}"]
             raise UnsupportedError("the tar file is compressed", hints=hints, path=path)
@@ -107,7 +107,7 @@ def _refuse_others(file: BinaryIO, path: str, size: int) -> None:
         raise other from None
 
 
-def _headers(file: BinaryIO, path: str, size: int) -> list[tarfile.TarInfo]:
+def _headers(file: _locations.Opened, path: str, size: int) -> list[tarfile.TarInfo]:
     """The headers of all archives of a file: `cat` puts one behind the other."""
     found: list[tarfile.TarInfo] = []
     at: int | None = 0
@@ -127,7 +127,7 @@ def _headers(file: BinaryIO, path: str, size: int) -> list[tarfile.TarInfo]:
                     )
             end = archive.offset
         # tarfile takes a damaged or cut header for the end.
-        if again(os.pread, file.fileno(), _BLOCK, end) != bytes(_BLOCK):
+        if file.part(end, _BLOCK) != bytes(_BLOCK):
             _check_link(found, path)
             raise InvalidInputError(
                 "the tar file has no end"
@@ -153,9 +153,9 @@ def _check_link(found: list[tarfile.TarInfo], path: str) -> None:
         )
 
 
-def _next(file: BinaryIO, at: int) -> int | None:
+def _next(file: _locations.Opened, at: int) -> int | None:
     """Where the first block from ``at`` on begins that is not empty."""
-    while part := again(os.pread, file.fileno(), _SCAN_BYTES, at):
+    while part := file.part(at, _SCAN_BYTES):
         empty = len(part) - len(part.lstrip(b"\0"))
         if empty < len(part):
             return at + empty // _BLOCK * _BLOCK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -12,6 +11,7 @@ import torch
 from .. import _forebay, errors
 from .._checksums import CHECKSUMS_KEY
 from .._forebay import Pending
+from .._locations import exists
 from . import _crc
 from ._layout import Blob
 from ._memory import checksums, nbytes, settle, stored_dtype
@@ -131,7 +131,7 @@ def is_intact(path: str, blobs: Sequence[Blob], sums: Sequence[int], durable: bo
 
     With ``durable`` the storage has all of it on return: its writer may have been killed before that.
     """
-    if not os.path.exists(path):
+    if not exists(path):
         return None
     try:
         with _forebay.open(path) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import math
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from .. import _forebay, errors
+from .. import _forebay, _locations, errors
 from .._captures import left_alone
 from .._kinds import folder_hints
 from .._paths import Watch, is_place, path_text
@@ -40,6 +41,8 @@ _SHORT_RUN: Final = 1024
 #: Most bytes that are read with gaps at a time.
 _COVER_BYTES: Final = 128 << 20
 _FILES_IN_FLIGHT: Final = 8
+#: A longer file is no manifest.
+_MAX_MANIFEST_BYTES: Final = 4 << 30
 
 Piece = tuple[int, int, int]
 
@@ -148,7 +151,7 @@ class CheckpointReader(StorageReader):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, verify: bool = False) -> None:
-        self.path = path_text(path, by_url=False)
+        self.path = path_text(path)
         self.verify = verify
         #: Bytes that the last load of this rank read from files.
         self.bytes_read = 0
@@ -161,12 +164,12 @@ class CheckpointReader(StorageReader):
         """Turns to another folder, if one is given."""
         self._metadata = None
         if checkpoint_id is not None:
-            self.path = path_text(checkpoint_id, by_url=False)
+            self.path = path_text(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this names a folder: anything but an address with a scheme does."""
-        return is_place(checkpoint_id)
+        return is_place(checkpoint_id) or (isinstance(checkpoint_id, str) and _locations.is_url(checkpoint_id))
 
     def metadata(self) -> Metadata:
         """What the checkpoint holds.
@@ -175,18 +178,21 @@ class CheckpointReader(StorageReader):
             NotFoundError: the folder is not there, or its save was not completed.
             IntegrityError: its manifest is damaged.
         """
-        path = os.path.join(self.path, _manifest.NAME)
+        path = _locations.member(self.path, _manifest.NAME)
         try:
-            with open(path, "rb") as file:
-                text = file.read()
-        except PermissionError:
+            text = _locations.text_of(path, _MAX_MANIFEST_BYTES)
+        except errors.PermissionDeniedError:
             hints = ["check owner and mode of the folder and of what is above it: ls -ld"]
             raise errors.PermissionDeniedError("cannot read the manifest", hints=hints, path=path) from None
-        except (FileNotFoundError, NotADirectoryError):
+        except (errors.NotFoundError, errors.IOFailedError) as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
             hints = (
-                [] if os.path.isdir(self.path) else ["give the folder of a checkpoint; forebay.torch.load reads files"]
+                []
+                if _locations.is_folder(self.path)
+                else ["give the folder of a checkpoint; forebay.torch.load reads files"]
             )
-            if os.path.isdir(self.path) and os.listdir(self.path):
+            if _locations.is_folder(self.path) and _locations.names(self.path):
                 hints = folder_hints(self.path) or ["save it again: files that are complete are used again"]
             raise errors.NotFoundError(
                 "no complete checkpoint: the folder has no manifest", hints=hints, path=path
@@ -270,7 +276,7 @@ class CheckpointReader(StorageReader):
         )
 
     def _start(self, name: str, items: list[ReadItem], planner: LoadPlanner) -> _Job:
-        file = _forebay.open(os.path.join(self.path, name))
+        file = _forebay.open(_locations.member(self.path, name))
         job = _Job(file, Watch(file))
         targets: list[Any] = []
         for item in items:
@@ -356,7 +362,7 @@ class CheckpointReader(StorageReader):
             name = item.storage_index.fqn
             raise errors.IntegrityError(
                 "a tensor of the checkpoint has changed since it was written", tensor=name,
-                path=os.path.join(self.path, place.file),
+                path=_locations.member(self.path, place.file),
             )  # fmt: skip
 
     def _unpickled(self, file: File, item: ReadItem, place: Place) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 
 from .. import errors
 from .._forebay import Pending
+from .._locations import real
 from .._paths import path_text
 from . import _container
 from ._layout import Blob
@@ -155,14 +156,14 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def wait_for(path: str) -> None:
     """Returns when no save to this path is in flight: what was saved before must not appear afterwards."""
     with _lock:
-        before = _last.get(os.path.realpath(path))
+        before = _last.get(real(path))
     if before is not None:
         before._future.exception()  # its failure is its own
 
 
 def follow(task: SaveTask) -> Callable[[], None]:
     """Puts a task behind the last one for its path. What is returned waits for that one's end."""
-    key = os.path.realpath(task.path)
+    key = real(task.path)
     with _lock:
         before = _last.get(key)
         _last[key] = task

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -21,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from .. import _forebay, errors
+from .. import _forebay, _locations, errors
 from .._paths import is_place, path_text
 from ..frameworks.torch import not_saved
 from . import _container, _manifest, _stager
@@ -113,10 +111,10 @@ class CheckpointWriter(StorageWriter):
         self._rank = int(kwargs.get("rank", dist.get_rank() if dist.is_initialized() else 0))
         if not self._behind:
             wait_for(self.path)
-        os.makedirs(self.path, exist_ok=True)
+        _locations.make_folder(self.path)
         self._found = set()
         if is_coordinator:
-            self._found = {name for name in os.listdir(self.path) if _SHARD.fullmatch(name)}
+            self._found = {name for name in _locations.names(self.path) if _SHARD.fullmatch(name)}
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Leaves the plan as it is."""
@@ -193,10 +191,8 @@ class CheckpointWriter(StorageWriter):
         places = {result.index: result.storage_data for written in results for result in written}
         text = _manifest.encode(metadata, places)
         needed = {place.file for place in places.values()}
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            gone = sorted(name for name in needed if not os.path.exists(os.path.join(self.path, name)))
+        with _locations.changed_folder(self.path):
+            gone = sorted(name for name in needed if not _locations.exists(os.path.join(self.path, name)))
             if gone:
                 raise errors.BusyError(
                     "another save to the same folder ended meanwhile and removed files of this one",
@@ -211,10 +207,7 @@ class CheckpointWriter(StorageWriter):
             pending.commit(self.durable)
             for name in self._found - needed:
                 # Another save may have been faster; the checkpoint is there.
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.path, name))
-        finally:
-            os.close(folder)
+                _locations.remove(os.path.join(self.path, name))
 
     def save_async(
         self,
