@@ -160,6 +160,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
 
 fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     forebay_libcufile::register();
+    forebay_nfs::register();
     let name =
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
     let command = match name.to_str() {

@@ -177,6 +177,7 @@ impl CufileLibrary {
             return Ok(session);
         }
         forebay_libcufile::register();
+        forebay_nfs::register();
         let session = Session::open().map_err(|error| {
             log_error("driver", &error);
             RefusedCall(code_of(&error))

@@ -14,7 +14,7 @@ use crate::engines::explain::{self, ElectionCache, Walk};
 use crate::engines::mapped::{self, Mapped};
 use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
-use crate::engines::rdma::Rdma;
+use crate::engines::placed::Placed;
 use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::engines::staged::{ByLanes, Stage};
@@ -74,7 +74,7 @@ impl DeviceEngines {
         };
         let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
         let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
-        let rdma = Arc::new(Rdma::new(device.clone(), rdma, config));
+        let rdma = Arc::new(Placed::new(device.clone(), rdma, config));
         let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
         let by_lanes = ByLanes { kind, stage: stage.clone(), callers: callers.clone() };
         let list = choice

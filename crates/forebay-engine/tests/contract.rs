@@ -6,8 +6,6 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
-#[path = "common/mounts.rs"]
-mod mounts;
 #[path = "../examples/toy_engine.rs"]
 mod toy_engine;
 #[path = "../examples/toy_source.rs"]
@@ -65,7 +63,6 @@ fn subjects() -> Vec<Subject> {
         parts(),
         on_nfs(),
         on_nfs_by_rdma(),
-        on_mount(),
         on_disk(&disk(), "warm file", false),
         on_disk(&disk(), "cold file", true),
         on_disk(std::path::Path::new("/dev/shm"), "tmpfs file", false),
@@ -127,20 +124,6 @@ fn on_nfs_by_rdma() -> Subject {
         }),
         _scratch: None,
         is_cold: false,
-    }
-}
-
-/// A file on a mount, of whose cold pieces some come from the server beside the kernel, and some by the kernel, as `auto` has it.
-fn on_mount() -> Subject {
-    let place = mounts::shared_place(KEY, LEN);
-    let calls = Box::new(mounts::OnMount(Arc::new(place.facts("tcp"))));
-    let file = File::options().write(true).calls(calls).open(place.scratch.path()).unwrap();
-    Subject {
-        name: "mount",
-        file,
-        outside: Box::new(move || std::fs::read(place.scratch.path()).unwrap()),
-        _scratch: None,
-        is_cold: true,
     }
 }
 

@@ -5,7 +5,6 @@ mod common;
 #[path = "common/mounts.rs"]
 mod mounts;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use forebay_nfs::handle::Version;
 use forebay_nfs::mount::Mount;
 use forebay_nfs::{Options, Url};
 use forebay_verbs::Kind;
-use mounts::{Facts, KEY, LEN, OnMount, PATH, place};
+use mounts::{Facts, KEY, LEN, PATH, place};
 
 fn session(nfs: Nfs) -> Session {
     allow_dma_bufs();
@@ -221,9 +220,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
 fn a_descriptor_gives_no_more_than_it_was_opened_for() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Rdma));
-    let facts = Arc::new(place.facts("tcp"));
-    let calls = Box::new(OnMount(facts.clone()));
-    let file = File::options().read(false).write(true).calls(calls).open(place.scratch.path()).unwrap();
+    let (file, _facts) = place.open_with(File::options().read(false).write(true), place.facts("tcp"));
     let mut buffer = session.buffer(0, LEN).unwrap();
     assert!(session.read(&file, 0, &mut buffer).is_err());
     // Opened by another user, whom the server lets in, and not this one: the kernel reads it.

@@ -18,7 +18,7 @@ use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::Url;
 use forebay_nfs::handle::Version;
 use forebay_nfs::mount::Mount;
-use mounts::{Facts, KEY, LEN, OnMount, PATH, Place, place};
+use mounts::{Facts, KEY, LEN, PATH, Place, place};
 
 fn session(nfs: Nfs) -> Session {
     Session::with_config(Config { nfs, ..config(IoBackend::Auto, CachePolicy::Auto) }).unwrap()
@@ -46,7 +46,7 @@ fn all(session: &Session, file: &File) -> Receipt {
 }
 
 const BESIDE: &str = "by forebay's own client beside the kernel's mount";
-const BY_KERNEL: &str = "by the kernel's mount, not by TCP beside it: ";
+const BY_KERNEL: &str = "by the kernel's mount, not beside it: ";
 
 /// Why the kernel read it.
 fn why(receipt: &Receipt) -> &str {
@@ -186,8 +186,7 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
     );
     assert_eq!(place.server.count(Asked::Read), 0);
     // What the server, which knows the user alone, would give without asking how the file was opened.
-    let calls = Box::new(OnMount(Arc::new(place.facts("tcp"))));
-    let file = File::options().read(false).write(true).calls(calls).open(place.scratch.path()).unwrap();
+    let (file, _facts) = place.open_with(File::options().read(false).write(true), place.facts("tcp"));
     let mut buffer = session_tcp.buffer(0, LEN).unwrap();
     assert!(session_tcp.read(&file, 0, &mut buffer).is_err());
     assert_eq!(place.server.count(Asked::Read), 0);
@@ -199,10 +198,11 @@ fn a_descriptor_of_less_access_is_not_read_by_the_server() {
     let _turn = turn();
     for nfs in [Nfs::Tcp, Nfs::Rdma] {
         let (place, session) = (place(), session(nfs));
-        let adopted = |opened: &std::fs::File| {
-            let calls = Box::new(OnMount(Arc::new(place.facts("tcp"))));
+        let adopted = |opened: &std::fs::File| -> forebay_error::Result<File> {
             // SAFETY: it is open until this returns.
-            unsafe { File::options().calls(calls).adopt(opened.as_raw_fd()) }
+            let file = unsafe { File::adopt(opened.as_raw_fd()) }?;
+            mounts::mounted(&file, &Arc::new(place.facts("tcp")));
+            Ok(file)
         };
         let write_only = std::fs::OpenOptions::new().write(true).open(place.scratch.path()).unwrap();
         let file = adopted(&write_only).unwrap();
@@ -260,9 +260,7 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
 fn a_file_that_is_open_for_writing_stays_the_kernels() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Tcp));
-    let facts = Arc::new(place.facts("tcp"));
-    let calls = Box::new(OnMount(facts.clone()));
-    let file = File::options().write(true).calls(calls).open(place.scratch.path()).unwrap();
+    let (file, facts) = place.open_with(File::options().write(true), place.facts("tcp"));
     let receipt = all(&session, &file);
     assert!(why(&receipt).contains("open for writing"), "{receipt}");
     assert_eq!((receipt.moved[Way::Requested], facts.asked.load(Ordering::Relaxed)), (0, 0));

@@ -12,7 +12,7 @@
 //! | `client` | from a URL to a file ([`url`], [`open`](mod@open)), clients of the process, kept for some seconds behind |
 //! | | their last file; what a server has ([`portmap`]) and can do ([`probe`](mod@probe)) |
 //! | `source` | a file of a server as a source of engines |
-//! | `mounts` | the server, version and handle of a file on a mount of the kernel's ([`mount`]) |
+//! | `mounts` | the server, version and handle of a file on a mount of the kernel's ([`mount`]), and its bytes past the kernel |
 
 mod client;
 mod mounts;
@@ -26,12 +26,20 @@ pub use client::open::open;
 pub use client::probe::probe;
 pub use client::url::Url;
 pub use client::{open, portmap, probe, url};
+pub use mounts::facts::MountFacts;
 pub use mounts::mount;
-pub use mounts::open::{OTHER_FACTS, of_mount, takes_any_port};
+pub use mounts::mounted_file::{MountedFile, Mounts};
+pub use mounts::open::{of_mount, takes_any_port};
 pub use network::addresses::{LeftOut, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
 pub use network::options::{Options, Rdma};
 pub use protocol::{handle, io_call, rdma, rpc, status, v3, v4, xdr};
-pub use source::{NfsSource, Silences, left_out, up_to};
+pub use source::NfsSource;
 
 use forebay_sys::lock;
+
+/// Has engines reach the servers of mounted files by this client ([`Mounts`]). Programs call it once, when they start.
+pub fn register() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| forebay_source::register_beside(std::sync::Arc::new(Mounts)));
+}

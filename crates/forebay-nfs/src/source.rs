@@ -1,6 +1,5 @@
 //! Files of an NFS server, by forebay's own client: no mount is needed.
 
-use std::any::Any;
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{Answer, Facts, Fill, HeldUp, Request, RequestShape, Requests, Source, StateToken};
+use forebay_source::{
+    Answer, Facts, Fill, HeldUp, Place, Request, RequestShape, Requests, Source, StateToken,
+};
 
-use crate::handle::Attributes;
 use crate::{Client, Direction, File, LeftOut, Options, Rdma, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
@@ -29,7 +29,7 @@ pub struct NfsSource {
 }
 
 /// Silences of a server from a time on.
-pub struct Silences {
+pub(crate) struct Silences {
     client: Weak<Client>,
     before: (u64, Duration),
     since: Instant,
@@ -37,12 +37,12 @@ pub struct Silences {
 
 impl Silences {
     /// From now on.
-    pub fn of(client: &Arc<Client>) -> Self {
+    pub(crate) fn of(client: &Arc<Client>) -> Self {
         Self { client: Arc::downgrade(client), before: client.silences(), since: Instant::now() }
     }
 
     /// By what a transfer was held up that began then; `None`: by nothing.
-    pub fn told(&self) -> Option<String> {
+    pub(crate) fn told(&self) -> Option<String> {
         let client = self.client.upgrade()?;
         let ((times, long), (times_before, long_before)) = (client.silences(), self.before);
         let times = match times - times_before {
@@ -98,7 +98,7 @@ impl NfsSource {
 }
 
 /// How many connections there may be, and to how many addresses, in words.
-pub fn up_to(client: &Client) -> String {
+pub(crate) fn up_to(client: &Client) -> String {
     let connections = match client.connections() {
         1 => "1 connection".to_owned(),
         more => format!("up to {more} connections"),
@@ -110,7 +110,7 @@ pub fn up_to(client: &Client) -> String {
 }
 
 /// Addresses of a server that are not used.
-pub fn left_out(client: &Client) -> Vec<(String, String)> {
+pub(crate) fn left_out(client: &Client) -> Vec<(String, String)> {
     let text = |LeftOut { address, reason, hint }| {
         (format!("address {address} of server {} left out: {reason}", client.server()), hint)
     };
@@ -148,8 +148,12 @@ impl Source for NfsSource {
         Ok(())
     }
 
-    fn place(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        Some(self.file.clone())
+    fn place(&self) -> Option<Result<Arc<dyn Place>>> {
+        if self.file.client().is_rdma() {
+            return Some(Ok(self.file.clone()));
+        }
+        let over_tcp = Error::new(ErrorKind::Unsupported, "the file's bytes go over TCP");
+        Some(Err(over_tcp.hint("FOREBAY_NFS=rdma")))
     }
 
     fn held_up_from_now(&self) -> Option<HeldUp> {
@@ -157,12 +161,9 @@ impl Source for NfsSource {
         Some(Box::new(move || silences.told()))
     }
 
-    /// What the server says changes with the file, its length, and its number there. The server is asked.
+    /// The server is asked.
     fn state(&self) -> Result<Option<StateToken>> {
-        let Attributes { size, change, file_system, file_id, .. } = self.file.attributes()?;
-        let content = [size, change].map(u64::to_le_bytes).concat();
-        let number = [file_system.0, file_system.1, file_id].map(u64::to_le_bytes).concat();
-        Ok(Some(StateToken::of_parts(&content, &number, &[])))
+        Place::state(self.file.as_ref()).map(Some)
     }
 
     fn facts(&self) -> Facts {

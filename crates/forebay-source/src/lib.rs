@@ -1,9 +1,13 @@
 //! What a source of stored bytes offers to engines. A crate that implements [`Source`] needs this one and no engine.
 
+mod beside;
+mod place;
 mod request;
 mod source;
 mod state;
 
+pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
+pub use place::{Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};
 pub use source::{Facts, Fill, HeldUp, Source};
 pub use state::StateToken;

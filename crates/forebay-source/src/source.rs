@@ -1,14 +1,12 @@
 //! The trait of a source.
 
-use std::any::Any;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_error::Result;
 
-use crate::request::Requests;
-use crate::state::StateToken;
+use crate::{Place, Requests, StateToken};
 
 /// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place by a drive (engine
 /// `p2p`) need a descriptor, which comes with [`Fill::Descriptor`]. Place by a server needs [`Source::place`].
@@ -32,8 +30,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// How its bytes come into host memory, and go back.
     fn fill(&self) -> Fill<'_>;
 
-    /// What can put its bytes into registered memory by itself. `None`: nothing.
-    fn place(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+    /// What puts its bytes into registered memory by itself, or why it does not here. `None`: nothing does, with nothing to say.
+    fn place(&self) -> Option<Result<Arc<dyn Place>>> {
         None
     }
 

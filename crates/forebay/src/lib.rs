@@ -433,3 +433,4 @@ pub use forebay_engine::*;
 pub use forebay_error::{Error, ErrorKind, Result};
 pub use forebay_gpu as gpu;
 pub use forebay_libcufile as libcufile;
+pub use forebay_nfs as nfs;

@@ -11,7 +11,7 @@ use super::mapped::Mapped;
 use super::noop::Noop;
 use super::p2p::{self, P2p};
 use super::permission::Permission;
-use super::rdma::{self, Rdma};
+use super::placed::{self, Placed};
 use super::staged::ByLanes;
 use crate::request::receipt::{EngineKind, Note, Refusal};
 
@@ -36,7 +36,7 @@ pub(crate) struct Choice {
 pub(crate) fn list(
     choice: &Choice,
     (device, config): (&Arc<dyn Device>, &Config),
-    (p2p, rdma, mapped, by_lanes): (Arc<P2p>, Arc<Rdma>, Arc<Mapped>, ByLanes),
+    (p2p, rdma, mapped, by_lanes): (Arc<P2p>, Arc<Placed>, Arc<Mapped>, ByLanes),
 ) -> Result<Arc<[Arc<dyn Engine>]>> {
     let may = |permission: &Permission| !matches!(permission, Permission::Never(_));
     let mut list: Vec<Arc<dyn Engine>> = Vec::new();
@@ -89,7 +89,7 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     let allowed = allowed(config)?;
     let mapped = mapped_mode(device, config, asked, &allowed);
     let p2p = p2p::mode(device, asked, &allowed);
-    let rdma = rdma::mode(device, config, asked, &allowed);
+    let rdma = placed::mode(device, asked, &allowed);
     let never = |permission: &Permission| match permission {
         Permission::Never(refusal) => Some(refusal.clone()),
         Permission::Auto | Permission::Only => None,

@@ -11,13 +11,14 @@
 pub(crate) mod elect;
 pub(crate) mod explain;
 pub(crate) mod mapped;
-pub(crate) mod mounts;
+pub(crate) mod mount_read;
 pub(crate) mod noop;
 pub(crate) mod p2p;
 pub(crate) mod permission;
-pub(crate) mod rdma;
+pub(crate) mod placed;
 pub(crate) mod resident;
 pub(crate) mod staged;
+pub(crate) mod task_thread;
 pub(crate) mod trial_memory;
 
 use std::cell::OnceCell;

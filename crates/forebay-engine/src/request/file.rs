@@ -155,14 +155,7 @@ impl File {
 
     /// Whether it is open for reading, and for writing.
     pub fn access(&self) -> (bool, bool) {
-        match self.file.as_ref().map(|file| file.flags & libc::O_ACCMODE) {
-            Some(libc::O_RDONLY) => (true, false),
-            Some(libc::O_WRONLY) => (false, true),
-            Some(libc::O_RDWR) => (true, true),
-            None => self.source.access(),
-            // The kernel's fourth mode is for ioctl only.
-            Some(_) => (false, false),
-        }
+        self.file.as_ref().map_or_else(|| self.source.access(), |file| file.access())
     }
 
     /// Whether the kernel puts all writes at the end of the file (O_APPEND), whatever their offset.

@@ -1,12 +1,10 @@
 //! The seam to the kernel's file calls, and the decorator that injects faults there.
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::Rdma;
-use forebay_nfs::mount::{self, Mount, Mounted, Seen};
+use forebay_error::Error;
 use rustix::fs::FallocateFlags;
 
 use crate::runtime::sys;
@@ -36,56 +34,11 @@ pub trait Calls: Send + Sync + fmt::Debug {
         false
     }
 
-    /// What is known of mounts of the kernel's NFS client.
-    fn mounts(&self) -> &dyn Mounts {
-        &Kernel
-    }
-
     /// The result of an io_uring operation on the memory at `address` as the lane shall see it.
     fn completed(&self, _direction: Direction, _address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
         result
     }
 }
-
-/// Facts about mounts of the kernel's NFS client, and this machine's way to their servers: a seam for tests, which have no mount.
-pub trait Mounts {
-    /// Whether files of a file system with this magic number are on such a mount.
-    fn is_one(&self, magic: i64) -> bool {
-        magic == NFS_MAGIC
-    }
-
-    /// The mount of an open file, of which the server is asked nothing.
-    fn mount_of(&self, fd: BorrowedFd<'_>) -> Result<Mount> {
-        mount::mount_of(fd)
-    }
-
-    /// Where an open file is on its server; or why it must not, or cannot, be reached there. `elsewhere`: mounts of another network
-    /// namespace will do.
-    fn of_file(&self, fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
-        mount::of_file(fd, elsewhere)
-    }
-
-    /// What the kernel says of an open file, when it has asked the server anew.
-    fn seen(&self, fd: BorrowedFd<'_>) -> Result<Seen> {
-        mount::seen(fd)
-    }
-
-    /// RDMA, as this machine has it.
-    fn rdma(&self) -> Result<Rdma> {
-        let rdma = Rdma::of_machine()?;
-        if rdma.fabric.devices()?.is_empty() {
-            return Err(
-                Error::new(ErrorKind::Unsupported, "this machine has no RDMA device").hint("rdma link show")
-            );
-        }
-        Ok(rdma)
-    }
-}
-
-/// Of the kernel's NFS client, all versions.
-const NFS_MAGIC: i64 = 0x6969;
-
-impl Mounts for Kernel {}
 
 /// The real kernel.
 #[derive(Debug, Default)]

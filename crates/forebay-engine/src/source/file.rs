@@ -80,6 +80,16 @@ impl Source for FileSource {
         }
         Ok(())
     }
+
+    fn access(&self) -> (bool, bool) {
+        match self.flags & libc::O_ACCMODE {
+            libc::O_RDONLY => (true, false),
+            libc::O_WRONLY => (false, true),
+            libc::O_RDWR => (true, true),
+            // The kernel's fourth mode is for ioctl only.
+            _ => (false, false),
+        }
+    }
 }
 
 impl FileSource {

@@ -20,7 +20,7 @@ pub(crate) mod writers;
 use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -30,10 +30,11 @@ use forebay_error::Result;
 use forebay_sys::OwnLine;
 
 pub(crate) use calls::call_error;
-pub use calls::{Calls, Fault, Faulty, Kernel, Mounts};
+pub use calls::{Calls, Fault, Faulty, Kernel};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name, meant};
+use forebay_source::BesideFile;
 pub use forebay_source::{Answer, Facts, Fill, Request, RequestShape, Requests, Source, StateToken};
 use mapping::WriteMapping;
 pub(crate) use mapping::{MemoryWrite, touch};
@@ -77,6 +78,8 @@ pub struct Descriptors {
     pub(crate) hits: AtomicU8,
     /// The file's own cache policy, if it has one.
     pub(crate) cache: Option<CachePolicy>,
+    /// The source that lies behind it; found when a large read comes first.
+    beside: OnceLock<Option<Arc<dyn BesideFile>>>,
     /// State that engines keep with it.
     pub(crate) attached: Attached,
     /// The kernel, or a test double in front of it.
@@ -128,6 +131,12 @@ impl FileNature {
 }
 
 impl Descriptors {
+    /// The source that lies behind the file, past the kernel.
+    pub(crate) fn beside(&self) -> Option<Arc<dyn BesideFile>> {
+        let find = || forebay_source::beside(self.buffered.as_fd(), self.nature.magic);
+        self.beside.get_or_init(find).clone()
+    }
+
     pub(crate) fn new(
         buffered: Fd,
         direct: Option<(Fd, DirectAlignment)>,
@@ -149,6 +158,7 @@ impl Descriptors {
             reads: Native::new(CachedReads::default()),
             hits: AtomicU8::new(0),
             cache,
+            beside: OnceLock::new(),
             attached: Attached::default(),
             calls: calls.unwrap_or_else(|| Box::new(Kernel)),
         }

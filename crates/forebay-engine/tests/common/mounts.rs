@@ -3,19 +3,21 @@
 //! Mounts of the kernel's NFS client without one: a file on the disk stands for the kernel's view, and what the kernel would tell of it
 //! leads to a server in the process.
 
-use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 
 use fake_nfs::{Placing, Server};
 use fake_verbs::Fake;
 use forebay_engine::File;
-use forebay_engine::source::{Calls, Kernel, Mounts};
+use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{Attributes, Version};
 use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
-use forebay_nfs::{Options, Rdma, Url};
+use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
+use forebay_source::{Beside, BesideFile, register_beside};
 
 use crate::common::{Scratch, disk, pattern};
 
@@ -58,11 +60,7 @@ impl Facts {
     }
 }
 
-impl Mounts for Facts {
-    fn is_one(&self, _magic: i64) -> bool {
-        true
-    }
-
+impl MountFacts for Facts {
     fn mount_of(&self, _fd: BorrowedFd<'_>) -> Result<Mount> {
         Ok(self.mount.clone())
     }
@@ -113,10 +111,32 @@ impl Calls for OnMount {
         // SAFETY: passed on.
         unsafe { Kernel.write(fd, buffer, len, offset) }
     }
+}
 
-    fn mounts(&self) -> &dyn Mounts {
-        self.0.as_ref()
+/// What is known of open files, by their descriptors and numbers.
+static MOUNTED: Mutex<Option<HashMap<(RawFd, u64), Arc<Facts>>>> = Mutex::new(None);
+
+struct MadeUp;
+
+fn inode(fd: RawFd) -> u64 {
+    std::fs::metadata(format!("/proc/self/fd/{fd}"))
+        .map_or(0, |file| std::os::unix::fs::MetadataExt::ino(&file))
+}
+
+impl Beside for MadeUp {
+    fn of(&self, fd: BorrowedFd<'_>, _magic: i64) -> Option<Arc<dyn BesideFile>> {
+        let all = MOUNTED.lock().unwrap();
+        let facts = all.as_ref()?.get(&(fd.as_raw_fd(), inode(fd.as_raw_fd())))?.clone();
+        Some(Arc::new(MountedFile::new(facts)))
     }
+}
+
+/// Has an open file lie on a mount of which these facts are known.
+pub fn mounted(file: &File, facts: &Arc<Facts>) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| register_beside(Arc::new(MadeUp)));
+    let fd = file.raw_fd().unwrap();
+    MOUNTED.lock().unwrap().get_or_insert_default().insert((fd, inode(fd)), facts.clone());
 }
 
 pub struct Place {
@@ -131,13 +151,6 @@ pub fn place() -> Place {
     server.put(PATH, pattern(KEY, 0, LEN));
     let placing = Placing::start(&fabric, server.clone());
     Place { server, fabric, scratch: Scratch::with_pattern(&disk(), KEY, LEN), _placing: placing }
-}
-
-/// The same of a file that the server and the kernel both have: what is written here is there.
-pub fn shared_place(key: u64, len: usize) -> Place {
-    let place = Place { scratch: Scratch::with_pattern(&disk(), key, len), ..place() };
-    place.server.put_on_disk(PATH, std::fs::File::open(place.scratch.path()).unwrap());
-    place
 }
 
 impl Place {
@@ -177,8 +190,14 @@ impl Place {
     }
 
     pub fn open(&self, facts: Facts) -> (File, Arc<Facts>) {
+        self.open_with(File::options(), facts)
+    }
+
+    pub fn open_with(&self, options: OpenOptions, facts: Facts) -> (File, Arc<Facts>) {
         let facts = Arc::new(facts);
         let calls = Box::new(OnMount(facts.clone()));
-        (File::options().calls(calls).open(self.scratch.path()).unwrap(), facts)
+        let file = options.calls(calls).open(self.scratch.path()).unwrap();
+        mounted(&file, &facts);
+        (file, facts)
     }
 }

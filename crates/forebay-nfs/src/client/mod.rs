@@ -6,6 +6,7 @@ pub(crate) mod look_up;
 mod mountd;
 pub(crate) mod nfs_client;
 pub mod open;
+mod place;
 pub mod portmap;
 pub mod probe;
 pub mod url;

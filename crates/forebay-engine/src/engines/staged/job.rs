@@ -9,7 +9,7 @@ use forebay_config::CachePolicy;
 use forebay_error::Error;
 
 use super::width::Meter;
-use crate::engines::mounts::read::MountRead;
+use crate::engines::mount_read::MountRead;
 use crate::io::plan::{Plan, Work};
 use crate::request::cancel::Cancel;
 use crate::request::completion::Completion;

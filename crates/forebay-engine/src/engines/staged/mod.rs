@@ -14,7 +14,7 @@ use self::job::{DirectMover, Job, JobParts, JobWidth, of_file};
 use self::sync::{Attempt, Callers, MAX_CALLER_BYTES, ShortBatch};
 use self::width::SourceKind;
 use self::workers::{LaneWidth, Lanes};
-use crate::engines::mounts::read::{MountRead, MountReads};
+use crate::engines::mount_read::{MountRead, MountReads};
 use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Onward, Ran, Taken, Work, warmth_of};
 use crate::io::plan::{CELL, Limits, Part, Plan};
 use crate::request::cancel::Cancel;

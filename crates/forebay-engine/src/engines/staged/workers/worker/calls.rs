@@ -187,7 +187,7 @@ impl Lane {
     fn ask(&mut self, unit: usize, index: usize, job: &Job) {
         let source: &dyn Requests = match (job.batch.file.requests(), &job.mount) {
             (Some(source), _) => source,
-            (None, Some(mount)) => mount.as_ref(),
+            (None, Some(mount)) => mount.requests(),
             (None, None) => return,
         };
         let segment = &mut self.units[unit].segments[index];

@@ -63,7 +63,7 @@ impl Helper {
     fn is_there(&self, state: &mut State) -> bool {
         if !state.has_thread {
             let shared = self.0.clone();
-            state.has_thread = threads::spawn("forebay-rdma", move || shared.run()).is_ok();
+            state.has_thread = threads::spawn("forebay-placed", move || shared.run()).is_ok();
         }
         state.has_thread
     }

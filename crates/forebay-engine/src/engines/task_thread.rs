@@ -1,12 +1,12 @@
 //! Threads that do one thing after the other, and end when nothing has come for a while.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::Client;
 use forebay_sys::threads;
 
 use crate::runtime::lock;
@@ -61,10 +61,13 @@ impl TaskThread {
     }
 }
 
+/// A server's client, which is compared by its address.
+type Server = Weak<dyn Any + Send + Sync>;
+
 /// A thread for each server: one that does not answer holds up nobody else's transfers.
 pub(crate) struct ServerThreads {
     name: &'static str,
-    all: Mutex<Vec<(Weak<Client>, TaskThread)>>,
+    all: Mutex<Vec<(Server, TaskThread)>>,
 }
 
 impl ServerThreads {
@@ -73,14 +76,16 @@ impl ServerThreads {
     }
 
     /// The thread for a server.
-    pub(crate) fn of(&self, server: &Arc<Client>) -> TaskThread {
+    pub(crate) fn of(&self, server: &Server) -> TaskThread {
         let mut all = lock(&self.all);
-        if let Some((_, thread)) = all.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(server)) {
+        if let Some((_, thread)) =
+            all.iter().find(|(known, _)| std::ptr::addr_eq(known.as_ptr(), server.as_ptr()))
+        {
             return thread.clone();
         }
         all.retain(|(known, _)| known.strong_count() > 0);
         let thread = TaskThread::new(self.name);
-        all.push((Arc::downgrade(server), thread.clone()));
+        all.push((server.clone(), thread.clone()));
         thread
     }
 }

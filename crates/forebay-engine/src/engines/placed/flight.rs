@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
-use forebay_nfs::handle::Attributes;
+use forebay_source::{Place, StateToken};
 use forebay_verbs::RegisteredMemory;
 
 use super::refusals::error_refusal;
 use super::server_file::ServerFile;
 use super::trial;
 use crate::engines::Onward;
-use crate::engines::mounts::task_thread::{TaskThread, answer};
+use crate::engines::task_thread::{TaskThread, answer};
 use crate::io::plan::Part;
 use crate::request::receipt::{Election, EngineKind, Moved, Note, Refusal, Way};
 use crate::request::transfer::Batch;
@@ -88,7 +88,7 @@ struct FlightState {
     asked: (usize, usize),
     ended: Ended,
     /// What the server said of a mounted file before.
-    before: Option<Attributes>,
+    before: Option<StateToken>,
     /// A thread asks for ranges; answers that come meanwhile leave the rest to it.
     is_pumping: bool,
 }
@@ -109,10 +109,10 @@ impl Flight {
     /// Begins. Of a mounted file, what this host has written goes to the server first, and the server says which state it has.
     pub(super) fn begin(self: &Arc<Self>) {
         let server = lock(&self.state).parts.as_ref().map(|parts| parts.server.clone());
-        let Some(server) = server.filter(|server| server.mounted.is_some()) else { return self.pump() };
+        let Some(server) = server.filter(|server| server.is_mounted) else { return self.pump() };
         let this = self.clone();
         self.checks.add(Box::new(move || {
-            let told = answer(|| server.settle().and_then(|()| server.file.attributes()));
+            let told = answer(|| server.settle().and_then(|()| server.place.state()));
             drop(server);
             let mut state = lock(&this.state);
             match told {
@@ -140,14 +140,14 @@ impl Flight {
             return;
         }
         state.is_pumping = true;
-        while let Some((range, server, memory)) = self.next(&mut state) {
+        while let Some((range, place, memory)) = self.next(&mut state) {
             drop(state);
             let this = self.clone();
             let answer = Box::new(move |result| this.answered(range, result));
             // SAFETY: the submitter keeps the memory valid and to itself until the completion resolves, which is behind all
             // answers.
-            unsafe { server.place(range.offset, (range.address, range.len), memory, answer) };
-            drop(server);
+            unsafe { place.place(range.offset, (range.address, range.len), memory, answer) };
+            drop(place);
             state = lock(&self.state);
         }
         state.is_pumping = false;
@@ -159,7 +159,7 @@ impl Flight {
             match (parts, before) {
                 (Some(parts), Some(before)) => {
                     let this = self.clone();
-                    self.checks.add(Box::new(move || this.check(parts, ended, before)));
+                    self.checks.add(Box::new(move || this.check(parts, ended, &before)));
                 }
                 (Some(parts), None) => self.end(parts, ended),
                 (None, _) => {}
@@ -168,9 +168,9 @@ impl Flight {
     }
 
     /// Whether a mounted file is in the state that it was in before: otherwise its bytes may be of two, and all is read again.
-    fn check(&self, parts: FlightParts, ended: Ended, before: Attributes) {
-        let changed = match answer(|| parts.server.file.attributes()) {
-            Ok(after) if after == before => return self.end(parts, ended),
+    fn check(&self, parts: FlightParts, ended: Ended, before: &StateToken) {
+        let changed = match answer(|| parts.server.place.state()) {
+            Ok(after) if after == *before => return self.end(parts, ended),
             Ok(_) => Error::new(ErrorKind::Busy, "the file changed while the server placed its bytes"),
             Err(error) => error,
         };
@@ -179,10 +179,7 @@ impl Flight {
     }
 
     /// The next range to ask for; leaves out the rest of a flight that was cancelled.
-    fn next(
-        &self,
-        state: &mut FlightState,
-    ) -> Option<(Range, Arc<forebay_nfs::File>, Arc<RegisteredMemory>)> {
+    fn next(&self, state: &mut FlightState) -> Option<(Range, Arc<dyn Place>, Arc<RegisteredMemory>)> {
         let parts = state.parts.as_ref()?;
         if self.onward.completion.is_cancelled() {
             for range in &parts.ranges[state.next..] {
@@ -197,7 +194,7 @@ impl Flight {
         }
         state.next += 1;
         state.asked = (count + 1, bytes + range.len);
-        Some((range, parts.server.file.clone(), parts.memory[range.memory].clone()))
+        Some((range, parts.server.place.clone(), parts.memory[range.memory].clone()))
     }
 
     fn answered(self: &Arc<Self>, range: Range, result: Result<usize>) {
@@ -233,7 +230,7 @@ impl Flight {
             let refusal = error_refusal(error);
             // A server that waits or refuses will do so by any way; all else may be of this one.
             // The kernel has a way of its own to the server of a mount.
-            let is_of_server = error.kind() == ErrorKind::Timeout && parts.server.mounted.is_none();
+            let is_of_server = error.kind() == ErrorKind::Timeout && !parts.server.is_mounted;
             // A file that changes says nothing of the way.
             if let Some(key) = parts.key.as_ref().filter(|_| error.kind() != ErrorKind::Busy) {
                 trial::pause(key, &refusal);
@@ -279,7 +276,7 @@ impl Ended {
     /// Where a part of a mounted file failed, all is read again: the kernel's page cache may hold an older state of that part.
     fn in_one_state(self, parts: &FlightParts) -> Self {
         match self.failed.first() {
-            Some((_, error)) if parts.server.mounted.is_some() => {
+            Some((_, error)) if parts.server.is_mounted => {
                 Self { failed: all_failed(&parts.ranges, error), ..Self::default() }
             }
             _ => self,
@@ -292,20 +289,13 @@ fn all_failed(ranges: &[Range], error: &Error) -> Vec<(Range, Error)> {
 }
 
 fn note(parts: &FlightParts) -> Note {
-    let client = parts.server.file.client();
     let device = parts.memory.first().map_or("", |memory| memory.device());
-    let coherence = match parts.server.mounted {
-        Some(_) => {
-            "; what this host had written was on the server before, and the file did not change meanwhile"
-        }
-        None => "",
+    let coherence = if parts.server.is_mounted {
+        "; what this host had written was on the server before, and the file did not change meanwhile"
+    } else {
+        ""
     };
-    Note {
-        text: format!(
-            "by RDMA into device memory: NFS {}, server {}, NIC {device}; keys: per buffer{coherence}",
-            client.version(),
-            client.server()
-        ),
-        hint: None,
-    }
+    let way = parts.server.place.way();
+    let text = format!("by RDMA into device memory: {way}, NIC {device}; keys: per buffer{coherence}");
+    Note { text, hint: None }
 }

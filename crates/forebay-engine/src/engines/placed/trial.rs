@@ -4,17 +4,17 @@
 //! A trial fills memory of its own with other bytes, has the server place some of the file there, and compares them with what
 //! comes the other way. Bytes that are all the same prove nothing. The result holds for the server's file system, the device and the NIC.
 
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Wait};
-use forebay_nfs::Client;
+use forebay_source::{Place, PlaceScope};
 
 use super::memory;
 use super::refusals::{error_refusal, refusal};
 use super::server_file::ServerFile;
-use crate::engines::mounts::task_thread::{TaskThread, answer};
+use crate::engines::task_thread::{TaskThread, answer};
 use crate::engines::trial_memory::TrialMemory;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock;
@@ -32,29 +32,16 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) type Verdict = std::result::Result<(), Arc<Refusal>>;
 
 /// What a verdict is about.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Key {
-    client: Weak<Client>,
-    file_system: (u64, u64),
+    scope: PlaceScope,
     device: [u8; 16],
     nic: String,
 }
 
-impl PartialEq for Key {
-    fn eq(&self, other: &Self) -> bool {
-        Weak::ptr_eq(&self.client, &other.client)
-            && (self.file_system, self.device, &self.nic) == (other.file_system, other.device, &other.nic)
-    }
-}
-
 impl Key {
-    pub(super) fn new(file: &forebay_nfs::File, device: &dyn Device, nic: &str) -> Self {
-        Self {
-            client: Arc::downgrade(file.client()),
-            file_system: file.opened().file_system,
-            device: device.info().uuid,
-            nic: nic.to_owned(),
-        }
+    pub(super) fn new(place: &dyn Place, device: &dyn Device, nic: &str) -> Self {
+        Self { scope: place.scope(), device: device.info().uuid, nic: nic.to_owned() }
     }
 }
 
@@ -91,7 +78,7 @@ impl Drop for TrialGuard {
 
 // SAFETY: no other kind has the name.
 unsafe impl PerProcess for Trials {
-    const NAME: &'static str = "trials of rdma";
+    const NAME: &'static str = "trials of placing";
 }
 
 /// The result of the last trial of a way.
@@ -123,7 +110,7 @@ fn last_refusal(key: &Key) -> Option<Arc<Refusal>> {
 
 fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&Trials::of_process().known);
-    all.retain(|(known, _)| known != key && known.client.strong_count() > 0);
+    all.retain(|(known, _)| known != key && known.scope.server.strong_count() > 0);
     all.push((key.clone(), KnownVerdict { verdict, until, paused: None }));
 }
 
@@ -192,7 +179,7 @@ impl Tester {
             return Err(meanwhile);
         }
         // Trials of other ways may be before it, of servers that do not answer.
-        told.recv_timeout(server.file.client().deadline()).unwrap_or(Err(meanwhile))
+        told.recv_timeout(server.place.deadline()).unwrap_or(Err(meanwhile))
     }
 
     /// Tries a way, unless another session has done so meanwhile.
@@ -225,7 +212,7 @@ fn under_way() -> Arc<Refusal> {
 
 fn run(server: &ServerFile, memory: &TrialMemory) -> std::result::Result<(), TrialOutcome> {
     server.settle()?;
-    let before = server.file.attributes()?;
+    let before = server.place.state()?;
     let (offset, held) = sample(server)?;
     let others: Vec<u8> = held.iter().map(|byte| !byte).collect();
     memory.set(&others)?;
@@ -234,10 +221,10 @@ fn run(server: &ServerFile, memory: &TrialMemory) -> std::result::Result<(), Tri
     if got == held {
         return Ok(());
     }
-    if server.file.attributes()? != before || server.held(held.len(), offset)? != held {
+    if server.place.state()? != before || server.held(held.len(), offset)? != held {
         return Err(unclear("the file changed while a read of it was tried"));
     }
-    if server.mounted.is_some() && server.by_host(held.len(), offset)? == got {
+    if server.is_mounted && server.by_host(held.len(), offset)? == got {
         return Err(unclear("this host's page cache holds other bytes of the file than the server"));
     }
     let first = got.iter().zip(&held).position(|(got, held)| got != held).unwrap_or_default();
@@ -252,7 +239,7 @@ fn run(server: &ServerFile, memory: &TrialMemory) -> std::result::Result<(), Tri
 
 /// A range of the file whose bytes prove something, and the bytes.
 fn sample(server: &ServerFile) -> std::result::Result<(u64, Vec<u8>), TrialOutcome> {
-    let len = server.file.attributes()?.size;
+    let len = server.file.len()?;
     let mut last = None;
     for place in 0..PLACES {
         let offset = len / PLACES * place;
@@ -289,14 +276,14 @@ impl TrialMemory {
     /// Has the server place a range, and waits.
     fn place(&self, server: &ServerFile, offset: u64, len: usize) -> std::result::Result<(), TrialOutcome> {
         let allocation = self.device.allocation(self.start)?;
-        let domain = server.file.client().domain()?;
+        let domain = server.place.domain()?;
         // What is wrong with this memory says nothing of the caller's, which is registered already.
         let registered = memory::register(self.device.as_ref(), &domain, &allocation);
         let registered = registered.map_err(TrialOutcome::Unclear)?;
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let answer = Box::new(move |result| drop(tell.send(result)));
         // SAFETY: the memory is the trial's alone, and the answer is waited for.
-        unsafe { server.file.place(offset, (self.start + MISALIGNMENT, len), registered, answer) };
+        unsafe { server.place.place(offset, (self.start + MISALIGNMENT, len), registered, answer) };
         let answered = told
             .recv()
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a request was not answered")));

@@ -1,10 +1,11 @@
-//! The engine `rdma`: a server writes a file's bytes into device memory by itself. No byte crosses this host's memory, and no
+//! The engine `placed`: a server writes a file's bytes into device memory by RDMA. No byte crosses this host's memory, and no
 //! instruction of this process is spent on one.
 //!
 //! The memory is registered with the NIC as a dma-buf ([`memory`]), for as long as it is in use. Whether bytes really arrive is tried
 //! first ([`trial`]); what a server or a NIC cannot move after all is staged ([`flight`]). Reads alone: writes are staged.
 //!
-//! Files are named by URL, or lie on a mount of the kernel's whose server this process can reach itself ([`find`]).
+//! What places the bytes is the source's ([`Place`](forebay_source::Place)), or lies behind a mounted file of the kernel's
+//! ([`BesideFile`](forebay_source::BesideFile)).
 
 mod flight;
 mod helper;
@@ -16,9 +17,10 @@ mod trial;
 
 use std::sync::{Arc, LazyLock};
 
-use forebay_config::{Config, Nfs};
+use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
+use forebay_source::{Place, Source};
 use forebay_verbs::RegisteredMemory;
 
 use self::flight::{Flight, FlightParts, Range};
@@ -28,9 +30,9 @@ use self::nics::NearestFirst;
 use self::refusals::{error_refusal, refusal};
 use self::server_file::ServerFile;
 use self::trial::Tester;
-use crate::engines::mounts::find::{self, MIN_TRANSFER, Reach, Transport};
-use crate::engines::mounts::task_thread::{ServerThreads, TaskThread, answer};
+use crate::engines::mount_read::MIN_TRANSFER;
 use crate::engines::permission::Permission;
+use crate::engines::task_thread::{ServerThreads, TaskThread, answer};
 use crate::engines::{AskedBatch, Claim, Engine, Known, Onward, Ran, Taken, Work};
 use crate::request::receipt::{EngineKind, ReceiptPart, Refusal};
 use crate::request::ticket::CallerPolled;
@@ -39,18 +41,18 @@ use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 
 /// The engine for one device.
-pub(crate) struct Rdma {
+pub(crate) struct Placed {
     device: Arc<dyn Device>,
     permission: Permission,
     memory: Arc<Registrations>,
     helper: Helper,
-    /// Servers of mounts are looked for beside requests.
+    /// Servers are looked at by a NIC beside requests.
     looks: TaskThread,
     /// Ways are tried there, too.
     tester: Arc<Tester>,
     /// What is asked of each before and after a transfer.
     checks: ServerThreads,
-    reach: Reach,
+    config: Config,
     nics: NearestFirst,
 }
 
@@ -70,21 +72,12 @@ static WRITES: LazyLock<Refusal> = LazyLock::new(|| Refusal {
 });
 
 /// Whether the engine may be used for memory of a device.
-pub(crate) fn mode(
-    device: &dyn Device,
-    config: &Config,
-    asked: Option<EngineKind>,
-    allowed: &[EngineKind],
-) -> Permission {
+pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[EngineKind]) -> Permission {
     let never = |reason: String, hint: Option<String>| {
         Permission::Never(Refusal { engine: EngineKind::Rdma, reason, hint })
     };
     if device.info().is_host {
         return never("the memory is host memory".to_owned(), None);
-    }
-    if matches!(config.nfs, Nfs::Off | Nfs::Tcp) {
-        let hint = "unset FOREBAY_NFS, or FOREBAY_NFS=rdma".to_owned();
-        return never("FOREBAY_NFS forbids it".to_owned(), Some(hint));
     }
     if let Err(error) = device.can_export() {
         return never(error.message().to_owned(), error.hints().first().cloned());
@@ -92,16 +85,14 @@ pub(crate) fn mode(
     Permission::of_options(EngineKind::Rdma, asked, allowed)
 }
 
-impl Rdma {
+impl Placed {
     pub(crate) fn new(device: Arc<dyn Device>, permission: Permission, config: &Config) -> Self {
         let memory = Arc::new(Registrations::new(device.clone()));
         let helper = Helper::new(device.clone(), memory.clone());
         let (looks, checks) = (TaskThread::new("forebay-look"), ServerThreads::new("forebay-check"));
         let tester = Tester::new(device.clone(), looks.clone());
-        let is_asked = config.nfs == Nfs::Rdma;
-        let reach = Reach::new(Transport::Rdma, is_asked, config);
-        let nics = NearestFirst::new(device.info());
-        Self { device, permission, memory, helper, looks, tester, checks, reach, nics }
+        let (config, nics) = (config.clone(), NearestFirst::new(device.info()));
+        Self { device, permission, memory, helper, looks, tester, checks, config, nics }
     }
 
     fn is_all(&self) -> bool {
@@ -114,25 +105,19 @@ impl Rdma {
             Permission::Never(refusal) => Err(Arc::new(refusal.clone())),
             _ => Ok(()),
         };
-        if let Some(descriptors) = known.descriptors {
-            if !descriptors.calls.mounts().is_one(descriptors.nature.magic) {
-                return Ok(None);
-            }
+        let opened = known.file.opened();
+        let place = if let Some(opened) = opened {
+            let Some(beside) = opened.descriptors.beside() else { return Ok(None) };
             permitted()?;
-            let is_urgent = self.is_all() || self.reach.is_asked;
-            let looks = (!is_urgent).then_some(&self.looks);
-            let file = find::server_of(known.file, descriptors, &self.reach, looks)
-                .map_err(|why| refusal(&why.text, why.hint.as_deref()))?;
-            return Ok(Some(ServerFile { file, mounted: Some(known.file.clone()) }));
-        }
-        let placing =
-            known.file.source().place().and_then(|place| place.downcast::<forebay_nfs::File>().ok());
-        let Some(file) = placing else { return Ok(None) };
-        permitted()?;
-        if file.client().transport() != "RDMA" {
-            return Err(refusal("the file's bytes go over TCP", Some("FOREBAY_NFS=rdma")));
-        }
-        Ok(Some(ServerFile { file, mounted: None }))
+            let mounted: Arc<dyn Source> = opened.clone();
+            beside.place(&mounted, &self.config, self.is_all())
+        } else {
+            let Some(place) = known.file.source().place() else { return Ok(None) };
+            permitted()?;
+            place
+        };
+        let (place, is_mounted) = (place.map_err(|error| error_refusal(&error))?, opened.is_some());
+        Ok(Some(ServerFile { place, file: known.file.clone(), is_mounted }))
     }
 
     /// What the server is to place; `None` for what is not of this engine's kind.
@@ -148,11 +133,12 @@ impl Rdma {
         if !server_allows(asked.known) {
             return Err(ReceiptPart::Now(refusal("the file is not open for reading", None)));
         }
-        if server.mounted.is_some() && !self.is_all() && asked.warmth() == Warmth::Warm {
+        if server.is_mounted && !self.is_all() && asked.warmth() == Warmth::Warm {
             return Err(ReceiptPart::Always(&CACHED));
         }
         let placing = self.register_nearest(batch, server).map_err(ReceiptPart::Now)?;
-        let key = trial::Key::new(&placing.server.file, self.device.as_ref(), placing.memory[0].device());
+        let key =
+            trial::Key::new(placing.server.place.as_ref(), self.device.as_ref(), placing.memory[0].device());
         self.tester.verdict(&key, &placing.server, self.is_all()).map_err(ReceiptPart::Now)?;
         Ok(Some(Placing { key: Some(key), ..placing }))
     }
@@ -164,21 +150,20 @@ impl Rdma {
 
     /// The same by the nearest NIC that registers the memory, where several lead to the server: by connections over that one alone.
     fn register_nearest(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
-        let client = server.file.client();
-        let nics = if client.addresses_in_use() > 1 { client.nics() } else { Vec::new() };
-        if nics.len() < 2 {
+        let nics = server.place.nics();
+        if nics.is_empty() {
             return self.register(batch, server);
         }
         let mut refused = None;
         for nic in self.nics.of(&nics) {
             let name = &nics[nic].name;
             // One that is farther would be tried, and left again.
-            let Some(by_nic) = self.by_nic(&server.file, name) else {
+            let Some(by_nic) = self.by_nic(&server.place, name) else {
                 return Err(refusal(format!("the server is being looked at by NIC {name}"), None));
             };
             let placing = by_nic
                 .map_err(|error| error_refusal(&error))
-                .and_then(|file| self.register(batch, ServerFile { file, ..server.clone() }));
+                .and_then(|place| self.register(batch, ServerFile { place, ..server.clone() }));
             match placing {
                 Ok(placing) => return Ok(placing),
                 // That of the nearest says most.
@@ -190,23 +175,21 @@ impl Rdma {
 
     /// The file by a NIC, once that is known: the server is asked beside the first transfers, which go another way. They wait where they
     /// may go no other.
-    fn by_nic(&self, file: &Arc<forebay_nfs::File>, nic: &str) -> Option<Result<Arc<forebay_nfs::File>>> {
-        if let Some(found) = file.known_by_nic(nic) {
-            return Some(found);
+    fn by_nic(&self, place: &Arc<dyn Place>, nic: &str) -> Option<Result<Arc<dyn Place>>> {
+        let found = place.by_nic(nic, self.is_all());
+        if found.is_some() {
+            return found;
         }
-        if self.is_all() {
-            return Some(file.by_nic(nic));
-        }
-        let (asked, name) = (file.clone(), nic.to_owned());
+        let (asked, name) = (place.clone(), nic.to_owned());
         // Those behind the first find it known. Without a thread the next transfer asks again.
-        let ask = Box::new(move || drop(answer(|| asked.by_nic(&name))));
+        let ask = Box::new(move || drop(answer(|| Ok(asked.by_nic(&name, true)))));
         let _ = self.looks.offer(ask, MAX_LOOKS);
         None
     }
 
     /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
     fn register(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
-        let domain = server.file.client().domain().map_err(|error| error_refusal(&error))?;
+        let domain = server.place.domain().map_err(|error| error_refusal(&error))?;
         let mut memory: Vec<(forebay_gpu::Allocation, Arc<RegisteredMemory>)> = Vec::new();
         let mut ranges = Vec::with_capacity(batch.pieces.len());
         for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {
@@ -247,7 +230,7 @@ struct Placing {
     key: Option<trial::Key>,
 }
 
-impl Engine for Rdma {
+impl Engine for Placed {
     fn kind(&self) -> EngineKind {
         EngineKind::Rdma
     }
@@ -278,7 +261,7 @@ impl Engine for Rdma {
                     batch: asked.batch.clone(),
                     device: self.device.clone(),
                     helper: self.helper.clone(),
-                    checks: self.checks.of(placing.server.file.client()),
+                    checks: self.checks.of(&placing.server.place.scope().server),
                     placing,
                     is_all: self.is_all(),
                 };

@@ -1,0 +1,312 @@
+//! Files on mounts of the kernel's NFS client whose server this process can reach by itself: same server, version and handle, as the
+//! kernel tells them. Facts that the server tells of the handle are compared with the kernel's before it is trusted.
+//!
+//! With `FOREBAY_NFS=auto` the servers of mounts over RDMA alone are contacted, which shows that they take it, and none where the mount is
+//! of another network namespace. `FOREBAY_NFS=tcp` and `rdma` take any mount.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_config::{Config, MOST_ADDRESSES, Nfs};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{Beside, BesideFile, BesideReads, Fill, Place, Source};
+use forebay_sys::threads;
+
+use super::facts::{KernelFacts, MountFacts};
+use super::mount::{Mount, Mounted};
+use super::open::of_mount;
+use super::reads::MountReads;
+use crate::{File, MOST_FURTHER, Options, Rdma, lock};
+
+// What may be named may be used: neither crate knows the other.
+const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
+
+/// Files that are looked for at a time, each with its descriptor. Chosen.
+const MOST_LOOKS: usize = 16;
+/// A server that could not be reached is not called again before this has passed, nor asked for a file that it does not give.
+const SERVER_PAUSE: Duration = Duration::from_mins(1);
+/// A file that was not found on its server is not looked for again before this has passed.
+const FILE_PAUSE: Duration = Duration::from_secs(1);
+/// How long a server may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel can read the file, too. Over TCP
+/// the time that its requests take of late comes on top; of calls that were sent about together none is sent again when the first has
+/// waited for too long.
+const SILENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+const DEADLINE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+const CONNECT: Duration = Duration::from_secs(2);
+/// Of the kernel's NFS client, all versions.
+const NFS_MAGIC: i64 = 0x6969;
+
+/// Files on mounts of the kernel's NFS client.
+#[derive(Debug)]
+pub struct Mounts;
+
+impl Beside for Mounts {
+    fn of(&self, _fd: BorrowedFd<'_>, magic: i64) -> Option<Arc<dyn BesideFile>> {
+        (magic == NFS_MAGIC).then(|| Arc::new(MountedFile::new(Arc::new(KernelFacts))) as Arc<dyn BesideFile>)
+    }
+}
+
+/// The transport by which a server is to be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    Tcp,
+    Rdma,
+}
+
+/// An open file on a mount, and what is known of it on its server.
+#[derive(Clone)]
+pub struct MountedFile(Arc<MountState>);
+
+struct MountState {
+    facts: Arc<dyn MountFacts>,
+    /// By [`Transport`].
+    found: [Mutex<LookupState>; 2],
+}
+
+#[derive(Default)]
+enum LookupState {
+    #[default]
+    Unknown,
+    /// A look-up is under way.
+    UnderWay,
+    /// The result of the last look-up holds until then, or for good.
+    Looked(Result<Arc<File>>, Option<Instant>),
+}
+
+/// A server, and how it is reached.
+type Server = (SocketAddr, Transport);
+
+/// Why a file is left to the kernel, and for how long that holds; `None`: for good.
+type KernelFallback = (Error, Option<Duration>);
+
+/// Servers that could not be reached, until when they are left alone, and why.
+static UNREACHED: Mutex<Vec<(Server, Instant, Error)>> = Mutex::new(Vec::new());
+
+/// A look-up under way.
+struct LookupSlot;
+
+static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
+
+impl LookupSlot {
+    fn take() -> Option<Self> {
+        let more = |busy: usize| (busy < MOST_LOOKS).then_some(busy + 1);
+        LOOKUPS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for LookupSlot {
+    fn drop(&mut self) {
+        LOOKUPS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for MountedFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MountedFile")
+    }
+}
+
+impl BesideFile for MountedFile {
+    fn place(&self, file: &Arc<dyn Source>, config: &Config, waits: bool) -> Result<Arc<dyn Place>> {
+        if matches!(config.nfs, Nfs::Off | Nfs::Tcp) {
+            return Err(left("FOREBAY_NFS forbids it").hint("unset FOREBAY_NFS, or FOREBAY_NFS=rdma"));
+        }
+        let waits = waits || config.nfs == Nfs::Rdma;
+        let found = self.server_of(file, config, Transport::Rdma, waits)?;
+        Ok(found)
+    }
+
+    fn takes_reads(&self, config: &Config) -> bool {
+        config.nfs == Nfs::Tcp
+    }
+
+    fn reads(&self, file: &Arc<dyn Source>, config: &Config) -> Result<Arc<dyn BesideReads>> {
+        let server = self.server_of(file, config, Transport::Tcp, true)?;
+        let reads = MountReads::new(server, self.clone())?;
+        reads.check()?;
+        Ok(Arc::new(reads))
+    }
+}
+
+impl MountedFile {
+    /// An open file of whose mount these facts are known.
+    pub fn new(facts: Arc<dyn MountFacts>) -> Self {
+        Self(Arc::new(MountState { facts, found: Default::default() }))
+    }
+
+    pub(super) fn facts(&self) -> &dyn MountFacts {
+        self.0.facts.as_ref()
+    }
+
+    /// The file on its server. Where the caller does not wait, a thread of its own looks for it beside the first transfers.
+    fn server_of(
+        &self,
+        file: &Arc<dyn Source>,
+        config: &Config,
+        transport: Transport,
+        waits: bool,
+    ) -> Result<Arc<File>> {
+        {
+            let mut found = lock(&self.0.found[transport as usize]);
+            match &*found {
+                LookupState::Looked(looked, until) if until.is_none_or(|until| Instant::now() < until) => {
+                    return looked.clone();
+                }
+                LookupState::UnderWay if !waits => return Err(soon()),
+                _ => *found = LookupState::UnderWay,
+            }
+        }
+        if waits {
+            return self.look(file, config, transport);
+        }
+        let (this, file, config) = (self.clone(), file.clone(), config.clone());
+        let look = |slot: LookupSlot| {
+            threads::spawn("forebay-look", move || {
+                drop(this.look(&file, &config, transport));
+                drop(slot);
+            })
+        };
+        if LookupSlot::take().is_none_or(|slot| look(slot).is_err()) {
+            // The next transfer asks again: each file that waits keeps its descriptor.
+            *lock(&self.0.found[transport as usize]) = LookupState::Unknown;
+        }
+        Err(soon())
+    }
+
+    /// The file is not what it was when it was found, or the server does not give it: the next transfer looks for it anew.
+    pub(super) fn forget(&self, transport: Transport) {
+        *lock(&self.0.found[transport as usize]) = LookupState::Unknown;
+    }
+
+    fn look(&self, file: &Arc<dyn Source>, config: &Config, transport: Transport) -> Result<Arc<File>> {
+        let look = || self.find(file, config, transport);
+        let (looked, pause) = catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|_| {
+            let panicked = Error::new(ErrorKind::Internal, "a thread that asks the server panicked");
+            (Err(panicked), Some(FILE_PAUSE))
+        });
+        let until = pause.and_then(|pause| Instant::now().checked_add(pause));
+        *lock(&self.0.found[transport as usize]) = LookupState::Looked(looked.clone(), until);
+        looked
+    }
+
+    /// Looks for a file, and says for how long that holds.
+    fn find(
+        &self,
+        file: &Arc<dyn Source>,
+        config: &Config,
+        transport: Transport,
+    ) -> (Result<Arc<File>>, Option<Duration>) {
+        let is_asked = config.nfs != Nfs::Auto;
+        let (mounted, rdma) = match self.mounted(file.as_ref(), transport, is_asked) {
+            Ok(found) => found,
+            Err((why, pause)) => return (Err(why), pause),
+        };
+        let mount = &mounted.mount;
+        let options = Options {
+            connections: config.nfs_connections,
+            further: config.nfs_servers.of(&[&mount.server, &mount.address.to_string()]),
+            connect: CONNECT,
+            deadline: DEADLINE[transport as usize],
+            silence: SILENCE[transport as usize],
+            low_ports: false,
+            rdma,
+            ..Options::default()
+        };
+        match of_mount(&mounted, &options) {
+            Ok(found) => (Ok(Arc::new(found)), None),
+            Err(why) => {
+                // An export that refuses this process refuses all its files.
+                let is_refused = why.kind() == ErrorKind::PermissionDenied && !is_asked;
+                if is_of_server(&why, transport) || is_refused {
+                    leave_alone(address_of(mount), transport, &why);
+                }
+                (Err(why), Some(FILE_PAUSE))
+            }
+        }
+    }
+
+    /// Where the file is, and this machine's RDMA if that is to be used; or why not, and for how long that holds: what the mount is stays so.
+    fn mounted(
+        &self,
+        file: &dyn Source,
+        transport: Transport,
+        is_asked: bool,
+    ) -> Result<(Mounted, Option<Rdma>), KernelFallback> {
+        let never = |why: Error| (why, None);
+        let alone = |mount: &Mount| match unreached(address_of(mount), transport) {
+            Some(why) => Err((why, Some(FILE_PAUSE))),
+            None => Ok(()),
+        };
+        let Fill::Descriptor(fd) = file.fill() else {
+            return Err(never(left("the source is not a file of the kernel's")));
+        };
+        if file.access().1 {
+            // Where a write has failed, the first fsync by this opening is told: that is to be the program's own.
+            let why = "it is open for writing: errors of what was written are the program's to hear";
+            return Err(never(left(why)));
+        }
+        let facts = self.facts();
+        let mount = facts.mount_of(fd).map_err(never)?;
+        if !is_asked {
+            may_be_contacted(&mount).map_err(never)?;
+        }
+        alone(&mount)?;
+        // The kernel's facts are of what is written: times and sizes of what is not are its own.
+        file.sync().map_err(never)?;
+        let mounted = facts.of_file(fd, is_asked).map_err(never)?;
+        alone(&mounted.mount)?;
+        let rdma = if transport == Transport::Rdma { Some(facts.rdma().map_err(never)?) } else { None };
+        Ok((mounted, rdma))
+    }
+}
+
+/// Why a file is left to the kernel.
+fn left(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Unsupported, why)
+}
+
+fn soon() -> Error {
+    Error::new(ErrorKind::Busy, "the mount's server is being looked for")
+}
+
+/// Whether an error is not of one file alone: the server is not reached, or does not answer.
+pub(super) fn is_of_server(error: &Error, transport: Transport) -> bool {
+    match transport {
+        Transport::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
+        Transport::Tcp => crate::client::open::is_unreached(error),
+    }
+}
+
+fn address_of(mount: &Mount) -> SocketAddr {
+    SocketAddr::new(mount.address, mount.tcp_port)
+}
+
+/// Leaves a server alone for a while.
+pub(super) fn leave_alone(address: SocketAddr, transport: Transport, why: &Error) {
+    let mut all = lock(&UNREACHED);
+    all.retain(|(other, until, _)| *other != (address, transport) && Instant::now() < *until);
+    all.push(((address, transport), Instant::now() + SERVER_PAUSE, why.clone()));
+}
+
+/// Why a server is left alone, if it is.
+pub(super) fn unreached(address: SocketAddr, transport: Transport) -> Option<Error> {
+    let all = lock(&UNREACHED);
+    let found =
+        all.iter().find(|(other, until, _)| *other == (address, transport) && Instant::now() < *until);
+    found.map(|(_, _, why)| why.clone())
+}
+
+/// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes RDMA.
+fn may_be_contacted(mount: &Mount) -> Result<()> {
+    let mounted = mount.transport.as_str();
+    if !mounted.starts_with("rdma") {
+        let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
+        return Err(left(format!("it is mounted over {mounted}")).hint(hint));
+    }
+    Ok(())
+}
