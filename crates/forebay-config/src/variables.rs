@@ -71,9 +71,9 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "FOREBAY_ENGINE",
-        values: "p2p, rdma, mapped, staged, host, libcufile, noop",
+        values: "an engine's name",
         default: "(elected)",
-        about: "Forces an engine whatever election says. `libcufile` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
+        about: "Forces an engine whatever election says ([names](../concepts/engines.md)). `libcufile` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
     },
     Variable {
         name: "FOREBAY_PIN_BUDGET",

@@ -1,14 +1,28 @@
 //! A whole engine, as a program may add it: a thread for each batch, plain reads and writes, a bounce buffer.
-//! The contract suite runs over it. `cargo run -p forebay-engine --example toy_engine -- FILE`
+//! It is elected before the lanes. The contract suite runs over it. `cargo run -p forebay-engine --example toy_engine -- FILE`
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use forebay_config::Config;
-use forebay_engine::{AskedBatch, Batch, CallerPolled, Claim, Direction, Engine, EngineKind, Way};
-use forebay_engine::{File, Moved, Onward, Piece, Session, Taken, Work};
+use forebay_engine::{AskedBatch, Batch, CallerPolled, Claim, DeviceOptions, Direction, Engine};
+use forebay_engine::{EngineCandidate, EngineKind, EngineParts, File, Moved, Onward, Permission, Piece};
+use forebay_engine::{Session, Taken, Way, Work};
 use forebay_error::{Error, Result};
 use forebay_gpu::Wait;
 
+/// Stands for election on every device.
+pub(crate) struct ToyCandidate;
+impl EngineCandidate for ToyCandidate {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Registered("toy")
+    }
+    fn permission(&self, options: &DeviceOptions<'_>) -> Permission {
+        options.permit(self.kind())
+    }
+    fn make(&self, _: &EngineParts<'_>, _: Permission) -> Result<Arc<dyn Engine>> {
+        Ok(Arc::new(ToyEngine))
+    }
+}
 /// Serves any file and any memory.
 pub(crate) struct ToyEngine;
 impl Engine for ToyEngine {
@@ -69,10 +83,10 @@ impl ToyWork {
         stream.synchronize(Wait::Block).map(|()| done)
     }
 }
-#[allow(dead_code)] // The contract suite uses the engine alone.
+#[allow(dead_code)] // Tests use the engine alone.
 fn main() -> Result<()> {
-    forebay_engine::register("toy", |_, _| Ok(Arc::new(ToyEngine)))?;
-    let session = Session::with_config(Config { engine: Some("toy".into()), ..Config::default() })?;
+    forebay_engine::register_candidate(EngineKind::Staged, ToyCandidate)?;
+    let session = Session::with_config(Config::default())?;
     let file = File::open(std::env::args_os().nth(1).unwrap_or_else(|| "README.md".into()))?;
     let mut buffer = session.buffer(0, file.len()? as usize)?;
     session.read(&file, 0, &mut buffer).map(|receipt| println!("{receipt}"))

@@ -12,18 +12,16 @@ use forebay_sys::Striped;
 use crate::engines::elect::{self, Choice};
 use crate::engines::explain::{self, ElectionCache, Walk};
 use crate::engines::mapped::{self, Mapped};
-use crate::engines::p2p::P2p;
 use crate::engines::permission::Permission;
-use crate::engines::placed::Placed;
 use crate::engines::staged::sync::Callers;
 use crate::engines::staged::workers::Lanes;
 use crate::engines::staged::{ByLanes, Stage};
-use crate::engines::{self, AskedBatch, Claimed, Done, Engine, EngineFacts, Known, Onward, Ran};
+use crate::engines::{self, AskedBatch, Claimed, Done, Engine, EngineFacts, EngineParts, Known, Onward, Ran};
 use crate::request::completion::{Completion, short_read};
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::EngineStats;
-use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Refusal, Way};
+use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, Note, Way};
 use crate::request::ticket::{Outcome, Ticket};
 use crate::request::totals::Totals;
 use crate::request::transfer::{Batch, Transfer};
@@ -65,21 +63,18 @@ impl DeviceEngines {
         let lanes = Arc::new(Lanes::new(device.clone(), config.clone()));
         let stage = Stage::new(lanes.clone(), config);
         let callers = Arc::new(Callers::new(device.clone(), config));
-        let (mapped, p2p, rdma) = match &choice {
-            Ok(choice) => (choice.mapped.clone(), choice.p2p.clone(), choice.rdma.clone()),
-            Err(error) => {
-                let never = |kind| never(kind, error);
-                (never(EngineKind::Mapped), never(EngineKind::P2p), never(EngineKind::Rdma))
-            }
+        let permission = match &choice {
+            Ok(choice) => choice.permission(EngineKind::Mapped).cloned().unwrap_or(Permission::Auto),
+            Err(error) => Permission::refused_by(EngineKind::Mapped, error),
         };
-        let mapped = Arc::new(Mapped::new(device.clone(), config, mapped, stage.clone(), callers.clone()));
-        let p2p = Arc::new(P2p::new(device.clone(), p2p, config, stage.clone(), callers.clone()));
-        let rdma = Arc::new(Placed::new(device.clone(), rdma, config));
+        let mapped =
+            Arc::new(Mapped::new(device.clone(), config, permission, stage.clone(), callers.clone()));
         let kind = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
         let by_lanes = ByLanes { kind, stage: stage.clone(), callers: callers.clone() };
-        let list = choice
-            .clone()
-            .and_then(|choice| elect::list(&choice, (device, config), (p2p, rdma, mapped.clone(), by_lanes)));
+        let as_engine: Arc<dyn Engine> = Arc::new(mapped.clone());
+        let parts = EngineParts { device, config, stage: &stage, callers: &callers, mapped: &as_engine };
+        let list =
+            choice.as_ref().map_err(Error::clone).and_then(|choice| elect::list(choice, &parts, by_lanes));
         Self {
             device: device.clone(),
             choice,
@@ -366,9 +361,4 @@ impl DeviceEngines {
             moved: self.totals.moved(),
         }
     }
-}
-
-/// The permission of an engine where the election failed: never, for the election's error.
-fn never(engine: EngineKind, error: &Error) -> Permission {
-    Permission::Never(Refusal { engine, reason: error.message().to_owned(), hint: None })
 }

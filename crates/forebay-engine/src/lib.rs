@@ -14,7 +14,10 @@ mod tuning;
 
 pub use engines::mapped::{Budget, Gathering, Limiter, Map, Offsets, PinReport, RawGather};
 pub use engines::staged::workers::{LaneReport, LaneWidth};
-pub use engines::{AskedBatch, Claim, Done, Engine, EngineFacts, Known, Onward, Ran, Taken, Work, register};
+pub use engines::{
+    AskedBatch, Claim, DeviceOptions, Done, Engine, EngineCandidate, EngineFacts, EngineParts,
+};
+pub use engines::{Known, Onward, Permission, Ran, Taken, Work, register, register_candidate};
 pub use forebay_gpu::Checksum;
 pub use forebay_sys::threads;
 pub use io::plan::Part;

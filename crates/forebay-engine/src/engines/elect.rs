@@ -4,77 +4,80 @@ use std::sync::Arc;
 
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Access, Device};
+use forebay_gpu::Device;
 
-use super::Engine;
-use super::mapped::Mapped;
+use super::candidate::{EngineCandidate, EngineParts};
+use super::engine::Engine;
 use super::noop::Noop;
-use super::p2p::{self, P2p};
-use super::permission::Permission;
-use super::placed::{self, Placed};
+use super::permission::{DeviceOptions, Permission};
 use super::staged::ByLanes;
+use super::{ELECTED, registry};
 use crate::request::receipt::{EngineKind, Note, Refusal};
 
 /// What was chosen for a device, before anything is known of a transfer.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Choice {
     /// The engine that serves what no better one takes, or the only one.
     pub(crate) engine: EngineKind,
     /// Engines that will not serve this device, with the reason.
     pub(crate) refused: Vec<Refusal>,
-    /// Whether warm files may be read in place.
-    pub(crate) mapped: Permission,
-    /// Whether drives may move bytes to or from the device by themselves.
-    pub(crate) p2p: Permission,
-    /// Whether servers may write into the device's memory.
-    pub(crate) rdma: Permission,
+    /// Engines that stand for election, best first, and whether they may be used.
+    candidates: Vec<(&'static dyn EngineCandidate, Permission)>,
     /// Notes on options.
     pub(crate) notes: Vec<Note>,
 }
 
-/// The engines that serve a device, best first. Add a new engine here.
+impl Choice {
+    /// Whether an engine that stands for election may be used.
+    pub(crate) fn permission(&self, engine: EngineKind) -> Option<&Permission> {
+        self.candidates.iter().find(|(one, _)| one.kind() == engine).map(|(_, permission)| permission)
+    }
+
+    fn is_elected(&self, engine: EngineKind) -> bool {
+        self.permission(engine).is_some()
+    }
+}
+
+/// The engines that serve a device, best first.
 pub(crate) fn list(
     choice: &Choice,
-    (device, config): (&Arc<dyn Device>, &Config),
-    (p2p, rdma, mapped, by_lanes): (Arc<P2p>, Arc<Placed>, Arc<Mapped>, ByLanes),
+    parts: &EngineParts<'_>,
+    by_lanes: ByLanes,
 ) -> Result<Arc<[Arc<dyn Engine>]>> {
-    let may = |permission: &Permission| !matches!(permission, Permission::Never(_));
+    let config = parts.config;
     let mut list: Vec<Arc<dyn Engine>> = Vec::new();
+    // What a program's engine leaves, or gives back, goes to the lanes, unless strict forbids them.
+    let mut may_stage = match choice.engine {
+        EngineKind::Noop | EngineKind::Libcufile => false,
+        EngineKind::Registered(_) => config.strict.is_empty() || allowed(config)?.contains(&by_lanes.kind),
+        _ => true,
+    };
     match choice.engine {
         EngineKind::Noop => list.push(Arc::new(Noop)),
-        EngineKind::Libcufile | EngineKind::Registered(_) => {
-            let made = super::make(choice.engine.name(), device, config);
+        EngineKind::Libcufile | EngineKind::Registered(_) if !choice.is_elected(choice.engine) => {
+            let made = registry::make(choice.engine.name(), parts.device, config);
             list.push(made.unwrap_or_else(|| Err(not_registered(choice.engine)))?);
-            // What a program's engine leaves, or gives back, goes to the lanes, unless strict forbids them.
-            let may_stage = config.strict.is_empty() || allowed(config)?.contains(&by_lanes.kind);
-            if may_stage && matches!(choice.engine, EngineKind::Registered(_)) {
-                list.push(Arc::new(by_lanes));
+        }
+        _ => {
+            let is_offered = config.engine.is_none() && !parts.device.info().is_host;
+            for (candidate, permission) in &choice.candidates {
+                if !matches!(permission, Permission::Never(_)) || is_offered && candidate.tells_refusal() {
+                    list.push(candidate.make(parts, permission.clone())?);
+                }
+                may_stage &= *permission != Permission::Only || candidate.leaves_rest();
             }
         }
-        EngineKind::P2p | EngineKind::Rdma | EngineKind::Mapped | EngineKind::Staged | EngineKind::Host => {
-            if may(&choice.p2p) {
-                list.push(p2p);
-            }
-            // Where it may not be used it says so, of files on servers alone.
-            if config.engine.is_none() && !device.info().is_host || may(&choice.rdma) {
-                list.push(rdma);
-            }
-            if may(&choice.mapped) {
-                list.push(Arc::new(mapped));
-            }
-            // The last engine takes all that is left. With `mapped` alone there is none: `mapped` stages what it cannot
-            // read in place.
-            if choice.mapped != Permission::Only {
-                list.push(Arc::new(by_lanes));
-            }
-        }
+    }
+    // The last engine takes all that is left.
+    if may_stage {
+        list.push(Arc::new(by_lanes));
     }
     Ok(list.into())
 }
 
 /// The kind of an engine that an option names: a built-in one or a registered one.
 fn kind(name: &str) -> Result<EngineKind> {
-    name.parse().or_else(|error| super::registered(name).map(EngineKind::Registered).ok_or(error))
+    name.parse().or_else(|error| registry::registered(name).map(EngineKind::Registered).ok_or(error))
 }
 
 fn not_registered(kind: EngineKind) -> Error {
@@ -87,26 +90,28 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
     let natural = if device.info().is_host { EngineKind::Host } else { EngineKind::Staged };
     let asked = config.engine.as_deref().map(kind).transpose()?;
     let allowed = allowed(config)?;
-    let mapped = mapped_mode(device, config, asked, &allowed);
-    let p2p = p2p::mode(device, asked, &allowed);
-    let rdma = placed::mode(device, asked, &allowed);
-    let never = |permission: &Permission| match permission {
-        Permission::Never(refusal) => Some(refusal.clone()),
-        Permission::Auto | Permission::Only => None,
-    };
-    let refused: Vec<_> =
-        [&p2p, &mapped].into_iter().filter_map(never).filter(|_| !device.info().is_host).collect();
-    // Receipts tell it of files on servers alone.
-    let of_all: Vec<_> = refused.iter().cloned().chain(never(&rdma)).collect();
-    let engine = match asked {
-        _ if mapped == Permission::Only => EngineKind::Mapped,
-        _ if p2p == Permission::Only => EngineKind::P2p,
-        _ if rdma == Permission::Only => EngineKind::Rdma,
-        Some(engine) => forced(engine, natural, &of_all)?,
-        None => natural,
+    let options = DeviceOptions { device, config, asked, allowed: &allowed };
+    let candidates: Vec<_> = registry::with_registered(&ELECTED)
+        .into_iter()
+        .map(|candidate| (candidate, candidate.permission(&options)))
+        .collect();
+    let (mut refused, mut of_all) = (Vec::new(), Vec::new());
+    for (candidate, permission) in &candidates {
+        let Permission::Never(refusal) = permission else { continue };
+        if !device.info().is_host && !candidate.tells_refusal() {
+            refused.push(refusal.clone());
+        }
+        of_all.push(refusal.clone());
+    }
+    // Of several that alone may be used, the last takes what the others leave.
+    let only = candidates.iter().rfind(|(_, permission)| *permission == Permission::Only);
+    let engine = match (only, asked) {
+        (Some((only, _)), _) => only.kind(),
+        (None, Some(engine)) => forced(engine, natural, &of_all)?,
+        (None, None) => natural,
     };
     check_strict(engine, &allowed, config, &of_all)?;
-    Ok(Choice { engine, refused, mapped, p2p, rdma, notes: old_name(config).into_iter().collect() })
+    Ok(Choice { engine, refused, candidates, notes: old_name(config).into_iter().collect() })
 }
 
 /// A note if an option uses an engine's old name.
@@ -127,51 +132,20 @@ fn allowed(config: &Config) -> Result<Vec<EngineKind>> {
     config.strict.iter().filter(|name| *name != "all").map(|name| kind(name)).collect()
 }
 
-/// Whether pages may be read in place: the device must be able to, and no option may forbid it.
-fn mapped_mode(
-    device: &dyn Device,
-    config: &Config,
-    asked: Option<EngineKind>,
-    allowed: &[EngineKind],
-) -> Permission {
-    let never = |reason: String, hint: Option<String>| {
-        Permission::Never(Refusal { engine: EngineKind::Mapped, reason, hint })
-    };
-    if device.info().is_host {
-        return never(
-            "the memory is host memory".to_owned(),
-            Some("use memory of a GPU; without one, forebay check says why it is missing".to_owned()),
-        );
-    }
-    if let Err(error) = device.can_register(Access::ReadOnly) {
-        return never(error.message().to_owned(), error.hints().first().cloned());
-    }
-    if config.pin_budget == Some(0) {
-        let hint = "unset FOREBAY_PIN_BUDGET".to_owned();
-        return never("pinning is switched off (FOREBAY_PIN_BUDGET=0)".to_owned(), Some(hint));
-    }
-    Permission::of_options(EngineKind::Mapped, asked, allowed)
-}
-
 fn forced(engine: EngineKind, natural: EngineKind, refused: &[Refusal]) -> Result<EngineKind> {
+    let refusal = refused.iter().find(|refusal| refusal.engine == engine);
     let may = match engine {
-        EngineKind::Noop | EngineKind::Registered(_) => true,
+        EngineKind::Noop | EngineKind::Registered(_) => refusal.is_none(),
         EngineKind::Libcufile => natural != EngineKind::Host,
         _ => engine == natural,
     };
     if may {
         return Ok(engine);
     }
-    let refusal = refused.iter().find(|refusal| refusal.engine == engine);
     let reason = refusal.map_or_else(
         || match engine {
             EngineKind::Host => "the memory is on a device".to_owned(),
-            EngineKind::Staged
-            | EngineKind::Mapped
-            | EngineKind::P2p
-            | EngineKind::Rdma
-            | EngineKind::Libcufile => "the memory is host memory".to_owned(),
-            EngineKind::Noop | EngineKind::Registered(_) => "it was not asked for".to_owned(),
+            _ => "the memory is host memory".to_owned(),
         },
         |refusal| refusal.reason.clone(),
     );
@@ -227,7 +201,7 @@ mod tests {
     #[test]
     fn strict_fails_before_the_first_byte() {
         let device = forebay_gpu::host::device();
-        let error = elect(device.as_ref(), &config(None, &["mapped"])).unwrap_err();
+        let error = elect(device.as_ref(), &config(None, &["mapped"])).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Strict);
         assert!(elect(device.as_ref(), &config(None, &["host", "mapped"])).is_ok());
         assert!(elect(device.as_ref(), &config(None, &["hots"])).is_err());
@@ -237,7 +211,7 @@ mod tests {
     fn an_engine_that_is_not_there_says_so() {
         let device = forebay_gpu::host::device();
         for name in ["mapped", "p2p", "libcufile", "vendor", "staged"] {
-            let error = elect(device.as_ref(), &config(Some(name), &[])).unwrap_err();
+            let error = elect(device.as_ref(), &config(Some(name), &[])).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{name}");
             assert!(!error.hints().is_empty());
         }

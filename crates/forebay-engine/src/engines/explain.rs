@@ -16,7 +16,7 @@ struct Step {
 }
 
 /// Most steps of a walk. No list has more engines that report something.
-const MAX_STEPS: usize = 4;
+pub(super) const MAX_STEPS: usize = 6;
 
 /// What the engines of the list did with a request, in their order. All batches of a submission share one walk. The
 /// size is fixed: a request allocates nothing for it.

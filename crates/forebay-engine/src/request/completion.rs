@@ -80,7 +80,7 @@ impl Completion {
             errors: Mutex::default(),
             allow_short,
             left: AtomicUsize::new(works),
-            moved: Default::default(),
+            moved: MovedSums::default(),
             started: Instant::now(),
             election,
             state: Mutex::new(State { after, ..State::default() }),

@@ -229,7 +229,8 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
 
 fn details(text: &mut String, report: &Report, table: &Table) {
     let notes = words::footnotes(table);
-    let _ = write!(text, "<h3>How the bytes went</h3>\n<p>{}</p>\n", escape(&words::engines_explained()));
+    let _ =
+        write!(text, "<h3>How the bytes went</h3>\n<p>{}</p>\n", escape(&words::engines_explained(table)));
     text.push_str("<div class=\"wide\"><table><thead><tr>");
     for title in
         ["row", "moved by", "page cache", "ceiling reached", "CPU, user + system", "runs: range", "notes"]

@@ -40,7 +40,8 @@ fn one(report: &Report, table: &Table) -> String {
         text.push('\n');
     }
     figures(&mut text, table);
-    let _ = write!(text, "\nHow the bytes went ({}):\n\n", words::engines_explained().trim_end_matches('.'));
+    let _ =
+        write!(text, "\nHow the bytes went ({}):\n\n", words::engines_explained(table).trim_end_matches('.'));
     details(&mut text, table);
     text
 }

@@ -315,10 +315,12 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
     all
 }
 
-/// What the words of "moved by" mean.
-pub(super) fn engines_explained() -> String {
-    let engines = EngineKind::ALL.map(|engine| format!("{engine}: {}", engine.words())).join("; ");
-    format!("{engines}; raw: plain calls and copies, without forebay.")
+/// What the words of "moved by" mean, of the engines that moved bytes of a table.
+pub(super) fn engines_explained(table: &Table) -> String {
+    let shares = || table.rows.iter().flat_map(|row| &row.runs).flat_map(|run| &run.engines);
+    let moved = EngineKind::ALL.into_iter().filter(|one| shares().any(|share| share.engine == one.name()));
+    let engines: String = moved.map(|engine| format!("{engine}: {}; ", engine.words())).collect();
+    format!("{engines}raw: plain calls and copies, without forebay.")
 }
 
 /// What our figures of a table stand for: the second half of its meaning.

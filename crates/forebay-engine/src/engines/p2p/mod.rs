@@ -11,17 +11,19 @@ mod trial;
 
 use std::sync::{Arc, OnceLock};
 
-use forebay_config::{CachePolicy, Config};
+use forebay_config::CachePolicy;
 use forebay_error::{Error, Result};
 use forebay_gpu::Device;
 
 use self::cut::{Alignment, Cut};
 use self::run::Attempted;
-use crate::engines::permission::Permission;
 use crate::engines::staged::Stage;
 use crate::engines::staged::job::DirectMover;
 use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES};
-use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Ran, Taken};
+use crate::engines::{
+    AskedBatch, Claim, DeviceOptions, Done, Engine, EngineCandidate, EngineParts, Known, Permission, Ran,
+    Taken,
+};
 use crate::io::plan::Part;
 use crate::io::refusal;
 
@@ -72,15 +74,24 @@ impl DirectMover for Reached {
     }
 }
 
-/// Whether the engine may be used for memory of a device.
-pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[EngineKind]) -> Permission {
-    let never = |reason: String, hint: Option<String>| {
-        Permission::Never(Refusal { engine: EngineKind::P2p, reason, hint })
-    };
-    if let Err(error) = device.can_place() {
-        return never(error.message().to_owned(), error.hints().first().cloned());
+/// How the engine comes into the lists of devices.
+pub(crate) struct P2pCandidate;
+
+impl EngineCandidate for P2pCandidate {
+    fn kind(&self) -> EngineKind {
+        EngineKind::P2p
     }
-    Permission::of_options(EngineKind::P2p, asked, allowed)
+
+    fn permission(&self, options: &DeviceOptions<'_>) -> Permission {
+        match options.device.can_place() {
+            Ok(()) => options.permit(EngineKind::P2p),
+            Err(error) => Permission::refused_by(EngineKind::P2p, &error),
+        }
+    }
+
+    fn make(&self, parts: &EngineParts<'_>, permission: Permission) -> Result<Arc<dyn Engine>> {
+        Ok(Arc::new(P2p::new(parts, permission)))
+    }
 }
 
 /// Bytes that the CPU has written to a BAR wait in its buffers, and then are on their way, until something is read back:
@@ -92,15 +103,11 @@ pub(crate) fn settle(address: u64) {
 }
 
 impl P2p {
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        mode: Permission,
-        config: &Config,
-        stage: Stage,
-        callers: Arc<Callers>,
-    ) -> Self {
-        let strict = config.strict.iter().any(|word| word == "all");
+    fn new(parts: &EngineParts<'_>, mode: Permission) -> Self {
+        let device = parts.device.clone();
+        let strict = parts.config.strict.iter().any(|word| word == "all");
         let samples = trial::Samples::new(device.clone());
+        let (stage, callers) = (parts.stage.clone(), parts.callers.clone());
         Self { device, device_id: OnceLock::new(), samples, mode, strict, stage, callers }
     }
 

@@ -31,9 +31,11 @@ use self::refusals::{error_refusal, refusal};
 use self::server_file::ServerFile;
 use self::trial::Tester;
 use crate::engines::mount_read::MIN_TRANSFER;
-use crate::engines::permission::Permission;
 use crate::engines::task_thread::{ServerThreads, TaskThread, answer};
-use crate::engines::{AskedBatch, Claim, Engine, Known, Onward, Ran, Taken, Work};
+use crate::engines::{
+    AskedBatch, Claim, DeviceOptions, Engine, EngineCandidate, EngineParts, Known, Onward, Permission, Ran,
+    Taken, Work,
+};
 use crate::request::receipt::{EngineKind, ReceiptPart, Refusal};
 use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
@@ -71,18 +73,32 @@ static WRITES: LazyLock<Refusal> = LazyLock::new(|| Refusal {
     hint: None,
 });
 
-/// Whether the engine may be used for memory of a device.
-pub(crate) fn mode(device: &dyn Device, asked: Option<EngineKind>, allowed: &[EngineKind]) -> Permission {
-    let never = |reason: String, hint: Option<String>| {
-        Permission::Never(Refusal { engine: EngineKind::Rdma, reason, hint })
-    };
-    if device.info().is_host {
-        return never("the memory is host memory".to_owned(), None);
+/// How the engine comes into the lists of devices.
+pub(crate) struct PlacedCandidate;
+
+impl EngineCandidate for PlacedCandidate {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Rdma
     }
-    if let Err(error) = device.can_export() {
-        return never(error.message().to_owned(), error.hints().first().cloned());
+
+    fn permission(&self, options: &DeviceOptions<'_>) -> Permission {
+        if options.device.info().is_host {
+            return Permission::never(EngineKind::Rdma, "the memory is host memory", None);
+        }
+        match options.device.can_export() {
+            Ok(()) => options.permit(EngineKind::Rdma),
+            Err(error) => Permission::refused_by(EngineKind::Rdma, &error),
+        }
     }
-    Permission::of_options(EngineKind::Rdma, asked, allowed)
+
+    fn make(&self, parts: &EngineParts<'_>, permission: Permission) -> Result<Arc<dyn Engine>> {
+        Ok(Arc::new(Placed::new(parts.device.clone(), permission, parts.config)))
+    }
+
+    /// Of files on servers alone.
+    fn tells_refusal(&self) -> bool {
+        true
+    }
 }
 
 impl Placed {
