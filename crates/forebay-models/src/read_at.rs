@@ -78,22 +78,14 @@ impl ReadAt for std::fs::File {
     }
 }
 
-/// By plain reads through the page cache, on the calling thread.
+/// By plain reads through the page cache, or requests, on the calling thread.
 impl ReadAt for forebay_engine::File {
     fn len(&self) -> Result<u64> {
         forebay_engine::File::len(self)
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let fd = self.raw_fd().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "this source is not a file").with("source", self.name())
-        })?;
-        // SAFETY: the engine's file keeps its descriptor open for as long as `self` lives, and `ManuallyDrop` leaves
-        // it open.
-        let file = std::mem::ManuallyDrop::new(unsafe {
-            <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd)
-        });
-        ReadAt::read_at(&*file, offset, into).map_err(|error| error.with("path", self.name()))
+        self.read_host(into, offset)
     }
 }
 

@@ -15,8 +15,8 @@ use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{
-    Descriptors, DirectAlignment, Facts, Fd, FileSource, Fill, OpenOptions, Requests, Residency, Shortage,
-    Source, StateToken, adopt, call_error, meant, residency,
+    Descriptors, DirectAlignment, Facts, Fd, FileSource, Fill, OpenOptions, Request, Requests, Residency,
+    Shortage, Source, StateToken, adopt, call_error, meant, residency,
 };
 
 /// Bytes for which a memory file gets its pages in one call.
@@ -33,6 +33,15 @@ impl fmt::Debug for File {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "File({})", self.source.name())
     }
+}
+
+/// Asks for bytes and waits for them.
+fn answer_of(requests: &dyn Requests, into: &mut [u8], offset: u64) -> Result<usize> {
+    let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    let request = Request { direction: Direction::Read, offset, buffer: into.as_mut_ptr(), len: into.len() };
+    requests.start(request, Box::new(move |got| drop(answer.send(got))));
+    // Exactly one answer comes: until then the memory is the request's.
+    answered.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a source gave no answer")))
 }
 
 impl OpenOptions {
@@ -204,6 +213,30 @@ impl File {
             Some(file) => Ok(Some(FileVersion::distinct(file.fd())?.token())),
             None => self.state(),
         }
+    }
+
+    /// Fills host memory on the calling thread, by plain reads or by requests: for headers and tables. Fewer bytes are an error of
+    /// kind [`ErrorKind::ShortRead`].
+    pub fn read_host(&self, into: &mut [u8], offset: u64) -> Result<()> {
+        let (mut done, len) = (0, into.len());
+        while done < len {
+            let (rest, at) = (&mut into[done..], offset + done as u64);
+            let got = match self.source.fill() {
+                Fill::Descriptor(fd) => rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut *rest, at))
+                    .map_err(|errno| {
+                        Error::from_errno(errno.raw_os_error(), "cannot read").with("offset", offset)
+                    }),
+                Fill::Requests(requests) => answer_of(requests, rest, at),
+            };
+            done += match got.map_err(|error| error.with("path", self.name()))? {
+                0 => {
+                    let error = Error::new(ErrorKind::ShortRead, "the file ended early");
+                    return Err(error.with("offset", offset).with("bytes", len).with("path", self.name()));
+                }
+                more => more,
+            };
+        }
+        Ok(())
     }
 
     /// Cuts or extends the file; the new part is a hole.

@@ -1,0 +1,172 @@
+"""Each format that Python reads, by ``nfs://`` from a real server, compared with the file itself; and each as a file that another
+one takes the place of on the server meanwhile.
+
+    tests/nfs/ganesha python tests/nfs/formats.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from data_files import npy_bytes, write_litdata, write_mds, write_megatron, write_tar
+
+import forebay
+import forebay.data
+from forebay import errors
+
+HOST: dict[str, Any] = {"framework": "numpy", "device": "cpu"}
+EXPORT = Path(os.environ["EXPORT"])
+numbers = np.arange(24_000, dtype="f4").reshape(240, 100)
+
+
+def rows(records: Any) -> Any:
+    """The records of a data set, read."""
+    return lambda: records[:]
+
+
+def load_file(where: str) -> Callable[[], Any]:
+    return lambda: forebay.load_file(where, framework="numpy")
+
+
+def safe_open(where: str) -> Callable[[], Any]:
+    file = forebay.safe_open(where, "np")
+    return lambda: file.get_tensor("a")
+
+
+def open_npz(where: str) -> Callable[[], Any]:
+    file = forebay.open_npz(where)
+    return lambda: {name: file[name] for name in file}
+
+
+def pickled(where: str) -> Callable[[], Any]:
+    import forebay.pickles
+
+    return lambda: {name: one.numpy() for name, one in forebay.pickles.load(where).items()}
+
+
+def checkpoint(where: str) -> Callable[[], Any]:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    import forebay.torch
+
+    def load() -> Any:
+        state = {"w": torch.zeros(240, 100)}
+        dcp.load(state, storage_reader=forebay.torch.CheckpointReader(where), no_dist=True)
+        return state["w"].numpy()
+
+    return load
+
+
+def write(folder: Path) -> None:
+    """A file of each format."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    import forebay.torch
+
+    forebay.save_file({"a": numbers, "b": numbers[:3]}, folder / "model.safetensors")
+    (folder / "model").mkdir()
+    forebay.save_file({"a": numbers}, folder / "model/1.safetensors")
+    forebay.save_file({"b": numbers[:3]}, folder / "model/2.safetensors")
+    index = '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
+    (folder / "model/model.safetensors.index.json").write_text(index)
+    np.save(folder / "a b.npy", numbers)
+    np.savez_compressed(folder / "packed.npz", a=numbers, b=numbers[:3])
+    torch.save({"a": torch.from_numpy(numbers)}, folder / "model.pt")
+    dcp.save(
+        {"w": torch.from_numpy(numbers)}, storage_writer=forebay.torch.CheckpointWriter(folder / "step"), no_dist=True
+    )
+    samples = [{"cls": b"%d" % number, "npy": npy_bytes(numbers[number])} for number in range(40)]
+    for number in range(2):
+        write_tar(folder / f"{number:02}.tar", [(f"{key:04}", one) for key, one in enumerate(samples)])
+    encoded = [{"x": numbers[number].tobytes(), "t": b"text" * number} for number in range(40)]
+    write_mds(folder / "mds", {"x": ("ndarray:float32:100", 400), "t": ("bytes", None)}, [encoded[:20], encoded[20:]])
+    items = [[numbers[number].tobytes()] for number in range(40)]
+    write_litdata(folder / "litdata", ["x"], ["no_header_numpy:9"], [items[:20], items[20:]])
+    write_megatron(folder / "tokens", [np.arange(50 + number) for number in range(20)], 4, "i4")
+    forebay.data.pack([{"x": numbers[number]} for number in range(40)], folder / "packed")
+
+
+#: What opens a location for reading, by the name of its file; opening it later than another file came in its place is right, too.
+FORMATS: dict[str, tuple[str, Callable[[str], Callable[[], Any]]]] = {
+    "load_file": ("model.safetensors", load_file),
+    "load_file, index": ("model/model.safetensors.index.json", load_file),
+    "safe_open": ("model.safetensors", safe_open),
+    "open_npy": ("a b.npy", lambda where: rows(forebay.open_npy(where))),
+    "open_npz": ("packed.npz", open_npz),
+    "pickles.load": ("model.pt", pickled),
+    "checkpoint": ("step", checkpoint),
+    "data.raw": ("a b.npy", lambda where: rows(forebay.data.raw(where, "float32", 100, header=128, **HOST))),
+    "data.npy": ("a b.npy", lambda where: rows(forebay.data.npy(where, **HOST))),
+    "data.ranges": ("a b.npy", lambda where: rows(forebay.data.ranges(where, **HOST))),
+    "data.tar": ("{00..01}.tar", lambda where: rows(forebay.data.tar(where, **HOST))),
+    "data.mds": ("mds", lambda where: rows(forebay.data.mds(where, **HOST))),
+    "data.litdata": ("litdata", lambda where: rows(forebay.data.litdata(where, **HOST))),
+    "data.megatron": ("tokens", lambda where: rows(forebay.data.megatron(where, **HOST))),
+    "data.packed": ("packed", lambda where: rows(forebay.data.packed(where, **HOST))),
+}
+#: What opens the file when it reads it.
+OPENED_LATER = {"load_file", "load_file, index", "pickles.load", "checkpoint"}
+#: The file of each format that is replaced.
+REPLACED = {
+    "data.tar": "00.tar", "data.mds": "mds/shard.00000.mds", "data.litdata": "litdata/chunk-0-0.bin", "data.megatron": "tokens.bin",
+}  # fmt: skip
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results are equal, whatever they are made of."""
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, forebay.data.Jagged):
+        return same(one.values, other.values) and same(one.offsets, other.offsets)
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def replace(path: Path) -> None:
+    """Another file of as many bytes takes its place."""
+    other = path.with_name("other")
+    other.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    os.replace(other, path)
+
+
+def check(version: str, folder: Path) -> None:
+    """All formats by one version of the protocol."""
+    from urllib.parse import quote
+
+    folder.mkdir()
+    write(folder)
+    for what, (name, open_it) in FORMATS.items():
+        url = f"nfs://127.0.0.1/export/{folder.name}/{quote(name, safe='/{}')}?version={version}"
+        read = open_it(url)
+        assert same(open_it(str(folder / name))(), read()), f"{what}, version {version}: other bytes than the file's"
+    for what, (name, open_it) in FORMATS.items():
+        path = folder / REPLACED.get(what, name)
+        if what in OPENED_LATER:
+            continue
+        before = open_it(str(folder / name))()
+        read = open_it(f"nfs://127.0.0.1/export/{folder.name}/{quote(name, safe='/{}')}?version={version}")
+        kept = path.read_bytes()
+        replace(path)
+        try:
+            found = read()
+        except errors.BusyError:
+            pass
+        else:
+            # The server may keep the file as long as it is open; a data set opens it when it reads it first.
+            is_right = not what.startswith("data.") and same(found, before)
+            assert is_right, f"{what}, version {version}: a file that was replaced was read"
+        path.write_bytes(kept)
+    print(f"v{version}: {len(FORMATS)} ways to read, compared")
+
+
+if __name__ == "__main__":
+    for number, version in enumerate(("3", "4.0", "4.1", "4.2")):
+        check(version, EXPORT / f"formats{number}")
