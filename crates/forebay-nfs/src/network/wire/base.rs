@@ -15,7 +15,7 @@ use super::liveness::CHECK_INTERVAL;
 use super::queue::{CallQueue, Counters};
 use super::replies::Lost;
 use super::signal::Signal;
-use super::table::Table;
+use super::table::CallTable;
 use crate::lock;
 use crate::network::addresses::Destination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
@@ -55,7 +55,7 @@ pub(crate) struct Wire {
 }
 
 pub(super) struct State {
-    pub(super) table: Table,
+    pub(super) table: CallTable,
     pub(super) link: Option<Link>,
     /// Where that leads.
     pub(super) destination: Destination,
@@ -206,7 +206,7 @@ impl Shared {
 impl Wire {
     /// `number`: which wire, and of how many.
     pub(crate) fn new(server: Arc<Server>, number: (usize, usize), depth: usize) -> Arc<Self> {
-        let table = Table::new(depth, number);
+        let table = CallTable::new(depth, number);
         Arc::new(Self {
             check_interval: CHECK_INTERVAL.min(server.options.silence / 4),
             server,

@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 
 use super::rdma_link::RdmaLink;
-use super::table::Table;
+use super::table::CallTable;
 
 /// What carries the calls.
 pub(super) enum Link {
@@ -14,7 +14,7 @@ pub(super) enum Link {
 
 impl Link {
     /// Whether something is left to send that no reply will set in motion.
-    pub(super) fn needs_thread(&self, table: &Table) -> bool {
+    pub(super) fn needs_thread(&self, table: &CallTable) -> bool {
         match self {
             Self::Tcp(_) => table.first_to_send().is_some(),
             Self::Rdma(link) => link.is_stuck(),
@@ -23,7 +23,7 @@ impl Link {
 
     /// Sends what can be sent at once.
     #[inline]
-    pub(super) fn send_queued(&mut self, table: &mut Table) {
+    pub(super) fn send_queued(&mut self, table: &mut CallTable) {
         match self {
             Self::Tcp(stream) => send_queued(stream, table),
             Self::Rdma(link) => link.send_queued(table),
@@ -31,7 +31,7 @@ impl Link {
     }
 
     /// Bytes of calls that have reached the server's side, where that can be known.
-    pub(super) fn bytes_taken(&self, table: &Table) -> u64 {
+    pub(super) fn bytes_taken(&self, table: &CallTable) -> u64 {
         match self {
             Self::Tcp(stream) => bytes_taken(stream, table),
             Self::Rdma(_) => 0,
@@ -40,7 +40,7 @@ impl Link {
 }
 
 /// Sends what the socket takes at once. An error shows when the thread receives.
-fn send_queued(stream: &TcpStream, table: &mut Table) {
+fn send_queued(stream: &TcpStream, table: &mut CallTable) {
     let fd = stream.as_raw_fd();
     while let Some(ranges) = table.next_to_send() {
         let mut list =
@@ -60,7 +60,7 @@ fn send_queued(stream: &TcpStream, table: &mut Table) {
 }
 
 /// Bytes of calls that have reached the server's side: what the socket took, and does not keep any more.
-fn bytes_taken(stream: &TcpStream, table: &Table) -> u64 {
+fn bytes_taken(stream: &TcpStream, table: &CallTable) -> u64 {
     let mut kept: libc::c_int = 0;
     // SAFETY: an integer of ours.
     let told = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut kept) };

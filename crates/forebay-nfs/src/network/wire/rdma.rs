@@ -17,7 +17,7 @@ use super::rdma_link::{PROBE, RETRY_INTERVAL, connect_in_turn, is_limit};
 use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
-use super::table::Table;
+use super::table::CallTable;
 use crate::lock;
 use crate::network::job::{Job, Part};
 use crate::protocol::handle::Version;
@@ -209,7 +209,7 @@ type Received = (Option<u32>, Option<(usize, Reply)>);
 
 /// The usual reply to a READ, if it is one, and fits its call.
 #[inline]
-fn read_usual(bytes: &[u8], table: &mut Table, regions: &[Option<CallRegion>]) -> Option<Received> {
+fn read_usual(bytes: &[u8], table: &mut CallTable, regions: &[Option<CallRegion>]) -> Option<Received> {
     let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
     let index = table.find(xid).ok()??;
     let part = table.calls[index].part.as_ref()?;
@@ -227,7 +227,7 @@ fn read_usual(bytes: &[u8], table: &mut Table, regions: &[Option<CallRegion>]) -
 /// Reads a message. The bytes of a READ are in their place afterwards.
 fn read(
     bytes: &[u8],
-    (table, regions): (&mut Table, &[Option<CallRegion>]),
+    (table, regions): (&mut CallTable, &[Option<CallRegion>]),
     version: Version,
 ) -> Result<Received, Malformed> {
     if version == Version::V3

@@ -9,7 +9,7 @@ use forebay_remote::stop;
 use forebay_verbs::{Access, Connection, Domain, Options, Post, Route, Stop, Why};
 
 use super::call_region::{CallRegion, OtherRegions, RegionCount};
-use super::table::Table;
+use super::table::CallTable;
 use crate::network::options::{Rdma, RegionCounts};
 use crate::network::server::Server;
 use crate::protocol::io_call::Operation;
@@ -194,7 +194,7 @@ impl RdmaLink {
     }
 
     /// Sends calls, as many as the server takes.
-    pub(super) fn send_queued(&mut self, table: &mut Table) {
+    pub(super) fn send_queued(&mut self, table: &mut CallTable) {
         self.memlock_wait = None;
         while self.in_flight < self.credits
             && self.refused.is_none()
@@ -214,7 +214,7 @@ impl RdmaLink {
     }
 
     /// Sends a call; false where its memory has to wait for that of others.
-    fn send(&mut self, table: &mut Table, index: usize) -> Result<bool> {
+    fn send(&mut self, table: &mut CallTable, index: usize) -> Result<bool> {
         let call = &mut table.calls[index];
         if !call.is_of(&self.domain) {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));

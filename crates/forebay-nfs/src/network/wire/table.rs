@@ -17,7 +17,7 @@ use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::{Malformed, Writer};
 
 /// The calls of a wire.
-pub(crate) struct Table {
+pub(crate) struct CallTable {
     pub(crate) calls: Box<[Call]>,
     to_send: VecDeque<usize>,
     /// Which wire it is of, and of how many: they take the session's slots in batch.
@@ -36,7 +36,7 @@ pub(crate) struct Table {
     sent: u64,
 }
 
-impl Table {
+impl CallTable {
     pub(crate) fn new(depth: usize, wire: (usize, usize)) -> Self {
         let now = Instant::now();
         let call = || Call {
@@ -421,7 +421,7 @@ mod tests {
     fn an_entry_does_not_keep_what_could_not_be_asked() {
         let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(1);
-        let mut table = Table::new(1, (0, 1));
+        let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
         let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
         let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
@@ -434,10 +434,10 @@ mod tests {
     fn a_call_that_was_never_sent_takes_no_number() {
         let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(2);
-        let mut table = Table::new(1, (0, 1));
+        let mut table = CallTable::new(1, (0, 1));
         let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
         let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
-        let mut sequence = |steps: fn(&mut Table)| {
+        let mut sequence = |steps: fn(&mut CallTable)| {
             let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
             table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
             steps(&mut table);
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(sequence(|_| {}), Some(1));
         // Half a call is none.
         assert_eq!(sequence(|table| table.has_sent(9)), Some(1));
-        assert_eq!(sequence(Table::has_sent_first), Some(1));
+        assert_eq!(sequence(CallTable::has_sent_first), Some(1));
         assert_eq!(
             sequence(|table| {
                 table.has_sent_first();
@@ -476,7 +476,7 @@ mod tests {
         ];
         for version in [Version::V3, Version::V4(0)] {
             let server = Server::new("server".to_owned(), Vec::new(), version, Options::default());
-            let mut table = Table::new(1, (0, 1));
+            let mut table = CallTable::new(1, (0, 1));
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
                 let io = IoCall { operation, offset, count, tells_state: false };

@@ -7,7 +7,7 @@ use forebay_remote::stop;
 
 use super::base::{State, Wire};
 use super::replies::{Lost, ReplyBatch, WakeReason};
-use super::table::Table;
+use super::table::CallTable;
 
 /// A reply that is lost among others is noticed by then, or after twice the silence, once enough of them have come. Chosen.
 const MAX_OVERTAKEN: Duration = Duration::from_mins(2);
@@ -82,7 +82,7 @@ impl Wire {
     /// or the first of them was asked; `overtaken` when one was whose reply may be lost.
     fn silence_left(
         &self,
-        table: &Table,
+        table: &CallTable,
         (alive, overtaken): (Instant, Option<Instant>),
         now: Instant,
     ) -> Result<Duration, Lost> {
