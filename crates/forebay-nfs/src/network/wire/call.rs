@@ -33,7 +33,7 @@ pub(crate) enum CallState {
 }
 
 /// A call with its bytes.
-pub(crate) struct Call {
+pub(crate) struct WireCall {
     pub(crate) xid: u32,
     pub(crate) state: CallState,
     pub(crate) part: Option<Part>,
@@ -62,7 +62,7 @@ pub(crate) struct Call {
 /// What to send next of a call: up to three ranges.
 pub(crate) type Ranges = [(*const u8, usize); 3];
 
-impl Call {
+impl WireCall {
     /// Makes the header that of a READ of another range of the same file: number and range stand at both its ends.
     pub(super) fn read_another(&mut self, io: IoCall) {
         let (xid, call) = (self.xid, &mut self.header[RDMA_HEADER + 4..RDMA_HEADER + self.len]);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use forebay_error::Error;
 
 use super::base::{Shared, State, Wire};
-use super::call::{Call, CallState};
+use super::call::{CallState, WireCall};
 use super::link::Link;
 use super::replies::{Lost, ReplyBatch};
 use crate::lock;
@@ -172,7 +172,7 @@ impl Wire {
         if clock.is_given_up(now, limits) {
             shared.queue.fail(error, |job| clock.gives_up(job.asked(), now, limits));
         }
-        let is_over = |call: &Call| {
+        let is_over = |call: &WireCall| {
             now.saturating_duration_since(call.began) >= limits.deadline
                 || clock.gives_up(call.began, now, limits)
         };
@@ -180,7 +180,7 @@ impl Wire {
     }
 
     /// Ends some calls with an error. There is no connection.
-    pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&Call) -> bool, error: &Error) {
+    pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&WireCall) -> bool, error: &Error) {
         let now = Instant::now();
         for index in 0..self.depth {
             let ended = {

@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_verbs::{Completion, Failure, Why};
 
 use super::base::{Shared, State, Wire};
-use super::call::Call;
+use super::call::WireCall;
 use super::call_region::CallRegion;
 use super::link::Link;
 use super::rdma_link::{PROBE, RETRY_INTERVAL, connect_in_turn, is_limit};
@@ -37,7 +37,7 @@ impl Wire {
             Ok((link, destination)) => {
                 let fd = link.connection.descriptor().as_raw_fd();
                 // Memory of a domain that is gone: the server could not reach it.
-                let is_lost = |call: &Call| !call.is_of(&link.domain);
+                let is_lost = |call: &WireCall| !call.is_of(&link.domain);
                 self.fail(
                     shared,
                     is_lost,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_remote::retry::RetryPauses;
 
-use super::call::{Call, CallState, HEADER, RDMA_HEADER, Ranges};
+use super::call::{CallState, HEADER, RDMA_HEADER, Ranges, WireCall};
 use crate::network::job::{Job, Next, Part};
 use crate::network::server::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
@@ -18,7 +18,7 @@ use crate::protocol::xdr::{Malformed, Writer};
 
 /// The calls of a wire.
 pub(crate) struct CallTable {
-    pub(crate) calls: Box<[Call]>,
+    pub(crate) calls: Box<[WireCall]>,
     to_send: VecDeque<usize>,
     /// Which wire it is of, and of how many: they take the session's slots in batch.
     wire: (usize, usize),
@@ -39,7 +39,7 @@ pub(crate) struct CallTable {
 impl CallTable {
     pub(crate) fn new(depth: usize, wire: (usize, usize)) -> Self {
         let now = Instant::now();
-        let call = || Call {
+        let call = || WireCall {
             xid: 0,
             state: CallState::Free,
             part: None,
@@ -127,7 +127,7 @@ impl CallTable {
     pub(crate) fn oldest_overtaken(&self) -> Option<Instant> {
         let most = 2 * self.calls.len() as u64;
         let is_overtaken =
-            |call: &&Call| call.state == CallState::Sent && self.answered - call.answered_before >= most;
+            |call: &&WireCall| call.state == CallState::Sent && self.answered - call.answered_before >= most;
         self.calls.iter().filter(is_overtaken).map(|call| call.asked).min()
     }
 
@@ -285,7 +285,7 @@ impl CallTable {
 
     /// When the next parked call's time comes.
     pub(crate) fn next_parked(&self) -> Option<Instant> {
-        let until = |call: &Call| match call.state {
+        let until = |call: &WireCall| match call.state {
             CallState::Parked(until) => Some(until),
             _ => None,
         };
@@ -342,8 +342,9 @@ impl CallTable {
     /// The call that a reply is of. A reply to what was not sent yet is a lie.
     #[inline]
     pub(crate) fn find(&mut self, xid: u32) -> Result<Option<usize>, Malformed> {
-        let is_it =
-            |call: &Call| call.xid == xid && !matches!(call.state, CallState::Free | CallState::Parked(_));
+        let is_it = |call: &WireCall| {
+            call.xid == xid && !matches!(call.state, CallState::Free | CallState::Parked(_))
+        };
         let expected = self.calls.get(self.expected).is_some_and(is_it).then_some(self.expected);
         let Some(index) = expected.or_else(|| self.calls.iter().position(is_it)) else { return Ok(None) };
         if self.calls[index].state != CallState::Sent {
