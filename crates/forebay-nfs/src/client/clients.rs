@@ -11,7 +11,7 @@ use forebay_remote::namespace::NetworkNamespace;
 use crate::client::nfs_client::Client;
 use crate::network::options::Options;
 use crate::network::server::Server;
-use crate::network::wire::Shared;
+use crate::network::wire::SharedWires;
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::rpc::Credential;
 
@@ -21,7 +21,7 @@ static CLIENTS: KeptClients<KeptServer> = KeptClients::new();
 struct KeptServer {
     server: Arc<Server>,
     /// `None`: nothing was found on the server.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedWires>>,
 }
 
 /// What files that share a client have in common.
@@ -166,7 +166,7 @@ pub(crate) fn add(client: &Arc<Client>) {
 }
 
 /// A client has no file any more. One that is outdated is not used again.
-pub(crate) fn keep(shared: Arc<Shared>, is_outdated: bool) {
+pub(crate) fn keep(shared: Arc<SharedWires>, is_outdated: bool) {
     let server = shared.server.clone();
     let is_fit = !is_outdated && shared.has_slots();
     let time = if is_fit { server.time_to_keep() } else { Duration::ZERO };

@@ -16,14 +16,14 @@ use crate::client::clients;
 use crate::network::addresses::LeftOut;
 use crate::network::job::{Answer, Job, Request};
 use crate::network::server::Server;
-use crate::network::wire::Shared;
+use crate::network::wire::SharedWires;
 use crate::protocol::handle::{Limits, Version};
 
 /// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
 /// last request.
 pub struct Client {
     /// Handed on when the client has no file any more.
-    shared: ManuallyDrop<Arc<Shared>>,
+    shared: ManuallyDrop<Arc<SharedWires>>,
     /// Its threads are in that process alone.
     process: ProcessId,
     is_outdated: AtomicBool,
@@ -50,11 +50,11 @@ pub struct Traffic {
 
 impl Client {
     pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
-        Self::again(Arc::new(Shared::new(server, limits)))
+        Self::again(Arc::new(SharedWires::new(server, limits)))
     }
 
     /// One that had no file any more. It is as a new one, but for what has happened, which goes on.
-    pub(crate) fn again(shared: Arc<Shared>) -> Arc<Self> {
+    pub(crate) fn again(shared: Arc<SharedWires>) -> Arc<Self> {
         shared.reopen();
         Arc::new(Self {
             shared: ManuallyDrop::new(shared),

@@ -30,7 +30,7 @@ const MAX_BAD_REPLIES: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What wires share.
-pub(crate) struct Shared {
+pub(crate) struct SharedWires {
     pub(crate) server: Arc<Server>,
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
@@ -97,7 +97,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedWires {
     /// Wires to a server, as many as its session has room for.
     pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Self {
         let options = &server.options;
@@ -257,7 +257,7 @@ impl Wire {
     }
 
     /// Makes calls of what waits, for which entries are reserved. Entries for which nothing waits are given back.
-    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<Shared>, reserved: usize, now: Instant) {
+    pub(crate) fn issue(self: &Arc<Self>, shared: &Arc<SharedWires>, reserved: usize, now: Instant) {
         let mut state = lock(&self.state);
         let mut refused = Vec::new();
         let table = &mut state.table;
@@ -293,7 +293,7 @@ impl Wire {
     }
 
     /// Starts the thread, which makes its connections from this thread's network namespace; what ends its wait.
-    fn start(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<Signal, Error> {
+    fn start(self: &Arc<Self>, shared: &Arc<SharedWires>) -> Result<Signal, Error> {
         self.server.options.check_network()?;
         let (this, shared, signal) = (self.clone(), shared.clone(), Signal::new());
         let (name, waits) = (format!("forebay-nfs-{}", self.index), signal.clone());
@@ -312,7 +312,7 @@ impl Wire {
 
     // ---- the wire's thread --------------------------------------------------------------------------------------
 
-    fn run(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
+    fn run(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) {
         let mut pauses = RetryPauses::from(FIRST_PAUSE);
         let (mut bad_replies, mut port, mut calls_before) = (0, 0, 0);
         loop {
@@ -375,7 +375,7 @@ impl Wire {
     }
 
     /// A connection is there: what was under way is sent again.
-    pub(super) fn connected(&self, shared: &Shared, (link, destination): (Option<Link>, Destination)) {
+    pub(super) fn connected(&self, shared: &SharedWires, (link, destination): (Option<Link>, Destination)) {
         let mut state = lock(&self.state);
         let again = state.table.send_all_again();
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);

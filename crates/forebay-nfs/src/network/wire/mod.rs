@@ -17,6 +17,6 @@ mod table;
 mod tcp;
 mod waiting;
 
-pub(crate) use base::Shared;
+pub(crate) use base::SharedWires;
 pub use rdma_link::takes_rdma;
 pub(crate) use rdma_link::{try_out, try_out_at};

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_error::Error;
 
-use super::base::{Shared, State, Wire};
+use super::base::{SharedWires, State, Wire};
 use super::call::{CallState, WireCall};
 use super::link::Link;
 use super::replies::{Lost, ReplyBatch};
@@ -31,7 +31,7 @@ impl Wire {
     /// Goes on with a call that was answered. What it makes is sent by the next `State::send_queued`.
     pub(super) fn answered(
         &self,
-        shared: &Shared,
+        shared: &SharedWires,
         state: &mut State,
         (index, reply): (usize, Reply),
         batch: &mut ReplyBatch,
@@ -85,7 +85,7 @@ impl Wire {
     /// The server has refused a call, or its place in a slot; `None`: it is asked again.
     fn refused(
         &self,
-        shared: &Shared,
+        shared: &SharedWires,
         state: &mut State,
         (index, status, is_of_slot): (usize, Status, bool),
         batch: &mut ReplyBatch,
@@ -128,7 +128,7 @@ impl Wire {
 
     /// Gives a free entry to the next part that waits.
     #[inline]
-    fn refill(&self, shared: &Shared, state: &mut State, index: usize, batch: &mut ReplyBatch) {
+    fn refill(&self, shared: &SharedWires, state: &mut State, index: usize, batch: &mut ReplyBatch) {
         if !shared.queue.is_empty() && self.keeps_entries() {
             let mut put = Ok(false);
             shared.queue.take(1, shared.limits, |job, part| {
@@ -145,12 +145,12 @@ impl Wire {
             }
         }
         self.release(1);
-        // Room is made before what waits is looked for: see `Shared::feed`.
+        // Room is made before what waits is looked for: see `SharedWires::feed`.
         batch.made_room |= !shared.queue.is_empty();
     }
 
     /// Does what a batch left. The next calls have gone: a wire that has nothing to do waits for nobody.
-    pub(super) fn finish(&self, shared: &Arc<Shared>, batch: &mut ReplyBatch) -> Result<(), Lost> {
+    pub(super) fn finish(&self, shared: &Arc<SharedWires>, batch: &mut ReplyBatch) -> Result<(), Lost> {
         if std::mem::take(&mut batch.made_room) {
             shared.feed();
         }
@@ -161,13 +161,13 @@ impl Wire {
     }
 
     /// Ends all calls with an error. There is no connection.
-    pub(super) fn fail_all(&self, shared: &Arc<Shared>, error: &Error) {
+    pub(super) fn fail_all(&self, shared: &Arc<SharedWires>, error: &Error) {
         self.fail(shared, |_| true, error);
     }
 
     /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
     /// What was asked for since has its own time. There is no connection.
-    pub(super) fn fail_given_up(&self, shared: &Arc<Shared>, error: &Error) {
+    pub(super) fn fail_given_up(&self, shared: &Arc<SharedWires>, error: &Error) {
         let (now, limits, clock) = (Instant::now(), self.server.wait_limits(), &self.server.clock);
         if clock.is_given_up(now, limits) {
             shared.queue.fail(error, |job| clock.gives_up(job.asked(), now, limits));
@@ -180,7 +180,7 @@ impl Wire {
     }
 
     /// Ends some calls with an error. There is no connection.
-    pub(super) fn fail(&self, shared: &Arc<Shared>, which: impl Fn(&WireCall) -> bool, error: &Error) {
+    pub(super) fn fail(&self, shared: &Arc<SharedWires>, which: impl Fn(&WireCall) -> bool, error: &Error) {
         let now = Instant::now();
         for index in 0..self.depth {
             let ended = {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 use forebay_verbs::{Completion, Failure, Why};
 
-use super::base::{Shared, State, Wire};
+use super::base::{SharedWires, State, Wire};
 use super::call::WireCall;
 use super::call_region::CallRegion;
 use super::link::Link;
@@ -28,7 +28,7 @@ use crate::protocol::xdr::{Malformed, Reader};
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
-    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) -> Lost {
+    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) -> Lost {
         let waits = |has_others: bool| self.waits(shared, has_others);
         let connected = self
             .server
@@ -56,14 +56,14 @@ impl Wire {
     }
 
     /// Whether to wait for memory of a connection: while others have some, or may get a connection. Once one has, it does the work.
-    fn waits(&self, shared: &Shared, has_others: bool) -> bool {
+    fn waits(&self, shared: &SharedWires, has_others: bool) -> bool {
         lock(&self.state).is_refused = true;
         let (work, are_made) = shared.others(self);
         !work && (has_others || are_made)
     }
 
     /// Leaves its calls to wires that have connections, and takes none for a while.
-    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal) {
+    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) {
         let until = Instant::now() + self.server.options.idle;
         let mut kept = 0;
         loop {
@@ -91,7 +91,7 @@ impl Wire {
         (given, state.is_closing)
     }
 
-    fn receive_rdma(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, fd: i32) -> Lost {
+    fn receive_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal, fd: i32) -> Lost {
         let mut completions = Vec::with_capacity(64);
         let (mut batch, mut reason) = (ReplyBatch::new(self.check_interval), WakeReason::Signalled);
         loop {
@@ -109,7 +109,7 @@ impl Wire {
     /// some.
     fn completions(
         &self,
-        shared: &Shared,
+        shared: &SharedWires,
         into: &mut Vec<Completion>,
         batch: &mut ReplyBatch,
         reason: WakeReason,
@@ -168,7 +168,7 @@ impl Wire {
 
     fn completed(
         &self,
-        shared: &Shared,
+        shared: &SharedWires,
         state: &mut State,
         (completion, now): (Completion, Instant),
         batch: &mut ReplyBatch,

@@ -10,7 +10,7 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind};
 use forebay_remote::endpoint::abort;
 
-use super::base::{Shared, Wire};
+use super::base::{SharedWires, Wire};
 use super::input::{Input, Stream};
 use super::link::Link;
 use super::replies::{Lost, ReplyBatch, WakeReason};
@@ -30,7 +30,12 @@ const BEHIND: usize = 128;
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more. `port`: that of the connection that was lost before.
-    pub(super) fn run_tcp(self: &Arc<Self>, shared: &Arc<Shared>, signal: &Signal, port: &mut u16) -> Lost {
+    pub(super) fn run_tcp(
+        self: &Arc<Self>,
+        shared: &Arc<SharedWires>,
+        signal: &Signal,
+        port: &mut u16,
+    ) -> Lost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
         let (stream, destination) = match self.server.connect(self.index, take(port)) {
@@ -65,7 +70,7 @@ impl Wire {
 
     fn receive_one(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedWires>,
         link: &mut Socket<'_>,
         input: &mut Input,
     ) -> Result<(), Lost> {
