@@ -10,7 +10,7 @@ use forebay_remote::retry::RetryPauses;
 use forebay_remote::stop;
 use forebay_sys::threads;
 
-use super::link::Link;
+use super::link::WireLink;
 use super::liveness::CHECK_INTERVAL;
 use super::queue::{CallQueue, Counters};
 use super::replies::Lost;
@@ -56,7 +56,7 @@ pub(crate) struct Wire {
 
 pub(super) struct State {
     pub(super) table: CallTable,
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<WireLink>,
     /// Where that leads.
     pub(super) destination: Destination,
     pub(super) has_thread: bool,
@@ -375,7 +375,11 @@ impl Wire {
     }
 
     /// A connection is there: what was under way is sent again.
-    pub(super) fn connected(&self, shared: &SharedWires, (link, destination): (Option<Link>, Destination)) {
+    pub(super) fn connected(
+        &self,
+        shared: &SharedWires,
+        (link, destination): (Option<WireLink>, Destination),
+    ) {
         let mut state = lock(&self.state);
         let again = state.table.send_all_again();
         shared.traffic.connections.fetch_add(1, Ordering::Relaxed);

@@ -7,12 +7,12 @@ use super::rdma_link::RdmaLink;
 use super::table::CallTable;
 
 /// What carries the calls.
-pub(super) enum Link {
+pub(super) enum WireLink {
     Tcp(TcpStream),
     Rdma(RdmaLink),
 }
 
-impl Link {
+impl WireLink {
     /// Whether something is left to send that no reply will set in motion.
     pub(super) fn needs_thread(&self, table: &CallTable) -> bool {
         match self {

@@ -8,7 +8,7 @@ use forebay_error::Error;
 
 use super::base::{SharedWires, State, Wire};
 use super::call::{CallState, WireCall};
-use super::link::Link;
+use super::link::WireLink;
 use super::replies::{Lost, ReplyBatch};
 use crate::lock;
 use crate::network::connect::lacks_low_port;
@@ -48,7 +48,7 @@ impl Wire {
             Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
             _ => 0,
         };
-        if let Some(Link::Rdma(link)) = &mut state.link {
+        if let Some(WireLink::Rdma(link)) = &mut state.link {
             // The server reaches the memory no more: by its key, or by any key of a connection that is gone.
             batch.kept_key = link.release(index).err();
             if batch.kept_key.is_some() {
@@ -117,7 +117,7 @@ impl Wire {
     fn error(&self, state: &State, index: usize, status: Status) -> Error {
         let doing = doing(state, index);
         match &state.link {
-            Some(Link::Tcp(stream))
+            Some(WireLink::Tcp(stream))
                 if status.is_refusal() && self.server.options.low_ports && lacks_low_port(stream) =>
             {
                 Status::without_low_port(doing)

@@ -12,7 +12,7 @@ use forebay_verbs::{Completion, Failure, Why};
 use super::base::{SharedWires, State, Wire};
 use super::call::WireCall;
 use super::call_region::CallRegion;
-use super::link::Link;
+use super::link::WireLink;
 use super::rdma_link::{PROBE, RETRY_INTERVAL, connect_in_turn, is_limit};
 use super::read_reply::ReadReply;
 use super::replies::{Lost, ReplyBatch, WakeReason};
@@ -43,7 +43,7 @@ impl Wire {
                     is_lost,
                     &Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"),
                 );
-                self.connected(shared, (Some(Link::Rdma(link)), destination));
+                self.connected(shared, (Some(WireLink::Rdma(link)), destination));
                 self.receive_rdma(shared, signal, fd)
             }
             Err(error) if is_limit(&error) && shared.others(self).0 => Lost::NoLockedMemory,
@@ -121,7 +121,7 @@ impl Wire {
         let has_timed_out = reason == WakeReason::TimedOut;
         let oldest = if has_timed_out { state.table.oldest_asked() } else { None };
         let link = loop {
-            let Some(Link::Rdma(link)) = &mut state.link else {
+            let Some(WireLink::Rdma(link)) = &mut state.link else {
                 let gone = || Error::new(ErrorKind::Io, "the connection is gone");
                 return Err(Lost::Broken(batch.kept_key.take().unwrap_or_else(gone)));
             };
@@ -183,7 +183,7 @@ impl Wire {
             }
         };
         let State { table, link, .. } = state;
-        let Some(Link::Rdma(link)) = link else { return Ok(()) };
+        let Some(WireLink::Rdma(link)) = link else { return Ok(()) };
         let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
         let (credits, answered) = read(bytes, (table, &link.regions), self.server.version)?;
         link.connection.post_receive(message).map_err(Lost::Broken)?;

@@ -12,7 +12,7 @@ use forebay_remote::endpoint::abort;
 
 use super::base::{SharedWires, Wire};
 use super::input::{Input, Stream};
-use super::link::Link;
+use super::link::WireLink;
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use crate::lock;
@@ -45,7 +45,7 @@ impl Wire {
         *port = stream.local_addr().map_or(0, |address| address.port());
         end_unsent(&stream);
         keep_alive(&stream, options.probe_after());
-        self.connected(shared, (stream.try_clone().ok().map(Link::Tcp), destination.clone()));
+        self.connected(shared, (stream.try_clone().ok().map(WireLink::Tcp), destination.clone()));
         let batch = ReplyBatch::new(self.check_interval);
         let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), destination, batch };
         let mut input = Input::new();
