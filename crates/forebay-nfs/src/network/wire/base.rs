@@ -47,14 +47,14 @@ pub(crate) struct Wire {
     room: Arc<AtomicUsize>,
     /// Entries of the table that are in use, or will be.
     busy: AtomicUsize,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<WireState>,
     /// The server breaks connections that are asked for a sign of life.
     pub(super) refuses_probes: AtomicBool,
     /// How often the thread looks how long calls have waited.
     pub(super) check_interval: Duration,
 }
 
-pub(super) struct State {
+pub(super) struct WireState {
     pub(super) table: CallTable,
     pub(super) link: Option<WireLink>,
     /// Where that leads.
@@ -69,7 +69,7 @@ pub(super) struct State {
     pub(super) is_closing: bool,
 }
 
-impl State {
+impl WireState {
     /// Whether something is left to send that no reply will set in motion.
     fn needs_thread(&self) -> bool {
         match &self.link {
@@ -214,7 +214,7 @@ impl Wire {
             depth,
             room: table.room(),
             busy: AtomicUsize::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(WireState {
                 table,
                 link: None,
                 destination: Destination::default(),
@@ -390,7 +390,7 @@ impl Wire {
     }
 
     /// Whether the connection may be used, behind a pause: its address may have been left, or there are others again.
-    pub(super) fn check_destination(&self, state: &mut State) -> Result<(), Lost> {
+    pub(super) fn check_destination(&self, state: &mut WireState) -> Result<(), Lost> {
         if state.destination.is_left() {
             return Err(Lost::of_left());
         }

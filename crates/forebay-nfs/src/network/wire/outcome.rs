@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_error::Error;
 
-use super::base::{SharedWires, State, Wire};
+use super::base::{SharedWires, Wire, WireState};
 use super::call::{CallState, WireCall};
 use super::link::WireLink;
 use super::replies::{Lost, ReplyBatch};
@@ -28,11 +28,11 @@ impl Wire {
         Ok(call.part.map(|part| (index, part, call.place)))
     }
 
-    /// Goes on with a call that was answered. What it makes is sent by the next `State::send_queued`.
+    /// Goes on with a call that was answered. What it makes is sent by the next `WireState::send_queued`.
     pub(super) fn answered(
         &self,
         shared: &SharedWires,
-        state: &mut State,
+        state: &mut WireState,
         (index, reply): (usize, Reply),
         batch: &mut ReplyBatch,
     ) {
@@ -86,7 +86,7 @@ impl Wire {
     fn refused(
         &self,
         shared: &SharedWires,
-        state: &mut State,
+        state: &mut WireState,
         (index, status, is_of_slot): (usize, Status, bool),
         batch: &mut ReplyBatch,
     ) -> Option<Error> {
@@ -114,7 +114,7 @@ impl Wire {
     }
 
     /// The error of a call that failed with this status.
-    fn error(&self, state: &State, index: usize, status: Status) -> Error {
+    fn error(&self, state: &WireState, index: usize, status: Status) -> Error {
         let doing = doing(state, index);
         match &state.link {
             Some(WireLink::Tcp(stream))
@@ -128,7 +128,7 @@ impl Wire {
 
     /// Gives a free entry to the next part that waits.
     #[inline]
-    fn refill(&self, shared: &SharedWires, state: &mut State, index: usize, batch: &mut ReplyBatch) {
+    fn refill(&self, shared: &SharedWires, state: &mut WireState, index: usize, batch: &mut ReplyBatch) {
         if !shared.queue.is_empty() && self.keeps_entries() {
             let mut put = Ok(false);
             shared.queue.take(1, shared.limits, |job, part| {
@@ -202,7 +202,7 @@ impl Wire {
     }
 }
 
-fn doing(state: &State, index: usize) -> &'static str {
+fn doing(state: &WireState, index: usize) -> &'static str {
     use crate::protocol::io_call::Operation;
     match state.table.calls[index].part.map(|part| part.io.operation) {
         Some(Operation::Write { .. }) => "cannot write",

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 use forebay_verbs::{Completion, Failure, Why};
 
-use super::base::{SharedWires, State, Wire};
+use super::base::{SharedWires, Wire, WireState};
 use super::call::WireCall;
 use super::call_region::CallRegion;
 use super::link::WireLink;
@@ -169,7 +169,7 @@ impl Wire {
     fn completed(
         &self,
         shared: &SharedWires,
-        state: &mut State,
+        state: &mut WireState,
         (completion, now): (Completion, Instant),
         batch: &mut ReplyBatch,
     ) -> Result<(), Lost> {
@@ -182,7 +182,7 @@ impl Wire {
                 return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection broke: {why}"))));
             }
         };
-        let State { table, link, .. } = state;
+        let WireState { table, link, .. } = state;
         let Some(WireLink::Rdma(link)) = link else { return Ok(()) };
         let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
         let (credits, answered) = read(bytes, (table, &link.regions), self.server.version)?;

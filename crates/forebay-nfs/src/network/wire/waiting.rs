@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 use forebay_remote::stop;
 
-use super::base::{State, Wire};
+use super::base::{Wire, WireState};
 use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::table::CallTable;
 
@@ -16,7 +16,7 @@ impl Wire {
     /// How long to wait at most, after what woke the thread last. `idle_since`: when this wait began.
     pub(super) fn next_wait(
         &self,
-        state: &mut State,
+        state: &mut WireState,
         batch: &mut ReplyBatch,
         reason: WakeReason,
         idle_since: Instant,
@@ -33,7 +33,7 @@ impl Wire {
 
     /// Looks how long calls have waited, behind a reply: where replies come faster than they are taken, nothing waits for them.
     #[inline]
-    pub(super) fn check(&self, state: &mut State, batch: &mut ReplyBatch) -> Result<(), Lost> {
+    pub(super) fn check(&self, state: &mut WireState, batch: &mut ReplyBatch) -> Result<(), Lost> {
         let now = batch.last_reply;
         if !batch.liveness.is_due(now) || state.table.is_idle() {
             return Ok(());
@@ -43,7 +43,7 @@ impl Wire {
 
     fn limit(
         &self,
-        state: &mut State,
+        state: &mut WireState,
         batch: &mut ReplyBatch,
         now: Instant,
         idle_since: Instant,
