@@ -50,7 +50,7 @@ pub(crate) struct Job {
     request: Request,
     /// When it was asked for.
     asked: Instant,
-    state: Mutex<State>,
+    state: Mutex<JobState>,
 }
 
 // SAFETY: the caller keeps the buffer valid and to itself until the request is answered; each call has a part of its own.
@@ -58,7 +58,7 @@ unsafe impl Send for Job {}
 // SAFETY: as above; all else is behind a lock.
 unsafe impl Sync for Job {}
 
-struct State {
+struct JobState {
     /// Bytes from the start for which calls were made.
     issued: usize,
     /// Calls without an answer.
@@ -143,7 +143,7 @@ impl Job {
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
     pub(crate) unsafe fn new(request: Request, answer: Answer, asked: Instant) -> Arc<Self> {
-        let state = State {
+        let state = JobState {
             issued: 0,
             pending: 0,
             end: request.len,
@@ -191,7 +191,7 @@ impl Job {
 
     /// The next range to read or write.
     #[inline]
-    fn cut(&self, state: &mut State, limits: Limits) -> Option<Part> {
+    fn cut(&self, state: &mut JobState, limits: Limits) -> Option<Part> {
         if state.is_committing || state.issued >= state.end || state.error.is_some() {
             return None;
         }
@@ -277,7 +277,7 @@ impl Job {
         self.ended_in(&mut lock(&self.state), error)
     }
 
-    fn ended_in(&self, state: &mut State, error: Option<Error>) -> Next {
+    fn ended_in(&self, state: &mut JobState, error: Option<Error>) -> Next {
         state.pending -= 1;
         if let Some(error) = error {
             state.error.get_or_insert(error);
@@ -298,7 +298,7 @@ impl Job {
     }
 
     /// The server has restarted and may have lost what it had taken. The memory is still ours: all is written again.
-    fn write_anew(&self, state: &mut State) -> Next {
+    fn write_anew(&self, state: &mut JobState) -> Next {
         state.rounds += 1;
         if state.rounds > MAX_REWRITES {
             state.error = Some(
@@ -312,7 +312,7 @@ impl Job {
         Next::Again
     }
 
-    fn over(&self, state: &mut State) -> Next {
+    fn over(&self, state: &mut JobState) -> Next {
         let result = state.error.take().map_or(Ok(state.end), |error| Err(self.request.name(error)));
         state.answer.take().map_or(Next::Wait, |answer| Next::Complete(answer, result))
     }
