@@ -121,7 +121,7 @@ impl Part {
 }
 
 /// What follows the last call of a job.
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// Nothing: others are still under way.
     Wait,
     /// More calls.
@@ -130,7 +130,7 @@ pub(crate) enum Next {
     Complete(Answer, Result<usize>),
 }
 
-impl Next {
+impl NextStep {
     /// Tells the caller. The thread has the calls of other requests, too: a panic ends here.
     pub(crate) fn complete(self) {
         if let Self::Complete(answer, result) = self {
@@ -227,7 +227,12 @@ impl Job {
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
     /// the job if `limits` are given; else the part has ended.
     #[inline]
-    pub(crate) fn note_reply(&self, part: &mut Part, reply: Reply, limits: Option<Limits>) -> Option<Next> {
+    pub(crate) fn note_reply(
+        &self,
+        part: &mut Part,
+        reply: Reply,
+        limits: Option<Limits>,
+    ) -> Option<NextStep> {
         let mut state = lock(&self.state);
         let left = match reply {
             Reply::Read { state: told, .. } if self.request.state.is_some() && told != self.request.state => {
@@ -266,29 +271,29 @@ impl Job {
     }
 
     /// Asks for nothing more: it ends with its last call, or now.
-    pub(crate) fn refuse(&self, error: &Error) -> Next {
+    pub(crate) fn refuse(&self, error: &Error) -> NextStep {
         let mut state = lock(&self.state);
         state.error.get_or_insert_with(|| error.clone());
-        if state.pending > 0 { Next::Wait } else { self.over(&mut state) }
+        if state.pending > 0 { NextStep::Wait } else { self.over(&mut state) }
     }
 
     /// Ends a part, with its error if it failed.
-    pub(crate) fn ended(&self, error: Option<Error>) -> Next {
+    pub(crate) fn ended(&self, error: Option<Error>) -> NextStep {
         self.ended_in(&mut lock(&self.state), error)
     }
 
-    fn ended_in(&self, state: &mut JobState, error: Option<Error>) -> Next {
+    fn ended_in(&self, state: &mut JobState, error: Option<Error>) -> NextStep {
         state.pending -= 1;
         if let Some(error) = error {
             state.error.get_or_insert(error);
         }
         if state.pending > 0 || (state.issued < state.end && state.error.is_none()) {
-            return Next::Wait;
+            return NextStep::Wait;
         }
         if state.error.is_none() && self.request.direction == Direction::Write {
             if state.is_volatile && !state.is_lost {
                 state.is_committing = true;
-                return Next::Again;
+                return NextStep::Again;
             }
             if state.is_lost {
                 return self.write_anew(state);
@@ -298,7 +303,7 @@ impl Job {
     }
 
     /// The server has restarted and may have lost what it had taken. The memory is still ours: all is written again.
-    fn write_anew(&self, state: &mut JobState) -> Next {
+    fn write_anew(&self, state: &mut JobState) -> NextStep {
         state.rounds += 1;
         if state.rounds > MAX_REWRITES {
             state.error = Some(
@@ -309,12 +314,12 @@ impl Job {
         }
         (state.issued, state.verifier) = (0, None);
         (state.is_volatile, state.is_lost, state.is_committing) = (false, false, false);
-        Next::Again
+        NextStep::Again
     }
 
-    fn over(&self, state: &mut JobState) -> Next {
+    fn over(&self, state: &mut JobState) -> NextStep {
         let result = state.error.take().map_or(Ok(state.end), |error| Err(self.request.name(error)));
-        state.answer.take().map_or(Next::Wait, |answer| Next::Complete(answer, result))
+        state.answer.take().map_or(NextStep::Wait, |answer| NextStep::Complete(answer, result))
     }
 }
 
@@ -362,7 +367,7 @@ mod tests {
         let job = read(&mut memory);
         assert!(matches!(job.next(LIMITS), Some((_, true))));
         let ended = job.ended(Some(Error::new(ErrorKind::Io, "refused")));
-        assert!(matches!(ended, Next::Complete(_, Err(_))));
+        assert!(matches!(ended, NextStep::Complete(_, Err(_))));
         assert!(job.next(LIMITS).is_none());
     }
 
@@ -380,9 +385,9 @@ mod tests {
         // Another wire has the last part.
         let (mut last, more) = job.next(LIMITS).unwrap();
         assert!(!more);
-        assert!(matches!(job.note_reply(&mut part, reply(512, false), Some(LIMITS)), Some(Next::Wait)));
+        assert!(matches!(job.note_reply(&mut part, reply(512, false), Some(LIMITS)), Some(NextStep::Wait)));
         let ended = job.note_reply(&mut last, reply(100, true), Some(LIMITS));
-        assert!(matches!(ended, Some(Next::Complete(_, Ok(1124)))));
+        assert!(matches!(ended, Some(NextStep::Complete(_, Ok(1124)))));
     }
 
     /// A part that fails ends the job: none of it is asked for again, by no call.
@@ -392,8 +397,11 @@ mod tests {
         let job = read(&mut memory);
         let (mut part, _) = job.next(LIMITS).unwrap();
         job.next(LIMITS).unwrap();
-        assert!(matches!(job.ended(Some(Error::new(ErrorKind::Io, "refused"))), Next::Wait));
+        assert!(matches!(job.ended(Some(Error::new(ErrorKind::Io, "refused"))), NextStep::Wait));
         let reply = Reply::Read { count: 512, is_end: false, state: None };
-        assert!(matches!(job.note_reply(&mut part, reply, Some(LIMITS)), Some(Next::Complete(_, Err(_)))));
+        assert!(matches!(
+            job.note_reply(&mut part, reply, Some(LIMITS)),
+            Some(NextStep::Complete(_, Err(_)))
+        ));
     }
 }

@@ -19,7 +19,7 @@ use super::table::CallTable;
 use crate::lock;
 use crate::network::addresses::Destination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
-use crate::network::job::{Job, Next, Part};
+use crate::network::job::{Job, NextStep, Part};
 use crate::network::server::Server;
 use crate::protocol::handle::Limits;
 
@@ -166,9 +166,9 @@ impl SharedWires {
     }
 
     /// Does what comes after the end of a part.
-    pub(super) fn follow(self: &Arc<Self>, job: &Arc<Job>, next: Next) {
+    pub(super) fn follow(self: &Arc<Self>, job: &Arc<Job>, next: NextStep) {
         match next {
-            Next::Again => self.push(job.clone(), Instant::now()),
+            NextStep::Again => self.push(job.clone(), Instant::now()),
             next => next.complete(),
         }
     }

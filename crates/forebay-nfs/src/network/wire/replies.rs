@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 
 use super::liveness::Liveness;
-use crate::network::job::{Job, Next};
+use crate::network::job::{Job, NextStep};
 use crate::protocol::xdr::Malformed;
 
 /// Replies that are taken under one lock, and what is left to do behind it.
@@ -14,7 +14,7 @@ pub(super) struct ReplyBatch {
     /// When the last ones came.
     pub(super) last_reply: Instant,
     pub(super) liveness: Liveness,
-    pub(super) ended: Vec<(Arc<Job>, Next)>,
+    pub(super) ended: Vec<(Arc<Job>, NextStep)>,
     /// Entries are free, and parts wait.
     pub(super) made_room: bool,
     /// The session that a call was refused in.
@@ -42,9 +42,9 @@ impl ReplyBatch {
     }
 
     #[inline]
-    pub(super) fn end(&mut self, job: Arc<Job>, next: impl FnOnce(&Job) -> Next) {
+    pub(super) fn end(&mut self, job: Arc<Job>, next: impl FnOnce(&Job) -> NextStep) {
         match next(&job) {
-            Next::Wait => {}
+            NextStep::Wait => {}
             next => self.ended.push((job, next)),
         }
     }

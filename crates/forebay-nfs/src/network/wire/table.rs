@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_remote::retry::RetryPauses;
 
 use super::call::{CallState, HEADER, RDMA_HEADER, Ranges, WireCall};
-use crate::network::job::{Job, Next, Part};
+use crate::network::job::{Job, NextStep, Part};
 use crate::network::server::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{Operation, Reply};
@@ -384,9 +384,9 @@ impl CallTable {
         reply: Reply,
         limits: Option<Limits>,
         now: Instant,
-    ) -> Option<Next> {
+    ) -> Option<NextStep> {
         let call = &mut self.calls[index];
-        let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(Next::Wait) };
+        let (Some(job), Some(part)) = (&call.job, &mut call.part) else { return Some(NextStep::Wait) };
         let next = job.note_reply(part, reply, limits);
         if next.is_none() {
             (call.pauses, call.began) = (RetryPauses::default(), now);
