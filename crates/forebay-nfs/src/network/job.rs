@@ -78,7 +78,7 @@ struct JobState {
 
 /// A part of a job, for one call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part {
+pub(crate) struct JobPart {
     pub(crate) io: IoCall,
     /// Bytes behind those of the call, which a later one moves: the server takes fewer in a call than when the part was cut.
     pub(crate) rest: u32,
@@ -91,9 +91,9 @@ pub(crate) struct Part {
 }
 
 // SAFETY: as of `Job`.
-unsafe impl Send for Part {}
+unsafe impl Send for JobPart {}
 
-impl Part {
+impl JobPart {
     /// What is left when the first `count` bytes have moved.
     pub(crate) const fn after(self, count: u32) -> Self {
         let left = self.len() - count;
@@ -175,7 +175,7 @@ impl Job {
 
     /// The next part to ask for, and whether more follow.
     #[inline]
-    pub(crate) fn next(&self, limits: Limits) -> Option<(Part, bool)> {
+    pub(crate) fn next(&self, limits: Limits) -> Option<(JobPart, bool)> {
         let mut state = lock(&self.state);
         // The caller was told, and has its memory back.
         state.answer.as_ref()?;
@@ -191,7 +191,7 @@ impl Job {
 
     /// The next range to read or write.
     #[inline]
-    fn cut(&self, state: &mut JobState, limits: Limits) -> Option<Part> {
+    fn cut(&self, state: &mut JobState, limits: Limits) -> Option<JobPart> {
         if state.is_committing || state.issued >= state.end || state.error.is_some() {
             return None;
         }
@@ -216,12 +216,12 @@ impl Job {
         self.request.len.div_ceil(limits.read.min(limits.write) as usize)
     }
 
-    const fn part(&self, operation: Operation, at: usize, count: u32) -> Part {
+    const fn part(&self, operation: Operation, at: usize, count: u32) -> JobPart {
         let request = &self.request;
         let tells_state = request.state.is_some();
         let io = IoCall { operation, offset: request.offset + at as u64, count, tells_state };
         let is_placed = request.registered.is_some();
-        Part { io, rest: 0, buffer: request.buffer.wrapping_add(at), at, is_placed }
+        JobPart { io, rest: 0, buffer: request.buffer.wrapping_add(at), at, is_placed }
     }
 
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
@@ -229,7 +229,7 @@ impl Job {
     #[inline]
     pub(crate) fn note_reply(
         &self,
-        part: &mut Part,
+        part: &mut JobPart,
         reply: Reply,
         limits: Option<Limits>,
     ) -> Option<NextStep> {
@@ -376,7 +376,7 @@ mod tests {
         let mut memory = [0u8; 1200];
         let job = read(&mut memory);
         let reply = |count, is_end| Reply::Read { count, is_end, state: None };
-        let range = |part: &Part| (part.at, part.io.offset, part.io.count);
+        let range = |part: &JobPart| (part.at, part.io.offset, part.io.count);
         let (mut part, _) = job.next(LIMITS).unwrap();
         assert!(job.note_reply(&mut part, reply(100, false), None).is_none());
         assert_eq!(range(&part), (100, 100, 412));

@@ -19,7 +19,7 @@ use super::table::CallTable;
 use crate::lock;
 use crate::network::addresses::Destination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
-use crate::network::job::{Job, NextStep, Part};
+use crate::network::job::{Job, JobPart, NextStep};
 use crate::network::server::Server;
 use crate::protocol::handle::Limits;
 
@@ -160,7 +160,7 @@ impl SharedWires {
     }
 
     /// Adds parts for other wires than the one that had them.
-    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<Job>, Part)>) {
+    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<Job>, JobPart)>) {
         self.queue.give_back(parts);
         self.feed();
     }

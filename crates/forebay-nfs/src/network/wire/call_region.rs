@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use forebay_error::Result;
 use forebay_verbs::{Access, Domain, Memory, Pages, Region};
 
-use crate::network::job::Part;
+use crate::network::job::JobPart;
 use crate::network::options::RegionCounts;
 use crate::protocol::io_call::Operation;
 
@@ -27,7 +27,7 @@ impl CallRegion {
     /// The memory is the call's until the region has ended.
     pub(super) unsafe fn new(
         domain: &dyn Domain,
-        part: &Part,
+        part: &JobPart,
         access: Access,
         counted: RegionCount,
     ) -> Result<Self> {
@@ -44,7 +44,7 @@ impl CallRegion {
     }
 
     /// Brings the first bytes of a READ to where the caller wants them. There are that many.
-    pub(super) fn deliver(&self, part: &Part, count: usize) {
+    pub(super) fn deliver(&self, part: &JobPart, count: usize) {
         if let Some(pages) = &self.copy {
             let count = count.min(pages.len());
             // SAFETY: both have that many bytes; the caller's memory is the call's until it ends, which only this thread does.

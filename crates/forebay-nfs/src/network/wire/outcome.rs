@@ -12,7 +12,7 @@ use super::link::WireLink;
 use super::replies::{Lost, ReplyBatch};
 use crate::lock;
 use crate::network::connect::lacks_low_port;
-use crate::network::job::Part;
+use crate::network::job::JobPart;
 use crate::protocol::io_call::Reply;
 use crate::protocol::status::Status;
 use crate::protocol::v4::SequenceSlot;
@@ -20,7 +20,10 @@ use crate::protocol::xdr::Malformed;
 
 impl Wire {
     /// The call that a reply is of, which is being received from now on.
-    pub(super) fn claim(&self, xid: u32) -> Result<Option<(usize, Part, Option<SequenceSlot>)>, Malformed> {
+    pub(super) fn claim(
+        &self,
+        xid: u32,
+    ) -> Result<Option<(usize, JobPart, Option<SequenceSlot>)>, Malformed> {
         let mut state = lock(&self.state);
         let Some(index) = state.table.find(xid)? else { return Ok(None) };
         let call = &mut state.table.calls[index];

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use forebay_error::Error;
 
 use crate::lock;
-use crate::network::job::{Job, Part};
+use crate::network::job::{Job, JobPart};
 use crate::protocol::handle::Limits;
 
 /// Jobs that have calls left to make, and parts that a connection gave back.
@@ -23,7 +23,7 @@ pub(super) struct CallQueue {
 struct Waiting {
     jobs: VecDeque<Arc<Job>>,
     /// Of jobs, from wires that have no connection.
-    parts: Vec<(Arc<Job>, Part)>,
+    parts: Vec<(Arc<Job>, JobPart)>,
 }
 
 /// What has happened since the client was made.
@@ -51,13 +51,13 @@ impl CallQueue {
         self.change(|waiting| waiting.jobs.push_back(job));
     }
 
-    pub(super) fn give_back(&self, parts: Vec<(Arc<Job>, Part)>) {
+    pub(super) fn give_back(&self, parts: Vec<(Arc<Job>, JobPart)>) {
         self.change(|waiting| waiting.parts.extend(parts));
     }
 
     /// Takes at most `most` parts; how many there were.
     #[inline]
-    pub(super) fn take(&self, most: usize, limits: Limits, mut into: impl FnMut(Arc<Job>, Part)) -> usize {
+    pub(super) fn take(&self, most: usize, limits: Limits, mut into: impl FnMut(Arc<Job>, JobPart)) -> usize {
         self.change(|waiting| {
             let mut taken = 0;
             while taken < most
@@ -102,7 +102,7 @@ impl Waiting {
 
     /// The next part of the first job that has one.
     #[inline]
-    fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, Part)> {
+    fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, JobPart)> {
         loop {
             let job = self.jobs.front()?;
             match job.next(limits) {

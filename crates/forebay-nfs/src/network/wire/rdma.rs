@@ -19,7 +19,7 @@ use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::CallTable;
 use crate::lock;
-use crate::network::job::{Job, Part};
+use crate::network::job::{Job, JobPart};
 use crate::protocol::handle::Version;
 use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rdma::{self, Body};
@@ -84,7 +84,7 @@ impl Wire {
     }
 
     /// Takes out all calls; and whether no more will come.
-    fn take_all_calls(&self) -> (Vec<(Arc<Job>, Part)>, bool) {
+    fn take_all_calls(&self) -> (Vec<(Arc<Job>, JobPart)>, bool) {
         let mut state = lock(&self.state);
         let table = &mut state.table;
         let given = (0..self.depth).filter_map(|index| table.give(index)).collect();
@@ -267,7 +267,7 @@ fn read(
 
 /// The bytes of a READ are in their place, or in the message, if the server did not use the chunk.
 fn take(
-    (part, region): (&Part, Option<&CallRegion>),
+    (part, region): (&JobPart, Option<&CallRegion>),
     count: usize,
     written: Option<u64>,
     inline: &[u8],

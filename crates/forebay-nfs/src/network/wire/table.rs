@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_remote::retry::RetryPauses;
 
 use super::call::{CallState, HEADER, RDMA_HEADER, Ranges, WireCall};
-use crate::network::job::{Job, NextStep, Part};
+use crate::network::job::{Job, JobPart, NextStep};
 use crate::network::server::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{Operation, Reply};
@@ -164,7 +164,7 @@ impl CallTable {
         &mut self,
         server: &Server,
         index: usize,
-        (job, part): (Arc<Job>, Part),
+        (job, part): (Arc<Job>, JobPart),
         now: Instant,
     ) -> Result<(), Malformed> {
         let call = &mut self.calls[index];
@@ -370,7 +370,7 @@ impl CallTable {
     }
 
     /// Takes a call out, to be made elsewhere.
-    pub(crate) fn give(&mut self, index: usize) -> Option<(Arc<Job>, Part)> {
+    pub(crate) fn give(&mut self, index: usize) -> Option<(Arc<Job>, JobPart)> {
         let part = self.calls[index].part;
         self.end(index).zip(part)
     }
@@ -425,7 +425,7 @@ mod tests {
         let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
         let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
-        let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+        let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
         assert!(table.give(0).is_none());
     }
@@ -439,7 +439,7 @@ mod tests {
         let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
         let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
         let mut sequence = |steps: fn(&mut CallTable)| {
-            let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+            let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
             table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
             steps(&mut table);
             table.end(0);
@@ -481,7 +481,7 @@ mod tests {
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
                 let io = IoCall { operation, offset, count, tells_state: false };
-                let part = Part { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+                let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();
                 let call = &mut table.calls[0];
                 let mut place = [0; HEADER];
