@@ -14,7 +14,7 @@ use forebay_verbs::{Device, Domain};
 
 use crate::client::clients;
 use crate::network::addresses::LeftOut;
-use crate::network::job::{Answer, Job, Request};
+use crate::network::job::{Answer, IoJob, Request};
 use crate::network::server::Server;
 use crate::network::wire::SharedWires;
 use crate::protocol::handle::{Limits, Version};
@@ -196,7 +196,7 @@ impl Client {
         }
         let now = Instant::now();
         // SAFETY: passed on.
-        self.shared.push(unsafe { Job::new(request, answer, now) }, now);
+        self.shared.push(unsafe { IoJob::new(request, answer, now) }, now);
     }
 }
 

@@ -46,7 +46,7 @@ impl Request {
 }
 
 /// A request under way.
-pub(crate) struct Job {
+pub(crate) struct IoJob {
     request: Request,
     /// When it was asked for.
     asked: Instant,
@@ -54,9 +54,9 @@ pub(crate) struct Job {
 }
 
 // SAFETY: the caller keeps the buffer valid and to itself until the request is answered; each call has a part of its own.
-unsafe impl Send for Job {}
+unsafe impl Send for IoJob {}
 // SAFETY: as above; all else is behind a lock.
-unsafe impl Sync for Job {}
+unsafe impl Sync for IoJob {}
 
 struct JobState {
     /// Bytes from the start for which calls were made.
@@ -90,7 +90,7 @@ pub(crate) struct JobPart {
     pub(crate) is_placed: bool,
 }
 
-// SAFETY: as of `Job`.
+// SAFETY: as of `IoJob`.
 unsafe impl Send for JobPart {}
 
 impl JobPart {
@@ -139,7 +139,7 @@ impl NextStep {
     }
 }
 
-impl Job {
+impl IoJob {
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
     pub(crate) unsafe fn new(request: Request, answer: Answer, asked: Instant) -> Arc<Self> {
@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     /// A read of `memory`, whose caller's answer is thrown away.
-    fn read(memory: &mut [u8]) -> Arc<Job> {
+    fn read(memory: &mut [u8]) -> Arc<IoJob> {
         let request = Request {
             file: Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
             direction: Direction::Read,
@@ -355,7 +355,7 @@ mod tests {
             durable: false,
         };
         // SAFETY: nothing is read into the memory.
-        unsafe { Job::new(request, Box::new(drop), Instant::now()) }
+        unsafe { IoJob::new(request, Box::new(drop), Instant::now()) }
     }
 
     const LIMITS: Limits = Limits { read: 512, write: 512 };

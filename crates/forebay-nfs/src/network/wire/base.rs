@@ -19,7 +19,7 @@ use super::table::CallTable;
 use crate::lock;
 use crate::network::addresses::Destination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
-use crate::network::job::{Job, JobPart, NextStep};
+use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::Server;
 use crate::protocol::handle::Limits;
 
@@ -150,7 +150,7 @@ impl SharedWires {
     }
 
     /// Adds a job, or one that has more to do.
-    pub(crate) fn push(self: &Arc<Self>, job: Arc<Job>, now: Instant) {
+    pub(crate) fn push(self: &Arc<Self>, job: Arc<IoJob>, now: Instant) {
         // All wires share a job.
         let share = job.calls(self.limits).div_ceil(self.connections());
         self.server.clock.asked(now);
@@ -160,13 +160,13 @@ impl SharedWires {
     }
 
     /// Adds parts for other wires than the one that had them.
-    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<Job>, JobPart)>) {
+    pub(super) fn pass_on(self: &Arc<Self>, parts: Vec<(Arc<IoJob>, JobPart)>) {
         self.queue.give_back(parts);
         self.feed();
     }
 
     /// Does what comes after the end of a part.
-    pub(super) fn follow(self: &Arc<Self>, job: &Arc<Job>, next: NextStep) {
+    pub(super) fn follow(self: &Arc<Self>, job: &Arc<IoJob>, next: NextStep) {
         match next {
             NextStep::Again => self.push(job.clone(), Instant::now()),
             next => next.complete(),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_remote::retry::RetryPauses;
 use forebay_verbs::{Domain, RegisteredMemory};
 
-use crate::network::job::{FileTarget, Job, JobPart};
+use crate::network::job::{FileTarget, IoJob, JobPart};
 use crate::protocol::io_call::{IoCall, Operation};
 use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::pad;
@@ -37,7 +37,7 @@ pub(crate) struct WireCall {
     pub(crate) xid: u32,
     pub(crate) state: CallState,
     pub(crate) part: Option<JobPart>,
-    pub(crate) job: Option<Arc<Job>>,
+    pub(crate) job: Option<Arc<IoJob>>,
     pub(crate) place: Option<SequenceSlot>,
     pub(super) header: [u8; RDMA_HEADER + HEADER],
     /// The file, where the header is that of a READ of version 3: the next one of it differs in number and range alone.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use forebay_error::Error;
 
 use crate::lock;
-use crate::network::job::{Job, JobPart};
+use crate::network::job::{IoJob, JobPart};
 use crate::protocol::handle::Limits;
 
 /// Jobs that have calls left to make, and parts that a connection gave back.
@@ -21,9 +21,9 @@ pub(super) struct CallQueue {
 
 #[derive(Default)]
 struct Waiting {
-    jobs: VecDeque<Arc<Job>>,
+    jobs: VecDeque<Arc<IoJob>>,
     /// Of jobs, from wires that have no connection.
-    parts: Vec<(Arc<Job>, JobPart)>,
+    parts: Vec<(Arc<IoJob>, JobPart)>,
 }
 
 /// What has happened since the client was made.
@@ -47,17 +47,22 @@ impl CallQueue {
         self.has_parts.load(Ordering::Relaxed)
     }
 
-    pub(super) fn push(&self, job: Arc<Job>) {
+    pub(super) fn push(&self, job: Arc<IoJob>) {
         self.change(|waiting| waiting.jobs.push_back(job));
     }
 
-    pub(super) fn give_back(&self, parts: Vec<(Arc<Job>, JobPart)>) {
+    pub(super) fn give_back(&self, parts: Vec<(Arc<IoJob>, JobPart)>) {
         self.change(|waiting| waiting.parts.extend(parts));
     }
 
     /// Takes at most `most` parts; how many there were.
     #[inline]
-    pub(super) fn take(&self, most: usize, limits: Limits, mut into: impl FnMut(Arc<Job>, JobPart)) -> usize {
+    pub(super) fn take(
+        &self,
+        most: usize,
+        limits: Limits,
+        mut into: impl FnMut(Arc<IoJob>, JobPart),
+    ) -> usize {
         self.change(|waiting| {
             let mut taken = 0;
             while taken < most
@@ -71,7 +76,7 @@ impl CallQueue {
     }
 
     /// Ends what waits of some jobs with an error.
-    pub(super) fn fail(&self, error: &Error, which: impl Fn(&Job) -> bool) {
+    pub(super) fn fail(&self, error: &Error, which: impl Fn(&IoJob) -> bool) {
         let Waiting { jobs, parts } = self.change(|waiting| waiting.take(which));
         for job in jobs {
             job.refuse(error).complete();
@@ -93,7 +98,7 @@ impl CallQueue {
 
 impl Waiting {
     /// Takes out what is of some jobs.
-    fn take(&mut self, which: impl Fn(&Job) -> bool) -> Self {
+    fn take(&mut self, which: impl Fn(&IoJob) -> bool) -> Self {
         let (jobs, left) = std::mem::take(&mut self.jobs).into_iter().partition(|job| which(job));
         let (parts, others) = std::mem::take(&mut self.parts).into_iter().partition(|(job, _)| which(job));
         (self.jobs, self.parts) = (left, others);
@@ -102,7 +107,7 @@ impl Waiting {
 
     /// The next part of the first job that has one.
     #[inline]
-    fn cut(&mut self, limits: Limits) -> Option<(Arc<Job>, JobPart)> {
+    fn cut(&mut self, limits: Limits) -> Option<(Arc<IoJob>, JobPart)> {
         loop {
             let job = self.jobs.front()?;
             match job.next(limits) {

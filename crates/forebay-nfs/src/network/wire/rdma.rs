@@ -19,7 +19,7 @@ use super::replies::{Lost, ReplyBatch, WakeReason};
 use super::signal::Signal;
 use super::table::CallTable;
 use crate::lock;
-use crate::network::job::{Job, JobPart};
+use crate::network::job::{IoJob, JobPart};
 use crate::protocol::handle::Version;
 use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rdma::{self, Body};
@@ -84,7 +84,7 @@ impl Wire {
     }
 
     /// Takes out all calls; and whether no more will come.
-    fn take_all_calls(&self) -> (Vec<(Arc<Job>, JobPart)>, bool) {
+    fn take_all_calls(&self) -> (Vec<(Arc<IoJob>, JobPart)>, bool) {
         let mut state = lock(&self.state);
         let table = &mut state.table;
         let given = (0..self.depth).filter_map(|index| table.give(index)).collect();

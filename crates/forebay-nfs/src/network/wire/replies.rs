@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind};
 
 use super::liveness::Liveness;
-use crate::network::job::{Job, NextStep};
+use crate::network::job::{IoJob, NextStep};
 use crate::protocol::xdr::Malformed;
 
 /// Replies that are taken under one lock, and what is left to do behind it.
@@ -14,7 +14,7 @@ pub(super) struct ReplyBatch {
     /// When the last ones came.
     pub(super) last_reply: Instant,
     pub(super) liveness: Liveness,
-    pub(super) ended: Vec<(Arc<Job>, NextStep)>,
+    pub(super) ended: Vec<(Arc<IoJob>, NextStep)>,
     /// Entries are free, and parts wait.
     pub(super) made_room: bool,
     /// The session that a call was refused in.
@@ -42,7 +42,7 @@ impl ReplyBatch {
     }
 
     #[inline]
-    pub(super) fn end(&mut self, job: Arc<Job>, next: impl FnOnce(&Job) -> NextStep) {
+    pub(super) fn end(&mut self, job: Arc<IoJob>, next: impl FnOnce(&IoJob) -> NextStep) {
         match next(&job) {
             NextStep::Wait => {}
             next => self.ended.push((job, next)),

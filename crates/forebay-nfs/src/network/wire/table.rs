@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_remote::retry::RetryPauses;
 
 use super::call::{CallState, HEADER, RDMA_HEADER, Ranges, WireCall};
-use crate::network::job::{Job, JobPart, NextStep};
+use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{Operation, Reply};
@@ -164,7 +164,7 @@ impl CallTable {
         &mut self,
         server: &Server,
         index: usize,
-        (job, part): (Arc<Job>, JobPart),
+        (job, part): (Arc<IoJob>, JobPart),
         now: Instant,
     ) -> Result<(), Malformed> {
         let call = &mut self.calls[index];
@@ -356,7 +356,7 @@ impl CallTable {
 
     /// Frees an entry. A call that no connection has sent as a whole takes no number of its slot.
     #[inline]
-    pub(crate) fn end(&mut self, index: usize) -> Option<Arc<Job>> {
+    pub(crate) fn end(&mut self, index: usize) -> Option<Arc<IoJob>> {
         if self.calls[index].state == CallState::Queued {
             self.to_send.retain(|other| *other != index);
             if !self.calls[index].is_known {
@@ -370,7 +370,7 @@ impl CallTable {
     }
 
     /// Takes a call out, to be made elsewhere.
-    pub(crate) fn give(&mut self, index: usize) -> Option<(Arc<Job>, JobPart)> {
+    pub(crate) fn give(&mut self, index: usize) -> Option<(Arc<IoJob>, JobPart)> {
         let part = self.calls[index].part;
         self.end(index).zip(part)
     }
@@ -403,7 +403,7 @@ mod tests {
     use crate::protocol::handle::Handle;
     use crate::protocol::io_call::IoCall;
 
-    fn job(file: Arc<FileTarget>) -> Arc<Job> {
+    fn job(file: Arc<FileTarget>) -> Arc<IoJob> {
         let request = Request {
             file,
             direction: Direction::Read,
@@ -415,7 +415,7 @@ mod tests {
             durable: false,
         };
         // SAFETY: nothing is sent, so nothing is moved.
-        unsafe { Job::new(request, Box::new(drop), Instant::now()) }
+        unsafe { IoJob::new(request, Box::new(drop), Instant::now()) }
     }
 
     #[test]
