@@ -11,7 +11,7 @@ use crate::client::clients::{Known, known};
 use crate::client::look_up::new_client;
 use crate::client::nfs_client::Client;
 use crate::lock;
-use crate::network::job::{Answer, Direction, FileTarget, Request};
+use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
 use crate::network::options::{Options, Rdma};
 use crate::network::server::Server;
 use crate::network::wire::try_out_at;
@@ -138,7 +138,7 @@ impl File {
     /// # Safety
     /// As of [`File::start`].
     pub unsafe fn start_in(&self, state: FileState, offset: u64, memory: (*mut u8, usize), answer: Answer) {
-        let request = Request { state: Some(state), ..self.request(Direction::Read, offset, memory) };
+        let request = IoRequest { state: Some(state), ..self.request(Direction::Read, offset, memory) };
         // SAFETY: passed on.
         unsafe { self.client.start(request, answer) };
     }
@@ -162,13 +162,13 @@ impl File {
             return answer(Err(request.name(error)));
         }
         // SAFETY: passed on.
-        unsafe { self.client.start(Request { registered: Some(memory), ..request }, answer) };
+        unsafe { self.client.start(IoRequest { registered: Some(memory), ..request }, answer) };
     }
 
-    fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> Request {
+    fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> IoRequest {
         let file = self.named.clone();
         let durable = self.client.server_of().writes_durably();
-        Request { file, direction, offset, buffer, len, registered: None, state: None, durable }
+        IoRequest { file, direction, offset, buffer, len, registered: None, state: None, durable }
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.

@@ -14,7 +14,7 @@ use forebay_verbs::{Device, Domain};
 
 use crate::client::clients;
 use crate::network::addresses::LeftOut;
-use crate::network::job::{Answer, IoJob, Request};
+use crate::network::job::{Answer, IoJob, IoRequest};
 use crate::network::server::Server;
 use crate::network::wire::SharedWires;
 use crate::protocol::handle::{Limits, Version};
@@ -177,7 +177,7 @@ impl Client {
     ///
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub(crate) unsafe fn start(&self, request: Request, answer: Answer) {
+    pub(crate) unsafe fn start(&self, request: IoRequest, answer: Answer) {
         let end = request.offset.checked_add(request.len as u64);
         let refused = if let Err(error) = self.check_process() {
             Some(error)

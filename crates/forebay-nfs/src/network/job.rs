@@ -22,7 +22,7 @@ pub(crate) struct FileTarget {
 }
 
 /// What a caller asks for.
-pub(crate) struct Request {
+pub(crate) struct IoRequest {
     pub(crate) file: Arc<FileTarget>,
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Request {
     pub(crate) durable: bool,
 }
 
-impl Request {
+impl IoRequest {
     /// An error that names the file, and the place in it.
     pub(crate) fn name(&self, error: Error) -> Error {
         let error = error.with("url", &self.file.name).with("offset", self.offset);
@@ -47,7 +47,7 @@ impl Request {
 
 /// A request under way.
 pub(crate) struct IoJob {
-    request: Request,
+    request: IoRequest,
     /// When it was asked for.
     asked: Instant,
     state: Mutex<JobState>,
@@ -142,7 +142,7 @@ impl NextStep {
 impl IoJob {
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub(crate) unsafe fn new(request: Request, answer: Answer, asked: Instant) -> Arc<Self> {
+    pub(crate) unsafe fn new(request: IoRequest, answer: Answer, asked: Instant) -> Arc<Self> {
         let state = JobState {
             issued: 0,
             pending: 0,
@@ -344,7 +344,7 @@ mod tests {
 
     /// A read of `memory`, whose caller's answer is thrown away.
     fn read(memory: &mut [u8]) -> Arc<IoJob> {
-        let request = Request {
+        let request = IoRequest {
             file: Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
             direction: Direction::Read,
             offset: 0,

@@ -398,13 +398,13 @@ impl CallTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::job::{Direction, FileTarget, Request};
+    use crate::network::job::{Direction, FileTarget, IoRequest};
     use crate::network::options::Options;
     use crate::protocol::handle::Handle;
     use crate::protocol::io_call::IoCall;
 
     fn job(file: Arc<FileTarget>) -> Arc<IoJob> {
-        let request = Request {
+        let request = IoRequest {
             file,
             direction: Direction::Read,
             offset: 0,
