@@ -72,13 +72,13 @@ pub(crate) struct Address {
     resolves: bool,
     /// On the fabric, where that is another one.
     fabric: Option<IpAddr>,
-    state: Mutex<State>,
+    state: Mutex<AddressState>,
     /// How often it was left. It changes under the lock of the state.
     pub(crate) left: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
-enum State {
+enum AddressState {
     /// Nothing is known yet.
     New,
     /// It was shown to be the server's.
@@ -199,7 +199,7 @@ impl Addresses {
     /// Those that are left out.
     pub(crate) fn left_out(&self) -> Vec<LeftOut> {
         let why = |one: &Address| match &*lock(&one.state) {
-            State::LeftOut(why, _) => Some(why.clone()),
+            AddressState::LeftOut(why, _) => Some(why.clone()),
             _ => None,
         };
         self.all.iter().filter_map(why).collect()
@@ -226,7 +226,7 @@ impl Addresses {
         match why {
             Unshown::Not(error) => self.leave_out(index, error),
             Unshown::Aside => {
-                self.all[index].leave(State::Aside);
+                self.all[index].leave(AddressState::Aside);
                 self.changed();
             }
             Unshown::Unclear => {}
@@ -258,7 +258,7 @@ impl Address {
     }
 
     fn new(name: String, fabric: Option<IpAddr>, resolves: bool) -> Self {
-        let (socket, state, left) = (OnceLock::new(), Mutex::new(State::New), Arc::default());
+        let (socket, state, left) = (OnceLock::new(), Mutex::new(AddressState::New), Arc::default());
         Self { name, socket, resolves, fabric, state, left }
     }
 
@@ -272,13 +272,13 @@ impl Address {
     }
 
     pub(crate) fn is_shown(&self) -> bool {
-        matches!(*lock(&self.state), State::Shown)
+        matches!(*lock(&self.state), AddressState::Shown)
     }
 
     /// How often it was left; `None`: it is not in use.
     pub(super) fn shown_since(&self) -> Option<u64> {
         let state = lock(&self.state);
-        matches!(*state, State::Shown).then(|| self.left.load(Ordering::SeqCst))
+        matches!(*state, AddressState::Shown).then(|| self.left.load(Ordering::SeqCst))
     }
 
     fn leave_out(&self, error: &Error) {
@@ -290,10 +290,10 @@ impl Address {
                 "take it out of FOREBAY_NFS_SERVERS, if it is not the server's".to_owned()
             }),
         };
-        self.leave(State::LeftOut(why, Instant::now()));
+        self.leave(AddressState::LeftOut(why, Instant::now()));
     }
 
-    fn leave(&self, to: State) {
+    fn leave(&self, to: AddressState) {
         let mut state = lock(&self.state);
         self.left.fetch_add(1, Ordering::SeqCst);
         *state = to;
@@ -305,14 +305,14 @@ impl Address {
         if self.left.load(Ordering::SeqCst) != left {
             return false;
         }
-        !matches!(std::mem::replace(&mut *state, State::Shown), State::Shown)
+        !matches!(std::mem::replace(&mut *state, AddressState::Shown), AddressState::Shown)
     }
 
     /// Whether it is to be looked at now. `again`: after how long one that was left out is.
     pub(crate) fn is_due(&self, looks: Looks, again: Duration) -> bool {
         match (&mut *lock(&self.state), looks) {
-            (State::New, _) | (State::Shown, Looks::Opened(_)) => true,
-            (State::LeftOut(_, since), Looks::Due) if self.resolves || self.socket().is_some() => {
+            (AddressState::New, _) | (AddressState::Shown, Looks::Opened(_)) => true,
+            (AddressState::LeftOut(_, since), Looks::Due) if self.resolves || self.socket().is_some() => {
                 let is_due = since.elapsed() >= again;
                 if is_due {
                     // Nobody else looks meanwhile.
@@ -342,7 +342,7 @@ mod tests {
         assert!(is_due(Looks::Due));
         addresses.leave_out(0, &Error::new(ErrorKind::Io, "for a test"));
         assert!(!is_due(Looks::Due) && !is_due(Looks::Opened(0)));
-        if let State::LeftOut(_, since) = &mut *lock(&address.state) {
+        if let AddressState::LeftOut(_, since) = &mut *lock(&address.state) {
             *since = since.checked_sub(Duration::from_mins(1)).unwrap();
         }
         assert!(is_due(Looks::Due) && !is_due(Looks::Due));
