@@ -13,7 +13,7 @@ use forebay_sys::threads;
 use super::link::WireLink;
 use super::liveness::CHECK_INTERVAL;
 use super::queue::{CallQueue, Counters};
-use super::replies::Lost;
+use super::replies::WireLost;
 use super::signal::Signal;
 use super::table::CallTable;
 use crate::lock;
@@ -332,8 +332,8 @@ impl Wire {
                 (pauses, bad_replies, calls_before) = (RetryPauses::from(FIRST_PAUSE), 0, calls);
             }
             match lost {
-                Lost::Idle => {}
-                Lost::BadReply(malformed) => {
+                WireLost::Idle => {}
+                WireLost::BadReply(malformed) => {
                     bad_replies += 1;
                     let error = Error::from(malformed).with("server", &self.server.name);
                     if bad_replies > MAX_BAD_REPLIES {
@@ -342,9 +342,9 @@ impl Wire {
                         self.fail_given_up(shared, &error);
                     }
                 }
-                Lost::Refused(error) => self.fail_all(shared, &error),
-                Lost::NoLockedMemory => self.hand_over_calls(shared, signal),
-                Lost::Broken(error) => {
+                WireLost::Refused(error) => self.fail_all(shared, &error),
+                WireLost::NoLockedMemory => self.hand_over_calls(shared, signal),
+                WireLost::Broken(error) => {
                     let deadline = self.server.wait_limits().deadline;
                     let error = Error::new(ErrorKind::Timeout, NO_ANSWER)
                         .with("server", &self.server.name)
@@ -390,12 +390,12 @@ impl Wire {
     }
 
     /// Whether the connection may be used, behind a pause: its address may have been left, or there are others again.
-    pub(super) fn check_destination(&self, state: &mut WireState) -> Result<(), Lost> {
+    pub(super) fn check_destination(&self, state: &mut WireState) -> Result<(), WireLost> {
         if state.destination.is_left() {
-            return Err(Lost::of_left());
+            return Err(WireLost::of_left());
         }
         if state.table.is_idle() && self.server.is_surplus(self.index, &mut state.destination) {
-            return Err(Lost::Idle);
+            return Err(WireLost::Idle);
         }
         Ok(())
     }

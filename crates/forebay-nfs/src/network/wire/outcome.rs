@@ -9,7 +9,7 @@ use forebay_error::Error;
 use super::base::{SharedWires, Wire, WireState};
 use super::call::{CallState, WireCall};
 use super::link::WireLink;
-use super::replies::{Lost, ReplyBatch};
+use super::replies::{ReplyBatch, WireLost};
 use crate::lock;
 use crate::network::connect::lacks_low_port;
 use crate::network::job::JobPart;
@@ -153,14 +153,14 @@ impl Wire {
     }
 
     /// Does what a batch left. The next calls have gone: a wire that has nothing to do waits for nobody.
-    pub(super) fn finish(&self, shared: &Arc<SharedWires>, batch: &mut ReplyBatch) -> Result<(), Lost> {
+    pub(super) fn finish(&self, shared: &Arc<SharedWires>, batch: &mut ReplyBatch) -> Result<(), WireLost> {
         if std::mem::take(&mut batch.made_room) {
             shared.feed();
         }
         for (job, next) in batch.ended.drain(..) {
             shared.follow(&job, next);
         }
-        batch.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(Lost::Refused))
+        batch.lost_session.take().map_or(Ok(()), |epoch| self.server.renew(epoch).map_err(WireLost::Refused))
     }
 
     /// Ends all calls with an error. There is no connection.

@@ -15,7 +15,7 @@ use super::call_region::CallRegion;
 use super::link::WireLink;
 use super::rdma_link::{PROBE, RETRY_INTERVAL, connect_in_turn, is_limit};
 use super::read_reply::ReadReply;
-use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::replies::{ReplyBatch, WakeReason, WireLost};
 use super::signal::Signal;
 use super::table::CallTable;
 use crate::lock;
@@ -28,7 +28,7 @@ use crate::protocol::xdr::{Malformed, Reader};
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
-    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) -> Lost {
+    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) -> WireLost {
         let waits = |has_others: bool| self.waits(shared, has_others);
         let connected = self
             .server
@@ -46,10 +46,10 @@ impl Wire {
                 self.connected(shared, (Some(WireLink::Rdma(link)), destination));
                 self.receive_rdma(shared, signal, fd)
             }
-            Err(error) if is_limit(&error) && shared.others(self).0 => Lost::NoLockedMemory,
+            Err(error) if is_limit(&error) && shared.others(self).0 => WireLost::NoLockedMemory,
             // Nobody knows whether the NIC will lead to one again.
             Err(error) if Why::of(&error) == Some(Why::NoRoute) && self.server.leads_nowhere() => {
-                Lost::Refused(error)
+                WireLost::Refused(error)
             }
             Err(error) => lost(error),
         }
@@ -91,7 +91,7 @@ impl Wire {
         (given, state.is_closing)
     }
 
-    fn receive_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal, fd: i32) -> Lost {
+    fn receive_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal, fd: i32) -> WireLost {
         let mut completions = Vec::with_capacity(64);
         let (mut batch, mut reason) = (ReplyBatch::new(self.check_interval), WakeReason::Signalled);
         loop {
@@ -113,7 +113,7 @@ impl Wire {
         into: &mut Vec<Completion>,
         batch: &mut ReplyBatch,
         reason: WakeReason,
-    ) -> Result<Option<Duration>, Lost> {
+    ) -> Result<Option<Duration>, WireLost> {
         let mut state = lock(&self.state);
         state.table.unpark(&self.server)?;
         self.check_destination(&mut state)?;
@@ -123,15 +123,15 @@ impl Wire {
         let link = loop {
             let Some(WireLink::Rdma(link)) = &mut state.link else {
                 let gone = || Error::new(ErrorKind::Io, "the connection is gone");
-                return Err(Lost::Broken(batch.kept_key.take().unwrap_or_else(gone)));
+                return Err(WireLost::Broken(batch.kept_key.take().unwrap_or_else(gone)));
             };
             if let Some(error) = link.refused.take() {
                 return Err(lost(error));
             }
-            let mut any = link.connection.poll(into).map_err(Lost::Broken)?;
+            let mut any = link.connection.poll(into).map_err(WireLost::Broken)?;
             if any == 0 {
-                link.connection.arm().map_err(Lost::Broken)?;
-                any = link.connection.poll(into).map_err(Lost::Broken)?;
+                link.connection.arm().map_err(WireLost::Broken)?;
+                any = link.connection.poll(into).map_err(WireLost::Broken)?;
             }
             if any == 0 {
                 break link;
@@ -148,7 +148,10 @@ impl Wire {
         };
         let last_reply = batch.last_reply;
         if let Some(why) = link.connection.down() {
-            return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection is down: {why:?}"))));
+            return Err(WireLost::Broken(Error::new(
+                ErrorKind::Io,
+                format!("the connection is down: {why:?}"),
+            )));
         }
         let mut most = if has_timed_out { self.server.options.probe_after() } else { Duration::MAX };
         let may_probe = link.in_flight > 0 && !self.refuses_probes.load(Ordering::Relaxed);
@@ -160,7 +163,7 @@ impl Wire {
         let limit =
             self.next_wait(&mut state, batch, reason, last_reply).map_err(|lost| match &memlock_wait {
                 // With calls in flight it is the server that is silent: they are sent again, and what they had locked is free then.
-                Some(error) if waits_for_others => Lost::Refused(error.clone()),
+                Some(error) if waits_for_others => WireLost::Refused(error.clone()),
                 _ => lost,
             })?;
         Ok(Some(limit.min(if memlock_wait.is_some() { RETRY_INTERVAL } else { most })))
@@ -172,21 +175,24 @@ impl Wire {
         state: &mut WireState,
         (completion, now): (Completion, Instant),
         batch: &mut ReplyBatch,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), WireLost> {
         let message = match completion {
             Completion::Received(message) => message,
             Completion::Done { .. } => return Ok(()),
             Completion::Failed { id, why, .. } => {
                 let is_refused = matches!(why, Failure::RemoteInvalid | Failure::RemoteAccess);
                 self.refuses_probes.fetch_or(id == PROBE && is_refused, Ordering::Relaxed);
-                return Err(Lost::Broken(Error::new(ErrorKind::Io, format!("the connection broke: {why}"))));
+                return Err(WireLost::Broken(Error::new(
+                    ErrorKind::Io,
+                    format!("the connection broke: {why}"),
+                )));
             }
         };
         let WireState { table, link, .. } = state;
         let Some(WireLink::Rdma(link)) = link else { return Ok(()) };
-        let bytes = link.connection.bytes(&message).map_err(Lost::Broken)?;
+        let bytes = link.connection.bytes(&message).map_err(WireLost::Broken)?;
         let (credits, answered) = read(bytes, (table, &link.regions), self.server.version)?;
-        link.connection.post_receive(message).map_err(Lost::Broken)?;
+        link.connection.post_receive(message).map_err(WireLost::Broken)?;
         // 0 is meant as 1.
         link.credits = credits.map_or(link.credits, |credits| (credits as usize).clamp(1, self.depth));
         let Some(answered) = answered else {
@@ -200,8 +206,8 @@ impl Wire {
 }
 
 /// What an error means for the connection: another one would not lock more memory.
-fn lost(error: Error) -> Lost {
-    if is_limit(&error) { Lost::Refused(error) } else { Lost::Broken(error) }
+fn lost(error: Error) -> WireLost {
+    if is_limit(&error) { WireLost::Refused(error) } else { WireLost::Broken(error) }
 }
 
 /// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.

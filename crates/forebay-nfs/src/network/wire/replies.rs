@@ -62,7 +62,7 @@ pub(super) enum WakeReason {
 }
 
 /// Why a connection is of no use any more.
-pub(super) enum Lost {
+pub(super) enum WireLost {
     /// Nothing is to be done.
     Idle,
     /// It broke.
@@ -75,14 +75,14 @@ pub(super) enum Lost {
     NoLockedMemory,
 }
 
-impl Lost {
+impl WireLost {
     /// The address is not used any more.
     pub(super) fn of_left() -> Self {
         Self::Broken(Error::new(ErrorKind::Io, "the address of the connection is left out"))
     }
 }
 
-impl From<Malformed> for Lost {
+impl From<Malformed> for WireLost {
     fn from(malformed: Malformed) -> Self {
         Self::BadReply(malformed)
     }

@@ -13,7 +13,7 @@ use forebay_remote::endpoint::abort;
 use super::base::{SharedWires, Wire};
 use super::input::{Input, Stream};
 use super::link::WireLink;
-use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::replies::{ReplyBatch, WakeReason, WireLost};
 use super::signal::Signal;
 use crate::lock;
 use crate::network::addresses::Destination;
@@ -35,12 +35,12 @@ impl Wire {
         shared: &Arc<SharedWires>,
         signal: &Signal,
         port: &mut u16,
-    ) -> Lost {
+    ) -> WireLost {
         let options = &self.server.options;
         // A port that does not work is not tried again.
         let (stream, destination) = match self.server.connect(self.index, take(port)) {
             Ok(connected) => connected,
-            Err(error) => return Lost::Broken(error),
+            Err(error) => return WireLost::Broken(error),
         };
         *port = stream.local_addr().map_or(0, |address| address.port());
         end_unsent(&stream);
@@ -57,7 +57,7 @@ impl Wire {
         let mut state = lock(&self.state);
         state.link = None;
         // What was sent meanwhile is sent again.
-        if matches!(lost, Lost::Idle) && state.table.is_idle() {
+        if matches!(lost, WireLost::Idle) && state.table.is_idle() {
             // A port below 1024 would rest for a minute.
             if !has_low_port(&stream) {
                 end_in_order(&stream);
@@ -73,12 +73,12 @@ impl Wire {
         shared: &Arc<SharedWires>,
         link: &mut Socket<'_>,
         input: &mut Input,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), WireLost> {
         let mut head = [0; HEAD];
         let len = input.head(link, &mut head)?;
         let mut from = Reader::new(&head[..len]);
         if link.destination.is_left() {
-            return Err(Lost::of_left());
+            return Err(WireLost::of_left());
         }
         let xid = rpc::reply_xid(&mut from)?;
         let Some((index, part, place)) = self.claim(xid)? else {
@@ -133,9 +133,9 @@ struct Socket<'a> {
 }
 
 impl Stream for Socket<'_> {
-    type Error = Lost;
+    type Error = WireLost;
 
-    fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, Lost> {
+    fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, WireLost> {
         loop {
             // SAFETY: all-zero bytes are a valid msghdr; the ranges are borrowed for the call. IoSliceMut is an iovec.
             let got = unsafe {
@@ -149,11 +149,16 @@ impl Stream for Socket<'_> {
                     self.batch.liveness.received(got as usize);
                     return Ok(got as usize);
                 }
-                0 => return Err(Lost::Broken(Error::new(ErrorKind::Io, "the server closed the connection"))),
+                0 => {
+                    return Err(WireLost::Broken(Error::new(
+                        ErrorKind::Io,
+                        "the server closed the connection",
+                    )));
+                }
                 _ => match std::io::Error::last_os_error() {
                     error if error.kind() == std::io::ErrorKind::WouldBlock => self.wait()?,
                     error if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    error => return Err(Lost::Broken(Error::from_io(&error, "the connection broke"))),
+                    error => return Err(WireLost::Broken(Error::from_io(&error, "the connection broke"))),
                 },
             }
         }
@@ -162,14 +167,17 @@ impl Stream for Socket<'_> {
 
 impl Socket<'_> {
     /// Waits until the socket has bytes; sends what is left meanwhile.
-    fn wait(&mut self) -> Result<(), Lost> {
+    fn wait(&mut self) -> Result<(), WireLost> {
         let (idle_since, mut reason) = (Instant::now(), WakeReason::Signalled);
         loop {
             let (wants_to_send, limit) = {
                 let mut state = lock(&self.wire.state);
                 state.table.unpark(&self.wire.server)?;
                 if state.link.is_none() {
-                    return Err(Lost::Broken(Error::from_errno(libc::EMFILE, "cannot send on a connection")));
+                    return Err(WireLost::Broken(Error::from_errno(
+                        libc::EMFILE,
+                        "cannot send on a connection",
+                    )));
                 }
                 self.wire.check_destination(&mut state)?;
                 state.send_queued();

@@ -6,7 +6,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_remote::stop;
 
 use super::base::{Wire, WireState};
-use super::replies::{Lost, ReplyBatch, WakeReason};
+use super::replies::{ReplyBatch, WakeReason, WireLost};
 use super::table::CallTable;
 
 /// A reply that is lost among others is noticed by then, or after twice the silence, once enough of them have come. Chosen.
@@ -20,7 +20,7 @@ impl Wire {
         batch: &mut ReplyBatch,
         reason: WakeReason,
         idle_since: Instant,
-    ) -> Result<Duration, Lost> {
+    ) -> Result<Duration, WireLost> {
         let now = Instant::now();
         state.sleeps_idle = false;
         // Who is spoken to all the time need not look at each call's time each time.
@@ -33,7 +33,7 @@ impl Wire {
 
     /// Looks how long calls have waited, behind a reply: where replies come faster than they are taken, nothing waits for them.
     #[inline]
-    pub(super) fn check(&self, state: &mut WireState, batch: &mut ReplyBatch) -> Result<(), Lost> {
+    pub(super) fn check(&self, state: &mut WireState, batch: &mut ReplyBatch) -> Result<(), WireLost> {
         let now = batch.last_reply;
         if !batch.liveness.is_due(now) || state.table.is_idle() {
             return Ok(());
@@ -47,7 +47,7 @@ impl Wire {
         batch: &mut ReplyBatch,
         now: Instant,
         idle_since: Instant,
-    ) -> Result<Duration, Lost> {
+    ) -> Result<Duration, WireLost> {
         let (alive, is_news) = batch.liveness.check(batch.last_reply, now);
         if is_news {
             self.server.clock.heard(alive);
@@ -61,7 +61,7 @@ impl Wire {
             limit = limit.min(self.silence_left(&state.table, (alive, overtaken), now)?);
         } else if state.table.is_idle() {
             if state.is_closing || idle_since.elapsed() >= idle {
-                return Err(Lost::Idle);
+                return Err(WireLost::Idle);
             }
             limit = limit.min(idle.saturating_sub(idle_since.elapsed()));
             state.sleeps_idle = true;
@@ -71,7 +71,7 @@ impl Wire {
         }
         if !state.table.is_idle() {
             if stop::is_stopped() {
-                return Err(Lost::Broken(stop::stopped()));
+                return Err(WireLost::Broken(stop::stopped()));
             }
             limit = limit.min(self.check_interval);
         }
@@ -85,7 +85,7 @@ impl Wire {
         table: &CallTable,
         (alive, overtaken): (Instant, Option<Instant>),
         now: Instant,
-    ) -> Result<Duration, Lost> {
+    ) -> Result<Duration, WireLost> {
         let limits = self.server.wait_limits();
         let silence = limits.silence;
         let left =
@@ -99,7 +99,7 @@ impl Wire {
             least = least.min(self.server.clock.left(began, now, limits));
         }
         if least.is_zero() {
-            return Err(Lost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
+            return Err(WireLost::Broken(Error::new(ErrorKind::Timeout, "the server is silent")));
         }
         Ok(least)
     }
