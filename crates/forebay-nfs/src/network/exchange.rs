@@ -45,14 +45,14 @@ pub(crate) const LOOK: &str = "look at the server and the way to it; calls are s
 const FIRST_ATTEMPTS: u32 = 3;
 
 /// Why a reply did not come.
-enum Lost {
+enum NoReply {
     /// The connection is of no use any more.
     Connection(Error),
     /// The server sent something that is no reply.
     Server(Malformed),
 }
 
-impl From<std::io::Error> for Lost {
+impl From<std::io::Error> for NoReply {
     fn from(error: std::io::Error) -> Self {
         use std::io::ErrorKind::{TimedOut, UnexpectedEof, WouldBlock};
         Self::Connection(match error.kind() {
@@ -153,14 +153,14 @@ impl Exchange {
             attempts += 1;
             match self.attempt(xid, &place[..len], began) {
                 Ok(()) => break,
-                Err(Lost::Server(malformed)) => {
+                Err(NoReply::Server(malformed)) => {
                     self.stream = None;
                     lies += 1;
                     if lies == 3 {
                         return Err(Error::from(malformed).with("doing", doing));
                     }
                 }
-                Err(Lost::Connection(error)) => {
+                Err(NoReply::Connection(error)) => {
                     let is_refused = self.stream.take().is_none() || attempts >= FIRST_ATTEMPTS;
                     let is_over = self.is_over(began);
                     if stop::is_stopped() {
@@ -228,11 +228,11 @@ impl Exchange {
         }
     }
 
-    fn attempt(&mut self, xid: u32, call: &[u8], began: Instant) -> Result<(), Lost> {
+    fn attempt(&mut self, xid: u32, call: &[u8], began: Instant) -> Result<(), NoReply> {
         let left = self.left(began);
         if self.stream.is_none() {
             let options = Options { connect: self.options.connect.min(left), ..self.options.clone() };
-            let stream = connect(&self.addresses, &options, &self.clock).map_err(Lost::Connection)?;
+            let stream = connect(&self.addresses, &options, &self.clock).map_err(NoReply::Connection)?;
             stream.set_nonblocking(false)?;
             // Nothing is unsent when its calls are answered, and others have no meaning any more.
             if has_low_port(&stream) {
@@ -248,7 +248,7 @@ impl Exchange {
         let clock = &self.clock;
         loop {
             record(stream, &mut self.reply, until, clock)?;
-            let found = rpc::reply_xid(&mut Reader::new(&self.reply)).map_err(Lost::Server)?;
+            let found = rpc::reply_xid(&mut Reader::new(&self.reply)).map_err(NoReply::Server)?;
             // A reply to a call that was given up is none of ours.
             if found == xid {
                 return Ok(());
@@ -264,7 +264,7 @@ fn record(
     record: &mut Vec<u8>,
     until: Instant,
     clock: &SilenceClock,
-) -> Result<(), Lost> {
+) -> Result<(), NoReply> {
     record.clear();
     loop {
         let mut mark = [0; 4];
@@ -272,7 +272,7 @@ fn record(
         let mark = u32::from_be_bytes(mark);
         let (is_last, len) = (mark >> 31 != 0, (mark & !(1 << 31)) as usize);
         if len == 0 && !is_last || record.len() + len > MAX_REPLY_BYTES {
-            return Err(Lost::Server(Malformed("a record of no sensible length")));
+            return Err(NoReply::Server(Malformed("a record of no sensible length")));
         }
         let start = record.len();
         record.resize(start + len, 0);
@@ -284,9 +284,9 @@ fn record(
 }
 
 /// Whether to wait for more, where something has come that is not the reply.
-fn more(until: Instant, clock: &SilenceClock) -> Result<(), Lost> {
+fn more(until: Instant, clock: &SilenceClock) -> Result<(), NoReply> {
     if stop::is_stopped() {
-        return Err(Lost::Connection(stop::stopped()));
+        return Err(NoReply::Connection(stop::stopped()));
     }
     let now = Instant::now();
     clock.waits(now);
@@ -298,7 +298,7 @@ fn read(
     mut place: &mut [u8],
     until: Instant,
     clock: &SilenceClock,
-) -> Result<(), Lost> {
+) -> Result<(), NoReply> {
     use std::io::ErrorKind::{Interrupted, TimedOut, UnexpectedEof, WouldBlock};
     while !place.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
@@ -311,7 +311,7 @@ fn read(
                     more(until, clock)?;
                 }
             }
-            Err(_) if stop::is_stopped() => return Err(Lost::Connection(stop::stopped())),
+            Err(_) if stop::is_stopped() => return Err(NoReply::Connection(stop::stopped())),
             Err(error) if error.kind() == Interrupted => {}
             Err(error) if matches!(error.kind(), WouldBlock | TimedOut) && Instant::now() < until => {
                 clock.waits(Instant::now());
