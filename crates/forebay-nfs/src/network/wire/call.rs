@@ -60,7 +60,7 @@ pub(crate) struct WireCall {
 }
 
 /// What to send next of a call: up to three ranges.
-pub(crate) type Ranges = [(*const u8, usize); 3];
+pub(crate) type SendRanges = [(*const u8, usize); 3];
 
 impl WireCall {
     /// Makes the header that of a READ of another range of the same file: number and range stand at both its ends.
@@ -117,7 +117,7 @@ impl WireCall {
     }
 
     /// What was not sent yet: of the header, of the bytes, of the pad.
-    pub(super) fn left(&self) -> Ranges {
+    pub(super) fn left(&self) -> SendRanges {
         let count = self.part.as_ref().map_or(0, |part| part.io.count as usize).min(self.payload());
         let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.buffer.cast_const());
         let parts = [

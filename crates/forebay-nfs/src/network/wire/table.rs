@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_remote::retry::RetryPauses;
 
-use super::call::{CallState, HEADER, RDMA_HEADER, Ranges, WireCall};
+use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::{Server, Session};
 use crate::protocol::handle::{Limits, Version};
@@ -323,7 +323,7 @@ impl CallTable {
     }
 
     /// What is to be sent next.
-    pub(crate) fn next_to_send(&self) -> Option<Ranges> {
+    pub(crate) fn next_to_send(&self) -> Option<SendRanges> {
         self.to_send.front().map(|index| self.calls[*index].left())
     }
 
