@@ -14,7 +14,7 @@ use super::link::WireLink;
 use super::liveness::CHECK_INTERVAL;
 use super::queue::{CallQueue, Counters};
 use super::replies::WireLost;
-use super::signal::Signal;
+use super::signal::WakeSignal;
 use super::table::CallTable;
 use crate::lock;
 use crate::network::addresses::Destination;
@@ -61,7 +61,7 @@ pub(super) struct WireState {
     pub(super) destination: Destination,
     pub(super) has_thread: bool,
     /// Ends the thread's wait.
-    signal: Signal,
+    signal: WakeSignal,
     /// The thread sleeps without a call, and for long: the next one wakes it.
     pub(super) sleeps_idle: bool,
     /// No memory may be locked for a connection: known since the last attempt to make one.
@@ -219,7 +219,7 @@ impl Wire {
                 link: None,
                 destination: Destination::default(),
                 has_thread: false,
-                signal: Signal::default(),
+                signal: WakeSignal::default(),
                 sleeps_idle: false,
                 is_refused: false,
                 is_closing: false,
@@ -293,9 +293,9 @@ impl Wire {
     }
 
     /// Starts the thread, which makes its connections from this thread's network namespace; what ends its wait.
-    fn start(self: &Arc<Self>, shared: &Arc<SharedWires>) -> Result<Signal, Error> {
+    fn start(self: &Arc<Self>, shared: &Arc<SharedWires>) -> Result<WakeSignal, Error> {
         self.server.options.check_network()?;
-        let (this, shared, signal) = (self.clone(), shared.clone(), Signal::new());
+        let (this, shared, signal) = (self.clone(), shared.clone(), WakeSignal::new());
         let (name, waits) = (format!("forebay-nfs-{}", self.index), signal.clone());
         let started = threads::spawn(name, move || this.run(&shared, &waits));
         started
@@ -312,7 +312,7 @@ impl Wire {
 
     // ---- the wire's thread --------------------------------------------------------------------------------------
 
-    fn run(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) {
+    fn run(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &WakeSignal) {
         let mut pauses = RetryPauses::from(FIRST_PAUSE);
         let (mut bad_replies, mut port, mut calls_before) = (0, 0, 0);
         loop {
@@ -362,7 +362,7 @@ impl Wire {
             {
                 let mut state = lock(&self.state);
                 if state.table.is_idle() {
-                    (state.has_thread, state.signal) = (false, Signal::default());
+                    (state.has_thread, state.signal) = (false, WakeSignal::default());
                     return;
                 }
             }

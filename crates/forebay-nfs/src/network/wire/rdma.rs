@@ -16,7 +16,7 @@ use super::link::WireLink;
 use super::rdma_link::{PROBE, RETRY_INTERVAL, connect_in_turn, is_limit};
 use super::read_reply::ReadReply;
 use super::replies::{ReplyBatch, WakeReason, WireLost};
-use super::signal::Signal;
+use super::signal::WakeSignal;
 use super::table::CallTable;
 use crate::lock;
 use crate::network::job::{IoJob, JobPart};
@@ -28,7 +28,7 @@ use crate::protocol::xdr::{Malformed, Reader};
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
-    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) -> WireLost {
+    pub(super) fn run_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &WakeSignal) -> WireLost {
         let waits = |has_others: bool| self.waits(shared, has_others);
         let connected = self
             .server
@@ -63,7 +63,7 @@ impl Wire {
     }
 
     /// Leaves its calls to wires that have connections, and takes none for a while.
-    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal) {
+    pub(super) fn hand_over_calls(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &WakeSignal) {
         let until = Instant::now() + self.server.options.idle;
         let mut kept = 0;
         loop {
@@ -91,7 +91,7 @@ impl Wire {
         (given, state.is_closing)
     }
 
-    fn receive_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &Signal, fd: i32) -> WireLost {
+    fn receive_rdma(self: &Arc<Self>, shared: &Arc<SharedWires>, signal: &WakeSignal, fd: i32) -> WireLost {
         let mut completions = Vec::with_capacity(64);
         let (mut batch, mut reason) = (ReplyBatch::new(self.check_interval), WakeReason::Signalled);
         loop {

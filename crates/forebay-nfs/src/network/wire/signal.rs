@@ -8,9 +8,9 @@ use super::replies::WakeReason;
 
 /// An eventfd. Without one, which the limit of descriptors may refuse, the wait ends by itself every 10 ms.
 #[derive(Clone, Default)]
-pub(super) struct Signal(Option<Arc<OwnedFd>>);
+pub(super) struct WakeSignal(Option<Arc<OwnedFd>>);
 
-impl Signal {
+impl WakeSignal {
     pub(super) fn new() -> Self {
         // SAFETY: no pointers are passed; the descriptor is new and ours alone.
         let made = unsafe {

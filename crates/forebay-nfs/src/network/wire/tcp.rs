@@ -14,7 +14,7 @@ use super::base::{SharedWires, Wire};
 use super::input::{Input, Stream};
 use super::link::WireLink;
 use super::replies::{ReplyBatch, WakeReason, WireLost};
-use super::signal::Signal;
+use super::signal::WakeSignal;
 use crate::lock;
 use crate::network::addresses::Destination;
 use crate::network::connect::{end_in_order, end_unsent, has_low_port, keep_alive};
@@ -33,7 +33,7 @@ impl Wire {
     pub(super) fn run_tcp(
         self: &Arc<Self>,
         shared: &Arc<SharedWires>,
-        signal: &Signal,
+        signal: &WakeSignal,
         port: &mut u16,
     ) -> WireLost {
         let options = &self.server.options;
@@ -126,7 +126,7 @@ impl Wire {
 /// The socket as the thread sees it.
 struct Socket<'a> {
     wire: &'a Wire,
-    signal: &'a Signal,
+    signal: &'a WakeSignal,
     fd: RawFd,
     destination: Destination,
     batch: ReplyBatch,
