@@ -47,7 +47,7 @@ impl Wire {
         keep_alive(&stream, options.probe_after());
         self.connected(shared, (stream.try_clone().ok().map(WireLink::Tcp), destination.clone()));
         let batch = ReplyBatch::new(self.check_interval);
-        let mut link = Socket { wire: self, signal, fd: stream.as_raw_fd(), destination, batch };
+        let mut link = WireSocket { wire: self, signal, fd: stream.as_raw_fd(), destination, batch };
         let mut input = Input::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
@@ -71,7 +71,7 @@ impl Wire {
     fn receive_one(
         self: &Arc<Self>,
         shared: &Arc<SharedWires>,
-        link: &mut Socket<'_>,
+        link: &mut WireSocket<'_>,
         input: &mut Input,
     ) -> Result<(), WireLost> {
         let mut head = [0; HEAD];
@@ -124,7 +124,7 @@ impl Wire {
 }
 
 /// The socket as the thread sees it.
-struct Socket<'a> {
+struct WireSocket<'a> {
     wire: &'a Wire,
     signal: &'a WakeSignal,
     fd: RawFd,
@@ -132,7 +132,7 @@ struct Socket<'a> {
     batch: ReplyBatch,
 }
 
-impl Stream for Socket<'_> {
+impl Stream for WireSocket<'_> {
     type Error = WireLost;
 
     fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, WireLost> {
@@ -165,7 +165,7 @@ impl Stream for Socket<'_> {
     }
 }
 
-impl Socket<'_> {
+impl WireSocket<'_> {
     /// Waits until the socket has bytes; sends what is left meanwhile.
     fn wait(&mut self) -> Result<(), WireLost> {
         let (idle_since, mut reason) = (Instant::now(), WakeReason::Signalled);
