@@ -17,7 +17,7 @@ const DIRECT_FROM: usize = 2048;
 const MAX_RECORD_BYTES: u64 = 4 << 20;
 
 /// Where bytes come from. Waits for the first of them.
-pub(crate) trait Stream {
+pub(crate) trait RecordStream {
     /// Why no more bytes come.
     type Error: From<Malformed>;
 
@@ -53,13 +53,21 @@ impl Input {
     }
 
     /// Goes to the next record and receives its head: as much of it as `head` holds, or all of it.
-    pub(crate) fn head<S: Stream>(&mut self, stream: &mut S, head: &mut [u8]) -> Result<usize, S::Error> {
+    pub(crate) fn head<S: RecordStream>(
+        &mut self,
+        stream: &mut S,
+        head: &mut [u8],
+    ) -> Result<usize, S::Error> {
         (self.left, self.is_last, self.skipped) = (0, false, 0);
         self.some(stream, head)
     }
 
     /// Receives as much of the record as `place` holds, or all that is left of it.
-    pub(crate) fn some<S: Stream>(&mut self, stream: &mut S, place: &mut [u8]) -> Result<usize, S::Error> {
+    pub(crate) fn some<S: RecordStream>(
+        &mut self,
+        stream: &mut S,
+        place: &mut [u8],
+    ) -> Result<usize, S::Error> {
         let mut got = 0;
         while got < place.len() && self.enter(stream)? {
             let bytes = self.left.min(place.len() - got);
@@ -74,7 +82,7 @@ impl Input {
     ///
     /// # Safety
     /// `place..place+len` is valid memory that nobody else uses.
-    pub(crate) unsafe fn read<S: Stream>(
+    pub(crate) unsafe fn read<S: RecordStream>(
         &mut self,
         stream: &mut S,
         mut place: *mut u8,
@@ -94,7 +102,7 @@ impl Input {
     }
 
     /// Leaves out the rest of the record.
-    pub(crate) fn skip<S: Stream>(&mut self, stream: &mut S) -> Result<(), S::Error> {
+    pub(crate) fn skip<S: RecordStream>(&mut self, stream: &mut S) -> Result<(), S::Error> {
         let mut nowhere = [0; 1024];
         while self.enter(stream)? {
             let bytes = self.left.min(nowhere.len());
@@ -109,7 +117,7 @@ impl Input {
     }
 
     /// Whether the record has more bytes; enters its next fragment where one ends.
-    fn enter<S: Stream>(&mut self, stream: &mut S) -> Result<bool, S::Error> {
+    fn enter<S: RecordStream>(&mut self, stream: &mut S) -> Result<bool, S::Error> {
         while self.left == 0 {
             if self.is_last {
                 return Ok(false);
@@ -128,7 +136,12 @@ impl Input {
 
     /// # Safety
     /// As of `read`; `len` is at most what is left of the fragment.
-    unsafe fn take<S: Stream>(&mut self, stream: &mut S, place: *mut u8, len: usize) -> Result<(), S::Error> {
+    unsafe fn take<S: RecordStream>(
+        &mut self,
+        stream: &mut S,
+        place: *mut u8,
+        len: usize,
+    ) -> Result<(), S::Error> {
         self.left -= len;
         // SAFETY: passed on.
         unsafe { self.receive(stream, place, len) }
@@ -136,7 +149,7 @@ impl Input {
 
     /// # Safety
     /// As of `read`.
-    unsafe fn receive<S: Stream>(
+    unsafe fn receive<S: RecordStream>(
         &mut self,
         stream: &mut S,
         mut place: *mut u8,
@@ -175,7 +188,7 @@ mod tests {
     /// A stream of bytes that come in pieces of any size.
     struct Pieces(Vec<u8>, Vec<usize>);
 
-    impl Stream for Pieces {
+    impl RecordStream for Pieces {
         type Error = Malformed;
         fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, Malformed> {
             if self.0.is_empty() {

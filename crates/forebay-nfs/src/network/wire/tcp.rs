@@ -11,7 +11,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_remote::endpoint::abort;
 
 use super::base::{SharedWires, Wire};
-use super::input::{Input, Stream};
+use super::input::{Input, RecordStream};
 use super::link::WireLink;
 use super::replies::{ReplyBatch, WakeReason, WireLost};
 use super::signal::WakeSignal;
@@ -132,7 +132,7 @@ struct WireSocket<'a> {
     batch: ReplyBatch,
 }
 
-impl Stream for WireSocket<'_> {
+impl RecordStream for WireSocket<'_> {
     type Error = WireLost;
 
     fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, WireLost> {
