@@ -26,7 +26,7 @@ pub(crate) trait RecordStream {
 }
 
 /// What was received, and where in a record it is.
-pub(crate) struct Input {
+pub(crate) struct RecordInput {
     ahead: Box<[u8]>,
     start: usize,
     end: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Input {
     most: usize,
 }
 
-impl Input {
+impl RecordInput {
     pub(crate) fn new() -> Self {
         Self {
             ahead: vec![0; READ_AHEAD_BYTES].into(),
@@ -232,7 +232,7 @@ mod tests {
             let records: Vec<Vec<u8>> =
                 lens.iter().map(|len| (0..*len).map(|at| (at * 7 + len) as u8).collect()).collect();
             let all = records.iter().flat_map(|record| in_fragments(record, &cuts)).collect();
-            let (mut stream, mut input) = (Pieces(all, pieces), Input::new());
+            let (mut stream, mut input) = (Pieces(all, pieces), RecordInput::new());
             for record in &records {
                 let mut head = vec![0; head_len];
                 let got = input.head(&mut stream, &mut head).unwrap();
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_record_that_ends_early_or_never_is_malformed() {
-        let mut input = Input::new();
+        let mut input = RecordInput::new();
         let mut stream = Pieces(in_fragments(&[1; 40], &[]), vec![]);
         let mut place = [0; 64];
         assert_eq!(input.head(&mut stream, &mut place[..8]), Ok(8));
@@ -258,10 +258,13 @@ mod tests {
         assert_eq!(read, Err(Malformed("it ends before its bytes")));
         let mut endless = Pieces(vec![0x7F, 0xFF, 0xFF, 0xFF], vec![]);
         endless.0.resize(6 << 20, 0);
-        let mut input = Input::new();
+        let mut input = RecordInput::new();
         input.head(&mut endless, &mut place).unwrap();
         assert_eq!(input.skip(&mut endless), Err(Malformed("a record has no end")));
         let mut empty = Pieces(vec![0; 64], vec![]);
-        assert_eq!(Input::new().head(&mut empty, &mut place), Err(Malformed("a fragment without bytes")));
+        assert_eq!(
+            RecordInput::new().head(&mut empty, &mut place),
+            Err(Malformed("a fragment without bytes"))
+        );
     }
 }

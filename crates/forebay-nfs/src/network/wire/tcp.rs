@@ -11,7 +11,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_remote::endpoint::abort;
 
 use super::base::{SharedWires, Wire};
-use super::input::{Input, RecordStream};
+use super::input::{RecordInput, RecordStream};
 use super::link::WireLink;
 use super::replies::{ReplyBatch, WakeReason, WireLost};
 use super::signal::WakeSignal;
@@ -48,7 +48,7 @@ impl Wire {
         self.connected(shared, (stream.try_clone().ok().map(WireLink::Tcp), destination.clone()));
         let batch = ReplyBatch::new(self.check_interval);
         let mut link = WireSocket { wire: self, signal, fd: stream.as_raw_fd(), destination, batch };
-        let mut input = Input::new();
+        let mut input = RecordInput::new();
         let lost = loop {
             if let Err(lost) = self.receive_one(shared, &mut link, &mut input) {
                 break lost;
@@ -72,7 +72,7 @@ impl Wire {
         self: &Arc<Self>,
         shared: &Arc<SharedWires>,
         link: &mut WireSocket<'_>,
-        input: &mut Input,
+        input: &mut RecordInput,
     ) -> Result<(), WireLost> {
         let mut head = [0; HEAD];
         let len = input.head(link, &mut head)?;
