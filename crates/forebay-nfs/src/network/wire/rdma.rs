@@ -211,11 +211,11 @@ fn lost(error: Error) -> WireLost {
 }
 
 /// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.
-type Received = (Option<u32>, Option<(usize, Reply)>);
+type ReceivedReply = (Option<u32>, Option<(usize, Reply)>);
 
 /// The usual reply to a READ, if it is one, and fits its call.
 #[inline]
-fn read_usual(bytes: &[u8], table: &mut CallTable, regions: &[Option<CallRegion>]) -> Option<Received> {
+fn read_usual(bytes: &[u8], table: &mut CallTable, regions: &[Option<CallRegion>]) -> Option<ReceivedReply> {
     let ReadReply { xid, credits, written, count, is_end, state } = ReadReply::of(bytes)?;
     let index = table.find(xid).ok()??;
     let part = table.calls[index].part.as_ref()?;
@@ -235,7 +235,7 @@ fn read(
     bytes: &[u8],
     (table, regions): (&mut CallTable, &[Option<CallRegion>]),
     version: Version,
-) -> Result<Received, Malformed> {
+) -> Result<ReceivedReply, Malformed> {
     if version == Version::V3
         && let Some(received) = read_usual(bytes, table, regions)
     {
