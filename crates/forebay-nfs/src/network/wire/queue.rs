@@ -13,14 +13,14 @@ use crate::protocol::handle::Limits;
 /// Jobs that have calls left to make, and parts that a connection gave back.
 #[derive(Default)]
 pub(super) struct CallQueue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingCalls>,
     /// How many are in it. A job of which all calls were made may still be counted.
     count: AtomicUsize,
     has_parts: AtomicBool,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingCalls {
     jobs: VecDeque<Arc<IoJob>>,
     /// Of jobs, from wires that have no connection.
     parts: Vec<(Arc<IoJob>, JobPart)>,
@@ -77,7 +77,7 @@ impl CallQueue {
 
     /// Ends what waits of some jobs with an error.
     pub(super) fn fail(&self, error: &Error, which: impl Fn(&IoJob) -> bool) {
-        let Waiting { jobs, parts } = self.change(|waiting| waiting.take(which));
+        let WaitingCalls { jobs, parts } = self.change(|waiting| waiting.take(which));
         for job in jobs {
             job.refuse(error).complete();
         }
@@ -87,7 +87,7 @@ impl CallQueue {
     }
 
     #[inline]
-    fn change<T>(&self, change: impl FnOnce(&mut Waiting) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut WaitingCalls) -> T) -> T {
         let mut waiting = lock(&self.waiting);
         let result = change(&mut waiting);
         self.has_parts.store(!waiting.parts.is_empty(), Ordering::Relaxed);
@@ -96,7 +96,7 @@ impl CallQueue {
     }
 }
 
-impl Waiting {
+impl WaitingCalls {
     /// Takes out what is of some jobs.
     fn take(&mut self, which: impl Fn(&IoJob) -> bool) -> Self {
         let (jobs, left) = std::mem::take(&mut self.jobs).into_iter().partition(|job| which(job));
