@@ -12,7 +12,7 @@ use forebay_sys::threads;
 
 use super::link::WireLink;
 use super::liveness::CHECK_INTERVAL;
-use super::queue::{CallQueue, Counters};
+use super::queue::{CallQueue, TrafficCounters};
 use super::replies::WireLost;
 use super::signal::WakeSignal;
 use super::table::CallTable;
@@ -35,7 +35,7 @@ pub(crate) struct SharedWires {
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
     pub(super) queue: CallQueue,
-    pub(crate) traffic: Counters,
+    pub(crate) traffic: TrafficCounters,
 }
 
 /// A connection, made when there is work for it.
@@ -112,7 +112,7 @@ impl SharedWires {
                 lock(&wire.state).signal.wake();
             }
         });
-        Self { limits, wires, server, queue: CallQueue::default(), traffic: Counters::default() }
+        Self { limits, wires, server, queue: CallQueue::default(), traffic: TrafficCounters::default() }
     }
 
     /// Whether the present session has a slot for each wire: one after a restart may have fewer.

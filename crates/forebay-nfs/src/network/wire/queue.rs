@@ -28,7 +28,7 @@ struct WaitingCalls {
 
 /// What has happened since the client was made.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct TrafficCounters {
     pub(crate) read: AtomicU64,
     pub(crate) written: AtomicU64,
     pub(crate) connections: AtomicU64,
