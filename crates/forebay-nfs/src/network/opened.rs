@@ -9,14 +9,14 @@ use crate::protocol::handle::{Attributes, Handle};
 const MOST_UNUSED: usize = 1024;
 
 /// A file, as it was when it was opened.
-pub(crate) type Sample = (Handle, Attributes);
+pub(crate) type FileSample = (Handle, Attributes);
 
 /// The files.
 #[derive(Default)]
 pub(crate) struct OpenedFiles {
     /// How many there ever were.
     count: u64,
-    last: Option<Sample>,
+    last: Option<FileSample>,
     all: Vec<OpenedFile>,
     /// When closed ones are next taken out.
     most: usize,
@@ -24,14 +24,14 @@ pub(crate) struct OpenedFiles {
 
 struct OpenedFile {
     number: u64,
-    sample: Sample,
+    sample: FileSample,
     /// Who uses it; `None`: nobody has said yet.
     user: Option<Weak<FileTarget>>,
 }
 
 impl OpenedFiles {
     /// A file is being opened. Returns its number.
-    pub(crate) fn opened(&mut self, sample: Sample) -> u64 {
+    pub(crate) fn opened(&mut self, sample: FileSample) -> u64 {
         if self.all.len() >= self.most {
             self.forget_closed();
         }
@@ -70,12 +70,12 @@ impl OpenedFiles {
     }
 
     /// The last one.
-    pub(crate) const fn last(&self) -> Option<Sample> {
+    pub(crate) const fn last(&self) -> Option<FileSample> {
         self.last
     }
 
     /// Those that are open, from a number on (the last one, if there are none); and how many there ever were.
-    pub(crate) fn since(&self, number: u64) -> (Vec<Sample>, u64) {
+    pub(crate) fn since(&self, number: u64) -> (Vec<FileSample>, u64) {
         let is_open = |file: &&OpenedFile| {
             file.number >= number && file.user.as_ref().is_none_or(|user| user.strong_count() > 0)
         };

@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::network::addresses::Unshown;
 use crate::network::exchange::Exchange;
 use crate::network::identity::Identity;
-use crate::network::opened::Sample;
+use crate::network::opened::FileSample;
 use crate::network::server::Server;
 use crate::network::session::{get_look, put_look};
 use crate::protocol::handle::{Attributes, Handle, Version};
@@ -100,7 +100,7 @@ fn refused(server: &Server, status: Status) -> Error {
 pub(crate) fn same_files(
     server: &Server,
     exchange: &mut Exchange,
-    samples: &[Sample],
+    samples: &[FileSample],
 ) -> Result<(), Unshown> {
     let mut is_shown = false;
     for sample in samples {
@@ -110,7 +110,7 @@ pub(crate) fn same_files(
 }
 
 /// The same for one file, which may change meanwhile; false: it is gone at both.
-fn same_file(server: &Server, exchange: &mut Exchange, sample: &Sample) -> Result<bool, Unshown> {
+fn same_file(server: &Server, exchange: &mut Exchange, sample: &FileSample) -> Result<bool, Unshown> {
     let (handle, mut here) = (&sample.0, Ok(sample.1));
     for _ in 0..LOOKS {
         let there = facts(server, exchange, handle)?;

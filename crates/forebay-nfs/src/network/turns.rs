@@ -14,7 +14,7 @@ use crate::lock;
 use crate::network::addresses::{Address, CHECK_TIME, Destination, Unshown};
 use crate::network::connect::{connect_from, end_unsent};
 use crate::network::exchange::Exchange;
-use crate::network::opened::Sample;
+use crate::network::opened::FileSample;
 use crate::network::options::Options;
 use crate::network::same::{same_files, same_server};
 use crate::network::server::Server;
@@ -24,7 +24,7 @@ impl Address {
     pub(crate) fn connection(
         &self,
         server: &Server,
-        files: &[Sample],
+        files: &[FileSample],
         port: u16,
     ) -> Result<TcpStream, Unshown> {
         let Some(socket) = self.socket() else { return Err(Unshown::Unclear) };
