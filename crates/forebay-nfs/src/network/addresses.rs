@@ -124,7 +124,7 @@ impl Destination {
 
 /// Which addresses are to be looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Looks {
+pub(crate) enum LookReason {
     /// Those of which nothing is known, and those in use, for a file of this number; it is waited for.
     Opened(u64),
     /// Those that are due again. Nobody waits for them.
@@ -309,10 +309,12 @@ impl Address {
     }
 
     /// Whether it is to be looked at now. `again`: after how long one that was left out is.
-    pub(crate) fn is_due(&self, looks: Looks, again: Duration) -> bool {
+    pub(crate) fn is_due(&self, looks: LookReason, again: Duration) -> bool {
         match (&mut *lock(&self.state), looks) {
-            (AddressState::New, _) | (AddressState::Shown, Looks::Opened(_)) => true,
-            (AddressState::LeftOut(_, since), Looks::Due) if self.resolves || self.socket().is_some() => {
+            (AddressState::New, _) | (AddressState::Shown, LookReason::Opened(_)) => true,
+            (AddressState::LeftOut(_, since), LookReason::Due)
+                if self.resolves || self.socket().is_some() =>
+            {
                 let is_due = since.elapsed() >= again;
                 if is_due {
                     // Nobody else looks meanwhile.
@@ -339,17 +341,17 @@ mod tests {
         let addresses = addresses(&["10.0.0.2"]);
         let address = &addresses.all[0];
         let is_due = |looks| address.is_due(looks, Duration::from_mins(1));
-        assert!(is_due(Looks::Due));
+        assert!(is_due(LookReason::Due));
         addresses.leave_out(0, &Error::new(ErrorKind::Io, "for a test"));
-        assert!(!is_due(Looks::Due) && !is_due(Looks::Opened(0)));
+        assert!(!is_due(LookReason::Due) && !is_due(LookReason::Opened(0)));
         if let AddressState::LeftOut(_, since) = &mut *lock(&address.state) {
             *since = since.checked_sub(Duration::from_mins(1)).unwrap();
         }
-        assert!(is_due(Looks::Due) && !is_due(Looks::Due));
+        assert!(is_due(LookReason::Due) && !is_due(LookReason::Due));
         // The reason is told until it was shown to be the server's.
         assert_eq!(addresses.left_out()[0].reason, "for a test");
         assert!(addresses.show(0, 1, None));
-        assert!(!is_due(Looks::Due) && is_due(Looks::Opened(0)) && addresses.left_out().is_empty());
+        assert!(!is_due(LookReason::Due) && is_due(LookReason::Opened(0)) && addresses.left_out().is_empty());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use forebay_remote::endpoint::resolve;
 use forebay_sys::threads;
 
 use crate::lock;
-use crate::network::addresses::{Address, Looks, MOST_FURTHER, Unshown};
+use crate::network::addresses::{Address, LookReason, MOST_FURTHER, Unshown};
 use crate::network::server::{Server, TriesRdma};
 use crate::protocol::handle::{Attributes, Handle};
 
@@ -27,7 +27,7 @@ impl Server {
         }
         self.tries_rdma.get_or_init(|| tries_rdma);
         let file = lock(&self.further.files).opened((*handle, *facts));
-        self.look(Looks::Opened(file));
+        self.look(LookReason::Opened(file));
         self.look_again();
     }
 
@@ -48,11 +48,11 @@ impl Server {
             }
             *looked = Some(Instant::now());
         }
-        self.look(Looks::Due);
+        self.look(LookReason::Due);
     }
 
-    fn look(self: &Arc<Self>, looks: Looks) {
-        let is_waited_for = looks != Looks::Due;
+    fn look(self: &Arc<Self>, looks: LookReason) {
+        let is_waited_for = looks != LookReason::Due;
         let forbidden = self.options.check_network().err();
         if forbidden.is_some() && !is_waited_for {
             return;
@@ -88,7 +88,7 @@ impl Server {
     }
 
     /// Looks at an address, and notes what came of it.
-    fn look_at(&self, index: usize, looks: Looks) {
+    fn look_at(&self, index: usize, looks: LookReason) {
         let address = &self.further.all[index];
         let was_shown = address.is_shown();
         let left = address.left.load(Ordering::SeqCst);
@@ -97,7 +97,7 @@ impl Server {
         }
         // One that is in use has shown the others.
         let mut from = match looks {
-            Looks::Opened(file) if was_shown => file,
+            LookReason::Opened(file) if was_shown => file,
             _ => 0,
         };
         loop {
