@@ -34,7 +34,7 @@ pub(crate) struct Server {
     pub(crate) options: Options,
     /// How long it has been silent.
     pub(crate) clock: Arc<SilenceClock>,
-    pub(super) control: Arc<Mutex<Control>>,
+    pub(super) control: Arc<Mutex<ControlCalls>>,
     pub(super) session: Mutex<Session>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
@@ -51,7 +51,7 @@ pub(crate) struct Server {
 pub(crate) type TriesRdma = fn(&Server, usize) -> Result<()>;
 
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct ControlCalls {
     pub(super) exchange: Exchange,
     /// Number of the last call in slot 0, and the session that it was of.
     pub(super) sequence: (u32, u32),
@@ -60,7 +60,7 @@ pub(super) struct Control {
     idle_thread: Option<Sender<()>>,
 }
 
-impl Control {
+impl ControlCalls {
     /// Starts a thread that ends the connection when nothing has used it for so long, and ends with it, or with the server.
     fn end_when_idle(control: &Arc<Mutex<Self>>, idle: Duration) -> Option<Sender<()>> {
         let (end, ended) = channel();
@@ -104,7 +104,7 @@ impl Server {
     pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
         let clock = SilenceClock::new(name.clone());
         let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());
-        let control = Control { exchange, sequence: (0, 0), client: 0, idle_thread: None };
+        let control = ControlCalls { exchange, sequence: (0, 0), client: 0, idle_thread: None };
         let further = Addresses::new(&options, &addresses);
         Self {
             name,
@@ -185,10 +185,10 @@ impl Server {
     }
 
     /// What calls without bytes go by. A thread ends the connection when nothing uses it; where there is none to be had, it stays.
-    pub(super) fn control(&self) -> MutexGuard<'_, Control> {
+    pub(super) fn control(&self) -> MutexGuard<'_, ControlCalls> {
         let mut control = lock(&self.control);
         if control.idle_thread.is_none() {
-            control.idle_thread = Control::end_when_idle(&self.control, self.options.idle);
+            control.idle_thread = ControlCalls::end_when_idle(&self.control, self.options.idle);
         }
         control
     }

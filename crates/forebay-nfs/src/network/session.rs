@@ -10,7 +10,7 @@ use forebay_remote::retry::RetryBudget;
 use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::Identity;
-use crate::network::server::{Control, Server, Session};
+use crate::network::server::{ControlCalls, Server, Session};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
@@ -78,7 +78,7 @@ impl Server {
         self.renew_with(&mut control, epoch)
     }
 
-    fn renew_with(&self, control: &mut Control, epoch: u32) -> Result<()> {
+    fn renew_with(&self, control: &mut ControlCalls, epoch: u32) -> Result<()> {
         if self.session().epoch != epoch {
             return Ok(());
         }
@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Makes a session, in place of the present one.
-    fn new_session(&self, control: &mut Control, owner: &[u8]) -> Result<Result<(), Refused>> {
+    fn new_session(&self, control: &mut ControlCalls, owner: &[u8]) -> Result<Result<(), Refused>> {
         let verifier = random().to_be_bytes();
         let known = self.outside(
             control,
@@ -162,7 +162,7 @@ impl Server {
     /// A compound of one operation that stands in no session.
     fn outside<T>(
         &self,
-        control: &mut Control,
+        control: &mut ControlCalls,
         doing: &str,
         put: impl Fn(&mut Writer<'_>),
         get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
@@ -208,7 +208,7 @@ impl Server {
 
     fn compound_with<T>(
         &self,
-        control: &mut Control,
+        control: &mut ControlCalls,
         doing: &str,
         count: u32,
         put: impl Fn(&mut Writer<'_>),
@@ -235,7 +235,7 @@ impl Server {
     /// A compound in slot 0 of the session, or without one, once.
     fn in_slot<T>(
         &self,
-        control: &mut Control,
+        control: &mut ControlCalls,
         doing: &str,
         count: u32,
         put: impl Fn(&mut Writer<'_>),
@@ -357,7 +357,7 @@ impl From<Refused> for Error {
 
 impl Server {
     /// Tells the server that a session is over, and the client with it. An error: it could not be told.
-    fn end_session(&self, control: &mut Control, granted: &Granted) -> Result<()> {
+    fn end_session(&self, control: &mut ControlCalls, granted: &Granted) -> Result<()> {
         // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
         if !control.exchange.is_connected()
             && self.in_slot(control, ENDING, 0, |_| (), |_| Ok(Ok(())))?.is_err()
