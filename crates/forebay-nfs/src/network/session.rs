@@ -87,7 +87,7 @@ impl Server {
         loop {
             match self.new_session(control, owner.as_bytes())? {
                 Ok(()) => return Ok(()),
-                Err(Refused(status, _)) if status.is_to_wait() || status.is_session_lost() => {
+                Err(RefusedCall(status, _)) if status.is_to_wait() || status.is_session_lost() => {
                     self.wait(&mut budget, status, OPENING)?;
                 }
                 Err(refused) => return Err(refused.into()),
@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Makes a session, in place of the present one.
-    fn new_session(&self, control: &mut ControlCalls, owner: &[u8]) -> Result<Result<(), Refused>> {
+    fn new_session(&self, control: &mut ControlCalls, owner: &[u8]) -> Result<Result<(), RefusedCall>> {
         let verifier = random().to_be_bytes();
         let known = self.outside(
             control,
@@ -142,7 +142,7 @@ impl Server {
         )?;
         Ok(match told {
             Err(status) if status.is_to_wait() || status.is_session_lost() => {
-                Err(Refused(status, status.error(OPENING, self.who.uid())))
+                Err(RefusedCall(status, status.error(OPENING, self.who.uid())))
             }
             // Told before, or not known to the server: it is of no use to us.
             _ => Ok(()),
@@ -166,9 +166,9 @@ impl Server {
         doing: &str,
         put: impl Fn(&mut Writer<'_>),
         get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
-    ) -> Result<Result<T, Refused>> {
+    ) -> Result<Result<T, RefusedCall>> {
         let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
-        Ok(said.map_err(|status| Refused(status, status.error(doing, self.who.uid()))))
+        Ok(said.map_err(|status| RefusedCall(status, status.error(doing, self.who.uid()))))
     }
 
     /// A compound that stands in no session, once.
@@ -347,10 +347,10 @@ pub(crate) fn get_look(from: &mut Reader<'_>) -> Outcome<(Attributes, Limits)> {
 }
 
 /// A status with its error.
-struct Refused(Status, Error);
+struct RefusedCall(Status, Error);
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
+impl From<RefusedCall> for Error {
+    fn from(refused: RefusedCall) -> Self {
         refused.1
     }
 }
