@@ -17,7 +17,7 @@ use forebay_remote::stop::is_stopped;
 use forebay_verbs::Domain;
 
 use crate::lock;
-use crate::network::identity::Identity;
+use crate::network::identity::ServerIdentity;
 use crate::network::job::FileTarget;
 use crate::network::opened::OpenedFiles;
 use crate::network::options::Options;
@@ -44,7 +44,7 @@ pub struct LeftOut {
 pub(crate) struct Addresses {
     pub(crate) all: Vec<Address>,
     /// Versions with sessions. It changes under the lock of the session.
-    identity: Mutex<Option<Identity>>,
+    identity: Mutex<Option<ServerIdentity>>,
     /// Other versions.
     pub(crate) files: Mutex<OpenedFiles>,
     /// What connections over RDMA are of, by the number of the address: one for a NIC.
@@ -169,12 +169,12 @@ impl Addresses {
     }
 
     /// A session was made.
-    pub(crate) fn has_session(&self, identity: Identity) {
+    pub(crate) fn has_session(&self, identity: ServerIdentity) {
         *lock(&self.identity) = Some(identity);
     }
 
     /// Who made it.
-    pub(crate) fn identity(&self) -> Option<Identity> {
+    pub(crate) fn identity(&self) -> Option<ServerIdentity> {
         lock(&self.identity).clone()
     }
 

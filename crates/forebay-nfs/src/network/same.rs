@@ -6,7 +6,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::network::addresses::Unshown;
 use crate::network::exchange::Exchange;
-use crate::network::identity::Identity;
+use crate::network::identity::ServerIdentity;
 use crate::network::opened::FileSample;
 use crate::network::server::Server;
 use crate::network::session::{get_look, put_look};
@@ -42,7 +42,7 @@ pub(crate) fn same_server(server: &Server, exchange: &mut Exchange) -> Result<()
 fn knows(
     server: &Server,
     exchange: &mut Exchange,
-    known: &Identity,
+    known: &ServerIdentity,
     granted: &Granted,
 ) -> Result<Result<()>> {
     let told = server.compound_on(
@@ -50,7 +50,9 @@ fn knows(
         LOOKING,
         1,
         |to| v4::put_exchange_id(to, known.verifier, &known.owner),
-        |from| Ok(v4::get_exchange_id(from)?.map(|told| Identity::new(known.verifier, &known.owner, told))),
+        |from| {
+            Ok(v4::get_exchange_id(from)?.map(|told| ServerIdentity::new(known.verifier, &known.owner, told)))
+        },
     )?;
     let told = match told {
         Ok(told) => told,

@@ -9,7 +9,7 @@ use forebay_remote::retry::RetryBudget;
 
 use crate::lock;
 use crate::network::exchange::Exchange;
-use crate::network::identity::Identity;
+use crate::network::identity::ServerIdentity;
 use crate::network::server::{ControlCalls, Server, Session};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
@@ -39,7 +39,7 @@ impl Server {
     }
 
     /// The same, and who made it.
-    pub(crate) fn session_and_identity(&self) -> (Session, Option<Identity>) {
+    pub(crate) fn session_and_identity(&self) -> (Session, Option<ServerIdentity>) {
         // Both change under the first lock.
         let session = lock(&self.session);
         (*session, self.further.identity())
@@ -104,7 +104,7 @@ impl Server {
             |to| v4::put_exchange_id(to, verifier, owner),
             |from| {
                 Ok(v4::get_exchange_id(from)?
-                    .map(|told| (told.sequence, Identity::new(verifier, owner, told))))
+                    .map(|told| (told.sequence, ServerIdentity::new(verifier, owner, told))))
             },
         )?;
         let (sequence, identity) = match known {
