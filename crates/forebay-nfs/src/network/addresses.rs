@@ -107,14 +107,14 @@ impl From<Error> for Unshown {
 
 /// Where a connection leads.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Destination {
+pub(crate) struct WireDestination {
     /// The number of a further address, how often that had been left when it was shown for this connection, and how often it is by now.
     pub(super) further: Option<(usize, u64, Arc<AtomicU64>)>,
     /// How often an address had returned.
     pub(super) returns: u64,
 }
 
-impl Destination {
+impl WireDestination {
     /// Whether the address was left since: nothing is sent there any more, and no reply is taken.
     #[inline]
     pub(crate) fn is_left(&self) -> bool {
@@ -360,7 +360,7 @@ mod tests {
         assert!(addresses.show(0, 0, Some(0)));
         let shown = addresses.all[0].shown_since().unwrap();
         let further = Some((0, shown, addresses.all[0].left.clone()));
-        let destination = Destination { further, returns: 0 };
+        let destination = WireDestination { further, returns: 0 };
         assert!(!destination.is_left());
         addresses.leave_out(0, &Error::new(ErrorKind::Io, "for a test"));
         assert!(destination.is_left());

@@ -11,7 +11,7 @@ use forebay_remote::stop::{is_stopped, stopped};
 use forebay_verbs::Why;
 
 use crate::lock;
-use crate::network::addresses::{Address, CHECK_TIME, Destination, Unshown};
+use crate::network::addresses::{Address, CHECK_TIME, Unshown, WireDestination};
 use crate::network::connect::{connect_from, end_unsent};
 use crate::network::exchange::Exchange;
 use crate::network::opened::FileSample;
@@ -54,7 +54,7 @@ impl Address {
 
 impl Server {
     /// A connection for bytes, and where it leads. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
-    pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<(TcpStream, Destination)> {
+    pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<(TcpStream, WireDestination)> {
         if let Some((_, stream, destination)) = self.shown_in_turn(wire, port)? {
             return Ok((stream, destination));
         }
@@ -63,8 +63,8 @@ impl Server {
         Ok((stream, destination))
     }
 
-    fn first_destination(&self) -> Destination {
-        Destination { further: None, returns: self.further.returns.load(Ordering::SeqCst) }
+    fn first_destination(&self) -> WireDestination {
+        WireDestination { further: None, returns: self.further.returns.load(Ordering::SeqCst) }
     }
 
     /// The same over RDMA, by a function that takes the address; `None`: the first. The server shows over TCP who it is.
@@ -72,7 +72,7 @@ impl Server {
         self: &Arc<Self>,
         wire: usize,
         connect: impl Fn(Option<usize>) -> Result<T>,
-    ) -> Result<(T, Destination)> {
+    ) -> Result<(T, WireDestination)> {
         while let Some((index, _, destination)) = self.shown_in_turn(wire, 0)? {
             match connect(Some(index)) {
                 // That is of this machine, and no other address helps.
@@ -92,7 +92,7 @@ impl Server {
         self: &Arc<Self>,
         wire: usize,
         port: u16,
-    ) -> Result<Option<(usize, TcpStream, Destination)>> {
+    ) -> Result<Option<(usize, TcpStream, WireDestination)>> {
         if self.further.is_empty() {
             return Ok(None);
         }
@@ -109,7 +109,7 @@ impl Server {
             match found {
                 Ok(stream) => {
                     let further = Some((index, left, address.left.clone()));
-                    let destination = Destination { further, returns };
+                    let destination = WireDestination { further, returns };
                     if !destination.is_left() {
                         return Ok(Some((index, stream, destination)));
                     }
@@ -129,7 +129,7 @@ impl Server {
     }
 
     /// Whether a connection that has nothing to do is to end, since an address returned and the wire's turn is at another one.
-    pub(crate) fn is_surplus(&self, wire: usize, destination: &mut Destination) -> bool {
+    pub(crate) fn is_surplus(&self, wire: usize, destination: &mut WireDestination) -> bool {
         let returns = self.further.returns.load(Ordering::SeqCst);
         if std::mem::replace(&mut destination.returns, returns) == returns {
             return false;

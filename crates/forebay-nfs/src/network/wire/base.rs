@@ -17,7 +17,7 @@ use super::replies::WireLost;
 use super::signal::WakeSignal;
 use super::table::CallTable;
 use crate::lock;
-use crate::network::addresses::Destination;
+use crate::network::addresses::WireDestination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::Server;
@@ -58,7 +58,7 @@ pub(super) struct WireState {
     pub(super) table: CallTable,
     pub(super) link: Option<WireLink>,
     /// Where that leads.
-    pub(super) destination: Destination,
+    pub(super) destination: WireDestination,
     pub(super) has_thread: bool,
     /// Ends the thread's wait.
     signal: WakeSignal,
@@ -217,7 +217,7 @@ impl Wire {
             state: Mutex::new(WireState {
                 table,
                 link: None,
-                destination: Destination::default(),
+                destination: WireDestination::default(),
                 has_thread: false,
                 signal: WakeSignal::default(),
                 sleeps_idle: false,
@@ -378,7 +378,7 @@ impl Wire {
     pub(super) fn connected(
         &self,
         shared: &SharedWires,
-        (link, destination): (Option<WireLink>, Destination),
+        (link, destination): (Option<WireLink>, WireDestination),
     ) {
         let mut state = lock(&self.state);
         let again = state.table.send_all_again();

@@ -16,7 +16,7 @@ use super::link::WireLink;
 use super::replies::{ReplyBatch, WakeReason, WireLost};
 use super::signal::WakeSignal;
 use crate::lock;
-use crate::network::addresses::Destination;
+use crate::network::addresses::WireDestination;
 use crate::network::connect::{end_in_order, end_unsent, has_low_port, keep_alive};
 use crate::protocol::io_call::{IoCall, Reply};
 use crate::protocol::rpc;
@@ -128,7 +128,7 @@ struct WireSocket<'a> {
     wire: &'a Wire,
     signal: &'a WakeSignal,
     fd: RawFd,
-    destination: Destination,
+    destination: WireDestination,
     batch: ReplyBatch,
 }
 
