@@ -90,7 +90,7 @@ enum AddressState {
 }
 
 /// Why a connection is of no use.
-pub(crate) enum Unshown {
+pub(crate) enum UnshownReason {
     /// The address is left out.
     Not(Error),
     /// Another NIC leads there than the one that is to be used.
@@ -99,7 +99,7 @@ pub(crate) enum Unshown {
     Unclear,
 }
 
-impl From<Error> for Unshown {
+impl From<Error> for UnshownReason {
     fn from(error: Error) -> Self {
         if is_stopped() { Self::Unclear } else { Self::Not(error) }
     }
@@ -222,14 +222,14 @@ impl Addresses {
     }
 
     /// Notes what came of a look that has shown nothing.
-    pub(crate) fn unshown(&self, index: usize, why: &Unshown) {
+    pub(crate) fn unshown(&self, index: usize, why: &UnshownReason) {
         match why {
-            Unshown::Not(error) => self.leave_out(index, error),
-            Unshown::Aside => {
+            UnshownReason::Not(error) => self.leave_out(index, error),
+            UnshownReason::Aside => {
                 self.all[index].leave(AddressState::Aside);
                 self.changed();
             }
-            Unshown::Unclear => {}
+            UnshownReason::Unclear => {}
         }
     }
 

@@ -11,7 +11,7 @@ use forebay_remote::endpoint::resolve;
 use forebay_sys::threads;
 
 use crate::lock;
-use crate::network::addresses::{Address, LookReason, MOST_FURTHER, Unshown};
+use crate::network::addresses::{Address, LookReason, MOST_FURTHER, UnshownReason};
 use crate::network::server::{Server, TriesRdma};
 use crate::protocol::handle::{Attributes, Handle};
 
@@ -116,7 +116,7 @@ impl Server {
                     }
                     from = count;
                 }
-                Err(Unshown::Unclear) if was_shown => {
+                Err(UnshownReason::Unclear) if was_shown => {
                     let error = Error::new(ErrorKind::Io, "it was not seen whether a file is the same there");
                     return self.further.leave_out(index, &error);
                 }

@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{Device, Domain, Route, Why};
 
 use crate::lock;
-use crate::network::addresses::{CHECK_TIME, Unshown};
+use crate::network::addresses::{CHECK_TIME, UnshownReason};
 use crate::network::server::Server;
 
 impl Server {
@@ -98,12 +98,12 @@ impl Server {
     }
 
     /// Whether an address takes RDMA, by the NIC that is to be used.
-    pub(crate) fn try_by_rdma(&self, index: usize) -> Result<(), Unshown> {
+    pub(crate) fn try_by_rdma(&self, index: usize) -> Result<(), UnshownReason> {
         let domain = self.further_domain(index)?;
         if self.nic().is_some_and(|nic| nic != domain.device().name) {
-            return Err(Unshown::Aside);
+            return Err(UnshownReason::Aside);
         }
-        let Some(tries) = self.tries_rdma.get() else { return Err(Unshown::Unclear) };
+        let Some(tries) = self.tries_rdma.get() else { return Err(UnshownReason::Unclear) };
         Ok(tries(self, index)?)
     }
 }

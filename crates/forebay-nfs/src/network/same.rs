@@ -4,7 +4,7 @@
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::network::addresses::Unshown;
+use crate::network::addresses::UnshownReason;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
 use crate::network::opened::FileSample;
@@ -23,19 +23,21 @@ const LOOKING: &str = "cannot look at the address";
 
 /// Whether the server at the other end says that it is the same, and knows the session. What it says no to may be over meanwhile: a
 /// restarted server knows nobody. The session is looked at by the first address, and made anew where it is lost; then it is asked again.
-pub(crate) fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), Unshown> {
+pub(crate) fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), UnshownReason> {
     for _ in 0..2 {
         let (session, identity) = server.session_and_identity();
-        let (Some(known), Some(granted)) = (identity, session.granted) else { return Err(Unshown::Unclear) };
+        let (Some(known), Some(granted)) = (identity, session.granted) else {
+            return Err(UnshownReason::Unclear);
+        };
         let Err(no) = knows(server, exchange, &known, &granted)? else { return Ok(()) };
         if server.check_session(LOOKING).is_err() {
-            return Err(Unshown::Unclear);
+            return Err(UnshownReason::Unclear);
         }
         if server.session().epoch == session.epoch {
-            return Err(Unshown::Not(no));
+            return Err(UnshownReason::Not(no));
         }
     }
-    Err(Unshown::Unclear)
+    Err(UnshownReason::Unclear)
 }
 
 /// The same for one session; the inner error is what speaks against it.
@@ -103,16 +105,16 @@ pub(crate) fn same_files(
     server: &Server,
     exchange: &mut Exchange,
     samples: &[FileSample],
-) -> Result<(), Unshown> {
+) -> Result<(), UnshownReason> {
     let mut is_shown = false;
     for sample in samples {
         is_shown |= same_file(server, exchange, sample)?;
     }
-    if is_shown { Ok(()) } else { Err(Unshown::Unclear) }
+    if is_shown { Ok(()) } else { Err(UnshownReason::Unclear) }
 }
 
 /// The same for one file, which may change meanwhile; false: it is gone at both.
-fn same_file(server: &Server, exchange: &mut Exchange, sample: &FileSample) -> Result<bool, Unshown> {
+fn same_file(server: &Server, exchange: &mut Exchange, sample: &FileSample) -> Result<bool, UnshownReason> {
     let (handle, mut here) = (&sample.0, Ok(sample.1));
     for _ in 0..LOOKS {
         let there = facts(server, exchange, handle)?;
@@ -120,22 +122,24 @@ fn same_file(server: &Server, exchange: &mut Exchange, sample: &FileSample) -> R
             return Ok(here.is_ok());
         }
         // Nothing is known of the address while the first one does not answer.
-        let Ok(said) = server.said_of(handle) else { return Err(Unshown::Unclear) };
+        let Ok(said) = server.said_of(handle) else { return Err(UnshownReason::Unclear) };
         here = said.map(|(now, _)| now);
         match (there, here) {
             (Ok(there), Ok(here)) if there == here => return Ok(true),
             (Ok(there), Ok(here))
                 if (there.file_system, there.file_id) != (here.file_system, here.file_id) =>
             {
-                return Err(Unshown::Not(other("the file is another one there: another server answers")));
+                return Err(UnshownReason::Not(other(
+                    "the file is another one there: another server answers",
+                )));
             }
-            (Err(status), Ok(_)) => return Err(Unshown::Not(refused(server, status))),
+            (Err(status), Ok(_)) => return Err(UnshownReason::Not(refused(server, status))),
             (Err(_), Err(_)) => return Ok(false),
             // It is being written, or was just removed.
             (Ok(_), _) => {}
         }
     }
-    Err(Unshown::Not(other(
+    Err(UnshownReason::Not(other(
         "the file is in another state there: another server answers, or somebody writes the file",
     )))
 }

@@ -11,7 +11,7 @@ use forebay_remote::stop::{is_stopped, stopped};
 use forebay_verbs::Why;
 
 use crate::lock;
-use crate::network::addresses::{Address, CHECK_TIME, Unshown, WireDestination};
+use crate::network::addresses::{Address, CHECK_TIME, UnshownReason, WireDestination};
 use crate::network::connect::{connect_from, end_unsent};
 use crate::network::exchange::Exchange;
 use crate::network::opened::FileSample;
@@ -26,8 +26,8 @@ impl Address {
         server: &Server,
         files: &[FileSample],
         port: u16,
-    ) -> Result<TcpStream, Unshown> {
-        let Some(socket) = self.socket() else { return Err(Unshown::Unclear) };
+    ) -> Result<TcpStream, UnshownReason> {
+        let Some(socket) = self.socket() else { return Err(UnshownReason::Unclear) };
         let options = &server.options;
         options.check_network()?;
         let options = Options {
@@ -48,7 +48,7 @@ impl Address {
         } else {
             same_files(server, &mut exchange, files)?;
         }
-        exchange.into_stream().ok_or(Unshown::Unclear)
+        exchange.into_stream().ok_or(UnshownReason::Unclear)
     }
 }
 
@@ -114,7 +114,7 @@ impl Server {
                         return Ok(Some((index, stream, destination)));
                     }
                 }
-                Err(Unshown::Unclear) => break,
+                Err(UnshownReason::Unclear) => break,
                 Err(why) => self.further.unshown(index, &why),
             }
         }
