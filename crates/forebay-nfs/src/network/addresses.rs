@@ -42,7 +42,7 @@ pub struct LeftOut {
 /// The further addresses of a server.
 #[derive(Default)]
 pub(crate) struct Addresses {
-    pub(crate) all: Vec<Address>,
+    pub(crate) all: Vec<FurtherAddress>,
     /// Versions with sessions. It changes under the lock of the session.
     identity: Mutex<Option<ServerIdentity>>,
     /// Other versions.
@@ -64,7 +64,7 @@ impl fmt::Debug for Addresses {
 }
 
 #[derive(Debug)]
-pub(crate) struct Address {
+pub(crate) struct FurtherAddress {
     pub(crate) name: String,
     /// Not set where the name has none.
     pub(crate) socket: OnceLock<SocketAddr>,
@@ -135,13 +135,13 @@ impl Addresses {
     /// Looks names up; asks no server.
     pub(crate) fn new(options: &Options, first: &[SocketAddr]) -> Self {
         let Some(main) = first.first() else { return Self::default() };
-        let mut all: Vec<Address> = Vec::new();
+        let mut all: Vec<FurtherAddress> = Vec::new();
         for (index, name) in options.further.iter().enumerate() {
             let fabric = options.rdma.as_ref().and_then(|rdma| rdma.further.get(index).copied());
             let found = match resolve(name, main.port()) {
                 Ok(found) => found,
                 Err(error) => {
-                    all.push(Address::unusable(name, fabric, &error, true));
+                    all.push(FurtherAddress::unusable(name, fabric, &error, true));
                     continue;
                 }
             };
@@ -151,12 +151,12 @@ impl Addresses {
                 }
                 let name = socket.ip().to_string();
                 if all.iter().filter(|known| known.socket().is_some()).count() < MOST_FURTHER {
-                    let address = Address::new(name, fabric, false);
+                    let address = FurtherAddress::new(name, fabric, false);
                     let _ = address.socket.set(socket);
                     all.push(address);
                 } else {
                     let error = Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses");
-                    all.push(Address::unusable(&name, fabric, &error, false));
+                    all.push(FurtherAddress::unusable(&name, fabric, &error, false));
                 }
             }
         }
@@ -198,7 +198,7 @@ impl Addresses {
 
     /// Those that are left out.
     pub(crate) fn left_out(&self) -> Vec<LeftOut> {
-        let why = |one: &Address| match &*lock(&one.state) {
+        let why = |one: &FurtherAddress| match &*lock(&one.state) {
             AddressState::LeftOut(why, _) => Some(why.clone()),
             _ => None,
         };
@@ -250,7 +250,7 @@ impl Addresses {
     }
 }
 
-impl Address {
+impl FurtherAddress {
     fn unusable(name: &str, fabric: Option<IpAddr>, error: &Error, resolves: bool) -> Self {
         let this = Self::new(name.to_owned(), fabric, resolves);
         this.leave_out(error);

@@ -11,7 +11,7 @@ use forebay_remote::endpoint::resolve;
 use forebay_sys::threads;
 
 use crate::lock;
-use crate::network::addresses::{Address, LookReason, MOST_FURTHER, UnshownReason};
+use crate::network::addresses::{FurtherAddress, LookReason, MOST_FURTHER, UnshownReason};
 use crate::network::server::{Server, TriesRdma};
 use crate::protocol::handle::{Attributes, Handle};
 
@@ -58,7 +58,7 @@ impl Server {
             return;
         }
         // In versions with sessions a file says nothing.
-        let is_looked_at = |address: &Address| {
+        let is_looked_at = |address: &FurtherAddress| {
             address.is_due(looks, self.options.left_out)
                 && !(self.version.has_session() && address.is_shown())
         };
@@ -126,13 +126,14 @@ impl Server {
     }
 
     /// Looks up the name of an address that had none.
-    fn find_socket(&self, address: &Address) -> Result<()> {
+    fn find_socket(&self, address: &FurtherAddress) -> Result<()> {
         if address.socket().is_some() {
             return Ok(());
         }
         let port = self.addresses.first().map_or(0, SocketAddr::port);
-        let others =
-            || self.further.all.iter().filter_map(Address::socket).chain(self.addresses.first().copied());
+        let others = || {
+            self.further.all.iter().filter_map(FurtherAddress::socket).chain(self.addresses.first().copied())
+        };
         let is_new = |socket: &SocketAddr| others().all(|other| other != *socket);
         if others().count() > MOST_FURTHER {
             return Err(Error::new(ErrorKind::InvalidInput, "a server has at most 16 addresses"));

@@ -11,7 +11,7 @@ use forebay_remote::stop::{is_stopped, stopped};
 use forebay_verbs::Why;
 
 use crate::lock;
-use crate::network::addresses::{Address, CHECK_TIME, UnshownReason, WireDestination};
+use crate::network::addresses::{CHECK_TIME, FurtherAddress, UnshownReason, WireDestination};
 use crate::network::connect::{connect_from, end_unsent};
 use crate::network::exchange::Exchange;
 use crate::network::opened::FileSample;
@@ -19,7 +19,7 @@ use crate::network::options::Options;
 use crate::network::same::{same_files, same_server};
 use crate::network::server::Server;
 
-impl Address {
+impl FurtherAddress {
     /// A connection on which the server was shown to be the same. `files`: what is to be compared in versions that do not say who it is.
     pub(crate) fn connection(
         &self,
