@@ -41,7 +41,7 @@ pub struct LeftOut {
 
 /// The further addresses of a server.
 #[derive(Default)]
-pub(crate) struct Addresses {
+pub(crate) struct FurtherAddresses {
     pub(crate) all: Vec<FurtherAddress>,
     /// Versions with sessions. It changes under the lock of the session.
     identity: Mutex<Option<ServerIdentity>>,
@@ -57,9 +57,9 @@ pub(crate) struct Addresses {
     pub(crate) looked: Mutex<Option<Instant>>,
 }
 
-impl fmt::Debug for Addresses {
+impl fmt::Debug for FurtherAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Addresses").field("all", &self.all).finish_non_exhaustive()
+        f.debug_struct("FurtherAddresses").field("all", &self.all).finish_non_exhaustive()
     }
 }
 
@@ -131,7 +131,7 @@ pub(crate) enum LookReason {
     Due,
 }
 
-impl Addresses {
+impl FurtherAddresses {
     /// Looks names up; asks no server.
     pub(crate) fn new(options: &Options, first: &[SocketAddr]) -> Self {
         let Some(main) = first.first() else { return Self::default() };
@@ -331,9 +331,9 @@ impl FurtherAddress {
 mod tests {
     use super::*;
 
-    fn addresses(names: &[&str]) -> Addresses {
+    fn addresses(names: &[&str]) -> FurtherAddresses {
         let further = names.iter().map(|name| (*name).to_owned()).collect();
-        Addresses::new(&Options { further, ..Options::default() }, &[([10, 0, 0, 1], 2049).into()])
+        FurtherAddresses::new(&Options { further, ..Options::default() }, &[([10, 0, 0, 1], 2049).into()])
     }
 
     #[test]

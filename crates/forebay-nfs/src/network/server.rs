@@ -14,7 +14,7 @@ use forebay_sys::threads;
 use forebay_verbs::{Domain, Route, Stop};
 
 use crate::lock;
-use crate::network::addresses::Addresses;
+use crate::network::addresses::FurtherAddresses;
 use crate::network::exchange::Exchange;
 use crate::network::options::{Options, Rdma};
 use crate::protocol::handle::{Limits, Version};
@@ -28,7 +28,7 @@ pub(crate) struct Server {
     /// Where calls without bytes go: the first that takes a connection.
     pub(crate) addresses: Vec<SocketAddr>,
     /// Where bytes may go, too.
-    pub(crate) further: Addresses,
+    pub(crate) further: FurtherAddresses,
     pub(crate) version: Version,
     pub(crate) who: Credential,
     pub(crate) options: Options,
@@ -105,7 +105,7 @@ impl Server {
         let clock = SilenceClock::new(name.clone());
         let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());
         let control = ControlCalls { exchange, sequence: (0, 0), client: 0, idle_thread: None };
-        let further = Addresses::new(&options, &addresses);
+        let further = FurtherAddresses::new(&options, &addresses);
         Self {
             name,
             addresses,
