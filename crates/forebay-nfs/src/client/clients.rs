@@ -93,7 +93,7 @@ impl KeptServer {
 }
 
 /// A server that the process knows.
-pub(crate) struct Known {
+pub(crate) struct KnownServer {
     pub(crate) server: Arc<Server>,
     /// None where nothing was found on it.
     pub(crate) client: Option<Arc<Client>>,
@@ -101,7 +101,7 @@ pub(crate) struct Known {
     pub(crate) was_kept: bool,
 }
 
-impl Known {
+impl KnownServer {
     /// One that was not known.
     pub(crate) fn new(server: Server) -> Self {
         Self { server: Arc::new(server), client: None, was_kept: false }
@@ -129,7 +129,7 @@ impl Known {
 }
 
 /// The server of this name and port, as this user reaches it by these options.
-pub(crate) fn known((name, port): (&str, u16), version: Version, options: &Options) -> Option<Known> {
+pub(crate) fn known((name, port): (&str, u16), version: Version, options: &Options) -> Option<KnownServer> {
     let key = ClientKey {
         server: name.to_owned(),
         port,
@@ -139,11 +139,11 @@ pub(crate) fn known((name, port): (&str, u16), version: Version, options: &Optio
     };
     let used = |client: Arc<Client>| {
         let server = client.server_of().clone();
-        Known { server, client: Some(client), was_kept: false }
+        KnownServer { server, client: Some(client), was_kept: false }
     };
     let again = |kept: KeptServer| {
         let client = kept.shared.map(Client::again);
-        (Known { server: kept.server, client: client.clone(), was_kept: true }, client)
+        (KnownServer { server: kept.server, client: client.clone(), was_kept: true }, client)
     };
     CLIENTS.find(key, used, again)
 }

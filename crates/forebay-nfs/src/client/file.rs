@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::RegisteredMemory;
 
-use crate::client::clients::{Known, known};
+use crate::client::clients::{KnownServer, known};
 use crate::client::look_up::new_client;
 use crate::client::nfs_client::Client;
 use crate::lock;
@@ -87,7 +87,7 @@ impl File {
         let options = Options { rdma, ..of.options.clone() };
         let known = known((&of.name, of.port()), of.version, &options);
         let known = known.unwrap_or_else(|| {
-            Known::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options))
+            KnownServer::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options))
         });
         let server = &known.server;
         if server.who != of.who {

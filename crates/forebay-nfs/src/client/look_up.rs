@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::client::clients::{self, Known};
+use crate::client::clients::{self, KnownServer};
 use crate::client::mountd::mount;
 use crate::client::nfs_client::Client;
 use crate::client::url::Url;
@@ -18,7 +18,7 @@ use crate::protocol::v4::{self, op};
 use crate::protocol::xdr::Writer;
 
 /// The client of a server on which a file was found.
-pub(crate) fn client_of(known: Known, limits: Limits) -> Result<Arc<Client>> {
+pub(crate) fn client_of(known: KnownServer, limits: Limits) -> Result<Arc<Client>> {
     if let Some(client) = known.client {
         return Ok(client);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::endpoint::resolve;
 
-use crate::client::clients::{Known, known};
+use crate::client::clients::{KnownServer, known};
 use crate::client::file::File;
 use crate::client::look_up::{client_of, look_up};
 use crate::client::nfs_client::Client;
@@ -92,7 +92,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         known
     } else {
         let addresses = resolve(&url.server, url.port)?;
-        Known::new(Server::new(url.server.clone(), addresses, version, options.clone()))
+        KnownServer::new(Server::new(url.server.clone(), addresses, version, options.clone()))
     };
     let (handle, attributes, limits) =
         known.look(|server| look_up(url, server)).map_err(|error| at(url, error))?;

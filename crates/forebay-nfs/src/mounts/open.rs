@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::client::clients::{Known, is_known, known};
+use crate::client::clients::{KnownServer, is_known, known};
 use crate::client::file::File;
 use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::Url;
@@ -60,7 +60,7 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     let address = mount.address.to_string();
     let known = known((&address, port), mount.version, &options).unwrap_or_else(|| {
         let addresses = vec![SocketAddr::new(mount.address, port)];
-        Known::new(Server::new(address.clone(), addresses, mount.version, options.clone()))
+        KnownServer::new(Server::new(address.clone(), addresses, mount.version, options.clone()))
     });
     let (handle, opened, limits) = known.look(|server| match &mounted.named {
         Named::Handle(handle) => {
