@@ -35,7 +35,7 @@ pub(crate) struct Server {
     /// How long it has been silent.
     pub(crate) clock: Arc<SilenceClock>,
     pub(super) control: Arc<Mutex<ControlCalls>>,
-    pub(super) session: Mutex<Session>,
+    pub(super) session: Mutex<NfsSession>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
     /// The process that made it.
@@ -83,12 +83,12 @@ impl ControlCalls {
 
 /// A session; each has another epoch. The first is 1.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Session {
+pub(crate) struct NfsSession {
     pub(crate) epoch: u32,
     pub(crate) granted: Option<Granted>,
 }
 
-impl Session {
+impl NfsSession {
     /// What fits into its calls.
     pub(crate) fn limits(&self) -> Limits {
         let fits = |room: u32| u64::from(room.saturating_sub(1024));

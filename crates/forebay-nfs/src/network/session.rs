@@ -10,7 +10,7 @@ use forebay_remote::retry::RetryBudget;
 use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
-use crate::network::server::{ControlCalls, Server, Session};
+use crate::network::server::{ControlCalls, NfsSession, Server};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
@@ -34,12 +34,12 @@ impl Server {
     }
 
     /// The present session.
-    pub(crate) fn session(&self) -> Session {
-        if self.version.has_session() { *lock(&self.session) } else { Session::default() }
+    pub(crate) fn session(&self) -> NfsSession {
+        if self.version.has_session() { *lock(&self.session) } else { NfsSession::default() }
     }
 
     /// The same, and who made it.
-    pub(crate) fn session_and_identity(&self) -> (Session, Option<ServerIdentity>) {
+    pub(crate) fn session_and_identity(&self) -> (NfsSession, Option<ServerIdentity>) {
         // Both change under the first lock.
         let session = lock(&self.session);
         (*session, self.further.identity())
@@ -55,7 +55,7 @@ impl Server {
     #[cfg(test)]
     pub(crate) fn grant(&self, slots: u32) {
         let granted = Granted { session: [1; 16], reply: 1 << 20, call: 1 << 20, slots };
-        *lock(&self.session) = Session { epoch: 1, granted: Some(granted) };
+        *lock(&self.session) = NfsSession { epoch: 1, granted: Some(granted) };
     }
 
     /// Slots that the session has for calls on wires; slot 0 is for the rest.
@@ -126,7 +126,7 @@ impl Server {
         control.client = client;
         {
             let mut session = lock(&self.session);
-            *session = Session { epoch: session.epoch + 1, granted: Some(granted) };
+            *session = NfsSession { epoch: session.epoch + 1, granted: Some(granted) };
             self.further.has_session(identity);
         }
         // A server in its time of grace wants to know that nothing is to be reclaimed.

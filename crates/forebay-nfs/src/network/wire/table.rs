@@ -9,7 +9,7 @@ use forebay_remote::retry::RetryPauses;
 
 use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
-use crate::network::server::{Server, Session};
+use crate::network::server::{NfsSession, Server};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rpc::next_xid;
@@ -101,7 +101,7 @@ impl CallTable {
     }
 
     /// Takes note of a new session.
-    fn enter(&mut self, session: &Session) {
+    fn enter(&mut self, session: &NfsSession) {
         self.epoch = session.epoch;
         if let Some(granted) = session.granted {
             let room = (0..self.calls.len()).filter(|index| self.slot(*index) < granted.slots).count();
