@@ -10,7 +10,7 @@ use forebay_remote::namespace::NetworkNamespace;
 
 use crate::client::nfs_client::Client;
 use crate::network::options::Options;
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::rpc::Credential;
@@ -19,7 +19,7 @@ static CLIENTS: KeptClients<KeptServer> = KeptClients::new();
 
 /// A client that has no file.
 struct KeptServer {
-    server: Arc<Server>,
+    server: Arc<NfsServer>,
     /// `None`: nothing was found on the server.
     shared: Option<Arc<SharedWires>>,
 }
@@ -35,7 +35,7 @@ struct ClientKey {
 }
 
 impl ClientKey {
-    fn of(server: &Server) -> Self {
+    fn of(server: &NfsServer) -> Self {
         Self {
             server: server.name.clone(),
             port: server.port(),
@@ -94,7 +94,7 @@ impl KeptServer {
 
 /// A server that the process knows.
 pub(crate) struct KnownServer {
-    pub(crate) server: Arc<Server>,
+    pub(crate) server: Arc<NfsServer>,
     /// None where nothing was found on it.
     pub(crate) client: Option<Arc<Client>>,
     /// It had no file any more.
@@ -103,12 +103,12 @@ pub(crate) struct KnownServer {
 
 impl KnownServer {
     /// One that was not known.
-    pub(crate) fn new(server: Server) -> Self {
+    pub(crate) fn new(server: NfsServer) -> Self {
         Self { server: Arc::new(server), client: None, was_kept: false }
     }
 
     /// Looks for something on the server, which is kept where it has answered, whatever it said.
-    pub(crate) fn look<T>(&self, look: impl FnOnce(&Server) -> Result<T>) -> Result<T> {
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&NfsServer) -> Result<T>) -> Result<T> {
         look(&self.server).inspect_err(|_| {
             if self.client.is_none() && !self.server.time_to_keep().is_zero() {
                 keep_server(self.server.clone());
@@ -174,7 +174,7 @@ pub(crate) fn keep(shared: Arc<SharedWires>, is_outdated: bool) {
 }
 
 /// A server on which nothing was found: what is looked for next may be there.
-pub(crate) fn keep_server(server: Arc<Server>) {
+pub(crate) fn keep_server(server: Arc<NfsServer>) {
     let time = server.time_to_keep();
     KeptServer { server, shared: None }.keep(time);
 }

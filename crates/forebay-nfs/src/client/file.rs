@@ -13,7 +13,7 @@ use crate::client::nfs_client::Client;
 use crate::lock;
 use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
 use crate::network::options::{Options, Rdma};
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{Attributes, FileState, Handle};
 
@@ -87,7 +87,7 @@ impl File {
         let options = Options { rdma, ..of.options.clone() };
         let known = known((&of.name, of.port()), of.version, &options);
         let known = known.unwrap_or_else(|| {
-            KnownServer::new(Server::new(of.name.clone(), of.addresses.clone(), of.version, options))
+            KnownServer::new(NfsServer::new(of.name.clone(), of.addresses.clone(), of.version, options))
         });
         let server = &known.server;
         if server.who != of.who {

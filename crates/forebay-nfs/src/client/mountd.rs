@@ -12,7 +12,7 @@ use crate::client::url::{Escaped, Url};
 use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::protocol::handle::Handle;
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;
@@ -24,7 +24,7 @@ const DOING: &str = "cannot mount the export";
 
 /// The mountd of a server.
 struct Mountd<'a> {
-    server: &'a Server,
+    server: &'a NfsServer,
     /// From any port, and from one below 1024.
     any: Exchange,
     low: Exchange,
@@ -32,7 +32,7 @@ struct Mountd<'a> {
 }
 
 impl<'a> Mountd<'a> {
-    fn new(addresses: &[SocketAddr], server: &'a Server) -> Self {
+    fn new(addresses: &[SocketAddr], server: &'a NfsServer) -> Self {
         let exchange = |low_ports| {
             let options = Options { low_ports, ..server.options.clone() };
             Exchange::new(addresses.to_vec(), options, server.clock.clone())
@@ -73,13 +73,13 @@ impl<'a> Mountd<'a> {
     }
 }
 
-fn call(mountd: &mut Exchange, server: &Server, path: &[u8]) -> Result<Result<Handle, Status>> {
+fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result<Handle, Status>> {
     let put = |to: &mut Writer<'_>| to.opaque(path);
     mountd.call(DOING, (v3::MOUNT, v3::MNT), Some(&server.who), put, v3::get_mount)
 }
 
 /// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
-pub(crate) fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(Handle, Vec<&'a [u8]>)> {
+pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result<(Handle, Vec<&'a [u8]>)> {
     let port = match url.mount_port {
         Some(port) => port,
         None => port_of_mountd(url, server)?,
@@ -115,7 +115,7 @@ pub(crate) fn mount<'a>(url: &'a Url, server: &Server, most: usize) -> Result<(H
     Err(error.hint(format!("showmount -e {} lists the exports", url.server)))
 }
 
-fn port_of_mountd(url: &Url, server: &Server) -> Result<u16> {
+fn port_of_mountd(url: &Url, server: &NfsServer) -> Result<u16> {
     let ask = |program: Program| {
         let addresses = resolve(&url.server, 111)?;
         // It takes calls from any port.

@@ -15,7 +15,7 @@ use forebay_verbs::{Device, Domain};
 use crate::client::clients;
 use crate::network::addresses::LeftOut;
 use crate::network::job::{Answer, IoJob, IoRequest};
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
 use crate::protocol::handle::{Limits, Version};
 
@@ -49,7 +49,7 @@ pub struct Traffic {
 }
 
 impl Client {
-    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(server: Arc<NfsServer>, limits: Limits) -> Arc<Self> {
         Self::again(Arc::new(SharedWires::new(server, limits)))
     }
 
@@ -159,7 +159,7 @@ impl Client {
         }
     }
 
-    pub(crate) fn server_of(&self) -> &Arc<Server> {
+    pub(crate) fn server_of(&self) -> &Arc<NfsServer> {
         &self.shared.server
     }
 

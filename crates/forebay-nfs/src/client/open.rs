@@ -13,7 +13,7 @@ use crate::client::url::Url;
 pub use crate::network::connect::is_unreached;
 use crate::network::exchange::NO_ANSWER;
 use crate::network::options::Options;
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{Attributes, Handle, Kind, Version};
@@ -92,7 +92,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<Found> {
         known
     } else {
         let addresses = resolve(&url.server, url.port)?;
-        KnownServer::new(Server::new(url.server.clone(), addresses, version, options.clone()))
+        KnownServer::new(NfsServer::new(url.server.clone(), addresses, version, options.clone()))
     };
     let (handle, attributes, limits) =
         known.look(|server| look_up(url, server)).map_err(|error| at(url, error))?;

@@ -10,7 +10,7 @@ use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::Url;
 use crate::mounts::mount::{Mounted, Named};
 use crate::network::options::Options;
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
 use crate::protocol::status::Status;
 
@@ -60,7 +60,7 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     let address = mount.address.to_string();
     let known = known((&address, port), mount.version, &options).unwrap_or_else(|| {
         let addresses = vec![SocketAddr::new(mount.address, port)];
-        KnownServer::new(Server::new(address.clone(), addresses, mount.version, options.clone()))
+        KnownServer::new(NfsServer::new(address.clone(), addresses, mount.version, options.clone()))
     });
     let (handle, opened, limits) = known.look(|server| match &mounted.named {
         Named::Handle(handle) => {

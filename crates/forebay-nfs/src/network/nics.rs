@@ -8,9 +8,9 @@ use forebay_verbs::{Device, Domain, Route, Why};
 
 use crate::lock;
 use crate::network::addresses::{CHECK_TIME, UnshownReason};
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 
-impl Server {
+impl NfsServer {
     /// The NIC that is to be used, if not all are.
     pub(crate) fn nic(&self) -> Option<&str> {
         self.options.rdma.as_ref()?.nic.as_deref()

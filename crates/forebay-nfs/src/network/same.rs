@@ -8,7 +8,7 @@ use crate::network::addresses::UnshownReason;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
 use crate::network::opened::FileSample;
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::network::session::{get_look, put_look};
 use crate::protocol::handle::{Attributes, Handle, Version};
 use crate::protocol::status::Status;
@@ -23,7 +23,7 @@ const LOOKING: &str = "cannot look at the address";
 
 /// Whether the server at the other end says that it is the same, and knows the session. What it says no to may be over meanwhile: a
 /// restarted server knows nobody. The session is looked at by the first address, and made anew where it is lost; then it is asked again.
-pub(crate) fn same_server(server: &Server, exchange: &mut Exchange) -> Result<(), UnshownReason> {
+pub(crate) fn same_server(server: &NfsServer, exchange: &mut Exchange) -> Result<(), UnshownReason> {
     for _ in 0..2 {
         let (session, identity) = server.session_and_identity();
         let (Some(known), Some(granted)) = (identity, session.granted) else {
@@ -42,7 +42,7 @@ pub(crate) fn same_server(server: &Server, exchange: &mut Exchange) -> Result<()
 
 /// The same for one session; the inner error is what speaks against it.
 fn knows(
-    server: &Server,
+    server: &NfsServer,
     exchange: &mut Exchange,
     known: &ServerIdentity,
     granted: &Granted,
@@ -96,13 +96,13 @@ fn unshared(text: &str) -> Error {
     Error::new(ErrorKind::Unsupported, text).hint(hint)
 }
 
-fn refused(server: &Server, status: Status) -> Error {
+fn refused(server: &NfsServer, status: Status) -> Error {
     status.error(LOOKING, server.who.uid())
 }
 
 /// Whether files are the same at the other end as by the first address. Those that are gone at both show nothing.
 pub(crate) fn same_files(
-    server: &Server,
+    server: &NfsServer,
     exchange: &mut Exchange,
     samples: &[FileSample],
 ) -> Result<(), UnshownReason> {
@@ -114,7 +114,11 @@ pub(crate) fn same_files(
 }
 
 /// The same for one file, which may change meanwhile; false: it is gone at both.
-fn same_file(server: &Server, exchange: &mut Exchange, sample: &FileSample) -> Result<bool, UnshownReason> {
+fn same_file(
+    server: &NfsServer,
+    exchange: &mut Exchange,
+    sample: &FileSample,
+) -> Result<bool, UnshownReason> {
     let (handle, mut here) = (&sample.0, Ok(sample.1));
     for _ in 0..LOOKS {
         let there = facts(server, exchange, handle)?;
@@ -144,7 +148,7 @@ fn same_file(server: &Server, exchange: &mut Exchange, sample: &FileSample) -> R
     )))
 }
 
-fn facts(server: &Server, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
+fn facts(server: &NfsServer, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
     if server.version == Version::V3 {
         let procedure = (v3::PROGRAM, v3::GETATTR);
         let put = |to: &mut crate::protocol::xdr::Writer<'_>| v3::put_handle(to, handle);

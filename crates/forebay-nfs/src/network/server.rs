@@ -23,7 +23,7 @@ use crate::protocol::v4::Granted;
 
 /// A server in one version, for one user.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct NfsServer {
     pub(crate) name: String,
     /// Where calls without bytes go: the first that takes a connection.
     pub(crate) addresses: Vec<SocketAddr>,
@@ -48,7 +48,7 @@ pub(crate) struct Server {
 }
 
 /// Whether a further address, by its number, takes RDMA: what connections do.
-pub(crate) type TriesRdma = fn(&Server, usize) -> Result<()>;
+pub(crate) type TriesRdma = fn(&NfsServer, usize) -> Result<()>;
 
 #[derive(Debug)]
 pub(super) struct ControlCalls {
@@ -99,7 +99,7 @@ impl NfsSession {
 
 /// How long its end waits for a connection, and for each reply, where a caller waits meanwhile.
 const ENDING_PATIENCE: Duration = Duration::from_millis(250);
-impl Server {
+impl NfsServer {
     /// Nothing is sent yet.
     pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
         let clock = SilenceClock::new(name.clone());

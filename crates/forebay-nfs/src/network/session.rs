@@ -10,7 +10,7 @@ use forebay_remote::retry::RetryBudget;
 use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
-use crate::network::server::{ControlCalls, NfsSession, Server};
+use crate::network::server::{ControlCalls, NfsServer, NfsSession};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
@@ -27,7 +27,7 @@ const LOOKING: &str = "cannot look at the file";
 /// And when it is over.
 const ENDING: &str = "cannot end a session";
 
-impl Server {
+impl NfsServer {
     /// Whether its end asks it something.
     pub(crate) fn has_session_to_end(&self) -> bool {
         self.session().granted.is_some() && self.clock.is_answering()
@@ -355,7 +355,7 @@ impl From<RefusedCall> for Error {
     }
 }
 
-impl Server {
+impl NfsServer {
     /// Tells the server that a session is over, and the client with it. An error: it could not be told.
     fn end_session(&self, control: &mut ControlCalls, granted: &Granted) -> Result<()> {
         // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
@@ -383,7 +383,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NfsServer {
     /// Tells the server that its session is over. One that is waited for in vain is left alone: the lease ends the session.
     fn drop(&mut self) {
         // A child's connection and session are its parent's.
@@ -414,7 +414,7 @@ mod tests {
     #[test]
     fn a_call_that_was_never_sent_takes_no_number() {
         let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let server = Server::new("server".to_owned(), vec![nowhere], Version::V4(1), Options::default());
+        let server = NfsServer::new("server".to_owned(), vec![nowhere], Version::V4(1), Options::default());
         server.grant(1);
         server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(lock(&server.control).sequence, (0, 1));
@@ -429,7 +429,7 @@ mod tests {
             ..Options::default()
         };
         let addresses = vec![listener.local_addr().unwrap()];
-        let server = Server::new("server".to_owned(), addresses, Version::V3, options);
+        let server = NfsServer::new("server".to_owned(), addresses, Version::V3, options);
         let error = server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

@@ -17,13 +17,13 @@ use crate::network::exchange::Exchange;
 use crate::network::opened::FileSample;
 use crate::network::options::Options;
 use crate::network::same::{same_files, same_server};
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 
 impl FurtherAddress {
     /// A connection on which the server was shown to be the same. `files`: what is to be compared in versions that do not say who it is.
     pub(crate) fn connection(
         &self,
-        server: &Server,
+        server: &NfsServer,
         files: &[FileSample],
         port: u16,
     ) -> Result<TcpStream, UnshownReason> {
@@ -52,7 +52,7 @@ impl FurtherAddress {
     }
 }
 
-impl Server {
+impl NfsServer {
     /// A connection for bytes, and where it leads. Wires go to all addresses in turn. `port`: of this side, if it is free; 0: any.
     pub(crate) fn connect(self: &Arc<Self>, wire: usize, port: u16) -> Result<(TcpStream, WireDestination)> {
         if let Some((_, stream, destination)) = self.shown_in_turn(wire, port)? {

@@ -20,7 +20,7 @@ use crate::lock;
 use crate::network::addresses::WireDestination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
 use crate::network::job::{IoJob, JobPart, NextStep};
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::protocol::handle::Limits;
 
 /// How many connections in a row may end by a malformed reply before calls fail.
@@ -31,7 +31,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// What wires share.
 pub(crate) struct SharedWires {
-    pub(crate) server: Arc<Server>,
+    pub(crate) server: Arc<NfsServer>,
     pub(crate) limits: Limits,
     wires: Vec<Arc<Wire>>,
     pub(super) queue: CallQueue,
@@ -40,7 +40,7 @@ pub(crate) struct SharedWires {
 
 /// A connection, made when there is work for it.
 pub(crate) struct Wire {
-    pub(super) server: Arc<Server>,
+    pub(super) server: Arc<NfsServer>,
     pub(super) index: usize,
     pub(super) depth: usize,
     /// Calls that it takes at a time.
@@ -99,7 +99,7 @@ impl WireState {
 
 impl SharedWires {
     /// Wires to a server, as many as its session has room for.
-    pub(crate) fn new(server: Arc<Server>, limits: Limits) -> Self {
+    pub(crate) fn new(server: Arc<NfsServer>, limits: Limits) -> Self {
         let options = &server.options;
         let most = server.slots();
         let connections = options.connections.min(most.max(1));
@@ -205,7 +205,7 @@ impl SharedWires {
 
 impl Wire {
     /// `number`: which wire, and of how many.
-    pub(crate) fn new(server: Arc<Server>, number: (usize, usize), depth: usize) -> Arc<Self> {
+    pub(crate) fn new(server: Arc<NfsServer>, number: (usize, usize), depth: usize) -> Arc<Self> {
         let table = CallTable::new(depth, number);
         Arc::new(Self {
             check_interval: CHECK_INTERVAL.min(server.options.silence / 4),

@@ -11,7 +11,7 @@ use forebay_verbs::{Access, Connection, Domain, Options, Post, Route, Stop, Why}
 use super::call_region::{CallRegion, OtherRegions, RegionCount};
 use super::table::CallTable;
 use crate::network::options::{Rdma, RegionCounts};
-use crate::network::server::Server;
+use crate::network::server::NfsServer;
 use crate::protocol::io_call::Operation;
 use crate::protocol::rdma::{self, Chunk, Segment};
 use crate::protocol::xdr::{Malformed, Writer};
@@ -66,7 +66,7 @@ pub(super) fn is_limit(error: &Error) -> bool {
 /// A connection to the server. Its own memory may have to wait for that of others' calls: `waits` decides, and knows whether there are
 /// some.
 pub(super) fn connect_in_turn(
-    server: &Server,
+    server: &NfsServer,
     address: Option<usize>,
     depth: usize,
     waits: impl Fn(bool) -> bool,
@@ -90,7 +90,7 @@ pub(super) fn connect_in_turn(
 }
 
 /// A connection to the server for `depth` calls at a time; to one of its further addresses, if that is named.
-fn connect(server: &Server, address: Option<usize>, depth: usize) -> Result<RdmaLink> {
+fn connect(server: &NfsServer, address: Option<usize>, depth: usize) -> Result<RdmaLink> {
     let options = &server.options;
     let (rdma, mut to) = server.rdma_address()?;
     let domain = if let Some(address) = address {
@@ -149,7 +149,7 @@ pub fn takes_rdma(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<Socke
 }
 
 /// Whether the server takes RDMA, if that is asked for: found out when a file is opened, not when it is read.
-pub(crate) fn try_out(server: &Server) -> Result<()> {
+pub(crate) fn try_out(server: &NfsServer) -> Result<()> {
     if server.options.rdma.is_none() {
         return Ok(());
     }
@@ -159,7 +159,7 @@ pub(crate) fn try_out(server: &Server) -> Result<()> {
 }
 
 /// Whether a further address takes RDMA.
-pub(crate) fn try_out_at(server: &Server, address: usize) -> Result<()> {
+pub(crate) fn try_out_at(server: &NfsServer, address: usize) -> Result<()> {
     connect_in_turn(server, Some(address), 1, |has_others| has_others).map(drop)
 }
 

@@ -9,7 +9,7 @@ use forebay_remote::retry::RetryPauses;
 
 use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
-use crate::network::server::{NfsSession, Server};
+use crate::network::server::{NfsServer, NfsSession};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rpc::next_xid;
@@ -162,7 +162,7 @@ impl CallTable {
     #[inline]
     pub(crate) fn put(
         &mut self,
-        server: &Server,
+        server: &NfsServer,
         index: usize,
         (job, part): (Arc<IoJob>, JobPart),
         now: Instant,
@@ -175,7 +175,7 @@ impl CallTable {
     }
 
     /// Asks for what is left of a call's part, as a new call.
-    pub(crate) fn ask(&mut self, server: &Server, index: usize, now: Instant) -> Result<(), Malformed> {
+    pub(crate) fn ask(&mut self, server: &NfsServer, index: usize, now: Instant) -> Result<(), Malformed> {
         let session = server.session();
         if session.epoch != self.epoch {
             self.enter(&session);
@@ -267,7 +267,7 @@ impl CallTable {
     }
 
     /// Parked calls whose time has come are asked anew.
-    pub(crate) fn unpark(&mut self, server: &Server) -> Result<(), Malformed> {
+    pub(crate) fn unpark(&mut self, server: &NfsServer) -> Result<(), Malformed> {
         if !self.parks {
             return Ok(());
         }
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn an_entry_does_not_keep_what_could_not_be_asked() {
-        let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        let server = NfsServer::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(1);
         let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
@@ -433,7 +433,7 @@ mod tests {
     /// The server's slot stands where the last call that it has seen left it.
     #[test]
     fn a_call_that_was_never_sent_takes_no_number() {
-        let server = Server::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        let server = NfsServer::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(2);
         let mut table = CallTable::new(1, (0, 1));
         let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
@@ -476,7 +476,7 @@ mod tests {
             (&other, Operation::Commit, 0, 0),
         ];
         for version in [Version::V3, Version::V4(0)] {
-            let server = Server::new("server".to_owned(), Vec::new(), version, Options::default());
+            let server = NfsServer::new("server".to_owned(), Vec::new(), version, Options::default());
             let mut table = CallTable::new(1, (0, 1));
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
