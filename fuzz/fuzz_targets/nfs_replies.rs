@@ -4,7 +4,7 @@
 use forebay_nfs::io_call::{IoCall, Operation, Reply};
 use forebay_nfs::handle::{Limits, Version};
 use forebay_nfs::v4::{self, SequenceSlot};
-use forebay_nfs::xdr::Reader;
+use forebay_nfs::xdr::XdrReader;
 use forebay_nfs::{rdma, rpc, v3};
 use libfuzzer_sys::fuzz_target;
 
@@ -18,7 +18,7 @@ fn sane(limits: Limits) {
 
 fuzz_target!(|data: &[u8]| {
     let Some((choice, bytes)) = data.split_first() else { return };
-    let from = || Reader::new(bytes);
+    let from = || XdrReader::new(bytes);
     match choice % 8 {
         0..=3 => {
             let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];

@@ -15,7 +15,7 @@ use forebay_nfs::handle::Version;
 use forebay_nfs::io_call::{IoCall, Operation, Reply};
 use forebay_nfs::rdma::{self, Chunk, Segment};
 use forebay_nfs::rpc::{self, Credential};
-use forebay_nfs::xdr::{Reader, Writer};
+use forebay_nfs::xdr::{Writer, XdrReader};
 use forebay_nfs::{Direction, File, Rdma, Url, open};
 use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, Options, Post, Region, Route};
 
@@ -135,7 +135,7 @@ impl<'a> Bare<'a> {
             self.connection.wait(&mut completions, Duration::from_mins(1))?;
             for completion in completions.drain(..) {
                 let Completion::Received(message) = completion else { continue };
-                let mut from = Reader::new(self.connection.bytes(&message)?);
+                let mut from = XdrReader::new(self.connection.bytes(&message)?);
                 let header = rdma::reply(&mut from)?;
                 let is_it = rpc::reply_xid(&mut from)? == header.xid;
                 let reply = io.decode(&mut from, Version::V3, None)?;

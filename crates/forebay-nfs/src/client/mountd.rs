@@ -17,7 +17,7 @@ use crate::protocol::handle::Handle;
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;
 use crate::protocol::v3;
-use crate::protocol::xdr::{Reader, Writer};
+use crate::protocol::xdr::{Writer, XdrReader};
 
 /// What is done here.
 const DOING: &str = "cannot mount the export";
@@ -122,7 +122,7 @@ fn port_of_mountd(url: &Url, server: &NfsServer) -> Result<u16> {
         let options = Options { low_ports: false, ..server.options.clone() };
         let mut portmap = Exchange::new(addresses, options, server.clock.clone());
         let put = |to: &mut Writer<'_>| v3::put_getport(to, program);
-        let get = |from: &mut Reader<'_>| v3::get_port(from);
+        let get = |from: &mut XdrReader<'_>| v3::get_port(from);
         portmap.call("cannot ask the portmapper", (v3::PORTMAP, v3::GETPORT), None, put, get)
     };
     ask(v3::MOUNT)

@@ -9,7 +9,7 @@ use forebay_remote::silence::SilenceClock;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
 use crate::protocol::rpc::Program;
-use crate::protocol::xdr::{Malformed, Reader};
+use crate::protocol::xdr::{Malformed, XdrReader};
 
 /// Where portmappers listen.
 pub const PORT: u16 = 111;
@@ -50,7 +50,7 @@ pub fn rdma_port(services: &[Service], address: IpAddr) -> Option<u16> {
 }
 
 /// Entries one behind the other, each with a word before it that says that there is one.
-fn get_list(from: &mut Reader<'_>) -> Result<Vec<Service>, Malformed> {
+fn get_list(from: &mut XdrReader<'_>) -> Result<Vec<Service>, Malformed> {
     let mut all = Vec::new();
     while from.bool()? {
         let program = Program { number: from.u32()?, version: from.u32()? };
@@ -98,18 +98,18 @@ mod tests {
             (100_003, "rdma6", "::.78.82"),
             (100_000, "local", "/run/rpcbind.sock"),
         ]);
-        let found = get_list(&mut Reader::new(&bytes)).unwrap();
+        let found = get_list(&mut XdrReader::new(&bytes)).unwrap();
         assert_eq!((found.len(), found[0].port, found[4].port), (5, Some(2049), None));
         assert_eq!(rdma_port(&found, [10, 0, 0, 1].into()), Some(20049));
         assert_eq!(rdma_port(&found, "fd00::1".parse().unwrap()), Some(20050));
         assert_eq!(rdma_port(&found[..2], [10, 0, 0, 1].into()), None);
-        assert!(get_list(&mut Reader::new(&bytes[..bytes.len() - 4])).is_err(), "cut short");
+        assert!(get_list(&mut XdrReader::new(&bytes[..bytes.len() - 4])).is_err(), "cut short");
     }
 
     proptest! {
         #[test]
         fn no_list_breaks_the_reader(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = get_list(&mut Reader::new(&bytes));
+            let _ = get_list(&mut XdrReader::new(&bytes));
             let _ = port_of(&String::from_utf8_lossy(&bytes));
         }
     }

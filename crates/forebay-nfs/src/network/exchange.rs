@@ -13,7 +13,7 @@ use forebay_remote::stop;
 use crate::network::connect::{connect, end_unsent, has_low_port, lacks_low_port};
 use crate::network::options::Options;
 use crate::protocol::rpc::{self, Credential, Program};
-use crate::protocol::xdr::{Malformed, Reader, Writer};
+use crate::protocol::xdr::{Malformed, Writer, XdrReader};
 
 /// Bytes of a call at most.
 const MAX_CALL_BYTES: usize = 8192;
@@ -130,7 +130,7 @@ impl Exchange {
         (program, procedure): (Program, u32),
         who: Option<&Credential>,
         arguments: impl FnOnce(&mut Writer<'_>),
-        results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
+        results: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
         // A call for which there is no room is not sent either.
         self.was_sent = false;
@@ -175,7 +175,7 @@ impl Exchange {
         }
         (self.has_answered, self.used) = (true, Instant::now());
         self.clock.heard(self.used);
-        let mut reader = Reader::new(&self.reply);
+        let mut reader = XdrReader::new(&self.reply);
         reader.skip(8)?;
         rpc::reply(&mut reader)?.map_err(|rejected| rejected.error(doing))?;
         Ok(results(&mut reader)?)
@@ -248,7 +248,7 @@ impl Exchange {
         let clock = &self.clock;
         loop {
             record(stream, &mut self.reply, until, clock)?;
-            let found = rpc::reply_xid(&mut Reader::new(&self.reply)).map_err(NoReply::Server)?;
+            let found = rpc::reply_xid(&mut XdrReader::new(&self.reply)).map_err(NoReply::Server)?;
             // A reply to a call that was given up is none of ours.
             if found == xid {
                 return Ok(());

@@ -16,7 +16,7 @@ use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
 use crate::protocol::v4::{self, Granted, SequenceSlot, op};
-use crate::protocol::xdr::{Reader, Writer};
+use crate::protocol::xdr::{Writer, XdrReader};
 
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
@@ -165,7 +165,7 @@ impl NfsServer {
         control: &mut ControlCalls,
         doing: &str,
         put: impl Fn(&mut Writer<'_>),
-        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, RefusedCall>> {
         let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
         Ok(said.map_err(|status| RefusedCall(status, status.error(doing, self.who.uid()))))
@@ -178,7 +178,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut Writer<'_>),
-        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         exchange.call(
             doing,
@@ -201,7 +201,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut Writer<'_>),
-        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         self.compound_with(&mut self.control(), doing, count, put, get)
     }
@@ -212,7 +212,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut Writer<'_>),
-        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         let (mut budget, mut lost) = (self.retry_budget(), 0);
         loop {
@@ -239,7 +239,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut Writer<'_>),
-        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         let place = self.place(&mut control.sequence);
         let mut is_placed = place.is_some();
@@ -293,7 +293,7 @@ impl NfsServer {
         doing: &str,
         procedure: u32,
         put: impl Fn(&mut Writer<'_>),
-        get: impl Fn(&mut Reader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         let mut budget = self.retry_budget();
         loop {
@@ -339,7 +339,7 @@ pub(crate) fn put_look(to: &mut Writer<'_>, handle: &Handle) {
 }
 
 /// The facts, and limits.
-pub(crate) fn get_look(from: &mut Reader<'_>) -> Outcome<(Attributes, Limits)> {
+pub(crate) fn get_look(from: &mut XdrReader<'_>) -> Outcome<(Attributes, Limits)> {
     match v4::get_op(from, op::PUTFH)? {
         Ok(()) => v4::get_attributes(from),
         Err(status) => Ok(Err(status)),
@@ -369,13 +369,13 @@ impl NfsServer {
             to.u32(op::DESTROY_SESSION);
             to.raw(&granted.session);
         };
-        let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_SESSION);
+        let get = |from: &mut XdrReader<'_>| v4::get_op(from, op::DESTROY_SESSION);
         if self.outside(control, ENDING, put, get)?.is_ok() {
             let put = |to: &mut Writer<'_>| {
                 to.u32(op::DESTROY_CLIENTID);
                 to.u64(client);
             };
-            let get = |from: &mut Reader<'_>| v4::get_op(from, op::DESTROY_CLIENTID);
+            let get = |from: &mut XdrReader<'_>| v4::get_op(from, op::DESTROY_CLIENTID);
             // Without it the server forgets the client when its lease ends.
             let _ = self.outside(control, "cannot end a client", put, get);
         }

@@ -5,7 +5,7 @@ use crate::protocol::rpc::{self, Credential, Rejected};
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
 use crate::protocol::v4::{self, SequenceSlot, op};
-use crate::protocol::xdr::{Malformed, Reader, Writer, pad};
+use crate::protocol::xdr::{Malformed, Writer, XdrReader, pad};
 
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl IoCall {
     #[inline]
     pub fn decode(
         &self,
-        from: &mut Reader<'_>,
+        from: &mut XdrReader<'_>,
         version: Version,
         place: Option<&SequenceSlot>,
     ) -> Result<Reply, Malformed> {
@@ -179,7 +179,7 @@ impl IoCall {
     /// wait.
     pub fn decode_behind(behind: &[u8], count: u32) -> Outcome<Option<FileState>> {
         let behind = behind.get(pad(count as usize)..).ok_or(Malformed("it ends early"))?;
-        Ok(match v4::get_state(&mut Reader::new(behind))? {
+        Ok(match v4::get_state(&mut XdrReader::new(behind))? {
             Ok(state) => Ok(Some(state)),
             Err(status) if status.is_to_wait() => Err(status),
             Err(_) => Ok(None),

@@ -1,6 +1,6 @@
 //! RPC over RDMA, version 1 (RFC 8166): the header in front of a call or a reply.
 
-use crate::protocol::xdr::{Malformed, Reader, Writer};
+use crate::protocol::xdr::{Malformed, Writer, XdrReader};
 
 /// A range of this side's memory, as the server may reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub enum Body {
 
 /// Reads the header of a reply; the message is what is left.
 #[inline]
-pub fn reply(from: &mut Reader<'_>) -> Result<ReplyHeader, Malformed> {
+pub fn reply(from: &mut XdrReader<'_>) -> Result<ReplyHeader, Malformed> {
     // One segment was filled: all but few replies to a READ.
     if let Ok([xid, VERSION, credits, MESSAGE, 0, 1, 1, _key, len, _high, _low, 0, 0]) = from.clone().words()
     {
@@ -119,7 +119,7 @@ pub fn reply(from: &mut Reader<'_>) -> Result<ReplyHeader, Malformed> {
 
 /// Bytes that went into the chunks of a write list.
 #[inline]
-fn written(from: &mut Reader<'_>) -> Result<Option<u64>, Malformed> {
+fn written(from: &mut XdrReader<'_>) -> Result<Option<u64>, Malformed> {
     let mut sum = None;
     while from.bool()? {
         let count = from.u32()?;
@@ -159,7 +159,7 @@ mod tests {
 
     fn read(words: &[u32]) -> Result<ReplyHeader, Malformed> {
         let bytes: Vec<_> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-        reply(&mut Reader::new(&bytes))
+        reply(&mut XdrReader::new(&bytes))
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_error::{Error, ErrorKind};
 
-use crate::protocol::xdr::{Malformed, Reader, Writer};
+use crate::protocol::xdr::{Malformed, Writer, XdrReader};
 
 /// A program and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,14 +180,14 @@ impl Rejected {
 
 /// The number of the call that a reply is of.
 #[inline]
-pub fn reply_xid(from: &mut Reader<'_>) -> Result<u32, Malformed> {
+pub fn reply_xid(from: &mut XdrReader<'_>) -> Result<u32, Malformed> {
     let xid = from.u32()?;
     if from.u32()? == 1 { Ok(xid) } else { Err(Malformed("a call where a reply is due")) }
 }
 
 /// What stands between the number and the results.
 #[inline]
-pub fn reply(from: &mut Reader<'_>) -> Result<Result<(), Rejected>, Malformed> {
+pub fn reply(from: &mut XdrReader<'_>) -> Result<Result<(), Rejected>, Malformed> {
     // Accepted, without a verifier, and done.
     if let Ok([0, _flavor, 0, 0]) = from.clone().words() {
         from.skip(16)?;
@@ -204,7 +204,7 @@ pub fn reply(from: &mut Reader<'_>) -> Result<Result<(), Rejected>, Malformed> {
     }
 }
 
-fn accepted(from: &mut Reader<'_>) -> Result<Result<(), Rejected>, Malformed> {
+fn accepted(from: &mut XdrReader<'_>) -> Result<Result<(), Rejected>, Malformed> {
     from.u32()?;
     from.opaque(MAX_VERIFIER_BYTES)?;
     Ok(match from.u32()? {
@@ -234,11 +234,11 @@ mod tests {
     fn a_credential_names_sixteen_groups_at_most() {
         let groups: Vec<_> = (0..40).collect();
         let credential = Credential::new(5, 6, &groups);
-        let mut reader = Reader::new(&credential.bytes);
+        let mut reader = XdrReader::new(&credential.bytes);
         assert_eq!(reader.u32(), Ok(1));
         let body = reader.opaque(400).unwrap();
         assert!(reader.rest().is_empty());
-        let mut body = Reader::new(body);
+        let mut body = XdrReader::new(body);
         body.u32().unwrap();
         body.opaque(255).unwrap();
         assert_eq!((body.u32(), body.u32(), body.u32()), (Ok(5), Ok(6), Ok(16)));
@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn stronger_credentials_are_refused_with_what_to_do() {
         let words = [1u32, 1, 5].map(u32::to_be_bytes).concat();
-        let Ok(Err(rejected)) = reply(&mut Reader::new(&words)) else { panic!("not rejected") };
+        let Ok(Err(rejected)) = reply(&mut XdrReader::new(&words)) else { panic!("not rejected") };
         let error = rejected.error("cannot read");
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);
         assert!(error.to_string().contains("krb5") && error.hints()[0].contains("sec=sys"), "{error:?}");

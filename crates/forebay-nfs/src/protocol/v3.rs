@@ -3,7 +3,7 @@
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits};
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;
-use crate::protocol::xdr::{self, Malformed, Reader, Writer};
+use crate::protocol::xdr::{self, Malformed, Writer, XdrReader};
 
 /// The program.
 pub const PROGRAM: Program = Program { number: 100_003, version: 3 };
@@ -41,7 +41,7 @@ pub fn put_getport(to: &mut Writer<'_>, program: Program) {
 }
 
 /// The port; `None`: the program is not registered.
-pub fn get_port(from: &mut Reader<'_>) -> Result<Option<u16>, Malformed> {
+pub fn get_port(from: &mut XdrReader<'_>) -> Result<Option<u16>, Malformed> {
     match from.u32()? {
         0 => Ok(None),
         port => u16::try_from(port).map(Some).map_err(|_| Malformed("a port beyond 65535")),
@@ -49,7 +49,7 @@ pub fn get_port(from: &mut Reader<'_>) -> Result<Option<u16>, Malformed> {
 }
 
 /// The handle of a mounted directory.
-pub fn get_mount(from: &mut Reader<'_>) -> Outcome<Handle> {
+pub fn get_mount(from: &mut XdrReader<'_>) -> Outcome<Handle> {
     Ok(match from.u32()? {
         0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(Status(status)),
@@ -62,7 +62,7 @@ pub fn put_handle(to: &mut Writer<'_>, handle: &Handle) {
 }
 
 /// Results of LOOKUP.
-pub fn get_lookup(from: &mut Reader<'_>) -> Outcome<Handle> {
+pub fn get_lookup(from: &mut XdrReader<'_>) -> Outcome<Handle> {
     Ok(match from.u32()? {
         0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(Status(status)),
@@ -70,14 +70,14 @@ pub fn get_lookup(from: &mut Reader<'_>) -> Outcome<Handle> {
 }
 
 /// Results of GETATTR.
-pub fn get_attributes(from: &mut Reader<'_>) -> Outcome<Attributes> {
+pub fn get_attributes(from: &mut XdrReader<'_>) -> Outcome<Attributes> {
     Ok(match from.u32()? {
         0 => Ok(attributes(from)?),
         status => Err(Status(status)),
     })
 }
 
-fn attributes(from: &mut Reader<'_>) -> Result<Attributes, Malformed> {
+fn attributes(from: &mut XdrReader<'_>) -> Result<Attributes, Malformed> {
     let kind = Kind::of(from.u32()?);
     from.skip(16)?;
     let size = from.u64()?;
@@ -91,12 +91,12 @@ fn attributes(from: &mut Reader<'_>) -> Result<Attributes, Malformed> {
 }
 
 /// Leaves out a `post_op_attr`.
-fn skip_attributes(from: &mut Reader<'_>) -> Result<(), Malformed> {
+fn skip_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
     if from.bool()? { from.skip(84) } else { Ok(()) }
 }
 
 /// The file's state in a `post_op_attr`, which a server may leave out.
-fn state(from: &mut Reader<'_>) -> Result<Option<FileState>, Malformed> {
+fn state(from: &mut XdrReader<'_>) -> Result<Option<FileState>, Malformed> {
     if !from.bool()? {
         return Ok(None);
     }
@@ -107,7 +107,7 @@ fn state(from: &mut Reader<'_>) -> Result<Option<FileState>, Malformed> {
 }
 
 /// Leaves out a `wcc_data`.
-fn skip_both_attributes(from: &mut Reader<'_>) -> Result<(), Malformed> {
+fn skip_both_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
     if from.bool()? {
         from.skip(24)?;
     }
@@ -115,7 +115,7 @@ fn skip_both_attributes(from: &mut Reader<'_>) -> Result<(), Malformed> {
 }
 
 /// Results of FSINFO.
-pub fn get_limits(from: &mut Reader<'_>) -> Outcome<Limits> {
+pub fn get_limits(from: &mut XdrReader<'_>) -> Outcome<Limits> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
@@ -127,7 +127,7 @@ pub fn get_limits(from: &mut Reader<'_>) -> Outcome<Limits> {
 
 /// What stands before the bytes of a READ: their number, whether the file ends behind them, and its state.
 #[inline]
-pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool, Option<FileState>)> {
+pub fn get_read(from: &mut XdrReader<'_>) -> Outcome<(u32, bool, Option<FileState>)> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
@@ -141,7 +141,7 @@ pub fn get_read(from: &mut Reader<'_>) -> Outcome<(u32, bool, Option<FileState>)
 }
 
 /// Results of WRITE: bytes, how durable they are, the verifier.
-pub fn get_write(from: &mut Reader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
+pub fn get_write(from: &mut XdrReader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
@@ -151,7 +151,7 @@ pub fn get_write(from: &mut Reader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
 }
 
 /// Results of COMMIT: the verifier.
-pub fn get_commit(from: &mut Reader<'_>) -> Outcome<[u8; 8]> {
+pub fn get_commit(from: &mut XdrReader<'_>) -> Outcome<[u8; 8]> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));

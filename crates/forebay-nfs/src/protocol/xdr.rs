@@ -101,11 +101,11 @@ pub const fn pad(len: usize) -> usize {
 
 /// Reads from a message.
 #[derive(Clone, Debug)]
-pub struct Reader<'a> {
+pub struct XdrReader<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> XdrReader<'a> {
     /// Reads from the first byte of `bytes`.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
@@ -192,7 +192,7 @@ mod tests {
             writer.u64(long);
             let len = writer.finish().unwrap();
             prop_assert_eq!(len % 4, 0);
-            let mut reader = Reader::new(&place[..len]);
+            let mut reader = XdrReader::new(&place[..len]);
             prop_assert_eq!(reader.u32(), Ok(number));
             prop_assert_eq!(reader.opaque(99), Ok(&bytes[..]));
             prop_assert_eq!(reader.u64(), Ok(long));
@@ -202,7 +202,7 @@ mod tests {
 
         #[test]
         fn nothing_is_read_beyond_the_end(bytes in prop::collection::vec(any::<u8>(), 0..40), most in 0usize..64) {
-            let mut reader = Reader::new(&bytes);
+            let mut reader = XdrReader::new(&bytes);
             if let Ok(found) = reader.opaque(most) {
                 prop_assert!(found.len() <= most);
                 prop_assert!(4 + found.len() + pad(found.len()) <= bytes.len());
@@ -213,11 +213,11 @@ mod tests {
     #[test]
     fn words_are_read_whole_or_not_at_all() {
         let bytes = [1u32, 2, 3].map(u32::to_be_bytes).concat();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = XdrReader::new(&bytes);
         assert_eq!(reader.words(), Ok([1, 2]));
         assert!(reader.words::<2>().is_err());
         assert_eq!(reader.words(), Ok([3]));
-        assert!(Reader::new(&bytes[..7]).words::<2>().is_err());
+        assert!(XdrReader::new(&bytes[..7]).words::<2>().is_err());
     }
 
     #[test]
@@ -234,6 +234,6 @@ mod tests {
     fn lengths_beyond_the_limit_are_refused_before_they_are_used() {
         let mut bytes = vec![0xFF; 4];
         bytes.extend([0; 64]);
-        assert!(Reader::new(&bytes).opaque(128).is_err());
+        assert!(XdrReader::new(&bytes).opaque(128).is_err());
     }
 }

@@ -24,7 +24,7 @@ use crate::protocol::handle::Version;
 use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rdma::{self, Body};
 use crate::protocol::rpc;
-use crate::protocol::xdr::{Malformed, Reader};
+use crate::protocol::xdr::{Malformed, XdrReader};
 
 impl Wire {
     /// Makes a connection, and receives until it is of no use any more.
@@ -241,7 +241,7 @@ fn read(
     {
         return Ok(received);
     }
-    let mut from = Reader::new(bytes);
+    let mut from = XdrReader::new(bytes);
     let head = rdma::reply(&mut from)?;
     let written = match head.body {
         Body::Message(written) => written,

@@ -55,7 +55,7 @@ mod tests {
     use crate::protocol::io_call::{IoCall, Operation, Reply};
     use crate::protocol::rdma::{self, Body, ReplyHeader};
     use crate::protocol::rpc;
-    use crate::protocol::xdr::Reader;
+    use crate::protocol::xdr::XdrReader;
 
     fn usual() -> [u32; WORDS] {
         let mut words = [0; WORDS];
@@ -74,7 +74,7 @@ mod tests {
 
     /// The same by what reads any reply.
     fn by_parts(message: &[u8]) -> Option<ReadReply> {
-        let mut from = Reader::new(message);
+        let mut from = XdrReader::new(message);
         let ReplyHeader { xid, credits, body: Body::Message(Some(written)) } = rdma::reply(&mut from).ok()?
         else {
             return None;

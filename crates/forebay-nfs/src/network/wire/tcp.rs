@@ -20,7 +20,7 @@ use crate::network::addresses::WireDestination;
 use crate::network::connect::{end_in_order, end_unsent, has_low_port, keep_alive};
 use crate::protocol::io_call::{IoCall, Reply};
 use crate::protocol::rpc;
-use crate::protocol::xdr::Reader;
+use crate::protocol::xdr::XdrReader;
 
 /// The most bytes of a reply before those of a READ.
 const HEAD: usize = 1024;
@@ -76,7 +76,7 @@ impl Wire {
     ) -> Result<(), WireLost> {
         let mut head = [0; HEAD];
         let len = input.head(link, &mut head)?;
-        let mut from = Reader::new(&head[..len]);
+        let mut from = XdrReader::new(&head[..len]);
         if link.destination.is_left() {
             return Err(WireLost::of_left());
         }
