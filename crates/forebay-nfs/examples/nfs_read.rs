@@ -12,7 +12,7 @@ use forebay_nfs::handle::Version;
 use forebay_nfs::io_call::{IoCall, Operation};
 use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
-use forebay_nfs::xdr::Writer;
+use forebay_nfs::xdr::XdrWriter;
 use forebay_nfs::{Direction, Options, Url, open};
 
 const CALL: usize = 1 << 20;
@@ -140,7 +140,7 @@ fn encode(handle: forebay_nfs::handle::Handle, offset: usize) -> Result<Vec<u8>>
     let io =
         IoCall { operation: Operation::Read, offset: offset as u64, count: CALL as u32, tells_state: false };
     let mut bytes = vec![0; HEAD];
-    let mut to = Writer::new(&mut bytes);
+    let mut to = XdrWriter::new(&mut bytes);
     to.u32(0);
     io.encode(&mut to, (Version::V3, &handle), next_xid(), &Credential::of_process(), None);
     let len = to.finish()?;

@@ -15,7 +15,7 @@ use crate::protocol::handle::{Attributes, Handle, Kind, Limits, Version};
 use crate::protocol::status::Status;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
-use crate::protocol::xdr::Writer;
+use crate::protocol::xdr::XdrWriter;
 
 /// The client of a server on which a file was found.
 pub(crate) fn client_of(known: KnownServer, limits: Limits) -> Result<Arc<Client>> {
@@ -110,7 +110,7 @@ fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(Handle, 
     let doing = "cannot open file";
     let (mut handle, rest) = mount(url, server, most)?;
     for name in rest {
-        let put = |to: &mut Writer<'_>| {
+        let put = |to: &mut XdrWriter<'_>| {
             v3::put_handle(to, &handle);
             to.opaque(name);
         };

@@ -17,7 +17,7 @@ use crate::protocol::handle::Handle;
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;
 use crate::protocol::v3;
-use crate::protocol::xdr::{Writer, XdrReader};
+use crate::protocol::xdr::{XdrReader, XdrWriter};
 
 /// What is done here.
 const DOING: &str = "cannot mount the export";
@@ -74,7 +74,7 @@ impl<'a> Mountd<'a> {
 }
 
 fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result<Handle, Status>> {
-    let put = |to: &mut Writer<'_>| to.opaque(path);
+    let put = |to: &mut XdrWriter<'_>| to.opaque(path);
     mountd.call(DOING, (v3::MOUNT, v3::MNT), Some(&server.who), put, v3::get_mount)
 }
 
@@ -121,7 +121,7 @@ fn port_of_mountd(url: &Url, server: &NfsServer) -> Result<u16> {
         // It takes calls from any port.
         let options = Options { low_ports: false, ..server.options.clone() };
         let mut portmap = Exchange::new(addresses, options, server.clock.clone());
-        let put = |to: &mut Writer<'_>| v3::put_getport(to, program);
+        let put = |to: &mut XdrWriter<'_>| v3::put_getport(to, program);
         let get = |from: &mut XdrReader<'_>| v3::get_port(from);
         portmap.call("cannot ask the portmapper", (v3::PORTMAP, v3::GETPORT), None, put, get)
     };

@@ -73,11 +73,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::xdr::Writer;
+    use crate::protocol::xdr::XdrWriter;
 
     fn list(entries: &[(u32, &str, &str)]) -> Vec<u8> {
         let mut place = [0; 1024];
-        let mut to = Writer::new(&mut place);
+        let mut to = XdrWriter::new(&mut place);
         for (number, transport, address) in entries {
             to.words(&[1, *number, 3]);
             for text in [*transport, *address, "superuser"] {

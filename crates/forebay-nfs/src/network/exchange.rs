@@ -13,7 +13,7 @@ use forebay_remote::stop;
 use crate::network::connect::{connect, end_unsent, has_low_port, lacks_low_port};
 use crate::network::options::Options;
 use crate::protocol::rpc::{self, Credential, Program};
-use crate::protocol::xdr::{Malformed, Writer, XdrReader};
+use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// Bytes of a call at most.
 const MAX_CALL_BYTES: usize = 8192;
@@ -129,7 +129,7 @@ impl Exchange {
         doing: &str,
         (program, procedure): (Program, u32),
         who: Option<&Credential>,
-        arguments: impl FnOnce(&mut Writer<'_>),
+        arguments: impl FnOnce(&mut XdrWriter<'_>),
         results: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
         // A call for which there is no room is not sent either.
@@ -138,7 +138,7 @@ impl Exchange {
             self.options.check_network()?;
         }
         let mut place = [0; MAX_CALL_BYTES];
-        let mut writer = Writer::new(&mut place);
+        let mut writer = XdrWriter::new(&mut place);
         let xid = rpc::next_xid();
         writer.u32(0);
         rpc::call(&mut writer, xid, program, procedure, who);

@@ -151,7 +151,7 @@ fn same_file(
 fn facts(server: &NfsServer, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
     if server.version == Version::V3 {
         let procedure = (v3::PROGRAM, v3::GETATTR);
-        let put = |to: &mut crate::protocol::xdr::Writer<'_>| v3::put_handle(to, handle);
+        let put = |to: &mut crate::protocol::xdr::XdrWriter<'_>| v3::put_handle(to, handle);
         return exchange.call(LOOKING, procedure, Some(&server.who), put, v3::get_attributes);
     }
     let said = server.compound_on(exchange, LOOKING, 2, |to| put_look(to, handle), get_look)?;

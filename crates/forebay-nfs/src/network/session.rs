@@ -16,7 +16,7 @@ use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
 use crate::protocol::v4::{self, Granted, SequenceSlot, op};
-use crate::protocol::xdr::{Writer, XdrReader};
+use crate::protocol::xdr::{XdrReader, XdrWriter};
 
 /// What is done when a session is made.
 const OPENING: &str = "cannot open a session";
@@ -164,7 +164,7 @@ impl NfsServer {
         &self,
         control: &mut ControlCalls,
         doing: &str,
-        put: impl Fn(&mut Writer<'_>),
+        put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, RefusedCall>> {
         let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
@@ -177,7 +177,7 @@ impl NfsServer {
         exchange: &mut Exchange,
         doing: &str,
         count: u32,
-        put: impl Fn(&mut Writer<'_>),
+        put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         exchange.call(
@@ -200,7 +200,7 @@ impl NfsServer {
         &self,
         doing: &str,
         count: u32,
-        put: impl Fn(&mut Writer<'_>),
+        put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         self.compound_with(&mut self.control(), doing, count, put, get)
@@ -211,7 +211,7 @@ impl NfsServer {
         control: &mut ControlCalls,
         doing: &str,
         count: u32,
-        put: impl Fn(&mut Writer<'_>),
+        put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         let (mut budget, mut lost) = (self.retry_budget(), 0);
@@ -238,7 +238,7 @@ impl NfsServer {
         control: &mut ControlCalls,
         doing: &str,
         count: u32,
-        put: impl Fn(&mut Writer<'_>),
+        put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         let place = self.place(&mut control.sequence);
@@ -292,7 +292,7 @@ impl NfsServer {
         &self,
         doing: &str,
         procedure: u32,
-        put: impl Fn(&mut Writer<'_>),
+        put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
     ) -> Result<Result<T, Status>> {
         let mut budget = self.retry_budget();
@@ -333,7 +333,7 @@ impl NfsServer {
 }
 
 /// Asks for facts about a file.
-pub(crate) fn put_look(to: &mut Writer<'_>, handle: &Handle) {
+pub(crate) fn put_look(to: &mut XdrWriter<'_>, handle: &Handle) {
     v4::put_handle(to, handle);
     v4::put_getattr(to);
 }
@@ -365,13 +365,13 @@ impl NfsServer {
             return Ok(());
         }
         let client = control.client;
-        let put = |to: &mut Writer<'_>| {
+        let put = |to: &mut XdrWriter<'_>| {
             to.u32(op::DESTROY_SESSION);
             to.raw(&granted.session);
         };
         let get = |from: &mut XdrReader<'_>| v4::get_op(from, op::DESTROY_SESSION);
         if self.outside(control, ENDING, put, get)?.is_ok() {
-            let put = |to: &mut Writer<'_>| {
+            let put = |to: &mut XdrWriter<'_>| {
                 to.u32(op::DESTROY_CLIENTID);
                 to.u64(client);
             };

@@ -5,7 +5,7 @@ use crate::protocol::rpc::{self, Credential, Rejected};
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
 use crate::protocol::v4::{self, SequenceSlot, op};
-use crate::protocol::xdr::{Malformed, Writer, XdrReader, pad};
+use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter, pad};
 
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl IoCall {
     /// Writes the call, of a file, without the bytes of a WRITE, which are sent behind it.
     pub fn encode(
         &self,
-        to: &mut Writer<'_>,
+        to: &mut XdrWriter<'_>,
         (version, handle): (Version, &Handle),
         xid: u32,
         who: &Credential,

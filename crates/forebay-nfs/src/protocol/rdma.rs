@@ -1,6 +1,6 @@
 //! RPC over RDMA, version 1 (RFC 8166): the header in front of a call or a reply.
 
-use crate::protocol::xdr::{Malformed, Writer, XdrReader};
+use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// A range of this side's memory, as the server may reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Chunk {
 }
 
 /// Writes the header of a call.
-pub fn call(to: &mut Writer<'_>, xid: u32, credits: u32, chunk: Chunk) {
+pub fn call(to: &mut XdrWriter<'_>, xid: u32, credits: u32, chunk: Chunk) {
     let split = |place: Segment| (place.key, place.len, (place.address >> 32) as u32, place.address as u32);
     match chunk {
         Chunk::None => to.words(&[xid, VERSION, credits, MESSAGE, 0, 0, 0]),
@@ -142,7 +142,7 @@ mod tests {
 
     fn words(chunk: Chunk) -> Vec<u32> {
         let mut place = [0; 128];
-        let mut writer = Writer::new(&mut place);
+        let mut writer = XdrWriter::new(&mut place);
         call(&mut writer, 9, 64, chunk);
         let len = writer.finish().unwrap();
         assert_eq!(len, chunk.header_len());

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_error::{Error, ErrorKind};
 
-use crate::protocol::xdr::{Malformed, Writer, XdrReader};
+use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// A program and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Credential {
         let groups = &groups[..groups.len().min(MAX_GROUPS)];
         let mut place = [0; 400];
         let name = host_name();
-        let mut body = Writer::new(&mut place);
+        let mut body = XdrWriter::new(&mut place);
         body.u32(0);
         body.opaque(&name.as_bytes()[..name.len().min(64)]);
         body.u32(uid);
@@ -124,7 +124,7 @@ impl IdMap {
 }
 
 /// Writes the header of a call.
-pub fn call(to: &mut Writer<'_>, xid: u32, program: Program, procedure: u32, who: Option<&Credential>) {
+pub fn call(to: &mut XdrWriter<'_>, xid: u32, program: Program, procedure: u32, who: Option<&Credential>) {
     to.words(&[xid, 0, 2, program.number, program.version, procedure]);
     match who {
         Some(who) => to.raw(&who.bytes),
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn a_call_has_the_header_of_rfc_5531() {
         let mut place = [0; 64];
-        let mut writer = Writer::new(&mut place);
+        let mut writer = XdrWriter::new(&mut place);
         call(&mut writer, 9, Program { number: 100_003, version: 3 }, 6, None);
         let len = writer.finish().unwrap();
         let words: Vec<_> =

@@ -3,7 +3,7 @@
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits};
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;
-use crate::protocol::xdr::{self, Malformed, Writer, XdrReader};
+use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
 
 /// The program.
 pub const PROGRAM: Program = Program { number: 100_003, version: 3 };
@@ -36,7 +36,7 @@ const MAX_HANDLE_BYTES: usize = 64;
 pub type Outcome<T> = Result<Result<T, Status>, Malformed>;
 
 /// Which port has a program over TCP.
-pub fn put_getport(to: &mut Writer<'_>, program: Program) {
+pub fn put_getport(to: &mut XdrWriter<'_>, program: Program) {
     to.words(&[program.number, program.version, 6, 0]);
 }
 
@@ -57,7 +57,7 @@ pub fn get_mount(from: &mut XdrReader<'_>) -> Outcome<Handle> {
 }
 
 /// A handle as an argument.
-pub fn put_handle(to: &mut Writer<'_>, handle: &Handle) {
+pub fn put_handle(to: &mut XdrWriter<'_>, handle: &Handle) {
     to.opaque(handle.bytes());
 }
 

@@ -4,7 +4,7 @@ use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits, Versi
 use crate::protocol::rpc::Program;
 use crate::protocol::status::Status;
 use crate::protocol::v3::Outcome;
-use crate::protocol::xdr::{Malformed, Writer, XdrReader};
+use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// The program.
 pub const PROGRAM: Program = Program { number: 100_003, version: 4 };
@@ -65,7 +65,7 @@ pub struct SequenceSlot {
 }
 
 /// Begins a compound of `count` operations, and one more for its place in a session.
-pub fn begin(to: &mut Writer<'_>, version: Version, place: Option<&SequenceSlot>, count: u32) {
+pub fn begin(to: &mut XdrWriter<'_>, version: Version, place: Option<&SequenceSlot>, count: u32) {
     let minor = match version {
         Version::V3 => 0,
         Version::V4(minor) => u32::from(minor),
@@ -81,25 +81,25 @@ pub fn begin(to: &mut Writer<'_>, version: Version, place: Option<&SequenceSlot>
 }
 
 /// Goes to a handle.
-pub fn put_handle(to: &mut Writer<'_>, handle: &Handle) {
+pub fn put_handle(to: &mut XdrWriter<'_>, handle: &Handle) {
     to.u32(op::PUTFH);
     to.opaque(handle.bytes());
 }
 
 /// The stateid that stands for no open.
-pub fn put_no_state(to: &mut Writer<'_>) {
+pub fn put_no_state(to: &mut XdrWriter<'_>) {
     to.raw(&[0; 16]);
 }
 
 /// Asks for facts.
-pub fn put_getattr(to: &mut Writer<'_>) {
+pub fn put_getattr(to: &mut XdrWriter<'_>) {
     to.u32(op::GETATTR);
     to.u32(WANTED.len() as u32);
     to.words(&WANTED);
 }
 
 /// Asks for the file's state.
-pub fn put_get_state(to: &mut Writer<'_>) {
+pub fn put_get_state(to: &mut XdrWriter<'_>) {
     to.words(&[op::GETATTR, 1, OF_STATE]);
 }
 
@@ -240,7 +240,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> Outcome<(Attributes, Limits)>
 }
 
 /// Asks for a client id, for an owner that no other process has.
-pub fn put_exchange_id(to: &mut Writer<'_>, verifier: [u8; 8], owner: &[u8]) {
+pub fn put_exchange_id(to: &mut XdrWriter<'_>, verifier: [u8; 8], owner: &[u8]) {
     to.u32(op::EXCHANGE_ID);
     to.raw(&verifier);
     to.opaque(owner);
@@ -277,7 +277,7 @@ pub fn get_exchange_id<'a>(from: &mut XdrReader<'a>) -> Outcome<ClientId<'a>> {
 }
 
 /// Has a session know the connection, for calls to the server.
-pub fn put_bind(to: &mut Writer<'_>, session: &[u8; 16]) {
+pub fn put_bind(to: &mut XdrWriter<'_>, session: &[u8; 16]) {
     /// CDFC4_FORE; not for RDMA.
     const FORE: [u32; 2] = [1, 0];
     to.u32(op::BIND_CONN_TO_SESSION);
@@ -298,7 +298,7 @@ pub fn get_bind(from: &mut XdrReader<'_>, session: &[u8; 16]) -> Outcome<()> {
 }
 
 /// Opens a session of `slots` slots.
-pub fn put_create_session(to: &mut Writer<'_>, client: u64, sequence: u32, slots: u32) {
+pub fn put_create_session(to: &mut XdrWriter<'_>, client: u64, sequence: u32, slots: u32) {
     to.u32(op::CREATE_SESSION);
     to.u64(client);
     to.words(&[sequence, 0]);

@@ -20,14 +20,14 @@ impl From<Malformed> for Error {
     }
 }
 
-/// Writes into a buffer of fixed size. What has no room is counted, not written: [`Writer::finish`] tells.
+/// Writes into a buffer of fixed size. What has no room is counted, not written: [`XdrWriter::finish`] tells.
 #[derive(Debug)]
-pub struct Writer<'a> {
+pub struct XdrWriter<'a> {
     bytes: &'a mut [u8],
     len: usize,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> XdrWriter<'a> {
     /// Writes from the first byte of `bytes`.
     pub const fn new(bytes: &'a mut [u8]) -> Self {
         Self { bytes, len: 0 }
@@ -186,7 +186,7 @@ mod tests {
         #[test]
         fn what_was_written_is_read(number: u32, long: u64, bytes in prop::collection::vec(any::<u8>(), 0..99)) {
             let mut place = [0xEE; 256];
-            let mut writer = Writer::new(&mut place);
+            let mut writer = XdrWriter::new(&mut place);
             writer.u32(number);
             writer.opaque(&bytes);
             writer.u64(long);
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_call_without_room_is_an_error() {
         let mut place = [0; 8];
-        let mut writer = Writer::new(&mut place);
+        let mut writer = XdrWriter::new(&mut place);
         writer.u64(1);
         writer.u32(2);
         assert_eq!(writer.finish(), Err(Malformed("a call is too long")));

@@ -14,7 +14,7 @@ use crate::network::options::{Rdma, RegionCounts};
 use crate::network::server::NfsServer;
 use crate::protocol::io_call::Operation;
 use crate::protocol::rdma::{self, Chunk, Segment};
-use crate::protocol::xdr::{Malformed, Writer};
+use crate::protocol::xdr::{Malformed, XdrWriter};
 
 /// Bytes of a receive: Linux's server sends more inline than it was told to.
 const RECEIVE: u32 = 16 << 10;
@@ -245,7 +245,7 @@ impl RdmaLink {
             self.regions[index] = Some(new);
         }
         let (xid, len) = (call.xid, chunk.header_len());
-        let mut to = Writer::new(call.rdma_header(len));
+        let mut to = XdrWriter::new(call.rdma_header(len));
         rdma::call(&mut to, xid, self.regions.len() as u32, chunk);
         to.finish()?;
         self.connection.send(index as u64, call.message(len), Post::QUIET)?;

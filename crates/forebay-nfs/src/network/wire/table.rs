@@ -14,7 +14,7 @@ use crate::protocol::handle::{Limits, Version};
 use crate::protocol::io_call::{Operation, Reply};
 use crate::protocol::rpc::next_xid;
 use crate::protocol::v4::SequenceSlot;
-use crate::protocol::xdr::{Malformed, Writer};
+use crate::protocol::xdr::{Malformed, XdrWriter};
 
 /// The calls of a wire.
 pub(crate) struct CallTable {
@@ -214,7 +214,7 @@ impl CallTable {
             let io = part.io;
             call.read_another(io);
         } else {
-            let mut to = Writer::new(&mut call.header[RDMA_HEADER..]);
+            let mut to = XdrWriter::new(&mut call.header[RDMA_HEADER..]);
             to.u32(0);
             let what = (server.version, &job.file().handle);
             part.io.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
@@ -485,7 +485,7 @@ mod tests {
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();
                 let call = &mut table.calls[0];
                 let mut place = [0; HEADER];
-                let mut to = Writer::new(&mut place);
+                let mut to = XdrWriter::new(&mut place);
                 io.encode(&mut to, (version, &file.handle), call.xid, &server.who, None);
                 let len = to.finish().unwrap();
                 assert_eq!(call.message(0), &place[..len], "{version} {operation:?}");
