@@ -14,7 +14,7 @@ use crate::network::exchange::Exchange;
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::protocol::handle::Handle;
-use crate::protocol::rpc::Program;
+use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::Status;
 use crate::protocol::v3;
 use crate::protocol::xdr::{XdrReader, XdrWriter};
@@ -116,7 +116,7 @@ pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result
 }
 
 fn port_of_mountd(url: &Url, server: &NfsServer) -> Result<u16> {
-    let ask = |program: Program| {
+    let ask = |program: RpcProgram| {
         let addresses = resolve(&url.server, 111)?;
         // It takes calls from any port.
         let options = Options { low_ports: false, ..server.options.clone() };

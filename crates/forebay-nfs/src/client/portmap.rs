@@ -8,13 +8,13 @@ use forebay_remote::silence::SilenceClock;
 
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
-use crate::protocol::rpc::Program;
+use crate::protocol::rpc::RpcProgram;
 use crate::protocol::xdr::{Malformed, XdrReader};
 
 /// Where portmappers listen.
 pub const PORT: u16 = 111;
 /// The version that knows transports by name.
-const RPCBIND: Program = Program { number: 100_000, version: 4 };
+const RPCBIND: RpcProgram = RpcProgram { number: 100_000, version: 4 };
 /// Procedure: the whole list.
 const DUMP: u32 = 4;
 /// The most bytes of a name in it.
@@ -24,7 +24,7 @@ const MAX_NAME_BYTES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its number and version.
-    pub program: Program,
+    pub program: RpcProgram,
     /// Its transport: `tcp`, `udp6`, `rdma`, …
     pub transport: String,
     /// Its port, where its address has one.
@@ -53,7 +53,7 @@ pub fn rdma_port(services: &[Service], address: IpAddr) -> Option<u16> {
 fn get_list(from: &mut XdrReader<'_>) -> Result<Vec<Service>, Malformed> {
     let mut all = Vec::new();
     while from.bool()? {
-        let program = Program { number: from.u32()?, version: from.u32()? };
+        let program = RpcProgram { number: from.u32()?, version: from.u32()? };
         let mut text = || from.opaque(MAX_NAME_BYTES).map(|name| String::from_utf8_lossy(name).into_owned());
         let (transport, address, _owner) = (text()?, text()?, text()?);
         all.push(Service { program, transport, port: port_of(&address) });

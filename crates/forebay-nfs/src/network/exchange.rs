@@ -12,7 +12,7 @@ use forebay_remote::stop;
 
 use crate::network::connect::{connect, end_unsent, has_low_port, lacks_low_port};
 use crate::network::options::Options;
-use crate::protocol::rpc::{self, Credential, Program};
+use crate::protocol::rpc::{self, Credential, RpcProgram};
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// Bytes of a call at most.
@@ -127,7 +127,7 @@ impl Exchange {
     pub(crate) fn call<T>(
         &mut self,
         doing: &str,
-        (program, procedure): (Program, u32),
+        (program, procedure): (RpcProgram, u32),
         who: Option<&Credential>,
         arguments: impl FnOnce(&mut XdrWriter<'_>),
         results: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>,

@@ -10,7 +10,7 @@ use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// A program and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Program {
+pub struct RpcProgram {
     /// Its number.
     pub number: u32,
     /// Its version.
@@ -124,7 +124,7 @@ impl IdMap {
 }
 
 /// Writes the header of a call.
-pub fn call(to: &mut XdrWriter<'_>, xid: u32, program: Program, procedure: u32, who: Option<&Credential>) {
+pub fn call(to: &mut XdrWriter<'_>, xid: u32, program: RpcProgram, procedure: u32, who: Option<&Credential>) {
     to.words(&[xid, 0, 2, program.number, program.version, procedure]);
     match who {
         Some(who) => to.raw(&who.bytes),
@@ -249,7 +249,7 @@ mod tests {
     fn a_call_has_the_header_of_rfc_5531() {
         let mut place = [0; 64];
         let mut writer = XdrWriter::new(&mut place);
-        call(&mut writer, 9, Program { number: 100_003, version: 3 }, 6, None);
+        call(&mut writer, 9, RpcProgram { number: 100_003, version: 3 }, 6, None);
         let len = writer.finish().unwrap();
         let words: Vec<_> =
             place[..len].chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();

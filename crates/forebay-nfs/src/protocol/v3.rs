@@ -1,16 +1,16 @@
 //! NFS version 3 (RFC 1813), with its MOUNT protocol and the portmapper: arguments and results.
 
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits};
-use crate::protocol::rpc::Program;
+use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::Status;
 use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
 
 /// The program.
-pub const PROGRAM: Program = Program { number: 100_003, version: 3 };
+pub const PROGRAM: RpcProgram = RpcProgram { number: 100_003, version: 3 };
 /// Of mountd.
-pub const MOUNT: Program = Program { number: 100_005, version: 3 };
+pub const MOUNT: RpcProgram = RpcProgram { number: 100_005, version: 3 };
 /// Of the portmapper.
-pub const PORTMAP: Program = Program { number: 100_000, version: 2 };
+pub const PORTMAP: RpcProgram = RpcProgram { number: 100_000, version: 2 };
 
 /// Procedure of the portmapper: on which port a program listens.
 pub const GETPORT: u32 = 3;
@@ -36,7 +36,7 @@ const MAX_HANDLE_BYTES: usize = 64;
 pub type Outcome<T> = Result<Result<T, Status>, Malformed>;
 
 /// Which port has a program over TCP.
-pub fn put_getport(to: &mut XdrWriter<'_>, program: Program) {
+pub fn put_getport(to: &mut XdrWriter<'_>, program: RpcProgram) {
     to.words(&[program.number, program.version, 6, 0]);
 }
 

@@ -1,13 +1,13 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
-use crate::protocol::rpc::Program;
+use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::Status;
 use crate::protocol::v3::Outcome;
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// The program.
-pub const PROGRAM: Program = Program { number: 100_003, version: 4 };
+pub const PROGRAM: RpcProgram = RpcProgram { number: 100_003, version: 4 };
 /// Its one procedure.
 pub const COMPOUND: u32 = 1;
 
