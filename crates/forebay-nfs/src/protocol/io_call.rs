@@ -1,7 +1,7 @@
 //! The calls that move bytes: READ, WRITE and COMMIT, alike for all versions.
 
 use crate::protocol::handle::{FileState, Handle, Version};
-use crate::protocol::rpc::{self, Credential, Rejected};
+use crate::protocol::rpc::{self, Credential, RejectedCall};
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
 use crate::protocol::v4::{self, SequenceSlot, op};
@@ -65,7 +65,7 @@ pub enum Reply {
     /// The place in the session was refused: the slot stands where it stood.
     SequenceRefused(Status),
     /// It was not carried out.
-    Rejected(Rejected),
+    Rejected(RejectedCall),
 }
 
 /// FILE_SYNC of `stable_how`.

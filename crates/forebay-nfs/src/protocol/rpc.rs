@@ -135,7 +135,7 @@ pub fn call(to: &mut XdrWriter<'_>, xid: u32, program: RpcProgram, procedure: u3
 
 /// Why a server did not carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejected {
+pub enum RejectedCall {
     /// It has no such program.
     NoProgram,
     /// It has other versions of the program: from and to.
@@ -152,7 +152,7 @@ pub enum Rejected {
     Credential(u32),
 }
 
-impl Rejected {
+impl RejectedCall {
     /// The error of a call that was not carried out.
     pub fn error(self, doing: &str) -> Error {
         let new = |kind, why: &str| Error::new(kind, format!("{doing}: {why}"));
@@ -187,7 +187,7 @@ pub fn reply_xid(from: &mut XdrReader<'_>) -> Result<u32, Malformed> {
 
 /// What stands between the number and the results.
 #[inline]
-pub fn reply(from: &mut XdrReader<'_>) -> Result<Result<(), Rejected>, Malformed> {
+pub fn reply(from: &mut XdrReader<'_>) -> Result<Result<(), RejectedCall>, Malformed> {
     // Accepted, without a verifier, and done.
     if let Ok([0, _flavor, 0, 0]) = from.clone().words() {
         from.skip(16)?;
@@ -196,24 +196,24 @@ pub fn reply(from: &mut XdrReader<'_>) -> Result<Result<(), Rejected>, Malformed
     match from.u32()? {
         0 => accepted(from),
         1 => match from.u32()? {
-            0 => Ok(Err(Rejected::RpcVersion)),
-            1 => Ok(Err(Rejected::Credential(from.u32()?))),
+            0 => Ok(Err(RejectedCall::RpcVersion)),
+            1 => Ok(Err(RejectedCall::Credential(from.u32()?))),
             _ => Err(Malformed("an unknown reject_stat")),
         },
         _ => Err(Malformed("an unknown reply_stat")),
     }
 }
 
-fn accepted(from: &mut XdrReader<'_>) -> Result<Result<(), Rejected>, Malformed> {
+fn accepted(from: &mut XdrReader<'_>) -> Result<Result<(), RejectedCall>, Malformed> {
     from.u32()?;
     from.opaque(MAX_VERIFIER_BYTES)?;
     Ok(match from.u32()? {
         0 => Ok(()),
-        1 => Err(Rejected::NoProgram),
-        2 => Err(Rejected::Versions(from.u32()?, from.u32()?)),
-        3 => Err(Rejected::NoProcedure),
-        4 => Err(Rejected::Arguments),
-        5 => Err(Rejected::System),
+        1 => Err(RejectedCall::NoProgram),
+        2 => Err(RejectedCall::Versions(from.u32()?, from.u32()?)),
+        3 => Err(RejectedCall::NoProcedure),
+        4 => Err(RejectedCall::Arguments),
+        5 => Err(RejectedCall::System),
         _ => return Err(Malformed("an unknown accept_stat")),
     })
 }

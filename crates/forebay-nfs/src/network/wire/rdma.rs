@@ -246,11 +246,11 @@ fn read(
     let written = match head.body {
         Body::Message(written) => written,
         Body::OtherVersions(low, high) => {
-            let reply = Reply::Rejected(rpc::Rejected::Versions(low, high));
+            let reply = Reply::Rejected(rpc::RejectedCall::Versions(low, high));
             return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
         Body::WrongChunks => {
-            let reply = Reply::Rejected(rpc::Rejected::Arguments);
+            let reply = Reply::Rejected(rpc::RejectedCall::Arguments);
             return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
     };
