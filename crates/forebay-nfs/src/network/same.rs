@@ -13,7 +13,7 @@ use crate::network::session::{get_look, put_look};
 use crate::protocol::handle::{Attributes, Handle, Version};
 use crate::protocol::status::Status;
 use crate::protocol::v3;
-use crate::protocol::v4::{self, Granted};
+use crate::protocol::v4::{self, GrantedSession};
 
 /// How often a file is looked at that may just be changing.
 const LOOKS: u32 = 3;
@@ -45,7 +45,7 @@ fn knows(
     server: &NfsServer,
     exchange: &mut Exchange,
     known: &ServerIdentity,
-    granted: &Granted,
+    granted: &GrantedSession,
 ) -> Result<Result<()>> {
     let told = server.compound_on(
         exchange,

@@ -19,7 +19,7 @@ use crate::network::exchange::Exchange;
 use crate::network::options::{Options, Rdma};
 use crate::protocol::handle::{Limits, Version};
 use crate::protocol::rpc::Credential;
-use crate::protocol::v4::Granted;
+use crate::protocol::v4::GrantedSession;
 
 /// A server in one version, for one user.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl ControlCalls {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NfsSession {
     pub(crate) epoch: u32,
-    pub(crate) granted: Option<Granted>,
+    pub(crate) granted: Option<GrantedSession>,
 }
 
 impl NfsSession {

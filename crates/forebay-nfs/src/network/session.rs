@@ -15,7 +15,7 @@ use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
 use crate::protocol::v3::{self, Outcome};
-use crate::protocol::v4::{self, Granted, SequenceSlot, op};
+use crate::protocol::v4::{self, GrantedSession, SequenceSlot, op};
 use crate::protocol::xdr::{XdrReader, XdrWriter};
 
 /// What is done when a session is made.
@@ -54,7 +54,7 @@ impl NfsServer {
     /// Has a session of this many slots.
     #[cfg(test)]
     pub(crate) fn grant(&self, slots: u32) {
-        let granted = Granted { session: [1; 16], reply: 1 << 20, call: 1 << 20, slots };
+        let granted = GrantedSession { session: [1; 16], reply: 1 << 20, call: 1 << 20, slots };
         *lock(&self.session) = NfsSession { epoch: 1, granted: Some(granted) };
     }
 
@@ -357,7 +357,7 @@ impl From<RefusedCall> for Error {
 
 impl NfsServer {
     /// Tells the server that a session is over, and the client with it. An error: it could not be told.
-    fn end_session(&self, control: &mut ControlCalls, granted: &Granted) -> Result<()> {
+    fn end_session(&self, control: &mut ControlCalls, granted: &GrantedSession) -> Result<()> {
         // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
         if !control.exchange.is_connected()
             && self.in_slot(control, ENDING, 0, |_| (), |_| Ok(Ok(())))?.is_err()

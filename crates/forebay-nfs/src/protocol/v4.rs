@@ -312,7 +312,7 @@ pub fn put_create_session(to: &mut XdrWriter<'_>, client: u64, sequence: u32, sl
 
 /// What a server granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct GrantedSession {
     /// The session.
     pub session: [u8; 16],
     /// Bytes of a reply.
@@ -324,7 +324,7 @@ pub struct Granted {
 }
 
 /// Results of CREATE_SESSION.
-pub fn get_create_session(from: &mut XdrReader<'_>) -> Outcome<Granted> {
+pub fn get_create_session(from: &mut XdrReader<'_>) -> Outcome<GrantedSession> {
     if let Err(status) = get_op(from, op::CREATE_SESSION)? {
         return Ok(Err(status));
     }
@@ -335,5 +335,5 @@ pub fn get_create_session(from: &mut XdrReader<'_>) -> Outcome<Granted> {
     if slots == 0 {
         return Err(Malformed("a session without slots"));
     }
-    Ok(Ok(Granted { session, reply, call, slots }))
+    Ok(Ok(GrantedSession { session, reply, call, slots }))
 }
