@@ -4,7 +4,7 @@ use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// A range of this side's memory, as the server may reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub struct RdmaSegment {
     /// The key.
     pub key: u32,
     /// Bytes.
@@ -19,9 +19,9 @@ pub enum Chunk {
     /// There are none.
     None,
     /// The server writes them there.
-    Write(Segment),
+    Write(RdmaSegment),
     /// The server reads them from there; they belong at this place of the call.
-    Read(u32, Segment),
+    Read(u32, RdmaSegment),
 }
 
 const VERSION: u32 = 1;
@@ -46,7 +46,8 @@ impl Chunk {
 
 /// Writes the header of a call.
 pub fn call(to: &mut XdrWriter<'_>, xid: u32, credits: u32, chunk: Chunk) {
-    let split = |place: Segment| (place.key, place.len, (place.address >> 32) as u32, place.address as u32);
+    let split =
+        |place: RdmaSegment| (place.key, place.len, (place.address >> 32) as u32, place.address as u32);
     match chunk {
         Chunk::None => to.words(&[xid, VERSION, credits, MESSAGE, 0, 0, 0]),
         Chunk::Write(place) => {
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn headers_are_those_of_rfc_8166() {
-        let segment = Segment { key: 7, len: 100, address: 0x1_0000_0002 };
+        let segment = RdmaSegment { key: 7, len: 100, address: 0x1_0000_0002 };
         assert_eq!(words(Chunk::None), [9, 1, 64, 0, 0, 0, 0]);
         assert_eq!(words(Chunk::Write(segment)), [9, 1, 64, 0, 0, 1, 1, 7, 100, 1, 2, 0, 0]);
         assert_eq!(words(Chunk::Read(112, segment)), [9, 1, 64, 0, 1, 112, 7, 100, 1, 2, 0, 0, 0]);
