@@ -13,7 +13,7 @@ use fake_nfs::{Placing, Server};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::Version;
 use forebay_nfs::io_call::{IoCall, Operation, Reply};
-use forebay_nfs::rdma::{self, Chunk, RdmaSegment};
+use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
 use forebay_nfs::{Direction, File, Rdma, Url, open};
@@ -107,7 +107,7 @@ impl<'a> Bare<'a> {
         let mut message = [0; 512];
         let mut to = XdrWriter::new(&mut message);
         let segment = RdmaSegment { key: self.region.remote_key(), len: Self::CALL as u32, address: place };
-        rdma::call(&mut to, xid, UNDER_WAY as u32, Chunk::Write(segment));
+        rdma::call(&mut to, xid, UNDER_WAY as u32, RdmaChunk::Write(segment));
         let io = IoCall { operation: Operation::Read, offset, count: Self::CALL as u32, tells_state: false };
         io.encode(&mut to, (Version::V3, self.file.handle()), xid, &self.who, None);
         let len = to.finish()?;

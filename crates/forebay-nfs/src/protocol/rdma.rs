@@ -15,7 +15,7 @@ pub struct RdmaSegment {
 
 /// Where the bytes of a call go: not in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chunk {
+pub enum RdmaChunk {
     /// There are none.
     None,
     /// The server writes them there.
@@ -34,7 +34,7 @@ const ERROR: u32 = 4;
 /// The most segments of a reply's chunk. We offer one.
 const MAX_SEGMENTS: u32 = 16;
 
-impl Chunk {
+impl RdmaChunk {
     /// Bytes of the header of a call with it.
     pub const fn header_len(self) -> usize {
         match self {
@@ -45,16 +45,16 @@ impl Chunk {
 }
 
 /// Writes the header of a call.
-pub fn call(to: &mut XdrWriter<'_>, xid: u32, credits: u32, chunk: Chunk) {
+pub fn call(to: &mut XdrWriter<'_>, xid: u32, credits: u32, chunk: RdmaChunk) {
     let split =
         |place: RdmaSegment| (place.key, place.len, (place.address >> 32) as u32, place.address as u32);
     match chunk {
-        Chunk::None => to.words(&[xid, VERSION, credits, MESSAGE, 0, 0, 0]),
-        Chunk::Write(place) => {
+        RdmaChunk::None => to.words(&[xid, VERSION, credits, MESSAGE, 0, 0, 0]),
+        RdmaChunk::Write(place) => {
             let (key, len, high, low) = split(place);
             to.words(&[xid, VERSION, credits, MESSAGE, 0, 1, 1, key, len, high, low, 0, 0]);
         }
-        Chunk::Read(position, place) => {
+        RdmaChunk::Read(position, place) => {
             let (key, len, high, low) = split(place);
             to.words(&[xid, VERSION, credits, MESSAGE, 1, position, key, len, high, low, 0, 0, 0]);
         }
@@ -141,7 +141,7 @@ fn written(from: &mut XdrReader<'_>) -> Result<Option<u64>, Malformed> {
 mod tests {
     use super::*;
 
-    fn words(chunk: Chunk) -> Vec<u32> {
+    fn words(chunk: RdmaChunk) -> Vec<u32> {
         let mut place = [0; 128];
         let mut writer = XdrWriter::new(&mut place);
         call(&mut writer, 9, 64, chunk);
@@ -153,9 +153,9 @@ mod tests {
     #[test]
     fn headers_are_those_of_rfc_8166() {
         let segment = RdmaSegment { key: 7, len: 100, address: 0x1_0000_0002 };
-        assert_eq!(words(Chunk::None), [9, 1, 64, 0, 0, 0, 0]);
-        assert_eq!(words(Chunk::Write(segment)), [9, 1, 64, 0, 0, 1, 1, 7, 100, 1, 2, 0, 0]);
-        assert_eq!(words(Chunk::Read(112, segment)), [9, 1, 64, 0, 1, 112, 7, 100, 1, 2, 0, 0, 0]);
+        assert_eq!(words(RdmaChunk::None), [9, 1, 64, 0, 0, 0, 0]);
+        assert_eq!(words(RdmaChunk::Write(segment)), [9, 1, 64, 0, 0, 1, 1, 7, 100, 1, 2, 0, 0]);
+        assert_eq!(words(RdmaChunk::Read(112, segment)), [9, 1, 64, 0, 1, 112, 7, 100, 1, 2, 0, 0, 0]);
     }
 
     fn read(words: &[u32]) -> Result<ReplyHeader, Malformed> {

@@ -13,7 +13,7 @@ use super::table::CallTable;
 use crate::network::options::{Rdma, RegionCounts};
 use crate::network::server::NfsServer;
 use crate::protocol::io_call::Operation;
-use crate::protocol::rdma::{self, Chunk, RdmaSegment};
+use crate::protocol::rdma::{self, RdmaChunk, RdmaSegment};
 use crate::protocol::xdr::{Malformed, XdrWriter};
 
 /// Bytes of a receive: Linux's server sends more inline than it was told to.
@@ -220,12 +220,15 @@ impl RdmaLink {
             return Err(Why::DeviceRemoved.error("cannot read: the RDMA device was replaced"));
         }
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
-        let mut chunk = Chunk::None;
+        let mut chunk = RdmaChunk::None;
         if let Some(registered) = call.registered() {
             let remote = registered.remote(part.buffer as u64, part.io.count as usize);
             let remote = remote.map_err(|_| Malformed("a range beyond what is registered"))?;
-            chunk =
-                Chunk::Write(RdmaSegment { key: remote.key, len: part.io.count, address: remote.address });
+            chunk = RdmaChunk::Write(RdmaSegment {
+                key: remote.key,
+                len: part.io.count,
+                address: remote.address,
+            });
         } else if let Some(access) = access(part.io.operation) {
             let (counted, seen) = RegionCount::new(&self.held);
             // SAFETY: the request lends the memory until it is answered, which is after the region's end.
@@ -240,9 +243,9 @@ impl RdmaLink {
             let segment =
                 RdmaSegment { key: region.remote_key(), len: part.io.count, address: region.address() };
             chunk = match part.io.operation {
-                Operation::Read => Chunk::Write(segment),
+                Operation::Read => RdmaChunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
-                _ => Chunk::Read(call.message_len() as u32, segment),
+                _ => RdmaChunk::Read(call.message_len() as u32, segment),
             };
             self.regions[index] = Some(new);
         }
