@@ -69,12 +69,12 @@ pub struct ReplyHeader {
     /// Calls that the server takes at a time.
     pub credits: u32,
     /// What follows.
-    pub body: Body,
+    pub body: ReplyBody,
 }
 
 /// What follows the header of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum ReplyBody {
     /// A message, and how many bytes went into the write chunk, if there was one.
     Message(Option<u64>),
     /// The server speaks other versions of this header.
@@ -90,7 +90,7 @@ pub fn reply(from: &mut XdrReader<'_>) -> Result<ReplyHeader, Malformed> {
     if let Ok([xid, VERSION, credits, MESSAGE, 0, 1, 1, _key, len, _high, _low, 0, 0]) = from.clone().words()
     {
         from.skip(13 * 4)?;
-        return Ok(ReplyHeader { xid, credits, body: Body::Message(Some(len.into())) });
+        return Ok(ReplyHeader { xid, credits, body: ReplyBody::Message(Some(len.into())) });
     }
     let [xid, version, credits, procedure] = from.words()?;
     if version != VERSION {
@@ -105,12 +105,12 @@ pub fn reply(from: &mut XdrReader<'_>) -> Result<ReplyHeader, Malformed> {
             if from.bool()? {
                 return Err(Malformed("a reply chunk that was not offered"));
             }
-            Body::Message(written)
+            ReplyBody::Message(written)
         }
         NO_MESSAGE => return Err(Malformed("a reply chunk that was not offered")),
         ERROR => match from.u32()? {
-            1 => Body::OtherVersions(from.u32()?, from.u32()?),
-            2 => Body::WrongChunks,
+            1 => ReplyBody::OtherVersions(from.u32()?, from.u32()?),
+            2 => ReplyBody::WrongChunks,
             _ => return Err(Malformed("an unknown error of RPC over RDMA")),
         },
         _ => return Err(Malformed("an unknown message of RPC over RDMA")),
@@ -166,10 +166,10 @@ mod tests {
     #[test]
     fn replies_are_read_and_lies_refused() {
         let of = |body| Ok(ReplyHeader { xid: 9, credits: 32, body });
-        assert_eq!(read(&[9, 1, 32, 0, 0, 0, 0]), of(Body::Message(None)));
-        assert_eq!(read(&[9, 1, 32, 0, 0, 1, 1, 7, 55, 0, 0, 0, 0]), of(Body::Message(Some(55))));
-        assert_eq!(read(&[9, 1, 32, 4, 1, 1, 2]), of(Body::OtherVersions(1, 2)));
-        assert_eq!(read(&[9, 1, 32, 4, 2]), of(Body::WrongChunks));
+        assert_eq!(read(&[9, 1, 32, 0, 0, 0, 0]), of(ReplyBody::Message(None)));
+        assert_eq!(read(&[9, 1, 32, 0, 0, 1, 1, 7, 55, 0, 0, 0, 0]), of(ReplyBody::Message(Some(55))));
+        assert_eq!(read(&[9, 1, 32, 4, 1, 1, 2]), of(ReplyBody::OtherVersions(1, 2)));
+        assert_eq!(read(&[9, 1, 32, 4, 2]), of(ReplyBody::WrongChunks));
         let lies: [&[u32]; 9] = [
             &[9, 2, 32, 0, 0, 0, 0],
             &[9, 1, 32, 1, 0, 0, 0],

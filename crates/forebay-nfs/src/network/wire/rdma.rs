@@ -22,7 +22,7 @@ use crate::lock;
 use crate::network::job::{IoJob, JobPart};
 use crate::protocol::handle::Version;
 use crate::protocol::io_call::{Operation, Reply};
-use crate::protocol::rdma::{self, Body};
+use crate::protocol::rdma::{self, ReplyBody};
 use crate::protocol::rpc;
 use crate::protocol::xdr::{Malformed, XdrReader};
 
@@ -244,12 +244,12 @@ fn read(
     let mut from = XdrReader::new(bytes);
     let head = rdma::reply(&mut from)?;
     let written = match head.body {
-        Body::Message(written) => written,
-        Body::OtherVersions(low, high) => {
+        ReplyBody::Message(written) => written,
+        ReplyBody::OtherVersions(low, high) => {
             let reply = Reply::Rejected(rpc::RejectedCall::Versions(low, high));
             return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
-        Body::WrongChunks => {
+        ReplyBody::WrongChunks => {
             let reply = Reply::Rejected(rpc::RejectedCall::Arguments);
             return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }

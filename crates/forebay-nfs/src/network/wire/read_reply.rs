@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::protocol::handle::Version;
     use crate::protocol::io_call::{IoCall, Operation, Reply};
-    use crate::protocol::rdma::{self, Body, ReplyHeader};
+    use crate::protocol::rdma::{self, ReplyBody, ReplyHeader};
     use crate::protocol::rpc;
     use crate::protocol::xdr::XdrReader;
 
@@ -75,7 +75,8 @@ mod tests {
     /// The same by what reads any reply.
     fn by_parts(message: &[u8]) -> Option<ReadReply> {
         let mut from = XdrReader::new(message);
-        let ReplyHeader { xid, credits, body: Body::Message(Some(written)) } = rdma::reply(&mut from).ok()?
+        let ReplyHeader { xid, credits, body: ReplyBody::Message(Some(written)) } =
+            rdma::reply(&mut from).ok()?
         else {
             return None;
         };
