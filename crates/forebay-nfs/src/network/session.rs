@@ -14,7 +14,7 @@ use crate::network::server::{ControlCalls, NfsServer, NfsSession};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::Status;
-use crate::protocol::v3::{self, Outcome};
+use crate::protocol::v3::{self, CallOutcome};
 use crate::protocol::v4::{self, GrantedSession, SequenceSlot, op};
 use crate::protocol::xdr::{XdrReader, XdrWriter};
 
@@ -165,7 +165,7 @@ impl NfsServer {
         control: &mut ControlCalls,
         doing: &str,
         put: impl Fn(&mut XdrWriter<'_>),
-        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
     ) -> Result<Result<T, RefusedCall>> {
         let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
         Ok(said.map_err(|status| RefusedCall(status, status.error(doing, self.who.uid()))))
@@ -178,7 +178,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
-        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
     ) -> Result<Result<T, Status>> {
         exchange.call(
             doing,
@@ -201,7 +201,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
-        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
     ) -> Result<Result<T, Status>> {
         self.compound_with(&mut self.control(), doing, count, put, get)
     }
@@ -212,7 +212,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
-        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
     ) -> Result<Result<T, Status>> {
         let (mut budget, mut lost) = (self.retry_budget(), 0);
         loop {
@@ -239,7 +239,7 @@ impl NfsServer {
         doing: &str,
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
-        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
     ) -> Result<Result<T, Status>> {
         let place = self.place(&mut control.sequence);
         let mut is_placed = place.is_some();
@@ -293,7 +293,7 @@ impl NfsServer {
         doing: &str,
         procedure: u32,
         put: impl Fn(&mut XdrWriter<'_>),
-        get: impl Fn(&mut XdrReader<'_>) -> Outcome<T>,
+        get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
     ) -> Result<Result<T, Status>> {
         let mut budget = self.retry_budget();
         loop {
@@ -339,7 +339,7 @@ pub(crate) fn put_look(to: &mut XdrWriter<'_>, handle: &Handle) {
 }
 
 /// The facts, and limits.
-pub(crate) fn get_look(from: &mut XdrReader<'_>) -> Outcome<(Attributes, Limits)> {
+pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Limits)> {
     match v4::get_op(from, op::PUTFH)? {
         Ok(()) => v4::get_attributes(from),
         Err(status) => Ok(Err(status)),

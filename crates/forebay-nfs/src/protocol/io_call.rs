@@ -3,7 +3,7 @@
 use crate::protocol::handle::{FileState, Handle, Version};
 use crate::protocol::rpc::{self, Credential, RejectedCall};
 use crate::protocol::status::Status;
-use crate::protocol::v3::{self, Outcome};
+use crate::protocol::v3::{self, CallOutcome};
 use crate::protocol::v4::{self, SequenceSlot, op};
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter, pad};
 
@@ -177,7 +177,7 @@ impl IoCall {
 
     /// The file's state, from what stands behind `count` bytes of a READ. `None`: the server does not tell it; a status: it asks to
     /// wait.
-    pub fn decode_behind(behind: &[u8], count: u32) -> Outcome<Option<FileState>> {
+    pub fn decode_behind(behind: &[u8], count: u32) -> CallOutcome<Option<FileState>> {
         let behind = behind.get(pad(count as usize)..).ok_or(Malformed("it ends early"))?;
         Ok(match v4::get_state(&mut XdrReader::new(behind))? {
             Ok(state) => Ok(Some(state)),

@@ -33,7 +33,7 @@ pub const COMMIT: u32 = 21;
 const MAX_HANDLE_BYTES: usize = 64;
 
 /// Results, or the status of a call that failed.
-pub type Outcome<T> = Result<Result<T, Status>, Malformed>;
+pub type CallOutcome<T> = Result<Result<T, Status>, Malformed>;
 
 /// Which port has a program over TCP.
 pub fn put_getport(to: &mut XdrWriter<'_>, program: RpcProgram) {
@@ -49,7 +49,7 @@ pub fn get_port(from: &mut XdrReader<'_>) -> Result<Option<u16>, Malformed> {
 }
 
 /// The handle of a mounted directory.
-pub fn get_mount(from: &mut XdrReader<'_>) -> Outcome<Handle> {
+pub fn get_mount(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
     Ok(match from.u32()? {
         0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(Status(status)),
@@ -62,7 +62,7 @@ pub fn put_handle(to: &mut XdrWriter<'_>, handle: &Handle) {
 }
 
 /// Results of LOOKUP.
-pub fn get_lookup(from: &mut XdrReader<'_>) -> Outcome<Handle> {
+pub fn get_lookup(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
     Ok(match from.u32()? {
         0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(Status(status)),
@@ -70,7 +70,7 @@ pub fn get_lookup(from: &mut XdrReader<'_>) -> Outcome<Handle> {
 }
 
 /// Results of GETATTR.
-pub fn get_attributes(from: &mut XdrReader<'_>) -> Outcome<Attributes> {
+pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<Attributes> {
     Ok(match from.u32()? {
         0 => Ok(attributes(from)?),
         status => Err(Status(status)),
@@ -115,7 +115,7 @@ fn skip_both_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
 }
 
 /// Results of FSINFO.
-pub fn get_limits(from: &mut XdrReader<'_>) -> Outcome<Limits> {
+pub fn get_limits(from: &mut XdrReader<'_>) -> CallOutcome<Limits> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
@@ -127,7 +127,7 @@ pub fn get_limits(from: &mut XdrReader<'_>) -> Outcome<Limits> {
 
 /// What stands before the bytes of a READ: their number, whether the file ends behind them, and its state.
 #[inline]
-pub fn get_read(from: &mut XdrReader<'_>) -> Outcome<(u32, bool, Option<FileState>)> {
+pub fn get_read(from: &mut XdrReader<'_>) -> CallOutcome<(u32, bool, Option<FileState>)> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
@@ -141,7 +141,7 @@ pub fn get_read(from: &mut XdrReader<'_>) -> Outcome<(u32, bool, Option<FileStat
 }
 
 /// Results of WRITE: bytes, how durable they are, the verifier.
-pub fn get_write(from: &mut XdrReader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
+pub fn get_write(from: &mut XdrReader<'_>) -> CallOutcome<(u32, u32, [u8; 8])> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));
@@ -151,7 +151,7 @@ pub fn get_write(from: &mut XdrReader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
 }
 
 /// Results of COMMIT: the verifier.
-pub fn get_commit(from: &mut XdrReader<'_>) -> Outcome<[u8; 8]> {
+pub fn get_commit(from: &mut XdrReader<'_>) -> CallOutcome<[u8; 8]> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(Status(status)));

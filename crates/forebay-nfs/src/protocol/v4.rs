@@ -3,7 +3,7 @@
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::Status;
-use crate::protocol::v3::Outcome;
+use crate::protocol::v3::CallOutcome;
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// The program.
@@ -104,7 +104,7 @@ pub fn put_get_state(to: &mut XdrWriter<'_>) {
 }
 
 /// The file's state.
-pub fn get_state(from: &mut XdrReader<'_>) -> Outcome<FileState> {
+pub fn get_state(from: &mut XdrReader<'_>) -> CallOutcome<FileState> {
     if let Err(status) = get_op(from, op::GETATTR)? {
         return Ok(Err(status));
     }
@@ -125,7 +125,7 @@ pub fn get_state(from: &mut XdrReader<'_>) -> Outcome<FileState> {
 
 /// The begin of a reply, up to the first operation that was asked for; fails with the compound's status if the place in the session
 /// was refused.
-pub fn get_begin(from: &mut XdrReader<'_>, place: Option<&SequenceSlot>) -> Outcome<()> {
+pub fn get_begin(from: &mut XdrReader<'_>, place: Option<&SequenceSlot>) -> CallOutcome<()> {
     let status = from.u32()?;
     from.opaque(256)?;
     let count = from.u32()?;
@@ -151,7 +151,7 @@ pub fn get_begin(from: &mut XdrReader<'_>, place: Option<&SequenceSlot>) -> Outc
 }
 
 /// The head of the next result.
-pub fn get_op(from: &mut XdrReader<'_>, expected: u32) -> Outcome<()> {
+pub fn get_op(from: &mut XdrReader<'_>, expected: u32) -> CallOutcome<()> {
     if from.u32()? != expected {
         return Err(Malformed("the result of another operation"));
     }
@@ -162,7 +162,7 @@ pub fn get_op(from: &mut XdrReader<'_>, expected: u32) -> Outcome<()> {
 }
 
 /// What stands before the bytes of a READ: their number, and whether the file ends behind them.
-pub fn get_read(from: &mut XdrReader<'_>) -> Outcome<(u32, bool)> {
+pub fn get_read(from: &mut XdrReader<'_>) -> CallOutcome<(u32, bool)> {
     if let Err(status) = get_op(from, op::READ)? {
         return Ok(Err(status));
     }
@@ -171,7 +171,7 @@ pub fn get_read(from: &mut XdrReader<'_>) -> Outcome<(u32, bool)> {
 }
 
 /// Results of WRITE: bytes, how durable they are, the verifier.
-pub fn get_write(from: &mut XdrReader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
+pub fn get_write(from: &mut XdrReader<'_>) -> CallOutcome<(u32, u32, [u8; 8])> {
     if let Err(status) = get_op(from, op::WRITE)? {
         return Ok(Err(status));
     }
@@ -179,7 +179,7 @@ pub fn get_write(from: &mut XdrReader<'_>) -> Outcome<(u32, u32, [u8; 8])> {
 }
 
 /// Results of COMMIT: the verifier.
-pub fn get_commit(from: &mut XdrReader<'_>) -> Outcome<[u8; 8]> {
+pub fn get_commit(from: &mut XdrReader<'_>) -> CallOutcome<[u8; 8]> {
     if let Err(status) = get_op(from, op::COMMIT)? {
         return Ok(Err(status));
     }
@@ -187,7 +187,7 @@ pub fn get_commit(from: &mut XdrReader<'_>) -> Outcome<[u8; 8]> {
 }
 
 /// Results of GETFH.
-pub fn get_handle(from: &mut XdrReader<'_>) -> Outcome<Handle> {
+pub fn get_handle(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
     if let Err(status) = get_op(from, op::GETFH)? {
         return Ok(Err(status));
     }
@@ -195,7 +195,7 @@ pub fn get_handle(from: &mut XdrReader<'_>) -> Outcome<Handle> {
 }
 
 /// Results of GETATTR: facts, and limits.
-pub fn get_attributes(from: &mut XdrReader<'_>) -> Outcome<(Attributes, Limits)> {
+pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Limits)> {
     if let Err(status) = get_op(from, op::GETATTR)? {
         return Ok(Err(status));
     }
@@ -264,7 +264,7 @@ pub struct ClientId<'a> {
 }
 
 /// Results of EXCHANGE_ID.
-pub fn get_exchange_id<'a>(from: &mut XdrReader<'a>) -> Outcome<ClientId<'a>> {
+pub fn get_exchange_id<'a>(from: &mut XdrReader<'a>) -> CallOutcome<ClientId<'a>> {
     if let Err(status) = get_op(from, op::EXCHANGE_ID)? {
         return Ok(Err(status));
     }
@@ -286,7 +286,7 @@ pub fn put_bind(to: &mut XdrWriter<'_>, session: &[u8; 16]) {
 }
 
 /// Whether it knows it now.
-pub fn get_bind(from: &mut XdrReader<'_>, session: &[u8; 16]) -> Outcome<()> {
+pub fn get_bind(from: &mut XdrReader<'_>, session: &[u8; 16]) -> CallOutcome<()> {
     if let Err(status) = get_op(from, op::BIND_CONN_TO_SESSION)? {
         return Ok(Err(status));
     }
@@ -324,7 +324,7 @@ pub struct GrantedSession {
 }
 
 /// Results of CREATE_SESSION.
-pub fn get_create_session(from: &mut XdrReader<'_>) -> Outcome<GrantedSession> {
+pub fn get_create_session(from: &mut XdrReader<'_>) -> CallOutcome<GrantedSession> {
     if let Err(status) = get_op(from, op::CREATE_SESSION)? {
         return Ok(Err(status));
     }
