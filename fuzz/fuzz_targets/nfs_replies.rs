@@ -1,7 +1,7 @@
 //! Whatever a server sends, no more bytes are said to have moved than were asked for, and handles and limits are sane.
 #![no_main]
 
-use forebay_nfs::io_call::{IoCall, Operation, Reply};
+use forebay_nfs::io_call::{IoCall, IoOperation, Reply};
 use forebay_nfs::handle::{Limits, Version};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::XdrReader;
@@ -23,7 +23,7 @@ fuzz_target!(|data: &[u8]| {
         0..=3 => {
             let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
             let place = (version == Version::V4(1)).then(SequenceSlot::default);
-            for operation in [Operation::Read, Operation::Write { durable: false }, Operation::Commit] {
+            for operation in [IoOperation::Read, IoOperation::Write { durable: false }, IoOperation::Commit] {
                 let io = IoCall { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();
                 if let Ok(Reply::Read { count, .. } | Reply::Written { count, .. }) =

@@ -12,7 +12,7 @@ use std::time::Duration;
 use fake_nfs::{Placing, Server};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::io_call::{IoCall, Operation, Reply};
+use forebay_nfs::io_call::{IoCall, IoOperation, Reply};
 use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
@@ -108,7 +108,8 @@ impl<'a> Bare<'a> {
         let mut to = XdrWriter::new(&mut message);
         let segment = RdmaSegment { key: self.region.remote_key(), len: Self::CALL as u32, address: place };
         rdma::call(&mut to, xid, UNDER_WAY as u32, RdmaChunk::Write(segment));
-        let io = IoCall { operation: Operation::Read, offset, count: Self::CALL as u32, tells_state: false };
+        let io =
+            IoCall { operation: IoOperation::Read, offset, count: Self::CALL as u32, tells_state: false };
         io.encode(&mut to, (Version::V3, self.file.handle()), xid, &self.who, None);
         let len = to.finish()?;
         self.connection.send(xid.into(), &message[..len], Post::QUIET)
@@ -119,7 +120,7 @@ impl<'a> Bare<'a> {
         let each = self.bytes / Self::CALL;
         let (all, io) = (
             count * each,
-            IoCall { operation: Operation::Read, offset: 0, count: Self::CALL as u32, tells_state: false },
+            IoCall { operation: IoOperation::Read, offset: 0, count: Self::CALL as u32, tells_state: false },
         );
         let mut completions = Vec::with_capacity(64);
         let (mut asked, mut answered) = (0, 0);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::io_call::{IoCall, Operation};
+use forebay_nfs::io_call::{IoCall, IoOperation};
 use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
 use forebay_nfs::xdr::XdrWriter;
@@ -137,8 +137,12 @@ fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, 
 
 /// A READ of 1 MiB, with its record mark.
 fn encode(handle: forebay_nfs::handle::Handle, offset: usize) -> Result<Vec<u8>> {
-    let io =
-        IoCall { operation: Operation::Read, offset: offset as u64, count: CALL as u32, tells_state: false };
+    let io = IoCall {
+        operation: IoOperation::Read,
+        offset: offset as u64,
+        count: CALL as u32,
+        tells_state: false,
+    };
     let mut bytes = vec![0; HEAD];
     let mut to = XdrWriter::new(&mut bytes);
     to.u32(0);

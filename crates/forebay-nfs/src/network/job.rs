@@ -10,7 +10,7 @@ use forebay_verbs::RegisteredMemory;
 
 use crate::lock;
 use crate::protocol::handle::{FileState, Handle, Limits};
-use crate::protocol::io_call::{IoCall, Operation, Reply};
+use crate::protocol::io_call::{IoCall, IoOperation, Reply};
 
 /// How often bytes are written anew because the server restarted before it made them durable.
 const MAX_REWRITES: u32 = 5;
@@ -110,9 +110,9 @@ impl JobPart {
     /// Has its call move what the server takes now.
     pub(crate) fn limit(&mut self, limits: Limits) {
         let most = match self.io.operation {
-            Operation::Read => limits.read,
-            Operation::Write { .. } => limits.write,
-            Operation::Commit => return,
+            IoOperation::Read => limits.read,
+            IoOperation::Write { .. } => limits.write,
+            IoOperation::Commit => return,
         };
         let len = self.len();
         self.io.count = len.min(most);
@@ -182,7 +182,7 @@ impl IoJob {
         if state.is_committing && state.pending == 0 {
             state.pending = 1;
             let len = u32::try_from(self.request.len).unwrap_or(0);
-            return Some((self.part(Operation::Commit, 0, len), false));
+            return Some((self.part(IoOperation::Commit, 0, len), false));
         }
         let part = self.cut(&mut state, limits)?;
         state.pending += 1;
@@ -202,10 +202,10 @@ impl IoJob {
         let (at, count) = (state.issued, (state.end - state.issued).min(most as usize));
         state.issued += count;
         let operation = match self.request.direction {
-            Direction::Read => Operation::Read,
+            Direction::Read => IoOperation::Read,
             // A single piece is made durable at once; many share a COMMIT.
             Direction::Write => {
-                Operation::Write { durable: self.request.durable || self.request.len <= most as usize }
+                IoOperation::Write { durable: self.request.durable || self.request.len <= most as usize }
             }
         };
         Some(self.part(operation, at, count as u32))
@@ -216,7 +216,7 @@ impl IoJob {
         self.request.len.div_ceil(limits.read.min(limits.write) as usize)
     }
 
-    const fn part(&self, operation: Operation, at: usize, count: u32) -> JobPart {
+    const fn part(&self, operation: IoOperation, at: usize, count: u32) -> JobPart {
         let request = &self.request;
         let tells_state = request.state.is_some();
         let io = IoCall { operation, offset: request.offset + at as u64, count, tells_state };

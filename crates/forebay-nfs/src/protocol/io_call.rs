@@ -9,7 +9,7 @@ use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter, pad};
 
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum IoOperation {
     /// Bytes of the file.
     Read,
     /// Bytes for the file; durable at once, or by a later COMMIT.
@@ -25,7 +25,7 @@ pub enum Operation {
 #[derive(Clone, Copy, Debug)]
 pub struct IoCall {
     /// What is asked.
-    pub operation: Operation,
+    pub operation: IoOperation,
     /// The first byte.
     pub offset: u64,
     /// Bytes.
@@ -84,9 +84,9 @@ impl IoCall {
         match version {
             Version::V3 => {
                 let procedure = match self.operation {
-                    Operation::Read => v3::READ,
-                    Operation::Write { .. } => v3::WRITE,
-                    Operation::Commit => v3::COMMIT,
+                    IoOperation::Read => v3::READ,
+                    IoOperation::Write { .. } => v3::WRITE,
+                    IoOperation::Commit => v3::COMMIT,
                 };
                 rpc::call(to, xid, v3::PROGRAM, procedure, Some(who));
                 v3::put_handle(to, handle);
@@ -96,17 +96,17 @@ impl IoCall {
                 v4::begin(to, version, place, 2 + u32::from(self.tells_state));
                 v4::put_handle(to, handle);
                 to.u32(match self.operation {
-                    Operation::Read => op::READ,
-                    Operation::Write { .. } => op::WRITE,
-                    Operation::Commit => op::COMMIT,
+                    IoOperation::Read => op::READ,
+                    IoOperation::Write { .. } => op::WRITE,
+                    IoOperation::Commit => op::COMMIT,
                 });
-                if self.operation != Operation::Commit {
+                if self.operation != IoOperation::Commit {
                     v4::put_no_state(to);
                 }
             }
         }
         to.u64(self.offset);
-        let Operation::Write { durable } = self.operation else {
+        let IoOperation::Write { durable } = self.operation else {
             to.u32(self.count);
             if self.has_state_behind(version) {
                 v4::put_get_state(to);
@@ -145,16 +145,16 @@ impl IoCall {
         }
         let is_v3 = version == Version::V3;
         let reply = match self.operation {
-            Operation::Read if is_v3 => {
+            IoOperation::Read if is_v3 => {
                 v3::get_read(from)?.map(|(count, is_end, state)| Reply::Read { count, is_end, state })
             }
-            Operation::Read => {
+            IoOperation::Read => {
                 v4::get_read(from)?.map(|(count, is_end)| Reply::Read { count, is_end, state: None })
             }
-            Operation::Write { .. } => if is_v3 { v3::get_write(from)? } else { v4::get_write(from)? }.map(
+            IoOperation::Write { .. } => if is_v3 { v3::get_write(from)? } else { v4::get_write(from)? }.map(
                 |(count, stable, verifier)| Reply::Written { count, durable: stable >= FILE_SYNC, verifier },
             ),
-            Operation::Commit => if is_v3 { v3::get_commit(from)? } else { v4::get_commit(from)? }
+            IoOperation::Commit => if is_v3 { v3::get_commit(from)? } else { v4::get_commit(from)? }
                 .map(|verifier| Reply::Committed { verifier }),
         };
         match reply {

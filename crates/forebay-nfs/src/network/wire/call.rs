@@ -7,7 +7,7 @@ use forebay_remote::retry::RetryPauses;
 use forebay_verbs::{Domain, RegisteredMemory};
 
 use crate::network::job::{FileTarget, IoJob, JobPart};
-use crate::protocol::io_call::{IoCall, Operation};
+use crate::protocol::io_call::{IoCall, IoOperation};
 use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::pad;
 
@@ -108,7 +108,7 @@ impl WireCall {
     /// Bytes of a WRITE, with their pad.
     pub(super) fn payload(&self) -> usize {
         match &self.part {
-            Some(part) if matches!(part.io.operation, Operation::Write { .. }) => {
+            Some(part) if matches!(part.io.operation, IoOperation::Write { .. }) => {
                 let count = part.io.count as usize;
                 count + pad(count)
             }

@@ -9,7 +9,7 @@ use forebay_verbs::{Access, Domain, Memory, Pages, Region};
 
 use crate::network::job::JobPart;
 use crate::network::options::RegionCounts;
-use crate::protocol::io_call::Operation;
+use crate::protocol::io_call::IoOperation;
 
 /// Memory that is registered for a call. It ends before it is counted out.
 pub(super) struct CallRegion {
@@ -34,7 +34,7 @@ impl CallRegion {
         let len = part.io.count as usize;
         let copy = if domain.copies_at_fork() { None } else { Some(Pages::new(len)?) };
         let address = copy.as_ref().map_or(part.buffer, |pages| pages.start().as_ptr());
-        if copy.is_some() && matches!(part.io.operation, Operation::Write { .. }) {
+        if copy.is_some() && matches!(part.io.operation, IoOperation::Write { .. }) {
             // SAFETY: both have that many bytes; nobody changes those of the caller.
             unsafe { ptr::copy_nonoverlapping(part.buffer, address, len) };
         }

@@ -206,10 +206,10 @@ impl Wire {
 }
 
 fn doing(state: &WireState, index: usize) -> &'static str {
-    use crate::protocol::io_call::Operation;
+    use crate::protocol::io_call::IoOperation;
     match state.table.calls[index].part.map(|part| part.io.operation) {
-        Some(Operation::Write { .. }) => "cannot write",
-        Some(Operation::Commit) => "cannot make the file durable",
+        Some(IoOperation::Write { .. }) => "cannot write",
+        Some(IoOperation::Commit) => "cannot make the file durable",
         _ => "cannot read",
     }
 }

@@ -21,7 +21,7 @@ use super::table::CallTable;
 use crate::lock;
 use crate::network::job::{IoJob, JobPart};
 use crate::protocol::handle::Version;
-use crate::protocol::io_call::{Operation, Reply};
+use crate::protocol::io_call::{IoOperation, Reply};
 use crate::protocol::rdma::{self, ReplyBody};
 use crate::protocol::rpc;
 use crate::protocol::xdr::{Malformed, XdrReader};
@@ -220,7 +220,7 @@ fn read_usual(bytes: &[u8], table: &mut CallTable, regions: &[Option<CallRegion>
     let index = table.find(xid).ok()??;
     let part = table.calls[index].part.as_ref()?;
     let io = &part.io;
-    let fits = io.operation == Operation::Read && (1..=io.count).contains(&count);
+    let fits = io.operation == IoOperation::Read && (1..=io.count).contains(&count);
     if !fits || !(count..=io.count).contains(&written) {
         return None;
     }
@@ -261,7 +261,7 @@ fn read(
     let call = &table.calls[index];
     let Some(part) = &call.part else { return Ok((None, None)) };
     let reply = part.io.decode(&mut from, version, call.place.as_ref())?;
-    let offered = if part.io.operation == Operation::Read { part.io.count } else { 0 };
+    let offered = if part.io.operation == IoOperation::Read { part.io.count } else { 0 };
     if written.is_some_and(|written| written > offered.into()) {
         return Err(Malformed("more bytes were placed than there is room for"));
     }

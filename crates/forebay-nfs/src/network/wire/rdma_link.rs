@@ -12,7 +12,7 @@ use super::call_region::{CallRegion, OtherRegions, RegionCount};
 use super::table::CallTable;
 use crate::network::options::{Rdma, RegionCounts};
 use crate::network::server::NfsServer;
-use crate::protocol::io_call::Operation;
+use crate::protocol::io_call::IoOperation;
 use crate::protocol::rdma::{self, RdmaChunk, RdmaSegment};
 use crate::protocol::xdr::{Malformed, XdrWriter};
 
@@ -48,11 +48,11 @@ pub(super) struct RdmaLink {
 }
 
 /// What the server may do with the memory of a call, if it has some.
-fn access(operation: Operation) -> Option<Access> {
+fn access(operation: IoOperation) -> Option<Access> {
     match operation {
-        Operation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
-        Operation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
-        Operation::Commit => None,
+        IoOperation::Read => Some(Access::WRITE | Access::REMOTE_WRITE),
+        IoOperation::Write { .. } => Some(Access::READ | Access::REMOTE_READ),
+        IoOperation::Commit => None,
     }
 }
 
@@ -243,7 +243,7 @@ impl RdmaLink {
             let segment =
                 RdmaSegment { key: region.remote_key(), len: part.io.count, address: region.address() };
             chunk = match part.io.operation {
-                Operation::Read => RdmaChunk::Write(segment),
+                IoOperation::Read => RdmaChunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.
                 _ => RdmaChunk::Read(call.message_len() as u32, segment),
             };

@@ -11,7 +11,7 @@ use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::{NfsServer, NfsSession};
 use crate::protocol::handle::{Limits, Version};
-use crate::protocol::io_call::{Operation, Reply};
+use crate::protocol::io_call::{IoOperation, Reply};
 use crate::protocol::rpc::next_xid;
 use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::{Malformed, XdrWriter};
@@ -209,7 +209,7 @@ impl CallTable {
         });
         call.xid = next_xid();
         if call.reads.as_ref().is_some_and(|file| Arc::ptr_eq(file, job.file()))
-            && part.io.operation == Operation::Read
+            && part.io.operation == IoOperation::Read
         {
             let io = part.io;
             call.read_another(io);
@@ -219,7 +219,7 @@ impl CallTable {
             let what = (server.version, &job.file().handle);
             part.io.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
             call.len = to.finish()?;
-            let is_read = server.version == Version::V3 && part.io.operation == Operation::Read;
+            let is_read = server.version == Version::V3 && part.io.operation == IoOperation::Read;
             call.reads = is_read.then(|| job.file().clone());
             let mark = 1 << 31 | (call.len + call.payload() - 4) as u32;
             call.header[RDMA_HEADER..RDMA_HEADER + 4].copy_from_slice(&mark.to_be_bytes());
@@ -424,7 +424,7 @@ mod tests {
         server.grant(1);
         let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
-        let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
+        let io = IoCall { operation: IoOperation::Read, offset: 0, count: 1, tells_state: false };
         let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
         assert!(table.give(0).is_none());
@@ -437,7 +437,7 @@ mod tests {
         server.grant(2);
         let mut table = CallTable::new(1, (0, 1));
         let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
-        let io = IoCall { operation: Operation::Read, offset: 0, count: 1, tells_state: false };
+        let io = IoCall { operation: IoOperation::Read, offset: 0, count: 1, tells_state: false };
         let mut sequence = |steps: fn(&mut CallTable)| {
             let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
             table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
@@ -466,14 +466,14 @@ mod tests {
             Arc::new(FileTarget { handle: Handle::new(&vec![byte; len]).unwrap(), name: "file".to_owned() })
         };
         let (one, other) = (file(1, 28), file(2, 64));
-        let write = Operation::Write { durable: true };
+        let write = IoOperation::Write { durable: true };
         let calls = [
-            (&one, Operation::Read, 0, 4096),
-            (&one, Operation::Read, 1 << 40, 1 << 20),
-            (&other, Operation::Read, 7, 9),
+            (&one, IoOperation::Read, 0, 4096),
+            (&one, IoOperation::Read, 1 << 40, 1 << 20),
+            (&other, IoOperation::Read, 7, 9),
             (&other, write, 7, 9),
-            (&other, Operation::Read, 9, 7),
-            (&other, Operation::Commit, 0, 0),
+            (&other, IoOperation::Read, 9, 7),
+            (&other, IoOperation::Commit, 0, 0),
         ];
         for version in [Version::V3, Version::V4(0)] {
             let server = NfsServer::new("server".to_owned(), Vec::new(), version, Options::default());
