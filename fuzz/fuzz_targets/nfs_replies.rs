@@ -1,7 +1,7 @@
 //! Whatever a server sends, no more bytes are said to have moved than were asked for, and handles and limits are sane.
 #![no_main]
 
-use forebay_nfs::io_call::{IoCall, IoOperation, Reply};
+use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
 use forebay_nfs::handle::{Limits, Version};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::XdrReader;
@@ -26,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
             for operation in [IoOperation::Read, IoOperation::Write { durable: false }, IoOperation::Commit] {
                 let io = IoCall { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();
-                if let Ok(Reply::Read { count, .. } | Reply::Written { count, .. }) =
+                if let Ok(IoReply::Read { count, .. } | IoReply::Written { count, .. }) =
                     io.decode(&mut from, version, place.as_ref())
                 {
                     assert!(count <= COUNT);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use fake_nfs::{Placing, Server};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::io_call::{IoCall, IoOperation, Reply};
+use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
 use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
@@ -140,7 +140,7 @@ impl<'a> Bare<'a> {
                 let header = rdma::reply(&mut from)?;
                 let is_it = rpc::reply_xid(&mut from)? == header.xid;
                 let reply = io.decode(&mut from, Version::V3, None)?;
-                let has_all = matches!(reply, Reply::Read { count, .. } if count as usize == Self::CALL);
+                let has_all = matches!(reply, IoReply::Read { count, .. } if count as usize == Self::CALL);
                 assert!(is_it && has_all, "another reply than was asked for");
                 self.connection.post_receive(message)?;
                 most = UNDER_WAY;

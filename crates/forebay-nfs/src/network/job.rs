@@ -10,7 +10,7 @@ use forebay_verbs::RegisteredMemory;
 
 use crate::lock;
 use crate::protocol::handle::{FileState, Handle, Limits};
-use crate::protocol::io_call::{IoCall, IoOperation, Reply};
+use crate::protocol::io_call::{IoCall, IoOperation, IoReply};
 
 /// How often bytes are written anew because the server restarted before it made them durable.
 const MAX_REWRITES: u32 = 5;
@@ -230,21 +230,23 @@ impl IoJob {
     pub(crate) fn note_reply(
         &self,
         part: &mut JobPart,
-        reply: Reply,
+        reply: IoReply,
         limits: Option<Limits>,
     ) -> Option<NextStep> {
         let mut state = lock(&self.state);
         let left = match reply {
-            Reply::Read { state: told, .. } if self.request.state.is_some() && told != self.request.state => {
+            IoReply::Read { state: told, .. }
+                if self.request.state.is_some() && told != self.request.state =>
+            {
                 return Some(self.ended_in(&mut state, Some(changed(told))));
             }
-            Reply::Read { count, is_end, .. } => {
+            IoReply::Read { count, is_end, .. } => {
                 if is_end && count < part.len() {
                     state.end = state.end.min(part.at + count as usize);
                 }
                 (count < part.len() && !is_end).then_some(count)
             }
-            Reply::Written { count, durable, verifier } => {
+            IoReply::Written { count, durable, verifier } => {
                 if !durable {
                     state.is_lost |= state.verifier.is_some_and(|before| before != verifier);
                     state.verifier = Some(verifier);
@@ -252,12 +254,12 @@ impl IoJob {
                 }
                 (count < part.len()).then_some(count)
             }
-            Reply::Committed { verifier } => {
+            IoReply::Committed { verifier } => {
                 state.is_lost |= state.verifier != Some(verifier);
                 state.is_volatile = false;
                 None
             }
-            Reply::Failed(_) | Reply::SequenceRefused(_) | Reply::Rejected(_) => None,
+            IoReply::Failed(_) | IoReply::SequenceRefused(_) | IoReply::Rejected(_) => None,
         };
         // One part ends and another begins: as many are under way as before.
         let next = match (left, limits) {
@@ -375,7 +377,7 @@ mod tests {
     fn a_call_goes_on_with_what_is_left_of_its_part_and_then_with_the_next_one() {
         let mut memory = [0u8; 1200];
         let job = read(&mut memory);
-        let reply = |count, is_end| Reply::Read { count, is_end, state: None };
+        let reply = |count, is_end| IoReply::Read { count, is_end, state: None };
         let range = |part: &JobPart| (part.at, part.io.offset, part.io.count);
         let (mut part, _) = job.next(LIMITS).unwrap();
         assert!(job.note_reply(&mut part, reply(100, false), None).is_none());
@@ -398,7 +400,7 @@ mod tests {
         let (mut part, _) = job.next(LIMITS).unwrap();
         job.next(LIMITS).unwrap();
         assert!(matches!(job.ended(Some(Error::new(ErrorKind::Io, "refused"))), NextStep::Wait));
-        let reply = Reply::Read { count: 512, is_end: false, state: None };
+        let reply = IoReply::Read { count: 512, is_end: false, state: None };
         assert!(matches!(
             job.note_reply(&mut part, reply, Some(LIMITS)),
             Some(NextStep::Complete(_, Err(_)))

@@ -36,7 +36,7 @@ pub struct IoCall {
 
 /// The reply to an [`IoCall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reply {
+pub enum IoReply {
     /// `count` bytes of the file follow.
     Read {
         /// Bytes.
@@ -127,46 +127,52 @@ impl IoCall {
         from: &mut XdrReader<'_>,
         version: Version,
         place: Option<&SequenceSlot>,
-    ) -> Result<Reply, Malformed> {
+    ) -> Result<IoReply, Malformed> {
         if let Err(rejected) = rpc::reply(from)? {
-            return Ok(Reply::Rejected(rejected));
+            return Ok(IoReply::Rejected(rejected));
         }
         if version != Version::V3 {
             if let Err(status) = v4::get_begin(from, place)? {
                 return Ok(if place.is_some() {
-                    Reply::SequenceRefused(status)
+                    IoReply::SequenceRefused(status)
                 } else {
-                    Reply::Failed(status)
+                    IoReply::Failed(status)
                 });
             }
             if let Err(status) = v4::get_op(from, op::PUTFH)? {
-                return Ok(Reply::Failed(status));
+                return Ok(IoReply::Failed(status));
             }
         }
         let is_v3 = version == Version::V3;
         let reply = match self.operation {
             IoOperation::Read if is_v3 => {
-                v3::get_read(from)?.map(|(count, is_end, state)| Reply::Read { count, is_end, state })
+                v3::get_read(from)?.map(|(count, is_end, state)| IoReply::Read { count, is_end, state })
             }
             IoOperation::Read => {
-                v4::get_read(from)?.map(|(count, is_end)| Reply::Read { count, is_end, state: None })
+                v4::get_read(from)?.map(|(count, is_end)| IoReply::Read { count, is_end, state: None })
             }
             IoOperation::Write { .. } => if is_v3 { v3::get_write(from)? } else { v4::get_write(from)? }.map(
-                |(count, stable, verifier)| Reply::Written { count, durable: stable >= FILE_SYNC, verifier },
+                |(count, stable, verifier)| IoReply::Written {
+                    count,
+                    durable: stable >= FILE_SYNC,
+                    verifier,
+                },
             ),
             IoOperation::Commit => if is_v3 { v3::get_commit(from)? } else { v4::get_commit(from)? }
-                .map(|verifier| Reply::Committed { verifier }),
+                .map(|verifier| IoReply::Committed { verifier }),
         };
         match reply {
-            Ok(Reply::Read { count, .. } | Reply::Written { count, .. }) if count > self.count => {
+            Ok(IoReply::Read { count, .. } | IoReply::Written { count, .. }) if count > self.count => {
                 Err(Malformed("more bytes than were asked for"))
             }
-            Ok(Reply::Written { count: 0, .. }) if self.count > 0 => Err(Malformed("a WRITE took no bytes")),
-            Ok(Reply::Read { count: 0, is_end: false, .. }) if self.count > 0 => {
+            Ok(IoReply::Written { count: 0, .. }) if self.count > 0 => {
+                Err(Malformed("a WRITE took no bytes"))
+            }
+            Ok(IoReply::Read { count: 0, is_end: false, .. }) if self.count > 0 => {
                 Err(Malformed("a READ without bytes before the end"))
             }
             Ok(reply) => Ok(reply),
-            Err(status) => Ok(Reply::Failed(status)),
+            Err(status) => Ok(IoReply::Failed(status)),
         }
     }
 

@@ -13,7 +13,7 @@ use super::replies::{ReplyBatch, WireLost};
 use crate::lock;
 use crate::network::connect::lacks_low_port;
 use crate::network::job::JobPart;
-use crate::protocol::io_call::Reply;
+use crate::protocol::io_call::IoReply;
 use crate::protocol::status::Status;
 use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::Malformed;
@@ -36,7 +36,7 @@ impl Wire {
         &self,
         shared: &SharedWires,
         state: &mut WireState,
-        (index, reply): (usize, Reply),
+        (index, reply): (usize, IoReply),
         batch: &mut ReplyBatch,
     ) {
         let traffic = &shared.traffic;
@@ -47,8 +47,8 @@ impl Wire {
             self.server.clock.heard(batch.last_reply);
         }
         match reply {
-            Reply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
-            Reply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
+            IoReply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
+            IoReply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
             _ => 0,
         };
         if let Some(WireLink::Rdma(link)) = &mut state.link {
@@ -59,14 +59,14 @@ impl Wire {
             }
         }
         let (error, next) = match reply {
-            Reply::Failed(status) | Reply::SequenceRefused(status) => {
-                let is_of_slot = matches!(reply, Reply::SequenceRefused(_));
+            IoReply::Failed(status) | IoReply::SequenceRefused(status) => {
+                let is_of_slot = matches!(reply, IoReply::SequenceRefused(_));
                 let Some(error) = self.refused(shared, state, (index, status, is_of_slot), batch) else {
                     return;
                 };
                 (Some(error), None)
             }
-            Reply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
+            IoReply::Rejected(rejected) => (Some(rejected.error(doing(state, index))), None),
             moved => {
                 let limits = (self.keeps_entries() && !shared.queue.has_parts()).then_some(shared.limits);
                 match state.table.note_reply(index, moved, limits, batch.last_reply) {

@@ -21,7 +21,7 @@ use super::table::CallTable;
 use crate::lock;
 use crate::network::job::{IoJob, JobPart};
 use crate::protocol::handle::Version;
-use crate::protocol::io_call::{IoOperation, Reply};
+use crate::protocol::io_call::{IoOperation, IoReply};
 use crate::protocol::rdma::{self, ReplyBody};
 use crate::protocol::rpc;
 use crate::protocol::xdr::{Malformed, XdrReader};
@@ -211,7 +211,7 @@ fn lost(error: Error) -> WireLost {
 }
 
 /// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.
-type ReceivedReply = (Option<u32>, Option<(usize, Reply)>);
+type ReceivedReply = (Option<u32>, Option<(usize, IoReply)>);
 
 /// The usual reply to a READ, if it is one, and fits its call.
 #[inline]
@@ -227,7 +227,7 @@ fn read_usual(bytes: &[u8], table: &mut CallTable, regions: &[Option<CallRegion>
     if let Some(region) = &regions[index] {
         region.deliver(part, count as usize);
     }
-    Some((Some(credits), Some((index, Reply::Read { count, is_end, state: Some(state) }))))
+    Some((Some(credits), Some((index, IoReply::Read { count, is_end, state: Some(state) }))))
 }
 
 /// Reads a message. The bytes of a READ are in their place afterwards.
@@ -246,11 +246,11 @@ fn read(
     let written = match head.body {
         ReplyBody::Message(written) => written,
         ReplyBody::OtherVersions(low, high) => {
-            let reply = Reply::Rejected(rpc::RejectedCall::Versions(low, high));
+            let reply = IoReply::Rejected(rpc::RejectedCall::Versions(low, high));
             return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
         ReplyBody::WrongChunks => {
-            let reply = Reply::Rejected(rpc::RejectedCall::Arguments);
+            let reply = IoReply::Rejected(rpc::RejectedCall::Arguments);
             return Ok((None, table.find(head.xid)?.map(|index| (index, reply))));
         }
     };
@@ -265,7 +265,7 @@ fn read(
     if written.is_some_and(|written| written > offered.into()) {
         return Err(Malformed("more bytes were placed than there is room for"));
     }
-    if let Reply::Read { count, .. } = reply {
+    if let IoReply::Read { count, .. } = reply {
         take((part, regions[index].as_ref()), count as usize, written, from.rest())?;
     }
     Ok((Some(head.credits), Some((index, reply))))

@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
     use crate::protocol::handle::Version;
-    use crate::protocol::io_call::{IoCall, IoOperation, Reply};
+    use crate::protocol::io_call::{IoCall, IoOperation, IoReply};
     use crate::protocol::rdma::{self, ReplyBody, ReplyHeader};
     use crate::protocol::rpc;
     use crate::protocol::xdr::XdrReader;
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(rpc::reply_xid(&mut from).ok()?, xid);
         let io = IoCall { operation: IoOperation::Read, offset: 0, count: u32::MAX, tells_state: true };
         match io.decode(&mut from, Version::V3, None).ok()? {
-            Reply::Read { count, is_end, state: Some(state) } => {
+            IoReply::Read { count, is_end, state: Some(state) } => {
                 Some(ReadReply { xid, credits, written: written as u32, count, is_end, state })
             }
             _ => None,

@@ -11,7 +11,7 @@ use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::{NfsServer, NfsSession};
 use crate::protocol::handle::{Limits, Version};
-use crate::protocol::io_call::{IoOperation, Reply};
+use crate::protocol::io_call::{IoOperation, IoReply};
 use crate::protocol::rpc::next_xid;
 use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::{Malformed, XdrWriter};
@@ -381,7 +381,7 @@ impl CallTable {
     pub(crate) fn note_reply(
         &mut self,
         index: usize,
-        reply: Reply,
+        reply: IoReply,
         limits: Option<Limits>,
         now: Instant,
     ) -> Option<NextStep> {

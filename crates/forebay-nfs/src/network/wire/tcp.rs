@@ -18,7 +18,7 @@ use super::signal::WakeSignal;
 use crate::lock;
 use crate::network::addresses::WireDestination;
 use crate::network::connect::{end_in_order, end_unsent, has_low_port, keep_alive};
-use crate::protocol::io_call::{IoCall, Reply};
+use crate::protocol::io_call::{IoCall, IoReply};
 use crate::protocol::rpc;
 use crate::protocol::xdr::XdrReader;
 
@@ -88,7 +88,7 @@ impl Wire {
         };
         link.batch.liveness.receives();
         let mut reply = part.io.decode(&mut from, self.server.version, place.as_ref())?;
-        if let Reply::Read { count, state, .. } = &mut reply {
+        if let IoReply::Read { count, state, .. } = &mut reply {
             let count = *count;
             let here = from.rest().len().min(count as usize);
             // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
@@ -106,7 +106,7 @@ impl Wire {
                 match IoCall::decode_behind(&behind[..ahead.len() + more], count)? {
                     Ok(told) => *state = told,
                     // The bytes are of no use without it: all of it is asked anew.
-                    Err(status) => reply = Reply::Failed(status),
+                    Err(status) => reply = IoReply::Failed(status),
                 }
             }
         }
