@@ -12,7 +12,7 @@ use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
 use crate::protocol::handle::{Attributes, Handle, Kind, Limits, Version};
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
 use crate::protocol::xdr::XdrWriter;
@@ -120,9 +120,9 @@ fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(Handle, 
     Ok((handle, server.facts(&handle)?.0))
 }
 
-fn explain(status: Status, server: &NfsServer, doing: &str) -> Error {
+fn explain(status: NfsStatus, server: &NfsServer, doing: &str) -> Error {
     let error = server.error(status, doing);
-    if status == Status::NO_ENTRY {
+    if status == NfsStatus::NO_ENTRY {
         error.hint(format!("check the export and the path: showmount -e {}", server.name))
     } else {
         error

@@ -15,7 +15,7 @@ use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::protocol::handle::Handle;
 use crate::protocol::rpc::RpcProgram;
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::xdr::{XdrReader, XdrWriter};
 
@@ -42,7 +42,7 @@ impl<'a> Mountd<'a> {
     }
 
     /// Asks for a directory: first from any port, unless it is known that mountd refuses that.
-    fn ask(&mut self, path: &[u8]) -> Result<Result<Handle, Status>> {
+    fn ask(&mut self, path: &[u8]) -> Result<Result<Handle, NfsStatus>> {
         if !self.uses_low {
             let said = call(&mut self.any, self.server, path)?;
             // A path further up is not asked for before this one was from a port that will do: it may be of another export.
@@ -59,12 +59,12 @@ impl<'a> Mountd<'a> {
     }
 
     /// mountd refuses what is not exported as it refuses who may not: neither owner nor mode is looked at.
-    fn not_mounted(&self, status: Status) -> Error {
+    fn not_mounted(&self, status: NfsStatus) -> Error {
         if !status.is_refusal() {
             return status.error(DOING, self.server.who.uid());
         }
         if self.uses_low && self.low.lacks_low_port() {
-            return Status::without_low_port(DOING);
+            return NfsStatus::without_low_port(DOING);
         }
         let text = format!("{DOING}: no such path is exported to this host");
         Error::new(ErrorKind::PermissionDenied, text).hint(
@@ -73,7 +73,7 @@ impl<'a> Mountd<'a> {
     }
 }
 
-fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result<Handle, Status>> {
+fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result<Handle, NfsStatus>> {
     let put = |to: &mut XdrWriter<'_>| to.opaque(path);
     mountd.call(DOING, (v3::MOUNT, v3::MNT), Some(&server.who), put, v3::get_mount)
 }

@@ -17,7 +17,7 @@ use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{Attributes, Handle, Kind, Version};
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
 pub fn open(url: &Url, options: &Options) -> Result<File> {
@@ -36,7 +36,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
                 .with("url", url)
                 .hint("name a file in it: directories are not listed by URL"));
         }
-        Kind::Link => return Err(Status(10029).error("cannot open file", 0).with("url", url)),
+        Kind::Link => return Err(NfsStatus(10029).error("cannot open file", 0).with("url", url)),
         Kind::Other => {
             return Err(Error::new(ErrorKind::Unsupported, "it is no regular file")
                 .with("url", url)

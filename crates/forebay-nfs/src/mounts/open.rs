@@ -12,7 +12,7 @@ use crate::mounts::mount::{Mounted, Named};
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 
 /// How the error begins of a file that the server says other things of than the kernel.
 pub(crate) const OTHER_FACTS: &str = "the server tells other facts of the file than the kernel";
@@ -32,7 +32,7 @@ pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
     }
     match of_mount_by(mounted, options) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            let why = |by_low| if Status::is_without_low_port(&by_low) { by_low } else { error };
+            let why = |by_low| if NfsStatus::is_without_low_port(&by_low) { by_low } else { error };
             of_mount_by(mounted, low).map_err(why)
         }
         found => found,

@@ -11,7 +11,7 @@ use crate::network::opened::FileSample;
 use crate::network::server::NfsServer;
 use crate::network::session::{get_look, put_look};
 use crate::protocol::handle::{Attributes, Handle, Version};
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, GrantedSession};
 
@@ -78,7 +78,7 @@ fn knows(
     Ok(match bound {
         _ if told.client != known.client => Err(unshared("the server does not know this client there")),
         // Without it a connection is known by its first call in a slot.
-        Ok(()) | Err(Status::NOT_SUPPORTED) => Ok(()),
+        Ok(()) | Err(NfsStatus::NOT_SUPPORTED) => Ok(()),
         Err(status) if status.is_session_lost() => {
             Err(unshared("the server does not know the session there"))
         }
@@ -96,7 +96,7 @@ fn unshared(text: &str) -> Error {
     Error::new(ErrorKind::Unsupported, text).hint(hint)
 }
 
-fn refused(server: &NfsServer, status: Status) -> Error {
+fn refused(server: &NfsServer, status: NfsStatus) -> Error {
     status.error(LOOKING, server.who.uid())
 }
 
@@ -148,7 +148,11 @@ fn same_file(
     )))
 }
 
-fn facts(server: &NfsServer, exchange: &mut Exchange, handle: &Handle) -> Result<Result<Attributes, Status>> {
+fn facts(
+    server: &NfsServer,
+    exchange: &mut Exchange,
+    handle: &Handle,
+) -> Result<Result<Attributes, NfsStatus>> {
     if server.version == Version::V3 {
         let procedure = (v3::PROGRAM, v3::GETATTR);
         let put = |to: &mut crate::protocol::xdr::XdrWriter<'_>| v3::put_handle(to, handle);

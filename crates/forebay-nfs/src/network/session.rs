@@ -13,7 +13,7 @@ use crate::network::identity::ServerIdentity;
 use crate::network::server::{ControlCalls, NfsServer, NfsSession};
 use crate::protocol::handle::{Attributes, Handle, Limits, Version};
 use crate::protocol::rpc::random;
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
 use crate::protocol::v4::{self, GrantedSession, SequenceSlot, op};
 use crate::protocol::xdr::{XdrReader, XdrWriter};
@@ -155,7 +155,7 @@ impl NfsServer {
     }
 
     /// Sleeps before the next attempt; an error behind the deadline.
-    fn wait(&self, budget: &mut RetryBudget, status: Status, doing: &str) -> Result<()> {
+    fn wait(&self, budget: &mut RetryBudget, status: NfsStatus, doing: &str) -> Result<()> {
         if budget.wait()? { Ok(()) } else { Err(status.error(doing, self.who.uid())) }
     }
 
@@ -179,7 +179,7 @@ impl NfsServer {
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
-    ) -> Result<Result<T, Status>> {
+    ) -> Result<Result<T, NfsStatus>> {
         exchange.call(
             doing,
             (v4::PROGRAM, v4::COMPOUND),
@@ -202,7 +202,7 @@ impl NfsServer {
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
-    ) -> Result<Result<T, Status>> {
+    ) -> Result<Result<T, NfsStatus>> {
         self.compound_with(&mut self.control(), doing, count, put, get)
     }
 
@@ -213,7 +213,7 @@ impl NfsServer {
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
-    ) -> Result<Result<T, Status>> {
+    ) -> Result<Result<T, NfsStatus>> {
         let (mut budget, mut lost) = (self.retry_budget(), 0);
         loop {
             match self.in_slot(control, doing, count, &put, &get)? {
@@ -240,7 +240,7 @@ impl NfsServer {
         count: u32,
         put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
-    ) -> Result<Result<T, Status>> {
+    ) -> Result<Result<T, NfsStatus>> {
         let place = self.place(&mut control.sequence);
         let mut is_placed = place.is_some();
         let called = control.exchange.call(
@@ -294,7 +294,7 @@ impl NfsServer {
         procedure: u32,
         put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
-    ) -> Result<Result<T, Status>> {
+    ) -> Result<Result<T, NfsStatus>> {
         let mut budget = self.retry_budget();
         loop {
             let mut control = self.control();
@@ -313,7 +313,7 @@ impl NfsServer {
     }
 
     /// The same, or what the server says in their place.
-    pub(crate) fn said_of(&self, handle: &Handle) -> Result<Result<(Attributes, Option<Limits>), Status>> {
+    pub(crate) fn said_of(&self, handle: &Handle) -> Result<Result<(Attributes, Option<Limits>), NfsStatus>> {
         if self.version == Version::V3 {
             let said =
                 self.call3(LOOKING, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
@@ -324,9 +324,9 @@ impl NfsServer {
     }
 
     /// The error of a call with this status that carried no bytes.
-    pub(crate) fn error(&self, status: Status, doing: &str) -> Error {
+    pub(crate) fn error(&self, status: NfsStatus, doing: &str) -> Error {
         if status.is_refusal() && lock(&self.control).exchange.lacks_low_port() {
-            return Status::without_low_port(doing);
+            return NfsStatus::without_low_port(doing);
         }
         status.error(doing, self.who.uid())
     }
@@ -347,7 +347,7 @@ pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Lim
 }
 
 /// A status with its error.
-struct RefusedCall(Status, Error);
+struct RefusedCall(NfsStatus, Error);
 
 impl From<RefusedCall> for Error {
     fn from(refused: RefusedCall) -> Self {

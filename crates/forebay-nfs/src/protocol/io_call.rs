@@ -2,7 +2,7 @@
 
 use crate::protocol::handle::{FileState, Handle, Version};
 use crate::protocol::rpc::{self, Credential, RejectedCall};
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
 use crate::protocol::v4::{self, SequenceSlot, op};
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter, pad};
@@ -61,9 +61,9 @@ pub enum IoReply {
         verifier: [u8; 8],
     },
     /// The operation failed.
-    Failed(Status),
+    Failed(NfsStatus),
     /// The place in the session was refused: the slot stands where it stood.
-    SequenceRefused(Status),
+    SequenceRefused(NfsStatus),
     /// It was not carried out.
     Rejected(RejectedCall),
 }

@@ -4,11 +4,11 @@ use forebay_error::{Error, ErrorKind};
 
 /// A status other than 0, of v3 or v4: they share most numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status(pub u32);
+pub struct NfsStatus(pub u32);
 
 const NO_LOW_PORT: &str = "the server refuses ports above 1023, and none below is free";
 
-impl Status {
+impl NfsStatus {
     /// The handle's file is gone, or was replaced.
     pub const STALE: Self = Self(70);
     /// The server asks to wait: JUKEBOX of v3, DELAY of v4.
@@ -119,13 +119,15 @@ mod tests {
 
     #[test]
     fn statuses_say_what_to_do() {
-        let error = Status(13).error("cannot read", 0);
+        let error = NfsStatus(13).error("cannot read", 0);
         assert_eq!(error.to_string(), "cannot read: permission denied");
         assert!(error.hints()[0].contains("root_squash"));
-        let error = Status::STALE.error("cannot read", 5);
+        let error = NfsStatus::STALE.error("cannot read", 5);
         assert_eq!(error.kind(), ErrorKind::Busy);
         assert!(error.to_string().contains("stale handle"), "{error}");
-        assert_eq!(Status(30).error("cannot write", 5).kind(), ErrorKind::ReadOnly);
-        assert!(Status::DELAY.is_to_wait() && Status::GRACE.is_to_wait() && !Status::STALE.is_to_wait());
+        assert_eq!(NfsStatus(30).error("cannot write", 5).kind(), ErrorKind::ReadOnly);
+        assert!(
+            NfsStatus::DELAY.is_to_wait() && NfsStatus::GRACE.is_to_wait() && !NfsStatus::STALE.is_to_wait()
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits};
 use crate::protocol::rpc::RpcProgram;
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
 
 /// The program.
@@ -33,7 +33,7 @@ pub const COMMIT: u32 = 21;
 const MAX_HANDLE_BYTES: usize = 64;
 
 /// Results, or the status of a call that failed.
-pub type CallOutcome<T> = Result<Result<T, Status>, Malformed>;
+pub type CallOutcome<T> = Result<Result<T, NfsStatus>, Malformed>;
 
 /// Which port has a program over TCP.
 pub fn put_getport(to: &mut XdrWriter<'_>, program: RpcProgram) {
@@ -52,7 +52,7 @@ pub fn get_port(from: &mut XdrReader<'_>) -> Result<Option<u16>, Malformed> {
 pub fn get_mount(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
     Ok(match from.u32()? {
         0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
-        status => Err(Status(status)),
+        status => Err(NfsStatus(status)),
     })
 }
 
@@ -65,7 +65,7 @@ pub fn put_handle(to: &mut XdrWriter<'_>, handle: &Handle) {
 pub fn get_lookup(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
     Ok(match from.u32()? {
         0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
-        status => Err(Status(status)),
+        status => Err(NfsStatus(status)),
     })
 }
 
@@ -73,7 +73,7 @@ pub fn get_lookup(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
 pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<Attributes> {
     Ok(match from.u32()? {
         0 => Ok(attributes(from)?),
-        status => Err(Status(status)),
+        status => Err(NfsStatus(status)),
     })
 }
 
@@ -118,7 +118,7 @@ fn skip_both_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
 pub fn get_limits(from: &mut XdrReader<'_>) -> CallOutcome<Limits> {
     let status = from.u32()?;
     if status != 0 {
-        return Ok(Err(Status(status)));
+        return Ok(Err(NfsStatus(status)));
     }
     skip_attributes(from)?;
     let (read, _, _, write) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?);
@@ -130,7 +130,7 @@ pub fn get_limits(from: &mut XdrReader<'_>) -> CallOutcome<Limits> {
 pub fn get_read(from: &mut XdrReader<'_>) -> CallOutcome<(u32, bool, Option<FileState>)> {
     let status = from.u32()?;
     if status != 0 {
-        return Ok(Err(Status(status)));
+        return Ok(Err(NfsStatus(status)));
     }
     let state = state(from)?;
     let [count, is_end, len] = from.words()?;
@@ -144,7 +144,7 @@ pub fn get_read(from: &mut XdrReader<'_>) -> CallOutcome<(u32, bool, Option<File
 pub fn get_write(from: &mut XdrReader<'_>) -> CallOutcome<(u32, u32, [u8; 8])> {
     let status = from.u32()?;
     if status != 0 {
-        return Ok(Err(Status(status)));
+        return Ok(Err(NfsStatus(status)));
     }
     skip_both_attributes(from)?;
     Ok(Ok((from.u32()?, from.u32()?, from.array()?)))
@@ -154,7 +154,7 @@ pub fn get_write(from: &mut XdrReader<'_>) -> CallOutcome<(u32, u32, [u8; 8])> {
 pub fn get_commit(from: &mut XdrReader<'_>) -> CallOutcome<[u8; 8]> {
     let status = from.u32()?;
     if status != 0 {
-        return Ok(Err(Status(status)));
+        return Ok(Err(NfsStatus(status)));
     }
     skip_both_attributes(from)?;
     Ok(Ok(from.array()?))

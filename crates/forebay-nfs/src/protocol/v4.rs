@@ -2,7 +2,7 @@
 
 use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
 use crate::protocol::rpc::RpcProgram;
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::CallOutcome;
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
@@ -135,7 +135,7 @@ pub fn get_begin(from: &mut XdrReader<'_>, place: Option<&SequenceSlot>) -> Call
     if count == 0 {
         return match status {
             0 => Err(Malformed("a compound without results")),
-            status => Ok(Err(Status(status))),
+            status => Ok(Err(NfsStatus(status))),
         };
     }
     let Some(place) = place else { return Ok(Ok(())) };
@@ -157,7 +157,7 @@ pub fn get_op(from: &mut XdrReader<'_>, expected: u32) -> CallOutcome<()> {
     }
     Ok(match from.u32()? {
         0 => Ok(()),
-        status => Err(Status(status)),
+        status => Err(NfsStatus(status)),
     })
 }
 

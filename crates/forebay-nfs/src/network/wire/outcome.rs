@@ -14,7 +14,7 @@ use crate::lock;
 use crate::network::connect::lacks_low_port;
 use crate::network::job::JobPart;
 use crate::protocol::io_call::IoReply;
-use crate::protocol::status::Status;
+use crate::protocol::status::NfsStatus;
 use crate::protocol::v4::SequenceSlot;
 use crate::protocol::xdr::Malformed;
 
@@ -90,7 +90,7 @@ impl Wire {
         &self,
         shared: &SharedWires,
         state: &mut WireState,
-        (index, status, is_of_slot): (usize, Status, bool),
+        (index, status, is_of_slot): (usize, NfsStatus, bool),
         batch: &mut ReplyBatch,
     ) -> Option<Error> {
         let has_time = state.table.calls[index].began.elapsed() < self.server.options.deadline;
@@ -117,13 +117,13 @@ impl Wire {
     }
 
     /// The error of a call that failed with this status.
-    fn error(&self, state: &WireState, index: usize, status: Status) -> Error {
+    fn error(&self, state: &WireState, index: usize, status: NfsStatus) -> Error {
         let doing = doing(state, index);
         match &state.link {
             Some(WireLink::Tcp(stream))
                 if status.is_refusal() && self.server.options.low_ports && lacks_low_port(stream) =>
             {
-                Status::without_low_port(doing)
+                NfsStatus::without_low_port(doing)
             }
             _ => status.error(doing, self.server.who.uid()),
         }
