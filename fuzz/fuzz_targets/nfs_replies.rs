@@ -2,7 +2,7 @@
 #![no_main]
 
 use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
-use forebay_nfs::handle::{Limits, Version};
+use forebay_nfs::handle::{CallLimits, Version};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::XdrReader;
 use forebay_nfs::{rdma, rpc, v3};
@@ -10,9 +10,9 @@ use libfuzzer_sys::fuzz_target;
 
 const COUNT: u32 = 4096;
 
-fn sane(limits: Limits) {
+fn sane(limits: CallLimits) {
     for limit in [limits.read, limits.write] {
-        assert!((512..=Limits::MAX_BYTES).contains(&limit));
+        assert!((512..=CallLimits::MAX_BYTES).contains(&limit));
     }
 }
 

@@ -12,7 +12,7 @@ use crate::client::nfs_client::Client;
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
-use crate::protocol::handle::{Limits, Version};
+use crate::protocol::handle::{CallLimits, Version};
 use crate::protocol::rpc::Credential;
 
 static CLIENTS: KeptClients<KeptServer> = KeptClients::new();
@@ -117,7 +117,7 @@ impl KnownServer {
     }
 
     /// `None`: the server takes other calls than when it was kept. It is to be made anew, and this one ends.
-    pub(crate) fn unless_outdated(self, limits: Limits) -> Option<Self> {
+    pub(crate) fn unless_outdated(self, limits: CallLimits) -> Option<Self> {
         match &self.client {
             Some(client) if self.was_kept && client.limits() != self.server.limits(limits) => {
                 client.outdate();

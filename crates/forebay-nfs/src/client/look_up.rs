@@ -11,14 +11,14 @@ use crate::client::url::Url;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
-use crate::protocol::handle::{Attributes, Handle, Kind, Limits, Version};
+use crate::protocol::handle::{Attributes, CallLimits, Handle, Kind, Version};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
 use crate::protocol::xdr::XdrWriter;
 
 /// The client of a server on which a file was found.
-pub(crate) fn client_of(known: KnownServer, limits: Limits) -> Result<Arc<Client>> {
+pub(crate) fn client_of(known: KnownServer, limits: CallLimits) -> Result<Arc<Client>> {
     if let Some(client) = known.client {
         return Ok(client);
     }
@@ -26,21 +26,21 @@ pub(crate) fn client_of(known: KnownServer, limits: Limits) -> Result<Arc<Client
     Ok(new_client(&known.server, limits))
 }
 
-pub(crate) fn new_client(server: &Arc<NfsServer>, limits: Limits) -> Arc<Client> {
+pub(crate) fn new_client(server: &Arc<NfsServer>, limits: CallLimits) -> Arc<Client> {
     let client = Client::new(server.clone(), server.limits(limits));
     clients::add(&client);
     client
 }
 
 /// What a handle is of, and what its server takes.
-pub(crate) fn facts(server: &NfsServer, handle: &Handle) -> Result<(Attributes, Limits)> {
+pub(crate) fn facts(server: &NfsServer, handle: &Handle) -> Result<(Attributes, CallLimits)> {
     server.renew(0)?;
     let (attributes, limits) = server.facts(handle)?;
     Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
 }
 
 /// What a path of a server is, in the server's version.
-pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Limits)> {
+pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, CallLimits)> {
     match server.version {
         Version::V3 => look_up_v3(url, server),
         Version::V4(_) => look_up_v4(url, server),
@@ -49,7 +49,7 @@ pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, Attribut
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
 
-fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Limits)> {
+fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, CallLimits)> {
     let doing = "cannot open file";
     server.renew(0)?;
     let names = url.names();
@@ -85,7 +85,7 @@ fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Limi
 
 // ---- version 3 --------------------------------------------------------------------------------------------------
 
-fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Limits)> {
+fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, CallLimits)> {
     let names = url.names().len();
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.
@@ -99,7 +99,7 @@ fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Limi
     Ok((handle, attributes, limits_v3(server, &handle)?))
 }
 
-fn limits_v3(server: &NfsServer, handle: &Handle) -> Result<Limits> {
+fn limits_v3(server: &NfsServer, handle: &Handle) -> Result<CallLimits> {
     let doing = "cannot look at the file";
     let limits = server.call3(doing, v3::FSINFO, |to| v3::put_handle(to, handle), v3::get_limits)?;
     limits.map_err(|status| explain(status, server, doing))

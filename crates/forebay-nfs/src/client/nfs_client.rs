@@ -17,7 +17,7 @@ use crate::network::addresses::LeftOut;
 use crate::network::job::{Answer, IoJob, IoRequest};
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
-use crate::protocol::handle::{Limits, Version};
+use crate::protocol::handle::{CallLimits, Version};
 
 /// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
 /// last request.
@@ -49,7 +49,7 @@ pub struct Traffic {
 }
 
 impl Client {
-    pub(crate) fn new(server: Arc<NfsServer>, limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(server: Arc<NfsServer>, limits: CallLimits) -> Arc<Self> {
         Self::again(Arc::new(SharedWires::new(server, limits)))
     }
 
@@ -94,7 +94,7 @@ impl Client {
     }
 
     /// What is asked for in one call at most.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> CallLimits {
         self.shared.limits
     }
 

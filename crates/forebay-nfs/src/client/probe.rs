@@ -12,13 +12,13 @@ use crate::client::url::Url;
 use crate::network::addresses::LeftOut;
 use crate::network::job::Direction;
 use crate::network::options::{Options, Rdma};
-use crate::protocol::handle::{Attributes, Kind, Limits, Version};
+use crate::protocol::handle::{Attributes, CallLimits, Kind, Version};
 
 /// What was found.
 #[derive(Clone, Debug)]
 pub struct Probe {
     /// Each version that was asked for, with what the server says to it.
-    pub versions: Vec<(Version, Result<(Limits, Attributes)>)>,
+    pub versions: Vec<(Version, Result<(CallLimits, Attributes)>)>,
     /// How many of its addresses are used, in that version, and which are not.
     pub addresses: (usize, Vec<LeftOut>),
     /// Rates, in the first version that is spoken; none for a directory.

@@ -9,7 +9,7 @@ pub use forebay_source::{Answer, Direction};
 use forebay_verbs::RegisteredMemory;
 
 use crate::lock;
-use crate::protocol::handle::{FileState, Handle, Limits};
+use crate::protocol::handle::{CallLimits, FileState, Handle};
 use crate::protocol::io_call::{IoCall, IoOperation, IoReply};
 
 /// How often bytes are written anew because the server restarted before it made them durable.
@@ -108,7 +108,7 @@ impl JobPart {
     }
 
     /// Has its call move what the server takes now.
-    pub(crate) fn limit(&mut self, limits: Limits) {
+    pub(crate) fn limit(&mut self, limits: CallLimits) {
         let most = match self.io.operation {
             IoOperation::Read => limits.read,
             IoOperation::Write { .. } => limits.write,
@@ -175,7 +175,7 @@ impl IoJob {
 
     /// The next part to ask for, and whether more follow.
     #[inline]
-    pub(crate) fn next(&self, limits: Limits) -> Option<(JobPart, bool)> {
+    pub(crate) fn next(&self, limits: CallLimits) -> Option<(JobPart, bool)> {
         let mut state = lock(&self.state);
         // The caller was told, and has its memory back.
         state.answer.as_ref()?;
@@ -191,7 +191,7 @@ impl IoJob {
 
     /// The next range to read or write.
     #[inline]
-    fn cut(&self, state: &mut JobState, limits: Limits) -> Option<JobPart> {
+    fn cut(&self, state: &mut JobState, limits: CallLimits) -> Option<JobPart> {
         if state.is_committing || state.issued >= state.end || state.error.is_some() {
             return None;
         }
@@ -212,7 +212,7 @@ impl IoJob {
     }
 
     /// How many calls it takes at most.
-    pub(crate) fn calls(&self, limits: Limits) -> usize {
+    pub(crate) fn calls(&self, limits: CallLimits) -> usize {
         self.request.len.div_ceil(limits.read.min(limits.write) as usize)
     }
 
@@ -231,7 +231,7 @@ impl IoJob {
         &self,
         part: &mut JobPart,
         reply: IoReply,
-        limits: Option<Limits>,
+        limits: Option<CallLimits>,
     ) -> Option<NextStep> {
         let mut state = lock(&self.state);
         let left = match reply {
@@ -360,7 +360,7 @@ mod tests {
         unsafe { IoJob::new(request, Box::new(drop), Instant::now()) }
     }
 
-    const LIMITS: Limits = Limits { read: 512, write: 512 };
+    const LIMITS: CallLimits = CallLimits { read: 512, write: 512 };
 
     /// The caller has its memory back, whatever was not asked for yet.
     #[test]

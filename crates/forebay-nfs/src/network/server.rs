@@ -17,7 +17,7 @@ use crate::lock;
 use crate::network::addresses::FurtherAddresses;
 use crate::network::exchange::Exchange;
 use crate::network::options::{Options, Rdma};
-use crate::protocol::handle::{Limits, Version};
+use crate::protocol::handle::{CallLimits, Version};
 use crate::protocol::rpc::Credential;
 use crate::protocol::v4::GrantedSession;
 
@@ -90,10 +90,10 @@ pub(crate) struct NfsSession {
 
 impl NfsSession {
     /// What fits into its calls.
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> CallLimits {
         let fits = |room: u32| u64::from(room.saturating_sub(1024));
         let room = self.granted.map_or((u32::MAX, u32::MAX), |granted| (granted.reply, granted.call));
-        Limits::of_told(fits(room.0), fits(room.1))
+        CallLimits::of_told(fits(room.0), fits(room.1))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
 use crate::network::server::{ControlCalls, NfsServer, NfsSession};
-use crate::protocol::handle::{Attributes, Handle, Limits, Version};
+use crate::protocol::handle::{Attributes, CallLimits, Handle, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -64,9 +64,9 @@ impl NfsServer {
     }
 
     /// The same limits, or what fits into calls of the session.
-    pub(crate) fn limits(&self, told: Limits) -> Limits {
+    pub(crate) fn limits(&self, told: CallLimits) -> CallLimits {
         let fits = self.session().limits();
-        Limits { read: told.read.min(fits.read), write: told.write.min(fits.write) }
+        CallLimits { read: told.read.min(fits.read), write: told.write.min(fits.write) }
     }
 
     /// Makes a session if there is none, or in place of the one of `epoch`, which is lost.
@@ -308,12 +308,15 @@ impl NfsServer {
     }
 
     /// Facts about a file, now; and what the server takes in a call, which version 4 tells with them.
-    pub(crate) fn facts(&self, handle: &Handle) -> Result<(Attributes, Option<Limits>)> {
+    pub(crate) fn facts(&self, handle: &Handle) -> Result<(Attributes, Option<CallLimits>)> {
         self.said_of(handle)?.map_err(|status| self.error(status, LOOKING))
     }
 
     /// The same, or what the server says in their place.
-    pub(crate) fn said_of(&self, handle: &Handle) -> Result<Result<(Attributes, Option<Limits>), NfsStatus>> {
+    pub(crate) fn said_of(
+        &self,
+        handle: &Handle,
+    ) -> Result<Result<(Attributes, Option<CallLimits>), NfsStatus>> {
         if self.version == Version::V3 {
             let said =
                 self.call3(LOOKING, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
@@ -339,7 +342,7 @@ pub(crate) fn put_look(to: &mut XdrWriter<'_>, handle: &Handle) {
 }
 
 /// The facts, and limits.
-pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Limits)> {
+pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, CallLimits)> {
     match v4::get_op(from, op::PUTFH)? {
         Ok(()) => v4::get_attributes(from),
         Err(status) => Ok(Err(status)),

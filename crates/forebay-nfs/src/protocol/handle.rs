@@ -144,14 +144,14 @@ impl Attributes {
 
 /// What a server takes in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CallLimits {
     /// Bytes of a READ.
     pub read: u32,
     /// Bytes of a WRITE.
     pub write: u32,
 }
 
-impl Limits {
+impl CallLimits {
     /// More than this is never asked for in one call: servers announce up to 64 MiB and fail with less.
     pub const MAX_BYTES: u32 = 1 << 20;
     /// Less than this is no limit that a server means.
@@ -173,9 +173,9 @@ mod tests {
 
     #[test]
     fn limits_are_sane_whatever_a_server_tells() {
-        assert_eq!(Limits::of_told(64 << 20, 0), Limits { read: 1 << 20, write: 4096 });
-        assert_eq!(Limits::of_told(u64::MAX, 65_537), Limits { read: 1 << 20, write: 65_536 });
-        assert_eq!(Limits::of_told(1, 262_144), Limits { read: 4096, write: 262_144 });
+        assert_eq!(CallLimits::of_told(64 << 20, 0), CallLimits { read: 1 << 20, write: 4096 });
+        assert_eq!(CallLimits::of_told(u64::MAX, 65_537), CallLimits { read: 1 << 20, write: 65_536 });
+        assert_eq!(CallLimits::of_told(1, 262_144), CallLimits { read: 4096, write: 262_144 });
     }
 
     #[test]

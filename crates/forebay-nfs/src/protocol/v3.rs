@@ -1,6 +1,6 @@
 //! NFS version 3 (RFC 1813), with its MOUNT protocol and the portmapper: arguments and results.
 
-use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits};
+use crate::protocol::handle::{Attributes, CallLimits, FileState, Handle, Kind};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
@@ -115,14 +115,14 @@ fn skip_both_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
 }
 
 /// Results of FSINFO.
-pub fn get_limits(from: &mut XdrReader<'_>) -> CallOutcome<Limits> {
+pub fn get_limits(from: &mut XdrReader<'_>) -> CallOutcome<CallLimits> {
     let status = from.u32()?;
     if status != 0 {
         return Ok(Err(NfsStatus(status)));
     }
     skip_attributes(from)?;
     let (read, _, _, write) = (from.u32()?, from.u32()?, from.u32()?, from.u32()?);
-    Ok(Ok(Limits::of_told(read.into(), write.into())))
+    Ok(Ok(CallLimits::of_told(read.into(), write.into())))
 }
 
 /// What stands before the bytes of a READ: their number, whether the file ends behind them, and its state.

@@ -1,6 +1,6 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
-use crate::protocol::handle::{Attributes, FileState, Handle, Kind, Limits, Version};
+use crate::protocol::handle::{Attributes, CallLimits, FileState, Handle, Kind, Version};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::CallOutcome;
@@ -195,7 +195,7 @@ pub fn get_handle(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
 }
 
 /// Results of GETATTR: facts, and limits.
-pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Limits)> {
+pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, CallLimits)> {
     if let Err(status) = get_op(from, op::GETATTR)? {
         return Ok(Err(status));
     }
@@ -219,7 +219,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Limi
         modified: (0, 0),
         change: 0,
     };
-    let (mut read, mut write) = (u64::from(Limits::MAX_BYTES), u64::from(Limits::MAX_BYTES));
+    let (mut read, mut write) = (u64::from(CallLimits::MAX_BYTES), u64::from(CallLimits::MAX_BYTES));
     for bit in (0..64).filter(|bit| told[bit / 32] & 1 << (bit % 32) != 0) {
         match bit {
             1 => found.kind = Kind::of(values.u32()?),
@@ -236,7 +236,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Limi
     if told[0] & 0b1_1010 != 0b1_1010 {
         return Err(Malformed("the size of a file is not told"));
     }
-    Ok(Ok((found, Limits::of_told(read, write))))
+    Ok(Ok((found, CallLimits::of_told(read, write))))
 }
 
 /// Asks for a client id, for an owner that no other process has.
@@ -302,7 +302,7 @@ pub fn put_create_session(to: &mut XdrWriter<'_>, client: u64, sequence: u32, sl
     to.u32(op::CREATE_SESSION);
     to.u64(client);
     to.words(&[sequence, 0]);
-    let most = Limits::MAX_BYTES + 4096;
+    let most = CallLimits::MAX_BYTES + 4096;
     // Pad, request, response, cached response, operations, slots, no RDMA: for calls, and for calls back, of which there are none.
     to.words(&[0, most, most, 0, 8, slots, 0]);
     to.words(&[0, 4096, 4096, 0, 2, 1, 0]);

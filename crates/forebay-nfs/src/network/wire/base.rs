@@ -21,7 +21,7 @@ use crate::network::addresses::WireDestination;
 use crate::network::exchange::{LOOK, NO_ANSWER};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::NfsServer;
-use crate::protocol::handle::Limits;
+use crate::protocol::handle::CallLimits;
 
 /// How many connections in a row may end by a malformed reply before calls fail.
 const MAX_BAD_REPLIES: u32 = 4;
@@ -32,7 +32,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// What wires share.
 pub(crate) struct SharedWires {
     pub(crate) server: Arc<NfsServer>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: CallLimits,
     wires: Vec<Arc<Wire>>,
     pub(super) queue: CallQueue,
     pub(crate) traffic: TrafficCounters,
@@ -99,7 +99,7 @@ impl WireState {
 
 impl SharedWires {
     /// Wires to a server, as many as its session has room for.
-    pub(crate) fn new(server: Arc<NfsServer>, limits: Limits) -> Self {
+    pub(crate) fn new(server: Arc<NfsServer>, limits: CallLimits) -> Self {
         let options = &server.options;
         let most = server.slots();
         let connections = options.connections.min(most.max(1));

@@ -8,7 +8,7 @@ use forebay_error::Error;
 
 use crate::lock;
 use crate::network::job::{IoJob, JobPart};
-use crate::protocol::handle::Limits;
+use crate::protocol::handle::CallLimits;
 
 /// Jobs that have calls left to make, and parts that a connection gave back.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl CallQueue {
     pub(super) fn take(
         &self,
         most: usize,
-        limits: Limits,
+        limits: CallLimits,
         mut into: impl FnMut(Arc<IoJob>, JobPart),
     ) -> usize {
         self.change(|waiting| {
@@ -107,7 +107,7 @@ impl WaitingCalls {
 
     /// The next part of the first job that has one.
     #[inline]
-    fn cut(&mut self, limits: Limits) -> Option<(Arc<IoJob>, JobPart)> {
+    fn cut(&mut self, limits: CallLimits) -> Option<(Arc<IoJob>, JobPart)> {
         loop {
             let job = self.jobs.front()?;
             match job.next(limits) {

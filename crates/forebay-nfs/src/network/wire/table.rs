@@ -10,7 +10,7 @@ use forebay_remote::retry::RetryPauses;
 use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::{NfsServer, NfsSession};
-use crate::protocol::handle::{Limits, Version};
+use crate::protocol::handle::{CallLimits, Version};
 use crate::protocol::io_call::{IoOperation, IoReply};
 use crate::protocol::rpc::next_xid;
 use crate::protocol::v4::SequenceSlot;
@@ -382,7 +382,7 @@ impl CallTable {
         &mut self,
         index: usize,
         reply: IoReply,
-        limits: Option<Limits>,
+        limits: Option<CallLimits>,
         now: Instant,
     ) -> Option<NextStep> {
         let call = &mut self.calls[index];
