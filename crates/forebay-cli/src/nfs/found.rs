@@ -4,7 +4,7 @@ use forebay_doctor::direct::pci_distance;
 use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
 use forebay_error::{Error, Result};
-use forebay_nfs::probe::{Probe, Rate};
+use forebay_nfs::probe::{Rate, ServerProbe};
 use forebay_nfs::{Options, Rdma, Url, probe};
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use super::nic::{self, Nic};
 /// What a server does for a file.
 pub(super) struct Found {
     pub(super) url: Url,
-    pub(super) probe: Probe,
+    pub(super) probe: ServerProbe,
     /// This machine's RDMA devices; `None` where no byte came by RDMA, whose reason is told.
     pub(super) nics: Option<Result<Vec<Nic>>>,
     /// What the server wrote into the memory of GPUs; `None` as above.

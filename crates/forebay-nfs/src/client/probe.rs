@@ -16,7 +16,7 @@ use crate::protocol::handle::{Attributes, CallLimits, Kind, Version};
 
 /// What was found.
 #[derive(Clone, Debug)]
-pub struct Probe {
+pub struct ServerProbe {
     /// Each version that was asked for, with what the server says to it.
     pub versions: Vec<(Version, Result<(CallLimits, Attributes)>)>,
     /// How many of its addresses are used, in that version, and which are not.
@@ -94,7 +94,7 @@ const PIECE: usize = 4 << 20;
 
 /// Asks a server about a path, in all versions of the URL, and reads it if it is a file. By RDMA it goes by the fabric of the options, else
 /// by this machine's.
-pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
+pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
     let options = &Options { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
     let (mut versions, mut addresses) = (Vec::new(), None);
     for version in &url.versions {
@@ -136,7 +136,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<Probe> {
         rdma = Some(by_rdma);
     }
     let addresses = addresses.unwrap_or_default();
-    Ok(Probe { versions, addresses, rates, rdma, nic, attributes })
+    Ok(ServerProbe { versions, addresses, rates, rdma, nic, attributes })
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.
