@@ -4,7 +4,7 @@ use forebay_doctor::direct::pci_distance;
 use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
 use forebay_error::{Error, Result};
-use forebay_nfs::probe::{Rate, ServerProbe};
+use forebay_nfs::probe::{ProbeRate, ServerProbe};
 use forebay_nfs::{Options, Rdma, Url, probe};
 use serde_json::{Value, json};
 
@@ -104,7 +104,7 @@ impl Found {
     }
 }
 
-fn of_rate(rate: &Rate) -> Value {
+fn of_rate(rate: &ProbeRate) -> Value {
     json!({
         "version": rate.version.to_string(),
         "connections": rate.connections,

@@ -7,7 +7,7 @@ use forebay_config::{Config, Nfs};
 use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::NfsSource;
-use forebay_nfs::probe::{Rate, cpu_time};
+use forebay_nfs::probe::{ProbeRate, cpu_time};
 use forebay_nfs::{Options, Url, open};
 
 /// Bytes that are read at most.
@@ -20,7 +20,7 @@ pub(super) struct Placed {
     pub(super) name: String,
     pub(super) pci: String,
     /// The rate, and what the receipt says of the way; or why there is none.
-    pub(super) result: Result<(Rate, String)>,
+    pub(super) result: Result<(ProbeRate, String)>,
 }
 
 /// A session that places, or fails.
@@ -44,7 +44,7 @@ pub(super) fn place(session: &Session, url: &Url, options: &Options) -> Result<V
     let version = opened.client().version();
     let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))))?;
     let (bytes, none) = (expected.len() as u64, Duration::ZERO);
-    let rate = Rate { version, connections: CONNECTIONS, bytes, elapsed: Duration::MAX, cpu: none };
+    let rate = ProbeRate { version, connections: CONNECTIONS, bytes, elapsed: Duration::MAX, cpu: none };
     let placed = gpus.iter().map(|gpu| {
         let info = gpu.info();
         let result = three_times(session, info.index, &file, &expected, rate.clone());
@@ -58,8 +58,8 @@ fn three_times(
     gpu: usize,
     file: &File,
     expected: &[u8],
-    mut rate: Rate,
-) -> Result<(Rate, String)> {
+    mut rate: ProbeRate,
+) -> Result<(ProbeRate, String)> {
     let others: Vec<u8> = expected.iter().map(|byte| !byte).collect();
     let mut buffer = session.buffer(gpu, expected.len())?;
     let mut way = String::new();

@@ -22,9 +22,9 @@ pub struct ServerProbe {
     /// How many of its addresses are used, in that version, and which are not.
     pub addresses: (usize, Vec<LeftOut>),
     /// Rates, in the first version that is spoken; none for a directory.
-    pub rates: Vec<Rate>,
+    pub rates: Vec<ProbeRate>,
     /// The same by RDMA and 4 connections, or why not; none for a directory.
-    pub rdma: Option<Result<Rate>>,
+    pub rdma: Option<Result<ProbeRate>>,
     /// The RDMA device that this went by, as it describes itself.
     pub nic: Option<Device>,
     /// What the path is.
@@ -33,7 +33,7 @@ pub struct ServerProbe {
 
 /// A read of the file's begin.
 #[derive(Clone, Debug)]
-pub struct Rate {
+pub struct ProbeRate {
     /// The version.
     pub version: Version,
     /// Connections that were used at most.
@@ -46,7 +46,7 @@ pub struct Rate {
     pub cpu: Duration,
 }
 
-impl Rate {
+impl ProbeRate {
     /// 10^9 bytes a second.
     pub fn gb_per_s(&self) -> f64 {
         self.bytes as f64 / 1e9 / self.elapsed.as_secs_f64().max(1e-9)
@@ -58,7 +58,7 @@ impl Rate {
     }
 }
 
-impl fmt::Display for Rate {
+impl fmt::Display for ProbeRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (version, connections, bytes) = (self.version, self.connections, self.bytes);
         let s = if connections == 1 { "" } else { "s" };
@@ -140,7 +140,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.
-fn rate(url: &Url, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Result<Rate> {
+fn rate(url: &Url, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Result<ProbeRate> {
     let file = open(url, options)?;
     let mut place = vec![0; first.len()];
     let (mut best, mut spent) = (Duration::MAX, Duration::ZERO);
@@ -161,7 +161,7 @@ fn rate(url: &Url, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Re
         }
     }
     let (version, connections) = (file.client().version(), options.connections);
-    Ok(Rate { version, connections, bytes: first.len() as u64, elapsed: best, cpu: spent })
+    Ok(ProbeRate { version, connections, bytes: first.len() as u64, elapsed: best, cpu: spent })
 }
 
 /// Reads the begin of a file: pieces of 4 MiB, as many as there are connections twice over.
