@@ -22,7 +22,7 @@ const MAX_NAME_BYTES: usize = 256;
 
 /// A program that is listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Service {
+pub struct PortmapService {
     /// Its number and version.
     pub program: RpcProgram,
     /// Its transport: `tcp`, `udp6`, `rdma`, …
@@ -32,7 +32,7 @@ pub struct Service {
 }
 
 /// Asks the portmapper at an address. It has `limit` to answer.
-pub fn services(at: SocketAddr, limit: Duration) -> Result<Vec<Service>> {
+pub fn services(at: SocketAddr, limit: Duration) -> Result<Vec<PortmapService>> {
     let options = Options { low_ports: false, ..Options::default() }.within(limit);
     let mut portmap = Exchange::new(vec![at], options, SilenceClock::new(at.to_string()));
     portmap
@@ -41,22 +41,22 @@ pub fn services(at: SocketAddr, limit: Duration) -> Result<Vec<Service>> {
 }
 
 /// The port by which a list has NFS over RDMA to an address.
-pub fn rdma_port(services: &[Service], address: IpAddr) -> Option<u16> {
+pub fn rdma_port(services: &[PortmapService], address: IpAddr) -> Option<u16> {
     let transport = if address.is_ipv4() { "rdma" } else { "rdma6" };
-    let is_it = |service: &&Service| {
+    let is_it = |service: &&PortmapService| {
         service.program.number == crate::protocol::v3::PROGRAM.number && service.transport == transport
     };
     services.iter().find(is_it)?.port
 }
 
 /// Entries one behind the other, each with a word before it that says that there is one.
-fn get_list(from: &mut XdrReader<'_>) -> Result<Vec<Service>, Malformed> {
+fn get_list(from: &mut XdrReader<'_>) -> Result<Vec<PortmapService>, Malformed> {
     let mut all = Vec::new();
     while from.bool()? {
         let program = RpcProgram { number: from.u32()?, version: from.u32()? };
         let mut text = || from.opaque(MAX_NAME_BYTES).map(|name| String::from_utf8_lossy(name).into_owned());
         let (transport, address, _owner) = (text()?, text()?, text()?);
-        all.push(Service { program, transport, port: port_of(&address) });
+        all.push(PortmapService { program, transport, port: port_of(&address) });
     }
     Ok(all)
 }
