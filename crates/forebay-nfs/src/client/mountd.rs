@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::endpoint::resolve;
 
-use crate::client::url::{Escaped, Url};
+use crate::client::url::{EscapedPath, Url};
 use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
@@ -104,7 +104,7 @@ pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result
             Ok(handle) => return Ok((handle, names[count..].to_vec())),
             Err(status) => {
                 // What the server says of the directory tells most: the file itself is no directory.
-                let told = mountd.not_mounted(status).with("export", Escaped(&path));
+                let told = mountd.not_mounted(status).with("export", EscapedPath(&path));
                 if count < names.len() || names.is_empty() {
                     first.get_or_insert(told);
                 }

@@ -58,7 +58,7 @@ impl Url {
         };
         let server = std::str::from_utf8(server).ok()?;
         let server = server.rsplit('@').next().filter(|name| !name.is_empty() && !name.contains('/'))?;
-        Some(format!("{SCHEME}{server}/{}", Escaped(path)))
+        Some(format!("{SCHEME}{server}/{}", EscapedPath(path)))
     }
 
     /// What to say of a path that is not there, but would be a file of a server if it were written as a URL.
@@ -188,9 +188,9 @@ fn unescape(path: &str) -> Option<Vec<u8>> {
 }
 
 /// A path as a URL has it: bytes that mean something to a URL or a shell, print badly, or are no text, by their numbers.
-pub(crate) struct Escaped<'a>(pub(crate) &'a [u8]);
+pub(crate) struct EscapedPath<'a>(pub(crate) &'a [u8]);
 
-impl fmt::Display for Escaped<'_> {
+impl fmt::Display for EscapedPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
             for letter in chunk.valid().chars() {
@@ -215,7 +215,7 @@ impl Url {
     pub(crate) fn with_port(&self, port: &str) -> String {
         let open = if self.server.contains(':') { ("[", "]") } else { ("", "") };
         let port = if port.is_empty() { String::new() } else { format!(":{port}") };
-        let path = Escaped(&self.path);
+        let path = EscapedPath(&self.path);
         format!("{SCHEME}{}{}{}{port}{path}{}", open.0, self.server, open.1, self.options())
     }
 
