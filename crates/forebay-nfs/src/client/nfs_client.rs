@@ -31,7 +31,7 @@ pub struct Client {
 
 /// What has happened since a client was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct ServerTraffic {
     /// Calls that were answered.
     pub calls: u64,
     /// Bytes that came.
@@ -145,10 +145,10 @@ impl Client {
     }
 
     /// What has happened so far.
-    pub fn traffic(&self) -> Traffic {
+    pub fn traffic(&self) -> ServerTraffic {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.shared.traffic;
-        Traffic {
+        ServerTraffic {
             calls: self.shared.calls(),
             read: of(&counters.read),
             written: of(&counters.written),
