@@ -104,7 +104,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_NFS",
         values: "auto, off, tcp, rdma",
         default: "auto",
-        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's, but for large cold reads: with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, the server places them in GPU memory (engine `rdma`); with `tcp` on all mounts they come over TCP connections beside the kernel's. `off`: the kernel's alone.",
+        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's, but for large cold reads: with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, the server places them in GPU memory (engine `placed`); with `tcp` on all mounts they come over TCP connections beside the kernel's. `off`: the kernel's alone.",
     },
     Variable {
         name: "FOREBAY_NFS_CONNECTIONS",

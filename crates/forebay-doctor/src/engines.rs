@@ -101,7 +101,7 @@ pub(crate) fn by_server(target: ExerciseTarget, place: &StoragePlace, tried: InP
     let (state, reason) =
         one_engine(tried, |bytes| format!("the server placed {} by RDMA; bytes compared", size(bytes)));
     let (place, reasons) = (place.path.clone(), vec![reason]);
-    Verdict { engine: "rdma", target, place, state, reasons, exercise: None }
+    Verdict { engine: "placed", target, place, state, reasons, exercise: None }
 }
 
 /// What came of a drive's own transfers. That there is no way for them is no failure.

@@ -44,7 +44,7 @@ pub struct LiveExercise {
     staged: Result<Session>,
     mapped: Result<Session>,
     p2p: Result<Session>,
-    rdma: Result<Session>,
+    placed: Result<Session>,
     devices: Devices,
 }
 
@@ -57,9 +57,9 @@ impl LiveExercise {
         let staged = session.as_ref().map_err(Error::clone).and_then(|session| only("staged", session));
         let mapped = session.as_ref().map_err(Error::clone).and_then(|session| only("mapped", session));
         let p2p = session.as_ref().map_err(Error::clone).and_then(|session| only("p2p", session));
-        let rdma = session.as_ref().map_err(Error::clone).and_then(|session| only("rdma", session));
+        let placed = session.as_ref().map_err(Error::clone).and_then(|session| only("placed", session));
         let host = session.as_ref().map_err(Error::clone).and_then(for_host);
-        Self { session, host, staged, mapped, p2p, rdma, devices }
+        Self { session, host, staged, mapped, p2p, placed, devices }
     }
 
     /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
@@ -274,7 +274,7 @@ impl Exercise for LiveExercise {
     fn read_by_server(&self, target: ExerciseTarget, place: &StoragePlace) -> Option<InPlace> {
         let place = place.clone();
         Some(self.alone(move |live| {
-            let session = live.rdma.as_ref().map_err(Error::clone)?;
+            let session = live.placed.as_ref().map_err(Error::clone)?;
             live.try_alone(&target, &place, |device, file, bytes| {
                 read_by_server(session, device, file, bytes)
             })
@@ -376,7 +376,7 @@ fn refusal(error: &Error) -> Hinted {
         .message()
         .trim_start_matches("engine mapped cannot do this: ")
         .trim_start_matches("engine p2p cannot do this: ")
-        .trim_start_matches("engine rdma cannot do this: ");
+        .trim_start_matches("engine placed cannot do this: ");
     Hinted { text: text.to_owned(), fix: error.hints().first().cloned() }
 }
 
@@ -418,7 +418,7 @@ fn read_by_server(
     Ok(match wrong(&buffer.to_vec()?, expected)? {
         Some(at) => InPlace::Failed(Hinted::from(&wrong_bytes(at))),
         None if receipt.moved[Way::Server] < expected.len() as u64 => {
-            another_way(&receipt, EngineKind::Rdma, expected.len() as u64 - receipt.moved[Way::Server])
+            another_way(&receipt, EngineKind::Placed, expected.len() as u64 - receipt.moved[Way::Server])
         }
         None => InPlace::Works { bytes: receipt.moved[Way::Server], elapsed_us },
     })

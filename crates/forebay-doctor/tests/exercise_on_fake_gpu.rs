@@ -48,7 +48,7 @@ fn a_gpu_is_exercised_through_staged() {
         Some(InPlace::Refused(why)) => why.text,
         other => panic!("{other:?}"),
     };
-    assert!(report.verdicts.iter().all(|verdict| verdict.engine != "rdma"));
+    assert!(report.verdicts.iter().all(|verdict| verdict.engine != "placed"));
     assert_eq!(by_server(&live), "the GPU's driver makes no dma-bufs of its memory");
     const DMA_BUF_SUPPORTED: i32 = 124;
     fake.set_attribute(DMA_BUF_SUPPORTED, 1);

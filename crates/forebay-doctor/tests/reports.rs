@@ -54,7 +54,7 @@ fn what_a_server_wrote_wrong_is_a_finding() {
     };
     assert!(of(&machine).is_none());
     machine.by_server = Some(InPlace::Failed(Hinted::new("wrong bytes arrived")));
-    assert_eq!(of(&machine).unwrap().text, "rdma to GPU 0 at /nfs: wrong bytes arrived");
+    assert_eq!(of(&machine).unwrap().text, "placed to GPU 0 at /nfs: wrong bytes arrived");
 }
 
 fn answers() -> ServerAnswers {

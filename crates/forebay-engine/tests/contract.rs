@@ -167,7 +167,7 @@ fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
         _ if session.config().engine.as_deref() == Some("toy") => EngineKind::Registered("toy"),
         Target::Host => EngineKind::Host,
         Target::Device if session.config().engine.is_some() => EngineKind::Libcufile,
-        Target::Device if subject.name == "nfs by rdma" => EngineKind::Rdma,
+        Target::Device if subject.name == "nfs by rdma" => EngineKind::Placed,
         Target::Bar if by_drive => EngineKind::P2p,
         Target::Bar | Target::Device => EngineKind::Staged,
     }
@@ -179,7 +179,7 @@ fn prepare(session: &Session, subject: &Subject, target: Target) {
         chill(&subject.file);
     }
     if subject.name == "nfs by rdma" && target == Target::Device {
-        common::try_rdma(session, &subject.file, 4096);
+        common::try_placed(session, &subject.file, 4096);
     }
 }
 
@@ -246,7 +246,7 @@ fn a_whole_file_comes_over_byte_for_byte() {
         assert_eq!(receipt.engine(), engine(session, subject, target), "{receipt}");
         let placed = if receipt.engine() == EngineKind::P2p { LEN as u64 / 4096 * 4096 } else { 0 };
         assert_eq!(receipt.moved[Way::Drive], placed);
-        let by_server = if receipt.engine() == EngineKind::Rdma { LEN as u64 } else { 0 };
+        let by_server = if receipt.engine() == EngineKind::Placed { LEN as u64 } else { 0 };
         assert_eq!(receipt.moved[Way::Server], by_server);
     });
 }
@@ -423,7 +423,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                 assert_eq!((moved[Way::Drive], moved.total()), (2 << 20, 2 << 20));
                 continue;
             }
-            if engine(&session, &subject, target) == EngineKind::Rdma {
+            if engine(&session, &subject, target) == EngineKind::Placed {
                 assert_eq!((moved[Way::Server], moved.total()), (2 << 20, 2 << 20));
                 continue;
             }

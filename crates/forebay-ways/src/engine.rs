@@ -60,8 +60,8 @@ engines! {
     P2p { name: "p2p", words: "the drive's own DMA into the memory", trace_code: 4,
           way: Some(Way::Drive), rest: Some(EngineKind::Staged) }
     /// The server of a file writes into device memory by RDMA.
-    Rdma { name: "rdma", words: "the server's own RDMA into it", trace_code: 8,
-           way: Some(Way::Server), rest: Some(EngineKind::Staged) }
+    Placed { name: "placed", words: "the server's own RDMA into it", trace_code: 8,
+             way: Some(Way::Server), rest: Some(EngineKind::Staged), old_names: &["rdma"] }
     /// Page-cache pages that the device reads in place.
     Mapped { name: "mapped", words: "the device reads the page cache", trace_code: 3,
              way: Some(Way::Mapped), rest: Some(EngineKind::Staged) }

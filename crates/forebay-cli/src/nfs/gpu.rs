@@ -29,7 +29,7 @@ pub(super) fn session() -> Result<Session> {
 }
 
 pub(super) fn only_rdma(config: Config) -> Config {
-    Config { engine: Some("rdma".to_owned()), nfs: Nfs::Rdma, ..config }
+    Config { engine: Some("placed".to_owned()), nfs: Nfs::Rdma, ..config }
 }
 
 /// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.

@@ -74,7 +74,7 @@ pub fn allow_dma_bufs() -> &'static Fake {
 
 /// Reads `len` bytes into the GPU's memory until the way there from the file's server was tried: the transfer that asks first goes
 /// another way.
-pub fn try_rdma(session: &Session, file: &File, len: usize) {
+pub fn try_placed(session: &Session, file: &File, len: usize) {
     let until = Instant::now() + Duration::from_secs(20);
     let mut buffer = session.buffer(0, len).unwrap();
     let is_pending = |receipt: String| {

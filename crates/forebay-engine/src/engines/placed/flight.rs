@@ -256,7 +256,7 @@ impl Flight {
         let completion = &self.onward.completion;
         let mut election: Election = completion.elected_so_far().refusing(&refusal);
         if moved < left {
-            election.engine = EngineKind::Rdma.for_the_rest();
+            election.engine = EngineKind::Placed.for_the_rest();
         }
         completion.elected(Arc::new(election));
         let rest: Vec<Part> = failed

@@ -62,13 +62,13 @@ pub(crate) struct Placed {
 const MAX_LOOKS: usize = 16;
 
 static CACHED: LazyLock<Refusal> = LazyLock::new(|| Refusal {
-    engine: EngineKind::Rdma,
+    engine: EngineKind::Placed,
     reason: "the bytes are in this host's page cache".to_owned(),
     hint: None,
 });
 
 static WRITES: LazyLock<Refusal> = LazyLock::new(|| Refusal {
-    engine: EngineKind::Rdma,
+    engine: EngineKind::Placed,
     reason: "writes go through host memory".to_owned(),
     hint: None,
 });
@@ -78,16 +78,16 @@ pub(crate) struct PlacedCandidate;
 
 impl EngineCandidate for PlacedCandidate {
     fn kind(&self) -> EngineKind {
-        EngineKind::Rdma
+        EngineKind::Placed
     }
 
     fn permission(&self, options: &DeviceOptions<'_>) -> Permission {
         if options.device.info().is_host {
-            return Permission::never(EngineKind::Rdma, "the memory is host memory", None);
+            return Permission::never(EngineKind::Placed, "the memory is host memory", None);
         }
         match options.device.can_export() {
-            Ok(()) => options.permit(EngineKind::Rdma),
-            Err(error) => Permission::refused_by(EngineKind::Rdma, &error),
+            Ok(()) => options.permit(EngineKind::Placed),
+            Err(error) => Permission::refused_by(EngineKind::Placed, &error),
         }
     }
 
@@ -224,7 +224,7 @@ impl Placed {
     }
 
     fn error(&self, refusal: &Refusal, known: &Known<'_>) -> Error {
-        let text = format!("engine rdma cannot do this: {}", refusal.reason);
+        let text = format!("engine placed cannot do this: {}", refusal.reason);
         let error = Error::new(ErrorKind::Unsupported, text);
         let error = error.with("file", known.file.name()).with("device", &self.device.info().name);
         match &refusal.hint {
@@ -248,7 +248,7 @@ struct Placing {
 
 impl Engine for Placed {
     fn kind(&self) -> EngineKind {
-        EngineKind::Rdma
+        EngineKind::Placed
     }
 
     /// Nothing is gained by the caller's thread: it would wait for the server.

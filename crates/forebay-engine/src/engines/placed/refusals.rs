@@ -7,7 +7,7 @@ use forebay_error::Error;
 use crate::request::receipt::{EngineKind, Refusal};
 
 pub(super) fn refusal(reason: impl Into<String>, hint: Option<&str>) -> Arc<Refusal> {
-    Arc::new(Refusal { engine: EngineKind::Rdma, reason: reason.into(), hint: hint.map(str::to_owned) })
+    Arc::new(Refusal { engine: EngineKind::Placed, reason: reason.into(), hint: hint.map(str::to_owned) })
 }
 
 /// An error as the reason of a refusal.

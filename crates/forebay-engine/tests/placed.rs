@@ -1,4 +1,4 @@
-//! The engine `rdma`: a server in the process writes into the software GPU's memory over a fabric in the process. What it takes,
+//! The engine `placed`: a server in the process writes into the software GPU's memory over a fabric in the process. What it takes,
 //! what it refuses and why, and what becomes of transfers that fail on the way. The contract runs over it, too.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, allow_dma_bufs, config, disk, pattern, soon, try_rdma, turn};
+use common::{Scratch, allow_dma_bufs, config, disk, pattern, soon, try_placed, turn};
 use fake_nfs::{Asked, Fault as Slow, Lie, Placing, Server};
 use fake_verbs::{Fake, FakeDevice, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend};
@@ -69,7 +69,7 @@ fn asking_for(engine: &str) -> Session {
 
 /// Reads all of a file and compares it, when the way was tried.
 fn read(session: &Session, file: &File, expected: &[u8]) -> Receipt {
-    try_rdma(session, file, 4096);
+    try_placed(session, file, 4096);
     read_now(session, file, expected)
 }
 
@@ -83,7 +83,7 @@ fn read_now(session: &Session, file: &File, expected: &[u8]) -> Receipt {
 }
 
 fn refused(receipt: &Receipt) -> &Refusal {
-    receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Rdma).unwrap()
+    receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Placed).unwrap()
 }
 
 #[test]
@@ -102,15 +102,15 @@ fn a_server_writes_into_gpu_memory_and_no_byte_crosses_the_host() {
             let receipt = session.read_into(&file, offset, &mut buffer, start..start + len).unwrap();
             assert_eq!(
                 (receipt.engine(), receipt.moved[Way::Server]),
-                (EngineKind::Rdma, len as u64),
+                (EngineKind::Placed, len as u64),
                 "{receipt}"
             );
-            assert_eq!(receipt.engines().collect::<Vec<_>>(), [(EngineKind::Rdma, len as u64)]);
+            assert_eq!(receipt.engines().collect::<Vec<_>>(), [(EngineKind::Placed, len as u64)]);
             let text = receipt.to_string();
             let note = format!("NFS v{version}, server 127.0.0.1, NIC fake0; keys: per buffer");
             assert!(text.contains(&note), "{text}");
             assert!(text.contains(&format!("; {len} by RDMA from the server")), "{text}");
-            assert!(!receipt.election.refused.iter().any(|refusal| refusal.engine == EngineKind::Rdma));
+            assert!(!receipt.election.refused.iter().any(|refusal| refusal.engine == EngineKind::Placed));
         }
         assert_eq!(turn.fake.calls("cuMemcpyHtoDAsync_v2"), copies);
         // The NIC's writes are flushed before the transfer ends.
@@ -127,7 +127,7 @@ fn batches_and_reads_beyond_the_end_come_over() {
     allow_dma_bufs();
     let (place, session) = (place(), session());
     let file = place.file("4.1");
-    try_rdma(&session, &file, 4096);
+    try_placed(&session, &file, 4096);
     let pieces: Vec<_> = (0..700usize)
         .map(|index| ReadPiece {
             offset: (index * 12_007) as u64,
@@ -195,7 +195,7 @@ fn what_cannot_be_placed_is_staged_and_says_why() {
     // Files that are no server's do not speak of it.
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let receipt = read(&session, &File::open(scratch.path()).unwrap(), &expected);
-    assert!(!receipt.to_string().contains("rdma"), "{receipt}");
+    assert!(!receipt.to_string().contains("placed"), "{receipt}");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
         (seen.asked == Asked::Read && Instant::now() < soon).then_some(Slow::Late(silence))
     });
     std::thread::scope(|scope| {
-        let files = [(&placed, EngineKind::Rdma), (&requested, EngineKind::Staged)];
+        let files = [(&placed, EngineKind::Placed), (&requested, EngineKind::Staged)];
         let readers = files.map(|(file, engine)| {
             scope.spawn({
                 let held = &held;
@@ -279,7 +279,7 @@ fn bytes_that_do_not_arrive_refuse_the_way_for_good() {
     place.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Lose).after(1));
     // Who may go no other way waits for the trial, and no byte of it is on its way meanwhile.
     let mut buffer = session.buffer(0, LEN).unwrap();
-    let error = asking_for("rdma").read(&file, 0, &mut buffer).unwrap_err().to_string();
+    let error = asking_for("placed").read(&file, 0, &mut buffer).unwrap_err().to_string();
     assert!(error.contains("its bytes did not arrive (first wrong byte at 0)"), "{error}");
     for _ in 0..2 {
         let receipt = read(&session, &file, &pattern(KEY, 0, LEN));
@@ -288,7 +288,7 @@ fn bytes_that_do_not_arrive_refuse_the_way_for_good() {
     }
     // Another GPU, server or NIC would be another way: that of another client is.
     let receipt = read(&session, &place.file("4.0"), &pattern(KEY, 0, LEN));
-    assert_eq!(receipt.engine(), EngineKind::Rdma, "{receipt}");
+    assert_eq!(receipt.engine(), EngineKind::Placed, "{receipt}");
 }
 
 /// The transfer that asks first goes another way at once, however long the trial takes; memory for trials is allocated once.
@@ -314,7 +314,7 @@ fn a_way_is_tried_beside_the_transfer_that_asks() {
             assert_eq!(refused(&receipt).reason, "whether the server reaches this memory is being tried");
         }
         assert!(buffer.to_vec().unwrap() == expected);
-        assert_eq!(read(&session, &file, &expected).engine(), EngineKind::Rdma);
+        assert_eq!(read(&session, &file, &expected).engine(), EngineKind::Placed);
         // `read` allocates two buffers.
         let for_trials = turn.fake.calls("cuMemAlloc_v2") - allocations - 2;
         assert_eq!(for_trials, u64::from(version == "3"), "allocations for the trials of version {version}");
@@ -338,7 +338,7 @@ fn memory_at_a_reused_address_is_registered_anew() {
     allow_dma_bufs();
     let (place, session) = (place(), session());
     let file = place.file("3");
-    try_rdma(&session, &file, 4096);
+    try_placed(&session, &file, 4096);
     let before = turn.fake.calls("cuMemGetHandleForAddressRange");
     let mut reused = 0;
     let mut last = 0;
@@ -381,7 +381,7 @@ fn freed_memory_is_given_back_soon() {
         }
     };
     wait(0);
-    try_rdma(&session, &file, 4096);
+    try_placed(&session, &file, 4096);
     // The memory that trials keep.
     wait(1);
     let mut buffer = session.buffer(0, LEN).unwrap();
@@ -440,7 +440,7 @@ fn what_the_server_refuses_is_staged() {
     assert!(refused(&receipt).reason.ends_with(&format!("({LEN} bytes were staged)")), "{receipt}");
     // It is left alone for a moment, and then used again.
     let until = Instant::now() + Duration::from_secs(20);
-    while read(&session, &file, &expected).engine() != EngineKind::Rdma {
+    while read(&session, &file, &expected).engine() != EngineKind::Placed {
         assert!(Instant::now() < until, "it is never tried again");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -462,7 +462,7 @@ fn a_nic_that_is_replaced_costs_a_transfer_its_way_and_not_its_bytes() {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let receipt = read(&session, &file, &expected);
-        if receipt.engine() == EngineKind::Rdma {
+        if receipt.engine() == EngineKind::Placed {
             assert!(receipt.to_string().contains("NIC nic1"), "{receipt}");
             break;
         }
@@ -497,19 +497,24 @@ fn asked_for_by_name_it_does_this_or_nothing() {
         session.read(file, 0, &mut buffer).unwrap_err().to_string()
     };
     let file = place.file("3");
-    let without = message(&asking_for("rdma"), &file);
-    assert!(without.contains("engine rdma cannot do this: the GPU's driver makes no dma-bufs"), "{without}");
+    let without = message(&asking_for("placed"), &file);
+    assert!(
+        without.contains("engine placed cannot do this: the GPU's driver makes no dma-bufs"),
+        "{without}"
+    );
     allow_dma_bufs();
-    let session = asking_for("rdma");
-    assert_eq!(read(&session, &file, &pattern(KEY, 0, LEN)).engine(), EngineKind::Rdma);
+    let session = asking_for("placed");
+    assert_eq!(read(&session, &file, &pattern(KEY, 0, LEN)).engine(), EngineKind::Placed);
     let over_tcp = message(&session, &File::open(place.server.url(PATH, "3")).unwrap());
-    assert!(over_tcp.contains("engine rdma cannot do this: the file's bytes go over TCP"), "{over_tcp}");
+    assert!(over_tcp.contains("engine placed cannot do this: the file's bytes go over TCP"), "{over_tcp}");
+    let receipt = read(&asking_for("rdma"), &file, &pattern(KEY, 0, LEN));
+    assert!(receipt.to_string().contains("the engine `rdma` is called `placed` now"), "{receipt}");
     let scratch = Scratch::with_pattern(&disk(), KEY, 5000);
     let local = message(&session, &File::open(scratch.path()).unwrap());
     assert!(local.contains("the file is not one of a server's"), "{local}");
     let buffer = session.buffer(0, 5000).unwrap();
     let error = session.write(&file, 0, &buffer).unwrap_err().to_string();
-    assert!(error.contains("engine rdma cannot do this: writes go through host memory"), "{error}");
+    assert!(error.contains("engine placed cannot do this: writes go through host memory"), "{error}");
 }
 
 /// Trials of other ways may come before: not for longer than calls of the file would wait.
@@ -517,7 +522,7 @@ fn asked_for_by_name_it_does_this_or_nothing() {
 fn asked_for_by_name_it_waits_for_a_trial_as_long_as_for_the_server() {
     let _turn = turn();
     allow_dma_bufs();
-    let (slow, hasty, session) = (place(), place(), asking_for("rdma"));
+    let (slow, hasty, session) = (place(), place(), asking_for("placed"));
     let deadline = Duration::from_millis(300);
     let options = forebay_nfs::Options { deadline, ..Default::default() };
     let files = [slow.file_at(PATH, "3"), hasty.file_with(PATH, "3", &options)];
@@ -536,12 +541,12 @@ fn asked_for_by_name_it_waits_for_a_trial_as_long_as_for_the_server() {
         let error = session.read(&files[1], 0, &mut buffer).unwrap_err();
         assert!(error.message().contains("is being tried"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
-        assert_eq!(first.join().unwrap(), EngineKind::Rdma);
+        assert_eq!(first.join().unwrap(), EngineKind::Placed);
         let mut found = session.read(&files[1], 0, &mut buffer);
         while found.is_err() && began.elapsed() < Duration::from_secs(20) {
             found = session.read(&files[1], 0, &mut buffer);
         }
-        assert_eq!(found.unwrap().engine(), EngineKind::Rdma);
+        assert_eq!(found.unwrap().engine(), EngineKind::Placed);
     });
 }
 
@@ -564,7 +569,7 @@ fn memory_of_trials_is_not_used_once_it_belongs_to_others() {
     const TAKEN: usize = (64 << 10) + 2 * 4099;
     let turn = turn();
     allow_dma_bufs();
-    let (place, session) = (place(), asking_for("rdma"));
+    let (place, session) = (place(), asking_for("placed"));
     let files = ["3", "4.1"].map(|version| place.file(version));
     let mut buffer = session.buffer(0, 4096).unwrap();
     turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
@@ -594,7 +599,7 @@ fn a_driver_that_does_not_tell_of_memory_costs_none() {
         let file = place.file("3");
         let mut buffer = session.buffer(0, 4096).unwrap();
         turn.fake.fail_next("cuPointerGetAttributes", 1, after, 1);
-        try_rdma(&session, &file, 4096);
+        try_placed(&session, &file, 4096);
         turn.fake.reset();
         allow_dma_bufs();
         session.read(&file, 0, &mut buffer).unwrap();

@@ -1,4 +1,4 @@
-//! The engine `rdma` on files of the kernel's NFS mounts. There is no mount here: see `mounts`.
+//! The engine `placed` on files of the kernel's NFS mounts. There is no mount here: see `mounts`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -47,7 +47,7 @@ fn settle(session: &Session, file: &File) {
 }
 
 fn reason(receipt: &Receipt) -> &str {
-    let refused = receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Rdma);
+    let refused = receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Placed);
     refused.map_or("", |refusal| &refusal.reason)
 }
 
@@ -62,7 +62,7 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
     let until = Instant::now() + Duration::from_secs(20);
     let receipt = loop {
         let receipt = read(&session, &file, LEN);
-        if receipt.engine() == EngineKind::Rdma {
+        if receipt.engine() == EngineKind::Placed {
             break receipt;
         }
         assert!(Instant::now() < until, "never: {receipt}");
@@ -99,7 +99,7 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
     assert!(reason(&receipt).contains("is being tried"), "{receipt}");
     settle(&asked, &file);
     let receipt = read(&asked, &file, LEN);
-    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Rdma, LEN as u64), "{receipt}");
+    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Placed, LEN as u64), "{receipt}");
     for nfs in [Nfs::Off, Nfs::Tcp] {
         let receipt = read(&session(nfs), &file, LEN);
         assert_eq!((receipt.moved[Way::Server], reason(&receipt)), (0, "FOREBAY_NFS forbids it"));
@@ -123,7 +123,7 @@ fn a_file_without_a_handle_is_found_by_its_path_and_compared() {
         let receipt = read(&session, &file, LEN);
         assert_eq!(
             (receipt.engine(), receipt.moved[Way::Server]),
-            (EngineKind::Rdma, LEN as u64),
+            (EngineKind::Placed, LEN as u64),
             "{receipt}"
         );
         // Renamed meanwhile: the same bytes, another file.
@@ -143,7 +143,7 @@ fn small_and_cached_reads_are_the_kernels() {
     assert_eq!((receipt.engine(), reason(&receipt)), (EngineKind::Staged, ""));
     assert_eq!(facts.asked.load(Ordering::Relaxed), 0);
     settle(&session, &file);
-    assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Rdma);
+    assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Placed);
     std::fs::read(place.scratch.path()).unwrap();
     let mut buffer = session.buffer(0, LEN).unwrap();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
@@ -191,7 +191,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
     let (place, session) = (place(), session(Nfs::Rdma));
     let (file, _facts) = place.open(place.facts("tcp"));
     settle(&session, &file);
-    assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Rdma);
+    assert_eq!(read(&session, &file, LEN).engine(), EngineKind::Placed);
     chill(&file);
     place.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Delay(Duration::from_millis(800))));
     let asked = place.server.count(Asked::Read);

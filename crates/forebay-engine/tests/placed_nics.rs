@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Target, allow_dma_bufs, config, pattern, try_rdma, turn};
+use common::{Target, allow_dma_bufs, config, pattern, try_placed, turn};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
 use forebay_config::{CachePolicy, IoBackend};
@@ -80,13 +80,13 @@ fn read(session: &Session, file: &File, target: Target) -> Receipt {
 
 /// The NIC that a server's bytes came by into the device.
 fn check_by(session: &Session, place: &Place, file: &File, nic: &str) {
-    try_rdma(session, file, 4096);
+    try_placed(session, file, 4096);
     place.asked();
     for _ in 0..3 {
         let receipt = read(session, file, Target::Device);
         assert_eq!(
             (receipt.engine(), receipt.moved[Way::Server]),
-            (EngineKind::Rdma, LEN as u64),
+            (EngineKind::Placed, LEN as u64),
             "{receipt}"
         );
         assert!(receipt.to_string().contains(&format!("NIC {nic}; keys: per buffer")), "{receipt}");
