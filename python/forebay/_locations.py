@@ -50,7 +50,6 @@ __all__ = [
     "with_suffix",
 ]
 
-_URL = "nfs://"
 #: Seconds for which a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45.
 _PATIENCE = 60.0
 #: Bytes of a file elsewhere that are read at once where few are asked for.
@@ -75,7 +74,7 @@ _HINTS = {
 
 def is_url(location: str) -> bool:
     """Whether it is a URL, rather than a path of this machine."""
-    return location[: len(_URL)].lower() == _URL
+    return _forebay.is_url(location)
 
 
 def member(folder: str, name: str) -> str:

@@ -7,7 +7,6 @@ mod work;
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -17,7 +16,7 @@ use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_models::Pending;
-use forebay_nfs::Url;
+use forebay_source::{hint_for_missing, opener_of};
 
 use crate::console::{Console, Failure};
 use crate::interrupt::Guard;
@@ -44,13 +43,13 @@ pub(crate) struct Copy {
 
 /// Runs the command.
 pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
-    if File::is_url(&args.source) {
-        Url::parse(&args.source).map_err(Failure::usage)?;
+    if let Some(opener) = opener_of(&args.source) {
+        opener.check(&args.source).map_err(Failure::usage)?;
         return copy(args, console, None);
     }
     let found = fs::metadata(&args.source).map_err(|error| {
         let error = Error::from_io(&error, "cannot open file").with("path", args.source.display());
-        match File::meant(&args.source).filter(|_| error.kind() == ErrorKind::NotFound) {
+        match hint_for_missing(&args.source).filter(|_| error.kind() == ErrorKind::NotFound) {
             Some(hint) => error.hint(hint),
             None => explain(error),
         }
@@ -161,13 +160,11 @@ fn destination(args: &Copy) -> Result<PathBuf> {
     if !args.destination.is_dir() {
         return Ok(args.destination.clone());
     }
-    // A URL has its options behind the name, and blanks as %20.
-    let source = if Url::is_one(&args.source) {
-        PathBuf::from(OsString::from_vec(Url::parse(&args.source)?.path))
-    } else {
-        args.source.clone()
+    let name = match opener_of(&args.source) {
+        Some(opener) => opener.file_name(&args.source),
+        None => args.source.file_name().map(OsString::from),
     };
-    match source.file_name() {
+    match name {
         Some(name) => Ok(args.destination.join(name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "the source has no name").hint("name the copy")),
     }

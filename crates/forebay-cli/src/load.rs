@@ -11,11 +11,10 @@ use forebay_bench::{
     BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
 };
 use forebay_config::cufile::Settings;
-use forebay_config::{CachePolicy, Config, IoBackend, MAX_LANES, Objective, elsewhere, parse_size};
+use forebay_config::{CachePolicy, Config, IoBackend, MAX_LANES, Objective, parse_size};
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_gpu::DeviceName;
-use forebay_nfs::Url;
 
 use crate::names::in_words;
 
@@ -228,7 +227,7 @@ impl Load {
             self.change_jobs(&mut work.jobs)?;
         }
         for path in work.jobs.iter().flat_map(Job::paths).filter(|path| File::is_url(path)) {
-            Url::parse(&path)?;
+            forebay_source::check_read(&path)?;
         }
         let url = work.jobs.iter().find(|job| File::is_url(job.target.path()));
         if let (Some(job), true) = (url, self.cache.is_some() || self.no_direct.is_some()) {
@@ -253,8 +252,8 @@ impl Load {
             if begin.is_some_and(|begin| begin.eq_ignore_ascii_case(b"rdma:")) {
                 return Err(rdma_refused());
             }
-            elsewhere::check_read(url)?;
-            let hint = Url::meant(url).map_or_else(
+            forebay_source::check_read(url)?;
+            let hint = forebay_source::near_miss(url).map_or_else(
                 || "name it as -P nfs://SERVER/EXPORT/PATH; a file of this machine as -f FILE".to_owned(),
                 |meant| format!("-P {}", quoted(&meant)),
             );
@@ -442,6 +441,7 @@ mod tests {
     }
 
     pub(super) fn load(line: &str) -> Load {
+        forebay_nfs::register();
         Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap().load
     }
 

@@ -1,26 +1,30 @@
-//! Paths on the command line. What lies elsewhere (`s3://…`), or is to be made on a server, is refused as it is read, by
+//! Paths on the command line. What nothing opens (`s3://…`), or is to be made on a server, is refused as it is read, by
 //! every command alike.
 
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, StringValueParser, TypedValueParser};
-use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::Url;
+use forebay_source::{check_read, near_miss, opener_of};
 
 /// A path, or a file of a server, that is read.
 pub(crate) fn source() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| checked(path, elsewhere::check_read))
+    PathBufValueParser::new().try_map(|path| checked(path, check_scheme))
 }
 
 /// The same where the rest of the command wants text.
 pub(crate) fn source_text() -> impl TypedValueParser<Value = String> {
-    StringValueParser::new().try_map(|path| checked(path, elsewhere::check_read))
+    StringValueParser::new().try_map(|path| checked(path, check_scheme))
 }
 
 /// A path that is made.
 pub(crate) fn target() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| checked(path, check_made))
+}
+
+/// A URL's form is the command's to check: it says more of it.
+fn check_scheme(path: &Path) -> Result<()> {
+    if opener_of(path).is_some() { Ok(()) } else { check_read(path) }
 }
 
 fn check_made(path: &Path) -> Result<()> {
@@ -29,13 +33,13 @@ fn check_made(path: &Path) -> Result<()> {
             .with("url", path.display())
             .hint("name a path on a mount"));
     }
-    elsewhere::check_write(path)
+    forebay_source::check_made(path)
 }
 
 /// Whether a path is meant to be on a server: a URL, or `SERVER:/PATH` where there is no such folder.
 fn names_a_server(path: &Path) -> bool {
     let is_there = || path.parent().is_some_and(Path::is_dir);
-    Url::is_one(path) || Url::meant(path).is_some() && !is_there()
+    opener_of(path).is_some() || near_miss(path).is_some() && !is_there()
 }
 
 fn checked<T: AsRef<Path>>(path: T, check: fn(&Path) -> Result<()>) -> std::result::Result<T, String> {

@@ -11,7 +11,7 @@ use forebay_bench::pattern_key;
 use forebay_engine::{Buffer, File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{DeviceName, first_mismatch};
-use forebay_nfs::Url;
+use forebay_source::{check_read, hint_for_missing, opener_of};
 
 use crate::console::{Console, Failure};
 use crate::load::size;
@@ -67,14 +67,7 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
         ));
     }
     let path = &args.file;
-    if let Some(error) = crate::nfs::not_a_path("verify", path) {
-        let error = if Url::is_one(path) {
-            error.hint(format!("forebay cp '{}' COPY --verify copies and compares", path.display()))
-        } else {
-            error
-        };
-        return Err(Failure::usage(error));
-    }
+    check_read(path).map_err(Failure::usage)?;
     let (file, range) = open(args)?;
     let len = range.end - range.start;
     let session = Session::open()?;
@@ -122,18 +115,59 @@ fn without_length(path: &Path) -> Error {
     Error::new(ErrorKind::InvalidInput, what).with("path", path.display()).hint(hint)
 }
 
-/// Opens the file. Returns the range to compare, which lies within the file and is not empty.
-fn open(args: &Verify) -> Result<(File, Range<u64>)> {
-    let path = &args.file;
+/// Fails for a path where no file is.
+fn check_path(path: &Path) -> Result<()> {
     let found = fs::metadata(path).map_err(|error| {
         let error = Error::from_io(&error, "cannot open file").with("path", path.display());
-        let meant = File::meant(path).filter(|_| error.kind() == ErrorKind::NotFound);
+        let meant = hint_for_missing(path).filter(|_| error.kind() == ErrorKind::NotFound);
         error.hint(meant.unwrap_or_else(|| "check the path and the mode: ls -l".to_owned()))
     })?;
     if found.is_dir() {
         return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
             .with("path", path.display())
             .hint("name a file with -f"));
+    }
+    Ok(())
+}
+
+/// What the file is compared with: it is read once more, by plain calls, or where it has a URL into host memory.
+enum Plain {
+    File(fs::File),
+    Url(Box<Buffer>),
+}
+
+impl Plain {
+    fn open(path: &Path, session: &Session, piece: usize) -> Result<Self> {
+        if opener_of(path).is_some() {
+            return Ok(Self::Url(Box::new(session.host_buffer(piece)?)));
+        }
+        let file = fs::File::open(path);
+        file.map(Self::File)
+            .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))
+    }
+
+    fn read(&mut self, session: &Session, file: &File, into: &mut [u8], at: u64) -> Result<()> {
+        match self {
+            Self::File(plain) => plain.read_exact_at(into, at).map_err(|error| {
+                Error::new(ErrorKind::ShortRead, format!("cannot read plainly: {error}"))
+                    .with("path", file.name())
+                    .with("offset", at)
+                    .hint("something truncated the file meanwhile")
+            }),
+            Self::Url(buffer) => {
+                session.read_into(file, at, buffer, 0..into.len())?;
+                into.copy_from_slice(&buffer.as_slice().unwrap_or_default()[..into.len()]);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Opens the file. Returns the range to compare, which lies within the file and is not empty.
+fn open(args: &Verify) -> Result<(File, Range<u64>)> {
+    let path = &args.file;
+    if opener_of(path).is_none() {
+        check_path(path)?;
     }
     let file = File::open(path)?;
     let have = file.len()?;
@@ -160,8 +194,7 @@ fn compare(
     piece: u64,
 ) -> Result<String> {
     let path = &args.file;
-    let plain = fs::File::open(path)
-        .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))?;
+    let mut plain = Plain::open(path, session, piece as usize)?;
     let mut buffer = Buffer::new(session.device_named(&args.device)?, piece as usize)?;
     let mut expected = vec![0_u8; piece as usize];
     let mut engines: Vec<&'static str> = Vec::new();
@@ -178,12 +211,7 @@ fn compare(
         let wrong = if let Some(key) = key {
             first_mismatch(&got[..take], key, at)
         } else {
-            plain.read_exact_at(&mut expected[..take], at).map_err(|error| {
-                Error::new(ErrorKind::ShortRead, format!("cannot read plainly: {error}"))
-                    .with("path", path.display())
-                    .with("offset", at)
-                    .hint("something truncated the file meanwhile")
-            })?;
+            plain.read(session, file, &mut expected[..take], at)?;
             got[..take].iter().zip(&expected[..take]).position(|(a, b)| a != b).map(|place| at + place as u64)
         };
         if let Some(wrong) = wrong {

@@ -1,5 +1,5 @@
-//! Names of what lies neither on this machine nor on an NFS server: objects of stores, the web, repositories of Hugging Face. forebay
-//! has no client for them. What is recognised, and what is said of it, stands here alone.
+//! Names of what does not lie on this machine, and that no client is registered for (`forebay_source::check_read` asks that first):
+//! objects of stores, the web, repositories of Hugging Face. What is recognised, and what is said of it, stands here alone.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ const NAMED: [(&str, &str); 17] = [
 const HUGGING_FACE: &str = "Hugging Face";
 
 /// Fails if `path` names something that is not read by a path: `s3://BUCKET/KEY`, `hf://ORG/MODEL`, `https://…`, any
-/// `SCHEME://` but `nfs://`. A folder of such a name is named with `./` in front.
+/// `SCHEME://`. A folder of such a name is named with `./` in front.
 pub fn check_read(path: &Path) -> Result<()> {
     refuse(path, "cannot open file", |name| match name.fetch() {
         Some(command) => format!("copy it to this machine first, and name the copy: {command}"),
@@ -89,7 +89,7 @@ impl<'a> Name<'a> {
         let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.bytes().all(fits);
         let name = Self { scheme: scheme.to_ascii_lowercase(), rest: rest.trim_start_matches('/') };
         let is_url = rest.starts_with('/') || name.known().is_some();
-        (is_scheme && is_url && name.scheme != "nfs").then_some(name)
+        (is_scheme && is_url).then_some(name)
     }
 
     fn known(&self) -> Option<&'static str> {
@@ -259,7 +259,6 @@ mod tests {
             "/data/m",
             "a:b",
             "server:/export/m",
-            "nfs://server/m",
             "NFS:/server/m",
             "./s3://bucket/key",
             "/mnt/s3:/x",

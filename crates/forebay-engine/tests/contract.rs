@@ -77,6 +77,7 @@ fn real_server() -> Option<String> {
 
 /// A file of that server, by forebay's own client; seen from outside without it.
 fn on_server(folder: &str) -> Subject {
+    forebay_nfs::register();
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let path = scratch.path().to_owned();
     let (folder, options) = folder.split_once('?').unwrap_or((folder, ""));
@@ -94,6 +95,7 @@ fn on_server(folder: &str) -> Subject {
 
 /// A file of an NFS server in the process, by forebay's own client.
 fn on_nfs() -> Subject {
+    forebay_nfs::register();
     let server = fake_nfs::Server::start();
     server.put("/export/file", pattern(KEY, 0, LEN));
     let file = File::options().write(true).open(server.url("/export/file", "4.1")).unwrap();

@@ -14,6 +14,7 @@ const LEN: usize = 9_000_001;
 
 fn session() -> Session {
     install_gpu();
+    forebay_nfs::register();
     Session::with_config(config(IoBackend::Auto, CachePolicy::Auto)).unwrap()
 }
 

@@ -55,6 +55,7 @@ impl Place {
 }
 
 fn place() -> Place {
+    forebay_nfs::register();
     Place::new(Fake::new(), pattern(KEY, 0, LEN))
 }
 

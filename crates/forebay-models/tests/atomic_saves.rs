@@ -281,7 +281,7 @@ fn a_path_with_a_zero_byte_is_refused_as_such() {
 #[test]
 fn nothing_is_saved_elsewhere() {
     for (name, said) in
-        [("s3://bucket/key", "no client for S3"), ("nfs://server/export/file", "not made by URL")]
+        [("s3://bucket/key", "no client for S3"), ("mine://server/file", "no client for mine://")]
     {
         let error = Pending::create(name).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);

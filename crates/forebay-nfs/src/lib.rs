@@ -38,8 +38,12 @@ pub use source::NfsSource;
 
 use forebay_sys::lock;
 
-/// Has engines reach the servers of mounted files by this client ([`Mounts`]). Programs call it once, when they start.
+/// `nfs://` URLs are opened by this client from now on, wherever the program takes a path, and engines reach the servers of mounted
+/// files by it ([`Mounts`]). Programs call it once, when they start.
 pub fn register() {
     static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| forebay_source::register_beside(std::sync::Arc::new(Mounts)));
+    ONCE.call_once(|| {
+        forebay_source::register(std::sync::Arc::new(source::NfsOpener));
+        forebay_source::register_beside(std::sync::Arc::new(Mounts));
+    });
 }

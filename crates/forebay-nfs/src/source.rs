@@ -1,7 +1,9 @@
 //! Files of an NFS server, by forebay's own client: no mount is needed.
 
+use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -9,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Answer, Facts, Fill, HeldUp, Place, Request, RequestShape, Requests, Source, StateToken,
+    Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
 use crate::{Client, Direction, File, LeftOut, Options, Rdma, Url};
@@ -68,8 +70,8 @@ impl NfsSource {
         Self { file: Arc::new(file), access, len, way, copied }
     }
 
-    /// Opens it. `makes`: it is to be made or cut, which this client does not do.
-    pub fn open(path: &Path, access: (bool, bool), makes: bool) -> Result<Self> {
+    /// Opens it. It is neither made nor cut: this client does not do that.
+    fn open(path: &Path, access: Access) -> Result<Self> {
         let url = Url::parse(path)?;
         let config = Config::from_env()?;
         let refused = |why: &str, hint: &str| {
@@ -83,7 +85,7 @@ impl NfsSource {
                 return refused("FOREBAY_NFS=off refuses URLs", "unset FOREBAY_NFS, or name a mounted path");
             }
         }
-        if makes {
+        if access.make {
             return refused(
                 "files on a server are not made or cut by URL",
                 "make it on a mount, or write to one that is there",
@@ -93,7 +95,7 @@ impl NfsSource {
         let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
         let further = config.nfs_servers.of(&[&url.server]);
         let options = Options { rdma, connections: config.nfs_connections, further, ..Options::default() };
-        Ok(Self::new(crate::open(&url, &options)?, access))
+        Ok(Self::new(crate::open(&url, &options)?, (access.read, access.write)))
     }
 }
 
@@ -197,5 +199,32 @@ impl Requests for NfsSource {
 
     fn shape(&self) -> RequestShape {
         RequestShape { preferred: RequestShape::ANY }
+    }
+}
+
+/// Opens `nfs://` URLs.
+pub(crate) struct NfsOpener;
+
+impl Opener for NfsOpener {
+    fn scheme(&self) -> &'static str {
+        "nfs"
+    }
+
+    fn check(&self, url: &Path) -> Result<()> {
+        Url::parse(url).map(drop)
+    }
+
+    fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>> {
+        Ok(Arc::new(NfsSource::open(url, access)?))
+    }
+
+    fn near_miss(&self, path: &Path) -> Option<String> {
+        Url::meant(path)
+    }
+
+    /// A URL has its options behind the name, and blanks as %20.
+    fn file_name(&self, url: &Path) -> Option<OsString> {
+        let path = PathBuf::from(OsString::from_vec(Url::parse(url).ok()?.path));
+        path.file_name().map(OsString::from)
     }
 }

@@ -70,12 +70,13 @@ mod _forebay {
     #[pymodule_export]
     use crate::stream::{exchange_capture_mode, wait_stream};
     #[pymodule_export]
-    use crate::text::{check_place, repository_hint};
+    use crate::text::{check_place, is_url, repository_hint};
 
     /// Transfers end before the interpreter does: their memory is its objects'.
     #[pymodule_init]
     fn start(module: &Bound<'_, PyModule>) -> PyResult<()> {
         forebay_sys::descriptor_table::make_room();
+        forebay_nfs::register();
         module.py().import("atexit")?.call_method1("register", (module.getattr("_drain")?,)).map(drop)
     }
 

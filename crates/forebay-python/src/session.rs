@@ -16,7 +16,6 @@ use crate::error::{OrRaise, invalid};
 pub(crate) fn session() -> PyResult<Session> {
     static WARNED: Once = Once::new();
     forebay_libcufile::register();
-    forebay_nfs::register();
     if !WARNED.is_completed() {
         let mut unknown = Vec::new();
         WARNED.call_once(|| unknown = env::unknown());

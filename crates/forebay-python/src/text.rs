@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forebay_config::elsewhere;
+use forebay_config::elsewhere::repository_hint as hint_of;
 use forebay_engine::File as Engine;
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
@@ -12,7 +12,7 @@ use crate::error::{OrRaise, invalid};
 /// A text that a file can hold.
 pub(crate) struct Text(pub(crate) String);
 
-/// The path of a file, absolute: the program may change its folder before it is used again. Or an `nfs://` URL.
+/// The path of a file, absolute: the program may change its folder before it is used again. Or a URL that can be opened.
 pub(crate) struct FilePath(pub(crate) PathBuf);
 
 impl<'py> FromPyObject<'_, 'py> for Text {
@@ -47,16 +47,22 @@ impl FilePath {
     }
 }
 
-/// Fails for what lies neither on this machine nor on an NFS server: `s3://…`, `hf://…`, `https://…`.
+/// Fails for URLs that nothing opens: `s3://…`, `hf://…`, `https://…`; `writes`: for all.
 #[pyfunction]
 pub(crate) fn check_place(path: PathBuf, writes: bool) -> PyResult<()> {
-    if writes { elsewhere::check_write(&path) } else { elsewhere::check_read(&path) }.or_raise()
+    if writes { forebay_source::check_made(&path) } else { forebay_source::check_read(&path) }.or_raise()
+}
+
+/// Whether it is a URL that can be opened.
+#[pyfunction]
+pub(crate) fn is_url(path: PathBuf) -> bool {
+    Engine::is_url(path)
 }
 
 /// What to say of a path that is not there, but may be meant for a repository of models.
 #[pyfunction]
 pub(crate) fn repository_hint(path: PathBuf) -> Option<String> {
-    elsewhere::repository_hint(&path)
+    hint_of(&path)
 }
 
 /// The name of a dtype: a text, or what numpy, torch and jax have for one.

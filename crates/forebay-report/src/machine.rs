@@ -62,11 +62,11 @@ fn own_object() -> Option<String> {
 }
 
 fn facts(path: &Path) -> PathFacts {
-    if forebay_nfs::Url::is_one(path) {
+    if let Some(scheme) = forebay_source::scheme_of(path) {
         let url = path.display().to_string();
         return PathFacts {
             path: url.clone(),
-            file_system: "nfs".to_owned(),
+            file_system: scheme.to_owned(),
             source: url,
             drive: String::new(),
             options: env::text("FOREBAY_NFS").map_or_else(String::new, |how| format!("FOREBAY_NFS={how}")),

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use forebay_config::elsewhere;
 use forebay_doctor::storage::{self, DiskKind};
 use forebay_doctor::{RealSystem, System};
 use forebay_error::{Error, ErrorKind, Result};
@@ -34,7 +33,7 @@ pub(crate) struct Target {
     pub(crate) made: bool,
     /// Whether the page cache lets go of it.
     pub(crate) can_be_cold: bool,
-    /// `rdma`, `tcp` of an NFS mount; `nfs://` by URL.
+    /// `rdma`, `tcp` of an NFS mount; the scheme of a URL: `nfs://`.
     pub(crate) nfs: Option<String>,
     /// PCI address of its drive's controller.
     pub(crate) controller: Option<String>,
@@ -59,10 +58,10 @@ impl Target {
 
     /// What is at `path`: a file or block device that is there, or the place where one is made.
     fn find(path: &Path) -> Result<Self> {
-        if forebay_nfs::Url::is_one(path) {
-            return Self::of_server(path);
+        forebay_source::check_read(path)?;
+        if let Some(scheme) = forebay_source::scheme_of(path) {
+            return Self::of_server(path, scheme);
         }
-        elsewhere::check_read(path)?;
         let given = std::path::absolute(path)
             .map_err(|error| Error::from_io(&error, "cannot use path").with("path", path.display()))?;
         let (file, made) = match fs::metadata(&given) {
@@ -71,9 +70,9 @@ impl Target {
             Ok(_) => return Err(bad("cannot measure: not a file, block device or directory", &given)),
             Err(error) => {
                 return Err(Error::from_io(&error, "cannot use path").with("path", given.display()).hint(
-                    forebay_nfs::Url::hint(path).or_else(|| elsewhere::repository_hint(path)).unwrap_or_else(
-                        || "name a directory, where a file is made, or a file that is there".to_owned(),
-                    ),
+                    forebay_source::hint_for_missing(path).unwrap_or_else(|| {
+                        "name a directory, where a file is made, or a file that is there".to_owned()
+                    }),
                 ));
             }
         };
@@ -90,12 +89,12 @@ impl Target {
         Ok(one)
     }
 
-    /// A file of an NFS server, without a mount.
-    fn of_server(path: &Path) -> Result<Self> {
+    /// A file of a server, without a mount.
+    fn of_server(path: &Path, scheme: &str) -> Result<Self> {
         let length = length_there(path)?;
         long_enough(length).map_err(|error| error.with("url", path.display()))?;
         let (given, file) = (path.to_owned(), path.to_owned());
-        let nfs = Some(forebay_nfs::url::SCHEME.to_owned());
+        let nfs = Some(format!("{scheme}://"));
         Ok(Self { given, file, made: false, can_be_cold: true, nfs, controller: None })
     }
 
@@ -111,7 +110,7 @@ impl Target {
 
     /// Whether it is named by a URL.
     pub(crate) fn is_url(&self) -> bool {
-        forebay_nfs::Url::is_one(&self.given)
+        forebay_source::scheme_of(&self.given).is_some()
     }
 
     /// The size to make: what was asked for, or what this report made before, or `default` as far as there is room.
@@ -159,8 +158,7 @@ fn whole(target: &Target) -> Result<()> {
 }
 
 fn length_there(url: &Path) -> Result<u64> {
-    let options = forebay_nfs::Options { connections: 1, deadline: ANSWER_LIMIT, ..Default::default() };
-    Ok(forebay_nfs::open(&forebay_nfs::Url::parse(url)?, &options)?.attributes()?.size)
+    forebay_engine::File::open(url)?.len()
 }
 
 /// A file to measure of this size: the pattern that bench takes for its own.

@@ -1,12 +1,16 @@
 //! What a source of stored bytes offers to engines. A crate that implements [`Source`] needs this one and no engine.
 
 mod beside;
+mod opener;
 mod place;
 mod request;
 mod source;
 mod state;
 
 pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
+pub use opener::{
+    Access, Opener, check_made, check_read, hint_for_missing, near_miss, opener_of, register, scheme_of,
+};
 pub use place::{Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};
 pub use source::{Facts, Fill, HeldUp, Source};

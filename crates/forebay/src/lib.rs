@@ -421,7 +421,7 @@
 //!
 //! # Where to go on
 //!
-//! - [`source`]: sources that are not files, and faults to test against.
+//! - [`source`]: sources that are not files, and faults to test against. [`nfs::register`]: from then on `nfs://` URLs are files.
 //! - [`config`]: every option and its variable.
 //! - [`gpu`]: devices, streams and events beneath.
 //! - The command `forebay check` says which engines a machine has, which not, and what to type.
@@ -434,3 +434,4 @@ pub use forebay_error::{Error, ErrorKind, Result};
 pub use forebay_gpu as gpu;
 pub use forebay_libcufile as libcufile;
 pub use forebay_nfs as nfs;
+pub use forebay_source::{Opener, near_miss, opener_of};

@@ -67,7 +67,8 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
     if let JobTarget::Directory(directory) = &job.target {
         let found = fs::metadata(directory).map_err(|error| {
             let error = Error::from_io(&error, "cannot use the directory").with("path", directory.display());
-            match File::meant(directory).filter(|_| error.kind() == ErrorKind::NotFound) {
+            match forebay_source::hint_for_missing(directory).filter(|_| error.kind() == ErrorKind::NotFound)
+            {
                 Some(hint) => error.hint(hint),
                 None => explain(error),
             }
@@ -94,7 +95,7 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
             Err(error) => {
                 let error = Error::from_io(&error, "cannot open file").with("path", path.display());
                 return Err(if error.kind() == ErrorKind::NotFound {
-                    error.hint(File::meant(&path).unwrap_or_else(|| {
+                    error.hint(forebay_source::hint_for_missing(&path).unwrap_or_else(|| {
                         "check the path, or write the file first: -I 1 -s SIZE".to_owned()
                     }))
                 } else {
@@ -280,7 +281,7 @@ fn wanted(work: &Workload, job: &Job, path: &Path, here: u64, block: bool) -> Re
 fn make(path: &Path) -> Result<fs::File> {
     fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(|error| {
         let error = Error::from_io(&error, "cannot create file").with("path", path.display());
-        match File::meant(path).filter(|_| error.kind() == ErrorKind::NotFound) {
+        match forebay_source::hint_for_missing(path).filter(|_| error.kind() == ErrorKind::NotFound) {
             Some(hint) => error.hint(hint),
             None => explain(error),
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use forebay_config::{CachePolicy, Config, elsewhere};
+use forebay_config::{CachePolicy, Config};
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -438,7 +438,7 @@ impl Workload {
 }
 
 fn check_job(job: &Job, types: &[Xfer]) -> Result<()> {
-    elsewhere::check_read(job.target.path())?;
+    forebay_source::check_read(job.target.path())?;
     if job.workers == 0 || job.workers > MOST_WORKERS {
         return bad(format!("{} threads", job.workers), &format!("use -w 1..{MOST_WORKERS}"));
     }
@@ -574,6 +574,7 @@ mod tests {
                 Workload::new(vec![Job::new(JobTarget::File("x".into())); MOST_WORKERS + 1]),
             ),
             ("a server's page cache", {
+                forebay_nfs::register();
                 let mut w = Workload::new(vec![Job::new(JobTarget::File("nfs://a/b".into()))]);
                 assert!(w.check().is_ok());
                 w.drop_cache = true;

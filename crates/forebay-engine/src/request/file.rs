@@ -6,9 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::NfsSource;
 use forebay_source::HeldUp;
 
 use crate::runtime::sys;
@@ -16,7 +14,7 @@ use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::{
     Descriptors, DirectAlignment, Facts, Fd, FileSource, Fill, OpenOptions, Request, Requests, Residency,
-    Shortage, Source, StateToken, adopt, call_error, meant, residency,
+    Shortage, Source, StateToken, adopt, call_error, residency,
 };
 
 /// Bytes for which a memory file gets its pages in one call.
@@ -55,17 +53,17 @@ impl OpenOptions {
         unsafe { adopt::adopt(self, fd) }.map(File::from_file_source)
     }
 
-    /// Opens the file: a path, or `nfs://SERVER/EXPORT/PATH`, which needs no mount. There is no client for other URLs.
+    /// Opens the file: a path, or a URL of a scheme that the program registered
+    /// ([`forebay_source::register`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
-        if File::is_url(path) {
-            let file = NfsSource::open(path, self.access(), self.makes())?;
-            return File::from_source(Arc::new(file));
+        if let Some(opener) = forebay_source::opener_of(path) {
+            return File::from_source(opener.open(path, self.access())?);
         }
-        if self.makes() {
-            elsewhere::check_write(path)?;
+        if self.access().make {
+            forebay_source::check_made(path)?;
         } else {
-            elsewhere::check_read(path)?;
+            forebay_source::check_read(path)?;
         }
         self.open_source(path).map(File::from_file_source)
     }
@@ -109,12 +107,7 @@ impl File {
 
     /// Whether a path is a URL of a server, rather than a file of this machine.
     pub fn is_url(path: impl AsRef<Path>) -> bool {
-        forebay_nfs::Url::is_one(path.as_ref())
-    }
-
-    /// What to say of a path that is not there, but is meant for a file of a server, or for a repository of models.
-    pub fn meant(path: impl AsRef<Path>) -> Option<String> {
-        meant(path.as_ref())
+        forebay_source::opener_of(path).is_some()
     }
 
     /// A handle on any source. One that offers a descriptor is opened again by it, as by [`File::adopt`].

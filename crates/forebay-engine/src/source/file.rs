@@ -4,8 +4,9 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use forebay_config::{CachePolicy, elsewhere};
+use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::Access;
 use rustix::fs::Stat;
 
 use super::descriptor::Fd;
@@ -234,14 +235,10 @@ impl OpenOptions {
         self
     }
 
-    /// Whether it is opened for reading, and for writing.
-    pub(crate) fn access(&self) -> (bool, bool) {
-        (self.read || !self.write, self.write)
-    }
-
-    /// Whether a file is made, or made anew.
-    pub(crate) fn makes(&self) -> bool {
-        self.create || self.create_new || self.truncate
+    /// What it is opened for.
+    pub(crate) fn access(&self) -> Access {
+        let make = self.create || self.create_new || self.truncate;
+        Access { read: self.read || !self.write, write: self.write, make }
     }
 
     pub(crate) fn open_source(self, path: &Path) -> Result<FileSource> {
@@ -367,11 +364,6 @@ fn not_a_file(path: &Path) -> Error {
         .hint("pipes, sockets and character devices have no offsets to read at")
 }
 
-/// What to say of a path that is not there, but is meant for a file of a server, or for a repository of models.
-pub(crate) fn meant(path: &Path) -> Option<String> {
-    forebay_nfs::Url::hint(path).or_else(|| elsewhere::repository_hint(path))
-}
-
 fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
     let error =
         Error::from_errno(errno, if write { "cannot open file for writing" } else { "cannot open file" })
@@ -380,9 +372,10 @@ fn explain_open(errno: i32, path: &Path, write: bool) -> Error {
         libc::EINVAL if path.as_os_str().as_encoded_bytes().contains(&0) => {
             error.hint("the path has a zero byte: leave it out")
         }
-        libc::ENOENT => {
-            error.hint(meant(path).unwrap_or_else(|| "check the path (ls -l) and the spelling".to_owned()))
-        }
+        libc::ENOENT => error.hint(
+            forebay_source::hint_for_missing(path)
+                .unwrap_or_else(|| "check the path (ls -l) and the spelling".to_owned()),
+        ),
         libc::EACCES | libc::EPERM => {
             error.hint("check the file's mode and owner (ls -l), and the directories above it")
         }

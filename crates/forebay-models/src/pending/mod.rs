@@ -12,7 +12,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use forebay_config::elsewhere;
 use forebay_engine::{File, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -61,16 +60,6 @@ pub struct Pending {
     process: u32,
 }
 
-/// Files get their name on this machine, in one step.
-fn check_place(path: &Path) -> Result<()> {
-    if File::is_url(path) {
-        return Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
-            .with("url", path.display())
-            .hint("name a path on a mount"));
-    }
-    elsewhere::check_write(path)
-}
-
 impl Pending {
     /// Opens a new file that will become `path`.
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
@@ -89,7 +78,7 @@ impl Pending {
     }
 
     fn made(path: &Path, mode: u32, options: &dyn Fn() -> OpenOptions) -> Result<Self> {
-        check_place(path)?;
+        forebay_source::check_made(path)?;
         let target = Target::find(path)?;
         let options = || options().read(true).write(true);
         leftovers::remove(&target);

@@ -61,11 +61,6 @@ impl Url {
         Some(format!("{SCHEME}{server}/{}", EscapedPath(path)))
     }
 
-    /// What to say of a path that is not there, but would be a file of a server if it were written as a URL.
-    pub fn hint(path: &Path) -> Option<String> {
-        Self::meant(path).map(|url| format!("a file of a server is named {url}"))
-    }
-
     /// Reads it.
     pub fn parse(text: &(impl AsRef<OsStr> + ?Sized)) -> Result<Self> {
         let text = typed(text.as_ref());

@@ -1,0 +1,163 @@
+//! Openers: which crate opens the URLs of a scheme.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_config::elsewhere;
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::source::Source;
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Its bytes are read.
+    pub read: bool,
+    /// They are written.
+    pub write: bool,
+    /// It is made, or cut to nothing.
+    pub make: bool,
+}
+
+/// Opens what is named by URLs of one scheme, `SCHEME://…`. A program that registers one reads such files wherever it takes a path.
+pub trait Opener: Send + Sync {
+    /// The scheme in lower case, without `://`.
+    fn scheme(&self) -> &'static str;
+
+    /// An error if the URL has not the form that its scheme asks for. Asks nobody.
+    fn check(&self, _url: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    /// Opens it.
+    fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>>;
+
+    /// The URL that a path which is not there is meant to be.
+    fn near_miss(&self, _path: &Path) -> Option<String> {
+        None
+    }
+
+    /// The name that a copy has in a folder; `None` where the URL has none.
+    fn file_name(&self, url: &Path) -> Option<OsString> {
+        url.file_name().map(OsString::from)
+    }
+}
+
+/// Those of the process. The first of a scheme stays.
+static OPENERS: RwLock<Vec<Arc<dyn Opener>>> = RwLock::new(Vec::new());
+
+/// From now on URLs of this scheme are opened by it. A second one of a scheme is left out.
+pub fn register(opener: Arc<dyn Opener>) {
+    let mut all = OPENERS.write().unwrap_or_else(PoisonError::into_inner);
+    if all.iter().all(|other| other.scheme() != opener.scheme()) {
+        all.push(opener);
+    }
+}
+
+/// The first opener that `choose` has something of.
+fn find<T>(choose: impl Fn(&Arc<dyn Opener>) -> Option<T>) -> Option<T> {
+    OPENERS.read().unwrap_or_else(PoisonError::into_inner).iter().find_map(choose)
+}
+
+/// Whether the path begins with the scheme and `rest`.
+fn begins(path: &Path, scheme: &str, rest: &[u8]) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    let (begin, behind) = bytes.split_at(scheme.len().min(bytes.len()));
+    begin.eq_ignore_ascii_case(scheme.as_bytes()) && behind.starts_with(rest)
+}
+
+/// What opens a URL; `None` for a path of this machine, and for URLs that nothing is registered for.
+pub fn opener_of(path: impl AsRef<Path>) -> Option<Arc<dyn Opener>> {
+    find(|opener| begins(path.as_ref(), opener.scheme(), b"://").then(|| opener.clone()))
+}
+
+/// The scheme of a URL that can be opened.
+pub fn scheme_of(path: impl AsRef<Path>) -> Option<&'static str> {
+    opener_of(path).map(|opener| opener.scheme())
+}
+
+/// The URL that a path which is not there is meant to be, if any scheme knows one.
+pub fn near_miss(path: impl AsRef<Path>) -> Option<String> {
+    find(|opener| opener.near_miss(path.as_ref()))
+}
+
+/// What to say of a path that is not there, but is meant for a file of a server, or for a repository of models.
+pub fn hint_for_missing(path: impl AsRef<Path>) -> Option<String> {
+    let path = path.as_ref();
+    let named = near_miss(path).map(|url| format!("a file of a server is named {url}"));
+    named.or_else(|| elsewhere::repository_hint(path))
+}
+
+/// An error if `path` is a URL that cannot be opened: of no scheme that is registered, or not of its scheme's form.
+pub fn check_read(path: impl AsRef<Path>) -> Result<()> {
+    check(path.as_ref(), elsewhere::check_read)
+}
+
+/// An error if no file can be made at `path`: it is a URL.
+pub fn check_made(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    match opener_of(path) {
+        Some(_) => Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
+            .with("url", path.display())
+            .hint("name a path on a mount")),
+        None => check(path, elsewhere::check_write),
+    }
+}
+
+fn check(path: &Path, unknown: fn(&Path) -> Result<()>) -> Result<()> {
+    match opener_of(path) {
+        Some(opener) => opener.check(path),
+        // With one slash it may be a path; if it is not there, its scheme has a hint.
+        None if find(|opener| begins(path, opener.scheme(), b":").then_some(())).is_some() => Ok(()),
+        None => unknown(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Opener for Nothing {
+        fn scheme(&self) -> &'static str {
+            "nothing"
+        }
+
+        fn check(&self, url: &Path) -> Result<()> {
+            let is_good = url.as_os_str().len() > "nothing://".len();
+            if is_good { Ok(()) } else { Err(Error::new(ErrorKind::InvalidInput, "it names nothing")) }
+        }
+
+        fn open(&self, _: &Path, _: Access) -> Result<Arc<dyn Source>> {
+            Err(Error::new(ErrorKind::NotFound, "there is nothing"))
+        }
+
+        fn near_miss(&self, path: &Path) -> Option<String> {
+            path.to_str()?.strip_prefix("nothing:").map(|rest| format!("nothing://{rest}"))
+        }
+    }
+
+    #[test]
+    fn urls_are_of_who_registered_their_scheme() {
+        assert_eq!(check_read("nothing://a").unwrap_err().kind(), ErrorKind::Unsupported);
+        register(Arc::new(Nothing));
+        register(Arc::new(Nothing));
+        for (path, scheme) in [
+            ("nothing://a", Some("nothing")),
+            ("NOTHING://a", Some("nothing")),
+            ("nothing:/a", None),
+            ("/a", None),
+        ] {
+            assert_eq!(scheme_of(path), scheme, "{path}");
+            check_read(path).unwrap();
+        }
+        assert_eq!(check_read("nothing://").unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(check_read("other://a").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(check_made("nothing://a").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(check_made("/a").is_ok());
+        assert_eq!(hint_for_missing("nothing:a").unwrap(), "a file of a server is named nothing://a");
+        assert_eq!(hint_for_missing("/a"), None);
+    }
+}
