@@ -39,6 +39,7 @@ __all__ = [
     "npy_header",
     "npy_itemsize",
     "open",
+    "plan_load",
     "plan_safetensors",
     "plan_slice",
     "plan_zip",
@@ -276,6 +277,9 @@ class ZipPlan:
 
 def crc32(address: int, nbytes: int, before: int = 0) -> int: ...
 def crc32_combine(first: int, second: int, nbytes: int) -> int: ...
+def plan_load(
+    runs: list[list[tuple[str, str, tuple[int, ...], int, int]]], casts: bool, limits: dict[str, int]
+) -> tuple[int, bool, list[list[tuple[int, int]]]]: ...
 def plan_slice(
     shape: Iterable[int], itembits: int, index: list[tuple[int, int, int]]
 ) -> tuple[Runs, tuple[int, ...]]: ...

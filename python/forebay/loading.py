@@ -7,7 +7,6 @@ while the next ones are.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from operator import itemgetter
@@ -33,19 +32,8 @@ _name = itemgetter(0)
 _dtype = itemgetter(1)
 _nbytes = itemgetter(4)
 
-# Groups are read beside each other: by many jobs in flight lanes move 5 % more than by one. Groups end where a window of
-# registered pages does: of less than a window neither of two groups has enough for it to be worth registering.
-_WINDOW_BYTES = 64 << 20
-_GROUP_BYTES = 8 * _WINDOW_BYTES
-_GROUP_TENSORS = 16384
-# Tensors of at most this many bytes on average take longer to make than to read, or not much less: they are read in groups of
-# few lanes' slots as they are made. 200 large ones are made in 7 ms, and beside copies, which take the driver's lock too, in 35.
-_SMALL_TENSOR_BYTES = 512 << 10
-_SMALL_GROUP_BYTES = 16 << 20
-# A group takes at least this much of its last window: less would not be worth registering.
-_MIN_WINDOW_PERCENT = 25
-# With a cast the tensors as they are in the file are needed beside the result for a while.
-_CAST_BYTES = 256 << 20
+#: What tests load by groups of other sizes with: see the native LoadLimits.
+_LIMITS: dict[str, int] = {}
 _CASTS_IN_FLIGHT = 2
 _NAMES_IN_HINT = 4
 
@@ -165,20 +153,21 @@ class Loader:
             IntegrityError: a checksum differs.
         """
         self._check(sources)
-        self._total = total_bytes(sources)
-        are_small = self._total <= _SMALL_TENSOR_BYTES * sum(len(source.entries) for source in sources)
+        runs = [(source, *run) for source in sources for run in self._by_device(source.entries)]
+        self._total, are_small, groups = _forebay.plan_load(
+            [entries for _, _, entries in runs], self._cast is not None, _LIMITS
+        )
         try:
-            for source in sources:
-                for device, entries in self._by_device(source.entries):
-                    if device.gpu is not None and entries and not are_small:
-                        # Lanes start while the tensors are made.
-                        source.file._expect_read(device.gpu, entries[0][3], _end(entries[-1]))
-                    for part in self._parts(entries, are_small):
-                        self._waiting.append(self._make(source, device, part))
-                        # Read while the next ones are made: that may take as long as a tenth of the reading.
-                        self._submit()
-                        if are_small or self._cast is not None:
-                            self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
+            for (source, device, entries), parts in zip(runs, groups, strict=True):
+                if device.gpu is not None and entries and not are_small:
+                    # Lanes start while the tensors are made.
+                    source.file._expect_read(device.gpu, entries[0][3], entries[-1][3] + entries[-1][4])
+                for first, stop in parts:
+                    self._waiting.append(self._make(source, device, entries[first:stop]))
+                    # Read while the next ones are made: that may take as long as a tenth of the reading.
+                    self._submit()
+                    if are_small or self._cast is not None:
+                        self._finish(len(self._flying) if self._cast is None else _CASTS_IN_FLIGHT)
             self._finish(0)
         except BaseException as error:
             self._give_up()
@@ -231,13 +220,6 @@ class Loader:
         for entry in entries:
             found.setdefault(self._where(entry[0]), []).append(entry)
         yield from found.items()
-
-    def _parts(self, entries: list[Entry], are_small: bool) -> Iterator[list[Entry]]:
-        if self._cast is not None:
-            return _groups(entries, _CAST_BYTES)
-        if _fill_windows(entries):
-            return _windows(entries, _SMALL_GROUP_BYTES if are_small else _GROUP_BYTES)
-        return _groups(entries, _GROUP_BYTES)
 
     def _make(self, source: Source, device: Device, entries: list[Entry]) -> _Group:
         if device not in self._allocators:
@@ -349,49 +331,6 @@ class Loader:
             group = self._flying.popleft()
             group.future.exception()
             group.arrays.clear()
-
-
-def _groups(entries: list[Entry], limit: int) -> Iterator[list[Entry]]:
-    if len(entries) <= _GROUP_TENSORS and sum(map(_nbytes, entries)) <= limit:
-        if entries:
-            yield entries
-        return
-    first, total = 0, 0
-    for position, entry in enumerate(entries):
-        if position > first and (total + entry[4] > limit or position - first >= _GROUP_TENSORS):
-            yield entries[first:position]
-            first, total = position, 0
-        total += entry[4]
-    if first < len(entries):
-        yield entries[first:]
-
-
-def _end(entry: Entry) -> int:
-    """The offset behind it."""
-    return entry[3] + entry[4]
-
-
-def _fill_windows(entries: list[Entry]) -> bool:
-    """Whether they are more than a window, and nothing lies between them in the file. They are in its order."""
-    total: int = sum(map(_nbytes, entries))
-    return total > _WINDOW_BYTES and total == _end(entries[-1]) - entries[0][3]
-
-
-def _windows(entries: list[Entry], span: int) -> Iterator[list[Entry]]:
-    """Neighbours, divided where windows end, about every ``span`` bytes. One that lies in two belongs to the later, whose
-    group finds the earlier one registered; so that it is, a group has enough of its last window."""
-    part = min(span, _WINDOW_BYTES)
-    first = 0
-    while first < len(entries):
-        cut = first
-        while cut < len(entries):
-            stop = (_end(entries[cut]) // span + 1) * span
-            cut = bisect_right(entries, stop, cut, key=_end)
-            taken = _end(entries[cut - 1]) - max(stop - part, entries[first][3])
-            if 100 * taken >= _MIN_WINDOW_PERCENT * part:
-                break
-        yield entries[first:cut]
-        first = cut
 
 
 def total_bytes(sources: list[Source]) -> int:

@@ -72,8 +72,8 @@ def test_native_arrays_on_each_device(model: tuple[Path, dict[str, Any]], device
 
 
 def test_many_small_and_some_large_tensors_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_GROUP_BYTES", 5000)
-    monkeypatch.setattr(loading, "_GROUP_TENSORS", 7)
+    monkeypatch.setitem(loading._LIMITS, "group", 5000)
+    monkeypatch.setitem(loading._LIMITS, "tensors", 7)
     tensors = {f"t{i:03}": some((i % 13, 11), "float32", i) for i in range(300)}
     tensors["large"] = some((300, 300), "float32")
     reference_save(tensors, tmp_path / "m.safetensors")
@@ -81,7 +81,7 @@ def test_many_small_and_some_large_tensors_in_groups(tmp_path: Path, monkeypatch
 
 
 def test_a_group_is_read_while_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_GROUP_BYTES", 2 << 20)
+    monkeypatch.setitem(loading._LIMITS, "group", 2 << 20)
     make, begun = loading.Loader._make, []
 
     def counting(loader: loading.Loader, *rest: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_function_casts_single_tensors(model: tuple[Path, dict[str, Any]]) -> 
 
 
 def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(loading, "_GROUP_BYTES", 400)
+    monkeypatch.setitem(loading._LIMITS, "group", 400)
     path = tmp_path / "m.safetensors"
     reference_save({f"t{i}": some((25,), "float32") for i in range(40)}, path)
     told: list[tuple[int, int]] = []

@@ -205,7 +205,7 @@ def test_out_of_memory_keeps_nothing(victim: Path, monkeypatch: pytest.MonkeyPat
         return allocate
 
     monkeypatch.setattr(type(numpy), "allocator", allocator)
-    monkeypatch.setattr(loading, "_GROUP_BYTES", 100_000)
+    monkeypatch.setitem(loading._LIMITS, "group", 100_000)
     with pytest.raises(MemoryError, match="not enough memory on cpu") as caught:
         forebay.load_file(victim, framework="numpy")
     assert isinstance(caught.value, errors.OutOfMemoryError)

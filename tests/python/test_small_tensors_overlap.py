@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import random
 import time
 import weakref
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,13 @@ import pytest
 
 import forebay
 from forebay import errors, frameworks, loading
-from forebay.loading import Entry
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
     """Windows of 64 KiB, and a file of about twenty of them."""
-    monkeypatch.setattr(loading, "_WINDOW_BYTES", 64 << 10)
-    monkeypatch.setattr(loading, "_SMALL_GROUP_BYTES", 64 << 10)
+    monkeypatch.setitem(loading._LIMITS, "window", 64 << 10)
+    monkeypatch.setitem(loading._LIMITS, "small_group", 64 << 10)
     sizes = [0, 1, 300, 999, 5000]
     tensors = {f"t{i:03}": np.full(sizes[i % 5], i, "f4") for i in range(200)}
     tensors |= {"t040": np.arange(50_000, dtype="f4"), "t041": np.array(5, "f4")}
@@ -99,7 +96,7 @@ def test_the_first_are_read_before_the_last_are_made(
 def test_large_ones_are_all_made_before_the_first_is_read(
     model: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_SMALL_TENSOR_BYTES", 100)
+    monkeypatch.setitem(loading._LIMITS, "small_tensor", 100)
     recorder = Recorder(monkeypatch)
     forebay.load_file(model[0], "cpu", "numpy")
     assert recorder.steps == ["make"] * 200 + ["submit"] and len(recorder.futures) == 1
@@ -186,26 +183,3 @@ def test_memory_is_let_go_of_when_the_last_byte_is_there(model: tuple[Path, dict
     while any(array() is not None for array in kept) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert all(array() is None for array in kept)
-
-
-def entries(rng: random.Random) -> list[Entry]:
-    offset, made = rng.choice([8, 1000, (64 << 20) - 5, 64 << 20]), []
-    for number in range(rng.randint(1, 500)):
-        size = rng.choice([0, 1, 4096, 96_000, rng.randint(0, 1 << 20), rng.choice([7, 20 << 20, 300 << 20])])
-        made.append((f"t{number}", "U8", (size,), offset, size))
-        offset += size
-    return made
-
-
-def test_groups_have_enough_of_the_window_that_they_share_with_the_next() -> None:
-    """So that the engine registers it for the earlier of the two, and the later one finds it."""
-    rng = random.Random(7)
-    for _ in range(200):
-        rows = entries(rng)
-        parts = list(loading._windows(rows, loading._WINDOW_BYTES))
-        assert [row for part in parts for row in part] == rows and all(parts)
-        for part, following in pairwise(parts):
-            start, end = part[0][3], part[-1][3] + part[-1][4]
-            window = (end - 1) // loading._WINDOW_BYTES * loading._WINDOW_BYTES
-            assert 100 * (end - max(start, window)) >= loading._MIN_WINDOW_PERCENT * loading._WINDOW_BYTES
-            assert (following[0][3] + following[0][4]) // loading._WINDOW_BYTES > (end - 1) // loading._WINDOW_BYTES

@@ -8,6 +8,7 @@
 //! tensor or entry and the figures that do not fit.
 
 mod dtype;
+mod load_plan;
 pub mod npy;
 mod pending;
 mod read_at;
@@ -18,5 +19,6 @@ mod text;
 pub mod zip;
 
 pub use dtype::Dtype;
+pub use load_plan::{Extent, LoadLimits, LoadPlan};
 pub use pending::Pending;
 pub use read_at::ReadAt;

@@ -54,7 +54,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::models::{
         Pending, Runs, SafetensorsHeader, ZipPlan, crc32, crc32_combine, dtype_size, dtypes, npy_header,
-        npy_itemsize, plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors,
+        npy_itemsize, plan_load, plan_safetensors, plan_slice, plan_zip, read_npy_header, read_safetensors,
         read_shard_index, read_zip,
     };
     #[pymodule_export]

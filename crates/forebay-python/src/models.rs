@@ -1,13 +1,15 @@
 //! Model files: where the bytes of tensors lie in them, plans for new ones, and saves that appear in one step.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_engine::File as Engine;
 use forebay_error::{Error, ErrorKind};
 use forebay_models::safetensors::{self, TensorSpec};
-use forebay_models::{Dtype, npy, shards, slice, zip};
+use forebay_models::{Dtype, Extent, LoadLimits, LoadPlan, npy, shards, slice, zip};
 use pyo3::exceptions::{PyIndexError, PyMemoryError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -74,6 +76,39 @@ pub(crate) fn read_safetensors(py: Python<'_>, file: &File) -> PyResult<Safetens
         data_start: header.data_start,
         size: header.size,
     })
+}
+
+/// Bytes of a load, whether its tensors are small, and of each run the first tensor of each group and the one behind its last.
+type Planned = (u64, bool, Vec<Vec<(usize, usize)>>);
+
+/// Which tensors are read together, of runs: rows of a header for one device each. `limits`: others than the usual ones, by name.
+#[pyfunction]
+pub(crate) fn plan_load(
+    runs: Vec<Bound<'_, PyList>>,
+    casts: bool,
+    limits: BTreeMap<String, u64>,
+) -> PyResult<Planned> {
+    let mut used = LoadLimits::default();
+    for (name, limit) in limits {
+        match name.as_str() {
+            "window" => used.window = limit,
+            "group" => used.group = limit,
+            "tensors" => used.tensors = limit as usize,
+            "small_tensor" => used.small_tensor = limit,
+            "small_group" => used.small_group = limit,
+            _ => return Err(PyValueError::new_err(name)),
+        }
+    }
+    let extent = |row: Bound<'_, PyAny>| -> PyResult<Extent> {
+        let row = row.cast_into::<PyTuple>()?;
+        Ok((row.get_item(3)?.extract()?, row.get_item(4)?.extract()?))
+    };
+    let extents = |run: &Bound<'_, PyList>| run.iter().map(extent).collect();
+    let runs = runs.iter().map(extents).collect::<PyResult<Vec<Vec<Extent>>>>()?;
+    let LoadPlan { bytes, are_small, groups } = used.plan(&runs, casts);
+    let pairs =
+        |groups: Vec<Range<usize>>| groups.into_iter().map(|group| (group.start, group.end)).collect();
+    Ok((bytes, are_small, groups.into_iter().map(pairs).collect()))
 }
 
 type Places = Vec<(u64, u64)>;
