@@ -53,7 +53,7 @@ impl Beside for Mounts {
 
 /// The transport by which a server is to be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Transport {
+pub(super) enum MountTransport {
     Tcp,
     Rdma,
 }
@@ -64,7 +64,7 @@ pub struct MountedFile(Arc<MountState>);
 
 struct MountState {
     facts: Arc<dyn MountFacts>,
-    /// By [`Transport`].
+    /// By [`MountTransport`].
     found: [Mutex<LookupState>; 2],
 }
 
@@ -79,7 +79,7 @@ enum LookupState {
 }
 
 /// A server, and how it is reached.
-type Server = (SocketAddr, Transport);
+type Server = (SocketAddr, MountTransport);
 
 /// Why a file is left to the kernel, and for how long that holds; `None`: for good.
 type KernelFallback = (Error, Option<Duration>);
@@ -117,7 +117,7 @@ impl BesideFile for MountedFile {
             return Err(left("FOREBAY_NFS forbids it").hint("unset FOREBAY_NFS, or FOREBAY_NFS=rdma"));
         }
         let waits = waits || config.nfs == Nfs::Rdma;
-        let found = self.server_of(file, config, Transport::Rdma, waits)?;
+        let found = self.server_of(file, config, MountTransport::Rdma, waits)?;
         Ok(found)
     }
 
@@ -126,7 +126,7 @@ impl BesideFile for MountedFile {
     }
 
     fn reads(&self, file: &Arc<dyn Source>, config: &Config) -> Result<Arc<dyn BesideReads>> {
-        let server = self.server_of(file, config, Transport::Tcp, true)?;
+        let server = self.server_of(file, config, MountTransport::Tcp, true)?;
         let reads = MountReads::new(server, self.clone())?;
         reads.check()?;
         Ok(Arc::new(reads))
@@ -148,7 +148,7 @@ impl MountedFile {
         &self,
         file: &Arc<dyn Source>,
         config: &Config,
-        transport: Transport,
+        transport: MountTransport,
         waits: bool,
     ) -> Result<Arc<File>> {
         {
@@ -179,11 +179,11 @@ impl MountedFile {
     }
 
     /// The file is not what it was when it was found, or the server does not give it: the next transfer looks for it anew.
-    pub(super) fn forget(&self, transport: Transport) {
+    pub(super) fn forget(&self, transport: MountTransport) {
         *lock(&self.0.found[transport as usize]) = LookupState::Unknown;
     }
 
-    fn look(&self, file: &Arc<dyn Source>, config: &Config, transport: Transport) -> Result<Arc<File>> {
+    fn look(&self, file: &Arc<dyn Source>, config: &Config, transport: MountTransport) -> Result<Arc<File>> {
         let look = || self.find(file, config, transport);
         let (looked, pause) = catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|_| {
             let panicked = Error::new(ErrorKind::Internal, "a thread that asks the server panicked");
@@ -199,7 +199,7 @@ impl MountedFile {
         &self,
         file: &Arc<dyn Source>,
         config: &Config,
-        transport: Transport,
+        transport: MountTransport,
     ) -> (Result<Arc<File>>, Option<Duration>) {
         let is_asked = config.nfs != Nfs::Auto;
         let (mounted, rdma) = match self.mounted(file.as_ref(), transport, is_asked) {
@@ -234,7 +234,7 @@ impl MountedFile {
     fn mounted(
         &self,
         file: &dyn Source,
-        transport: Transport,
+        transport: MountTransport,
         is_asked: bool,
     ) -> Result<(Mounted, Option<Rdma>), KernelFallback> {
         let never = |why: Error| (why, None);
@@ -260,7 +260,7 @@ impl MountedFile {
         file.sync().map_err(never)?;
         let mounted = facts.of_file(fd, is_asked).map_err(never)?;
         alone(&mounted.mount)?;
-        let rdma = if transport == Transport::Rdma { Some(facts.rdma().map_err(never)?) } else { None };
+        let rdma = if transport == MountTransport::Rdma { Some(facts.rdma().map_err(never)?) } else { None };
         Ok((mounted, rdma))
     }
 }
@@ -275,10 +275,10 @@ fn soon() -> Error {
 }
 
 /// Whether an error is not of one file alone: the server is not reached, or does not answer.
-pub(super) fn is_of_server(error: &Error, transport: Transport) -> bool {
+pub(super) fn is_of_server(error: &Error, transport: MountTransport) -> bool {
     match transport {
-        Transport::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
-        Transport::Tcp => crate::client::open::is_unreached(error),
+        MountTransport::Rdma => error.kind() == ErrorKind::Timeout || forebay_verbs::Why::of(error).is_some(),
+        MountTransport::Tcp => crate::client::open::is_unreached(error),
     }
 }
 
@@ -287,14 +287,14 @@ fn address_of(mount: &Mount) -> SocketAddr {
 }
 
 /// Leaves a server alone for a while.
-pub(super) fn leave_alone(address: SocketAddr, transport: Transport, why: &Error) {
+pub(super) fn leave_alone(address: SocketAddr, transport: MountTransport, why: &Error) {
     let mut all = lock(&UNREACHED);
     all.retain(|(other, until, _)| *other != (address, transport) && Instant::now() < *until);
     all.push(((address, transport), Instant::now() + SERVER_PAUSE, why.clone()));
 }
 
 /// Why a server is left alone, if it is.
-pub(super) fn unreached(address: SocketAddr, transport: Transport) -> Option<Error> {
+pub(super) fn unreached(address: SocketAddr, transport: MountTransport) -> Option<Error> {
     let all = lock(&UNREACHED);
     let found =
         all.iter().find(|(other, until, _)| *other == (address, transport) && Instant::now() < *until);

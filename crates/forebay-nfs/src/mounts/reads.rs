@@ -13,7 +13,7 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Answer, BesideReads, Facts, Fill, Request, Requests, Source};
 
-use super::mounted_file::{MountedFile, Transport, is_of_server, leave_alone, unreached};
+use super::mounted_file::{MountTransport, MountedFile, is_of_server, leave_alone, unreached};
 use super::open::OTHER_FACTS;
 use crate::File;
 use crate::source::{left_out, up_to};
@@ -52,16 +52,16 @@ impl BesideReads for MountReads {
     }
 
     fn check(&self) -> Result<()> {
-        unreached(self.address, Transport::Tcp).map_or(Ok(()), Err)
+        unreached(self.address, MountTransport::Tcp).map_or(Ok(()), Err)
     }
 
     /// A server that cannot be reached is left alone for a while; other errors are of one file.
     fn give_up(&self, error: &Error) {
-        if is_of_server(error, Transport::Tcp) {
-            leave_alone(self.address, Transport::Tcp, error);
+        if is_of_server(error, MountTransport::Tcp) {
+            leave_alone(self.address, MountTransport::Tcp, error);
             self.server.client().fail_waiting(error);
         } else {
-            self.mounted.forget(Transport::Tcp);
+            self.mounted.forget(MountTransport::Tcp);
         }
     }
 
