@@ -79,13 +79,13 @@ enum LookupState {
 }
 
 /// A server, and how it is reached.
-type Server = (SocketAddr, MountTransport);
+type MountServer = (SocketAddr, MountTransport);
 
 /// Why a file is left to the kernel, and for how long that holds; `None`: for good.
 type KernelFallback = (Error, Option<Duration>);
 
 /// Servers that could not be reached, until when they are left alone, and why.
-static UNREACHED: Mutex<Vec<(Server, Instant, Error)>> = Mutex::new(Vec::new());
+static UNREACHED: Mutex<Vec<(MountServer, Instant, Error)>> = Mutex::new(Vec::new());
 
 /// A look-up under way.
 struct LookupSlot;
