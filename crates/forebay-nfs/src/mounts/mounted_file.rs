@@ -20,7 +20,7 @@ use forebay_sys::threads;
 use super::facts::{KernelFacts, MountFacts};
 use super::mount::{Mount, Mounted};
 use super::open::of_mount;
-use super::reads::MountReads;
+use super::reads::ServerReads;
 use crate::{File, MOST_FURTHER, Options, Rdma, lock};
 
 // What may be named may be used: neither crate knows the other.
@@ -127,7 +127,7 @@ impl BesideFile for MountedFile {
 
     fn reads(&self, file: &Arc<dyn Source>, config: &Config) -> Result<Arc<dyn BesideReads>> {
         let server = self.server_of(file, config, MountTransport::Tcp, true)?;
-        let reads = MountReads::new(server, self.clone())?;
+        let reads = ServerReads::new(server, self.clone())?;
         reads.check()?;
         Ok(Arc::new(reads))
     }

@@ -19,13 +19,13 @@ use crate::File;
 use crate::source::{left_out, up_to};
 
 /// Reads of one transfer.
-pub(super) struct MountReads {
+pub(super) struct ServerReads {
     server: Arc<File>,
     address: SocketAddr,
     mounted: MountedFile,
 }
 
-impl MountReads {
+impl ServerReads {
     pub(super) fn new(server: Arc<File>, mounted: MountedFile) -> Result<Self> {
         let address = server.client().addresses().first().copied();
         let address =
@@ -34,7 +34,7 @@ impl MountReads {
     }
 }
 
-impl BesideReads for MountReads {
+impl BesideReads for ServerReads {
     fn server(&self) -> Weak<dyn Any + Send + Sync> {
         self.server.client().as_any()
     }
@@ -78,13 +78,13 @@ impl BesideReads for MountReads {
     }
 }
 
-impl fmt::Debug for MountReads {
+impl fmt::Debug for ServerReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "MountReads({:?})", self.server)
     }
 }
 
-impl Requests for MountReads {
+impl Requests for ServerReads {
     fn start(&self, request: Request, done: Answer) {
         let (client, begun) = (self.server.client().clone(), Instant::now());
         let done: Answer = Box::new(move |result| {
