@@ -87,7 +87,7 @@ impl NfsServer {
         loop {
             match self.new_session(control, owner.as_bytes())? {
                 Ok(()) => return Ok(()),
-                Err(RefusedCall(status, _)) if status.is_to_wait() || status.is_session_lost() => {
+                Err(RefusedStatus(status, _)) if status.is_to_wait() || status.is_session_lost() => {
                     self.wait(&mut budget, status, OPENING)?;
                 }
                 Err(refused) => return Err(refused.into()),
@@ -96,7 +96,7 @@ impl NfsServer {
     }
 
     /// Makes a session, in place of the present one.
-    fn new_session(&self, control: &mut ControlCalls, owner: &[u8]) -> Result<Result<(), RefusedCall>> {
+    fn new_session(&self, control: &mut ControlCalls, owner: &[u8]) -> Result<Result<(), RefusedStatus>> {
         let verifier = random().to_be_bytes();
         let known = self.outside(
             control,
@@ -142,7 +142,7 @@ impl NfsServer {
         )?;
         Ok(match told {
             Err(status) if status.is_to_wait() || status.is_session_lost() => {
-                Err(RefusedCall(status, status.error(OPENING, self.who.uid())))
+                Err(RefusedStatus(status, status.error(OPENING, self.who.uid())))
             }
             // Told before, or not known to the server: it is of no use to us.
             _ => Ok(()),
@@ -166,9 +166,9 @@ impl NfsServer {
         doing: &str,
         put: impl Fn(&mut XdrWriter<'_>),
         get: impl Fn(&mut XdrReader<'_>) -> CallOutcome<T>,
-    ) -> Result<Result<T, RefusedCall>> {
+    ) -> Result<Result<T, RefusedStatus>> {
         let said = self.compound_on(&mut control.exchange, doing, 1, put, get)?;
-        Ok(said.map_err(|status| RefusedCall(status, status.error(doing, self.who.uid()))))
+        Ok(said.map_err(|status| RefusedStatus(status, status.error(doing, self.who.uid()))))
     }
 
     /// A compound that stands in no session, once.
@@ -350,10 +350,10 @@ pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Cal
 }
 
 /// A status with its error.
-struct RefusedCall(NfsStatus, Error);
+struct RefusedStatus(NfsStatus, Error);
 
-impl From<RefusedCall> for Error {
-    fn from(refused: RefusedCall) -> Self {
+impl From<RefusedStatus> for Error {
+    fn from(refused: RefusedStatus) -> Self {
         refused.1
     }
 }
