@@ -48,7 +48,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
 
 /// A file or directory of a server.
 #[derive(Clone, Debug)]
-pub struct FoundFile {
+pub struct UrlTarget {
     /// Its server.
     pub client: Arc<Client>,
     /// Its handle.
@@ -58,7 +58,7 @@ pub struct FoundFile {
 }
 
 /// Finds what a URL names. Versions are tried in the URL's order; the error is that of the version that came furthest.
-pub fn find(url: &Url, options: &Options) -> Result<FoundFile> {
+pub fn find(url: &Url, options: &Options) -> Result<UrlTarget> {
     let options = options.clone().checked();
     let mut told: Option<Error> = None;
     for version in &url.versions {
@@ -87,7 +87,7 @@ fn better(first: Error, second: Error) -> Error {
     if first.kind() == ErrorKind::Unsupported { second } else { first }
 }
 
-fn find_as(url: &Url, version: Version, options: &Options) -> Result<FoundFile> {
+fn find_as(url: &Url, version: Version, options: &Options) -> Result<UrlTarget> {
     let known = if let Some(known) = known((&url.server, url.port), version, options) {
         known
     } else {
@@ -99,7 +99,7 @@ fn find_as(url: &Url, version: Version, options: &Options) -> Result<FoundFile> 
     let Some(known) = known.unless_outdated(limits) else { return find_as(url, version, options) };
     known.server.opened(&handle, &attributes, try_out_at);
     let client = client_of(known, limits).map_err(|error| at(url, error))?;
-    Ok(FoundFile { client, handle, attributes })
+    Ok(UrlTarget { client, handle, attributes })
 }
 
 /// The error with its URL, and with what to look at where it does not say.

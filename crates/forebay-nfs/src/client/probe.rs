@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Device;
 
 use crate::client::file::File;
-use crate::client::open::{FoundFile, find, is_unreached, open};
+use crate::client::open::{UrlTarget, find, is_unreached, open};
 use crate::client::url::Url;
 use crate::network::addresses::LeftOut;
 use crate::network::job::Direction;
@@ -100,7 +100,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
     for version in &url.versions {
         let only = Url { versions: vec![*version], ..url.clone() };
         let found = find(&only, &Options { rdma: None, ..options.clone() });
-        let found = found.map(|FoundFile { client, attributes, .. }| {
+        let found = found.map(|UrlTarget { client, attributes, .. }| {
             addresses.get_or_insert_with(|| (client.addresses_in_use(), client.left_out()));
             (client.limits(), attributes)
         });
