@@ -31,13 +31,13 @@ pub struct NfsSource {
 }
 
 /// Silences of a server from a time on.
-pub(crate) struct Silences {
+pub(crate) struct ServerSilences {
     client: Weak<Client>,
     before: (u64, Duration),
     since: Instant,
 }
 
-impl Silences {
+impl ServerSilences {
     /// From now on.
     pub(crate) fn of(client: &Arc<Client>) -> Self {
         Self { client: Arc::downgrade(client), before: client.silences(), since: Instant::now() }
@@ -159,7 +159,7 @@ impl Source for NfsSource {
     }
 
     fn held_up_from_now(&self) -> Option<HeldUp> {
-        let silences = Silences::of(self.file.client());
+        let silences = ServerSilences::of(self.file.client());
         Some(Box::new(move || silences.told()))
     }
 
