@@ -14,7 +14,7 @@ use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
-use crate::{Client, Direction, File, LeftOut, Options, Rdma, Url};
+use crate::{Client, Direction, File, LeftOutAddress, Options, Rdma, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -113,7 +113,7 @@ pub(crate) fn up_to(client: &Client) -> String {
 
 /// Addresses of a server that are not used.
 pub(crate) fn left_out(client: &Client) -> Vec<(String, String)> {
-    let text = |LeftOut { address, reason, hint }| {
+    let text = |LeftOutAddress { address, reason, hint }| {
         (format!("address {address} of server {} left out: {reason}", client.server()), hint)
     };
     client.left_out().into_iter().map(text).collect()

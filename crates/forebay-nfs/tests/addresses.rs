@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
-use forebay_nfs::{File, LeftOut, Options, Rdma, Url, open};
+use forebay_nfs::{File, LeftOutAddress, Options, Rdma, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 /// As many calls as connections.
@@ -71,7 +71,7 @@ fn read(file: &File) -> Vec<u8> {
     bytes
 }
 
-fn told(left_out: &LeftOut) -> String {
+fn told(left_out: &LeftOutAddress) -> String {
     format!("{} {}", left_out.address, left_out.reason)
 }
 

@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs, elsewhere};
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_nfs::handle::{Attributes, Kind};
-use forebay_nfs::{LeftOut, Options, Url};
+use forebay_nfs::{LeftOutAddress, Options, Url};
 
 use crate::console::{Console, Failure};
 use crate::json_file::JsonFile;
@@ -160,11 +160,11 @@ fn say(found: &Found, console: &Console<'_>) {
 }
 
 /// What came of FOREBAY_NFS_SERVERS; nothing where it names no other address of the server.
-fn say_addresses((used, left_out): &(usize, Vec<LeftOut>), console: &Console<'_>) {
+fn say_addresses((used, left_out): &(usize, Vec<LeftOutAddress>), console: &Console<'_>) {
     if *used > 1 {
         console.line(format_args!("addr  {used} addresses are used"));
     }
-    for LeftOut { address, reason, hint } in left_out {
+    for LeftOutAddress { address, reason, hint } in left_out {
         console.line(format_args!("addr  {address} left out: {reason}"));
         console.line(format_args!("      hint: {hint}"));
     }

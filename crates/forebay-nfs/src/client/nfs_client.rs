@@ -13,7 +13,7 @@ use forebay_remote::stop::{is_stopped, stopped};
 use forebay_verbs::{Device, Domain};
 
 use crate::client::clients;
-use crate::network::addresses::LeftOut;
+use crate::network::addresses::LeftOutAddress;
 use crate::network::job::{Answer, IoJob, IoRequest};
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
@@ -89,7 +89,7 @@ impl Client {
     }
 
     /// Addresses that [`crate::Options::further`] names and that are not used, with the reason.
-    pub fn left_out(&self) -> Vec<LeftOut> {
+    pub fn left_out(&self) -> Vec<LeftOutAddress> {
         self.shared.server.further.left_out()
     }
 

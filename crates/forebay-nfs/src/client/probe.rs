@@ -9,7 +9,7 @@ use forebay_verbs::Device;
 use crate::client::file::File;
 use crate::client::open::{UrlTarget, find, is_unreached, open};
 use crate::client::url::Url;
-use crate::network::addresses::LeftOut;
+use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
 use crate::network::options::{Options, Rdma};
 use crate::protocol::handle::{Attributes, CallLimits, Kind, Version};
@@ -20,7 +20,7 @@ pub struct ServerProbe {
     /// Each version that was asked for, with what the server says to it.
     pub versions: Vec<(Version, Result<(CallLimits, Attributes)>)>,
     /// How many of its addresses are used, in that version, and which are not.
-    pub addresses: (usize, Vec<LeftOut>),
+    pub addresses: (usize, Vec<LeftOutAddress>),
     /// Rates, in the first version that is spoken; none for a directory.
     pub rates: Vec<ProbeRate>,
     /// The same by RDMA and 4 connections, or why not; none for a directory.

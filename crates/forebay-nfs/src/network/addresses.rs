@@ -30,7 +30,7 @@ pub(crate) const CHECK_TIME: Duration = Duration::from_secs(2);
 
 /// An address that is not used, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct LeftOutAddress {
     /// The address, or its name.
     pub address: String,
     /// The reason.
@@ -86,7 +86,7 @@ enum AddressState {
     /// It was, and another NIC leads there than the one that is to be used.
     Aside,
     /// It is not used since then.
-    LeftOut(LeftOut, Instant),
+    LeftOut(LeftOutAddress, Instant),
 }
 
 /// Why a connection is of no use.
@@ -197,7 +197,7 @@ impl FurtherAddresses {
     }
 
     /// Those that are left out.
-    pub(crate) fn left_out(&self) -> Vec<LeftOut> {
+    pub(crate) fn left_out(&self) -> Vec<LeftOutAddress> {
         let why = |one: &FurtherAddress| match &*lock(&one.state) {
             AddressState::LeftOut(why, _) => Some(why.clone()),
             _ => None,
@@ -283,7 +283,7 @@ impl FurtherAddress {
 
     fn leave_out(&self, error: &Error) {
         let hint = error.hints().first().cloned();
-        let why = LeftOut {
+        let why = LeftOutAddress {
             address: self.name.clone(),
             reason: error.to_string(),
             hint: hint.unwrap_or_else(|| {
