@@ -11,7 +11,7 @@ use fake_verbs::Fake;
 use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
+use forebay_nfs::mount::{Mount, Mounted, Seen, TargetName};
 use forebay_nfs::{Options, Rdma, Url, open};
 use forebay_verbs::Why;
 
@@ -54,7 +54,7 @@ fn mounted(server: &Server) -> Mounted {
         size: told.size,
         modified: (told.modified.0 as i64, told.modified.1.into()),
     };
-    Mounted { mount, named: Named::Handle(*file.handle()), file_system: Some(told.file_system), seen }
+    Mounted { mount, named: TargetName::Handle(*file.handle()), file_system: Some(told.file_system), seen }
 }
 
 /// No RDMA device here; the server's portmapper.

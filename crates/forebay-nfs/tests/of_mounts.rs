@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
+use forebay_nfs::mount::{Mount, Mounted, Seen, TargetName};
 use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Url, open};
 
@@ -55,7 +55,7 @@ fn mounted(server: &Server) -> Mounted {
         size: told.size,
         modified: (told.modified.0 as i64, told.modified.1.into()),
     };
-    Mounted { mount, named: Named::Handle(*file.handle()), file_system: Some(told.file_system), seen }
+    Mounted { mount, named: TargetName::Handle(*file.handle()), file_system: Some(told.file_system), seen }
 }
 
 fn options() -> Options {

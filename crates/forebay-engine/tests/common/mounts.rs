@@ -15,7 +15,7 @@ use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{Attributes, Version};
-use forebay_nfs::mount::{Mount, Mounted, Named, Seen};
+use forebay_nfs::mount::{Mount, Mounted, Seen, TargetName};
 use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
 
@@ -75,8 +75,8 @@ impl MountFacts for Facts {
         let told = file.attributes()?;
         let seen = self.say(&told);
         let named = match self.path {
-            None => Named::Handle(*file.handle()),
-            Some(path) => Named::Path(path.to_owned()),
+            None => TargetName::Handle(*file.handle()),
+            Some(path) => TargetName::Path(path.to_owned()),
         };
         let file_system = (!self.elsewhere).then_some(told.file_system);
         Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })

@@ -47,7 +47,7 @@ pub struct Mounted {
     /// Its mount.
     pub mount: Mount,
     /// What its server knows it by.
-    pub named: Named,
+    pub named: TargetName,
     /// Its file system on the server; not known of a mount of another network namespace.
     pub file_system: Option<(u64, u64)>,
     /// What the kernel says of it.
@@ -76,7 +76,7 @@ impl Seen {
 
 /// What a server knows a file by.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum TargetName {
     /// Its handle, as the kernel tells it.
     Handle(Handle),
     /// Its path from the server's root. It may be another file's by now.
@@ -101,7 +101,7 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
         return Err(refused(why).hint("FOREBAY_NFS=tcp, or rdma, if it is the same server"));
     }
     let named = match handle_of(fd, stat.st_ino, stat.st_mode) {
-        Ok(handle) => Named::Handle(handle),
+        Ok(handle) => TargetName::Handle(handle),
         Err(untold) if file_system.is_none() => {
             return Err(refused(format!("it was mounted in another network namespace, and {untold}")));
         }
@@ -113,7 +113,7 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
                     .ok_or("its path lies below no mount of its file system")?;
                 mount.path_of(&path)
             });
-            named.map(Named::Path).map_err(|why| refused(format!("{untold}, and {why}")))?
+            named.map(TargetName::Path).map_err(|why| refused(format!("{untold}, and {why}")))?
         }
     };
     if let Some(port) = port_of(&volumes, device).filter(|_| mount.is_guess) {

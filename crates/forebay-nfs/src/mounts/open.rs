@@ -8,7 +8,7 @@ use crate::client::clients::{KnownServer, is_known, known};
 use crate::client::file::File;
 use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::Url;
-use crate::mounts::mount::{Mounted, Named};
+use crate::mounts::mount::{Mounted, TargetName};
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
@@ -63,11 +63,11 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
         KnownServer::new(NfsServer::new(address.clone(), addresses, mount.version, options.clone()))
     });
     let (handle, opened, limits) = known.look(|server| match &mounted.named {
-        Named::Handle(handle) => {
+        TargetName::Handle(handle) => {
             let (opened, limits) = facts(server, handle)?;
             Ok((*handle, opened, limits))
         }
-        Named::Path(path) => {
+        TargetName::Path(path) => {
             let (server_name, path, versions) =
                 (address.clone(), path.clone().into_bytes(), vec![mount.version]);
             let url = Url { server: server_name, port, path, versions, mount_port: mount.mount_port };
@@ -77,8 +77,8 @@ fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
     let Some(known) = known.unless_outdated(limits) else { return of_mount_by(mounted, options) };
     if !mounted.agrees(&opened) {
         let what = match &mounted.named {
-            Named::Handle(_) => "the handle is another's",
-            Named::Path(_) => "its path on the server is another's",
+            TargetName::Handle(_) => "the handle is another's",
+            TargetName::Path(_) => "its path on the server is another's",
         };
         let text = format!("{OTHER_FACTS}: it has just changed, or {what}");
         return Err(Error::new(ErrorKind::Unsupported, text));
