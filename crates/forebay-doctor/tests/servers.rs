@@ -11,7 +11,7 @@ use fake_verbs::Fake;
 use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted, Seen, TargetName};
+use forebay_nfs::mount::{KernelView, Mount, Mounted, TargetName};
 use forebay_nfs::{Options, Rdma, Url, open};
 use forebay_verbs::Why;
 
@@ -49,7 +49,7 @@ fn mounted(server: &Server) -> Mounted {
         sizes: (1 << 20, 1 << 20),
         is_read_only: false,
     };
-    let seen = Seen {
+    let seen = KernelView {
         inode: told.file_id,
         size: told.size,
         modified: (told.modified.0 as i64, told.modified.1.into()),

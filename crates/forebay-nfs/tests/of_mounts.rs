@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{Mount, Mounted, Seen, TargetName};
+use forebay_nfs::mount::{KernelView, Mount, Mounted, TargetName};
 use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Url, open};
 
@@ -50,7 +50,7 @@ fn mounted(server: &Server) -> Mounted {
         sizes: (1 << 20, 1 << 20),
         is_read_only: false,
     };
-    let seen = Seen {
+    let seen = KernelView {
         inode: told.file_id,
         size: told.size,
         modified: (told.modified.0 as i64, told.modified.1.into()),

@@ -15,7 +15,7 @@ use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{Attributes, Version};
-use forebay_nfs::mount::{Mount, Mounted, Seen, TargetName};
+use forebay_nfs::mount::{KernelView, Mount, Mounted, TargetName};
 use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
 
@@ -54,9 +54,9 @@ pub struct Facts {
 }
 
 impl Facts {
-    fn say(&self, told: &Attributes) -> Seen {
+    fn say(&self, told: &Attributes) -> KernelView {
         let modified = (told.modified.0 as i64, told.modified.1.into());
-        Seen { inode: told.file_id, size: told.size + self.wrong, modified }
+        KernelView { inode: told.file_id, size: told.size + self.wrong, modified }
     }
 }
 
@@ -82,10 +82,10 @@ impl MountFacts for Facts {
         Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })
     }
 
-    fn seen(&self, _fd: BorrowedFd<'_>) -> Result<Seen> {
+    fn seen(&self, _fd: BorrowedFd<'_>) -> Result<KernelView> {
         let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
         let seen = self.say(&file.attributes()?);
-        Ok(Seen { size: seen.size + self.wrong_later.load(Ordering::Relaxed), ..seen })
+        Ok(KernelView { size: seen.size + self.wrong_later.load(Ordering::Relaxed), ..seen })
     }
 
     fn rdma(&self) -> Result<Rdma> {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::mount::{self, Mount, Mounted, Seen};
+use super::mount::{self, KernelView, Mount, Mounted};
 use crate::Rdma;
 
 /// Facts about the mount that a file is on.
@@ -22,7 +22,7 @@ pub trait MountFacts: Send + Sync + fmt::Debug {
     }
 
     /// What the kernel says of an open file, when it has asked the server anew.
-    fn seen(&self, fd: BorrowedFd<'_>) -> Result<Seen> {
+    fn seen(&self, fd: BorrowedFd<'_>) -> Result<KernelView> {
         mount::seen(fd)
     }
 

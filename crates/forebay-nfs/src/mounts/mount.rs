@@ -51,12 +51,12 @@ pub struct Mounted {
     /// Its file system on the server; not known of a mount of another network namespace.
     pub file_system: Option<(u64, u64)>,
     /// What the kernel says of it.
-    pub seen: Seen,
+    pub seen: KernelView,
 }
 
 /// What the kernel says of a file: inode number, bytes, and when it was last written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct KernelView {
     /// Inode number.
     pub inode: u64,
     /// Bytes.
@@ -65,7 +65,7 @@ pub struct Seen {
     pub modified: (i64, i64),
 }
 
-impl Seen {
+impl KernelView {
     /// Whether what the server says of a file is that.
     pub fn agrees(&self, told: &Attributes) -> bool {
         let (seconds, nanoseconds) = self.modified;
@@ -147,12 +147,16 @@ fn device_of(stat: &libc::stat) -> (u32, u32) {
 }
 
 /// What the kernel says of an open file, when it has asked the server anew.
-pub fn seen(fd: BorrowedFd<'_>) -> Result<Seen> {
+pub fn seen(fd: BorrowedFd<'_>) -> Result<KernelView> {
     stat(fd).map(|stat| of_stat(&stat))
 }
 
-const fn of_stat(stat: &libc::stat) -> Seen {
-    Seen { inode: stat.st_ino, size: stat.st_size as u64, modified: (stat.st_mtime, stat.st_mtime_nsec) }
+const fn of_stat(stat: &libc::stat) -> KernelView {
+    KernelView {
+        inode: stat.st_ino,
+        size: stat.st_size as u64,
+        modified: (stat.st_mtime, stat.st_mtime_nsec),
+    }
 }
 
 fn stat(fd: BorrowedFd<'_>) -> Result<libc::stat> {
