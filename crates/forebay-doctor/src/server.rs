@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use forebay_error::{Error, Result};
-use forebay_nfs::mount::{self, Mount, Mounted};
+use forebay_nfs::mount::{self, Mount, MountTarget};
 use forebay_nfs::{Options, Rdma, open, portmap};
 use forebay_verbs::Why;
 
@@ -63,7 +63,7 @@ pub fn unasked(mount_point: &str, handle: Answer, why: &Hinted) -> ServerAnswers
 }
 
 /// Asks the server of a file. Nothing that hangs can hang it.
-pub fn ask(mounted: &Mounted, mount_point: &str, handle: Answer, routes: &ServerRoutes) -> ServerAnswers {
+pub fn ask(mounted: &MountTarget, mount_point: &str, handle: Answer, routes: &ServerRoutes) -> ServerAnswers {
     let by_port = mounted.clone();
     let (mount, by) = (mounted.mount.clone(), routes.clone());
     ServerAnswers {
@@ -106,7 +106,7 @@ fn handle(untold: Result<Option<String>>) -> Answer {
     }
 }
 
-fn any_port(mounted: &Mounted) -> Answer {
+fn any_port(mounted: &MountTarget) -> Answer {
     let options = Options { connections: 1, ..Options::default() }.within(LIMIT);
     match forebay_nfs::takes_any_port(mounted, &options) {
         Ok(true) => Answer::Yes(Hinted::new("the export takes calls from any port (insecure)")),

@@ -11,7 +11,7 @@ use fake_verbs::Fake;
 use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{KernelView, Mount, Mounted, TargetName};
+use forebay_nfs::mount::{KernelView, Mount, MountTarget, TargetName};
 use forebay_nfs::{Options, Rdma, Url, open};
 use forebay_verbs::Why;
 
@@ -31,7 +31,7 @@ fn refuse_high_ports(server: &Arc<Server>) {
 }
 
 /// A file of the server, as the kernel has it on a mount.
-fn mounted(server: &Server) -> Mounted {
+fn mounted(server: &Server) -> MountTarget {
     let url = Url::parse(&server.url("/export/file", "3")).unwrap();
     let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
@@ -54,7 +54,12 @@ fn mounted(server: &Server) -> Mounted {
         size: told.size,
         modified: (told.modified.0 as i64, told.modified.1.into()),
     };
-    Mounted { mount, named: TargetName::Handle(*file.handle()), file_system: Some(told.file_system), seen }
+    MountTarget {
+        mount,
+        named: TargetName::Handle(*file.handle()),
+        file_system: Some(told.file_system),
+        seen,
+    }
 }
 
 /// No RDMA device here; the server's portmapper.
@@ -62,7 +67,7 @@ fn without_device(server: &Server) -> ServerRoutes {
     ServerRoutes { portmap: server.address().port(), rdma: Err(Why::NoDevice.error("no RDMA device")) }
 }
 
-fn told(mounted: &Mounted, routes: &ServerRoutes) -> ServerAnswers {
+fn told(mounted: &MountTarget, routes: &ServerRoutes) -> ServerAnswers {
     let answers = ask(mounted, "/mnt", Answer::Yes(Hinted::default()), routes);
     assert_eq!((answers.mount_point.as_str(), answers.server.as_deref()), ("/mnt", Some("127.0.0.1")));
     answers

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{KernelView, Mount, Mounted, TargetName};
+use forebay_nfs::mount::{KernelView, Mount, MountTarget, TargetName};
 use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Url, open};
 
@@ -32,7 +32,7 @@ fn refuse_high_ports(server: &Arc<Server>) {
     });
 }
 
-fn mounted(server: &Server) -> Mounted {
+fn mounted(server: &Server) -> MountTarget {
     let url = Url::parse(&server.url("/export/file", "3")).unwrap();
     let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
@@ -55,7 +55,12 @@ fn mounted(server: &Server) -> Mounted {
         size: told.size,
         modified: (told.modified.0 as i64, told.modified.1.into()),
     };
-    Mounted { mount, named: TargetName::Handle(*file.handle()), file_system: Some(told.file_system), seen }
+    MountTarget {
+        mount,
+        named: TargetName::Handle(*file.handle()),
+        file_system: Some(told.file_system),
+        seen,
+    }
 }
 
 fn options() -> Options {

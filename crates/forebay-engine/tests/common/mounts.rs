@@ -15,7 +15,7 @@ use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{Attributes, Version};
-use forebay_nfs::mount::{KernelView, Mount, Mounted, TargetName};
+use forebay_nfs::mount::{KernelView, Mount, MountTarget, TargetName};
 use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
 
@@ -65,7 +65,7 @@ impl MountFacts for Facts {
         Ok(self.mount.clone())
     }
 
-    fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
+    fn of_file(&self, _fd: BorrowedFd<'_>, elsewhere: bool) -> Result<MountTarget> {
         let is_first = self.asked.fetch_add(1, Ordering::Relaxed) == 0;
         assert!(!self.panics || !is_first, "asked for");
         if let Some(why) = self.refuses.or((self.elsewhere && !elsewhere).then_some("another network")) {
@@ -79,7 +79,7 @@ impl MountFacts for Facts {
             Some(path) => TargetName::Path(path.to_owned()),
         };
         let file_system = (!self.elsewhere).then_some(told.file_system);
-        Ok(Mounted { mount: self.mount.clone(), named, file_system, seen })
+        Ok(MountTarget { mount: self.mount.clone(), named, file_system, seen })
     }
 
     fn seen(&self, _fd: BorrowedFd<'_>) -> Result<KernelView> {

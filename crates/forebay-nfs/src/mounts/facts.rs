@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::mount::{self, KernelView, Mount, Mounted};
+use super::mount::{self, KernelView, Mount, MountTarget};
 use crate::Rdma;
 
 /// Facts about the mount that a file is on.
@@ -17,7 +17,7 @@ pub trait MountFacts: Send + Sync + fmt::Debug {
 
     /// Where an open file is on its server; or why it must not, or cannot, be reached there. `elsewhere`: mounts of another network
     /// namespace will do.
-    fn of_file(&self, fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
+    fn of_file(&self, fd: BorrowedFd<'_>, elsewhere: bool) -> Result<MountTarget> {
         mount::of_file(fd, elsewhere)
     }
 

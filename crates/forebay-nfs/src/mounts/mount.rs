@@ -1,6 +1,6 @@
 //! The server, version and handle of a file that is open on a mount of the kernel's; its path on the server, where the kernel tells no
 //! handle. Nothing is asked of the server here: who uses this compares what the server says of the file with what the kernel says
-//! of it (see [`Mounted::agrees`]).
+//! of it (see [`MountTarget::agrees`]).
 
 use std::fs;
 use std::net::IpAddr;
@@ -43,7 +43,7 @@ pub struct Mount {
 
 /// A file on a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountTarget {
     /// Its mount.
     pub mount: Mount,
     /// What its server knows it by.
@@ -90,7 +90,7 @@ fn refused(why: impl Into<String>) -> Error {
 
 /// Finds the mount and the handle of an open file. Refuses, with the reason, what the own client must not or cannot reach: where that was
 /// not asked for (`elsewhere`) a mount of another network namespace, too, where the same address may be another server.
-pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
+pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<MountTarget> {
     let stat = stat(fd)?;
     let (text, device) = (mountinfo()?, device_of(&stat));
     let mut mount = find(&text, device)?;
@@ -123,7 +123,7 @@ pub fn of_file(fd: BorrowedFd<'_>, elsewhere: bool) -> Result<Mounted> {
         let why = "the kernel does not tell the server's port, which in version 3 may be any";
         return Err(refused(why).hint("mount with port=2049 (as root), or FOREBAY_NFS=tcp"));
     }
-    Ok(Mounted { mount, named, file_system, seen: of_stat(&stat) })
+    Ok(MountTarget { mount, named, file_system, seen: of_stat(&stat) })
 }
 
 /// Why the kernel tells no handle of an open file; `None` where it tells one.
@@ -181,7 +181,7 @@ fn told(fd: BorrowedFd<'_>) -> Result<libc::stat> {
     }
 }
 
-impl Mounted {
+impl MountTarget {
     /// Whether what the server says of a file is what the kernel says of this one: otherwise it is another one.
     pub fn agrees(&self, told: &Attributes) -> bool {
         told.kind == Kind::Regular

@@ -18,7 +18,7 @@ use forebay_source::{Beside, BesideFile, BesideReads, Fill, Place, Source};
 use forebay_sys::threads;
 
 use super::facts::{KernelFacts, MountFacts};
-use super::mount::{Mount, Mounted};
+use super::mount::{Mount, MountTarget};
 use super::open::of_mount;
 use super::reads::ServerReads;
 use crate::{File, MOST_FURTHER, Options, Rdma, lock};
@@ -236,7 +236,7 @@ impl MountedFile {
         file: &dyn Source,
         transport: MountTransport,
         is_asked: bool,
-    ) -> Result<(Mounted, Option<Rdma>), KernelFallback> {
+    ) -> Result<(MountTarget, Option<Rdma>), KernelFallback> {
         let never = |why: Error| (why, None);
         let alone = |mount: &Mount| match unreached(address_of(mount), transport) {
             Some(why) => Err((why, Some(FILE_PAUSE))),

@@ -8,7 +8,7 @@ use crate::client::clients::{KnownServer, is_known, known};
 use crate::client::file::File;
 use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::Url;
-use crate::mounts::mount::{Mounted, TargetName};
+use crate::mounts::mount::{MountTarget, TargetName};
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
@@ -20,7 +20,7 @@ pub(crate) const OTHER_FACTS: &str = "the server tells other facts of the file t
 /// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
 /// mount's address. Fails where what the server says of the file does not fit: then it is another one. Without `low_ports` these are taken
 /// where the server refuses others.
-pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
+pub fn of_mount(mounted: &MountTarget, options: &Options) -> Result<File> {
     let options = options.clone().checked();
     if options.low_ports {
         return of_mount_by(mounted, options);
@@ -41,7 +41,7 @@ pub fn of_mount(mounted: &Mounted, options: &Options) -> Result<File> {
 
 /// Whether the server takes calls about a file of a mount from ports that any program may have: an export without `insecure` does not.
 /// The error is why neither these nor low ones are taken, or why it did not answer.
-pub fn takes_any_port(mounted: &Mounted, options: &Options) -> Result<bool> {
+pub fn takes_any_port(mounted: &MountTarget, options: &Options) -> Result<bool> {
     let by = |low_ports| of_mount_by(mounted, Options { low_ports, ..options.clone() }.checked());
     match by(false) {
         Ok(_) => Ok(true),
@@ -54,7 +54,7 @@ pub fn takes_any_port(mounted: &Mounted, options: &Options) -> Result<bool> {
     }
 }
 
-fn of_mount_by(mounted: &Mounted, options: Options) -> Result<File> {
+fn of_mount_by(mounted: &MountTarget, options: Options) -> Result<File> {
     let mount = &mounted.mount;
     let port = mount.tcp_port;
     let address = mount.address.to_string();
