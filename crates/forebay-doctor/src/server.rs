@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use forebay_error::{Error, Result};
-use forebay_nfs::mount::{self, Mount, MountTarget};
+use forebay_nfs::mount::{self, KernelMount, MountTarget};
 use forebay_nfs::{Options, Rdma, open, portmap};
 use forebay_verbs::Why;
 
@@ -126,7 +126,7 @@ fn any_port(mounted: &MountTarget) -> Answer {
     }
 }
 
-fn rdma(mount: &Mount, routes: &ServerRoutes) -> Answer {
+fn rdma(mount: &KernelMount, routes: &ServerRoutes) -> Answer {
     if mount.transport.starts_with("rdma") {
         let text = format!("the server takes RDMA on port {}: it is mounted so", mount.port);
         return Answer::Yes(Hinted::new(text));

@@ -11,7 +11,7 @@ use fake_verbs::Fake;
 use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{KernelView, Mount, MountTarget, TargetName};
+use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::{Options, Rdma, Url, open};
 use forebay_verbs::Why;
 
@@ -35,7 +35,7 @@ fn mounted(server: &Server) -> MountTarget {
     let url = Url::parse(&server.url("/export/file", "3")).unwrap();
     let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
-    let mount = Mount {
+    let mount = KernelMount {
         server: "server".to_owned(),
         path: "/export".to_owned(),
         place: "/mnt".to_owned(),

@@ -14,7 +14,7 @@ use fake_verbs::{Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::Mount;
+use forebay_nfs::mount::KernelMount;
 use forebay_nfs::{Options, Url};
 use forebay_verbs::Kind;
 use mounts::{Facts, KEY, LEN, PATH, place};
@@ -116,7 +116,7 @@ fn a_file_without_a_handle_is_found_by_its_path_and_compared() {
         let facts = |path| {
             let facts = place.facts("tcp");
             let url = Url::parse(&place.server.url(PATH, name)).unwrap();
-            Facts { mount: Mount { version, ..facts.mount }, path: Some(path), url, ..facts }
+            Facts { mount: KernelMount { version, ..facts.mount }, path: Some(path), url, ..facts }
         };
         let (file, _facts) = place.open(facts(PATH));
         settle(&session, &file);

@@ -17,7 +17,7 @@ use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::Url;
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::Mount;
+use forebay_nfs::mount::KernelMount;
 use mounts::{Facts, KEY, LEN, PATH, Place, place};
 
 fn session(nfs: Nfs) -> Session {
@@ -59,7 +59,7 @@ fn facts(place: &Place, version: Version, name: &str) -> Facts {
     let facts = place.facts("tcp");
     let url = Url::parse(&place.server.url(PATH, name)).unwrap();
     let path = (version == Version::V4(0)).then_some(PATH);
-    Facts { mount: Mount { version, ..facts.mount }, path, url, ..facts }
+    Facts { mount: KernelMount { version, ..facts.mount }, path, url, ..facts }
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn connections_go_to_further_addresses_that_are_the_servers() {
             let config = config(IoBackend::Auto, CachePolicy::Auto);
             let session = Session::with_config(Config { nfs: Nfs::Tcp, nfs_servers, ..config }).unwrap();
             let facts = facts(&place, version, name);
-            let mount = Mount { server: "nas".to_owned(), ..facts.mount };
+            let mount = KernelMount { server: "nas".to_owned(), ..facts.mount };
             let (file, _kernel) = place.open(Facts { mount, ..facts });
             let before = place.server.connections_to([127, 0, 0, 2].into());
             let receipt = all(&session, &file);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::Version;
-use forebay_nfs::mount::{KernelView, Mount, MountTarget, TargetName};
+use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Url, open};
 
@@ -36,7 +36,7 @@ fn mounted(server: &Server) -> MountTarget {
     let url = Url::parse(&server.url("/export/file", "3")).unwrap();
     let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
-    let mount = Mount {
+    let mount = KernelMount {
         server: "server".to_owned(),
         path: "/export".to_owned(),
         place: "/mnt".to_owned(),

@@ -15,7 +15,7 @@ use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{Attributes, Version};
-use forebay_nfs::mount::{KernelView, Mount, MountTarget, TargetName};
+use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
 
@@ -28,7 +28,7 @@ pub const PATH: &str = "/export/file";
 /// A server, and what the kernel tells of a mount of it.
 #[derive(Debug)]
 pub struct Facts {
-    pub mount: Mount,
+    pub mount: KernelMount,
     /// The file on the server, by its URL.
     pub url: Url,
     pub fabric: Fake,
@@ -61,7 +61,7 @@ impl Facts {
 }
 
 impl MountFacts for Facts {
-    fn mount_of(&self, _fd: BorrowedFd<'_>) -> Result<Mount> {
+    fn mount_of(&self, _fd: BorrowedFd<'_>) -> Result<KernelMount> {
         Ok(self.mount.clone())
     }
 
@@ -156,7 +156,7 @@ pub fn place() -> Place {
 impl Place {
     pub fn facts(&self, transport: &str) -> Facts {
         let at = self.server.address();
-        let mount = Mount {
+        let mount = KernelMount {
             server: "server".to_owned(),
             path: "/export".to_owned(),
             place: "/mnt".to_owned(),

@@ -5,13 +5,13 @@ use std::os::fd::BorrowedFd;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::mount::{self, KernelView, Mount, MountTarget};
+use super::mount::{self, KernelMount, KernelView, MountTarget};
 use crate::Rdma;
 
 /// Facts about the mount that a file is on.
 pub trait MountFacts: Send + Sync + fmt::Debug {
     /// The mount of an open file, of which the server is asked nothing.
-    fn mount_of(&self, fd: BorrowedFd<'_>) -> Result<Mount> {
+    fn mount_of(&self, fd: BorrowedFd<'_>) -> Result<KernelMount> {
         mount::mount_of(fd)
     }
 

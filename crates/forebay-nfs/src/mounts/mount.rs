@@ -14,7 +14,7 @@ use crate::protocol::xdr::Malformed;
 
 /// A mount, as /proc/thread-self/mountinfo has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
+pub struct KernelMount {
     /// The server's name, as it was mounted by.
     pub server: String,
     /// The exported path, with what lies below it if that was mounted.
@@ -45,7 +45,7 @@ pub struct Mount {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountTarget {
     /// Its mount.
-    pub mount: Mount,
+    pub mount: KernelMount,
     /// What its server knows it by.
     pub named: TargetName,
     /// Its file system on the server; not known of a mount of another network namespace.
@@ -133,7 +133,7 @@ pub fn untold_handle(fd: BorrowedFd<'_>) -> Result<Option<String>> {
 }
 
 /// The mount of an open file, of which the server is asked nothing.
-pub fn mount_of(fd: BorrowedFd<'_>) -> Result<Mount> {
+pub fn mount_of(fd: BorrowedFd<'_>) -> Result<KernelMount> {
     find(&mountinfo()?, device_of(&told(fd)?))
 }
 
@@ -190,7 +190,7 @@ impl MountTarget {
     }
 }
 
-impl Mount {
+impl KernelMount {
     /// The path on the server of a file below the place where it is mounted.
     fn path_of(&self, file: &str) -> Result<String, &'static str> {
         if file.ends_with(" (deleted)") {
@@ -233,7 +233,7 @@ fn volume(volumes: &str, device: (u32, u32)) -> Option<Vec<&str>> {
 }
 
 /// The mount of a device number.
-pub fn find(mountinfo: &str, device: (u32, u32)) -> Result<Mount> {
+pub fn find(mountinfo: &str, device: (u32, u32)) -> Result<KernelMount> {
     let wanted = format!("{}:{}", device.0, device.1);
     // The last one that has the number lies on top of the others.
     let line = mountinfo.lines().rev().find(|line| line.split(' ').nth(2) == Some(&wanted));
@@ -241,7 +241,7 @@ pub fn find(mountinfo: &str, device: (u32, u32)) -> Result<Mount> {
 }
 
 /// The same, of several places where it is mounted that below which a file lies.
-fn find_for(mountinfo: &str, device: (u32, u32), file: &str) -> Option<Mount> {
+fn find_for(mountinfo: &str, device: (u32, u32), file: &str) -> Option<KernelMount> {
     let wanted = format!("{}:{}", device.0, device.1);
     let lines = mountinfo.lines().filter(|line| line.split(' ').nth(2) == Some(&wanted));
     let mounts = lines.filter_map(|line| parse(line).ok());
@@ -249,7 +249,7 @@ fn find_for(mountinfo: &str, device: (u32, u32), file: &str) -> Option<Mount> {
 }
 
 /// Reads a line of mountinfo.
-pub fn parse(line: &str) -> Result<Mount> {
+pub fn parse(line: &str) -> Result<KernelMount> {
     let (front, back) = line.split_once(" - ").ok_or_else(|| refused("its line in mountinfo is not one"))?;
     let front: Vec<_> = front.split(' ').collect();
     let back: Vec<_> = back.split(' ').collect();
@@ -291,7 +291,7 @@ pub fn parse(line: &str) -> Result<Mount> {
     let usual = if transport.starts_with("rdma") { 20049 } else { 2049 };
     let port =
         option("port").map_or(Some(usual), |port| port.parse().ok()).ok_or_else(|| refused("its port"))?;
-    Ok(Mount {
+    Ok(KernelMount {
         server: server.trim_start_matches('[').trim_end_matches(']').to_owned(),
         path: format!("/{path}"),
         place: unescape(place),
@@ -400,7 +400,7 @@ mod tests {
         let text =
             format!("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{LINE}\n23 22 0:5 / /dev rw - devtmpfs udev rw\n");
         let found = find(&text, (0, 52)).unwrap();
-        let expected = Mount {
+        let expected = KernelMount {
             server: "10.9.0.1".into(),
             path: "/tmp/x".into(),
             place: "/mnt/a b".into(),

@@ -18,7 +18,7 @@ use forebay_source::{Beside, BesideFile, BesideReads, Fill, Place, Source};
 use forebay_sys::threads;
 
 use super::facts::{KernelFacts, MountFacts};
-use super::mount::{Mount, MountTarget};
+use super::mount::{KernelMount, MountTarget};
 use super::open::of_mount;
 use super::reads::ServerReads;
 use crate::{File, MOST_FURTHER, Options, Rdma, lock};
@@ -238,7 +238,7 @@ impl MountedFile {
         is_asked: bool,
     ) -> Result<(MountTarget, Option<Rdma>), KernelFallback> {
         let never = |why: Error| (why, None);
-        let alone = |mount: &Mount| match unreached(address_of(mount), transport) {
+        let alone = |mount: &KernelMount| match unreached(address_of(mount), transport) {
             Some(why) => Err((why, Some(FILE_PAUSE))),
             None => Ok(()),
         };
@@ -282,7 +282,7 @@ pub(super) fn is_of_server(error: &Error, transport: MountTransport) -> bool {
     }
 }
 
-fn address_of(mount: &Mount) -> SocketAddr {
+fn address_of(mount: &KernelMount) -> SocketAddr {
     SocketAddr::new(mount.address, mount.tcp_port)
 }
 
@@ -302,7 +302,7 @@ pub(super) fn unreached(address: SocketAddr, transport: MountTransport) -> Optio
 }
 
 /// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes RDMA.
-fn may_be_contacted(mount: &Mount) -> Result<()> {
+fn may_be_contacted(mount: &KernelMount) -> Result<()> {
     let mounted = mount.transport.as_str();
     if !mounted.starts_with("rdma") {
         let hint = "FOREBAY_NFS=rdma, or mount with proto=rdma,port=20049 (as root)";
