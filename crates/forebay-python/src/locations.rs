@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::Kind;
+use forebay_nfs::handle::FileKind;
 use forebay_nfs::{Options, Url};
 use pyo3::prelude::*;
 
@@ -34,7 +34,7 @@ pub(crate) fn state_of(location: &Path) -> Result<State> {
     let options = Options { connections: config.nfs_connections, further, ..Options::default() };
     let found = forebay_nfs::open::find(&url, &options)?.attributes;
     let changed = crate::data_files::nanoseconds((found.modified.0 as i64, i64::from(found.modified.1)));
-    let is_folder = found.kind == Kind::Directory;
-    let is_file = found.kind == Kind::Regular;
+    let is_folder = found.kind == FileKind::Directory;
+    let is_file = found.kind == FileKind::Regular;
     Ok((is_folder, is_file, found.size, changed, found.file_id, found.change as i64, found.file_system.1))
 }

@@ -11,7 +11,7 @@ use crate::client::url::Url;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
-use crate::protocol::handle::{Attributes, CallLimits, Handle, Kind, Version};
+use crate::protocol::handle::{Attributes, CallLimits, FileKind, Handle, Version};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
@@ -91,7 +91,7 @@ fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Call
     // directory is mounted: looked up, it would be what the export covers.
     let below = look_up_below(url, server, names.saturating_sub(1));
     let is_final = match &below {
-        Ok((_, attributes)) => attributes.kind != Kind::Directory,
+        Ok((_, attributes)) => attributes.kind != FileKind::Directory,
         // It would be as silent again.
         Err(error) => is_unreached(error),
     };

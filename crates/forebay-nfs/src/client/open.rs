@@ -16,7 +16,7 @@ use crate::network::options::Options;
 use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
-use crate::protocol::handle::{Attributes, Handle, Kind, Version};
+use crate::protocol::handle::{Attributes, FileKind, Handle, Version};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
@@ -25,19 +25,19 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
     match found.attributes.kind {
-        Kind::Regular if url.path.ends_with(b"/") => {
+        FileKind::Regular if url.path.ends_with(b"/") => {
             return Err(Error::new(ErrorKind::InvalidInput, "a file, and no directory")
                 .with("url", url)
                 .hint("leave out the / behind its name"));
         }
-        Kind::Regular => {}
-        Kind::Directory => {
+        FileKind::Regular => {}
+        FileKind::Directory => {
             return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
                 .with("url", url)
                 .hint("name a file in it: directories are not listed by URL"));
         }
-        Kind::Link => return Err(NfsStatus(10029).error("cannot open file", 0).with("url", url)),
-        Kind::Other => {
+        FileKind::Link => return Err(NfsStatus(10029).error("cannot open file", 0).with("url", url)),
+        FileKind::Other => {
             return Err(Error::new(ErrorKind::Unsupported, "it is no regular file")
                 .with("url", url)
                 .hint("name a regular file: what devices, pipes and sockets hold is not on the server"));

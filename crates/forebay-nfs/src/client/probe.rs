@@ -12,7 +12,7 @@ use crate::client::url::Url;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
 use crate::network::options::{Options, Rdma};
-use crate::protocol::handle::{Attributes, CallLimits, Kind, Version};
+use crate::protocol::handle::{Attributes, CallLimits, FileKind, Version};
 
 /// What was found.
 #[derive(Clone, Debug)]
@@ -120,7 +120,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
         return Err(error.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")));
     };
     let (mut rates, mut rdma, mut nic) = (Vec::new(), None, None);
-    if attributes.kind == Kind::Regular && attributes.size > 0 {
+    if attributes.kind == FileKind::Regular && attributes.size > 0 {
         let url = Url { versions: vec![version], ..url.clone() };
         let mut first = vec![0; attributes.size.min(BYTES) as usize];
         for connections in [1, 4, 8] {

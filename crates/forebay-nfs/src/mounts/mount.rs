@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::kernel_text::unescape;
 
-use crate::protocol::handle::{Attributes, Handle, Kind, Version};
+use crate::protocol::handle::{Attributes, FileKind, Handle, Version};
 use crate::protocol::xdr::Malformed;
 
 /// A mount, as /proc/thread-self/mountinfo has it.
@@ -184,7 +184,7 @@ fn told(fd: BorrowedFd<'_>) -> Result<libc::stat> {
 impl MountTarget {
     /// Whether what the server says of a file is what the kernel says of this one: otherwise it is another one.
     pub fn agrees(&self, told: &Attributes) -> bool {
-        told.kind == Kind::Regular
+        told.kind == FileKind::Regular
             && self.file_system.is_none_or(|own| told.file_system == own)
             && self.seen.agrees(told)
     }

@@ -374,7 +374,7 @@ mod tests {
         let addresses = addresses(&["10.0.0.2"]);
         let handle = crate::protocol::handle::Handle::new(&[1]).unwrap();
         let facts = crate::protocol::handle::Attributes {
-            kind: crate::protocol::handle::Kind::Regular,
+            kind: crate::protocol::handle::FileKind::Regular,
             size: 0,
             file_system: (0, 0),
             file_id: 0,

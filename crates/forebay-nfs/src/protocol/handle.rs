@@ -75,7 +75,7 @@ impl fmt::Debug for Handle {
 
 /// What a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// A regular file.
     Regular,
     /// A directory.
@@ -86,7 +86,7 @@ pub enum Kind {
     Other,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for FileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Regular => "file",
@@ -97,7 +97,7 @@ impl fmt::Display for Kind {
     }
 }
 
-impl Kind {
+impl FileKind {
     /// By the number of `ftype3`, and of `nfs_ftype4`.
     pub const fn of(number: u32) -> Self {
         match number {
@@ -113,7 +113,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileKind,
     /// Bytes.
     pub size: u64,
     /// Its file system on the server.

@@ -1,6 +1,6 @@
 //! NFS version 3 (RFC 1813), with its MOUNT protocol and the portmapper: arguments and results.
 
-use crate::protocol::handle::{Attributes, CallLimits, FileState, Handle, Kind};
+use crate::protocol::handle::{Attributes, CallLimits, FileKind, FileState, Handle};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
@@ -78,7 +78,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<Attributes> {
 }
 
 fn attributes(from: &mut XdrReader<'_>) -> Result<Attributes, Malformed> {
-    let kind = Kind::of(from.u32()?);
+    let kind = FileKind::of(from.u32()?);
     from.skip(16)?;
     let size = from.u64()?;
     from.skip(16)?;

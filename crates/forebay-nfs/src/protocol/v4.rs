@@ -1,6 +1,6 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
-use crate::protocol::handle::{Attributes, CallLimits, FileState, Handle, Kind, Version};
+use crate::protocol::handle::{Attributes, CallLimits, FileKind, FileState, Handle, Version};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::CallOutcome;
@@ -212,7 +212,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Call
     }
     let mut values = XdrReader::new(from.opaque(1024)?);
     let mut found = Attributes {
-        kind: Kind::Other,
+        kind: FileKind::Other,
         size: 0,
         file_system: (0, 0),
         file_id: 0,
@@ -222,7 +222,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Call
     let (mut read, mut write) = (u64::from(CallLimits::MAX_BYTES), u64::from(CallLimits::MAX_BYTES));
     for bit in (0..64).filter(|bit| told[bit / 32] & 1 << (bit % 32) != 0) {
         match bit {
-            1 => found.kind = Kind::of(values.u32()?),
+            1 => found.kind = FileKind::of(values.u32()?),
             3 => found.change = values.u64()?,
             4 => found.size = values.u64()?,
             8 => found.file_system = (values.u64()?, values.u64()?),
