@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs, elsewhere};
 use forebay_error::{Error, ErrorKind, Result, quoted};
-use forebay_nfs::handle::{Attributes, FileKind};
+use forebay_nfs::handle::{FileAttributes, FileKind};
 use forebay_nfs::{LeftOutAddress, Options, Url};
 
 use crate::console::{Console, Failure};
@@ -112,7 +112,7 @@ fn url(what: &OsStr) -> Result<Url> {
 }
 
 /// What a path of a server is.
-fn described(found: &Attributes) -> String {
+fn described(found: &FileAttributes) -> String {
     match found.kind {
         FileKind::Regular => format!("{} of {} bytes", found.kind, found.size),
         kind => kind.to_string(),

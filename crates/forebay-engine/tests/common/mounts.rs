@@ -14,7 +14,7 @@ use fake_verbs::Fake;
 use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::{Attributes, Version};
+use forebay_nfs::handle::{FileAttributes, Version};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
@@ -54,7 +54,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    fn say(&self, told: &Attributes) -> KernelView {
+    fn say(&self, told: &FileAttributes) -> KernelView {
         let modified = (told.modified.0 as i64, told.modified.1.into());
         KernelView { inode: told.file_id, size: told.size + self.wrong, modified }
     }

@@ -15,14 +15,14 @@ use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
 use crate::network::options::{Options, Rdma};
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
-use crate::protocol::handle::{Attributes, FileState, Handle};
+use crate::protocol::handle::{FileAttributes, FileState, Handle};
 
 /// A file of a server. It is open nowhere but here.
 #[derive(Clone)]
 pub struct File {
     client: Arc<Client>,
     named: Arc<FileTarget>,
-    opened: Attributes,
+    opened: FileAttributes,
     /// The same by one NIC alone, or why not, and since when.
     by_nic: Arc<Mutex<Vec<FileByNic>>>,
 }
@@ -40,7 +40,7 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    pub(crate) fn new(client: Arc<Client>, handle: Handle, name: String, opened: Attributes) -> Self {
+    pub(crate) fn new(client: Arc<Client>, handle: Handle, name: String, opened: FileAttributes) -> Self {
         let named = Arc::new(FileTarget { handle, name });
         client.server_of().further.uses(&named);
         Self { client, named, opened, by_nic: Arc::default() }
@@ -111,12 +111,12 @@ impl File {
     }
 
     /// What it was when it was opened.
-    pub fn opened(&self) -> &Attributes {
+    pub fn opened(&self) -> &FileAttributes {
         &self.opened
     }
 
     /// What it is now.
-    pub fn attributes(&self) -> Result<Attributes> {
+    pub fn attributes(&self) -> Result<FileAttributes> {
         self.client.check_process()?;
         let told = self.client.server_of().facts(self.handle());
         told.map(|(attributes, _)| attributes).map_err(|error| error.with("url", self.name()))

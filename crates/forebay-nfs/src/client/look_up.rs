@@ -11,7 +11,7 @@ use crate::client::url::Url;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
-use crate::protocol::handle::{Attributes, CallLimits, FileKind, Handle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, Handle, Version};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
@@ -33,14 +33,14 @@ pub(crate) fn new_client(server: &Arc<NfsServer>, limits: CallLimits) -> Arc<Cli
 }
 
 /// What a handle is of, and what its server takes.
-pub(crate) fn facts(server: &NfsServer, handle: &Handle) -> Result<(Attributes, CallLimits)> {
+pub(crate) fn facts(server: &NfsServer, handle: &Handle) -> Result<(FileAttributes, CallLimits)> {
     server.renew(0)?;
     let (attributes, limits) = server.facts(handle)?;
     Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
 }
 
 /// What a path of a server is, in the server's version.
-pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, CallLimits)> {
+pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, CallLimits)> {
     match server.version {
         Version::V3 => look_up_v3(url, server),
         Version::V4(_) => look_up_v4(url, server),
@@ -49,7 +49,7 @@ pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, Attribut
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
 
-fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, CallLimits)> {
+fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, CallLimits)> {
     let doing = "cannot open file";
     server.renew(0)?;
     let names = url.names();
@@ -85,7 +85,7 @@ fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, Call
 
 // ---- version 3 --------------------------------------------------------------------------------------------------
 
-fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, Attributes, CallLimits)> {
+fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, CallLimits)> {
     let names = url.names().len();
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.
@@ -106,7 +106,7 @@ fn limits_v3(server: &NfsServer, handle: &Handle) -> Result<CallLimits> {
 }
 
 /// Mounts at most `most` names of the path, and looks up the others.
-fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(Handle, Attributes)> {
+fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(Handle, FileAttributes)> {
     let doing = "cannot open file";
     let (mut handle, rest) = mount(url, server, most)?;
     for name in rest {

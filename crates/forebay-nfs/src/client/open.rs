@@ -16,7 +16,7 @@ use crate::network::options::Options;
 use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
-use crate::protocol::handle::{Attributes, FileKind, Handle, Version};
+use crate::protocol::handle::{FileAttributes, FileKind, Handle, Version};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
@@ -54,7 +54,7 @@ pub struct UrlTarget {
     /// Its handle.
     pub handle: Handle,
     /// What it is.
-    pub attributes: Attributes,
+    pub attributes: FileAttributes,
 }
 
 /// Finds what a URL names. Versions are tried in the URL's order; the error is that of the version that came furthest.

@@ -10,7 +10,7 @@ use forebay_verbs::{Device, Domain, RegisteredMemory};
 
 use crate::client::file::File;
 use crate::client::nfs_client::Client;
-use crate::protocol::handle::Attributes;
+use crate::protocol::handle::FileAttributes;
 
 impl Client {
     /// The client as others name it: [`PlaceScope::server`].
@@ -62,7 +62,7 @@ impl Place for File {
 }
 
 /// What the server says changes with the file, its length, and its number there.
-fn token(told: &Attributes) -> StateToken {
+fn token(told: &FileAttributes) -> StateToken {
     let (major, minor) = told.file_system;
     let content = [told.size, told.change].map(u64::to_le_bytes).concat();
     let number = [major, minor, told.file_id].map(u64::to_le_bytes).concat();

@@ -12,13 +12,13 @@ use crate::client::url::Url;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
 use crate::network::options::{Options, Rdma};
-use crate::protocol::handle::{Attributes, CallLimits, FileKind, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, Version};
 
 /// What was found.
 #[derive(Clone, Debug)]
 pub struct ServerProbe {
     /// Each version that was asked for, with what the server says to it.
-    pub versions: Vec<(Version, Result<(CallLimits, Attributes)>)>,
+    pub versions: Vec<(Version, Result<(CallLimits, FileAttributes)>)>,
     /// How many of its addresses are used, in that version, and which are not.
     pub addresses: (usize, Vec<LeftOutAddress>),
     /// Rates, in the first version that is spoken; none for a directory.
@@ -28,7 +28,7 @@ pub struct ServerProbe {
     /// The RDMA device that this went by, as it describes itself.
     pub nic: Option<Device>,
     /// What the path is.
-    pub attributes: Attributes,
+    pub attributes: FileAttributes,
 }
 
 /// A read of the file's begin.

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::kernel_text::unescape;
 
-use crate::protocol::handle::{Attributes, FileKind, Handle, Version};
+use crate::protocol::handle::{FileAttributes, FileKind, Handle, Version};
 use crate::protocol::xdr::Malformed;
 
 /// A mount, as /proc/thread-self/mountinfo has it.
@@ -67,7 +67,7 @@ pub struct KernelView {
 
 impl KernelView {
     /// Whether what the server says of a file is that.
-    pub fn agrees(&self, told: &Attributes) -> bool {
+    pub fn agrees(&self, told: &FileAttributes) -> bool {
         let (seconds, nanoseconds) = self.modified;
         (told.file_id, told.size) == (self.inode, self.size)
             && told.modified == (seconds as u64, nanoseconds as u32)
@@ -183,7 +183,7 @@ fn told(fd: BorrowedFd<'_>) -> Result<libc::stat> {
 
 impl MountTarget {
     /// Whether what the server says of a file is what the kernel says of this one: otherwise it is another one.
-    pub fn agrees(&self, told: &Attributes) -> bool {
+    pub fn agrees(&self, told: &FileAttributes) -> bool {
         told.kind == FileKind::Regular
             && self.file_system.is_none_or(|own| told.file_system == own)
             && self.seen.agrees(told)

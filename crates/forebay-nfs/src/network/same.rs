@@ -10,7 +10,7 @@ use crate::network::identity::ServerIdentity;
 use crate::network::opened::FileSample;
 use crate::network::server::NfsServer;
 use crate::network::session::{get_look, put_look};
-use crate::protocol::handle::{Attributes, Handle, Version};
+use crate::protocol::handle::{FileAttributes, Handle, Version};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, GrantedSession};
@@ -152,7 +152,7 @@ fn facts(
     server: &NfsServer,
     exchange: &mut Exchange,
     handle: &Handle,
-) -> Result<Result<Attributes, NfsStatus>> {
+) -> Result<Result<FileAttributes, NfsStatus>> {
     if server.version == Version::V3 {
         let procedure = (v3::PROGRAM, v3::GETATTR);
         let put = |to: &mut crate::protocol::xdr::XdrWriter<'_>| v3::put_handle(to, handle);

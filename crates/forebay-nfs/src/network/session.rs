@@ -11,7 +11,7 @@ use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
 use crate::network::server::{ControlCalls, NfsServer, NfsSession};
-use crate::protocol::handle::{Attributes, CallLimits, Handle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, Handle, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -308,7 +308,7 @@ impl NfsServer {
     }
 
     /// Facts about a file, now; and what the server takes in a call, which version 4 tells with them.
-    pub(crate) fn facts(&self, handle: &Handle) -> Result<(Attributes, Option<CallLimits>)> {
+    pub(crate) fn facts(&self, handle: &Handle) -> Result<(FileAttributes, Option<CallLimits>)> {
         self.said_of(handle)?.map_err(|status| self.error(status, LOOKING))
     }
 
@@ -316,7 +316,7 @@ impl NfsServer {
     pub(crate) fn said_of(
         &self,
         handle: &Handle,
-    ) -> Result<Result<(Attributes, Option<CallLimits>), NfsStatus>> {
+    ) -> Result<Result<(FileAttributes, Option<CallLimits>), NfsStatus>> {
         if self.version == Version::V3 {
             let said =
                 self.call3(LOOKING, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
@@ -342,7 +342,7 @@ pub(crate) fn put_look(to: &mut XdrWriter<'_>, handle: &Handle) {
 }
 
 /// The facts, and limits.
-pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, CallLimits)> {
+pub(crate) fn get_look(from: &mut XdrReader<'_>) -> CallOutcome<(FileAttributes, CallLimits)> {
     match v4::get_op(from, op::PUTFH)? {
         Ok(()) => v4::get_attributes(from),
         Err(status) => Ok(Err(status)),

@@ -111,7 +111,7 @@ impl FileKind {
 
 /// Facts about a file, as a server tells them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct FileAttributes {
     /// What it is.
     pub kind: FileKind,
     /// Bytes.
@@ -131,11 +131,11 @@ pub struct Attributes {
 pub struct FileState {
     /// Bytes.
     pub size: u64,
-    /// As of [`Attributes`].
+    /// As of [`FileAttributes`].
     pub change: u64,
 }
 
-impl Attributes {
+impl FileAttributes {
     /// Its state.
     pub const fn state(&self) -> FileState {
         FileState { size: self.size, change: self.change }

@@ -1,6 +1,6 @@
 //! NFS version 3 (RFC 1813), with its MOUNT protocol and the portmapper: arguments and results.
 
-use crate::protocol::handle::{Attributes, CallLimits, FileKind, FileState, Handle};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, Handle};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
@@ -70,14 +70,14 @@ pub fn get_lookup(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
 }
 
 /// Results of GETATTR.
-pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<Attributes> {
+pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<FileAttributes> {
     Ok(match from.u32()? {
         0 => Ok(attributes(from)?),
         status => Err(NfsStatus(status)),
     })
 }
 
-fn attributes(from: &mut XdrReader<'_>) -> Result<Attributes, Malformed> {
+fn attributes(from: &mut XdrReader<'_>) -> Result<FileAttributes, Malformed> {
     let kind = FileKind::of(from.u32()?);
     from.skip(16)?;
     let size = from.u64()?;
@@ -87,7 +87,7 @@ fn attributes(from: &mut XdrReader<'_>) -> Result<Attributes, Malformed> {
     from.skip(8)?;
     let modified = (u64::from(from.u32()?), from.u32()?);
     let change = from.u64()?;
-    Ok(Attributes { kind, size, file_system, file_id, modified, change })
+    Ok(FileAttributes { kind, size, file_system, file_id, modified, change })
 }
 
 /// Leaves out a `post_op_attr`.

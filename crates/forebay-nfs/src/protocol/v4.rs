@@ -1,6 +1,6 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
-use crate::protocol::handle::{Attributes, CallLimits, FileKind, FileState, Handle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, Handle, Version};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::CallOutcome;
@@ -195,7 +195,7 @@ pub fn get_handle(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
 }
 
 /// Results of GETATTR: facts, and limits.
-pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, CallLimits)> {
+pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(FileAttributes, CallLimits)> {
     if let Err(status) = get_op(from, op::GETATTR)? {
         return Ok(Err(status));
     }
@@ -211,7 +211,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(Attributes, Call
         return Err(Malformed("attributes that were not asked for"));
     }
     let mut values = XdrReader::new(from.opaque(1024)?);
-    let mut found = Attributes {
+    let mut found = FileAttributes {
         kind: FileKind::Other,
         size: 0,
         file_system: (0, 0),
