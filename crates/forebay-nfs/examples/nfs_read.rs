@@ -136,7 +136,7 @@ fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, 
 }
 
 /// A READ of 1 MiB, with its record mark.
-fn encode(handle: forebay_nfs::handle::Handle, offset: usize) -> Result<Vec<u8>> {
+fn encode(handle: forebay_nfs::handle::NfsHandle, offset: usize) -> Result<Vec<u8>> {
     let io = IoCall {
         operation: IoOperation::Read,
         offset: offset as u64,

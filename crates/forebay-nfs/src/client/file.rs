@@ -15,7 +15,7 @@ use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
 use crate::network::options::{Options, Rdma};
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
-use crate::protocol::handle::{FileAttributes, FileState, Handle};
+use crate::protocol::handle::{FileAttributes, FileState, NfsHandle};
 
 /// A file of a server. It is open nowhere but here.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    pub(crate) fn new(client: Arc<Client>, handle: Handle, name: String, opened: FileAttributes) -> Self {
+    pub(crate) fn new(client: Arc<Client>, handle: NfsHandle, name: String, opened: FileAttributes) -> Self {
         let named = Arc::new(FileTarget { handle, name });
         client.server_of().further.uses(&named);
         Self { client, named, opened, by_nic: Arc::default() }
@@ -106,7 +106,7 @@ impl File {
     }
 
     /// Its handle.
-    pub fn handle(&self) -> &Handle {
+    pub fn handle(&self) -> &NfsHandle {
         &self.named.handle
     }
 

@@ -11,7 +11,7 @@ use crate::client::url::Url;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
-use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, Handle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsHandle, Version};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
@@ -33,14 +33,14 @@ pub(crate) fn new_client(server: &Arc<NfsServer>, limits: CallLimits) -> Arc<Cli
 }
 
 /// What a handle is of, and what its server takes.
-pub(crate) fn facts(server: &NfsServer, handle: &Handle) -> Result<(FileAttributes, CallLimits)> {
+pub(crate) fn facts(server: &NfsServer, handle: &NfsHandle) -> Result<(FileAttributes, CallLimits)> {
     server.renew(0)?;
     let (attributes, limits) = server.facts(handle)?;
     Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
 }
 
 /// What a path of a server is, in the server's version.
-pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, CallLimits)> {
+pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     match server.version {
         Version::V3 => look_up_v3(url, server),
         Version::V4(_) => look_up_v4(url, server),
@@ -49,7 +49,7 @@ pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttr
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
 
-fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, CallLimits)> {
+fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     let doing = "cannot open file";
     server.renew(0)?;
     let names = url.names();
@@ -85,7 +85,7 @@ fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, 
 
 // ---- version 3 --------------------------------------------------------------------------------------------------
 
-fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, CallLimits)> {
+fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     let names = url.names().len();
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.
@@ -99,14 +99,14 @@ fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(Handle, FileAttributes, 
     Ok((handle, attributes, limits_v3(server, &handle)?))
 }
 
-fn limits_v3(server: &NfsServer, handle: &Handle) -> Result<CallLimits> {
+fn limits_v3(server: &NfsServer, handle: &NfsHandle) -> Result<CallLimits> {
     let doing = "cannot look at the file";
     let limits = server.call3(doing, v3::FSINFO, |to| v3::put_handle(to, handle), v3::get_limits)?;
     limits.map_err(|status| explain(status, server, doing))
 }
 
 /// Mounts at most `most` names of the path, and looks up the others.
-fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(Handle, FileAttributes)> {
+fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(NfsHandle, FileAttributes)> {
     let doing = "cannot open file";
     let (mut handle, rest) = mount(url, server, most)?;
     for name in rest {

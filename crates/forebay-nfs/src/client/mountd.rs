@@ -13,7 +13,7 @@ use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
-use crate::protocol::handle::Handle;
+use crate::protocol::handle::NfsHandle;
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
@@ -42,7 +42,7 @@ impl<'a> Mountd<'a> {
     }
 
     /// Asks for a directory: first from any port, unless it is known that mountd refuses that.
-    fn ask(&mut self, path: &[u8]) -> Result<Result<Handle, NfsStatus>> {
+    fn ask(&mut self, path: &[u8]) -> Result<Result<NfsHandle, NfsStatus>> {
         if !self.uses_low {
             let said = call(&mut self.any, self.server, path)?;
             // A path further up is not asked for before this one was from a port that will do: it may be of another export.
@@ -73,13 +73,13 @@ impl<'a> Mountd<'a> {
     }
 }
 
-fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result<Handle, NfsStatus>> {
+fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result<NfsHandle, NfsStatus>> {
     let put = |to: &mut XdrWriter<'_>| to.opaque(path);
     mountd.call(DOING, (v3::MOUNT, v3::MNT), Some(&server.who), put, v3::get_mount)
 }
 
 /// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
-pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result<(Handle, Vec<&'a [u8]>)> {
+pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result<(NfsHandle, Vec<&'a [u8]>)> {
     let port = match url.mount_port {
         Some(port) => port,
         None => port_of_mountd(url, server)?,

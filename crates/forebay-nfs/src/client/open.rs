@@ -16,7 +16,7 @@ use crate::network::options::Options;
 use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
-use crate::protocol::handle::{FileAttributes, FileKind, Handle, Version};
+use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, Version};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
@@ -52,7 +52,7 @@ pub struct UrlTarget {
     /// Its server.
     pub client: Arc<Client>,
     /// Its handle.
-    pub handle: Handle,
+    pub handle: NfsHandle,
     /// What it is.
     pub attributes: FileAttributes,
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::kernel_text::unescape;
 
-use crate::protocol::handle::{FileAttributes, FileKind, Handle, Version};
+use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, Version};
 use crate::protocol::xdr::Malformed;
 
 /// A mount, as /proc/thread-self/mountinfo has it.
@@ -78,7 +78,7 @@ impl KernelView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetName {
     /// Its handle, as the kernel tells it.
-    Handle(Handle),
+    Handle(NfsHandle),
     /// Its path from the server's root. It may be another file's by now.
     Path(String),
 }
@@ -319,7 +319,7 @@ struct KernelHandle {
 }
 
 /// The handle that the kernel tells of an open file, or why it tells none.
-fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<Handle, String> {
+fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<NfsHandle, String> {
     let mut found =
         KernelHandle { bytes: MAX_KERNEL_HANDLE_BYTES as u32, kind: 0, handle: [0; MAX_KERNEL_HANDLE_BYTES] };
     let mut id = 0i32;
@@ -356,7 +356,7 @@ fn untold(errno: i32) -> String {
 }
 
 /// The server's handle within the kernel's, after its checks: file id, type of file, size, and the handle at byte 14.
-pub fn read_handle(bytes: &[u8], kind: i32, inode: u64, mode: u32) -> Result<Handle, Malformed> {
+pub fn read_handle(bytes: &[u8], kind: i32, inode: u64, mode: u32) -> Result<NfsHandle, Malformed> {
     let number = |at: usize| -> Result<u32, Malformed> {
         let word = bytes
             .get(at..at + 4)
@@ -380,7 +380,7 @@ pub fn read_handle(bytes: &[u8], kind: i32, inode: u64, mode: u32) -> Result<Han
     if (14 + size).next_multiple_of(4) != bytes.len() {
         return Err(Malformed("bytes behind its end"));
     }
-    Handle::new(handle)
+    NfsHandle::new(handle)
 }
 
 #[cfg(test)]

@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn an_address_is_not_shown_by_fewer_files_than_there_are() {
         let addresses = addresses(&["10.0.0.2"]);
-        let handle = crate::protocol::handle::Handle::new(&[1]).unwrap();
+        let handle = crate::protocol::handle::NfsHandle::new(&[1]).unwrap();
         let facts = crate::protocol::handle::FileAttributes {
             kind: crate::protocol::handle::FileKind::Regular,
             size: 0,

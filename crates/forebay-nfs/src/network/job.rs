@@ -9,7 +9,7 @@ pub use forebay_source::{Answer, Direction};
 use forebay_verbs::RegisteredMemory;
 
 use crate::lock;
-use crate::protocol::handle::{CallLimits, FileState, Handle};
+use crate::protocol::handle::{CallLimits, FileState, NfsHandle};
 use crate::protocol::io_call::{IoCall, IoOperation, IoReply};
 
 /// How often bytes are written anew because the server restarted before it made them durable.
@@ -17,7 +17,7 @@ const MAX_REWRITES: u32 = 5;
 
 /// A file, as its server and as errors name it.
 pub(crate) struct FileTarget {
-    pub(crate) handle: Handle,
+    pub(crate) handle: NfsHandle,
     pub(crate) name: String,
 }
 
@@ -347,7 +347,7 @@ mod tests {
     /// A read of `memory`, whose caller's answer is thrown away.
     fn read(memory: &mut [u8]) -> Arc<IoJob> {
         let request = IoRequest {
-            file: Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() }),
+            file: Arc::new(FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() }),
             direction: Direction::Read,
             offset: 0,
             buffer: memory.as_mut_ptr(),

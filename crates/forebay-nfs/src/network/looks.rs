@@ -13,7 +13,7 @@ use forebay_sys::threads;
 use crate::lock;
 use crate::network::addresses::{FurtherAddress, LookReason, MOST_FURTHER, UnshownReason};
 use crate::network::server::{NfsServer, TriesRdma};
-use crate::protocol::handle::{FileAttributes, Handle};
+use crate::protocol::handle::{FileAttributes, NfsHandle};
 
 /// How often it is looked, while calls are made, whether an address is due again.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -21,7 +21,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 impl NfsServer {
     /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
     /// not known yet. Ends when all have answered, or were left out.
-    pub(crate) fn opened(self: &Arc<Self>, handle: &Handle, facts: &FileAttributes, tries_rdma: TriesRdma) {
+    pub(crate) fn opened(
+        self: &Arc<Self>,
+        handle: &NfsHandle,
+        facts: &FileAttributes,
+        tries_rdma: TriesRdma,
+    ) {
         if self.further.is_empty() {
             return;
         }

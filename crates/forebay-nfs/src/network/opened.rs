@@ -3,13 +3,13 @@
 use std::sync::{Arc, Weak};
 
 use crate::network::job::FileTarget;
-use crate::protocol::handle::{FileAttributes, Handle};
+use crate::protocol::handle::{FileAttributes, NfsHandle};
 
 /// Files that were looked up, and of which nobody said that they are used. Chosen: more than threads open at a time.
 const MOST_UNUSED: usize = 1024;
 
 /// A file, as it was when it was opened.
-pub(crate) type FileSample = (Handle, FileAttributes);
+pub(crate) type FileSample = (NfsHandle, FileAttributes);
 
 /// The files.
 #[derive(Default)]

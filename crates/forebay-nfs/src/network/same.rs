@@ -10,7 +10,7 @@ use crate::network::identity::ServerIdentity;
 use crate::network::opened::FileSample;
 use crate::network::server::NfsServer;
 use crate::network::session::{get_look, put_look};
-use crate::protocol::handle::{FileAttributes, Handle, Version};
+use crate::protocol::handle::{FileAttributes, NfsHandle, Version};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, GrantedSession};
@@ -151,7 +151,7 @@ fn same_file(
 fn facts(
     server: &NfsServer,
     exchange: &mut Exchange,
-    handle: &Handle,
+    handle: &NfsHandle,
 ) -> Result<Result<FileAttributes, NfsStatus>> {
     if server.version == Version::V3 {
         let procedure = (v3::PROGRAM, v3::GETATTR);

@@ -11,7 +11,7 @@ use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
 use crate::network::server::{ControlCalls, NfsServer, NfsSession};
-use crate::protocol::handle::{CallLimits, FileAttributes, Handle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, NfsHandle, Version};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -308,14 +308,14 @@ impl NfsServer {
     }
 
     /// Facts about a file, now; and what the server takes in a call, which version 4 tells with them.
-    pub(crate) fn facts(&self, handle: &Handle) -> Result<(FileAttributes, Option<CallLimits>)> {
+    pub(crate) fn facts(&self, handle: &NfsHandle) -> Result<(FileAttributes, Option<CallLimits>)> {
         self.said_of(handle)?.map_err(|status| self.error(status, LOOKING))
     }
 
     /// The same, or what the server says in their place.
     pub(crate) fn said_of(
         &self,
-        handle: &Handle,
+        handle: &NfsHandle,
     ) -> Result<Result<(FileAttributes, Option<CallLimits>), NfsStatus>> {
         if self.version == Version::V3 {
             let said =
@@ -336,7 +336,7 @@ impl NfsServer {
 }
 
 /// Asks for facts about a file.
-pub(crate) fn put_look(to: &mut XdrWriter<'_>, handle: &Handle) {
+pub(crate) fn put_look(to: &mut XdrWriter<'_>, handle: &NfsHandle) {
     v4::put_handle(to, handle);
     v4::put_getattr(to);
 }
@@ -419,7 +419,7 @@ mod tests {
         let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server = NfsServer::new("server".to_owned(), vec![nowhere], Version::V4(1), Options::default());
         server.grant(1);
-        server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
+        server.facts(&NfsHandle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(lock(&server.control).sequence, (0, 1));
     }
 
@@ -433,7 +433,7 @@ mod tests {
         };
         let addresses = vec![listener.local_addr().unwrap()];
         let server = NfsServer::new("server".to_owned(), addresses, Version::V3, options);
-        let error = server.facts(&Handle::new(&[1]).unwrap()).unwrap_err();
+        let error = server.facts(&NfsHandle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }

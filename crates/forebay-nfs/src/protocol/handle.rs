@@ -42,12 +42,12 @@ impl fmt::Display for Version {
 
 /// A file as its server names it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Handle {
+pub struct NfsHandle {
     len: u8,
     bytes: [u8; Self::MAX_BYTES],
 }
 
-impl Handle {
+impl NfsHandle {
     /// The most bytes, of version 4.
     pub const MAX_BYTES: usize = 128;
 
@@ -67,7 +67,7 @@ impl Handle {
     }
 }
 
-impl fmt::Debug for Handle {
+impl fmt::Debug for NfsHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn handles_have_1_to_128_bytes() {
-        assert!(Handle::new(&[]).is_err());
-        assert!(Handle::new(&[0; 129]).is_err());
-        assert_eq!(Handle::new(&[7; 128]).unwrap().bytes(), [7; 128]);
+        assert!(NfsHandle::new(&[]).is_err());
+        assert!(NfsHandle::new(&[0; 129]).is_err());
+        assert_eq!(NfsHandle::new(&[7; 128]).unwrap().bytes(), [7; 128]);
     }
 }

@@ -1,6 +1,6 @@
 //! The calls that move bytes: READ, WRITE and COMMIT, alike for all versions.
 
-use crate::protocol::handle::{FileState, Handle, Version};
+use crate::protocol::handle::{FileState, NfsHandle, Version};
 use crate::protocol::rpc::{self, Credential, RejectedCall};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -76,7 +76,7 @@ impl IoCall {
     pub fn encode(
         &self,
         to: &mut XdrWriter<'_>,
-        (version, handle): (Version, &Handle),
+        (version, handle): (Version, &NfsHandle),
         xid: u32,
         who: &Credential,
         place: Option<&SequenceSlot>,

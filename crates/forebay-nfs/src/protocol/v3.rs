@@ -1,6 +1,6 @@
 //! NFS version 3 (RFC 1813), with its MOUNT protocol and the portmapper: arguments and results.
 
-use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, Handle};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, NfsHandle};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::xdr::{self, Malformed, XdrReader, XdrWriter};
@@ -49,22 +49,22 @@ pub fn get_port(from: &mut XdrReader<'_>) -> Result<Option<u16>, Malformed> {
 }
 
 /// The handle of a mounted directory.
-pub fn get_mount(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
+pub fn get_mount(from: &mut XdrReader<'_>) -> CallOutcome<NfsHandle> {
     Ok(match from.u32()? {
-        0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
+        0 => Ok(NfsHandle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(NfsStatus(status)),
     })
 }
 
 /// A handle as an argument.
-pub fn put_handle(to: &mut XdrWriter<'_>, handle: &Handle) {
+pub fn put_handle(to: &mut XdrWriter<'_>, handle: &NfsHandle) {
     to.opaque(handle.bytes());
 }
 
 /// Results of LOOKUP.
-pub fn get_lookup(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
+pub fn get_lookup(from: &mut XdrReader<'_>) -> CallOutcome<NfsHandle> {
     Ok(match from.u32()? {
-        0 => Ok(Handle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
+        0 => Ok(NfsHandle::new(from.opaque(MAX_HANDLE_BYTES)?)?),
         status => Err(NfsStatus(status)),
     })
 }

@@ -1,6 +1,6 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
-use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, Handle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, NfsHandle, Version};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::CallOutcome;
@@ -81,7 +81,7 @@ pub fn begin(to: &mut XdrWriter<'_>, version: Version, place: Option<&SequenceSl
 }
 
 /// Goes to a handle.
-pub fn put_handle(to: &mut XdrWriter<'_>, handle: &Handle) {
+pub fn put_handle(to: &mut XdrWriter<'_>, handle: &NfsHandle) {
     to.u32(op::PUTFH);
     to.opaque(handle.bytes());
 }
@@ -187,11 +187,11 @@ pub fn get_commit(from: &mut XdrReader<'_>) -> CallOutcome<[u8; 8]> {
 }
 
 /// Results of GETFH.
-pub fn get_handle(from: &mut XdrReader<'_>) -> CallOutcome<Handle> {
+pub fn get_handle(from: &mut XdrReader<'_>) -> CallOutcome<NfsHandle> {
     if let Err(status) = get_op(from, op::GETFH)? {
         return Ok(Err(status));
     }
-    Ok(Ok(Handle::new(from.opaque(Handle::MAX_BYTES)?)?))
+    Ok(Ok(NfsHandle::new(from.opaque(NfsHandle::MAX_BYTES)?)?))
 }
 
 /// Results of GETATTR: facts, and limits.

@@ -400,7 +400,7 @@ mod tests {
     use super::*;
     use crate::network::job::{Direction, FileTarget, IoRequest};
     use crate::network::options::Options;
-    use crate::protocol::handle::Handle;
+    use crate::protocol::handle::NfsHandle;
     use crate::protocol::io_call::IoCall;
 
     fn job(file: Arc<FileTarget>) -> Arc<IoJob> {
@@ -423,7 +423,7 @@ mod tests {
         let server = NfsServer::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(1);
         let mut table = CallTable::new(1, (0, 1));
-        let file = FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() };
+        let file = FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() };
         let io = IoCall { operation: IoOperation::Read, offset: 0, count: 1, tells_state: false };
         let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
@@ -436,7 +436,7 @@ mod tests {
         let server = NfsServer::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
         server.grant(2);
         let mut table = CallTable::new(1, (0, 1));
-        let file = Arc::new(FileTarget { handle: Handle::new(&[1]).unwrap(), name: "file".to_owned() });
+        let file = Arc::new(FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() });
         let io = IoCall { operation: IoOperation::Read, offset: 0, count: 1, tells_state: false };
         let mut sequence = |steps: fn(&mut CallTable)| {
             let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
@@ -463,7 +463,10 @@ mod tests {
     #[test]
     fn the_header_of_an_entry_is_that_of_its_call() {
         let file = |byte: u8, len| {
-            Arc::new(FileTarget { handle: Handle::new(&vec![byte; len]).unwrap(), name: "file".to_owned() })
+            Arc::new(FileTarget {
+                handle: NfsHandle::new(&vec![byte; len]).unwrap(),
+                name: "file".to_owned(),
+            })
         };
         let (one, other) = (file(1, 28), file(2, 64));
         let write = IoOperation::Write { durable: true };
