@@ -2,7 +2,7 @@
 #![no_main]
 
 use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
-use forebay_nfs::handle::{CallLimits, Version};
+use forebay_nfs::handle::{CallLimits, NfsVersion};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::XdrReader;
 use forebay_nfs::{rdma, rpc, v3};
@@ -21,8 +21,8 @@ fuzz_target!(|data: &[u8]| {
     let from = || XdrReader::new(bytes);
     match choice % 8 {
         0..=3 => {
-            let version = [Version::V3, Version::V4(0), Version::V4(1), Version::V3][usize::from(choice % 4)];
-            let place = (version == Version::V4(1)).then(SequenceSlot::default);
+            let version = [NfsVersion::V3, NfsVersion::V4(0), NfsVersion::V4(1), NfsVersion::V3][usize::from(choice % 4)];
+            let place = (version == NfsVersion::V4(1)).then(SequenceSlot::default);
             for operation in [IoOperation::Read, IoOperation::Write { durable: false }, IoOperation::Commit] {
                 let io = IoCall { operation, offset: 0, count: COUNT, tells_state: true };
                 let mut from = from();

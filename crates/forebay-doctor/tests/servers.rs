@@ -10,7 +10,7 @@ use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::Fake;
 use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
-use forebay_nfs::handle::Version;
+use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::{Options, Rdma, Url, open};
 use forebay_verbs::Why;
@@ -39,7 +39,7 @@ fn mounted(server: &Server) -> MountTarget {
         server: "server".to_owned(),
         path: "/export".to_owned(),
         place: "/mnt".to_owned(),
-        version: Version::V3,
+        version: NfsVersion::V3,
         address: at.ip(),
         port: at.port(),
         tcp_port: at.port(),

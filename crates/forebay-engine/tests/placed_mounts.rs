@@ -13,7 +13,7 @@ use fake_nfs::{Asked, Fault as Trouble, Placing};
 use fake_verbs::{Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
-use forebay_nfs::handle::Version;
+use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
 use forebay_nfs::{Options, Url};
 use forebay_verbs::Kind;
@@ -112,7 +112,7 @@ fn a_file_without_a_handle_is_found_by_its_path_and_compared() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Rdma));
     place.server.put("/export/other", pattern(KEY, 0, LEN));
-    for (version, name) in [(Version::V3, "3"), (Version::V4(0), "4.0"), (Version::V4(1), "4.1")] {
+    for (version, name) in [(NfsVersion::V3, "3"), (NfsVersion::V4(0), "4.0"), (NfsVersion::V4(1), "4.1")] {
         let facts = |path| {
             let facts = place.facts("tcp");
             let url = Url::parse(&place.server.url(PATH, name)).unwrap();

@@ -16,7 +16,7 @@ use fake_nfs::{Asked, Fault};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::Url;
-use forebay_nfs::handle::Version;
+use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
 use mounts::{Facts, KEY, LEN, PATH, Place, place};
 
@@ -55,10 +55,10 @@ fn why(receipt: &Receipt) -> &str {
 }
 
 /// A mount of this version, of a file that is named by its handle or its path.
-fn facts(place: &Place, version: Version, name: &str) -> Facts {
+fn facts(place: &Place, version: NfsVersion, name: &str) -> Facts {
     let facts = place.facts("tcp");
     let url = Url::parse(&place.server.url(PATH, name)).unwrap();
-    let path = (version == Version::V4(0)).then_some(PATH);
+    let path = (version == NfsVersion::V4(0)).then_some(PATH);
     Facts { mount: KernelMount { version, ..facts.mount }, path, url, ..facts }
 }
 
@@ -66,9 +66,12 @@ fn facts(place: &Place, version: Version, name: &str) -> Facts {
 fn cold_reads_go_by_tcp_beside_the_kernel() {
     let _turn = turn();
     let place = place();
-    for (version, name) in
-        [(Version::V3, "3"), (Version::V4(0), "4.0"), (Version::V4(1), "4.1"), (Version::V4(2), "4.2")]
-    {
+    for (version, name) in [
+        (NfsVersion::V3, "3"),
+        (NfsVersion::V4(0), "4.0"),
+        (NfsVersion::V4(1), "4.1"),
+        (NfsVersion::V4(2), "4.2"),
+    ] {
         let session = session(Nfs::Tcp);
         let (file, kernel) = place.open(facts(&place, version, name));
         kernel.is_stuck.store(true, Ordering::Relaxed);
@@ -104,7 +107,7 @@ fn connections_go_to_further_addresses_that_are_the_servers() {
     }
     // Each reply is late: all connections get work.
     place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
-    for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
+    for (version, name) in [(NfsVersion::V3, "3"), (NfsVersion::V4(1), "4.1")] {
         for named in ["127.0.0.1", "NAS"] {
             let nfs_servers = format!("other=10.0.0.1,{named}=127.0.0.2,127.0.0.3").parse().unwrap();
             let config = config(IoBackend::Auto, CachePolicy::Auto);
@@ -279,7 +282,7 @@ fn a_mount_of_another_network_is_read_where_that_is_asked_for() {
 #[test]
 fn a_file_that_changes_meanwhile_is_read_on_by_the_kernel() {
     let _turn = turn();
-    for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
+    for (version, name) in [(NfsVersion::V3, "3"), (NfsVersion::V4(1), "4.1")] {
         for target in Target::ALL {
             let (place, session) = (place(), session(Nfs::Tcp));
             let (file, _facts) = place.open(facts(&place, version, name));
@@ -330,7 +333,7 @@ fn a_server_that_is_gone_in_the_middle_is_left_alone() {
 #[test]
 fn what_the_server_refuses_is_read_by_the_kernel() {
     let _turn = turn();
-    for version in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
+    for version in [(NfsVersion::V3, "3"), (NfsVersion::V4(1), "4.1")] {
         let (place, session) = (place(), session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version.0, version.1));
         place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Status(13)));
@@ -351,7 +354,7 @@ fn what_the_server_refuses_is_read_by_the_kernel() {
 #[test]
 fn many_reads_at_once_wait_for_no_question() {
     let _turn = turn();
-    for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
+    for (version, name) in [(NfsVersion::V3, "3"), (NfsVersion::V4(1), "4.1")] {
         let (place, session) = (place(), session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version, name));
         assert_eq!(all(&session, &file).moved[Way::Requested], LEN as u64);
@@ -400,7 +403,7 @@ fn auto_leaves_mounts_over_tcp_to_the_kernel() {
 #[test]
 fn a_silent_server_costs_little_and_once() {
     let _turn = turn();
-    for (version, name) in [(Version::V3, "3"), (Version::V4(1), "4.1")] {
+    for (version, name) in [(NfsVersion::V3, "3"), (NfsVersion::V4(1), "4.1")] {
         let (place, session) = (place(), session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version, name));
         assert_eq!(all(&session, &file).moved[Way::Requested], LEN as u64);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use fake_nfs::{Placing, Server};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::Version;
+use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
 use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
@@ -110,7 +110,7 @@ impl<'a> Bare<'a> {
         rdma::call(&mut to, xid, UNDER_WAY as u32, RdmaChunk::Write(segment));
         let io =
             IoCall { operation: IoOperation::Read, offset, count: Self::CALL as u32, tells_state: false };
-        io.encode(&mut to, (Version::V3, self.file.handle()), xid, &self.who, None);
+        io.encode(&mut to, (NfsVersion::V3, self.file.handle()), xid, &self.who, None);
         let len = to.finish()?;
         self.connection.send(xid.into(), &message[..len], Post::QUIET)
     }
@@ -139,7 +139,7 @@ impl<'a> Bare<'a> {
                 let mut from = XdrReader::new(self.connection.bytes(&message)?);
                 let header = rdma::reply(&mut from)?;
                 let is_it = rpc::reply_xid(&mut from)? == header.xid;
-                let reply = io.decode(&mut from, Version::V3, None)?;
+                let reply = io.decode(&mut from, NfsVersion::V3, None)?;
                 let has_all = matches!(reply, IoReply::Read { count, .. } if count as usize == Self::CALL);
                 assert!(is_it && has_all, "another reply than was asked for");
                 self.connection.post_receive(message)?;

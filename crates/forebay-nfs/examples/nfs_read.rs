@@ -8,7 +8,7 @@ use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::Version;
+use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::io_call::{IoCall, IoOperation};
 use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
@@ -80,7 +80,7 @@ fn by_client(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Durat
 
 /// Each connection reads a part of the file.
 fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
-    let only = Url { versions: vec![Version::V3], ..url.clone() };
+    let only = Url { versions: vec![NfsVersion::V3], ..url.clone() };
     let found = find(&only, &Options::default())?;
     let calls = found.attributes.size as usize / CALL / connections;
     let broken = |error: std::io::Error| Error::from_io(&error, "the connection broke");
@@ -146,7 +146,7 @@ fn encode(handle: forebay_nfs::handle::NfsHandle, offset: usize) -> Result<Vec<u
     let mut bytes = vec![0; HEAD];
     let mut to = XdrWriter::new(&mut bytes);
     to.u32(0);
-    io.encode(&mut to, (Version::V3, &handle), next_xid(), &Credential::of_process(), None);
+    io.encode(&mut to, (NfsVersion::V3, &handle), next_xid(), &Credential::of_process(), None);
     let len = to.finish()?;
     bytes.truncate(len);
     bytes[..4].copy_from_slice(&(1 << 31 | (len - 4) as u32).to_be_bytes());

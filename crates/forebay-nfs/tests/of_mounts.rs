@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::handle::Version;
+use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::of_mount;
 use forebay_nfs::{File, Options, Url, open};
@@ -40,7 +40,7 @@ fn mounted(server: &Server) -> MountTarget {
         server: "server".to_owned(),
         path: "/export".to_owned(),
         place: "/mnt".to_owned(),
-        version: Version::V3,
+        version: NfsVersion::V3,
         address: at.ip(),
         port: at.port(),
         tcp_port: at.port(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::handle::{FileState, Version};
+use forebay_nfs::handle::{FileState, NfsVersion};
 use forebay_nfs::{File, Options, Url, open};
 
 const LEN: usize = 3_500_001;
@@ -93,7 +93,7 @@ fn a_server_that_does_not_tell_the_state_is_refused() {
 #[test]
 fn a_server_that_asks_to_wait_for_the_state_is_asked_again() {
     each(|server, file, bytes| {
-        if file.client().version() == Version::V3 {
+        if file.client().version() == NfsVersion::V3 {
             return;
         }
         let state = file.attributes().unwrap().state();

@@ -14,7 +14,7 @@ use fake_verbs::Fake;
 use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::{FileAttributes, Version};
+use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
@@ -160,7 +160,7 @@ impl Place {
             server: "server".to_owned(),
             path: "/export".to_owned(),
             place: "/mnt".to_owned(),
-            version: Version::V3,
+            version: NfsVersion::V3,
             address: at.ip(),
             port: at.port(),
             tcp_port: at.port(),

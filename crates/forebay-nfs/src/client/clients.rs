@@ -12,7 +12,7 @@ use crate::client::nfs_client::Client;
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
-use crate::protocol::handle::{CallLimits, Version};
+use crate::protocol::handle::{CallLimits, NfsVersion};
 use crate::protocol::rpc::Credential;
 
 static CLIENTS: KeptClients<KeptServer> = KeptClients::new();
@@ -29,7 +29,7 @@ struct KeptServer {
 struct ClientKey {
     server: String,
     port: u16,
-    version: Version,
+    version: NfsVersion,
     who: Credential,
     options: Options,
 }
@@ -129,7 +129,11 @@ impl KnownServer {
 }
 
 /// The server of this name and port, as this user reaches it by these options.
-pub(crate) fn known((name, port): (&str, u16), version: Version, options: &Options) -> Option<KnownServer> {
+pub(crate) fn known(
+    (name, port): (&str, u16),
+    version: NfsVersion,
+    options: &Options,
+) -> Option<KnownServer> {
     let key = ClientKey {
         server: name.to_owned(),
         port,
@@ -149,7 +153,7 @@ pub(crate) fn known((name, port): (&str, u16), version: Version, options: &Optio
 }
 
 /// Whether there is one that has files, or had.
-pub(crate) fn is_known((name, port): (&str, u16), version: Version, options: &Options) -> bool {
+pub(crate) fn is_known((name, port): (&str, u16), version: NfsVersion, options: &Options) -> bool {
     // What was kept is kept on.
     known((name, port), version, options).is_some_and(|known| {
         if known.client.is_none() {

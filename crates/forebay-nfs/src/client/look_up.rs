@@ -11,7 +11,7 @@ use crate::client::url::Url;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
-use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsHandle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsHandle, NfsVersion};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, op};
@@ -42,8 +42,8 @@ pub(crate) fn facts(server: &NfsServer, handle: &NfsHandle) -> Result<(FileAttri
 /// What a path of a server is, in the server's version.
 pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     match server.version {
-        Version::V3 => look_up_v3(url, server),
-        Version::V4(_) => look_up_v4(url, server),
+        NfsVersion::V3 => look_up_v3(url, server),
+        NfsVersion::V4(_) => look_up_v4(url, server),
     }
 }
 

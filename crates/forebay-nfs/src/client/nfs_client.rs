@@ -17,7 +17,7 @@ use crate::network::addresses::LeftOutAddress;
 use crate::network::job::{Answer, IoJob, IoRequest};
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
-use crate::protocol::handle::{CallLimits, Version};
+use crate::protocol::handle::{CallLimits, NfsVersion};
 
 /// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
 /// last request.
@@ -69,7 +69,7 @@ impl Client {
     }
 
     /// The version that is spoken.
-    pub fn version(&self) -> Version {
+    pub fn version(&self) -> NfsVersion {
         self.shared.server.version
     }
 

@@ -16,7 +16,7 @@ use crate::network::options::Options;
 use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
-use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, Version};
+use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, NfsVersion};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
@@ -87,7 +87,7 @@ fn better(first: Error, second: Error) -> Error {
     if first.kind() == ErrorKind::Unsupported { second } else { first }
 }
 
-fn find_as(url: &Url, version: Version, options: &Options) -> Result<UrlTarget> {
+fn find_as(url: &Url, version: NfsVersion, options: &Options) -> Result<UrlTarget> {
     let known = if let Some(known) = known((&url.server, url.port), version, options) {
         known
     } else {

@@ -12,13 +12,13 @@ use crate::client::url::Url;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
 use crate::network::options::{Options, Rdma};
-use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsVersion};
 
 /// What was found.
 #[derive(Clone, Debug)]
 pub struct ServerProbe {
     /// Each version that was asked for, with what the server says to it.
-    pub versions: Vec<(Version, Result<(CallLimits, FileAttributes)>)>,
+    pub versions: Vec<(NfsVersion, Result<(CallLimits, FileAttributes)>)>,
     /// How many of its addresses are used, in that version, and which are not.
     pub addresses: (usize, Vec<LeftOutAddress>),
     /// Rates, in the first version that is spoken; none for a directory.
@@ -35,7 +35,7 @@ pub struct ServerProbe {
 #[derive(Clone, Debug)]
 pub struct ProbeRate {
     /// The version.
-    pub version: Version,
+    pub version: NfsVersion,
     /// Connections that were used at most.
     pub connections: usize,
     /// Bytes.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::protocol::handle::Version;
+use crate::protocol::handle::NfsVersion;
 
 /// A file of a server, as a user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Url {
     /// The path on the server, from `/`: the bytes that the server has for it, of whatever encoding.
     pub path: Vec<u8>,
     /// Versions to try, in this order.
-    pub versions: Vec<Version>,
+    pub versions: Vec<NfsVersion>,
     /// Where mountd listens, for version 3, if not asked of the portmapper.
     pub mount_port: Option<u16>,
 }
@@ -32,7 +32,7 @@ pub const SCHEME: &str = "nfs://";
 pub const PORT: u16 = 2049;
 
 /// Versions that are tried where none is named: sessions first, since they need one port only.
-const ANY: [Version; 3] = [Version::V4(1), Version::V4(0), Version::V3];
+const ANY: [NfsVersion; 3] = [NfsVersion::V4(1), NfsVersion::V4(0), NfsVersion::V3];
 
 const FORM: &str = "nfs://SERVER/EXPORT/PATH, nfs://SERVER:PORT/PATH?version=3&mountport=PORT";
 const VERSIONS: &str = "version=3, 4.0, 4.1, 4.2, or 4 for 4.1 and then 4.0";
@@ -110,9 +110,9 @@ impl Url {
                 seen.push(name);
             }
             match option {
-                Some(("version", "4")) => url.versions = vec![Version::V4(1), Version::V4(0)],
+                Some(("version", "4")) => url.versions = vec![NfsVersion::V4(1), NfsVersion::V4(0)],
                 Some(("version", value)) => {
-                    let version = Version::parse(value);
+                    let version = NfsVersion::parse(value);
                     url.versions = vec![version.ok_or_else(|| because("its version", VERSIONS))?];
                 }
                 Some(("mountport", value)) => {
@@ -122,7 +122,7 @@ impl Url {
                 _ => return Err(because("an unknown option", MARK)),
             }
         }
-        if url.mount_port.is_some() && !url.versions.contains(&Version::V3) {
+        if url.mount_port.is_some() && !url.versions.contains(&NfsVersion::V3) {
             return Err(wrong("mountport is of version 3, and another one is named"));
         }
         Ok(url)
@@ -218,11 +218,11 @@ impl Url {
     fn options(&self) -> String {
         let version = match &self.versions[..] {
             versions if *versions == ANY => None,
-            [Version::V3] => Some("3".to_owned()),
-            [Version::V4(minor)] => Some(format!("4.{minor}")),
+            [NfsVersion::V3] => Some("3".to_owned()),
+            [NfsVersion::V4(minor)] => Some(format!("4.{minor}")),
             _ => Some("4".to_owned()),
         };
-        let mount_port = self.mount_port.filter(|_| self.versions.contains(&Version::V3));
+        let mount_port = self.mount_port.filter(|_| self.versions.contains(&NfsVersion::V3));
         let options = [
             version.map(|version| format!("version={version}")),
             mount_port.map(|port| format!("mountport={port}")),
@@ -267,14 +267,14 @@ mod tests {
             prop_oneof!["[a-z][a-z0-9.-]{0,12}", Just("fd00::1".to_owned()), Just("fe80::1%eth0".to_owned())];
         let versions = prop_oneof![
             Just(ANY.to_vec()),
-            Just(vec![Version::V4(1), Version::V4(0)]),
-            (0u8..3).prop_map(|minor| vec![Version::V4(minor)]),
-            Just(vec![Version::V3]),
+            Just(vec![NfsVersion::V4(1), NfsVersion::V4(0)]),
+            (0u8..3).prop_map(|minor| vec![NfsVersion::V4(minor)]),
+            Just(vec![NfsVersion::V3]),
         ];
         let port = prop_oneof![Just(PORT), 1u16..];
         (servers, port, paths(), versions, proptest::option::of(1u16..)).prop_map(
             |(server, port, path, versions, mount_port)| {
-                let mount_port = mount_port.filter(|_| versions.contains(&Version::V3));
+                let mount_port = mount_port.filter(|_| versions.contains(&NfsVersion::V3));
                 Url { server, port, path, versions, mount_port }
             },
         )
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(url.versions, ANY);
         let url = Url::parse("nfs://[fe80::1]:111/x?version=3&mountport=20048").unwrap();
         assert_eq!((url.server.as_str(), url.port), ("fe80::1", 111));
-        assert_eq!((url.versions, url.mount_port), (vec![Version::V3], Some(20048)));
+        assert_eq!((url.versions, url.mount_port), (vec![NfsVersion::V3], Some(20048)));
         assert_eq!(Url::parse("nfs://[fe80::1]:111/x").unwrap().to_string(), "nfs://[fe80::1]:111/x");
     }
 

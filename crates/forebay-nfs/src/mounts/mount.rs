@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::kernel_text::unescape;
 
-use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, Version};
+use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, NfsVersion};
 use crate::protocol::xdr::Malformed;
 
 /// A mount, as /proc/thread-self/mountinfo has it.
@@ -22,7 +22,7 @@ pub struct KernelMount {
     /// Where it is mounted.
     pub place: String,
     /// The version.
-    pub version: Version,
+    pub version: NfsVersion,
     /// The server's address.
     pub address: IpAddr,
     /// The port of the mount.
@@ -279,9 +279,9 @@ pub fn parse(line: &str) -> Result<KernelMount> {
     let (server, path) = source.split_once(":/").ok_or_else(|| refused("its source is not SERVER:/PATH"))?;
     let version = match (option("vers"), kind) {
         (Some("4"), _) => {
-            Some(Version::V4(option("minorversion").and_then(|minor| minor.parse().ok()).unwrap_or(0)))
+            Some(NfsVersion::V4(option("minorversion").and_then(|minor| minor.parse().ok()).unwrap_or(0)))
         }
-        (Some(version), _) => Version::parse(version),
+        (Some(version), _) => NfsVersion::parse(version),
         (None, _) => None,
     };
     let version = version.ok_or_else(|| refused("its version is not 3, 4.0, 4.1 or 4.2"))?;
@@ -300,7 +300,7 @@ pub fn parse(line: &str) -> Result<KernelMount> {
         port,
         // The port of a mount over RDMA is that of RDMA.
         tcp_port: if usual == 2049 { port } else { 2049 },
-        is_guess: version == Version::V3 && usual == 2049 && option("port").is_none(),
+        is_guess: version == NfsVersion::V3 && usual == 2049 && option("port").is_none(),
         mount_port: number("mountport").and_then(|port| u16::try_from(port).ok()).filter(|port| *port != 0),
         transport,
         sizes: (number("rsize").unwrap_or(0), number("wsize").unwrap_or(0)),
@@ -404,7 +404,7 @@ mod tests {
             server: "10.9.0.1".into(),
             path: "/tmp/x".into(),
             place: "/mnt/a b".into(),
-            version: Version::V4(2),
+            version: NfsVersion::V4(2),
             address: [10, 9, 0, 1].into(),
             port: 20049,
             tcp_port: 2049,

@@ -10,7 +10,7 @@ use crate::network::identity::ServerIdentity;
 use crate::network::opened::FileSample;
 use crate::network::server::NfsServer;
 use crate::network::session::{get_look, put_look};
-use crate::protocol::handle::{FileAttributes, NfsHandle, Version};
+use crate::protocol::handle::{FileAttributes, NfsHandle, NfsVersion};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::v4::{self, GrantedSession};
@@ -153,7 +153,7 @@ fn facts(
     exchange: &mut Exchange,
     handle: &NfsHandle,
 ) -> Result<Result<FileAttributes, NfsStatus>> {
-    if server.version == Version::V3 {
+    if server.version == NfsVersion::V3 {
         let procedure = (v3::PROGRAM, v3::GETATTR);
         let put = |to: &mut crate::protocol::xdr::XdrWriter<'_>| v3::put_handle(to, handle);
         return exchange.call(LOOKING, procedure, Some(&server.who), put, v3::get_attributes);

@@ -17,7 +17,7 @@ use crate::lock;
 use crate::network::addresses::FurtherAddresses;
 use crate::network::exchange::Exchange;
 use crate::network::options::{Options, Rdma};
-use crate::protocol::handle::{CallLimits, Version};
+use crate::protocol::handle::{CallLimits, NfsVersion};
 use crate::protocol::rpc::Credential;
 use crate::protocol::v4::GrantedSession;
 
@@ -29,7 +29,7 @@ pub(crate) struct NfsServer {
     pub(crate) addresses: Vec<SocketAddr>,
     /// Where bytes may go, too.
     pub(crate) further: FurtherAddresses,
-    pub(crate) version: Version,
+    pub(crate) version: NfsVersion,
     pub(crate) who: Credential,
     pub(crate) options: Options,
     /// How long it has been silent.
@@ -101,7 +101,12 @@ impl NfsSession {
 const ENDING_PATIENCE: Duration = Duration::from_millis(250);
 impl NfsServer {
     /// Nothing is sent yet.
-    pub(crate) fn new(name: String, addresses: Vec<SocketAddr>, version: Version, options: Options) -> Self {
+    pub(crate) fn new(
+        name: String,
+        addresses: Vec<SocketAddr>,
+        version: NfsVersion,
+        options: Options,
+    ) -> Self {
         let clock = SilenceClock::new(name.clone());
         let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());
         let control = ControlCalls { exchange, sequence: (0, 0), client: 0, idle_thread: None };

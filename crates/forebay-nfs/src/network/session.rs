@@ -11,7 +11,7 @@ use crate::lock;
 use crate::network::exchange::Exchange;
 use crate::network::identity::ServerIdentity;
 use crate::network::server::{ControlCalls, NfsServer, NfsSession};
-use crate::protocol::handle::{CallLimits, FileAttributes, NfsHandle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, NfsHandle, NfsVersion};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -317,7 +317,7 @@ impl NfsServer {
         &self,
         handle: &NfsHandle,
     ) -> Result<Result<(FileAttributes, Option<CallLimits>), NfsStatus>> {
-        if self.version == Version::V3 {
+        if self.version == NfsVersion::V3 {
             let said =
                 self.call3(LOOKING, v3::GETATTR, |to| v3::put_handle(to, handle), v3::get_attributes)?;
             return Ok(said.map(|attributes| (attributes, None)));
@@ -417,7 +417,8 @@ mod tests {
     #[test]
     fn a_call_that_was_never_sent_takes_no_number() {
         let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let server = NfsServer::new("server".to_owned(), vec![nowhere], Version::V4(1), Options::default());
+        let server =
+            NfsServer::new("server".to_owned(), vec![nowhere], NfsVersion::V4(1), Options::default());
         server.grant(1);
         server.facts(&NfsHandle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(lock(&server.control).sequence, (0, 1));
@@ -432,7 +433,7 @@ mod tests {
             ..Options::default()
         };
         let addresses = vec![listener.local_addr().unwrap()];
-        let server = NfsServer::new("server".to_owned(), addresses, Version::V3, options);
+        let server = NfsServer::new("server".to_owned(), addresses, NfsVersion::V3, options);
         let error = server.facts(&NfsHandle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

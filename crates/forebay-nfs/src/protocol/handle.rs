@@ -6,14 +6,14 @@ use crate::protocol::xdr::Malformed;
 
 /// A version of NFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
+pub enum NfsVersion {
     /// Version 3 (RFC 1813).
     V3,
     /// Version 4 with this minor number (RFC 7530, 8881, 7862).
     V4(u8),
 }
 
-impl Version {
+impl NfsVersion {
     /// Whether calls stand in the slots of a session.
     pub const fn has_session(self) -> bool {
         matches!(self, Self::V4(1..))
@@ -31,7 +31,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for NfsVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::V3 => f.write_str("v3"),

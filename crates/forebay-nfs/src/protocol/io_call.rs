@@ -1,6 +1,6 @@
 //! The calls that move bytes: READ, WRITE and COMMIT, alike for all versions.
 
-use crate::protocol::handle::{FileState, NfsHandle, Version};
+use crate::protocol::handle::{FileState, NfsHandle, NfsVersion};
 use crate::protocol::rpc::{self, Credential, RejectedCall};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -76,13 +76,13 @@ impl IoCall {
     pub fn encode(
         &self,
         to: &mut XdrWriter<'_>,
-        (version, handle): (Version, &NfsHandle),
+        (version, handle): (NfsVersion, &NfsHandle),
         xid: u32,
         who: &Credential,
         place: Option<&SequenceSlot>,
     ) {
         match version {
-            Version::V3 => {
+            NfsVersion::V3 => {
                 let procedure = match self.operation {
                     IoOperation::Read => v3::READ,
                     IoOperation::Write { .. } => v3::WRITE,
@@ -91,7 +91,7 @@ impl IoCall {
                 rpc::call(to, xid, v3::PROGRAM, procedure, Some(who));
                 v3::put_handle(to, handle);
             }
-            Version::V4(_) => {
+            NfsVersion::V4(_) => {
                 rpc::call(to, xid, v4::PROGRAM, v4::COMPOUND, Some(who));
                 v4::begin(to, version, place, 2 + u32::from(self.tells_state));
                 v4::put_handle(to, handle);
@@ -113,7 +113,7 @@ impl IoCall {
             }
             return;
         };
-        if version == Version::V3 {
+        if version == NfsVersion::V3 {
             to.u32(self.count);
         }
         to.u32(if durable { FILE_SYNC } else { 0 });
@@ -125,13 +125,13 @@ impl IoCall {
     pub fn decode(
         &self,
         from: &mut XdrReader<'_>,
-        version: Version,
+        version: NfsVersion,
         place: Option<&SequenceSlot>,
     ) -> Result<IoReply, Malformed> {
         if let Err(rejected) = rpc::reply(from)? {
             return Ok(IoReply::Rejected(rejected));
         }
-        if version != Version::V3 {
+        if version != NfsVersion::V3 {
             if let Err(status) = v4::get_begin(from, place)? {
                 return Ok(if place.is_some() {
                     IoReply::SequenceRefused(status)
@@ -143,7 +143,7 @@ impl IoCall {
                 return Ok(IoReply::Failed(status));
             }
         }
-        let is_v3 = version == Version::V3;
+        let is_v3 = version == NfsVersion::V3;
         let reply = match self.operation {
             IoOperation::Read if is_v3 => {
                 v3::get_read(from)?.map(|(count, is_end, state)| IoReply::Read { count, is_end, state })
@@ -177,8 +177,8 @@ impl IoCall {
     }
 
     /// Whether the file's state stands behind the bytes of the reply.
-    pub fn has_state_behind(&self, version: Version) -> bool {
-        self.tells_state && version != Version::V3
+    pub fn has_state_behind(&self, version: NfsVersion) -> bool {
+        self.tells_state && version != NfsVersion::V3
     }
 
     /// The file's state, from what stands behind `count` bytes of a READ. `None`: the server does not tell it; a status: it asks to

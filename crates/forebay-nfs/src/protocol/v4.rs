@@ -1,6 +1,6 @@
 //! NFS version 4 (RFC 7530, 8881): operations of a COMPOUND, as far as reads and writes without an open need them.
 
-use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, NfsHandle, Version};
+use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, FileState, NfsHandle, NfsVersion};
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::CallOutcome;
@@ -65,10 +65,10 @@ pub struct SequenceSlot {
 }
 
 /// Begins a compound of `count` operations, and one more for its place in a session.
-pub fn begin(to: &mut XdrWriter<'_>, version: Version, place: Option<&SequenceSlot>, count: u32) {
+pub fn begin(to: &mut XdrWriter<'_>, version: NfsVersion, place: Option<&SequenceSlot>, count: u32) {
     let minor = match version {
-        Version::V3 => 0,
-        Version::V4(minor) => u32::from(minor),
+        NfsVersion::V3 => 0,
+        NfsVersion::V4(minor) => u32::from(minor),
     };
     to.u32(0);
     to.u32(minor);

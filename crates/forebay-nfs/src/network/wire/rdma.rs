@@ -20,7 +20,7 @@ use super::signal::WakeSignal;
 use super::table::CallTable;
 use crate::lock;
 use crate::network::job::{IoJob, JobPart};
-use crate::protocol::handle::Version;
+use crate::protocol::handle::NfsVersion;
 use crate::protocol::io_call::{IoOperation, IoReply};
 use crate::protocol::rdma::{self, ReplyBody};
 use crate::protocol::rpc;
@@ -234,9 +234,9 @@ fn read_usual(bytes: &[u8], table: &mut CallTable, regions: &[Option<CallRegion>
 fn read(
     bytes: &[u8],
     (table, regions): (&mut CallTable, &[Option<CallRegion>]),
-    version: Version,
+    version: NfsVersion,
 ) -> Result<ReceivedReply, Malformed> {
-    if version == Version::V3
+    if version == NfsVersion::V3
         && let Some(received) = read_usual(bytes, table, regions)
     {
         return Ok(received);

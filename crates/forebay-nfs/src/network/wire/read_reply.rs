@@ -51,7 +51,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::protocol::handle::Version;
+    use crate::protocol::handle::NfsVersion;
     use crate::protocol::io_call::{IoCall, IoOperation, IoReply};
     use crate::protocol::rdma::{self, ReplyBody, ReplyHeader};
     use crate::protocol::rpc;
@@ -82,7 +82,7 @@ mod tests {
         };
         assert_eq!(rpc::reply_xid(&mut from).ok()?, xid);
         let io = IoCall { operation: IoOperation::Read, offset: 0, count: u32::MAX, tells_state: true };
-        match io.decode(&mut from, Version::V3, None).ok()? {
+        match io.decode(&mut from, NfsVersion::V3, None).ok()? {
             IoReply::Read { count, is_end, state: Some(state) } => {
                 Some(ReadReply { xid, credits, written: written as u32, count, is_end, state })
             }

@@ -10,7 +10,7 @@ use forebay_remote::retry::RetryPauses;
 use super::call::{CallState, HEADER, RDMA_HEADER, SendRanges, WireCall};
 use crate::network::job::{IoJob, JobPart, NextStep};
 use crate::network::server::{NfsServer, NfsSession};
-use crate::protocol::handle::{CallLimits, Version};
+use crate::protocol::handle::{CallLimits, NfsVersion};
 use crate::protocol::io_call::{IoOperation, IoReply};
 use crate::protocol::rpc::next_xid;
 use crate::protocol::v4::SequenceSlot;
@@ -219,7 +219,7 @@ impl CallTable {
             let what = (server.version, &job.file().handle);
             part.io.encode(&mut to, what, call.xid, &server.who, call.place.as_ref());
             call.len = to.finish()?;
-            let is_read = server.version == Version::V3 && part.io.operation == IoOperation::Read;
+            let is_read = server.version == NfsVersion::V3 && part.io.operation == IoOperation::Read;
             call.reads = is_read.then(|| job.file().clone());
             let mark = 1 << 31 | (call.len + call.payload() - 4) as u32;
             call.header[RDMA_HEADER..RDMA_HEADER + 4].copy_from_slice(&mark.to_be_bytes());
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn an_entry_does_not_keep_what_could_not_be_asked() {
-        let server = NfsServer::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        let server = NfsServer::new("server".to_owned(), Vec::new(), NfsVersion::V4(1), Options::default());
         server.grant(1);
         let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() };
@@ -433,7 +433,7 @@ mod tests {
     /// The server's slot stands where the last call that it has seen left it.
     #[test]
     fn a_call_that_was_never_sent_takes_no_number() {
-        let server = NfsServer::new("server".to_owned(), Vec::new(), Version::V4(1), Options::default());
+        let server = NfsServer::new("server".to_owned(), Vec::new(), NfsVersion::V4(1), Options::default());
         server.grant(2);
         let mut table = CallTable::new(1, (0, 1));
         let file = Arc::new(FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() });
@@ -478,7 +478,7 @@ mod tests {
             (&other, IoOperation::Read, 9, 7),
             (&other, IoOperation::Commit, 0, 0),
         ];
-        for version in [Version::V3, Version::V4(0)] {
+        for version in [NfsVersion::V3, NfsVersion::V4(0)] {
             let server = NfsServer::new("server".to_owned(), Vec::new(), version, Options::default());
             let mut table = CallTable::new(1, (0, 1));
             for (file, operation, offset, count) in calls {
