@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, Result};
 use forebay_nfs::mount::{self, KernelMount, MountTarget};
-use forebay_nfs::{Options, Rdma, open, portmap};
+use forebay_nfs::{Options, RdmaOptions, open, portmap};
 use forebay_verbs::Why;
 
 use crate::exercise::{Answer, Hinted, ServerAnswers};
@@ -21,13 +21,13 @@ pub struct ServerRoutes {
     /// Where portmappers listen.
     pub portmap: u16,
     /// This machine's RDMA devices, or why it has none.
-    pub rdma: Result<Rdma>,
+    pub rdma: Result<RdmaOptions>,
 }
 
 impl ServerRoutes {
     /// Those of this machine.
     pub fn of_machine() -> Self {
-        Self { portmap: portmap::PORT, rdma: Rdma::of_machine() }
+        Self { portmap: portmap::PORT, rdma: RdmaOptions::of_machine() }
     }
 }
 

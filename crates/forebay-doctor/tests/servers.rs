@@ -12,7 +12,7 @@ use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{Options, Rdma, Url, open};
+use forebay_nfs::{Options, RdmaOptions, Url, open};
 use forebay_verbs::Why;
 
 fn server() -> Arc<Server> {
@@ -126,7 +126,7 @@ fn a_list_that_lies_is_no_answer() {
 fn by_a_device_the_server_is_connected_to() {
     let (server, fabric) = (server(), Fake::new());
     let mounted = mounted(&server);
-    let rdma = Rdma::by(Arc::new(fabric.clone()), Placing::address());
+    let rdma = RdmaOptions::by(Arc::new(fabric.clone()), Placing::address());
     let routes = ServerRoutes { rdma: Ok(rdma), ..without_device(&server) };
     let refused = told(&mounted, &routes).rdma;
     assert!(matches!(refused, Answer::No(_)) && text(&refused).contains("refuses"), "{refused:?}");

@@ -124,7 +124,7 @@ fn on_server(path: &str) -> Outcome<forebay_nfs::File> {
     let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
     server.put("/export/file", std::fs::read(path)?);
     std::mem::forget(fake_nfs::Placing::start(&fake, server.clone()));
-    let rdma = forebay_nfs::Rdma::by(Arc::new(fake), fake_nfs::Placing::address());
+    let rdma = forebay_nfs::RdmaOptions::by(Arc::new(fake), fake_nfs::Placing::address());
     let options = forebay_nfs::Options { connections: 1, rdma: Some(rdma), ..Default::default() };
     let url = forebay_nfs::Url::parse(&server.url("/export/file", "3"))?;
     Ok(forebay_nfs::open(&url, &options)?)

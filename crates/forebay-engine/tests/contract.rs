@@ -113,7 +113,7 @@ fn on_nfs_by_rdma() -> Subject {
     let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
     server.put("/export/file", pattern(KEY, 0, LEN));
     let placing = fake_nfs::Placing::start(&fake, server.clone());
-    let rdma = forebay_nfs::Rdma::by(Arc::new(fake), fake_nfs::Placing::address());
+    let rdma = forebay_nfs::RdmaOptions::by(Arc::new(fake), fake_nfs::Placing::address());
     let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..Default::default() };
     let url = forebay_nfs::Url::parse(&server.url("/export/file", "3")).unwrap();
     let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));

@@ -46,7 +46,7 @@ impl Place {
     }
 
     fn file_with(&self, path: &str, version: &str, options: &forebay_nfs::Options) -> File {
-        let rdma = forebay_nfs::Rdma::by(Arc::new(self.fabric.clone()), Placing::address());
+        let rdma = forebay_nfs::RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
         let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..options.clone() };
         let url = forebay_nfs::Url::parse(&self.server.url(path, version)).unwrap();
         let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));

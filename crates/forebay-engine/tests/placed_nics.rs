@@ -12,7 +12,7 @@ use fake_verbs::{Fake, FakeDevice};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::NfsSource;
-use forebay_nfs::{Options, Rdma, Url};
+use forebay_nfs::{Options, RdmaOptions, Url};
 
 const KEY: u64 = 11;
 const LEN: usize = 9_000_001;
@@ -57,8 +57,8 @@ impl Place {
     }
 
     fn file_by(&self, version: &str, further: &[&str]) -> File {
-        let rdma =
-            Rdma::by(Arc::new(self.fabric.clone()), Placing::address()).and_to(&[[10, 0, 0, 2].into()]);
+        let rdma = RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address())
+            .and_to(&[[10, 0, 0, 2].into()]);
         let further = further.iter().map(|name| (*name).to_owned()).collect();
         let options = Options { connections: 4, further, rdma: Some(rdma), ..Options::default() };
         let url = Url::parse(&self.server.url(PATH, version)).unwrap();

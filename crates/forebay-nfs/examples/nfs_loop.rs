@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::of_mount;
-use forebay_nfs::{File, Options, Rdma, Url, mount, open};
+use forebay_nfs::{File, Options, RdmaOptions, Url, mount, open};
 
 /// Bytes around what is read, and what they are.
 const GUARD: usize = 67;
@@ -79,7 +79,7 @@ fn mounted(by: &str, path: &str) -> Result<()> {
 }
 
 fn options(by: &str) -> Result<Options> {
-    let rdma = if by == "rdma" { Some(Rdma::of_machine()?) } else { None };
+    let rdma = if by == "rdma" { Some(RdmaOptions::of_machine()?) } else { None };
     let seconds = |name: &str| {
         let text = std::env::var(name).ok();
         Duration::from_secs(text.and_then(|text| text.parse().ok()).unwrap_or(60))

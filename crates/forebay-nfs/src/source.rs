@@ -14,7 +14,7 @@ use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
-use crate::{Client, Direction, File, LeftOutAddress, Options, Rdma, Url};
+use crate::{Client, Direction, File, LeftOutAddress, Options, RdmaOptions, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -91,7 +91,8 @@ impl NfsSource {
                 "make it on a mount, or write to one that is there",
             );
         }
-        let by_rdma = || Rdma::of_machine().map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"));
+        let by_rdma =
+            || RdmaOptions::of_machine().map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"));
         let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
         let further = config.nfs_servers.of(&[&url.server]);
         let options = Options { rdma, connections: config.nfs_connections, further, ..Options::default() };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
-use forebay_nfs::{File, LeftOutAddress, Options, Rdma, Url, open};
+use forebay_nfs::{File, LeftOutAddress, Options, RdmaOptions, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 /// As many calls as connections.
@@ -361,7 +361,7 @@ fn two_devices() -> Fake {
 }
 
 fn by_rdma(fake: &Fake, further: &[&str]) -> Options {
-    let rdma = Rdma::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
+    let rdma = RdmaOptions::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
     let rdma = rdma.and_to(&[VIPS[1].into(), VIPS[2].into()]);
     Options { rdma: Some(rdma), ..options(further) }
 }
@@ -393,7 +393,7 @@ fn addresses_on_the_fabric_are_those_of_the_names() {
     let (server, fake) = (Arc::new(server()), two_devices());
     let at_vip = |vip: &[u8; 4]| Placing::start_at(&fake, server.clone(), (*vip, 20049).into());
     let _placing: Vec<_> = VIPS[..2].iter().map(at_vip).collect();
-    let rdma = Rdma::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
+    let rdma = RdmaOptions::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
     let rdma = rdma.and_to(&[VIPS[0].into(), VIPS[1].into()]);
     // The first is no further one.
     let options = Options { rdma: Some(rdma), ..options(&["127.0.0.1", "127.0.0.2"]) };

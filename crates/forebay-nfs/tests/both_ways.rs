@@ -9,7 +9,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Placing, Seen, Server};
 use fake_verbs::Fake;
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, File, Options, Rdma, Url, open};
+use forebay_nfs::{Direction, File, Options, RdmaOptions, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const LEN: usize = 3_500_001;
@@ -64,7 +64,7 @@ fn each(bytes: &[u8], prepare: impl Fn(&Server), test: impl Fn(&Bed)) {
             if by_rdma {
                 let fake = Fake::new();
                 placing = Some(Placing::start(&fake, server.clone()));
-                options.rdma = Some(Rdma::by(Arc::new(fake), Placing::address()));
+                options.rdma = Some(RdmaOptions::by(Arc::new(fake), Placing::address()));
             }
             test(&Bed { placing, server, options, version });
         }

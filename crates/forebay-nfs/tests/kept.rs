@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::Fake;
 use forebay_error::ErrorKind;
-use forebay_nfs::{File, Options, Rdma, Url, open};
+use forebay_nfs::{File, Options, RdmaOptions, Url, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 /// The program that a test starts opens this.
@@ -227,7 +227,7 @@ fn connections_by_rdma_are_not_kept() {
     };
     let (fake, server) = (Fake::new(), Arc::new(started()));
     let _placing = Placing::start(&fake, server.clone());
-    let rdma = Some(Rdma::by(Arc::new(fake.clone()), Placing::address()));
+    let rdma = Some(RdmaOptions::by(Arc::new(fake.clone()), Placing::address()));
     let options = Options { rdma, ..kept(Duration::from_mins(1)) };
     for _ in 0..20 {
         read(&opened(&server, "4.1", &options));

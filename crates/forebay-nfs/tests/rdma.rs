@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Lie, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{File, Options, Rdma, Url, open};
+use forebay_nfs::{File, Options, RdmaOptions, Url, open};
 use forebay_verbs::Kind;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -19,7 +19,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 fn options(fake: &Fake) -> Options {
-    let rdma = Rdma::by(Arc::new(fake.clone()), Placing::address());
+    let rdma = RdmaOptions::by(Arc::new(fake.clone()), Placing::address());
     Options {
         connections: 2,
         depth: 4,

@@ -5,7 +5,7 @@ use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
 use forebay_error::{Error, Result};
 use forebay_nfs::probe::{ProbeRate, ServerProbe};
-use forebay_nfs::{Options, Rdma, Url, probe};
+use forebay_nfs::{Options, RdmaOptions, Url, probe};
 use serde_json::{Value, json};
 
 use super::gpu::{self, Placed};
@@ -31,7 +31,7 @@ impl Found {
         let probe = probe(url, options)?;
         let (mut nics, mut gpus) = (None, None);
         if let Some(Ok(rate)) = &probe.rdma {
-            let rdma = options.rdma.clone().map_or_else(Rdma::of_machine, Ok)?;
+            let rdma = options.rdma.clone().map_or_else(RdmaOptions::of_machine, Ok)?;
             let only = Url { versions: vec![rate.version], ..url.clone() };
             nics = Some(nic::all(&rdma, probe.nic.as_ref()));
             let options = Options { rdma: Some(rdma), ..options.clone() };
@@ -129,7 +129,7 @@ mod tests {
     use fake_verbs::Fake;
     use forebay_config::Config;
     use forebay_engine::Session;
-    use forebay_nfs::{Rdma, Url};
+    use forebay_nfs::{RdmaOptions, Url};
 
     use super::super::gpu::only_rdma;
     use super::super::{say, url};
@@ -162,7 +162,7 @@ mod tests {
     impl Here {
         fn look(&self) -> Found {
             let url = Url::parse(&self.server.url("/export/file", "4.1")).unwrap();
-            let rdma = Rdma::by(Arc::new(self.fabric.clone()), Placing::address());
+            let rdma = RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
             Found::look(&url, &Options { rdma: Some(rdma), ..Options::default() }, || {
                 Session::with_config(only_rdma(Config::default()))
             })

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use forebay_error::Result;
-use forebay_nfs::Rdma;
+use forebay_nfs::RdmaOptions;
 use forebay_verbs::{Device, Transport};
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ pub(super) struct Nic {
 }
 
 /// All devices; `used` is the one that bytes went by, as it describes itself.
-pub(super) fn all(rdma: &Rdma, used: Option<&Device>) -> Result<Vec<Nic>> {
+pub(super) fn all(rdma: &RdmaOptions, used: Option<&Device>) -> Result<Vec<Nic>> {
     let devices = rdma.fabric.devices()?;
     Ok(devices.iter().map(|device| Nic::of(device, used, Path::new(CLASS))).collect())
 }

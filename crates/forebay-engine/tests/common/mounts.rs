@@ -16,7 +16,7 @@ use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{MountFacts, MountedFile, Options, Rdma, Url};
+use forebay_nfs::{MountFacts, MountedFile, Options, RdmaOptions, Url};
 use forebay_source::{Beside, BesideFile, register_beside};
 
 use crate::common::{Scratch, disk, pattern};
@@ -88,8 +88,8 @@ impl MountFacts for Facts {
         Ok(KernelView { size: seen.size + self.wrong_later.load(Ordering::Relaxed), ..seen })
     }
 
-    fn rdma(&self) -> Result<Rdma> {
-        Ok(Rdma::by(Arc::new(self.fabric.clone()), Placing::address()))
+    fn rdma(&self) -> Result<RdmaOptions> {
+        Ok(RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address()))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::client::look_up::new_client;
 use crate::client::nfs_client::Client;
 use crate::lock;
 use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
-use crate::network::options::{Options, Rdma};
+use crate::network::options::{Options, RdmaOptions};
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{FileAttributes, FileState, NfsHandle};
@@ -83,7 +83,7 @@ impl File {
 
     fn open_by_nic(&self, nic: &str) -> Result<Self> {
         let of = self.client.server_of();
-        let rdma = of.options.rdma.clone().map(|rdma| Rdma { nic: Some(nic.to_owned()), ..rdma });
+        let rdma = of.options.rdma.clone().map(|rdma| RdmaOptions { nic: Some(nic.to_owned()), ..rdma });
         let options = Options { rdma, ..of.options.clone() };
         let known = known((&of.name, of.port()), of.version, &options);
         let known = known.unwrap_or_else(|| {

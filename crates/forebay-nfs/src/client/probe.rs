@@ -11,7 +11,7 @@ use crate::client::open::{UrlTarget, find, is_unreached, open};
 use crate::client::url::Url;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
-use crate::network::options::{Options, Rdma};
+use crate::network::options::{Options, RdmaOptions};
 use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsVersion};
 
 /// What was found.
@@ -127,7 +127,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
             let options = Options { connections, rdma: None, ..options.clone() };
             rates.push(rate(&url, &options, &mut first, rates.is_empty())?);
         }
-        let by_rdma = options.rdma.clone().map_or_else(Rdma::of_machine, Ok).and_then(|by| {
+        let by_rdma = options.rdma.clone().map_or_else(RdmaOptions::of_machine, Ok).and_then(|by| {
             let options = Options { connections: 4, rdma: Some(by), ..options.clone() };
             let file = open(&url, &options)?;
             nic = Some(file.client().domain()?.device().clone());

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::mount::{self, KernelMount, KernelView, MountTarget};
-use crate::Rdma;
+use crate::RdmaOptions;
 
 /// Facts about the mount that a file is on.
 pub trait MountFacts: Send + Sync + fmt::Debug {
@@ -27,8 +27,8 @@ pub trait MountFacts: Send + Sync + fmt::Debug {
     }
 
     /// RDMA, as this machine has it.
-    fn rdma(&self) -> Result<Rdma> {
-        let rdma = Rdma::of_machine()?;
+    fn rdma(&self) -> Result<RdmaOptions> {
+        let rdma = RdmaOptions::of_machine()?;
         if rdma.fabric.devices()?.is_empty() {
             return Err(
                 Error::new(ErrorKind::Unsupported, "this machine has no RDMA device").hint("rdma link show")

@@ -21,7 +21,7 @@ use super::facts::{KernelFacts, MountFacts};
 use super::mount::{KernelMount, MountTarget};
 use super::open::of_mount;
 use super::reads::ServerReads;
-use crate::{File, MOST_FURTHER, Options, Rdma, lock};
+use crate::{File, MOST_FURTHER, Options, RdmaOptions, lock};
 
 // What may be named may be used: neither crate knows the other.
 const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
@@ -236,7 +236,7 @@ impl MountedFile {
         file: &dyn Source,
         transport: MountTransport,
         is_asked: bool,
-    ) -> Result<(MountTarget, Option<Rdma>), KernelFallback> {
+    ) -> Result<(MountTarget, Option<RdmaOptions>), KernelFallback> {
         let never = |why: Error| (why, None);
         let alone = |mount: &KernelMount| match unreached(address_of(mount), transport) {
             Some(why) => Err((why, Some(FILE_PAUSE))),

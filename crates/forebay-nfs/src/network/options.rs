@@ -29,7 +29,7 @@ pub struct Options {
     /// Connections come from a port below 1024, where the process may have one: many exports ask for that.
     pub low_ports: bool,
     /// Bytes by RDMA; all else goes over TCP. `None`: all by TCP.
-    pub rdma: Option<Rdma>,
+    pub rdma: Option<RdmaOptions>,
     /// After how long a connection that nothing uses is closed; its thread ends with it.
     pub idle: Duration,
     /// How long the connections and the session of a server are kept behind its last file, for the next one that is opened; of
@@ -53,7 +53,7 @@ pub(crate) struct RegionCounts {
 
 /// Where a server takes RDMA, and by what.
 #[derive(Clone, Debug)]
-pub struct Rdma {
+pub struct RdmaOptions {
     /// The devices.
     pub fabric: Arc<dyn Fabric>,
     /// The server's address on the fabric; `None`: that of its name.
@@ -68,14 +68,14 @@ pub struct Rdma {
     pub(crate) held: Arc<RegionCounts>,
 }
 
-impl Rdma {
+impl RdmaOptions {
     /// The port of servers over RDMA.
     pub const PORT: u16 = 20049;
 
     /// By this machine's devices, to the server's own address.
     pub fn of_machine() -> Result<Self> {
         // One for the process: files of one server share their connections.
-        static RDMA: OnceLock<Rdma> = OnceLock::new();
+        static RDMA: OnceLock<RdmaOptions> = OnceLock::new();
         let verbs = forebay_verbs::verbs()?;
         Ok(RDMA.get_or_init(|| Self::new(Arc::new(verbs), None, Self::PORT)).clone())
     }
@@ -97,7 +97,7 @@ impl Rdma {
     }
 }
 
-impl PartialEq for Rdma {
+impl PartialEq for RdmaOptions {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.fabric, &other.fabric)
             && (self.address, &self.further, self.port) == (other.address, &other.further, other.port)
@@ -105,7 +105,7 @@ impl PartialEq for Rdma {
     }
 }
 
-impl Eq for Rdma {}
+impl Eq for RdmaOptions {}
 
 impl Default for Options {
     fn default() -> Self {

@@ -16,7 +16,7 @@ use forebay_verbs::{Domain, Route, Stop};
 use crate::lock;
 use crate::network::addresses::FurtherAddresses;
 use crate::network::exchange::Exchange;
-use crate::network::options::{Options, Rdma};
+use crate::network::options::{Options, RdmaOptions};
 use crate::protocol::handle::{CallLimits, NfsVersion};
 use crate::protocol::rpc::Credential;
 use crate::protocol::v4::GrantedSession;
@@ -160,7 +160,7 @@ impl NfsServer {
     }
 
     /// Where the server takes RDMA.
-    pub(crate) fn rdma_address(&self) -> Result<(&Rdma, SocketAddr)> {
+    pub(crate) fn rdma_address(&self) -> Result<(&RdmaOptions, SocketAddr)> {
         let nothing = || Error::new(ErrorKind::Unsupported, "bytes of this server do not go by RDMA");
         let rdma = self.options.rdma.as_ref().ok_or_else(nothing)?;
         let own = self.addresses.first().map(SocketAddr::ip);

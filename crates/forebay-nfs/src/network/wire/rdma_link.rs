@@ -10,7 +10,7 @@ use forebay_verbs::{Access, Connection, Domain, Options, Post, Route, Stop, Why}
 
 use super::call_region::{CallRegion, OtherRegions, RegionCount};
 use super::table::CallTable;
-use crate::network::options::{Rdma, RegionCounts};
+use crate::network::options::{RdmaOptions, RegionCounts};
 use crate::network::server::NfsServer;
 use crate::protocol::io_call::IoOperation;
 use crate::protocol::rdma::{self, RdmaChunk, RdmaSegment};
@@ -131,7 +131,7 @@ fn connect(server: &NfsServer, address: Option<usize>, depth: usize) -> Result<R
 
 /// Whether a server at an address takes connections over RDMA: makes one that carries nothing, within twice `limit`, and ends it.
 /// Returns where.
-pub fn takes_rdma(rdma: &Rdma, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
+pub fn takes_rdma(rdma: &RdmaOptions, address: IpAddr, limit: Duration) -> Result<SocketAddr> {
     let to = SocketAddr::new(rdma.address.unwrap_or(address), rdma.port);
     let at = |error: Error| error.with("address", to);
     let domain = rdma.fabric.open(&Route { timeout: limit, ..Route::to(to) }).map_err(at)?;
