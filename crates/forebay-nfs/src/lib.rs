@@ -21,7 +21,7 @@ mod protocol;
 mod source;
 
 pub use client::file::File;
-pub use client::nfs_client::{Client, ServerTraffic};
+pub use client::nfs_client::{NfsClient, ServerTraffic};
 pub use client::open::open;
 pub use client::probe::probe;
 pub use client::url::Url;

@@ -14,7 +14,7 @@ use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
-use crate::{Client, Direction, File, LeftOutAddress, Options, RdmaOptions, Url};
+use crate::{Direction, File, LeftOutAddress, NfsClient, Options, RdmaOptions, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -32,14 +32,14 @@ pub struct NfsSource {
 
 /// Silences of a server from a time on.
 pub(crate) struct ServerSilences {
-    client: Weak<Client>,
+    client: Weak<NfsClient>,
     before: (u64, Duration),
     since: Instant,
 }
 
 impl ServerSilences {
     /// From now on.
-    pub(crate) fn of(client: &Arc<Client>) -> Self {
+    pub(crate) fn of(client: &Arc<NfsClient>) -> Self {
         Self { client: Arc::downgrade(client), before: client.silences(), since: Instant::now() }
     }
 
@@ -101,7 +101,7 @@ impl NfsSource {
 }
 
 /// How many connections there may be, and to how many addresses, in words.
-pub(crate) fn up_to(client: &Client) -> String {
+pub(crate) fn up_to(client: &NfsClient) -> String {
     let connections = match client.connections() {
         1 => "1 connection".to_owned(),
         more => format!("up to {more} connections"),
@@ -113,7 +113,7 @@ pub(crate) fn up_to(client: &Client) -> String {
 }
 
 /// Addresses of a server that are not used.
-pub(crate) fn left_out(client: &Client) -> Vec<(String, String)> {
+pub(crate) fn left_out(client: &NfsClient) -> Vec<(String, String)> {
     let text = |LeftOutAddress { address, reason, hint }| {
         (format!("address {address} of server {} left out: {reason}", client.server()), hint)
     };

@@ -8,7 +8,7 @@ use forebay_error::Result;
 use forebay_remote::kept::{KeptClient, KeptClients};
 use forebay_remote::namespace::NetworkNamespace;
 
-use crate::client::nfs_client::Client;
+use crate::client::nfs_client::NfsClient;
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
@@ -48,7 +48,7 @@ impl ClientKey {
 
 impl KeptClient for KeptServer {
     type Key = ClientKey;
-    type Client = Client;
+    type Client = NfsClient;
 
     fn all() -> &'static KeptClients<Self> {
         &CLIENTS
@@ -96,7 +96,7 @@ impl KeptServer {
 pub(crate) struct KnownServer {
     pub(crate) server: Arc<NfsServer>,
     /// None where nothing was found on it.
-    pub(crate) client: Option<Arc<Client>>,
+    pub(crate) client: Option<Arc<NfsClient>>,
     /// It had no file any more.
     pub(crate) was_kept: bool,
 }
@@ -141,12 +141,12 @@ pub(crate) fn known(
         who: Credential::of_process(),
         options: options.clone(),
     };
-    let used = |client: Arc<Client>| {
+    let used = |client: Arc<NfsClient>| {
         let server = client.server_of().clone();
         KnownServer { server, client: Some(client), was_kept: false }
     };
     let again = |kept: KeptServer| {
-        let client = kept.shared.map(Client::again);
+        let client = kept.shared.map(NfsClient::again);
         (KnownServer { server: kept.server, client: client.clone(), was_kept: true }, client)
     };
     CLIENTS.find(key, used, again)
@@ -165,7 +165,7 @@ pub(crate) fn is_known((name, port): (&str, u16), version: NfsVersion, options: 
 }
 
 /// A client that has files from now on.
-pub(crate) fn add(client: &Arc<Client>) {
+pub(crate) fn add(client: &Arc<NfsClient>) {
     CLIENTS.add(ClientKey::of(client.server_of()), client);
 }
 

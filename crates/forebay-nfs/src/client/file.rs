@@ -9,7 +9,7 @@ use forebay_verbs::RegisteredMemory;
 
 use crate::client::clients::{KnownServer, known};
 use crate::client::look_up::new_client;
-use crate::client::nfs_client::Client;
+use crate::client::nfs_client::NfsClient;
 use crate::lock;
 use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
 use crate::network::options::{Options, RdmaOptions};
@@ -20,7 +20,7 @@ use crate::protocol::handle::{FileAttributes, FileState, NfsHandle};
 /// A file of a server. It is open nowhere but here.
 #[derive(Clone)]
 pub struct File {
-    client: Arc<Client>,
+    client: Arc<NfsClient>,
     named: Arc<FileTarget>,
     opened: FileAttributes,
     /// The same by one NIC alone, or why not, and since when.
@@ -40,7 +40,12 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    pub(crate) fn new(client: Arc<Client>, handle: NfsHandle, name: String, opened: FileAttributes) -> Self {
+    pub(crate) fn new(
+        client: Arc<NfsClient>,
+        handle: NfsHandle,
+        name: String,
+        opened: FileAttributes,
+    ) -> Self {
         let named = Arc::new(FileTarget { handle, name });
         client.server_of().further.uses(&named);
         Self { client, named, opened, by_nic: Arc::default() }
@@ -52,7 +57,7 @@ impl File {
     }
 
     /// Its server.
-    pub fn client(&self) -> &Arc<Client> {
+    pub fn client(&self) -> &Arc<NfsClient> {
         &self.client
     }
 

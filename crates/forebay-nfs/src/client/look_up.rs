@@ -6,7 +6,7 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::client::clients::{self, KnownServer};
 use crate::client::mountd::mount;
-use crate::client::nfs_client::Client;
+use crate::client::nfs_client::NfsClient;
 use crate::client::url::Url;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
@@ -18,7 +18,7 @@ use crate::protocol::v4::{self, op};
 use crate::protocol::xdr::XdrWriter;
 
 /// The client of a server on which a file was found.
-pub(crate) fn client_of(known: KnownServer, limits: CallLimits) -> Result<Arc<Client>> {
+pub(crate) fn client_of(known: KnownServer, limits: CallLimits) -> Result<Arc<NfsClient>> {
     if let Some(client) = known.client {
         return Ok(client);
     }
@@ -26,8 +26,8 @@ pub(crate) fn client_of(known: KnownServer, limits: CallLimits) -> Result<Arc<Cl
     Ok(new_client(&known.server, limits))
 }
 
-pub(crate) fn new_client(server: &Arc<NfsServer>, limits: CallLimits) -> Arc<Client> {
-    let client = Client::new(server.clone(), server.limits(limits));
+pub(crate) fn new_client(server: &Arc<NfsServer>, limits: CallLimits) -> Arc<NfsClient> {
+    let client = NfsClient::new(server.clone(), server.limits(limits));
     clients::add(&client);
     client
 }

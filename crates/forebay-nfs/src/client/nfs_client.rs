@@ -21,7 +21,7 @@ use crate::protocol::handle::{CallLimits, NfsVersion};
 
 /// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
 /// last request.
-pub struct Client {
+pub struct NfsClient {
     /// Handed on when the client has no file any more.
     shared: ManuallyDrop<Arc<SharedWires>>,
     /// Its threads are in that process alone.
@@ -48,7 +48,7 @@ pub struct ServerTraffic {
     pub strange: u64,
 }
 
-impl Client {
+impl NfsClient {
     pub(crate) fn new(server: Arc<NfsServer>, limits: CallLimits) -> Arc<Self> {
         Self::again(Arc::new(SharedWires::new(server, limits)))
     }
@@ -200,7 +200,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for NfsClient {
     fn drop(&mut self) {
         // SAFETY: it is taken once, and nothing uses the client any more.
         let shared = unsafe { ManuallyDrop::take(&mut self.shared) };
@@ -211,8 +211,8 @@ impl Drop for Client {
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for NfsClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("server", &self.server()).finish_non_exhaustive()
+        f.debug_struct("NfsClient").field("server", &self.server()).finish_non_exhaustive()
     }
 }

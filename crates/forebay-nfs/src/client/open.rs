@@ -8,7 +8,7 @@ use forebay_remote::endpoint::resolve;
 use crate::client::clients::{KnownServer, known};
 use crate::client::file::File;
 use crate::client::look_up::{client_of, look_up};
-use crate::client::nfs_client::Client;
+use crate::client::nfs_client::NfsClient;
 use crate::client::url::Url;
 pub use crate::network::connect::is_unreached;
 use crate::network::exchange::NO_ANSWER;
@@ -50,7 +50,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
 #[derive(Clone, Debug)]
 pub struct UrlTarget {
     /// Its server.
-    pub client: Arc<Client>,
+    pub client: Arc<NfsClient>,
     /// Its handle.
     pub handle: NfsHandle,
     /// What it is.

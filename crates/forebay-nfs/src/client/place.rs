@@ -9,10 +9,10 @@ use forebay_source::{Answer, Place, PlaceScope, StateToken};
 use forebay_verbs::{Device, Domain, RegisteredMemory};
 
 use crate::client::file::File;
-use crate::client::nfs_client::Client;
+use crate::client::nfs_client::NfsClient;
 use crate::protocol::handle::FileAttributes;
 
-impl Client {
+impl NfsClient {
     /// The client as others name it: [`PlaceScope::server`].
     pub(crate) fn as_any(self: &Arc<Self>) -> Weak<dyn Any + Send + Sync> {
         Arc::downgrade(self) as _
