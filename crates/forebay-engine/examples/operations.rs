@@ -120,7 +120,7 @@ fn cufile(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
 }
 
 /// The file as an NFS server in this process has it, by RDMA over one connection. The server ends with the process.
-fn on_server(path: &str) -> Outcome<forebay_nfs::File> {
+fn on_server(path: &str) -> Outcome<forebay_nfs::NfsFile> {
     let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
     server.put("/export/file", std::fs::read(path)?);
     std::mem::forget(fake_nfs::Placing::start(&fake, server.clone()));
@@ -132,7 +132,7 @@ fn on_server(path: &str) -> Outcome<forebay_nfs::File> {
 
 /// Reads by the NFS client alone.
 struct ClientReads {
-    file: forebay_nfs::File,
+    file: forebay_nfs::NfsFile,
     /// Where each of those under way puts its bytes.
     memory: Vec<u64>,
     registered: Option<Arc<forebay_verbs::RegisteredMemory>>,

@@ -16,7 +16,7 @@ use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
 use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
-use forebay_nfs::{Direction, File, RdmaOptions, Url, open};
+use forebay_nfs::{Direction, NfsFile, RdmaOptions, Url, open};
 use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, Options, Post, Region, Route};
 
 /// Calls of `bare` under way: the credits of the server in the process.
@@ -44,12 +44,12 @@ fn main() -> Result<()> {
     }
 }
 
-fn offset(file: &File, index: usize, bytes: usize) -> u64 {
+fn offset(file: &NfsFile, index: usize, bytes: usize) -> u64 {
     index as u64 * 7919 % (file.opened().size / bytes as u64) * bytes as u64
 }
 
 /// Requests of the client, one after the other.
-fn requests(form: &str, file: &File, memory: &mut [u8], count: usize) -> Result<()> {
+fn requests(form: &str, file: &NfsFile, memory: &mut [u8], count: usize) -> Result<()> {
     let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
     // SAFETY: the memory outlives what is registered.
     let registered = unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?;
@@ -84,7 +84,7 @@ fn done(waits: &Thread, tell: &std::sync::OnceLock<Result<()>>, result: Result<u
 struct Bare<'a> {
     connection: Box<dyn Connection>,
     region: Region,
-    file: &'a File,
+    file: &'a NfsFile,
     bytes: usize,
     who: Credential,
 }
@@ -92,7 +92,7 @@ struct Bare<'a> {
 impl<'a> Bare<'a> {
     const CALL: usize = 1 << 20;
 
-    fn new(fabric: &dyn Fabric, file: &'a File, memory: &mut [u8]) -> Result<Self> {
+    fn new(fabric: &dyn Fabric, file: &'a NfsFile, memory: &mut [u8]) -> Result<Self> {
         let domain = fabric.open(&Route::to(Placing::address()))?;
         let private_data = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3].to_vec();
         let with = Options { private_data, receives: 8, receive_size: 16 << 10, ..Options::default() };

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::of_mount;
-use forebay_nfs::{File, Options, RdmaOptions, Url, mount, open};
+use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, mount, open};
 
 /// Bytes around what is read, and what they are.
 const GUARD: usize = 67;
@@ -66,7 +66,7 @@ fn run(words: &[&str]) -> Result<()> {
     }
 }
 
-fn file(by: &str, url: &str) -> Result<File> {
+fn file(by: &str, url: &str) -> Result<NfsFile> {
     open(&Url::parse(url)?, &options(by)?)
 }
 
@@ -97,7 +97,7 @@ fn differ(what: &str, offset: u64, at: usize) -> Error {
 }
 
 /// Reads a range to an address that is `shift` behind one of a page. Bytes around it must stay as they are.
-fn read_guarded(file: &File, offset: u64, len: usize, shift: usize) -> Result<Vec<u8>> {
+fn read_guarded(file: &NfsFile, offset: u64, len: usize, shift: usize) -> Result<Vec<u8>> {
     let mut place = vec![GUARD_BYTE; 4096 + GUARD + len + GUARD];
     let start = place.as_ptr().align_offset(4096).min(4096) + shift % GUARD;
     let got = file.read_at(&mut place[start..start + len], offset)?;
@@ -115,7 +115,7 @@ fn within((offset, len): (u64, usize), size: usize) -> (u64, usize) {
     (offset, len.min(size - offset as usize))
 }
 
-fn ranges(file: &File, local: &[u8]) -> Result<()> {
+fn ranges(file: &NfsFile, local: &[u8]) -> Result<()> {
     let size = local.len();
     let mut bytes = 0;
     for (shift, range) in RANGES.into_iter().enumerate() {
@@ -140,7 +140,7 @@ fn ranges(file: &File, local: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn writes(file: &File, local: &str) -> Result<()> {
+fn writes(file: &NfsFile, local: &str) -> Result<()> {
     let mut shadow = load(local)?;
     let size = shadow.len();
     let last = (size as u64 + 4099, 70_001);
@@ -186,7 +186,7 @@ fn say(line: &str) {
     let _ = std::io::stdout().flush();
 }
 
-fn rounds(file: &File, local: &[u8], end: &str) -> Result<()> {
+fn rounds(file: &NfsFile, local: &[u8], end: &str) -> Result<()> {
     until(end, |_| {
         let got = read_guarded(file, 0, local.len(), 5)?;
         if got == local { Ok(()) } else { Err(differ("a round", 0, got.len())) }
@@ -195,7 +195,7 @@ fn rounds(file: &File, local: &[u8], end: &str) -> Result<()> {
     Ok(())
 }
 
-fn rewrites(file: &File, end: &str) -> Result<()> {
+fn rewrites(file: &NfsFile, end: &str) -> Result<()> {
     let len = file.opened().size as usize;
     until(end, |number| {
         let bytes = vec![number as u8; len];
@@ -221,7 +221,7 @@ fn same(got: &[u8], wanted: &[u8]) -> Result<()> {
 }
 
 /// What has happened, for scenarios to look at.
-fn tell(file: &File) {
+fn tell(file: &NfsFile) {
     let traffic = file.client().traffic();
     say(&format!(
         "{} {}: calls {} read {} written {} connections {} resent {} waited {} strange {}",
@@ -238,7 +238,7 @@ fn tell(file: &File) {
 }
 
 /// One line for each line of stdin. Bytes are told as runs: `a*4096 b*12`.
-fn talk(file: &File) -> Result<()> {
+fn talk(file: &NfsFile) -> Result<()> {
     say("ready");
     for line in std::io::stdin().lock().lines() {
         let line = line.map_err(|error| Error::from_io(&error, "stdin"))?;
@@ -250,7 +250,7 @@ fn talk(file: &File) -> Result<()> {
     Ok(())
 }
 
-fn answer(file: &File, line: &str) -> Result<String> {
+fn answer(file: &NfsFile, line: &str) -> Result<String> {
     let words: Vec<&str> = line.split(' ').collect();
     let number = |text: &str| {
         text.parse::<u64>().map_err(|_| Error::new(ErrorKind::InvalidInput, format!("no number: {text}")))

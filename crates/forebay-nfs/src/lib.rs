@@ -20,7 +20,7 @@ mod network;
 mod protocol;
 mod source;
 
-pub use client::file::File;
+pub use client::file::NfsFile;
 pub use client::nfs_client::{NfsClient, ServerTraffic};
 pub use client::open::open;
 pub use client::probe::probe;

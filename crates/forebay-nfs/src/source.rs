@@ -14,14 +14,14 @@ use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
-use crate::{Direction, File, LeftOutAddress, NfsClient, Options, RdmaOptions, Url};
+use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, Options, RdmaOptions, Url};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
 
 /// A file of a server, named by its URL.
 pub struct NfsSource {
-    file: Arc<File>,
+    file: Arc<NfsFile>,
     access: (bool, bool),
     /// What the server said last.
     len: AtomicU64,
@@ -60,7 +60,7 @@ impl ServerSilences {
 
 impl NfsSource {
     /// A file that a program has opened by [`crate::open()`], with options of its own; `access` is for reading, for writing.
-    pub fn new(file: File, access: (bool, bool)) -> Self {
+    pub fn new(file: NfsFile, access: (bool, bool)) -> Self {
         let len = AtomicU64::new(file.opened().size);
         let client = file.client();
         let (version, transport, server) = (client.version(), client.transport(), client.server());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
-use forebay_nfs::{File, LeftOutAddress, Options, RdmaOptions, Url, open};
+use forebay_nfs::{LeftOutAddress, NfsFile, Options, RdmaOptions, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 /// As many calls as connections.
@@ -44,11 +44,11 @@ fn options(further: &[&str]) -> Options {
     Options { connections: 6, depth: 2, further, ..Options::default() }
 }
 
-fn opened(server: &Server, version: &str, further: &[&str]) -> File {
+fn opened(server: &Server, version: &str, further: &[&str]) -> NfsFile {
     opened_as(server, "/export/file", version, &options(further))
 }
 
-fn opened_as(server: &Server, path: &str, version: &str, options: &Options) -> File {
+fn opened_as(server: &Server, path: &str, version: &str, options: &Options) -> NfsFile {
     open(&Url::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 
@@ -65,7 +65,7 @@ fn within(seconds: u64, mut is_so: impl FnMut() -> bool) -> bool {
 }
 
 /// Reads by all connections.
-fn read(file: &File) -> Vec<u8> {
+fn read(file: &NfsFile) -> Vec<u8> {
     let mut bytes = vec![0xAA; LEN];
     assert_eq!(file.read_at(&mut bytes, 0).unwrap(), LEN);
     bytes

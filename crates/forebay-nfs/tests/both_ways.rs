@@ -9,7 +9,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Placing, Seen, Server};
 use fake_verbs::Fake;
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, File, Options, RdmaOptions, Url, open};
+use forebay_nfs::{Direction, NfsFile, Options, RdmaOptions, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const LEN: usize = 3_500_001;
@@ -29,7 +29,7 @@ struct Bed {
 }
 
 impl Bed {
-    fn file(&self) -> Result<File> {
+    fn file(&self) -> Result<NfsFile> {
         open(&Url::parse(&self.server.url("/export/file", self.version)).unwrap(), &self.options)
     }
 
@@ -38,7 +38,7 @@ impl Bed {
     }
 
     /// Everything works.
-    fn check(&self, file: &File, bytes: &[u8]) {
+    fn check(&self, file: &NfsFile, bytes: &[u8]) {
         assert!(read(file, bytes.len()).unwrap() == bytes, "{}", self.name());
         let new: Vec<_> = bytes.iter().map(|byte| !byte).collect();
         assert_eq!(file.write_at(&new, 0).unwrap(), new.len(), "{}", self.name());
@@ -72,7 +72,7 @@ fn each(bytes: &[u8], prepare: impl Fn(&Server), test: impl Fn(&Bed)) {
 }
 
 /// Reads all between guards, which stay as they are whatever comes of it.
-fn read(file: &File, len: usize) -> Result<Vec<u8>> {
+fn read(file: &NfsFile, len: usize) -> Result<Vec<u8>> {
     let mut place = vec![0xAA; len + 2 * GUARD];
     let got = file.read_at(&mut place[GUARD..GUARD + len], 0);
     let guards = place[..GUARD].iter().chain(&place[GUARD + len..]);

@@ -5,13 +5,13 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
-use forebay_nfs::{Direction, File, Options, Url, open};
+use forebay_nfs::{Direction, NfsFile, Options, Url, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const SOON: Duration = Duration::from_secs(8);
 
 /// A file of 8192 bytes, over connections of one call each.
-fn opened(version: &str, connections: usize) -> (Server, File) {
+fn opened(version: &str, connections: usize) -> (Server, NfsFile) {
     let server = Server::start();
     server.put("/export/file", vec![7; 8192]);
     let deadline = Duration::from_secs(15);

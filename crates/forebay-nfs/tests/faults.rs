@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Seen, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{NfsFile, Options, Url, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const LEN: usize = 3_500_001;
@@ -39,12 +39,12 @@ fn started(bytes: &[u8]) -> Server {
     server
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> File {
+fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
     open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
 /// Reads all between guards, which stay as they are whatever comes of it.
-fn read(file: &File, len: usize) -> Result<Vec<u8>> {
+fn read(file: &NfsFile, len: usize) -> Result<Vec<u8>> {
     let mut place = vec![0xAA; len + 2 * GUARD];
     let got = file.read_at(&mut place[GUARD..GUARD + len], 0);
     let guards = place[..GUARD].iter().chain(&place[GUARD + len..]);

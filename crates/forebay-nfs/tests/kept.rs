@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::Fake;
 use forebay_error::ErrorKind;
-use forebay_nfs::{File, Options, RdmaOptions, Url, open};
+use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 /// The program that a test starts opens this.
@@ -35,11 +35,11 @@ fn kept(keep: Duration) -> Options {
     Options { connections: 1, low_ports: false, keep, ..Options::default() }
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> File {
+fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
     open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
-fn read(file: &File) {
+fn read(file: &NfsFile) {
     let mut place = [0; 1000];
     assert_eq!(file.read_at(&mut place, 0).unwrap(), 1000);
     assert!(place == [7; 1000]);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{NfsFile, Options, Url, open};
 use forebay_remote::stop::stop_waiting;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -32,7 +32,7 @@ fn started() -> Server {
     server
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> File {
+fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
     open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 

@@ -13,7 +13,7 @@ use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::of_mount;
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{NfsFile, Options, Url, open};
 
 const LEN: usize = 8 << 20;
 
@@ -69,7 +69,7 @@ fn options() -> Options {
     Options { low_ports: false, silence: second, deadline: second / 2, keep, ..Options::default() }
 }
 
-fn start(file: &File, place: &mut [u8]) -> Receiver<Result<usize>> {
+fn start(file: &NfsFile, place: &mut [u8]) -> Receiver<Result<usize>> {
     let (tell, told) = sync_channel(1);
     let state = file.opened().state();
     let memory = (place.as_mut_ptr(), place.len());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Lie, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{File, Options, RdmaOptions, Url, open};
+use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, open};
 use forebay_verbs::Kind;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -37,11 +37,11 @@ fn bed(bytes: &[u8]) -> (Fake, Arc<Server>, Placing) {
     (fake, server, placing)
 }
 
-fn opened(server: &Server, version: &str, fake: &Fake) -> File {
+fn opened(server: &Server, version: &str, fake: &Fake) -> NfsFile {
     open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options(fake)).unwrap()
 }
 
-fn read(file: &File, offset: usize, len: usize) -> Result<Vec<u8>> {
+fn read(file: &NfsFile, offset: usize, len: usize) -> Result<Vec<u8>> {
     let mut place = vec![0xAA; len + 2 * GUARD];
     let got = file.read_at(&mut place[GUARD..GUARD + len], offset as u64);
     let guards = place[..GUARD].iter().chain(&place[GUARD + len..]);

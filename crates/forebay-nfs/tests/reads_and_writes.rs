@@ -4,7 +4,7 @@
 
 use fake_nfs::{Asked, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{NfsFile, Options, Url, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
@@ -12,7 +12,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
 }
 
-fn opened(server: &Server, path: &str, version: &str, options: &Options) -> File {
+fn opened(server: &Server, path: &str, version: &str, options: &Options) -> NfsFile {
     open(&Url::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 

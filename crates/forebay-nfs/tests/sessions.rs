@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::Result;
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{NfsFile, Options, Url, open};
 
 const LEN: usize = 3_500_001;
 
@@ -35,11 +35,11 @@ fn started(bytes: &[u8]) -> Server {
     server
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> File {
+fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
     open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
-fn read(file: &File, len: usize) -> Result<Vec<u8>> {
+fn read(file: &NfsFile, len: usize) -> Result<Vec<u8>> {
     let mut place = vec![0xAA; len];
     let got = file.read_at(&mut place, 0)?;
     Ok(place[..got].to_vec())

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, File, Options, Url, open, probe};
+use forebay_nfs::{Direction, NfsFile, Options, Url, open, probe};
 use forebay_remote::silence::silent;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -25,7 +25,7 @@ fn options() -> Options {
 }
 
 /// Starts many more requests than have room, and gives when they ended and how.
-fn ends(file: &File, gone: impl FnOnce()) -> Vec<(Duration, Result<usize>)> {
+fn ends(file: &NfsFile, gone: impl FnOnce()) -> Vec<(Duration, Result<usize>)> {
     let mut place = vec![0u8; PIECE * REQUESTS];
     let (tell, told) = channel();
     let began = Instant::now();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::{FileState, NfsVersion};
-use forebay_nfs::{File, Options, Url, open};
+use forebay_nfs::{NfsFile, Options, Url, open};
 
 const LEN: usize = 3_500_001;
 
@@ -15,7 +15,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
 }
 
-fn each(test: impl Fn(&Server, &File, &[u8])) {
+fn each(test: impl Fn(&Server, &NfsFile, &[u8])) {
     let bytes = pattern(LEN);
     for version in ["3", "4.0", "4.1", "4.2"] {
         let server = Server::start();
@@ -27,7 +27,7 @@ fn each(test: impl Fn(&Server, &File, &[u8])) {
     }
 }
 
-fn read_in(file: &File, state: FileState, offset: usize, len: usize) -> Result<Vec<u8>> {
+fn read_in(file: &NfsFile, state: FileState, offset: usize, len: usize) -> Result<Vec<u8>> {
     let mut place = vec![0xAA; len + 64];
     let (tell, told) = sync_channel(1);
     let memory = (place[32..].as_mut_ptr(), len);

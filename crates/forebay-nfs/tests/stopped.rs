@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{Error, ErrorKind};
-use forebay_nfs::{File, Options, RdmaOptions, Url, open};
+use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, open};
 use forebay_remote::stop::stop_waiting;
 use forebay_verbs::{Fabric, Kind};
 
@@ -34,7 +34,7 @@ fn stopped<T>(what: &str, wait: impl FnOnce() -> Result<T, Error>) {
     stop_waiting(false);
 }
 
-fn read(file: &File) -> Result<usize, Error> {
+fn read(file: &NfsFile) -> Result<usize, Error> {
     file.read_at(&mut vec![0; LEN], 0)
 }
 

@@ -19,7 +19,7 @@ use crate::protocol::handle::{FileAttributes, FileState, NfsHandle};
 
 /// A file of a server. It is open nowhere but here.
 #[derive(Clone)]
-pub struct File {
+pub struct NfsFile {
     client: Arc<NfsClient>,
     named: Arc<FileTarget>,
     opened: FileAttributes,
@@ -28,18 +28,18 @@ pub struct File {
 }
 
 /// A file by a NIC, which is named.
-type FileByNic = (String, Result<Arc<File>>, Instant);
+type FileByNic = (String, Result<Arc<NfsFile>>, Instant);
 
 /// After how long it is tried again to reach a file by a NIC that did not lead there.
 const NIC_PAUSE: Duration = Duration::from_mins(1);
 
-impl fmt::Debug for File {
+impl fmt::Debug for NfsFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "File({})", self.name())
     }
 }
 
-impl File {
+impl NfsFile {
     pub(crate) fn new(
         client: Arc<NfsClient>,
         handle: NfsHandle,
@@ -141,7 +141,7 @@ impl File {
     /// ([`ErrorKind::Busy`]), and the memory may have bytes of either; each call's reply is looked at.
     ///
     /// # Safety
-    /// As of [`File::start`].
+    /// As of [`NfsFile::start`].
     pub unsafe fn start_in(&self, state: FileState, offset: u64, memory: (*mut u8, usize), answer: Answer) {
         let request = IoRequest { state: Some(state), ..self.request(Direction::Read, offset, memory) };
         // SAFETY: passed on.

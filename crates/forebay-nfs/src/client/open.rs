@@ -6,7 +6,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::endpoint::resolve;
 
 use crate::client::clients::{KnownServer, known};
-use crate::client::file::File;
+use crate::client::file::NfsFile;
 use crate::client::look_up::{client_of, look_up};
 use crate::client::nfs_client::NfsClient;
 use crate::client::url::Url;
@@ -20,7 +20,7 @@ use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, NfsVersion};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
-pub fn open(url: &Url, options: &Options) -> Result<File> {
+pub fn open(url: &Url, options: &Options) -> Result<NfsFile> {
     let found = find(url, options).map_err(|error| {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
@@ -43,7 +43,7 @@ pub fn open(url: &Url, options: &Options) -> Result<File> {
                 .hint("name a regular file: what devices, pipes and sockets hold is not on the server"));
         }
     }
-    Ok(File::new(found.client, found.handle, url.to_string(), found.attributes))
+    Ok(NfsFile::new(found.client, found.handle, url.to_string(), found.attributes))
 }
 
 /// A file or directory of a server.

@@ -8,7 +8,7 @@ use forebay_error::Result;
 use forebay_source::{Answer, Place, PlaceScope, StateToken};
 use forebay_verbs::{Device, Domain, RegisteredMemory};
 
-use crate::client::file::File;
+use crate::client::file::NfsFile;
 use crate::client::nfs_client::NfsClient;
 use crate::protocol::handle::FileAttributes;
 
@@ -19,7 +19,7 @@ impl NfsClient {
     }
 }
 
-impl Place for File {
+impl Place for NfsFile {
     fn way(&self) -> String {
         let client = self.client();
         format!("NFS {}, server {}", client.version(), client.server())

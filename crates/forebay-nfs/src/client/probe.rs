@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::Device;
 
-use crate::client::file::File;
+use crate::client::file::NfsFile;
 use crate::client::open::{UrlTarget, find, is_unreached, open};
 use crate::client::url::Url;
 use crate::network::addresses::LeftOutAddress;
@@ -165,7 +165,7 @@ fn rate(url: &Url, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Re
 }
 
 /// Reads the begin of a file: pieces of 4 MiB, as many as there are connections twice over.
-fn read(file: &File, place: &mut [u8]) -> Result<Duration> {
+fn read(file: &NfsFile, place: &mut [u8]) -> Result<Duration> {
     let (tell, told) = std::sync::mpsc::channel();
     let depth = file.client().connections() * 2;
     let (began, mut under_way, mut failed) = (Instant::now(), 0, None);

@@ -21,7 +21,7 @@ use super::facts::{KernelFacts, MountFacts};
 use super::mount::{KernelMount, MountTarget};
 use super::open::of_mount;
 use super::reads::ServerReads;
-use crate::{File, MOST_FURTHER, Options, RdmaOptions, lock};
+use crate::{MOST_FURTHER, NfsFile, Options, RdmaOptions, lock};
 
 // What may be named may be used: neither crate knows the other.
 const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
@@ -75,7 +75,7 @@ enum LookupState {
     /// A look-up is under way.
     UnderWay,
     /// The result of the last look-up holds until then, or for good.
-    Looked(Result<Arc<File>>, Option<Instant>),
+    Looked(Result<Arc<NfsFile>>, Option<Instant>),
 }
 
 /// A server, and how it is reached.
@@ -150,7 +150,7 @@ impl MountedFile {
         config: &Config,
         transport: MountTransport,
         waits: bool,
-    ) -> Result<Arc<File>> {
+    ) -> Result<Arc<NfsFile>> {
         {
             let mut found = lock(&self.0.found[transport as usize]);
             match &*found {
@@ -183,7 +183,12 @@ impl MountedFile {
         *lock(&self.0.found[transport as usize]) = LookupState::Unknown;
     }
 
-    fn look(&self, file: &Arc<dyn Source>, config: &Config, transport: MountTransport) -> Result<Arc<File>> {
+    fn look(
+        &self,
+        file: &Arc<dyn Source>,
+        config: &Config,
+        transport: MountTransport,
+    ) -> Result<Arc<NfsFile>> {
         let look = || self.find(file, config, transport);
         let (looked, pause) = catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|_| {
             let panicked = Error::new(ErrorKind::Internal, "a thread that asks the server panicked");
@@ -200,7 +205,7 @@ impl MountedFile {
         file: &Arc<dyn Source>,
         config: &Config,
         transport: MountTransport,
-    ) -> (Result<Arc<File>>, Option<Duration>) {
+    ) -> (Result<Arc<NfsFile>>, Option<Duration>) {
         let is_asked = config.nfs != Nfs::Auto;
         let (mounted, rdma) = match self.mounted(file.as_ref(), transport, is_asked) {
             Ok(found) => found,

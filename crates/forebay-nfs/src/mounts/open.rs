@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::client::clients::{KnownServer, is_known, known};
-use crate::client::file::File;
+use crate::client::file::NfsFile;
 use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::Url;
 use crate::mounts::mount::{MountTarget, TargetName};
@@ -20,7 +20,7 @@ pub(crate) const OTHER_FACTS: &str = "the server tells other facts of the file t
 /// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
 /// mount's address. Fails where what the server says of the file does not fit: then it is another one. Without `low_ports` these are taken
 /// where the server refuses others.
-pub fn of_mount(mounted: &MountTarget, options: &Options) -> Result<File> {
+pub fn of_mount(mounted: &MountTarget, options: &Options) -> Result<NfsFile> {
     let options = options.clone().checked();
     if options.low_ports {
         return of_mount_by(mounted, options);
@@ -54,7 +54,7 @@ pub fn takes_any_port(mounted: &MountTarget, options: &Options) -> Result<bool> 
     }
 }
 
-fn of_mount_by(mounted: &MountTarget, options: Options) -> Result<File> {
+fn of_mount_by(mounted: &MountTarget, options: Options) -> Result<NfsFile> {
     let mount = &mounted.mount;
     let port = mount.tcp_port;
     let address = mount.address.to_string();
@@ -86,5 +86,5 @@ fn of_mount_by(mounted: &MountTarget, options: Options) -> Result<File> {
     known.server.opened(&handle, &opened, try_out_at);
     let client = client_of(known, limits)?;
     let name = format!("{}:{} (file {})", mount.server, mount.path, opened.file_id);
-    Ok(File::new(client, handle, name, opened))
+    Ok(NfsFile::new(client, handle, name, opened))
 }

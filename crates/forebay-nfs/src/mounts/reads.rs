@@ -15,18 +15,18 @@ use forebay_source::{Answer, BesideReads, Facts, Fill, Request, Requests, Source
 
 use super::mounted_file::{MountTransport, MountedFile, is_of_server, leave_alone, unreached};
 use super::open::OTHER_FACTS;
-use crate::File;
+use crate::NfsFile;
 use crate::source::{left_out, up_to};
 
 /// Reads of one transfer.
 pub(super) struct ServerReads {
-    server: Arc<File>,
+    server: Arc<NfsFile>,
     address: SocketAddr,
     mounted: MountedFile,
 }
 
 impl ServerReads {
-    pub(super) fn new(server: Arc<File>, mounted: MountedFile) -> Result<Self> {
+    pub(super) fn new(server: Arc<NfsFile>, mounted: MountedFile) -> Result<Self> {
         let address = server.client().addresses().first().copied();
         let address =
             address.ok_or_else(|| Error::new(ErrorKind::Internal, "a server without an address"))?;
