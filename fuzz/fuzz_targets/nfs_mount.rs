@@ -1,14 +1,14 @@
 //! Lines of mountinfo, handles of the kernel and URLs: whatever they say, a handle lies within its bytes.
 #![no_main]
 
-use forebay_nfs::{Url, mount};
+use forebay_nfs::{NfsUrl, mount};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     if let Ok(text) = std::str::from_utf8(data) {
         let _ = mount::parse(text);
         let _ = mount::find(text, (0, 52));
-        if let Ok(url) = Url::parse(text) {
+        if let Ok(url) = NfsUrl::parse(text) {
             assert!(url.path.starts_with(b"/") && !url.server.is_empty());
         }
     }

@@ -48,7 +48,7 @@ impl Place {
     fn file_with(&self, path: &str, version: &str, options: &forebay_nfs::Options) -> File {
         let rdma = forebay_nfs::RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
         let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..options.clone() };
-        let url = forebay_nfs::Url::parse(&self.server.url(path, version)).unwrap();
+        let url = forebay_nfs::NfsUrl::parse(&self.server.url(path, version)).unwrap();
         let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
         File::from_source(Arc::new(source)).unwrap()
     }
@@ -219,7 +219,7 @@ fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
     let options = forebay_nfs::Options { silence, ..forebay_nfs::Options::default() };
     let placed = place.file_with(PATH, "3", &options);
     read(&session, &placed, &pattern(KEY, 0, LEN));
-    let url = forebay_nfs::Url::parse(&place.server.url(PATH, "4.0")).unwrap();
+    let url = forebay_nfs::NfsUrl::parse(&place.server.url(PATH, "4.0")).unwrap();
     let options = forebay_nfs::Options { connections: 1, ..forebay_nfs::Options::default() };
     let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
     let requested = File::from_source(Arc::new(source)).unwrap();

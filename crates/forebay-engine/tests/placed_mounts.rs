@@ -15,7 +15,7 @@ use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
-use forebay_nfs::{Options, Url};
+use forebay_nfs::{NfsUrl, Options};
 use forebay_verbs::Kind;
 use mounts::{Facts, KEY, LEN, PATH, place};
 
@@ -115,7 +115,7 @@ fn a_file_without_a_handle_is_found_by_its_path_and_compared() {
     for (version, name) in [(NfsVersion::V3, "3"), (NfsVersion::V4(0), "4.0"), (NfsVersion::V4(1), "4.1")] {
         let facts = |path| {
             let facts = place.facts("tcp");
-            let url = Url::parse(&place.server.url(PATH, name)).unwrap();
+            let url = NfsUrl::parse(&place.server.url(PATH, name)).unwrap();
             Facts { mount: KernelMount { version, ..facts.mount }, path: Some(path), url, ..facts }
         };
         let (file, _facts) = place.open(facts(PATH));
@@ -201,7 +201,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
         assert!(Instant::now() < until, "nothing is asked");
         std::thread::yield_now();
     }
-    let other = Url::parse(&place.server.url(PATH, "3")).unwrap();
+    let other = NfsUrl::parse(&place.server.url(PATH, "3")).unwrap();
     let other = forebay_nfs::open(&other, &Options { connections: 1, ..Options::default() }).unwrap();
     other.write_at(&[7; 100], 0).unwrap();
     let outcome = ticket.wait();

@@ -15,7 +15,7 @@ use common::{Random, Target, chill, config, pattern, turn};
 use fake_nfs::{Asked, Fault};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
-use forebay_nfs::Url;
+use forebay_nfs::NfsUrl;
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
 use mounts::{Facts, KEY, LEN, PATH, Place, place};
@@ -57,7 +57,7 @@ fn why(receipt: &Receipt) -> &str {
 /// A mount of this version, of a file that is named by its handle or its path.
 fn facts(place: &Place, version: NfsVersion, name: &str) -> Facts {
     let facts = place.facts("tcp");
-    let url = Url::parse(&place.server.url(PATH, name)).unwrap();
+    let url = NfsUrl::parse(&place.server.url(PATH, name)).unwrap();
     let path = (version == NfsVersion::V4(0)).then_some(PATH);
     Facts { mount: KernelMount { version, ..facts.mount }, path, url, ..facts }
 }

@@ -16,7 +16,7 @@ use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
 use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
-use forebay_nfs::{Direction, NfsFile, RdmaOptions, Url, open};
+use forebay_nfs::{Direction, NfsFile, NfsUrl, RdmaOptions, open};
 use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, Options, Post, Region, Route};
 
 /// Calls of `bare` under way: the credits of the server in the process.
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     std::mem::forget(Placing::start(&*fabric, server.clone()));
     let rdma = RdmaOptions::by(fabric.clone(), Placing::address());
     let options = forebay_nfs::Options { connections: 1, rdma: Some(rdma), ..Default::default() };
-    let file = open(&Url::parse(&server.url("/export/file", "3"))?, &options)?;
+    let file = open(&NfsUrl::parse(&server.url("/export/file", "3"))?, &options)?;
     let mut memory = vec![0u8; bytes];
     match form.as_str() {
         "bare" => Bare::new(&*fabric, &file, &mut memory)?.read(count),

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::of_mount;
-use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, mount, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, mount, open};
 
 /// Bytes around what is read, and what they are.
 const GUARD: usize = 67;
@@ -67,7 +67,7 @@ fn run(words: &[&str]) -> Result<()> {
 }
 
 fn file(by: &str, url: &str) -> Result<NfsFile> {
-    open(&Url::parse(url)?, &options(by)?)
+    open(&NfsUrl::parse(url)?, &options(by)?)
 }
 
 fn mounted(by: &str, path: &str) -> Result<()> {

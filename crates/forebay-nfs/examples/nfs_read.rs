@@ -13,7 +13,7 @@ use forebay_nfs::io_call::{IoCall, IoOperation};
 use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
 use forebay_nfs::xdr::XdrWriter;
-use forebay_nfs::{Direction, Options, Url, open};
+use forebay_nfs::{Direction, NfsUrl, Options, open};
 
 const CALL: usize = 1 << 20;
 /// Calls under way on a connection.
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     let usage = || Error::new(ErrorKind::InvalidInput, "use: nfs_read client|bare URL CONNECTIONS ROUNDS");
     let [_, way, url, connections, rounds] = arguments.as_slice() else { return Err(usage()) };
     let number = |text: &str| text.parse::<usize>().map_err(|_| usage());
-    let (url, connections, rounds) = (Url::parse(url)?, number(connections)?, number(rounds)?);
+    let (url, connections, rounds) = (NfsUrl::parse(url)?, number(connections)?, number(rounds)?);
     let (bytes, seconds, cpu) = match way.as_str() {
         "client" => by_client(&url, connections, rounds)?,
         "bare" => bare(&url, connections, rounds)?,
@@ -48,7 +48,7 @@ fn main() -> Result<()> {
 }
 
 /// As many calls under way as there may be; each 1 MiB of the file has its place in memory.
-fn by_client(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
+fn by_client(url: &NfsUrl, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
     let file = open(url, &Options { connections, depth: DEPTH, ..Options::default() })?;
     let len = file.opened().size as usize / CALL * CALL;
     // For good: after an error others are still under way.
@@ -79,8 +79,8 @@ fn by_client(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Durat
 }
 
 /// Each connection reads a part of the file.
-fn bare(url: &Url, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
-    let only = Url { versions: vec![NfsVersion::V3], ..url.clone() };
+fn bare(url: &NfsUrl, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
+    let only = NfsUrl { versions: vec![NfsVersion::V3], ..url.clone() };
     let found = find(&only, &Options::default())?;
     let calls = found.attributes.size as usize / CALL / connections;
     let broken = |error: std::io::Error| Error::from_io(&error, "the connection broke");

@@ -24,7 +24,7 @@ pub use client::file::NfsFile;
 pub use client::nfs_client::{NfsClient, ServerTraffic};
 pub use client::open::open;
 pub use client::probe::probe;
-pub use client::url::Url;
+pub use client::url::NfsUrl;
 pub use client::{open, portmap, probe, url};
 pub use mounts::facts::MountFacts;
 pub use mounts::mount;

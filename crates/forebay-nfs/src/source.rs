@@ -14,7 +14,7 @@ use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
-use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, Options, RdmaOptions, Url};
+use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, NfsUrl, Options, RdmaOptions};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -72,7 +72,7 @@ impl NfsSource {
 
     /// Opens it. It is neither made nor cut: this client does not do that.
     fn open(path: &Path, access: Access) -> Result<Self> {
-        let url = Url::parse(path)?;
+        let url = NfsUrl::parse(path)?;
         let config = Config::from_env()?;
         let refused = |why: &str, hint: &str| {
             Err(Error::new(ErrorKind::Unsupported, format!("cannot open file: {why}"))
@@ -212,7 +212,7 @@ impl Opener for NfsOpener {
     }
 
     fn check(&self, url: &Path) -> Result<()> {
-        Url::parse(url).map(drop)
+        NfsUrl::parse(url).map(drop)
     }
 
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>> {
@@ -220,12 +220,12 @@ impl Opener for NfsOpener {
     }
 
     fn near_miss(&self, path: &Path) -> Option<String> {
-        Url::meant(path)
+        NfsUrl::meant(path)
     }
 
     /// A URL has its options behind the name, and blanks as %20.
     fn file_name(&self, url: &Path) -> Option<OsString> {
-        let path = PathBuf::from(OsString::from_vec(Url::parse(url).ok()?.path));
+        let path = PathBuf::from(OsString::from_vec(NfsUrl::parse(url).ok()?.path));
         path.file_name().map(OsString::from)
     }
 }

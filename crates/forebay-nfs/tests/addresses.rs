@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
-use forebay_nfs::{LeftOutAddress, NfsFile, Options, RdmaOptions, Url, open};
+use forebay_nfs::{LeftOutAddress, NfsFile, NfsUrl, Options, RdmaOptions, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 /// As many calls as connections.
@@ -49,7 +49,7 @@ fn opened(server: &Server, version: &str, further: &[&str]) -> NfsFile {
 }
 
 fn opened_as(server: &Server, path: &str, version: &str, options: &Options) -> NfsFile {
-    open(&Url::parse(&server.url(path, version)).unwrap(), options).unwrap()
+    open(&NfsUrl::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 
 /// Whether it comes true within seconds.
@@ -133,7 +133,7 @@ fn a_server_whose_file_is_in_another_state_is_left_out() {
             _ => {
                 other.put("/export/file", vec![0x55; LEN]);
                 let url = other.url("/export/file", version).replace("127.0.0.1", "127.0.0.3");
-                let file = open(&Url::parse(&url).unwrap(), &options(&[])).unwrap();
+                let file = open(&NfsUrl::parse(&url).unwrap(), &options(&[])).unwrap();
                 file.write_at(&[1], 0).unwrap();
             }
         }
@@ -411,7 +411,7 @@ fn connections_over_rdma_go_to_all_addresses_by_the_device_that_leads_there() {
                 .iter()
                 .map(|vip| Placing::start_at(&fake, server.clone(), (*vip, 20049).into()))
                 .collect::<Vec<_>>();
-            let url = Url::parse(&server.url("/export/file", version)).unwrap();
+            let url = NfsUrl::parse(&server.url("/export/file", version)).unwrap();
             // The third is the server's over TCP, too, but nobody takes RDMA there.
             server.listen_at(at(3)).unwrap();
             let file = open(&url, &by_rdma(&fake, &["127.0.0.2", "127.0.0.3"])).unwrap();

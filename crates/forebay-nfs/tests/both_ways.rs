@@ -9,7 +9,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Placing, Seen, Server};
 use fake_verbs::Fake;
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, NfsFile, Options, RdmaOptions, Url, open};
+use forebay_nfs::{Direction, NfsFile, NfsUrl, Options, RdmaOptions, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const LEN: usize = 3_500_001;
@@ -30,7 +30,7 @@ struct Bed {
 
 impl Bed {
     fn file(&self) -> Result<NfsFile> {
-        open(&Url::parse(&self.server.url("/export/file", self.version)).unwrap(), &self.options)
+        open(&NfsUrl::parse(&self.server.url("/export/file", self.version)).unwrap(), &self.options)
     }
 
     fn name(&self) -> String {
@@ -276,7 +276,7 @@ fn a_session_that_is_lost_each_time_is_an_error_in_the_end() {
             }
             let hasty = Options { deadline: Duration::from_millis(700), ..bed.options.clone() };
             let file =
-                open(&Url::parse(&bed.server.url("/export/file", bed.version)).unwrap(), &hasty).unwrap();
+                open(&NfsUrl::parse(&bed.server.url("/export/file", bed.version)).unwrap(), &hasty).unwrap();
             bed.server.refuse_places(10052, u32::MAX);
             for error in [read(&file, bytes.len()).unwrap_err(), file.attributes().unwrap_err()] {
                 assert!(error.to_string().contains("does not keep the session"), "{}: {error:?}", bed.name());
@@ -368,7 +368,7 @@ const VICTIM: &str = "FOREBAY_NFS_TEST_VICTIM";
 fn a_client_that_is_killed_harms_nobody() {
     let options = Options { connections: 2, depth: 4, ..Options::default() };
     if let Ok(url) = std::env::var(VICTIM) {
-        let file = open(&Url::parse(&url).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&url).unwrap(), &options).unwrap();
         println!("\nwriting");
         for round in 0.. {
             file.write_at(&vec![round; 4 << 20], 0).unwrap();
@@ -379,7 +379,7 @@ fn a_client_that_is_killed_harms_nobody() {
         let server = Server::start();
         server.put("/export/file", bytes.clone());
         server.put("/export/other", vec![0; 4 << 20]);
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         for _ in 0..4 {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", "a_client_that_is_killed_harms_nobody", "--nocapture"]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Seen, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{NfsFile, Options, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const LEN: usize = 3_500_001;
@@ -40,7 +40,7 @@ fn started(bytes: &[u8]) -> Server {
 }
 
 fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
-    open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
+    open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
 /// Reads all between guards, which stay as they are whatever comes of it.
@@ -489,7 +489,7 @@ const ENDING: &str = "FOREBAY_NFS_TEST_ENDING";
 fn what_a_process_has_not_sent_when_it_ends_is_never_sent() {
     if let Ok(url) = std::env::var(ENDING) {
         let options = Options { connections: 1, ..Options::default() };
-        open(&Url::parse(&url).unwrap(), &options).unwrap().write_at(&vec![1; LEN], 0).unwrap();
+        open(&NfsUrl::parse(&url).unwrap(), &options).unwrap().write_at(&vec![1; LEN], 0).unwrap();
     }
     let ends = |version| {
         let (server, time) = (narrow(&vec![0; LEN]), Duration::from_secs(3));

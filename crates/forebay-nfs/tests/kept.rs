@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::Fake;
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 /// The program that a test starts opens this.
@@ -36,7 +36,7 @@ fn kept(keep: Duration) -> Options {
 }
 
 fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
-    open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
+    open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
 fn read(file: &NfsFile) {
@@ -76,7 +76,7 @@ fn files_that_are_opened_one_after_the_other_share_connections_and_session() {
 fn files_that_are_looked_for_in_vain_share_them_too() {
     for version in VERSIONS {
         let server = started();
-        let url = Url::parse(&server.url("/export/none", version)).unwrap();
+        let url = NfsUrl::parse(&server.url("/export/none", version)).unwrap();
         for _ in 0..20 {
             assert_eq!(open(&url, &kept(Duration::from_mins(1))).unwrap_err().kind(), ErrorKind::NotFound);
         }
@@ -170,7 +170,7 @@ fn a_forked_child_has_none_of_its_parents() {
     let server = started();
     let options = kept(Duration::from_mins(1));
     read(&opened(&server, "4.1", &options));
-    let (before, url) = (server.connections(), Url::parse(&server.url("/export/file", "4.1")).unwrap());
+    let (before, url) = (server.connections(), NfsUrl::parse(&server.url("/export/file", "4.1")).unwrap());
     // SAFETY: the child opens and reads a file, and ends by the functions for that.
     unsafe {
         let child = libc::fork();
@@ -191,7 +191,7 @@ fn a_forked_child_has_none_of_its_parents() {
 #[test]
 fn what_is_kept_ends_in_order_with_the_process() {
     if let Some(url) = std::env::var_os(URL) {
-        let url = Url::parse(url.to_str().unwrap()).unwrap();
+        let url = NfsUrl::parse(url.to_str().unwrap()).unwrap();
         return read(&open(&url, &kept(Duration::from_mins(1))).unwrap());
     }
     let server = started();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsFile, Options, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, open};
 use forebay_remote::stop::stop_waiting;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -33,7 +33,7 @@ fn started() -> Server {
 }
 
 fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
-    open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
+    open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
 /// What it gives, and when. It may hang: the test fails then.
@@ -119,7 +119,7 @@ fn a_slow_link_is_no_silence() {
     const SLOW: usize = 400_000;
     let server = started();
     server.put("/export/large", vec![9; SLOW]);
-    let url = Url::parse(&server.url("/export/large", "4.1")).unwrap();
+    let url = NfsUrl::parse(&server.url("/export/large", "4.1")).unwrap();
     let file = open(&url, &Options { deadline: Duration::from_millis(600), ..options() }).unwrap();
     server.faults(|seen| match (seen.asked, seen.before) {
         (Asked::Read, 0) => Some(Fault::Overtaken),
@@ -144,7 +144,7 @@ fn a_slow_link_to_the_server_is_no_silence() {
     in_all_versions(|version| {
         let server = started();
         server.put("/export/large", vec![0; SLOW]);
-        let url = Url::parse(&server.url("/export/large", version)).unwrap();
+        let url = NfsUrl::parse(&server.url("/export/large", version)).unwrap();
         let file = open(&url, &Options { deadline: Duration::from_secs(10), ..options() }).unwrap();
         server.receive_slowly(32 << 10, OFTEN * 2);
         let began = Instant::now();
@@ -189,7 +189,7 @@ fn opening_ends_in_time_whatever_comes_in_place_of_a_reply() {
             // A server that has never answered.
             let first_answer = Duration::from_millis(700);
             let options = Options { first_answer, connections: 2, ..options() };
-            let url = Url::parse(&server.url("/export/file", version)).unwrap();
+            let url = NfsUrl::parse(&server.url("/export/file", version)).unwrap();
             let (result, took) = timed(&what, move || open(&url, &options).map(drop));
             // What answers a session's calls has answered.
             assert_eq!(result.unwrap_err().kind(), ErrorKind::Timeout, "{what}");

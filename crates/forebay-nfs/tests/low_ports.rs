@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{Options, Url, open};
+use forebay_nfs::{NfsUrl, Options, open};
 use network::alone;
 
 const FILES: usize = 400;
@@ -26,8 +26,8 @@ fn started() -> Arc<Server> {
     server
 }
 
-fn url(version: &str) -> Url {
-    Url::parse(&format!("nfs://127.0.0.1:111/export/dir/file?version={version}")).unwrap()
+fn url(version: &str) -> NfsUrl {
+    NfsUrl::parse(&format!("nfs://127.0.0.1:111/export/dir/file?version={version}")).unwrap()
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn ports_that_other_servers_have_are_taken_where_no_other_is_free() {
             .map_while(|depth| {
                 let options =
                     Options { depth: 1 + depth % 64, connections: 1 + depth / 64, ..options.clone() };
-                open(&Url::parse(&other.url("/export/file", "4.0")).unwrap(), &options).ok()
+                open(&NfsUrl::parse(&other.url("/export/file", "4.0")).unwrap(), &options).ok()
             })
             .collect();
         assert_eq!(other.ports().iter().filter(|port| **port < 1024).count(), 359);

@@ -13,7 +13,7 @@ use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::of_mount;
-use forebay_nfs::{NfsFile, Options, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, open};
 
 const LEN: usize = 8 << 20;
 
@@ -33,7 +33,7 @@ fn refuse_high_ports(server: &Arc<Server>) {
 }
 
 fn mounted(server: &Server) -> MountTarget {
-    let url = Url::parse(&server.url("/export/file", "3")).unwrap();
+    let url = NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
     let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
     let mount = KernelMount {
@@ -123,7 +123,7 @@ fn threads_of_another_network_namespace_make_no_connection() {
         let file = if is_mounted {
             of_mount(&mounted(&server), &options()).unwrap()
         } else {
-            open(&Url::parse(&server.url("/export/file", "3")).unwrap(), &options()).unwrap()
+            open(&NfsUrl::parse(&server.url("/export/file", "3")).unwrap(), &options()).unwrap()
         };
         let before = server.connections();
         let elsewhere = std::thread::scope(|scope| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Lie, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, open};
 use forebay_verbs::Kind;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -38,7 +38,7 @@ fn bed(bytes: &[u8]) -> (Fake, Arc<Server>, Placing) {
 }
 
 fn opened(server: &Server, version: &str, fake: &Fake) -> NfsFile {
-    open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options(fake)).unwrap()
+    open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options(fake)).unwrap()
 }
 
 fn read(file: &NfsFile, offset: usize, len: usize) -> Result<Vec<u8>> {
@@ -103,7 +103,7 @@ fn lies_cost_a_connection_and_no_byte() {
         ] {
             let (fake, server, placing) = bed(&bytes);
             let options = Options { silence: Duration::from_millis(300), ..options(&fake) };
-            let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+            let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
             placing.lie(lie);
             assert!(read(&file, 0, LEN).unwrap() == bytes, "{version} {lie:?}");
             if lie == Lie::Late {
@@ -136,7 +136,7 @@ fn every_word_of_a_message_may_lie() {
         let (fake, server, placing) = bed(&bytes);
         let short = Duration::from_millis(200);
         let options = Options { connections: 1, silence: short, deadline: short * 4, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         for at in (0..200).step_by(4) {
             for more in [1, u32::MAX, 0x8000_0000] {
                 placing.lie(Lie::Word(at, more));
@@ -160,7 +160,7 @@ fn no_more_calls_are_under_way_than_the_server_takes() {
     for version in VERSIONS {
         let (fake, server, placing) = bed(&bytes);
         let options = Options { connections: 1, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, bytes.len()).unwrap() == bytes);
         for (granted, most) in [(3, 3), (1, 1), (0, 1)] {
             // From the reply to this call on.
@@ -182,7 +182,7 @@ fn a_server_without_room_for_what_it_granted_costs_a_connection() {
         // It grants four calls, and has room for one.
         placing.receives(1);
         let options = Options { connections: 1, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}");
         assert!(file.client().traffic().connections > 1, "{version}");
         placing.receives(64);
@@ -212,7 +212,7 @@ fn memory_that_was_given_back_is_not_reached_any_more() {
         let (fake, server, placing) = bed(&pattern(LEN));
         let (silence, deadline) = (Duration::from_millis(100), Duration::from_millis(300));
         let options = Options { silence, deadline, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         // The server writes when the caller has given up.
         let late = What::Delay(Duration::from_secs(1));
         fake.inject(Cut::on(Side::Server, Kind::Write, late).times(1000));
@@ -255,7 +255,7 @@ fn a_key_that_cannot_be_ended_costs_the_connection() {
     for version in VERSIONS {
         let (fake, server, placing) = bed(&pattern(LEN));
         let options = Options { connections: 1, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         // The attempt behind the connection's end fails, too: the key stays for good.
         fake.refuse_deregistrations(2);
         placing.lie(Lie::Late);
@@ -316,7 +316,7 @@ fn calls_wait_for_each_others_locked_memory() {
         // Other options make another client.
         let (options, mut other) = (options(&fake), options(&fake));
         (other.rdma, other.connections) = (options.rdma.clone(), 1);
-        let url = Url::parse(&server.url("/export/file", version)).unwrap();
+        let url = NfsUrl::parse(&server.url("/export/file", version)).unwrap();
         let files = [open(&url, &options).unwrap(), open(&url, &other).unwrap()];
         fake.limit_locked(ROOM_FOR_ONE);
         std::thread::scope(|scope| {
@@ -338,7 +338,7 @@ fn a_call_does_not_wait_for_locked_memory_for_ever() {
     let (fake, server, _placing) = bed(&pattern(LEN));
     let (patient, mut hasty) = (options(&fake), options(&fake));
     (hasty.rdma, hasty.silence) = (patient.rdma.clone(), Duration::from_millis(500));
-    let url = Url::parse(&server.url("/export/file", "3")).unwrap();
+    let url = NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
     let (holder, starved) = (open(&url, &patient).unwrap(), open(&url, &hasty).unwrap());
     assert!(read(&starved, 0, 9).unwrap() == pattern(LEN)[..9]);
     fake.limit_locked(ROOM_FOR_ONE);
@@ -366,7 +366,7 @@ fn a_connection_without_locked_memory_leaves_its_calls_to_the_others() {
         server.limit(64 << 10);
         let idle = Duration::from_secs(1);
         let options = Options { connections: 4, idle, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, 9).unwrap() == bytes[..9]);
         fake.limit_locked(ROOM_FOR_CALLS);
         std::thread::scope(|scope| {
@@ -392,7 +392,7 @@ fn where_no_connection_has_locked_memory_that_is_told_at_once() {
     for version in VERSIONS {
         let (fake, server, _placing) = bed(&pattern(LEN));
         let options = Options { connections: 4, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         let domain = file.client().domain().unwrap();
         fake.limit_locked(1000);
         let began = Instant::now();
@@ -413,7 +413,7 @@ fn a_silent_server_is_told_as_such_where_calls_wait_for_memory() {
         let (fake, server, _placing) = bed(&pattern(LEN));
         let (silence, deadline) = (Duration::from_millis(300), Duration::from_millis(900));
         let options = Options { connections: 1, silence, deadline, ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, 9).unwrap() == pattern(9), "{version}");
         fake.limit_locked(ROOM_FOR_ONE);
         server.faults(|seen| (seen.asked == Asked::Read).then_some(fake_nfs::Fault::NoReply));
@@ -431,7 +431,7 @@ fn messages_to_calls_that_were_not_made_are_no_sign_of_life() {
             let (fake, server, _placing) = bed(&pattern(1000));
             let (silence, deadline) = (Duration::from_millis(400), Duration::from_millis(1500));
             let options = Options { connections: 1, silence, deadline, ..options(&fake) };
-            let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+            let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
             server.faults(move |seen| (seen.asked == Asked::Read).then_some(fake_nfs::Fault::Flood(pause)));
             let (tell, told) = std::sync::mpsc::sync_channel(1);
             let reads = file.clone();
@@ -456,7 +456,7 @@ fn a_server_that_is_gone_without_a_word_is_noticed_before_it_is_silent() {
     let gone = |version, kind| {
         let (fake, server, _placing) = bed(&bytes);
         let options = Options { silence: Duration::from_secs(12), ..options(&fake) };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         fake.inject(Cut::on(Side::Server, kind, What::Vanish).after(1));
         let began = Instant::now();
         assert!(read(&file, 0, LEN).unwrap() == bytes, "{version} {kind:?}");
@@ -532,7 +532,7 @@ fn connections_that_break_cost_no_byte() {
                 let (fake, server, _placing) = bed(&bytes);
                 let options = Options { silence: Duration::from_millis(300), ..options(&fake) };
                 let file =
-                    open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+                    open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
                 fake.inject(Cut::on(side, kind, what).after(after));
                 let got = read(&file, 0, LEN);
                 assert!(got.is_ok_and(|got| got == bytes), "{version} {side:?} {kind:?} {what:?} {after}");
@@ -569,7 +569,7 @@ fn writes_survive_what_breaks() {
 fn a_device_that_is_removed_ends_the_request_in_time() {
     let (fake, server, _placing) = bed(&pattern(LEN));
     let options = Options { deadline: Duration::from_millis(800), ..options(&fake) };
-    let file = open(&Url::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap();
+    let file = open(&NfsUrl::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap();
     assert!(read(&file, 0, LEN).unwrap() == pattern(LEN));
     fake.remove_device("fake0");
     assert_eq!(read(&file, 0, LEN).unwrap_err().kind(), ErrorKind::Timeout);
@@ -584,13 +584,13 @@ fn a_server_without_rdma_is_told_when_the_file_is_opened() {
     if let Some(rdma) = &mut options.rdma {
         rdma.port = 1;
     }
-    let error = open(&Url::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap_err();
+    let error = open(&NfsUrl::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap_err();
     assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Rejected), "{error:?}");
     assert!(error.hints().iter().any(|hint| hint == "FOREBAY_NFS=tcp"));
     // The error is that of the version that the server speaks, not of those that were tried before it.
     server.versions(true, None);
     let port = server.address().port();
-    let url = Url::parse(&format!("nfs://127.0.0.1:{port}/export/file?mountport={port}")).unwrap();
+    let url = NfsUrl::parse(&format!("nfs://127.0.0.1:{port}/export/file?mountport={port}")).unwrap();
     let error = open(&url, &options).unwrap_err();
     assert_eq!(forebay_verbs::Why::of(&error), Some(forebay_verbs::Why::Rejected), "{error:?}");
 }

@@ -4,7 +4,7 @@
 
 use fake_nfs::{Asked, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsFile, Options, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
@@ -13,7 +13,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 fn opened(server: &Server, path: &str, version: &str, options: &Options) -> NfsFile {
-    open(&Url::parse(&server.url(path, version)).unwrap(), options).unwrap()
+    open(&NfsUrl::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 
 #[test]
@@ -97,14 +97,15 @@ fn the_first_version_tried_that_the_server_speaks_is_used() {
         server.versions(three, four);
         server.put("/x/file", pattern(10));
         let port = server.address().port();
-        let url = Url::parse(&format!("nfs://127.0.0.1:{port}/x/file?mountport={port}")).unwrap();
+        let url = NfsUrl::parse(&format!("nfs://127.0.0.1:{port}/x/file?mountport={port}")).unwrap();
         let file = open(&url, &Options::default()).unwrap();
         assert_eq!(file.client().version().to_string(), expected);
     }
     let server = Server::start();
     server.versions(true, None);
     server.put("/x/file", pattern(10));
-    let error = open(&Url::parse(&server.url("/x/file", "4.1")).unwrap(), &Options::default()).unwrap_err();
+    let error =
+        open(&NfsUrl::parse(&server.url("/x/file", "4.1")).unwrap(), &Options::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
 }
 
@@ -113,8 +114,9 @@ fn what_cannot_be_opened_says_why() {
     let server = Server::start();
     server.put("/x/file", pattern(10));
     for version in VERSIONS {
-        let of =
-            |path| open(&Url::parse(&server.url(path, version)).unwrap(), &Options::default()).unwrap_err();
+        let of = |path| {
+            open(&NfsUrl::parse(&server.url(path, version)).unwrap(), &Options::default()).unwrap_err()
+        };
         assert_eq!(of("/x/other").kind(), ErrorKind::NotFound, "{version}");
         assert_eq!(of("/y/file").kind(), ErrorKind::NotFound, "{version}");
         assert_eq!(of("/x").kind(), ErrorKind::IsDirectory, "{version}");
@@ -123,10 +125,10 @@ fn what_cannot_be_opened_says_why() {
         let server = Server::start();
         server.url("/x/file", "4.1")
     };
-    let error = open(&Url::parse(&gone).unwrap(), &Options::default()).unwrap_err();
+    let error = open(&NfsUrl::parse(&gone).unwrap(), &Options::default()).unwrap_err();
     assert!(error.to_string().starts_with("cannot connect to the server: Connection refused"), "{error}");
     assert!(error.hints()[0].starts_with("nothing listens on port"), "{error:?}");
-    let url = Url::parse("nfs://no-such-host.invalid/x").unwrap();
+    let url = NfsUrl::parse("nfs://no-such-host.invalid/x").unwrap();
     let error = open(&url, &Options::default()).unwrap_err();
     assert_eq!(
         error.to_string(),

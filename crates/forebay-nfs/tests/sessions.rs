@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::Result;
-use forebay_nfs::{NfsFile, Options, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, open};
 
 const LEN: usize = 3_500_001;
 
@@ -36,7 +36,7 @@ fn started(bytes: &[u8]) -> Server {
 }
 
 fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
-    open(&Url::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
+    open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
 fn read(file: &NfsFile, len: usize) -> Result<Vec<u8>> {

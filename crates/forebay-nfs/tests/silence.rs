@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, NfsFile, Options, Url, open, probe};
+use forebay_nfs::{Direction, NfsFile, NfsUrl, Options, open, probe};
 use forebay_remote::silence::silent;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -53,7 +53,7 @@ fn what_is_queued_behind_calls_to_a_silent_server_ends_with_them() {
 fn all_end(version: &str, is_gone: bool) {
     let server = Server::start();
     server.put("/export/file", vec![7; PIECE * REQUESTS]);
-    let url = Url::parse(&server.url("/export/file", version)).unwrap();
+    let url = NfsUrl::parse(&server.url("/export/file", version)).unwrap();
     let file = open(&url, &options()).unwrap();
     server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
     let mut server = Some(server);
@@ -89,7 +89,7 @@ fn what_is_asked_for_after_questions_were_given_up_has_some_time() {
             scope.spawn(move || {
                 let server = Server::start();
                 server.put("/export/file", vec![7; PIECE]);
-                let url = Url::parse(&server.url("/export/file", version)).unwrap();
+                let url = NfsUrl::parse(&server.url("/export/file", version)).unwrap();
                 let file = open(&url, &options()).unwrap();
                 server.faults(|seen| (seen.asked == Asked::Other).then_some(Fault::NoReply));
                 for round in 0..3 {
@@ -113,7 +113,7 @@ fn a_silence_is_told_after_ten_seconds_also_where_a_connection_was_idle() {
     let (server, name) = (Server::start(), "127.0.0.9");
     server.listen_at(name.parse().unwrap()).unwrap();
     server.put("/export/file", vec![7; PIECE]);
-    let url = Url::parse(&server.url("/export/file", "3").replacen("127.0.0.1", name, 1)).unwrap();
+    let url = NfsUrl::parse(&server.url("/export/file", "3").replacen("127.0.0.1", name, 1)).unwrap();
     let (silence, deadline) = (Duration::from_secs(25), Duration::from_secs(25));
     let file = open(&url, &Options { connections: 1, silence, deadline, ..options() }).unwrap();
     assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 100);
@@ -150,7 +150,7 @@ fn a_server_that_has_never_answered_is_given_up_soon_and_named() {
         let text = format!("{name}?version={version}{mount}");
         let began = Instant::now();
         let options = Options { first_answer: Duration::from_secs(2), ..Options::default() };
-        let error = open(&Url::parse(&text).unwrap(), &options).unwrap_err();
+        let error = open(&NfsUrl::parse(&text).unwrap(), &options).unwrap_err();
         // Once: not again for each part of the path.
         assert!(began.elapsed() < Duration::from_millis(3900), "{version} {:?}", began.elapsed());
         assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -169,7 +169,7 @@ fn a_server_that_has_never_answered_is_given_up_soon_and_named() {
 fn a_probe_of_a_server_that_never_answers_ends_soon() {
     let (_listener, port) = mute();
     let began = Instant::now();
-    let url = Url::parse(&format!("nfs://127.0.0.1:{port}/export/file")).unwrap();
+    let url = NfsUrl::parse(&format!("nfs://127.0.0.1:{port}/export/file")).unwrap();
     let error = probe(&url, &Options::default()).unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert!(error.to_string().contains(&format!("address=127.0.0.1:{port}")), "{error}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::{FileState, NfsVersion};
-use forebay_nfs::{NfsFile, Options, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, open};
 
 const LEN: usize = 3_500_001;
 
@@ -21,7 +21,7 @@ fn each(test: impl Fn(&Server, &NfsFile, &[u8])) {
         let server = Server::start();
         server.put("/export/file", bytes.clone());
         let options = Options { connections: 2, depth: 3, ..Options::default() };
-        let file = open(&Url::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
+        let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         println!("{version}");
         test(&server, &file, &bytes);
     }
@@ -102,7 +102,8 @@ fn a_server_that_asks_to_wait_for_the_state_is_asked_again() {
         assert_eq!(file.client().traffic().waited, 3);
         // Not for ever.
         let options = Options { deadline: Duration::from_millis(300), ..Options::default() };
-        let url = Url::parse(&server.url("/export/file", &file.client().version().to_string()[1..])).unwrap();
+        let url =
+            NfsUrl::parse(&server.url("/export/file", &file.client().version().to_string()[1..])).unwrap();
         server.delay_states(u64::MAX);
         let error = read_in(&open(&url, &options).unwrap(), state, 0, 100).unwrap_err();
         assert_eq!(

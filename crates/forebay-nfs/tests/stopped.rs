@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{Error, ErrorKind};
-use forebay_nfs::{NfsFile, Options, RdmaOptions, Url, open};
+use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, open};
 use forebay_remote::stop::stop_waiting;
 use forebay_verbs::{Fabric, Kind};
 
@@ -42,7 +42,7 @@ fn read(file: &NfsFile) -> Result<usize, Error> {
 fn what_waits_ends_when_it_is_to_stop() {
     let (fake, server) = (Fake::new(), Arc::new(Server::start()));
     server.put("/export/file", vec![7; LEN]);
-    let url = Url::parse(&server.url("/export/file", "3")).unwrap();
+    let url = NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
     let by = |to: &str| Some(RdmaOptions::by(Arc::new(fake.clone()), to.parse().unwrap()));
     let options = |rdma: &Option<RdmaOptions>| Options {
         connections: 1,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::FileKind;
-use forebay_nfs::{Options, Url};
+use forebay_nfs::{NfsUrl, Options};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
@@ -28,7 +28,7 @@ pub(crate) fn names(location: PathBuf) -> PyResult<Vec<String>> {
 }
 
 pub(crate) fn state_of(location: &Path) -> Result<State> {
-    let url = Url::parse(location)?;
+    let url = NfsUrl::parse(location)?;
     let config = Config::from_env()?;
     let further = config.nfs_servers.of(&[&url.server]);
     let options = Options { connections: config.nfs_connections, further, ..Options::default() };

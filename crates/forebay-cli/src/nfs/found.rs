@@ -5,7 +5,7 @@ use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
 use forebay_error::{Error, Result};
 use forebay_nfs::probe::{ProbeRate, ServerProbe};
-use forebay_nfs::{Options, RdmaOptions, Url, probe};
+use forebay_nfs::{NfsUrl, Options, RdmaOptions, probe};
 use serde_json::{Value, json};
 
 use super::gpu::{self, Placed};
@@ -13,7 +13,7 @@ use super::nic::{self, Nic};
 
 /// What a server does for a file.
 pub(super) struct Found {
-    pub(super) url: Url,
+    pub(super) url: NfsUrl,
     pub(super) probe: ServerProbe,
     /// This machine's RDMA devices; `None` where no byte came by RDMA, whose reason is told.
     pub(super) nics: Option<Result<Vec<Nic>>>,
@@ -24,7 +24,7 @@ pub(super) struct Found {
 impl Found {
     /// Looks: over TCP by 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says, and by RDMA (this machine's, or that of a test).
     pub(super) fn look(
-        url: &Url,
+        url: &NfsUrl,
         options: &Options,
         session: impl FnOnce() -> Result<Session>,
     ) -> Result<Self> {
@@ -32,7 +32,7 @@ impl Found {
         let (mut nics, mut gpus) = (None, None);
         if let Some(Ok(rate)) = &probe.rdma {
             let rdma = options.rdma.clone().map_or_else(RdmaOptions::of_machine, Ok)?;
-            let only = Url { versions: vec![rate.version], ..url.clone() };
+            let only = NfsUrl { versions: vec![rate.version], ..url.clone() };
             nics = Some(nic::all(&rdma, probe.nic.as_ref()));
             let options = Options { rdma: Some(rdma), ..options.clone() };
             gpus = Some(session().and_then(|session| gpu::place(&session, &only, &options)));
@@ -129,7 +129,7 @@ mod tests {
     use fake_verbs::Fake;
     use forebay_config::Config;
     use forebay_engine::Session;
-    use forebay_nfs::{RdmaOptions, Url};
+    use forebay_nfs::{NfsUrl, RdmaOptions};
 
     use super::super::gpu::only_rdma;
     use super::super::{say, url};
@@ -161,7 +161,7 @@ mod tests {
 
     impl Here {
         fn look(&self) -> Found {
-            let url = Url::parse(&self.server.url("/export/file", "4.1")).unwrap();
+            let url = NfsUrl::parse(&self.server.url("/export/file", "4.1")).unwrap();
             let rdma = RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
             Found::look(&url, &Options { rdma: Some(rdma), ..Options::default() }, || {
                 Session::with_config(only_rdma(Config::default()))

@@ -8,7 +8,7 @@ use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::NfsSource;
 use forebay_nfs::probe::{ProbeRate, cpu_time};
-use forebay_nfs::{Options, Url, open};
+use forebay_nfs::{NfsUrl, Options, open};
 
 /// Bytes that are read at most.
 const BYTES: u64 = 256 << 20;
@@ -33,7 +33,7 @@ pub(super) fn only_rdma(config: Config) -> Config {
 }
 
 /// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.
-pub(super) fn place(session: &Session, url: &Url, options: &Options) -> Result<Vec<Placed>> {
+pub(super) fn place(session: &Session, url: &NfsUrl, options: &Options) -> Result<Vec<Placed>> {
     let gpus = &session.devices().gpus;
     if gpus.is_empty() {
         return Ok(Vec::new());
@@ -79,7 +79,7 @@ fn three_times(
 }
 
 /// The begin of the file, over TCP.
-fn expected(url: &Url) -> Result<Vec<u8>> {
+fn expected(url: &NfsUrl) -> Result<Vec<u8>> {
     let file = open(url, &Options::default())?;
     let mut bytes = vec![0; file.attributes()?.size.min(BYTES) as usize];
     let got = file.read_at(&mut bytes, 0)?;

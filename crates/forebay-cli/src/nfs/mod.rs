@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs, elsewhere};
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_nfs::handle::{FileAttributes, FileKind};
-use forebay_nfs::{LeftOutAddress, Options, Url};
+use forebay_nfs::{LeftOutAddress, NfsUrl, Options};
 
 use crate::console::{Console, Failure};
 use crate::json_file::JsonFile;
@@ -21,11 +21,11 @@ use gpu::Placed;
 
 /// The error of a command that reads by a path alone, given a URL or what is meant to be one; `None` for a path.
 pub(crate) fn not_a_path(command: &str, path: &Path) -> Option<Error> {
-    let url = if Url::is_one(path) {
+    let url = if NfsUrl::is_one(path) {
         // As it can be typed.
-        Url::parse(path).map_or_else(|_| path.display().to_string(), |url| url.to_string())
+        NfsUrl::parse(path).map_or_else(|_| path.display().to_string(), |url| url.to_string())
     } else {
-        Url::meant(path).filter(|_| !path.exists())?
+        NfsUrl::meant(path).filter(|_| !path.exists())?
     };
     Some(
         Error::new(
@@ -90,19 +90,19 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
 }
 
 /// A URL, or what `mount` would take.
-fn url(what: &OsStr) -> Result<Url> {
+fn url(what: &OsStr) -> Result<NfsUrl> {
     let path = Path::new(what);
-    if Url::is_one(path) {
-        return Url::parse(what);
+    if NfsUrl::is_one(path) {
+        return NfsUrl::parse(what);
     }
-    elsewhere::check_read(path).map_err(|error| match Url::meant(path) {
+    elsewhere::check_read(path).map_err(|error| match NfsUrl::meant(path) {
         Some(url) => error.hint(format!("a server of that name: {}", quoted(&url))),
         None => error,
     })?;
     let text = what.to_string_lossy();
     let is_scheme = text.get(..4).is_some_and(|begin| begin.eq_ignore_ascii_case("nfs:"));
-    match Url::meant(path) {
-        Some(url) if !is_scheme => Url::parse(&url),
+    match NfsUrl::meant(path) {
+        Some(url) if !is_scheme => NfsUrl::parse(&url),
         meant => {
             let error = Error::new(ErrorKind::InvalidInput, format!("not a path of a server: {text:?}"));
             Err(error

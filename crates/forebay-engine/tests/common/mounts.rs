@@ -16,7 +16,7 @@ use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{MountFacts, MountedFile, Options, RdmaOptions, Url};
+use forebay_nfs::{MountFacts, MountedFile, NfsUrl, Options, RdmaOptions};
 use forebay_source::{Beside, BesideFile, register_beside};
 
 use crate::common::{Scratch, disk, pattern};
@@ -30,7 +30,7 @@ pub const PATH: &str = "/export/file";
 pub struct Facts {
     pub mount: KernelMount,
     /// The file on the server, by its URL.
-    pub url: Url,
+    pub url: NfsUrl,
     pub fabric: Fake,
     /// What the kernel says instead.
     pub refuses: Option<&'static str>,
@@ -170,7 +170,7 @@ impl Place {
             sizes: (1 << 20, 1 << 20),
             is_read_only: false,
         };
-        let url = Url::parse(&self.server.url(PATH, "3")).unwrap();
+        let url = NfsUrl::parse(&self.server.url(PATH, "3")).unwrap();
         let fabric = self.fabric.clone();
         Facts {
             mount,

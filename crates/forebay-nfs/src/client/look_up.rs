@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::client::clients::{self, KnownServer};
 use crate::client::mountd::mount;
 use crate::client::nfs_client::NfsClient;
-use crate::client::url::Url;
+use crate::client::url::NfsUrl;
 use crate::network::connect::is_unreached;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out;
@@ -40,7 +40,7 @@ pub(crate) fn facts(server: &NfsServer, handle: &NfsHandle) -> Result<(FileAttri
 }
 
 /// What a path of a server is, in the server's version.
-pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
+pub(crate) fn look_up(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     match server.version {
         NfsVersion::V3 => look_up_v3(url, server),
         NfsVersion::V4(_) => look_up_v4(url, server),
@@ -49,7 +49,7 @@ pub(crate) fn look_up(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileA
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
 
-fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
+fn look_up_v4(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     let doing = "cannot open file";
     server.renew(0)?;
     let names = url.names();
@@ -85,7 +85,7 @@ fn look_up_v4(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttribute
 
 // ---- version 3 --------------------------------------------------------------------------------------------------
 
-fn look_up_v3(url: &Url, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
+fn look_up_v3(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
     let names = url.names().len();
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.
@@ -106,7 +106,7 @@ fn limits_v3(server: &NfsServer, handle: &NfsHandle) -> Result<CallLimits> {
 }
 
 /// Mounts at most `most` names of the path, and looks up the others.
-fn look_up_below(url: &Url, server: &NfsServer, most: usize) -> Result<(NfsHandle, FileAttributes)> {
+fn look_up_below(url: &NfsUrl, server: &NfsServer, most: usize) -> Result<(NfsHandle, FileAttributes)> {
     let doing = "cannot open file";
     let (mut handle, rest) = mount(url, server, most)?;
     for name in rest {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::endpoint::resolve;
 
-use crate::client::url::{EscapedPath, Url};
+use crate::client::url::{EscapedPath, NfsUrl};
 use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
 use crate::network::options::Options;
@@ -79,7 +79,11 @@ fn call(mountd: &mut Exchange, server: &NfsServer, path: &[u8]) -> Result<Result
 }
 
 /// Mounts the longest part of the path, of at most `most` names, that the server exports. Returns its handle, and the names below it.
-pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result<(NfsHandle, Vec<&'a [u8]>)> {
+pub(crate) fn mount<'a>(
+    url: &'a NfsUrl,
+    server: &NfsServer,
+    most: usize,
+) -> Result<(NfsHandle, Vec<&'a [u8]>)> {
     let port = match url.mount_port {
         Some(port) => port,
         None => port_of_mountd(url, server)?,
@@ -115,7 +119,7 @@ pub(crate) fn mount<'a>(url: &'a Url, server: &NfsServer, most: usize) -> Result
     Err(error.hint(format!("showmount -e {} lists the exports", url.server)))
 }
 
-fn port_of_mountd(url: &Url, server: &NfsServer) -> Result<u16> {
+fn port_of_mountd(url: &NfsUrl, server: &NfsServer) -> Result<u16> {
     let ask = |program: RpcProgram| {
         let addresses = resolve(&url.server, 111)?;
         // It takes calls from any port.

@@ -9,7 +9,7 @@ use crate::client::clients::{KnownServer, known};
 use crate::client::file::NfsFile;
 use crate::client::look_up::{client_of, look_up};
 use crate::client::nfs_client::NfsClient;
-use crate::client::url::Url;
+use crate::client::url::NfsUrl;
 pub use crate::network::connect::is_unreached;
 use crate::network::exchange::NO_ANSWER;
 use crate::network::options::Options;
@@ -20,7 +20,7 @@ use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, NfsVersion};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
-pub fn open(url: &Url, options: &Options) -> Result<NfsFile> {
+pub fn open(url: &NfsUrl, options: &Options) -> Result<NfsFile> {
     let found = find(url, options).map_err(|error| {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
@@ -58,7 +58,7 @@ pub struct UrlTarget {
 }
 
 /// Finds what a URL names. Versions are tried in the URL's order; the error is that of the version that came furthest.
-pub fn find(url: &Url, options: &Options) -> Result<UrlTarget> {
+pub fn find(url: &NfsUrl, options: &Options) -> Result<UrlTarget> {
     let options = options.clone().checked();
     let mut told: Option<Error> = None;
     for version in &url.versions {
@@ -87,7 +87,7 @@ fn better(first: Error, second: Error) -> Error {
     if first.kind() == ErrorKind::Unsupported { second } else { first }
 }
 
-fn find_as(url: &Url, version: NfsVersion, options: &Options) -> Result<UrlTarget> {
+fn find_as(url: &NfsUrl, version: NfsVersion, options: &Options) -> Result<UrlTarget> {
     let known = if let Some(known) = known((&url.server, url.port), version, options) {
         known
     } else {
@@ -103,7 +103,7 @@ fn find_as(url: &Url, version: NfsVersion, options: &Options) -> Result<UrlTarge
 }
 
 /// The error with its URL, and with what to look at where it does not say.
-fn at(url: &Url, error: Error) -> Error {
+fn at(url: &NfsUrl, error: Error) -> Error {
     let error = error.with("url", url);
     if !error.hints().is_empty() {
         return error;

@@ -8,7 +8,7 @@ use forebay_verbs::Device;
 
 use crate::client::file::NfsFile;
 use crate::client::open::{UrlTarget, find, is_unreached, open};
-use crate::client::url::Url;
+use crate::client::url::NfsUrl;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
 use crate::network::options::{Options, RdmaOptions};
@@ -94,11 +94,11 @@ const PIECE: usize = 4 << 20;
 
 /// Asks a server about a path, in all versions of the URL, and reads it if it is a file. By RDMA it goes by the fabric of the options, else
 /// by this machine's.
-pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
+pub fn probe(url: &NfsUrl, options: &Options) -> Result<ServerProbe> {
     let options = &Options { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
     let (mut versions, mut addresses) = (Vec::new(), None);
     for version in &url.versions {
-        let only = Url { versions: vec![*version], ..url.clone() };
+        let only = NfsUrl { versions: vec![*version], ..url.clone() };
         let found = find(&only, &Options { rdma: None, ..options.clone() });
         let found = found.map(|UrlTarget { client, attributes, .. }| {
             addresses.get_or_insert_with(|| (client.addresses_in_use(), client.left_out()));
@@ -121,7 +121,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
     };
     let (mut rates, mut rdma, mut nic) = (Vec::new(), None, None);
     if attributes.kind == FileKind::Regular && attributes.size > 0 {
-        let url = Url { versions: vec![version], ..url.clone() };
+        let url = NfsUrl { versions: vec![version], ..url.clone() };
         let mut first = vec![0; attributes.size.min(BYTES) as usize];
         for connections in [1, 4, 8] {
             let options = Options { connections, rdma: None, ..options.clone() };
@@ -140,7 +140,7 @@ pub fn probe(url: &Url, options: &Options) -> Result<ServerProbe> {
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.
-fn rate(url: &Url, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Result<ProbeRate> {
+fn rate(url: &NfsUrl, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Result<ProbeRate> {
     let file = open(url, options)?;
     let mut place = vec![0; first.len()];
     let (mut best, mut spent) = (Duration::MAX, Duration::ZERO);

@@ -12,7 +12,7 @@ use crate::protocol::handle::NfsVersion;
 
 /// A file of a server, as a user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Url {
+pub struct NfsUrl {
     /// The server's name or address.
     pub server: String,
     /// Its port.
@@ -39,7 +39,7 @@ const VERSIONS: &str = "version=3, 4.0, 4.1, 4.2, or 4 for 4.1 and then 4.0";
 const MARK: &str =
     "a ? in a name is %3F; behind a ? stand version=3|4|4.0|4.1|4.2 and mountport=PORT, joined by &";
 
-impl Url {
+impl NfsUrl {
     /// Whether a path is meant to be one.
     pub fn is_one(path: &Path) -> bool {
         let bytes = path.as_os_str().as_encoded_bytes();
@@ -205,7 +205,7 @@ impl fmt::Display for EscapedPath<'_> {
     }
 }
 
-impl Url {
+impl NfsUrl {
     /// The same with a word in place of the port, for hints.
     pub(crate) fn with_port(&self, port: &str) -> String {
         let open = if self.server.contains(':') { ("[", "]") } else { ("", "") };
@@ -233,7 +233,7 @@ impl Url {
 }
 
 /// As it can be typed again, in quotes where it has options: read, it is the same.
-impl fmt::Display for Url {
+impl fmt::Display for NfsUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = if self.port == PORT { String::new() } else { self.port.to_string() };
         f.write_str(&self.with_port(&port))
@@ -262,7 +262,7 @@ mod tests {
             })
     }
 
-    fn urls() -> impl Strategy<Value = Url> {
+    fn urls() -> impl Strategy<Value = NfsUrl> {
         let servers =
             prop_oneof!["[a-z][a-z0-9.-]{0,12}", Just("fd00::1".to_owned()), Just("fe80::1%eth0".to_owned())];
         let versions = prop_oneof![
@@ -275,7 +275,7 @@ mod tests {
         (servers, port, paths(), versions, proptest::option::of(1u16..)).prop_map(
             |(server, port, path, versions, mount_port)| {
                 let mount_port = mount_port.filter(|_| versions.contains(&NfsVersion::V3));
-                Url { server, port, path, versions, mount_port }
+                NfsUrl { server, port, path, versions, mount_port }
             },
         )
     }
@@ -285,22 +285,22 @@ mod tests {
         fn what_is_printed_can_be_typed_again(url in urls()) {
             let printed = url.to_string();
             prop_assert!(!printed.contains([' ', '\n', '\'', '#', '$']), "{printed:?}");
-            prop_assert_eq!(Url::parse(&printed).unwrap(), url, "{}", printed);
+            prop_assert_eq!(NfsUrl::parse(&printed).unwrap(), url, "{}", printed);
         }
 
         /// What `mount` takes, too.
         #[test]
         fn what_is_meant_can_be_typed(path in paths()) {
             let given = [b"server:", path.as_slice()].concat();
-            let meant = Url::meant(Path::new(OsStr::from_bytes(&given)));
+            let meant = NfsUrl::meant(Path::new(OsStr::from_bytes(&given)));
             let is_one = !path.starts_with(b"//");
-            prop_assert_eq!(meant.map(|url| Url::parse(&url).unwrap().path), is_one.then_some(path));
+            prop_assert_eq!(meant.map(|url| NfsUrl::parse(&url).unwrap().path), is_one.then_some(path));
         }
 
         #[test]
         fn what_is_read_is_printed_so_that_it_is_read_alike(text in "nfs://\\PC{0,40}") {
-            if let Ok(url) = Url::parse(&text) {
-                prop_assert_eq!(Url::parse(&url.to_string()).unwrap(), url);
+            if let Ok(url) = NfsUrl::parse(&text) {
+                prop_assert_eq!(NfsUrl::parse(&url.to_string()).unwrap(), url);
             }
         }
     }
@@ -314,37 +314,37 @@ mod tests {
             "nfs://server/x?mountport=7",
             "nfs://server/",
         ] {
-            assert_eq!(Url::parse(text).unwrap().to_string(), text);
+            assert_eq!(NfsUrl::parse(text).unwrap().to_string(), text);
         }
-        let url = Url::parse("nfs://[fd00::1]/a%20b?version=4.1").unwrap();
+        let url = NfsUrl::parse("nfs://[fd00::1]/a%20b?version=4.1").unwrap();
         assert_eq!(url.with_port("PORT"), "nfs://[fd00::1]:PORT/a%20b?version=4.1");
     }
 
     #[test]
     fn urls_are_read() {
-        let url = Url::parse("nfs://server/export/a%20file").unwrap();
+        let url = NfsUrl::parse("nfs://server/export/a%20file").unwrap();
         assert_eq!(
             (url.server.as_str(), url.port, url.path.as_slice()),
             ("server", 2049, &b"/export/a file"[..])
         );
         assert_eq!(url.names(), [&b"export"[..], b"a file"]);
         assert_eq!(url.versions, ANY);
-        let url = Url::parse("nfs://[fe80::1]:111/x?version=3&mountport=20048").unwrap();
+        let url = NfsUrl::parse("nfs://[fe80::1]:111/x?version=3&mountport=20048").unwrap();
         assert_eq!((url.server.as_str(), url.port), ("fe80::1", 111));
         assert_eq!((url.versions, url.mount_port), (vec![NfsVersion::V3], Some(20048)));
-        assert_eq!(Url::parse("nfs://[fe80::1]:111/x").unwrap().to_string(), "nfs://[fe80::1]:111/x");
+        assert_eq!(NfsUrl::parse("nfs://[fe80::1]:111/x").unwrap().to_string(), "nfs://[fe80::1]:111/x");
     }
 
     #[test]
     fn any_name_that_a_server_has_is_named() {
         let printed = "nfs://server/export/caf%E9";
-        let url = Url::parse(printed).unwrap();
+        let url = NfsUrl::parse(printed).unwrap();
         assert_eq!((url.path.as_slice(), url.to_string().as_str()), (&b"/export/caf\xE9"[..], printed));
         let raw = OsStr::from_bytes(b"nfs://server/export/caf\xE9");
-        assert_eq!(Url::parse(raw).unwrap(), url);
+        assert_eq!(NfsUrl::parse(raw).unwrap(), url);
         let meant = OsStr::from_bytes(b"server:/export/caf\xE9");
-        assert_eq!(Url::meant(Path::new(meant)).as_deref(), Some(printed));
-        let wrong = Url::parse("nfs://server/%2").unwrap_err();
+        assert_eq!(NfsUrl::meant(Path::new(meant)).as_deref(), Some(printed));
+        let wrong = NfsUrl::parse("nfs://server/%2").unwrap_err();
         assert!(wrong.message().contains("% without two digits"), "{wrong}");
     }
 
@@ -352,18 +352,18 @@ mod tests {
     fn versions_are_named_as_mount_names_them() {
         for (text, version) in [("vers=4.0", "4.0"), ("vers=3", "3"), ("nfsvers=4.2", "4.2"), ("vers=4", "4")]
         {
-            let url = Url::parse(&format!("nfs://server/x?{text}")).unwrap();
+            let url = NfsUrl::parse(&format!("nfs://server/x?{text}")).unwrap();
             assert_eq!(url.to_string(), format!("nfs://server/x?version={version}"));
         }
-        let twice = Url::parse("nfs://server/x?vers=3&version=4").unwrap_err();
+        let twice = NfsUrl::parse("nfs://server/x?vers=3&version=4").unwrap_err();
         assert!(twice.message().contains("given twice"), "{twice}");
     }
 
     /// RFC 3986 §3.1: schemes are written in any case.
     #[test]
     fn schemes_are_taken_in_any_case() {
-        assert!(Url::is_one(Path::new("NFS://a/b")) && !Url::is_one(Path::new("nfs:/a")));
-        assert_eq!(Url::parse("Nfs://Server/B").unwrap(), Url::parse("nfs://Server/B").unwrap());
+        assert!(NfsUrl::is_one(Path::new("NFS://a/b")) && !NfsUrl::is_one(Path::new("nfs:/a")));
+        assert_eq!(NfsUrl::parse("Nfs://Server/B").unwrap(), NfsUrl::parse("nfs://Server/B").unwrap());
     }
 
     #[test]
@@ -374,18 +374,18 @@ mod tests {
             ("nfs:/server/export", "nfs://server/export"),
             ("NFS:server/export", "nfs://server/export"),
         ] {
-            assert_eq!(Url::meant(Path::new(path)).as_deref(), Some(url));
+            assert_eq!(NfsUrl::meant(Path::new(path)).as_deref(), Some(url));
         }
         for path in ["a:b", "/mnt/a:/b", "http://a/b", ":/b", "nfs:///x", "nfs:/a", "x"] {
-            assert_eq!(Url::meant(Path::new(path)), None, "{path}");
+            assert_eq!(NfsUrl::meant(Path::new(path)), None, "{path}");
         }
     }
 
     #[test]
     fn a_user_is_refused_with_the_url_without_it() {
-        let error = Url::parse("nfs://root@server/export/file").unwrap_err();
+        let error = NfsUrl::parse("nfs://root@server/export/file").unwrap_err();
         assert!(error.hints()[0].starts_with("nfs://server/export/file: "), "{error:?}");
-        let error = Url::parse("nfs://root@[fd00::1]:7/a%20b?version=3").unwrap_err();
+        let error = NfsUrl::parse("nfs://root@[fd00::1]:7/a%20b?version=3").unwrap_err();
         assert!(error.hints()[0].starts_with("nfs://[fd00::1]:7/a%20b?version=3: "), "{error:?}");
     }
 
@@ -412,7 +412,7 @@ mod tests {
             "nfs://root@a/b",
         ];
         for text in wrong {
-            let error = Url::parse(text).unwrap_err();
+            let error = NfsUrl::parse(text).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{text}");
             assert!(!error.hints().is_empty());
         }

@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::client::clients::{KnownServer, is_known, known};
 use crate::client::file::NfsFile;
 use crate::client::look_up::{client_of, facts, look_up};
-use crate::client::url::Url;
+use crate::client::url::NfsUrl;
 use crate::mounts::mount::{MountTarget, TargetName};
 use crate::network::options::Options;
 use crate::network::server::NfsServer;
@@ -70,7 +70,7 @@ fn of_mount_by(mounted: &MountTarget, options: Options) -> Result<NfsFile> {
         TargetName::Path(path) => {
             let (server_name, path, versions) =
                 (address.clone(), path.clone().into_bytes(), vec![mount.version]);
-            let url = Url { server: server_name, port, path, versions, mount_port: mount.mount_port };
+            let url = NfsUrl { server: server_name, port, path, versions, mount_port: mount.mount_port };
             look_up(&url, server)
         }
     })?;
