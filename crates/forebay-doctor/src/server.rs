@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, Result};
 use forebay_nfs::mount::{self, KernelMount, MountTarget};
-use forebay_nfs::{Options, RdmaOptions, open, portmap};
+use forebay_nfs::{NfsOptions, RdmaOptions, open, portmap};
 use forebay_verbs::Why;
 
 use crate::exercise::{Answer, Hinted, ServerAnswers};
@@ -107,7 +107,7 @@ fn handle(untold: Result<Option<String>>) -> Answer {
 }
 
 fn any_port(mounted: &MountTarget) -> Answer {
-    let options = Options { connections: 1, ..Options::default() }.within(LIMIT);
+    let options = NfsOptions { connections: 1, ..NfsOptions::default() }.within(LIMIT);
     match forebay_nfs::takes_any_port(mounted, &options) {
         Ok(true) => Answer::Yes(Hinted::new("the export takes calls from any port (insecure)")),
         Ok(false) => {

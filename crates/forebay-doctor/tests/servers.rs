@@ -12,7 +12,7 @@ use forebay_doctor::exercise::{Answer, Hinted, ServerAnswers};
 use forebay_doctor::server::{ServerRoutes, ask, ask_of_file};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{NfsUrl, Options, RdmaOptions, open};
+use forebay_nfs::{NfsOptions, NfsUrl, RdmaOptions, open};
 use forebay_verbs::Why;
 
 fn server() -> Arc<Server> {
@@ -33,7 +33,7 @@ fn refuse_high_ports(server: &Arc<Server>) {
 /// A file of the server, as the kernel has it on a mount.
 fn mounted(server: &Server) -> MountTarget {
     let url = NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
-    let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
+    let file = open(&url, &NfsOptions { connections: 1, ..NfsOptions::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
     let mount = KernelMount {
         server: "server".to_owned(),

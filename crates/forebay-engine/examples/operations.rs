@@ -125,7 +125,7 @@ fn on_server(path: &str) -> Outcome<forebay_nfs::NfsFile> {
     server.put("/export/file", std::fs::read(path)?);
     std::mem::forget(fake_nfs::Placing::start(&fake, server.clone()));
     let rdma = forebay_nfs::RdmaOptions::by(Arc::new(fake), fake_nfs::Placing::address());
-    let options = forebay_nfs::Options { connections: 1, rdma: Some(rdma), ..Default::default() };
+    let options = forebay_nfs::NfsOptions { connections: 1, rdma: Some(rdma), ..Default::default() };
     let url = forebay_nfs::NfsUrl::parse(&server.url("/export/file", "3"))?;
     Ok(forebay_nfs::open(&url, &options)?)
 }

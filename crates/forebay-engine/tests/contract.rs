@@ -114,7 +114,7 @@ fn on_nfs_by_rdma() -> Subject {
     server.put("/export/file", pattern(KEY, 0, LEN));
     let placing = fake_nfs::Placing::start(&fake, server.clone());
     let rdma = forebay_nfs::RdmaOptions::by(Arc::new(fake), fake_nfs::Placing::address());
-    let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..Default::default() };
+    let options = forebay_nfs::NfsOptions { connections: 2, rdma: Some(rdma), ..Default::default() };
     let url = forebay_nfs::NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
     let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
     Subject {

@@ -42,12 +42,12 @@ impl Place {
     }
 
     fn file_at(&self, path: &str, version: &str) -> File {
-        self.file_with(path, version, &forebay_nfs::Options::default())
+        self.file_with(path, version, &forebay_nfs::NfsOptions::default())
     }
 
-    fn file_with(&self, path: &str, version: &str, options: &forebay_nfs::Options) -> File {
+    fn file_with(&self, path: &str, version: &str, options: &forebay_nfs::NfsOptions) -> File {
         let rdma = forebay_nfs::RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
-        let options = forebay_nfs::Options { connections: 2, rdma: Some(rdma), ..options.clone() };
+        let options = forebay_nfs::NfsOptions { connections: 2, rdma: Some(rdma), ..options.clone() };
         let url = forebay_nfs::NfsUrl::parse(&self.server.url(path, version)).unwrap();
         let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
         File::from_source(Arc::new(source)).unwrap()
@@ -216,11 +216,11 @@ fn a_silence_of_the_server_is_in_the_receipt_of_what_it_held_up() {
     allow_dma_bufs();
     let (place, session) = (place(), session());
     let silence = Duration::from_millis(10_400);
-    let options = forebay_nfs::Options { silence, ..forebay_nfs::Options::default() };
+    let options = forebay_nfs::NfsOptions { silence, ..forebay_nfs::NfsOptions::default() };
     let placed = place.file_with(PATH, "3", &options);
     read(&session, &placed, &pattern(KEY, 0, LEN));
     let url = forebay_nfs::NfsUrl::parse(&place.server.url(PATH, "4.0")).unwrap();
-    let options = forebay_nfs::Options { connections: 1, ..forebay_nfs::Options::default() };
+    let options = forebay_nfs::NfsOptions { connections: 1, ..forebay_nfs::NfsOptions::default() };
     let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
     let requested = File::from_source(Arc::new(source)).unwrap();
     // One call.
@@ -525,7 +525,7 @@ fn asked_for_by_name_it_waits_for_a_trial_as_long_as_for_the_server() {
     allow_dma_bufs();
     let (slow, hasty, session) = (place(), place(), asking_for("placed"));
     let deadline = Duration::from_millis(300);
-    let options = forebay_nfs::Options { deadline, ..Default::default() };
+    let options = forebay_nfs::NfsOptions { deadline, ..Default::default() };
     let files = [slow.file_at(PATH, "3"), hasty.file_with(PATH, "3", &options)];
     let mut is_first = true;
     slow.server.faults(move |seen| {

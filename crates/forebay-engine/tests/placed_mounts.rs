@@ -15,7 +15,7 @@ use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
-use forebay_nfs::{NfsUrl, Options};
+use forebay_nfs::{NfsOptions, NfsUrl};
 use forebay_verbs::Kind;
 use mounts::{Facts, KEY, LEN, PATH, place};
 
@@ -202,7 +202,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
         std::thread::yield_now();
     }
     let other = NfsUrl::parse(&place.server.url(PATH, "3")).unwrap();
-    let other = forebay_nfs::open(&other, &Options { connections: 1, ..Options::default() }).unwrap();
+    let other = forebay_nfs::open(&other, &NfsOptions { connections: 1, ..NfsOptions::default() }).unwrap();
     other.write_at(&[7; 100], 0).unwrap();
     let outcome = ticket.wait();
     let receipt = outcome.receipt;

@@ -12,7 +12,7 @@ use fake_verbs::{Fake, FakeDevice};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_nfs::NfsSource;
-use forebay_nfs::{NfsUrl, Options, RdmaOptions};
+use forebay_nfs::{NfsOptions, NfsUrl, RdmaOptions};
 
 const KEY: u64 = 11;
 const LEN: usize = 9_000_001;
@@ -60,7 +60,7 @@ impl Place {
         let rdma = RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address())
             .and_to(&[[10, 0, 0, 2].into()]);
         let further = further.iter().map(|name| (*name).to_owned()).collect();
-        let options = Options { connections: 4, further, rdma: Some(rdma), ..Options::default() };
+        let options = NfsOptions { connections: 4, further, rdma: Some(rdma), ..NfsOptions::default() };
         let url = NfsUrl::parse(&self.server.url(PATH, version)).unwrap();
         let file = forebay_nfs::open(&url, &options).unwrap();
         let nics: Vec<_> = file.client().nics().into_iter().map(|nic| nic.name).collect();

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::of_mount;
-use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, mount, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, mount, open};
 
 /// Bytes around what is read, and what they are.
 const GUARD: usize = 67;
@@ -78,14 +78,14 @@ fn mounted(by: &str, path: &str) -> Result<()> {
     ranges(&of_mount(&found, &options(by)?)?, &local)
 }
 
-fn options(by: &str) -> Result<Options> {
+fn options(by: &str) -> Result<NfsOptions> {
     let rdma = if by == "rdma" { Some(RdmaOptions::of_machine()?) } else { None };
     let seconds = |name: &str| {
         let text = std::env::var(name).ok();
         Duration::from_secs(text.and_then(|text| text.parse().ok()).unwrap_or(60))
     };
     let (silence, deadline) = (seconds("NFS_LOOP_SILENCE"), seconds("NFS_LOOP_DEADLINE"));
-    Ok(Options { rdma, connections: 4, silence, deadline, ..Options::default() })
+    Ok(NfsOptions { rdma, connections: 4, silence, deadline, ..NfsOptions::default() })
 }
 
 fn load(path: &str) -> Result<Vec<u8>> {

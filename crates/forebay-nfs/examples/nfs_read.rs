@@ -13,7 +13,7 @@ use forebay_nfs::io_call::{IoCall, IoOperation};
 use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
 use forebay_nfs::xdr::XdrWriter;
-use forebay_nfs::{Direction, NfsUrl, Options, open};
+use forebay_nfs::{Direction, NfsOptions, NfsUrl, open};
 
 const CALL: usize = 1 << 20;
 /// Calls under way on a connection.
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
 
 /// As many calls under way as there may be; each 1 MiB of the file has its place in memory.
 fn by_client(url: &NfsUrl, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
-    let file = open(url, &Options { connections, depth: DEPTH, ..Options::default() })?;
+    let file = open(url, &NfsOptions { connections, depth: DEPTH, ..NfsOptions::default() })?;
     let len = file.opened().size as usize / CALL * CALL;
     // For good: after an error others are still under way.
     let memory = vec![0xA5u8; len].leak();
@@ -81,7 +81,7 @@ fn by_client(url: &NfsUrl, connections: usize, rounds: usize) -> Result<(u64, Du
 /// Each connection reads a part of the file.
 fn bare(url: &NfsUrl, connections: usize, rounds: usize) -> Result<(u64, Duration, Duration)> {
     let only = NfsUrl { versions: vec![NfsVersion::V3], ..url.clone() };
-    let found = find(&only, &Options::default())?;
+    let found = find(&only, &NfsOptions::default())?;
     let calls = found.attributes.size as usize / CALL / connections;
     let broken = |error: std::io::Error| Error::from_io(&error, "the connection broke");
     let ready = Barrier::new(connections + 1);

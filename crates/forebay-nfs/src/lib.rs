@@ -32,7 +32,7 @@ pub use mounts::mounted_file::{MountedFile, Mounts};
 pub use mounts::open::{of_mount, takes_any_port};
 pub use network::addresses::{LeftOutAddress, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
-pub use network::options::{Options, RdmaOptions};
+pub use network::options::{NfsOptions, RdmaOptions};
 pub use protocol::{handle, io_call, rdma, rpc, status, v3, v4, xdr};
 pub use source::NfsSource;
 

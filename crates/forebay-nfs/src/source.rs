@@ -14,7 +14,7 @@ use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
 };
 
-use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, NfsUrl, Options, RdmaOptions};
+use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, NfsOptions, NfsUrl, RdmaOptions};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -95,7 +95,8 @@ impl NfsSource {
             || RdmaOptions::of_machine().map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"));
         let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
         let further = config.nfs_servers.of(&[&url.server]);
-        let options = Options { rdma, connections: config.nfs_connections, further, ..Options::default() };
+        let options =
+            NfsOptions { rdma, connections: config.nfs_connections, further, ..NfsOptions::default() };
         Ok(Self::new(crate::open(&url, &options)?, (access.read, access.write)))
     }
 }

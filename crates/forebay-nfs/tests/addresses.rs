@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, FakeDevice};
-use forebay_nfs::{LeftOutAddress, NfsFile, NfsUrl, Options, RdmaOptions, open};
+use forebay_nfs::{LeftOutAddress, NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 /// As many calls as connections.
@@ -39,16 +39,16 @@ fn another(server: &Server, last: u8) -> Server {
     Server::start_on(TcpListener::bind((at(last), server.address().port())).unwrap())
 }
 
-fn options(further: &[&str]) -> Options {
+fn options(further: &[&str]) -> NfsOptions {
     let further = further.iter().map(|name| (*name).to_owned()).collect();
-    Options { connections: 6, depth: 2, further, ..Options::default() }
+    NfsOptions { connections: 6, depth: 2, further, ..NfsOptions::default() }
 }
 
 fn opened(server: &Server, version: &str, further: &[&str]) -> NfsFile {
     opened_as(server, "/export/file", version, &options(further))
 }
 
-fn opened_as(server: &Server, path: &str, version: &str, options: &Options) -> NfsFile {
+fn opened_as(server: &Server, path: &str, version: &str, options: &NfsOptions) -> NfsFile {
     open(&NfsUrl::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 
@@ -197,7 +197,7 @@ fn an_address_does_not_return_on_another_file() {
     for version in ["3", "4.0"] {
         let server = server();
         server.put("/export/first", pattern(LEN));
-        let options = Options { left_out: Duration::from_millis(200), ..options(&["127.0.0.3"]) };
+        let options = NfsOptions { left_out: Duration::from_millis(200), ..options(&["127.0.0.3"]) };
         let first = opened_as(&server, "/export/file", version, &options);
         assert_eq!(first.client().addresses_in_use(), 1, "{version}");
         // Another one comes up that has the last file alone.
@@ -232,7 +232,7 @@ fn an_address_returns_while_others_are_read_and_gets_connections() {
         let server = Server::start();
         server.put("/export/file", pattern(LEN));
         server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(30))));
-        let options = Options { left_out: Duration::from_millis(200), ..options(&["127.0.0.2"]) };
+        let options = NfsOptions { left_out: Duration::from_millis(200), ..options(&["127.0.0.2"]) };
         let file = opened_as(&server, "/export/file", version, &options);
         assert!(read(&file) == pattern(LEN), "{version}");
         assert_eq!(file.client().addresses_in_use(), 1, "{version}");
@@ -360,10 +360,10 @@ fn two_devices() -> Fake {
     fake
 }
 
-fn by_rdma(fake: &Fake, further: &[&str]) -> Options {
+fn by_rdma(fake: &Fake, further: &[&str]) -> NfsOptions {
     let rdma = RdmaOptions::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
     let rdma = rdma.and_to(&[VIPS[1].into(), VIPS[2].into()]);
-    Options { rdma: Some(rdma), ..options(further) }
+    NfsOptions { rdma: Some(rdma), ..options(further) }
 }
 
 /// A client of one NIC has memory that is registered with it, and no other one takes its place.
@@ -396,7 +396,7 @@ fn addresses_on_the_fabric_are_those_of_the_names() {
     let rdma = RdmaOptions::by(Arc::new(fake.clone()), (VIPS[0], 20049).into());
     let rdma = rdma.and_to(&[VIPS[0].into(), VIPS[1].into()]);
     // The first is no further one.
-    let options = Options { rdma: Some(rdma), ..options(&["127.0.0.1", "127.0.0.2"]) };
+    let options = NfsOptions { rdma: Some(rdma), ..options(&["127.0.0.1", "127.0.0.2"]) };
     let file = opened_as(&server, "/export/file", "3", &options);
     let names: Vec<_> = file.client().nics().iter().map(|nic| nic.name.clone()).collect();
     assert_eq!(names, ["fake0", "fake1"]);

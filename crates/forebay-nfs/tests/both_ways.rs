@@ -9,7 +9,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Placing, Seen, Server};
 use fake_verbs::Fake;
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, NfsFile, NfsUrl, Options, RdmaOptions, open};
+use forebay_nfs::{Direction, NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const LEN: usize = 3_500_001;
@@ -24,7 +24,7 @@ struct Bed {
     // Dropped first: it serves by the server.
     placing: Option<Placing>,
     server: Arc<Server>,
-    options: Options,
+    options: NfsOptions,
     version: &'static str,
 }
 
@@ -53,12 +53,12 @@ fn each(bytes: &[u8], prepare: impl Fn(&Server), test: impl Fn(&Bed)) {
             let server = Arc::new(Server::start());
             prepare(&server);
             server.put("/export/file", bytes.to_vec());
-            let mut options = Options {
+            let mut options = NfsOptions {
                 connections: 2,
                 depth: 3,
                 silence: Duration::from_millis(500),
                 deadline: Duration::from_secs(20),
-                ..Options::default()
+                ..NfsOptions::default()
             };
             let mut placing = None;
             if by_rdma {
@@ -274,7 +274,7 @@ fn a_session_that_is_lost_each_time_is_an_error_in_the_end() {
             if ["3", "4.0"].contains(&bed.version) {
                 return;
             }
-            let hasty = Options { deadline: Duration::from_millis(700), ..bed.options.clone() };
+            let hasty = NfsOptions { deadline: Duration::from_millis(700), ..bed.options.clone() };
             let file =
                 open(&NfsUrl::parse(&bed.server.url("/export/file", bed.version)).unwrap(), &hasty).unwrap();
             bed.server.refuse_places(10052, u32::MAX);
@@ -366,7 +366,7 @@ const VICTIM: &str = "FOREBAY_NFS_TEST_VICTIM";
 
 #[test]
 fn a_client_that_is_killed_harms_nobody() {
-    let options = Options { connections: 2, depth: 4, ..Options::default() };
+    let options = NfsOptions { connections: 2, depth: 4, ..NfsOptions::default() };
     if let Ok(url) = std::env::var(VICTIM) {
         let file = open(&NfsUrl::parse(&url).unwrap(), &options).unwrap();
         println!("\nwriting");

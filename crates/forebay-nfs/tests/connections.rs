@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
-use forebay_nfs::{Direction, NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{Direction, NfsFile, NfsOptions, NfsUrl, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const SOON: Duration = Duration::from_secs(8);
@@ -15,7 +15,8 @@ fn opened(version: &str, connections: usize) -> (Server, NfsFile) {
     let server = Server::start();
     server.put("/export/file", vec![7; 8192]);
     let deadline = Duration::from_secs(15);
-    let options = Options { connections, depth: 1, silence: deadline / 2, deadline, ..Options::default() };
+    let options =
+        NfsOptions { connections, depth: 1, silence: deadline / 2, deadline, ..NfsOptions::default() };
     let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
     (server, file)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Seen, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const LEN: usize = 3_500_001;
@@ -19,18 +19,18 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
 }
 
-fn patient() -> Options {
-    Options {
+fn patient() -> NfsOptions {
+    NfsOptions {
         connections: 2,
         depth: 3,
         silence: Duration::from_millis(300),
         deadline: Duration::from_secs(20),
-        ..Options::default()
+        ..NfsOptions::default()
     }
 }
 
-fn hasty() -> Options {
-    Options { deadline: Duration::from_millis(900), ..patient() }
+fn hasty() -> NfsOptions {
+    NfsOptions { deadline: Duration::from_millis(900), ..patient() }
 }
 
 fn started(bytes: &[u8]) -> Server {
@@ -39,7 +39,7 @@ fn started(bytes: &[u8]) -> Server {
     server
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
+fn opened(server: &Server, version: &str, options: &NfsOptions) -> NfsFile {
     open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
@@ -244,7 +244,7 @@ fn a_file_that_is_cut_meanwhile_is_a_short_read() {
     let bytes = pattern(LEN);
     for version in VERSIONS {
         let server = Arc::new(started(&bytes));
-        let file = opened(&server, version, &Options { connections: 1, depth: 1, ..patient() });
+        let file = opened(&server, version, &NfsOptions { connections: 1, depth: 1, ..patient() });
         // The second piece finds the file cut within it; of the fourth nothing is left.
         let cut = (1 << 20) + 77_777;
         server.faults(move |seen| (seen.asked == Asked::Read && seen.before == 1).then_some(Fault::Cut(cut)));
@@ -396,7 +396,8 @@ fn what_nothing_uses_is_closed_and_made_again() {
         return;
     }
     let server = started(&pattern(1000));
-    let options = Options { idle: Duration::from_millis(100), silence: Duration::from_secs(5), ..patient() };
+    let options =
+        NfsOptions { idle: Duration::from_millis(100), silence: Duration::from_secs(5), ..patient() };
     let file = opened(&server, "4.1", &options);
     for round in 1..4 {
         assert!(read(&file, 1000).unwrap() == pattern(1000));
@@ -410,7 +411,7 @@ fn what_nothing_uses_is_closed_and_made_again() {
     }
     // So is the connection for all else: while it is used it stays, and its session outlives it.
     let idle = Duration::from_secs(1);
-    let other = opened(&server, "4.1", &Options { idle, ..patient() });
+    let other = opened(&server, "4.1", &NfsOptions { idle, ..patient() });
     let before = server.connections();
     for connections in [before, before + 1] {
         for _ in 0..6 {
@@ -439,7 +440,7 @@ fn a_request_that_failed_asks_for_nothing_more() {
     for version in VERSIONS {
         let server = started(&pattern(LEN));
         server.faults(|seen| (seen.asked == Asked::Read && seen.before == 0).then_some(Fault::Status(IO)));
-        let file = opened(&server, version, &Options { connections: 1, depth: 1, ..patient() });
+        let file = opened(&server, version, &NfsOptions { connections: 1, depth: 1, ..patient() });
         assert_eq!(read(&file, LEN).unwrap_err().kind(), ErrorKind::Io, "{version}");
         assert_eq!(read(&file, 1).unwrap(), pattern(1), "{version}");
         assert_eq!(server.count(Asked::Read), 2, "{version}");
@@ -470,7 +471,7 @@ fn unread(server: &Server, time: Duration) {
 fn what_a_connection_has_not_sent_when_it_is_given_up_is_never_sent() {
     for version in VERSIONS {
         let server = narrow(&vec![0; LEN]);
-        let file = opened(&server, version, &Options { connections: 1, ..patient() });
+        let file = opened(&server, version, &NfsOptions { connections: 1, ..patient() });
         let time = Duration::from_millis(1500);
         unread(&server, time);
         assert_eq!(file.write_at(&vec![1; LEN], 0).unwrap(), LEN);
@@ -488,7 +489,7 @@ const ENDING: &str = "FOREBAY_NFS_TEST_ENDING";
 #[test]
 fn what_a_process_has_not_sent_when_it_ends_is_never_sent() {
     if let Ok(url) = std::env::var(ENDING) {
-        let options = Options { connections: 1, ..Options::default() };
+        let options = NfsOptions { connections: 1, ..NfsOptions::default() };
         open(&NfsUrl::parse(&url).unwrap(), &options).unwrap().write_at(&vec![1; LEN], 0).unwrap();
     }
     let ends = |version| {
@@ -520,7 +521,7 @@ fn a_server_that_has_forgotten_the_connection_is_noticed_before_it_is_silent() {
         return println!("skipped: no right to let connections vanish (CAP_NET_ADMIN)");
     }
     let server = started(&pattern(1000));
-    let file = opened(&server, "4.1", &Options { silence: Duration::from_secs(12), ..patient() });
+    let file = opened(&server, "4.1", &NfsOptions { silence: Duration::from_secs(12), ..patient() });
     server.faults(once(Asked::Read, 0, Fault::Vanish));
     let began = Instant::now();
     assert!(read(&file, 1000).unwrap() == pattern(1000));

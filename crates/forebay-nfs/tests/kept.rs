@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::Fake;
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 /// The program that a test starts opens this.
@@ -31,11 +31,11 @@ fn started() -> Server {
     server
 }
 
-fn kept(keep: Duration) -> Options {
-    Options { connections: 1, low_ports: false, keep, ..Options::default() }
+fn kept(keep: Duration) -> NfsOptions {
+    NfsOptions { connections: 1, low_ports: false, keep, ..NfsOptions::default() }
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
+fn opened(server: &Server, version: &str, options: &NfsOptions) -> NfsFile {
     open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
@@ -67,7 +67,7 @@ fn files_that_are_opened_one_after_the_other_share_connections_and_session() {
         let sessions = usize::from(version == "4.1");
         assert_eq!((server.sessions(), server.count(Asked::End)), ((sessions, sessions), 0));
         // With other options it is another one.
-        read(&opened(&server, version, &Options { depth: 3, ..kept(Duration::from_mins(1)) }));
+        read(&opened(&server, version, &NfsOptions { depth: 3, ..kept(Duration::from_mins(1)) }));
         assert_eq!(server.connections(), 2 * own + mountd + mountd / 400, "{version}");
     }
 }
@@ -228,7 +228,7 @@ fn connections_by_rdma_are_not_kept() {
     let (fake, server) = (Fake::new(), Arc::new(started()));
     let _placing = Placing::start(&fake, server.clone());
     let rdma = Some(RdmaOptions::by(Arc::new(fake.clone()), Placing::address()));
-    let options = Options { rdma, ..kept(Duration::from_mins(1)) };
+    let options = NfsOptions { rdma, ..kept(Duration::from_mins(1)) };
     for _ in 0..20 {
         read(&opened(&server, "4.1", &options));
         let began = Instant::now();

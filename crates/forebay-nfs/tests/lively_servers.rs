@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 use forebay_remote::stop::stop_waiting;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -16,13 +16,13 @@ const LEN: usize = 10_000;
 /// More often than a wire looks how long calls have waited.
 const OFTEN: Duration = Duration::from_millis(30);
 
-fn options() -> Options {
-    Options {
+fn options() -> NfsOptions {
+    NfsOptions {
         connections: 1,
         depth: 3,
         silence: Duration::from_millis(400),
         deadline: Duration::from_millis(1500),
-        ..Options::default()
+        ..NfsOptions::default()
     }
 }
 
@@ -32,7 +32,7 @@ fn started() -> Server {
     server
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
+fn opened(server: &Server, version: &str, options: &NfsOptions) -> NfsFile {
     open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
@@ -59,7 +59,7 @@ fn a_reply_that_is_lost_among_others_is_noticed() {
     in_all_versions(|version| {
         let server = started();
         let (silence, deadline) = (Duration::from_millis(800), Duration::from_mins(1));
-        let file = opened(&server, version, &Options { silence, deadline, ..options() });
+        let file = opened(&server, version, &NfsOptions { silence, deadline, ..options() });
         server.faults(|seen| match (seen.asked, seen.before) {
             (Asked::Read, 0) => Some(Fault::NoReply),
             (Asked::Read, _) => Some(Fault::Late(Duration::from_millis(5))),
@@ -120,7 +120,7 @@ fn a_slow_link_is_no_silence() {
     let server = started();
     server.put("/export/large", vec![9; SLOW]);
     let url = NfsUrl::parse(&server.url("/export/large", "4.1")).unwrap();
-    let file = open(&url, &Options { deadline: Duration::from_millis(600), ..options() }).unwrap();
+    let file = open(&url, &NfsOptions { deadline: Duration::from_millis(600), ..options() }).unwrap();
     server.faults(|seen| match (seen.asked, seen.before) {
         (Asked::Read, 0) => Some(Fault::Overtaken),
         (Asked::Read, _) => Some(Fault::Slow(20_000, OFTEN * 3)),
@@ -145,7 +145,7 @@ fn a_slow_link_to_the_server_is_no_silence() {
         let server = started();
         server.put("/export/large", vec![0; SLOW]);
         let url = NfsUrl::parse(&server.url("/export/large", version)).unwrap();
-        let file = open(&url, &Options { deadline: Duration::from_secs(10), ..options() }).unwrap();
+        let file = open(&url, &NfsOptions { deadline: Duration::from_secs(10), ..options() }).unwrap();
         server.receive_slowly(32 << 10, OFTEN * 2);
         let began = Instant::now();
         assert_eq!(file.write_at(&vec![9; SLOW], 0).unwrap(), SLOW, "{version}");
@@ -188,7 +188,7 @@ fn opening_ends_in_time_whatever_comes_in_place_of_a_reply() {
             assert!(took < Duration::from_secs(4), "{what} {took:?}");
             // A server that has never answered.
             let first_answer = Duration::from_millis(700);
-            let options = Options { first_answer, connections: 2, ..options() };
+            let options = NfsOptions { first_answer, connections: 2, ..options() };
             let url = NfsUrl::parse(&server.url("/export/file", version)).unwrap();
             let (result, took) = timed(&what, move || open(&url, &options).map(drop));
             // What answers a session's calls has answered.
@@ -231,7 +231,8 @@ fn waiting_stops_when_it_is_to_whatever_comes() {
         assert!(command.status().unwrap().success());
         return;
     }
-    let patient = Options { silence: Duration::from_mins(1), deadline: Duration::from_mins(5), ..options() };
+    let patient =
+        NfsOptions { silence: Duration::from_mins(1), deadline: Duration::from_mins(5), ..options() };
     for fault in [Fault::Drip(OFTEN), Fault::Flood(OFTEN)] {
         for version in VERSIONS {
             let what = format!("{version} {fault:?}");

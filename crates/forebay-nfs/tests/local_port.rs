@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use fake_nfs::{Asked, Fault, Seen, Server};
-use forebay_nfs::{NfsUrl, Options, open};
+use forebay_nfs::{NfsOptions, NfsUrl, open};
 
 /// Servers that keep replies know a call that comes again by the port, too. Whether the port is free is the system's: where it was not
 /// once, all is tried anew. A port by chance would be the one before three times in 46 million.
@@ -17,7 +17,7 @@ fn a_connection_that_is_made_anew_has_the_port_of_the_one_before() {
 fn ports_after_faults() -> Result<(), Vec<u16>> {
     let server = Server::start();
     server.put("/export/file", vec![7; 1000]);
-    let options = Options { connections: 1, silence: Duration::from_secs(2), ..Options::default() };
+    let options = NfsOptions { connections: 1, silence: Duration::from_secs(2), ..NfsOptions::default() };
     let file = open(&NfsUrl::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap();
     for fault in [Fault::Close, Fault::NoReply, Fault::CloseAfter(7)] {
         let (before, reads) = (server.ports().len(), server.count(Asked::Read));

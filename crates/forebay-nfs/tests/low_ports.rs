@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsUrl, Options, open};
+use forebay_nfs::{NfsOptions, NfsUrl, open};
 use network::alone;
 
 const FILES: usize = 400;
@@ -40,7 +40,7 @@ fn more_files_are_opened_than_there_are_ports_below_1024() {
     ] {
         alone(|| {
             let server = started();
-            let options = Options { keep, ..Options::default() };
+            let options = NfsOptions { keep, ..NfsOptions::default() };
             for index in 0..FILES {
                 let file = open(&url(version), &options)
                     .unwrap_or_else(|error| panic!("{version} {index} {error:?}"));
@@ -66,11 +66,11 @@ fn ports_that_other_servers_have_are_taken_where_no_other_is_free() {
         let server = started();
         let other = Arc::new(Server::start());
         other.put("/export/file", vec![7; 1000]);
-        let options = Options { connections: 1, keep: Duration::ZERO, ..Options::default() };
+        let options = NfsOptions { connections: 1, keep: Duration::ZERO, ..NfsOptions::default() };
         let files: Vec<_> = (0..370)
             .map_while(|depth| {
                 let options =
-                    Options { depth: 1 + depth % 64, connections: 1 + depth / 64, ..options.clone() };
+                    NfsOptions { depth: 1 + depth % 64, connections: 1 + depth / 64, ..options.clone() };
                 open(&NfsUrl::parse(&other.url("/export/file", "4.0")).unwrap(), &options).ok()
             })
             .collect();
@@ -87,13 +87,13 @@ fn an_error_says_that_no_port_below_1024_is_free() {
         let server = started();
         let taken: Vec<_> = (665..1024).map(|port| TcpListener::bind(("0.0.0.0", port)).unwrap()).collect();
         for version in ["3", "4.0", "4.1"] {
-            let error = open(&url(version), &Options::default()).unwrap_err();
+            let error = open(&url(version), &NfsOptions::default()).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error:?}");
             assert!(error.to_string().contains("none below is free"), "{version} {error}");
             assert!(error.hints().iter().any(|hint| hint.contains("insecure")), "{error:?}");
         }
         drop(taken);
-        open(&url("3"), &Options::default()).unwrap();
+        open(&url("3"), &NfsOptions::default()).unwrap();
         drop(server);
     });
 }

@@ -13,7 +13,7 @@ use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::of_mount;
-use forebay_nfs::{NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 
 const LEN: usize = 8 << 20;
 
@@ -34,7 +34,7 @@ fn refuse_high_ports(server: &Arc<Server>) {
 
 fn mounted(server: &Server) -> MountTarget {
     let url = NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
-    let file = open(&url, &Options { connections: 1, ..Options::default() }).unwrap();
+    let file = open(&url, &NfsOptions { connections: 1, ..NfsOptions::default() }).unwrap();
     let (told, at) = (file.attributes().unwrap(), server.address());
     let mount = KernelMount {
         server: "server".to_owned(),
@@ -63,10 +63,10 @@ fn mounted(server: &Server) -> MountTarget {
     }
 }
 
-fn options() -> Options {
+fn options() -> NfsOptions {
     let second = Duration::from_secs(1);
     let keep = Duration::ZERO;
-    Options { low_ports: false, silence: second, deadline: second / 2, keep, ..Options::default() }
+    NfsOptions { low_ports: false, silence: second, deadline: second / 2, keep, ..NfsOptions::default() }
 }
 
 fn start(file: &NfsFile, place: &mut [u8]) -> Receiver<Result<usize>> {
@@ -151,7 +151,7 @@ fn threads_of_another_network_namespace_make_no_connection() {
 #[test]
 fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
     let server = server();
-    let file = of_mount(&mounted(&server), &Options { connections: 1, ..options() }).unwrap();
+    let file = of_mount(&mounted(&server), &NfsOptions { connections: 1, ..options() }).unwrap();
     let silent = || {
         server.faults(|_| Some(Fault::NoReply));
         // A question that is given up ends no connection of reads.
@@ -187,7 +187,7 @@ fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
 #[test]
 fn a_slow_server_that_answers_is_not_silent() {
     let server = server();
-    let file = of_mount(&mounted(&server), &Options { connections: 1, ..options() }).unwrap();
+    let file = of_mount(&mounted(&server), &NfsOptions { connections: 1, ..options() }).unwrap();
     // 8 calls are under way: each waits for those before it, longer than twice the silence.
     let late = Duration::from_millis(350);
     server.faults(move |seen| (seen.asked == Asked::Read).then_some(Fault::Late(late)));

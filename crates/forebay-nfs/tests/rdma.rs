@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Lie, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
 use forebay_verbs::Kind;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
@@ -18,15 +18,15 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
 }
 
-fn options(fake: &Fake) -> Options {
+fn options(fake: &Fake) -> NfsOptions {
     let rdma = RdmaOptions::by(Arc::new(fake.clone()), Placing::address());
-    Options {
+    NfsOptions {
         connections: 2,
         depth: 4,
         silence: Duration::from_secs(4),
         deadline: Duration::from_secs(20),
         rdma: Some(rdma),
-        ..Options::default()
+        ..NfsOptions::default()
     }
 }
 
@@ -102,7 +102,7 @@ fn lies_cost_a_connection_and_no_byte() {
             Lie::Late,
         ] {
             let (fake, server, placing) = bed(&bytes);
-            let options = Options { silence: Duration::from_millis(300), ..options(&fake) };
+            let options = NfsOptions { silence: Duration::from_millis(300), ..options(&fake) };
             let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
             placing.lie(lie);
             assert!(read(&file, 0, LEN).unwrap() == bytes, "{version} {lie:?}");
@@ -135,7 +135,7 @@ fn every_word_of_a_message_may_lie() {
         let bytes = pattern(100_000);
         let (fake, server, placing) = bed(&bytes);
         let short = Duration::from_millis(200);
-        let options = Options { connections: 1, silence: short, deadline: short * 4, ..options(&fake) };
+        let options = NfsOptions { connections: 1, silence: short, deadline: short * 4, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         for at in (0..200).step_by(4) {
             for more in [1, u32::MAX, 0x8000_0000] {
@@ -159,7 +159,7 @@ fn no_more_calls_are_under_way_than_the_server_takes() {
     let bytes = pattern(8 << 20);
     for version in VERSIONS {
         let (fake, server, placing) = bed(&bytes);
-        let options = Options { connections: 1, ..options(&fake) };
+        let options = NfsOptions { connections: 1, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, bytes.len()).unwrap() == bytes);
         for (granted, most) in [(3, 3), (1, 1), (0, 1)] {
@@ -181,7 +181,7 @@ fn a_server_without_room_for_what_it_granted_costs_a_connection() {
         let (fake, server, placing) = bed(&bytes);
         // It grants four calls, and has room for one.
         placing.receives(1);
-        let options = Options { connections: 1, ..options(&fake) };
+        let options = NfsOptions { connections: 1, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, LEN).unwrap() == bytes, "{version}");
         assert!(file.client().traffic().connections > 1, "{version}");
@@ -211,7 +211,7 @@ fn memory_that_was_given_back_is_not_reached_any_more() {
     for version in VERSIONS {
         let (fake, server, placing) = bed(&pattern(LEN));
         let (silence, deadline) = (Duration::from_millis(100), Duration::from_millis(300));
-        let options = Options { silence, deadline, ..options(&fake) };
+        let options = NfsOptions { silence, deadline, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         // The server writes when the caller has given up.
         let late = What::Delay(Duration::from_secs(1));
@@ -254,7 +254,7 @@ fn a_key_that_cannot_be_ended_costs_the_connection() {
     let len = 100_000;
     for version in VERSIONS {
         let (fake, server, placing) = bed(&pattern(LEN));
-        let options = Options { connections: 1, ..options(&fake) };
+        let options = NfsOptions { connections: 1, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         // The attempt behind the connection's end fails, too: the key stays for good.
         fake.refuse_deregistrations(2);
@@ -365,7 +365,7 @@ fn a_connection_without_locked_memory_leaves_its_calls_to_the_others() {
         let (fake, server, _placing) = bed(&bytes);
         server.limit(64 << 10);
         let idle = Duration::from_secs(1);
-        let options = Options { connections: 4, idle, ..options(&fake) };
+        let options = NfsOptions { connections: 4, idle, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, 9).unwrap() == bytes[..9]);
         fake.limit_locked(ROOM_FOR_CALLS);
@@ -391,7 +391,7 @@ fn a_connection_without_locked_memory_leaves_its_calls_to_the_others() {
 fn where_no_connection_has_locked_memory_that_is_told_at_once() {
     for version in VERSIONS {
         let (fake, server, _placing) = bed(&pattern(LEN));
-        let options = Options { connections: 4, ..options(&fake) };
+        let options = NfsOptions { connections: 4, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         let domain = file.client().domain().unwrap();
         fake.limit_locked(1000);
@@ -412,7 +412,7 @@ fn a_silent_server_is_told_as_such_where_calls_wait_for_memory() {
     for version in VERSIONS {
         let (fake, server, _placing) = bed(&pattern(LEN));
         let (silence, deadline) = (Duration::from_millis(300), Duration::from_millis(900));
-        let options = Options { connections: 1, silence, deadline, ..options(&fake) };
+        let options = NfsOptions { connections: 1, silence, deadline, ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         assert!(read(&file, 0, 9).unwrap() == pattern(9), "{version}");
         fake.limit_locked(ROOM_FOR_ONE);
@@ -430,7 +430,7 @@ fn messages_to_calls_that_were_not_made_are_no_sign_of_life() {
         for version in VERSIONS {
             let (fake, server, _placing) = bed(&pattern(1000));
             let (silence, deadline) = (Duration::from_millis(400), Duration::from_millis(1500));
-            let options = Options { connections: 1, silence, deadline, ..options(&fake) };
+            let options = NfsOptions { connections: 1, silence, deadline, ..options(&fake) };
             let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
             server.faults(move |seen| (seen.asked == Asked::Read).then_some(fake_nfs::Fault::Flood(pause)));
             let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -455,7 +455,7 @@ fn a_server_that_is_gone_without_a_word_is_noticed_before_it_is_silent() {
     let bytes = pattern(LEN);
     let gone = |version, kind| {
         let (fake, server, _placing) = bed(&bytes);
-        let options = Options { silence: Duration::from_secs(12), ..options(&fake) };
+        let options = NfsOptions { silence: Duration::from_secs(12), ..options(&fake) };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         fake.inject(Cut::on(Side::Server, kind, What::Vanish).after(1));
         let began = Instant::now();
@@ -530,7 +530,7 @@ fn connections_that_break_cost_no_byte() {
         ] {
             for after in [0, 2] {
                 let (fake, server, _placing) = bed(&bytes);
-                let options = Options { silence: Duration::from_millis(300), ..options(&fake) };
+                let options = NfsOptions { silence: Duration::from_millis(300), ..options(&fake) };
                 let file =
                     open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
                 fake.inject(Cut::on(side, kind, what).after(after));
@@ -568,7 +568,7 @@ fn writes_survive_what_breaks() {
 #[test]
 fn a_device_that_is_removed_ends_the_request_in_time() {
     let (fake, server, _placing) = bed(&pattern(LEN));
-    let options = Options { deadline: Duration::from_millis(800), ..options(&fake) };
+    let options = NfsOptions { deadline: Duration::from_millis(800), ..options(&fake) };
     let file = open(&NfsUrl::parse(&server.url("/export/file", "3")).unwrap(), &options).unwrap();
     assert!(read(&file, 0, LEN).unwrap() == pattern(LEN));
     fake.remove_device("fake0");

@@ -4,7 +4,7 @@
 
 use fake_nfs::{Asked, Server};
 use forebay_error::ErrorKind;
-use forebay_nfs::{NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
@@ -12,7 +12,7 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
 }
 
-fn opened(server: &Server, path: &str, version: &str, options: &Options) -> NfsFile {
+fn opened(server: &Server, path: &str, version: &str, options: &NfsOptions) -> NfsFile {
     open(&NfsUrl::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 
@@ -22,7 +22,7 @@ fn every_version_reads_and_writes_the_same_bytes() {
     for version in VERSIONS {
         let server = Server::start();
         server.put("/export/dir/file", bytes.clone());
-        let file = opened(&server, "/export/dir/file", version, &Options::default());
+        let file = opened(&server, "/export/dir/file", version, &NfsOptions::default());
         assert_eq!(file.opened().size, bytes.len() as u64);
         assert!(file.client().version().to_string().ends_with(version), "{version}");
         for (offset, len) in
@@ -59,7 +59,7 @@ fn several_wires_carry_one_read() {
         server.faults(|seen| {
             (seen.asked == Asked::Read).then_some(fake_nfs::Fault::Late(std::time::Duration::from_millis(20)))
         });
-        let options = Options { connections: 4, depth: 2, ..Options::default() };
+        let options = NfsOptions { connections: 4, depth: 2, ..NfsOptions::default() };
         let file = opened(&server, "/x/file", version, &options);
         let mut place = vec![0; bytes.len()];
         assert_eq!(file.read_at(&mut place, 0).unwrap(), bytes.len());
@@ -76,7 +76,7 @@ fn limits_of_the_server_are_kept() {
         let server = Server::start();
         server.limit(8192);
         server.put("/x/file", bytes.clone());
-        let file = opened(&server, "/x/file", version, &Options::default());
+        let file = opened(&server, "/x/file", version, &NfsOptions::default());
         assert_eq!(file.client().limits().read, 8192);
         let mut place = vec![0; bytes.len()];
         assert_eq!(file.read_at(&mut place, 0).unwrap(), bytes.len());
@@ -98,14 +98,14 @@ fn the_first_version_tried_that_the_server_speaks_is_used() {
         server.put("/x/file", pattern(10));
         let port = server.address().port();
         let url = NfsUrl::parse(&format!("nfs://127.0.0.1:{port}/x/file?mountport={port}")).unwrap();
-        let file = open(&url, &Options::default()).unwrap();
+        let file = open(&url, &NfsOptions::default()).unwrap();
         assert_eq!(file.client().version().to_string(), expected);
     }
     let server = Server::start();
     server.versions(true, None);
     server.put("/x/file", pattern(10));
     let error =
-        open(&NfsUrl::parse(&server.url("/x/file", "4.1")).unwrap(), &Options::default()).unwrap_err();
+        open(&NfsUrl::parse(&server.url("/x/file", "4.1")).unwrap(), &NfsOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
 }
 
@@ -115,7 +115,7 @@ fn what_cannot_be_opened_says_why() {
     server.put("/x/file", pattern(10));
     for version in VERSIONS {
         let of = |path| {
-            open(&NfsUrl::parse(&server.url(path, version)).unwrap(), &Options::default()).unwrap_err()
+            open(&NfsUrl::parse(&server.url(path, version)).unwrap(), &NfsOptions::default()).unwrap_err()
         };
         assert_eq!(of("/x/other").kind(), ErrorKind::NotFound, "{version}");
         assert_eq!(of("/y/file").kind(), ErrorKind::NotFound, "{version}");
@@ -125,11 +125,11 @@ fn what_cannot_be_opened_says_why() {
         let server = Server::start();
         server.url("/x/file", "4.1")
     };
-    let error = open(&NfsUrl::parse(&gone).unwrap(), &Options::default()).unwrap_err();
+    let error = open(&NfsUrl::parse(&gone).unwrap(), &NfsOptions::default()).unwrap_err();
     assert!(error.to_string().starts_with("cannot connect to the server: Connection refused"), "{error}");
     assert!(error.hints()[0].starts_with("nothing listens on port"), "{error:?}");
     let url = NfsUrl::parse("nfs://no-such-host.invalid/x").unwrap();
-    let error = open(&url, &Options::default()).unwrap_err();
+    let error = open(&url, &NfsOptions::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot find the server: its name has no address (server=no-such-host.invalid)"

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::Result;
-use forebay_nfs::{NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 
 const LEN: usize = 3_500_001;
 
@@ -14,19 +14,19 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
 }
 
-fn patient() -> Options {
-    Options {
+fn patient() -> NfsOptions {
+    NfsOptions {
         connections: 2,
         depth: 3,
         silence: Duration::from_millis(300),
         deadline: Duration::from_secs(20),
         keep: Duration::ZERO,
-        ..Options::default()
+        ..NfsOptions::default()
     }
 }
 
-fn hasty() -> Options {
-    Options { deadline: Duration::from_millis(900), ..patient() }
+fn hasty() -> NfsOptions {
+    NfsOptions { deadline: Duration::from_millis(900), ..patient() }
 }
 
 fn started(bytes: &[u8]) -> Server {
@@ -35,7 +35,7 @@ fn started(bytes: &[u8]) -> Server {
     server
 }
 
-fn opened(server: &Server, version: &str, options: &Options) -> NfsFile {
+fn opened(server: &Server, version: &str, options: &NfsOptions) -> NfsFile {
     open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), options).unwrap()
 }
 
@@ -51,7 +51,7 @@ fn sessions_end_with_their_last_file() {
     let server = started(&pattern(1000));
     let idle = Duration::from_millis(100);
     for (pause, connections) in [(Duration::ZERO, 0), (idle * 5, 1)] {
-        let file = opened(&server, "4.1", &Options { idle, ..patient() });
+        let file = opened(&server, "4.1", &NfsOptions { idle, ..patient() });
         assert!(read(&file, 1000).unwrap() == pattern(1000));
         assert_eq!(server.sessions(), (1, 1));
         std::thread::sleep(pause);
@@ -94,7 +94,7 @@ fn a_session_ends_whatever_happened_to_its_connection() {
 fn a_silent_server_does_not_hold_up_the_end_of_a_session() {
     let server = started(&pattern(1000));
     let idle = Duration::from_millis(100);
-    let options = Options { idle, silence: Duration::from_secs(20), ..patient() };
+    let options = NfsOptions { idle, silence: Duration::from_secs(20), ..patient() };
     let file = opened(&server, "4.1", &options);
     std::thread::sleep(idle * 5);
     server.faults(|seen| (seen.asked == Asked::End).then_some(Fault::NoReply));

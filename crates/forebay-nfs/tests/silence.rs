@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
-use forebay_nfs::{Direction, NfsFile, NfsUrl, Options, open, probe};
+use forebay_nfs::{Direction, NfsFile, NfsOptions, NfsUrl, open, probe};
 use forebay_remote::silence::silent;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const PIECE: usize = 4096;
 const REQUESTS: usize = 200;
 
-fn options() -> Options {
-    Options {
+fn options() -> NfsOptions {
+    NfsOptions {
         connections: 2,
         depth: 3,
         silence: Duration::from_millis(400),
         deadline: Duration::from_millis(1500),
-        ..Options::default()
+        ..NfsOptions::default()
     }
 }
 
@@ -115,7 +115,7 @@ fn a_silence_is_told_after_ten_seconds_also_where_a_connection_was_idle() {
     server.put("/export/file", vec![7; PIECE]);
     let url = NfsUrl::parse(&server.url("/export/file", "3").replacen("127.0.0.1", name, 1)).unwrap();
     let (silence, deadline) = (Duration::from_secs(25), Duration::from_secs(25));
-    let file = open(&url, &Options { connections: 1, silence, deadline, ..options() }).unwrap();
+    let file = open(&url, &NfsOptions { connections: 1, silence, deadline, ..options() }).unwrap();
     assert_eq!(file.read_at(&mut [0; 100], 0).unwrap(), 100);
     std::thread::sleep(Duration::from_millis(800));
     server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::NoReply));
@@ -149,7 +149,7 @@ fn a_server_that_has_never_answered_is_given_up_soon_and_named() {
         let mount = if version == VERSIONS[0] { format!("&mountport={port}") } else { String::new() };
         let text = format!("{name}?version={version}{mount}");
         let began = Instant::now();
-        let options = Options { first_answer: Duration::from_secs(2), ..Options::default() };
+        let options = NfsOptions { first_answer: Duration::from_secs(2), ..NfsOptions::default() };
         let error = open(&NfsUrl::parse(&text).unwrap(), &options).unwrap_err();
         // Once: not again for each part of the path.
         assert!(began.elapsed() < Duration::from_millis(3900), "{version} {:?}", began.elapsed());
@@ -170,7 +170,7 @@ fn a_probe_of_a_server_that_never_answers_ends_soon() {
     let (_listener, port) = mute();
     let began = Instant::now();
     let url = NfsUrl::parse(&format!("nfs://127.0.0.1:{port}/export/file")).unwrap();
-    let error = probe(&url, &Options::default()).unwrap_err();
+    let error = probe(&url, &NfsOptions::default()).unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     assert!(error.to_string().contains(&format!("address=127.0.0.1:{port}")), "{error}");
 }

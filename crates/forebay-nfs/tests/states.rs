@@ -7,7 +7,7 @@ use std::time::Duration;
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::{FileState, NfsVersion};
-use forebay_nfs::{NfsFile, NfsUrl, Options, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 
 const LEN: usize = 3_500_001;
 
@@ -20,7 +20,7 @@ fn each(test: impl Fn(&Server, &NfsFile, &[u8])) {
     for version in ["3", "4.0", "4.1", "4.2"] {
         let server = Server::start();
         server.put("/export/file", bytes.clone());
-        let options = Options { connections: 2, depth: 3, ..Options::default() };
+        let options = NfsOptions { connections: 2, depth: 3, ..NfsOptions::default() };
         let file = open(&NfsUrl::parse(&server.url("/export/file", version)).unwrap(), &options).unwrap();
         println!("{version}");
         test(&server, &file, &bytes);
@@ -101,7 +101,7 @@ fn a_server_that_asks_to_wait_for_the_state_is_asked_again() {
         assert!(read_in(file, state, 3, LEN - 3).unwrap() == bytes[3..]);
         assert_eq!(file.client().traffic().waited, 3);
         // Not for ever.
-        let options = Options { deadline: Duration::from_millis(300), ..Options::default() };
+        let options = NfsOptions { deadline: Duration::from_millis(300), ..NfsOptions::default() };
         let url =
             NfsUrl::parse(&server.url("/export/file", &file.client().version().to_string()[1..])).unwrap();
         server.delay_states(u64::MAX);

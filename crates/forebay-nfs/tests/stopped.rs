@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{Error, ErrorKind};
-use forebay_nfs::{NfsFile, NfsUrl, Options, RdmaOptions, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
 use forebay_remote::stop::stop_waiting;
 use forebay_verbs::{Fabric, Kind};
 
@@ -44,12 +44,12 @@ fn what_waits_ends_when_it_is_to_stop() {
     server.put("/export/file", vec![7; LEN]);
     let url = NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
     let by = |to: &str| Some(RdmaOptions::by(Arc::new(fake.clone()), to.parse().unwrap()));
-    let options = |rdma: &Option<RdmaOptions>| Options {
+    let options = |rdma: &Option<RdmaOptions>| NfsOptions {
         connections: 1,
         connect: LONG,
         silence: LONG,
         rdma: rdma.clone(),
-        ..Options::default()
+        ..NfsOptions::default()
     };
     // Nobody takes what knocks there.
     let _deaf = fake.listen("10.0.0.1:7".parse().unwrap()).unwrap();
@@ -59,7 +59,7 @@ fn what_waits_ends_when_it_is_to_stop() {
     let rdma = by(&Placing::address().to_string());
     let holder = open(&url, &options(&rdma)).unwrap();
     // Other options make another client, which waits for the memory of the first.
-    let other = Options { connections: 2, ..options(&rdma) };
+    let other = NfsOptions { connections: 2, ..options(&rdma) };
     assert_eq!(read(&holder).unwrap(), LEN);
     // An answer is lost: the call keeps what it has locked.
     fake.limit_locked(ROOM_FOR_ONE);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::FileKind;
-use forebay_nfs::{NfsUrl, Options};
+use forebay_nfs::{NfsOptions, NfsUrl};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
@@ -31,7 +31,7 @@ pub(crate) fn state_of(location: &Path) -> Result<State> {
     let url = NfsUrl::parse(location)?;
     let config = Config::from_env()?;
     let further = config.nfs_servers.of(&[&url.server]);
-    let options = Options { connections: config.nfs_connections, further, ..Options::default() };
+    let options = NfsOptions { connections: config.nfs_connections, further, ..NfsOptions::default() };
     let found = forebay_nfs::open::find(&url, &options)?.attributes;
     let changed = crate::data_files::nanoseconds((found.modified.0 as i64, i64::from(found.modified.1)));
     let is_folder = found.kind == FileKind::Directory;

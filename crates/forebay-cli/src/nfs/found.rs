@@ -5,7 +5,7 @@ use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
 use forebay_error::{Error, Result};
 use forebay_nfs::probe::{ProbeRate, ServerProbe};
-use forebay_nfs::{NfsUrl, Options, RdmaOptions, probe};
+use forebay_nfs::{NfsOptions, NfsUrl, RdmaOptions, probe};
 use serde_json::{Value, json};
 
 use super::gpu::{self, Placed};
@@ -25,7 +25,7 @@ impl Found {
     /// Looks: over TCP by 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says, and by RDMA (this machine's, or that of a test).
     pub(super) fn look(
         url: &NfsUrl,
-        options: &Options,
+        options: &NfsOptions,
         session: impl FnOnce() -> Result<Session>,
     ) -> Result<Self> {
         let probe = probe(url, options)?;
@@ -34,7 +34,7 @@ impl Found {
             let rdma = options.rdma.clone().map_or_else(RdmaOptions::of_machine, Ok)?;
             let only = NfsUrl { versions: vec![rate.version], ..url.clone() };
             nics = Some(nic::all(&rdma, probe.nic.as_ref()));
-            let options = Options { rdma: Some(rdma), ..options.clone() };
+            let options = NfsOptions { rdma: Some(rdma), ..options.clone() };
             gpus = Some(session().and_then(|session| gpu::place(&session, &only, &options)));
         }
         Ok(Self { url: url.clone(), probe, nics, gpus })
@@ -163,7 +163,7 @@ mod tests {
         fn look(&self) -> Found {
             let url = NfsUrl::parse(&self.server.url("/export/file", "4.1")).unwrap();
             let rdma = RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
-            Found::look(&url, &Options { rdma: Some(rdma), ..Options::default() }, || {
+            Found::look(&url, &NfsOptions { rdma: Some(rdma), ..NfsOptions::default() }, || {
                 Session::with_config(only_rdma(Config::default()))
             })
             .unwrap()
@@ -253,10 +253,10 @@ mod tests {
         let here = here();
         here.server.faults(|_| Some(Fault::Status(5)));
         let url = url(here.server.url("/export/file", "4.1").as_ref()).unwrap();
-        assert!(Found::look(&url, &Options::default(), gpu::session).is_err());
+        assert!(Found::look(&url, &NfsOptions::default(), gpu::session).is_err());
         here.server.faults(|_| None);
         // The server of the test has no RDMA, whatever this machine has.
-        let report = json(&Found::look(&url, &Options::default(), gpu::session).unwrap());
+        let report = json(&Found::look(&url, &NfsOptions::default(), gpu::session).unwrap());
         assert!(report["rdma"]["error"]["text"].is_string() && report["rdma"]["rate"].is_null(), "{report}");
         assert!(report["nics"].is_null() && report["gpus"].is_null(), "{report}");
     }

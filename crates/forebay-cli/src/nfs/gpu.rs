@@ -8,7 +8,7 @@ use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::NfsSource;
 use forebay_nfs::probe::{ProbeRate, cpu_time};
-use forebay_nfs::{NfsUrl, Options, open};
+use forebay_nfs::{NfsOptions, NfsUrl, open};
 
 /// Bytes that are read at most.
 const BYTES: u64 = 256 << 20;
@@ -33,13 +33,13 @@ pub(super) fn only_rdma(config: Config) -> Config {
 }
 
 /// Has the server write the begin of a file into each GPU's memory three times. Every byte is compared with what comes over TCP.
-pub(super) fn place(session: &Session, url: &NfsUrl, options: &Options) -> Result<Vec<Placed>> {
+pub(super) fn place(session: &Session, url: &NfsUrl, options: &NfsOptions) -> Result<Vec<Placed>> {
     let gpus = &session.devices().gpus;
     if gpus.is_empty() {
         return Ok(Vec::new());
     }
     let expected = expected(url)?;
-    let options = &Options { connections: CONNECTIONS, ..options.clone() };
+    let options = &NfsOptions { connections: CONNECTIONS, ..options.clone() };
     let opened = open(url, options)?;
     let version = opened.client().version();
     let file = File::from_source(Arc::new(NfsSource::new(opened, (true, false))))?;
@@ -80,7 +80,7 @@ fn three_times(
 
 /// The begin of the file, over TCP.
 fn expected(url: &NfsUrl) -> Result<Vec<u8>> {
-    let file = open(url, &Options::default())?;
+    let file = open(url, &NfsOptions::default())?;
     let mut bytes = vec![0; file.attributes()?.size.min(BYTES) as usize];
     let got = file.read_at(&mut bytes, 0)?;
     bytes.truncate(got);

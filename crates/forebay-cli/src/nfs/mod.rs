@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs, elsewhere};
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_nfs::handle::{FileAttributes, FileKind};
-use forebay_nfs::{LeftOutAddress, NfsUrl, Options};
+use forebay_nfs::{LeftOutAddress, NfsOptions, NfsUrl};
 
 use crate::console::{Console, Failure};
 use crate::json_file::JsonFile;
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
     }
     let json = args.json.as_deref().map(JsonFile::open).transpose()?;
     // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
-    let options = Options { further: config.nfs_servers.of(&[&url.server]), ..Options::default() };
+    let options = NfsOptions { further: config.nfs_servers.of(&[&url.server]), ..NfsOptions::default() };
     let found = silence::told(console, || Found::look(&url, &options, gpu::session))?;
     say(&found, console);
     let named = config.nfs_servers.names();

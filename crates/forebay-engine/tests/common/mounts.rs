@@ -16,7 +16,7 @@ use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{MountFacts, MountedFile, NfsUrl, Options, RdmaOptions};
+use forebay_nfs::{MountFacts, MountedFile, NfsOptions, NfsUrl, RdmaOptions};
 use forebay_source::{Beside, BesideFile, register_beside};
 
 use crate::common::{Scratch, disk, pattern};
@@ -71,7 +71,7 @@ impl MountFacts for Facts {
         if let Some(why) = self.refuses.or((self.elsewhere && !elsewhere).then_some("another network")) {
             return Err(Error::new(ErrorKind::Unsupported, format!("the kernel's mount is used: {why}")));
         }
-        let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
+        let file = forebay_nfs::open(&self.url, &NfsOptions { connections: 1, ..NfsOptions::default() })?;
         let told = file.attributes()?;
         let seen = self.say(&told);
         let named = match self.path {
@@ -83,7 +83,7 @@ impl MountFacts for Facts {
     }
 
     fn seen(&self, _fd: BorrowedFd<'_>) -> Result<KernelView> {
-        let file = forebay_nfs::open(&self.url, &Options { connections: 1, ..Options::default() })?;
+        let file = forebay_nfs::open(&self.url, &NfsOptions { connections: 1, ..NfsOptions::default() })?;
         let seen = self.say(&file.attributes()?);
         Ok(KernelView { size: seen.size + self.wrong_later.load(Ordering::Relaxed), ..seen })
     }

@@ -9,7 +9,7 @@ use forebay_remote::kept::{KeptClient, KeptClients};
 use forebay_remote::namespace::NetworkNamespace;
 
 use crate::client::nfs_client::NfsClient;
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
 use crate::protocol::handle::{CallLimits, NfsVersion};
@@ -31,7 +31,7 @@ struct ClientKey {
     port: u16,
     version: NfsVersion,
     who: Credential,
-    options: Options,
+    options: NfsOptions,
 }
 
 impl ClientKey {
@@ -132,7 +132,7 @@ impl KnownServer {
 pub(crate) fn known(
     (name, port): (&str, u16),
     version: NfsVersion,
-    options: &Options,
+    options: &NfsOptions,
 ) -> Option<KnownServer> {
     let key = ClientKey {
         server: name.to_owned(),
@@ -153,7 +153,7 @@ pub(crate) fn known(
 }
 
 /// Whether there is one that has files, or had.
-pub(crate) fn is_known((name, port): (&str, u16), version: NfsVersion, options: &Options) -> bool {
+pub(crate) fn is_known((name, port): (&str, u16), version: NfsVersion, options: &NfsOptions) -> bool {
     // What was kept is kept on.
     known((name, port), version, options).is_some_and(|known| {
         if known.client.is_none() {

@@ -12,7 +12,7 @@ use crate::client::look_up::new_client;
 use crate::client::nfs_client::NfsClient;
 use crate::lock;
 use crate::network::job::{Answer, Direction, FileTarget, IoRequest};
-use crate::network::options::{Options, RdmaOptions};
+use crate::network::options::{NfsOptions, RdmaOptions};
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
 use crate::protocol::handle::{FileAttributes, FileState, NfsHandle};
@@ -89,7 +89,7 @@ impl NfsFile {
     fn open_by_nic(&self, nic: &str) -> Result<Self> {
         let of = self.client.server_of();
         let rdma = of.options.rdma.clone().map(|rdma| RdmaOptions { nic: Some(nic.to_owned()), ..rdma });
-        let options = Options { rdma, ..of.options.clone() };
+        let options = NfsOptions { rdma, ..of.options.clone() };
         let known = known((&of.name, of.port()), of.version, &options);
         let known = known.unwrap_or_else(|| {
             KnownServer::new(NfsServer::new(of.name.clone(), of.addresses.clone(), of.version, options))

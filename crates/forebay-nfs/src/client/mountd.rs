@@ -11,7 +11,7 @@ use forebay_remote::endpoint::resolve;
 use crate::client::url::{EscapedPath, NfsUrl};
 use crate::network::connect::is_unreached;
 use crate::network::exchange::Exchange;
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::network::server::NfsServer;
 use crate::protocol::handle::NfsHandle;
 use crate::protocol::rpc::RpcProgram;
@@ -34,7 +34,7 @@ struct Mountd<'a> {
 impl<'a> Mountd<'a> {
     fn new(addresses: &[SocketAddr], server: &'a NfsServer) -> Self {
         let exchange = |low_ports| {
-            let options = Options { low_ports, ..server.options.clone() };
+            let options = NfsOptions { low_ports, ..server.options.clone() };
             Exchange::new(addresses.to_vec(), options, server.clock.clone())
         };
         let uses_low = server.options.low_ports && server.asks_low_port.load(Ordering::Relaxed);
@@ -123,7 +123,7 @@ fn port_of_mountd(url: &NfsUrl, server: &NfsServer) -> Result<u16> {
     let ask = |program: RpcProgram| {
         let addresses = resolve(&url.server, 111)?;
         // It takes calls from any port.
-        let options = Options { low_ports: false, ..server.options.clone() };
+        let options = NfsOptions { low_ports: false, ..server.options.clone() };
         let mut portmap = Exchange::new(addresses, options, server.clock.clone());
         let put = |to: &mut XdrWriter<'_>| v3::put_getport(to, program);
         let get = |from: &mut XdrReader<'_>| v3::get_port(from);

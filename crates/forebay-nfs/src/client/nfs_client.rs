@@ -88,7 +88,7 @@ impl NfsClient {
         self.shared.server.addresses_in_use()
     }
 
-    /// Addresses that [`crate::Options::further`] names and that are not used, with the reason.
+    /// Addresses that [`crate::NfsOptions::further`] names and that are not used, with the reason.
     pub fn left_out(&self) -> Vec<LeftOutAddress> {
         self.shared.server.further.left_out()
     }

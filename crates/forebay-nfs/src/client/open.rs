@@ -12,7 +12,7 @@ use crate::client::nfs_client::NfsClient;
 use crate::client::url::NfsUrl;
 pub use crate::network::connect::is_unreached;
 use crate::network::exchange::NO_ANSWER;
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::network::server::NfsServer;
 pub use crate::network::wire::takes_rdma;
 use crate::network::wire::try_out_at;
@@ -20,7 +20,7 @@ use crate::protocol::handle::{FileAttributes, FileKind, NfsHandle, NfsVersion};
 use crate::protocol::status::NfsStatus;
 
 /// Opens a file by its URL.
-pub fn open(url: &NfsUrl, options: &Options) -> Result<NfsFile> {
+pub fn open(url: &NfsUrl, options: &NfsOptions) -> Result<NfsFile> {
     let found = find(url, options).map_err(|error| {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
@@ -58,7 +58,7 @@ pub struct UrlTarget {
 }
 
 /// Finds what a URL names. Versions are tried in the URL's order; the error is that of the version that came furthest.
-pub fn find(url: &NfsUrl, options: &Options) -> Result<UrlTarget> {
+pub fn find(url: &NfsUrl, options: &NfsOptions) -> Result<UrlTarget> {
     let options = options.clone().checked();
     let mut told: Option<Error> = None;
     for version in &url.versions {
@@ -87,7 +87,7 @@ fn better(first: Error, second: Error) -> Error {
     if first.kind() == ErrorKind::Unsupported { second } else { first }
 }
 
-fn find_as(url: &NfsUrl, version: NfsVersion, options: &Options) -> Result<UrlTarget> {
+fn find_as(url: &NfsUrl, version: NfsVersion, options: &NfsOptions) -> Result<UrlTarget> {
     let known = if let Some(known) = known((&url.server, url.port), version, options) {
         known
     } else {

@@ -7,7 +7,7 @@ use forebay_error::Result;
 use forebay_remote::silence::SilenceClock;
 
 use crate::network::exchange::Exchange;
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::protocol::rpc::RpcProgram;
 use crate::protocol::xdr::{Malformed, XdrReader};
 
@@ -33,7 +33,7 @@ pub struct PortmapService {
 
 /// Asks the portmapper at an address. It has `limit` to answer.
 pub fn services(at: SocketAddr, limit: Duration) -> Result<Vec<PortmapService>> {
-    let options = Options { low_ports: false, ..Options::default() }.within(limit);
+    let options = NfsOptions { low_ports: false, ..NfsOptions::default() }.within(limit);
     let mut portmap = Exchange::new(vec![at], options, SilenceClock::new(at.to_string()));
     portmap
         .call("cannot ask the portmapper", (RPCBIND, DUMP), None, |_| {}, get_list)

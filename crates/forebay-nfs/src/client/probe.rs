@@ -11,7 +11,7 @@ use crate::client::open::{UrlTarget, find, is_unreached, open};
 use crate::client::url::NfsUrl;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
-use crate::network::options::{Options, RdmaOptions};
+use crate::network::options::{NfsOptions, RdmaOptions};
 use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsVersion};
 
 /// What was found.
@@ -94,12 +94,12 @@ const PIECE: usize = 4 << 20;
 
 /// Asks a server about a path, in all versions of the URL, and reads it if it is a file. By RDMA it goes by the fabric of the options, else
 /// by this machine's.
-pub fn probe(url: &NfsUrl, options: &Options) -> Result<ServerProbe> {
-    let options = &Options { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
+pub fn probe(url: &NfsUrl, options: &NfsOptions) -> Result<ServerProbe> {
+    let options = &NfsOptions { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
     let (mut versions, mut addresses) = (Vec::new(), None);
     for version in &url.versions {
         let only = NfsUrl { versions: vec![*version], ..url.clone() };
-        let found = find(&only, &Options { rdma: None, ..options.clone() });
+        let found = find(&only, &NfsOptions { rdma: None, ..options.clone() });
         let found = found.map(|UrlTarget { client, attributes, .. }| {
             addresses.get_or_insert_with(|| (client.addresses_in_use(), client.left_out()));
             (client.limits(), attributes)
@@ -124,11 +124,11 @@ pub fn probe(url: &NfsUrl, options: &Options) -> Result<ServerProbe> {
         let url = NfsUrl { versions: vec![version], ..url.clone() };
         let mut first = vec![0; attributes.size.min(BYTES) as usize];
         for connections in [1, 4, 8] {
-            let options = Options { connections, rdma: None, ..options.clone() };
+            let options = NfsOptions { connections, rdma: None, ..options.clone() };
             rates.push(rate(&url, &options, &mut first, rates.is_empty())?);
         }
         let by_rdma = options.rdma.clone().map_or_else(RdmaOptions::of_machine, Ok).and_then(|by| {
-            let options = Options { connections: 4, rdma: Some(by), ..options.clone() };
+            let options = NfsOptions { connections: 4, rdma: Some(by), ..options.clone() };
             let file = open(&url, &options)?;
             nic = Some(file.client().domain()?.device().clone());
             rate(&url, &options, &mut first, false)
@@ -140,7 +140,7 @@ pub fn probe(url: &NfsUrl, options: &Options) -> Result<ServerProbe> {
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.
-fn rate(url: &NfsUrl, options: &Options, first: &mut Vec<u8>, is_first: bool) -> Result<ProbeRate> {
+fn rate(url: &NfsUrl, options: &NfsOptions, first: &mut Vec<u8>, is_first: bool) -> Result<ProbeRate> {
     let file = open(url, options)?;
     let mut place = vec![0; first.len()];
     let (mut best, mut spent) = (Duration::MAX, Duration::ZERO);

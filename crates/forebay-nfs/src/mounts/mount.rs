@@ -208,7 +208,7 @@ fn below<'a>(folder: &str, path: &'a str) -> Option<&'a str> {
 
 /// The file system on the server that a device number stands for. `volumes` is /proc/thread-self/net/nfsfs/volumes, where the kernel lists
 /// the mounts of a network namespace: of this thread's, in which it connects (see
-/// [`crate::Options::network`]). `None`: it is one of another.
+/// [`crate::NfsOptions::network`]). `None`: it is one of another.
 fn file_system(volumes: &str, device: (u32, u32)) -> Result<Option<(u64, u64)>> {
     let Some(found) = volume(volumes, device) else { return Ok(None) };
     let number = |digits: &str| u64::from_str_radix(digits, 16).ok();

@@ -21,7 +21,7 @@ use super::facts::{KernelFacts, MountFacts};
 use super::mount::{KernelMount, MountTarget};
 use super::open::of_mount;
 use super::reads::ServerReads;
-use crate::{MOST_FURTHER, NfsFile, Options, RdmaOptions, lock};
+use crate::{MOST_FURTHER, NfsFile, NfsOptions, RdmaOptions, lock};
 
 // What may be named may be used: neither crate knows the other.
 const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
@@ -212,7 +212,7 @@ impl MountedFile {
             Err((why, pause)) => return (Err(why), pause),
         };
         let mount = &mounted.mount;
-        let options = Options {
+        let options = NfsOptions {
             connections: config.nfs_connections,
             further: config.nfs_servers.of(&[&mount.server, &mount.address.to_string()]),
             connect: CONNECT,
@@ -220,7 +220,7 @@ impl MountedFile {
             silence: SILENCE[transport as usize],
             low_ports: false,
             rdma,
-            ..Options::default()
+            ..NfsOptions::default()
         };
         match of_mount(&mounted, &options) {
             Ok(found) => (Ok(Arc::new(found)), None),

@@ -9,7 +9,7 @@ use crate::client::file::NfsFile;
 use crate::client::look_up::{client_of, facts, look_up};
 use crate::client::url::NfsUrl;
 use crate::mounts::mount::{MountTarget, TargetName};
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::network::server::NfsServer;
 use crate::network::wire::try_out_at;
 use crate::protocol::status::NfsStatus;
@@ -20,12 +20,12 @@ pub(crate) const OTHER_FACTS: &str = "the server tells other facts of the file t
 /// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
 /// mount's address. Fails where what the server says of the file does not fit: then it is another one. Without `low_ports` these are taken
 /// where the server refuses others.
-pub fn of_mount(mounted: &MountTarget, options: &Options) -> Result<NfsFile> {
+pub fn of_mount(mounted: &MountTarget, options: &NfsOptions) -> Result<NfsFile> {
     let options = options.clone().checked();
     if options.low_ports {
         return of_mount_by(mounted, options);
     }
-    let low = Options { low_ports: true, ..options.clone() };
+    let low = NfsOptions { low_ports: true, ..options.clone() };
     let server = (mounted.mount.address.to_string(), mounted.mount.tcp_port);
     if is_known((&server.0, server.1), mounted.mount.version, &low) {
         return of_mount_by(mounted, low);
@@ -41,8 +41,8 @@ pub fn of_mount(mounted: &MountTarget, options: &Options) -> Result<NfsFile> {
 
 /// Whether the server takes calls about a file of a mount from ports that any program may have: an export without `insecure` does not.
 /// The error is why neither these nor low ones are taken, or why it did not answer.
-pub fn takes_any_port(mounted: &MountTarget, options: &Options) -> Result<bool> {
-    let by = |low_ports| of_mount_by(mounted, Options { low_ports, ..options.clone() }.checked());
+pub fn takes_any_port(mounted: &MountTarget, options: &NfsOptions) -> Result<bool> {
+    let by = |low_ports| of_mount_by(mounted, NfsOptions { low_ports, ..options.clone() }.checked());
     match by(false) {
         Ok(_) => Ok(true),
         // It has answered.
@@ -54,7 +54,7 @@ pub fn takes_any_port(mounted: &MountTarget, options: &Options) -> Result<bool> 
     }
 }
 
-fn of_mount_by(mounted: &MountTarget, options: Options) -> Result<NfsFile> {
+fn of_mount_by(mounted: &MountTarget, options: NfsOptions) -> Result<NfsFile> {
     let mount = &mounted.mount;
     let port = mount.tcp_port;
     let address = mount.address.to_string();

@@ -20,7 +20,7 @@ use crate::lock;
 use crate::network::identity::ServerIdentity;
 use crate::network::job::FileTarget;
 use crate::network::opened::OpenedFiles;
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 
 /// Further addresses of a server, at most: with the first as many as connections.
 pub const MOST_FURTHER: usize = 15;
@@ -133,7 +133,7 @@ pub(crate) enum LookReason {
 
 impl FurtherAddresses {
     /// Looks names up; asks no server.
-    pub(crate) fn new(options: &Options, first: &[SocketAddr]) -> Self {
+    pub(crate) fn new(options: &NfsOptions, first: &[SocketAddr]) -> Self {
         let Some(main) = first.first() else { return Self::default() };
         let mut all: Vec<FurtherAddress> = Vec::new();
         for (index, name) in options.further.iter().enumerate() {
@@ -333,7 +333,10 @@ mod tests {
 
     fn addresses(names: &[&str]) -> FurtherAddresses {
         let further = names.iter().map(|name| (*name).to_owned()).collect();
-        FurtherAddresses::new(&Options { further, ..Options::default() }, &[([10, 0, 0, 1], 2049).into()])
+        FurtherAddresses::new(
+            &NfsOptions { further, ..NfsOptions::default() },
+            &[([10, 0, 0, 1], 2049).into()],
+        )
     }
 
     #[test]

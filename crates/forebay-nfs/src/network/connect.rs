@@ -12,7 +12,7 @@ use forebay_verbs::Why;
 use rustix::io::Errno;
 use rustix::net::{self, sockopt};
 
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::protocol::rpc::random;
 
 /// Whether the server was not reached at all, over TCP or by RDMA, or did not answer.
@@ -23,7 +23,7 @@ pub fn is_unreached(error: &Error) -> bool {
 /// A connection to the first address that takes one. Something waits for it meanwhile.
 pub(crate) fn connect(
     addresses: &[SocketAddr],
-    options: &Options,
+    options: &NfsOptions,
     clock: &SilenceClock,
 ) -> Result<TcpStream> {
     connect_from(0, addresses, options, clock)
@@ -33,7 +33,7 @@ pub(crate) fn connect(
 pub(crate) fn connect_from(
     port: u16,
     addresses: &[SocketAddr],
-    options: &Options,
+    options: &NfsOptions,
     clock: &SilenceClock,
 ) -> Result<TcpStream> {
     first_of(addresses, |address| connect_to(address, port, options, clock))
@@ -49,7 +49,12 @@ const LOW_ATTEMPTS: u32 = 40;
 const LOWEST_PORT: u16 = 665;
 const LOW_PORTS: u64 = 359;
 
-fn connect_to(address: SocketAddr, port: u16, options: &Options, clock: &SilenceClock) -> Result<TcpStream> {
+fn connect_to(
+    address: SocketAddr,
+    port: u16,
+    options: &NfsOptions,
+    clock: &SilenceClock,
+) -> Result<TcpStream> {
     let began = Instant::now();
     for attempt in 0..=LOW_ATTEMPTS {
         let wants_low = options.low_ports && attempt < LOW_ATTEMPTS && !MAY_NOT.load(Ordering::Relaxed);

@@ -11,7 +11,7 @@ use forebay_remote::silence::{SilenceClock, WaitLimits};
 use forebay_remote::stop;
 
 use crate::network::connect::{connect, end_unsent, has_low_port, lacks_low_port};
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::protocol::rpc::{self, Credential, RpcProgram};
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter};
 
@@ -24,7 +24,7 @@ const MAX_REPLY_BYTES: usize = 32 << 10;
 #[derive(Debug)]
 pub(crate) struct Exchange {
     addresses: Vec<SocketAddr>,
-    options: Options,
+    options: NfsOptions,
     clock: Arc<SilenceClock>,
     stream: Option<TcpStream>,
     /// It has answered: a server that does not is waited for.
@@ -64,7 +64,7 @@ impl From<std::io::Error> for NoReply {
 }
 
 impl Exchange {
-    pub(crate) fn new(addresses: Vec<SocketAddr>, options: Options, clock: Arc<SilenceClock>) -> Self {
+    pub(crate) fn new(addresses: Vec<SocketAddr>, options: NfsOptions, clock: Arc<SilenceClock>) -> Self {
         Self {
             addresses,
             options,
@@ -81,7 +81,7 @@ impl Exchange {
     pub(crate) fn on(
         stream: TcpStream,
         address: SocketAddr,
-        options: Options,
+        options: NfsOptions,
         clock: Arc<SilenceClock>,
     ) -> Self {
         // As of connections that are made here.
@@ -231,7 +231,7 @@ impl Exchange {
     fn attempt(&mut self, xid: u32, call: &[u8], began: Instant) -> Result<(), NoReply> {
         let left = self.left(began);
         if self.stream.is_none() {
-            let options = Options { connect: self.options.connect.min(left), ..self.options.clone() };
+            let options = NfsOptions { connect: self.options.connect.min(left), ..self.options.clone() };
             let stream = connect(&self.addresses, &options, &self.clock).map_err(NoReply::Connection)?;
             stream.set_nonblocking(false)?;
             // Nothing is unsent when its calls are answered, and others have no meaning any more.

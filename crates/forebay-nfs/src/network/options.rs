@@ -12,7 +12,7 @@ use forebay_verbs::Fabric;
 
 /// How a client talks to its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct NfsOptions {
     /// Connections that carry bytes, 1 to 16. They are made when there is work for them.
     pub connections: usize,
     /// Further addresses of the server, or their names; its port is the same there. Connections that carry bytes are spread over all of
@@ -35,7 +35,7 @@ pub struct Options {
     /// How long the connections and the session of a server are kept behind its last file, for the next one that is opened; of
     /// RDMA the session alone.
     pub keep: Duration,
-    /// After how long an address of [`Options::further`] is looked at again that was left out.
+    /// After how long an address of [`NfsOptions::further`] is looked at again that was left out.
     pub left_out: Duration,
     /// How long calls are sent again, or wait because the server asks for it, before they fail.
     pub deadline: Duration,
@@ -58,7 +58,7 @@ pub struct RdmaOptions {
     pub fabric: Arc<dyn Fabric>,
     /// The server's address on the fabric; `None`: that of its name.
     pub address: Option<IpAddr>,
-    /// Those of [`Options::further`], in their order, where they are others on the fabric.
+    /// Those of [`NfsOptions::further`], in their order, where they are others on the fabric.
     pub further: Vec<IpAddr>,
     /// Its port.
     pub port: u16,
@@ -85,7 +85,7 @@ impl RdmaOptions {
         Self::new(fabric, Some(to.ip()), to.port())
     }
 
-    /// The same, with the addresses on the fabric of [`Options::further`].
+    /// The same, with the addresses on the fabric of [`NfsOptions::further`].
     #[must_use]
     pub fn and_to(mut self, further: &[IpAddr]) -> Self {
         self.further = further.to_vec();
@@ -107,7 +107,7 @@ impl PartialEq for RdmaOptions {
 
 impl Eq for RdmaOptions {}
 
-impl Default for Options {
+impl Default for NfsOptions {
     fn default() -> Self {
         Self {
             connections: 8,
@@ -130,7 +130,7 @@ impl Default for Options {
 /// After how long without a sign of life a server is asked for one, at most.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
 
-impl Options {
+impl NfsOptions {
     /// The same with no more than `limit` for a question: to connect, and to be answered.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
@@ -171,9 +171,9 @@ mod tests {
     #[test]
     fn a_limit_makes_no_time_longer() {
         let limit = Duration::from_secs(2);
-        let short = Options { connect: Duration::from_secs(1), ..Options::default() }.within(limit);
+        let short = NfsOptions { connect: Duration::from_secs(1), ..NfsOptions::default() }.within(limit);
         let times = [short.connect, short.first_answer, short.silence, short.deadline];
         assert_eq!(times, [Duration::from_secs(1), limit, limit, limit]);
-        assert_eq!(short.idle, Options::default().idle);
+        assert_eq!(short.idle, NfsOptions::default().idle);
     }
 }

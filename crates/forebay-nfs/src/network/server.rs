@@ -16,7 +16,7 @@ use forebay_verbs::{Domain, Route, Stop};
 use crate::lock;
 use crate::network::addresses::FurtherAddresses;
 use crate::network::exchange::Exchange;
-use crate::network::options::{Options, RdmaOptions};
+use crate::network::options::{NfsOptions, RdmaOptions};
 use crate::protocol::handle::{CallLimits, NfsVersion};
 use crate::protocol::rpc::Credential;
 use crate::protocol::v4::GrantedSession;
@@ -31,7 +31,7 @@ pub(crate) struct NfsServer {
     pub(crate) further: FurtherAddresses,
     pub(crate) version: NfsVersion,
     pub(crate) who: Credential,
-    pub(crate) options: Options,
+    pub(crate) options: NfsOptions,
     /// How long it has been silent.
     pub(crate) clock: Arc<SilenceClock>,
     pub(super) control: Arc<Mutex<ControlCalls>>,
@@ -105,7 +105,7 @@ impl NfsServer {
         name: String,
         addresses: Vec<SocketAddr>,
         version: NfsVersion,
-        options: Options,
+        options: NfsOptions,
     ) -> Self {
         let clock = SilenceClock::new(name.clone());
         let exchange = Exchange::new(addresses.clone(), options.clone(), clock.clone());

@@ -411,14 +411,14 @@ impl Drop for NfsServer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::options::Options;
+    use crate::network::options::NfsOptions;
 
     /// Nothing listens there.
     #[test]
     fn a_call_that_was_never_sent_takes_no_number() {
         let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server =
-            NfsServer::new("server".to_owned(), vec![nowhere], NfsVersion::V4(1), Options::default());
+            NfsServer::new("server".to_owned(), vec![nowhere], NfsVersion::V4(1), NfsOptions::default());
         server.grant(1);
         server.facts(&NfsHandle::new(&[1]).unwrap()).unwrap_err();
         assert_eq!(lock(&server.control).sequence, (0, 1));
@@ -428,9 +428,9 @@ mod tests {
     fn nothing_is_sent_from_another_network_namespace() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let options = Options {
+        let options = NfsOptions {
             network: Some(forebay_remote::namespace::NetworkNamespace::default()),
-            ..Options::default()
+            ..NfsOptions::default()
         };
         let addresses = vec![listener.local_addr().unwrap()];
         let server = NfsServer::new("server".to_owned(), addresses, NfsVersion::V3, options);

@@ -15,7 +15,7 @@ use crate::network::addresses::{CHECK_TIME, FurtherAddress, UnshownReason, WireD
 use crate::network::connect::{connect_from, end_unsent};
 use crate::network::exchange::Exchange;
 use crate::network::opened::FileSample;
-use crate::network::options::Options;
+use crate::network::options::NfsOptions;
 use crate::network::same::{same_files, same_server};
 use crate::network::server::NfsServer;
 
@@ -30,7 +30,7 @@ impl FurtherAddress {
         let Some(socket) = self.socket() else { return Err(UnshownReason::Unclear) };
         let options = &server.options;
         options.check_network()?;
-        let options = Options {
+        let options = NfsOptions {
             connect: options.connect.min(CHECK_TIME),
             first_answer: options.silence.min(CHECK_TIME),
             silence: options.silence.min(CHECK_TIME),

@@ -399,7 +399,7 @@ impl CallTable {
 mod tests {
     use super::*;
     use crate::network::job::{Direction, FileTarget, IoRequest};
-    use crate::network::options::Options;
+    use crate::network::options::NfsOptions;
     use crate::protocol::handle::NfsHandle;
     use crate::protocol::io_call::IoCall;
 
@@ -420,7 +420,8 @@ mod tests {
 
     #[test]
     fn an_entry_does_not_keep_what_could_not_be_asked() {
-        let server = NfsServer::new("server".to_owned(), Vec::new(), NfsVersion::V4(1), Options::default());
+        let server =
+            NfsServer::new("server".to_owned(), Vec::new(), NfsVersion::V4(1), NfsOptions::default());
         server.grant(1);
         let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() };
@@ -433,7 +434,8 @@ mod tests {
     /// The server's slot stands where the last call that it has seen left it.
     #[test]
     fn a_call_that_was_never_sent_takes_no_number() {
-        let server = NfsServer::new("server".to_owned(), Vec::new(), NfsVersion::V4(1), Options::default());
+        let server =
+            NfsServer::new("server".to_owned(), Vec::new(), NfsVersion::V4(1), NfsOptions::default());
         server.grant(2);
         let mut table = CallTable::new(1, (0, 1));
         let file = Arc::new(FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() });
@@ -479,7 +481,7 @@ mod tests {
             (&other, IoOperation::Commit, 0, 0),
         ];
         for version in [NfsVersion::V3, NfsVersion::V4(0)] {
-            let server = NfsServer::new("server".to_owned(), Vec::new(), version, Options::default());
+            let server = NfsServer::new("server".to_owned(), Vec::new(), version, NfsOptions::default());
             let mut table = CallTable::new(1, (0, 1));
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
