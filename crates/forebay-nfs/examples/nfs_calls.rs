@@ -17,7 +17,7 @@ use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
 use forebay_nfs::{Direction, NfsFile, NfsUrl, RdmaOptions, open};
-use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, NfsOptions, Post, Region, Route};
+use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, Options, Post, Region, Route};
 
 /// Calls of `bare` under way: the credits of the server in the process.
 const UNDER_WAY: usize = 4;
@@ -95,7 +95,7 @@ impl<'a> Bare<'a> {
     fn new(fabric: &dyn Fabric, file: &'a NfsFile, memory: &mut [u8]) -> Result<Self> {
         let domain = fabric.open(&Route::to(Placing::address()))?;
         let private_data = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3].to_vec();
-        let with = NfsOptions { private_data, receives: 8, receive_size: 16 << 10, ..NfsOptions::default() };
+        let with = Options { private_data, receives: 8, receive_size: 16 << 10, ..Options::default() };
         let connection = domain.connect(Placing::address(), &with)?;
         let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
         // SAFETY: the memory outlives the region, and is looked at by nobody.

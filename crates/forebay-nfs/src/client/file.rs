@@ -35,7 +35,7 @@ const NIC_PAUSE: Duration = Duration::from_mins(1);
 
 impl fmt::Debug for NfsFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "File({})", self.name())
+        write!(f, "NfsFile({})", self.name())
     }
 }
 

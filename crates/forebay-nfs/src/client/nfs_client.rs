@@ -19,7 +19,7 @@ use crate::network::server::NfsServer;
 use crate::network::wire::SharedWires;
 use crate::protocol::handle::{CallLimits, NfsVersion};
 
-/// A server in use: its wires, and requests that wait for them. Ends [some time](crate::Options::keep) after its last file, and with its
+/// A server in use: its wires, and requests that wait for them. Ends [some time](crate::NfsOptions::keep) after its last file, and with its
 /// last request.
 pub struct NfsClient {
     /// Handed on when the client has no file any more.
