@@ -128,9 +128,13 @@ def prepare():
     target = {**os.environ, "CARGO_TARGET_DIR": str(READY / "target")}
     while True:
         (source / TUNING).write_text(variables(text, fixed))
-        check = ["cargo", "check", "-p", "forebay-engine", "--message-format=json", "--quiet"]
-        done = subprocess.run(check, cwd=source, env=target, capture_output=True, text=True)
-        if done.returncode == 0:
+        # Some constants are only needed when code is made.
+        for command in (["check"], ["build", "--release"]):
+            command = ["cargo", *command, "-p", "forebay-engine", "--message-format=json", "--quiet"]
+            done = subprocess.run(command, cwd=source, env=target, capture_output=True, text=True)
+            if done.returncode != 0:
+                break
+        else:
             break
         more = fixed_by(done.stdout, members) - fixed
         if not more:
