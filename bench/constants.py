@@ -285,7 +285,8 @@ def main():
     parser.add_argument("--scratch", default=".", help="a folder on the disk to measure")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=900)
-    parser.add_argument("--groups", type=int, default=12)
+    parser.add_argument("--groups", type=int, default=14)
+    parser.add_argument("--first", type=int, default=0, help="the first group: those before it were measured")
     parser.add_argument("--only", help="only constants whose name contains one of these, and only single ones")
     args = parser.parse_args()
     if args.prepare:
@@ -304,7 +305,10 @@ def main():
             effects.unchanged[row].clear()
             effects.base(row, 5)
             effects.keep(row=row, unchanged=effects.unchanged[row])
-        for group in groups(names, args.groups):
+        for number, group in list(enumerate(groups(names, args.groups)))[args.first :]:
+            if time.monotonic() > effects.end:
+                print(f"the time is over: go on with --first {number}")
+                break
             for factor in (0.5, 2.0):
                 for row in ROWS:
                     effects.search(row, group, factor, found)
