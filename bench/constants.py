@@ -85,7 +85,9 @@ def variables(text, fixed):
     for module, name, kind in constants(text):
         modules.setdefault(module, []).append((name, kind))
     for module, members in modules.items():
-        out.append(f"#[allow(improper_ctypes, dead_code, unused_imports)]\npub(crate) mod {module} {{\nuse std::time::Duration;\n")
+        out.append(
+            f"#[allow(improper_ctypes, dead_code, unused_imports)]\npub(crate) mod {module} {{\nuse std::time::Duration;\n"
+        )
         for name, kind in members:
             if (module, name) in fixed:
                 out.append(f"pub(crate) use super::constants::{module}::{name};\n")
@@ -97,7 +99,11 @@ def variables(text, fixed):
             )
             setters.append(f'"{module}.{name}" => unsafe {{ (*(&raw mut {module}::OWN_{name})).scale(by) }},\n')
         out.append("}\n")
-    out.append("unsafe fn set(name: &str, by: f64) { match name {\n" + "".join(setters) + '_ => panic!("no constant {name}") } }\n')
+    out.append(
+        "unsafe fn set(name: &str, by: f64) { match name {\n"
+        + "".join(setters)
+        + '_ => panic!("no constant {name}") } }\n'
+    )
     return "".join(out)
 
 
@@ -109,8 +115,13 @@ def fixed_by(messages, members):
         message = record.get("message") or {}
         if message.get("level") != "error":
             continue
-        spans = [*message.get("spans", []), *(s for child in message.get("children", []) for s in child.get("spans", []))]
-        words = set(re.findall(r"\w+", " ".join([message.get("message", ""), *(t["text"] for s in spans for t in s["text"])])))
+        spans = [
+            *message.get("spans", []),
+            *(s for child in message.get("children", []) for s in child.get("spans", [])),
+        ]
+        words = set(
+            re.findall(r"\w+", " ".join([message.get("message", ""), *(t["text"] for s in spans for t in s["text"])]))
+        )
         found |= {(module, name) for module, name, _ in members if name in words}
     return found
 
@@ -142,7 +153,12 @@ def prepare():
         fixed |= more
         print(f"{len(more)} more are needed by the compiler", flush=True)
     (READY / "constants.json").write_text(
-        json.dumps({"variables": [f"{m}.{n}" for m, n, _ in members if (m, n) not in fixed], "fixed": sorted(f"{m}.{n}" for m, n in fixed)})
+        json.dumps(
+            {
+                "variables": [f"{m}.{n}" for m, n, _ in members if (m, n) not in fixed],
+                "fixed": sorted(f"{m}.{n}" for m, n in fixed),
+            }
+        )
     )
     packages = ["-p", "forebay-cli", "-p", "forebay-libcufile", "-p", "forebay-cufile", "-p", "forebay-python"]
     subprocess.run(["cargo", "build", "--release", *packages], cwd=source, env=target, check=True)
@@ -150,7 +166,12 @@ def prepare():
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(wheel / "forebay", out / "python/forebay", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     release = READY / "target/release"
-    subprocess.run(["cargo", "build", "--release", "-p", "forebay-cufile", "--example", "cufile_bench"], cwd=source, env=target, check=True)
+    subprocess.run(
+        ["cargo", "build", "--release", "-p", "forebay-cufile", "--example", "cufile_bench"],
+        cwd=source,
+        env=target,
+        check=True,
+    )
     for built, name in [
         ("forebay", "forebay"),
         ("libcufile.so", "libcufile.so"),
@@ -175,8 +196,16 @@ print(sum(t.numel() * t.element_size() for t in tensors.values()) / (time.perf_c
 def bench(*arguments):
     def run(files, environment):
         out = files / "out.json"
-        command = [READY / "build/forebay", "bench", "-d", "0", *(files / a[1:] if a[0] == "@" else a for a in arguments)]
-        subprocess.run([*map(str, command), "--json", str(out)], check=True, capture_output=True, timeout=60, env=environment)
+        command = [
+            READY / "build/forebay",
+            "bench",
+            "-d",
+            "0",
+            *(files / a[1:] if a[0] == "@" else a for a in arguments),
+        ]
+        subprocess.run(
+            [*map(str, command), "--json", str(out)], check=True, capture_output=True, timeout=60, env=environment
+        )
         last = json.loads(out.read_text())["passes"][-1]
         return last["gb_per_s"]
 
@@ -187,7 +216,9 @@ def cufile(*arguments):
     def run(files, environment):
         build = READY / "build"
         command = [build / "cufile_bench", "--lib", build / "libcufile.so", "--file", files / "warm", *arguments]
-        done = subprocess.run([*map(str, command)], check=True, capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(
+            [*map(str, command)], check=True, capture_output=True, text=True, timeout=60, env=environment
+        )
         return json.loads(done.stdout.splitlines()[-1])["passes"][-1]["gb_per_s"]
 
     return run
@@ -196,7 +227,9 @@ def cufile(*arguments):
 def load(files, environment):
     command = [sys.executable, "-c", LOAD, str(files / "model.safetensors")]
     environment = {**environment, "PYTHONPATH": str(READY / "build/python")}
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=60).stdout)
+    return float(
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=60).stdout
+    )
 
 
 ROWS = {
@@ -225,7 +258,9 @@ class Effects:
         try:
             return ROWS[row](self.files, environment)
         except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:
-            self.keep(row=row, changed=changed, failed=str(error)[:300], said=(getattr(error, "stderr", "") or "")[-500:])
+            self.keep(
+                row=row, changed=changed, failed=str(error)[:300], said=(getattr(error, "stderr", "") or "")[-500:]
+            )
             return 0.0
 
     def base(self, row, times):
@@ -264,9 +299,15 @@ class Effects:
 
 def make_files(folder):
     block = os.urandom(1 << 20)
-    header = {f"w{n}": {"dtype": "F32", "shape": [1 << 24], "data_offsets": [n << 26, (n + 1) << 26]} for n in range(48)}
+    header = {
+        f"w{n}": {"dtype": "F32", "shape": [1 << 24], "data_offsets": [n << 26, (n + 1) << 26]} for n in range(48)
+    }
     text = json.dumps(header).encode()
-    for name, size, head in [("warm", 4 * GIB, b""), ("cold", GIB, b""), ("model.safetensors", 3 * GIB, len(text).to_bytes(8, "little") + text)]:
+    for name, size, head in [
+        ("warm", 4 * GIB, b""),
+        ("cold", GIB, b""),
+        ("model.safetensors", 3 * GIB, len(text).to_bytes(8, "little") + text),
+    ]:
         with open(folder / name, "wb") as file:
             file.write(head)
             for _ in range(size >> 20):
@@ -314,7 +355,9 @@ def main():
                     effects.search(row, group, factor, found)
         print("\nunchanged, GB/s")
         for row, values in effects.unchanged.items():
-            print(f"{row:<16} {statistics.median(values):8.3f}  {min(values):.3f} to {max(values):.3f}, {len(values)} runs")
+            print(
+                f"{row:<16} {statistics.median(values):8.3f}  {min(values):.3f} to {max(values):.3f}, {len(values)} runs"
+            )
     print("\nwhat moves a row beyond its noise; - was not looked at singly")
     for row, factor, some, ratio in found:
         print(f"{row:<16} x {factor:<4} {'-' if ratio is None else f'{ratio:.2f}':<6} {' '.join(some)}")
