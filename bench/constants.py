@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 READY = ROOT / "target/constants"
 TUNING = "crates/forebay-engine/src/tuning.rs"
-CONSTANT = re.compile(r"pub\(crate\) const (\w+): ([^=]+?) =\s*([^;]+);")
+CONSTANT = re.compile(r"^    pub\(crate\) const (\w+): ([^=]+?) = [^;]+;$", re.M)
 MODULE = re.compile(r"^pub\(crate\) mod (\w+) \{$(.*?)^\}$", re.M | re.S)
 GIB = 1 << 30
 #: A row moves if the median leaves the range of unchanged runs by this part of it.
@@ -48,14 +48,8 @@ impl Scaled for f64 {
 impl Scaled for std::time::Duration {
     fn scale(&mut self, by: f64) { *self = self.mul_f64(by); }
 }
-impl Scaled for (std::time::Duration, std::time::Duration) {
+impl<T: Scaled> Scaled for (T, T) {
     fn scale(&mut self, by: f64) { self.0.scale(by); self.1.scale(by); }
-}
-impl Scaled for (usize, usize) {
-    fn scale(&mut self, by: f64) { if by > 1.0 { self.0.scale(by) } else { self.1.scale(1.0 / by) } }
-}
-impl Scaled for (u64, u64) {
-    fn scale(&mut self, by: f64) { if by > 1.0 { self.0.scale(by) } else { self.1.scale(1.0 / by) } }
 }
 extern "C" fn begin() {
     let Ok(all) = std::env::var("FOREBAY_CONSTANTS") else { return };
@@ -72,7 +66,7 @@ static BEGIN: extern "C" fn() = begin;
 
 
 def constants(text):
-    """(module, name, type) of each constant."""
+    """(module, name, type) of each constant: they have one line each, which a test of that file asks."""
     for module in MODULE.finditer(text):
         for found in CONSTANT.finditer(module.group(2)):
             yield module.group(1), found.group(1), " ".join(found.group(2).split())
@@ -119,9 +113,8 @@ def fixed_by(messages, members):
             *message.get("spans", []),
             *(s for child in message.get("children", []) for s in child.get("spans", [])),
         ]
-        words = set(
-            re.findall(r"\w+", " ".join([message.get("message", ""), *(t["text"] for s in spans for t in s["text"])]))
-        )
+        said = " ".join([message.get("message", ""), *(part["text"] for span in spans for part in span["text"])])
+        words = set(re.findall(r"\w+", said))
         found |= {(module, name) for module, name, _ in members if name in words}
     return found
 
@@ -161,17 +154,12 @@ def prepare():
         )
     )
     packages = ["-p", "forebay-cli", "-p", "forebay-libcufile", "-p", "forebay-cufile", "-p", "forebay-python"]
-    subprocess.run(["cargo", "build", "--release", *packages], cwd=source, env=target, check=True)
-    out, wheel = READY / "build", next((source / "crates/forebay-python").parent.parent.glob("python"))
+    for what in (packages, ["-p", "forebay-cufile", "--example", "cufile_bench"]):
+        subprocess.run(["cargo", "build", "--release", *what], cwd=source, env=target, check=True)
+    out = READY / "build"
     shutil.rmtree(out, ignore_errors=True)
-    shutil.copytree(wheel / "forebay", out / "python/forebay", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(source / "python/forebay", out / "python/forebay")
     release = READY / "target/release"
-    subprocess.run(
-        ["cargo", "build", "--release", "-p", "forebay-cufile", "--example", "cufile_bench"],
-        cwd=source,
-        env=target,
-        check=True,
-    )
     for built, name in [
         ("forebay", "forebay"),
         ("libcufile.so", "libcufile.so"),
@@ -196,18 +184,10 @@ print(sum(t.numel() * t.element_size() for t in tensors.values()) / (time.perf_c
 def bench(*arguments):
     def run(files, environment):
         out = files / "out.json"
-        command = [
-            READY / "build/forebay",
-            "bench",
-            "-d",
-            "0",
-            *(files / a[1:] if a[0] == "@" else a for a in arguments),
-        ]
-        subprocess.run(
-            [*map(str, command), "--json", str(out)], check=True, capture_output=True, timeout=60, env=environment
-        )
-        last = json.loads(out.read_text())["passes"][-1]
-        return last["gb_per_s"]
+        named = (str(files / a[1:]) if a[0] == "@" else a for a in arguments)
+        command = [str(READY / "build/forebay"), "bench", "-d", "0", *named, "--json", str(out)]
+        subprocess.run(command, check=True, capture_output=True, timeout=60, env=environment)
+        return json.loads(out.read_text())["passes"][-1]["gb_per_s"]
 
     return run
 
@@ -258,9 +238,8 @@ class Effects:
         try:
             return ROWS[row](self.files, environment)
         except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:
-            self.keep(
-                row=row, changed=changed, failed=str(error)[:300], said=(getattr(error, "stderr", "") or "")[-500:]
-            )
+            said = (getattr(error, "stderr", "") or "")[-500:]
+            self.keep(row=row, changed=changed, failed=str(error)[:300], said=said)
             return 0.0
 
     def base(self, row, times):
@@ -355,9 +334,8 @@ def main():
                     effects.search(row, group, factor, found)
         print("\nunchanged, GB/s")
         for row, values in effects.unchanged.items():
-            print(
-                f"{row:<16} {statistics.median(values):8.3f}  {min(values):.3f} to {max(values):.3f}, {len(values)} runs"
-            )
+            middle, least, most = statistics.median(values), min(values), max(values)
+            print(f"{row:<16} {middle:8.3f}  {least:.3f} to {most:.3f}, {len(values)} runs")
     print("\nwhat moves a row beyond its noise; - was not looked at singly")
     for row, factor, some, ratio in found:
         print(f"{row:<16} x {factor:<4} {'-' if ratio is None else f'{ratio:.2f}':<6} {' '.join(some)}")

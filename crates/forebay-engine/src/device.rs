@@ -29,7 +29,8 @@ use crate::runtime::lock;
 use crate::runtime::wait;
 use crate::source::piece::Direction;
 use crate::stream_order::{OperationRoute, PullStart, StreamEngines, StreamServer};
-use crate::tuning::waits::{BRIEF_TRANSFER, LINK_BYTES_PER_NS};
+use crate::tuning::machine::LINK_BYTES_PER_NS;
+use crate::tuning::mapped::COPY_BYTES;
 
 /// A device with all that serves it.
 pub(crate) struct DeviceEngines {
@@ -234,7 +235,7 @@ impl DeviceEngines {
     pub(crate) fn wait(&self, ticket: Ticket, len: usize) -> Outcome {
         let others = self.callers.waiting.fetch_add(1, Ordering::Relaxed);
         let affordable = wait::may_poll(self.objective, self.lanes.count() + others + 1);
-        let outcome = if len <= BRIEF_TRANSFER && affordable {
+        let outcome = if len <= COPY_BYTES as usize && affordable {
             ticket.wait_closely(Duration::from_nanos(len as u64 / LINK_BYTES_PER_NS))
         } else {
             ticket.wait()

@@ -16,7 +16,9 @@ use crate::request::receipt::Note;
 use crate::runtime::owned::lost;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::Direction;
-use crate::tuning::ring::{ENTRIES, FILES, POLL_IDLE, SETTLES};
+use crate::tuning::files::FILES;
+use crate::tuning::lanes::DEPTH;
+use crate::tuning::machine::{BRIEF_WAIT, PATIENCE};
 
 /// User data of the eventfd's read.
 const WAKE_DATA: u64 = u64::MAX;
@@ -24,6 +26,8 @@ const WAKE_DATA: u64 = u64::MAX;
 const MAX_OPERATION_BYTES: usize = 1 << 30;
 /// Where the eventfd is registered, behind the files.
 const WAKE_SLOT: u32 = FILES;
+/// Entries of the submission queue: there is always room.
+const ENTRIES: u32 = 4 * DEPTH as u32;
 /// Pieces of memory that can be registered: a lane's memory grows twice.
 const MAX_BUFFERS: u32 = 3;
 
@@ -298,7 +302,7 @@ impl Ring {
         loop {
             self.harvest(&mut late);
             let queued = self.uring.submission().len();
-            if self.outstanding <= queued || start.elapsed() > SETTLES {
+            if self.outstanding <= queued || start.elapsed() > PATIENCE {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -469,7 +473,12 @@ fn move_high(ring: IoUring) -> IoUring {
 
 /// A ring whose submissions a thread of the kernel takes: they need no system call while it is awake.
 fn build_polled() -> io::Result<IoUring> {
-    IoUring::builder().setup_sqpoll(POLL_IDLE).setup_single_issuer().setup_cqsize(ENTRIES * 4).build(ENTRIES)
+    let asleep_after = (BRIEF_WAIT / 2).as_millis() as u32;
+    IoUring::builder()
+        .setup_sqpoll(asleep_after)
+        .setup_single_issuer()
+        .setup_cqsize(ENTRIES * 4)
+        .build(ENTRIES)
 }
 
 /// The best ring that this kernel has.

@@ -11,7 +11,9 @@ use crate::request::receipt::{Moved, Way};
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{CachedReads, Descriptors, Fd, MemoryWrite, call_error};
-use crate::tuning::segments::{MAX_CANCELLATIONS, MIN_DIRECT_WRITE, MIN_MAPPED_WRITE};
+use crate::tuning::files::MIN_MAPPED_WRITE;
+use crate::tuning::machine::MANY;
+use crate::tuning::plan::CELL;
 
 /// A range `start..start+len` of a source inside a window of host memory.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +55,7 @@ pub(crate) struct Segment {
     /// The errno by which the kernel refused to have the drive move it.
     pub(crate) refused: Option<i32>,
     /// Calls in a row that ended with ECANCELED.
-    pub(crate) cancellations: u8,
+    pub(crate) cancellations: u16,
 }
 
 /// The part of an entry that lies in a segment.
@@ -364,7 +366,7 @@ impl Segment {
 
     /// Chooses the way of a write.
     pub(crate) fn choose_write(&mut self, file: &Descriptors, align: u64, policy: CachePolicy) {
-        let large = policy == CachePolicy::Bypass || self.len >= MIN_DIRECT_WRITE;
+        let large = policy == CachePolicy::Bypass || self.len >= CELL;
         let direct = file.direct.is_some()
             && !file.is_memory
             && policy != CachePolicy::Keep
@@ -387,7 +389,7 @@ impl Segment {
         self.cancellations = if is_cancelled { self.cancellations + 1 } else { 0 };
         match (direction, result) {
             // A signal kept the kernel from starting a thread for the call. No call that has begun is cancelled.
-            _ if is_cancelled && self.cancellations < MAX_CANCELLATIONS => SegmentStep::Again,
+            _ if is_cancelled && usize::from(self.cancellations) < MANY => SegmentStep::Again,
             (_, errno) if [libc::EINTR, libc::EAGAIN].contains(&(-errno as i32)) => SegmentStep::Again,
             (_, errno) if errno < 0 => self.refused(direction, -errno as i32),
             (Direction::Write, 0) => SegmentStep::Failed(Error::new(ErrorKind::Io, "the file took no bytes")),
@@ -526,12 +528,12 @@ mod tests {
     fn a_call_that_is_cancelled_again_and_again_fails() {
         let cancelled = -(libc::ECANCELED as isize);
         let mut segment = Segment::whole(0, 8192, 0);
-        for _ in 1..MAX_CANCELLATIONS {
+        for _ in 1..MANY {
             assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
         }
         // Progress resets the count.
         assert!(matches!(segment.advance(Direction::Read, 4096, 4096), SegmentStep::Again));
-        for _ in 1..MAX_CANCELLATIONS {
+        for _ in 1..MANY {
             assert!(matches!(segment.advance(Direction::Read, cancelled, 4096), SegmentStep::Again));
         }
         let last = segment.advance(Direction::Read, cancelled, 4096);

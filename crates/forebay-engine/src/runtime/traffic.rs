@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
-use crate::tuning::waits::{TRAFFIC_LOOK, TRAFFIC_WAIT};
+use crate::tuning::machine::{LONG_NAP, PATIENCE};
 
 /// The traffic of the process.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ fn is_clear() -> bool {
         *busy = None;
         return true;
     }
-    busy.get_or_insert_with(Instant::now).elapsed() > TRAFFIC_WAIT
+    busy.get_or_insert_with(Instant::now).elapsed() > PATIENCE
 }
 
 /// Waits at most `limit` until a call that waits for all streams should be made. Returns whether it should.
@@ -68,7 +68,7 @@ pub(crate) fn is_clear_within(limit: Duration) -> bool {
         if begun.elapsed() >= limit {
             return false;
         }
-        std::thread::sleep(TRAFFIC_LOOK);
+        std::thread::sleep(LONG_NAP);
     }
     true
 }
@@ -79,7 +79,7 @@ pub(crate) fn when_clear(call: impl FnOnce() + Send + 'static) {
         return call();
     }
     let later = move || {
-        while !is_clear_within(TRAFFIC_WAIT) {}
+        while !is_clear_within(PATIENCE) {}
         call();
     };
     // Without a thread the call is never made: memory stays pinned as long as the process.

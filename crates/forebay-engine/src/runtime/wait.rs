@@ -8,11 +8,11 @@ use forebay_config::{Objective, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::{Naps, Wait};
 
-use crate::tuning::streams::{self, SPIN};
-use crate::tuning::waits::{
-    ASLEEP, BYTES_PER_MICROSECOND, ENOUGH_CPUS, HORIZON, LONG_COPY, LOOKS, NAP, NAPS, NEW_VALUE_FRACTION,
-    WORTH_SLEEPING,
+use crate::tuning::machine::{
+    BRIEF_WAIT, EIGHTH, IDLE, LINK_BYTES_PER_NS, LONG_NAP, LOOK, PATIENCE, SHORT_LOOK, WORTH_SLEEPING,
 };
+use crate::tuning::mapped::COPY_BYTES;
+use crate::tuning::waits::{ASLEEP, ENOUGH_CPUS, LOOKS, NAPS};
 
 /// A poll, and what follows it.
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +46,20 @@ pub(crate) fn may_poll(objective: Objective, threads: usize) -> bool {
 
 /// The least time that a copy of this many bytes takes.
 pub(crate) fn expected(len: usize) -> Duration {
-    Duration::from_micros((len / BYTES_PER_MICROSECOND) as u64)
+    Duration::from_nanos(len as u64 / LINK_BYTES_PER_NS)
 }
 
 /// Waits for a copy without keeping a CPU busy, and without oversleeping by more than an eighth.
 pub(crate) fn nap(len: usize) -> Wait {
-    if len > LONG_COPY { Wait::Block } else { Wait::Nap((expected(len) / 8).max(NAP)) }
+    if len > 2 * COPY_BYTES as usize { Wait::Block } else { Wait::Nap((expected(len) / 8).max(LOOK)) }
 }
 
 /// The next nap of a thread that watches others and has seen nothing for this long. `None`: it goes on polling.
 pub(crate) fn nap_of_watcher(idle: Duration) -> Option<Duration> {
-    let (least, most) = streams::NAPS;
+    let (least, most) = (SHORT_LOOK, IDLE);
     match idle {
-        _ if idle < SPIN => None,
-        _ if idle > streams::LONG => Some(streams::NAP_IDLE),
+        _ if idle < WORTH_SLEEPING => None,
+        _ if idle > PATIENCE => Some(LONG_NAP),
         _ => Some((idle / 8).clamp(least, most)),
     }
 }
@@ -115,7 +115,7 @@ pub(crate) fn nap_for(first: Duration, mut is_done: impl FnMut() -> Result<bool>
         }
     }
     for _ in 0..NAPS {
-        naps.sleep((start.elapsed() / 8).max(NAP));
+        naps.sleep((start.elapsed() / 8).max(LOOK));
         if is_done()? {
             return Ok(PollResult::After(start.elapsed()));
         }
@@ -137,7 +137,7 @@ impl CopyPace {
     /// How long to sleep before the first look at a copy of this many bytes.
     pub(crate) fn first_nap(&self, len: usize) -> Duration {
         let takes = self.0.load(Ordering::Relaxed).saturating_mul((len as u64).div_ceil(4096));
-        Duration::from_nanos(takes / ASLEEP.1 * ASLEEP.0).min(HORIZON)
+        Duration::from_nanos(takes / EIGHTH * ASLEEP).min(5 * BRIEF_WAIT)
     }
 
     /// Learns from a wait. A copy that was done at the first look may have been done long before: such a wait makes the next
@@ -149,7 +149,7 @@ impl CopyPace {
             PollResult::After(waited) => waited.as_nanos() as u64 / (len as u64).div_ceil(4096).max(1),
             PollResult::Never => known,
         };
-        self.0.store(known - known / NEW_VALUE_FRACTION + news / NEW_VALUE_FRACTION, Ordering::Relaxed);
+        self.0.store(known - known / EIGHTH + news / EIGHTH, Ordering::Relaxed);
     }
 }
 
@@ -178,11 +178,11 @@ mod tests {
 
     #[test]
     fn a_watcher_polls_then_naps_longer_and_longer() {
-        let (least, most) = streams::NAPS;
-        assert_eq!(nap_of_watcher(SPIN / 2), None);
-        assert_eq!(nap_of_watcher(SPIN), Some((SPIN / 8).max(least)));
+        let (least, most) = (SHORT_LOOK, IDLE);
+        assert_eq!(nap_of_watcher(WORTH_SLEEPING / 2), None);
+        assert_eq!(nap_of_watcher(WORTH_SLEEPING), Some((WORTH_SLEEPING / 8).max(least)));
         assert_eq!(nap_of_watcher(Duration::from_secs(1)), Some(most));
-        assert_eq!(nap_of_watcher(streams::LONG * 2), Some(streams::NAP_IDLE));
+        assert_eq!(nap_of_watcher(PATIENCE * 2), Some(LONG_NAP));
     }
 
     #[test]
@@ -194,11 +194,11 @@ mod tests {
         }
         let nap = pace.first_nap(len);
         assert!((Duration::from_micros(200)..Duration::from_micros(300)).contains(&nap), "{nap:?}");
-        assert!(pace.first_nap(usize::MAX) <= HORIZON, "the sleep has a limit");
+        assert!(pace.first_nap(usize::MAX) <= 5 * BRIEF_WAIT, "the sleep has a limit");
         for _ in 0..100 {
             pace.learn(len, PollResult::AtOnce);
         }
-        assert!(pace.first_nap(len) < NAP, "a thread that overslept sleeps less");
+        assert!(pace.first_nap(len) < LOOK, "a thread that overslept sleeps less");
     }
 
     #[test]
@@ -211,6 +211,6 @@ mod tests {
             looks += 1;
             Ok(looks == 3)
         };
-        assert!(matches!(nap_for(NAP, third).unwrap(), PollResult::After(_)));
+        assert!(matches!(nap_for(LOOK, third).unwrap(), PollResult::After(_)));
     }
 }

@@ -15,7 +15,8 @@ use forebay_config::files::read_kernel_text;
 use crate::runtime::lock;
 use crate::runtime::owned::Owned;
 use crate::runtime::process::PerProcess;
-use crate::tuning::files::{IDLE_AGE, MAX_IDLE};
+use crate::tuning::files::MAX_IDLE;
+use crate::tuning::machine::PATIENCE;
 use forebay_sys::threads;
 
 /// The file and the access of a descriptor.
@@ -131,7 +132,7 @@ fn idle() -> MutexGuard<'static, Idle> {
 /// The sweeper's thread: it ends when nothing is idle.
 fn sweep_on() {
     loop {
-        thread::sleep(IDLE_AGE);
+        thread::sleep(PATIENCE / 2);
         sweep();
         let mut idle = idle();
         if idle.all.is_empty() {
@@ -147,7 +148,7 @@ fn sweep() {
     let surplus = idle.all.len().saturating_sub(MAX_IDLE);
     idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
     let is_due = |index: usize, entry: &IdleEntry| {
-        index < surplus || entry.is_shared() || entry.since.elapsed() >= IDLE_AGE
+        index < surplus || entry.is_shared() || entry.since.elapsed() >= PATIENCE / 2
     };
     let due = idle.all.iter().enumerate().take_while(|(index, entry)| is_due(*index, entry)).count();
     if due == 0 {
@@ -266,7 +267,7 @@ mod tests {
         assert!(KeptDescriptor::again(DescriptorKey { flags: Some(7), ..key }).is_none());
         drop(again);
         // The thread closes the rest.
-        thread::sleep(IDLE_AGE * 2 + Duration::from_secs(1));
+        thread::sleep(PATIENCE + Duration::from_secs(1));
         assert_eq!(count(inode), 0);
     }
 }

@@ -16,7 +16,7 @@ use super::preallocation::{Preallocation, Room, WriteIntent};
 use crate::runtime::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
-use crate::tuning::files::VISITED_BLOCK;
+use crate::tuning::machine::HUGE_PAGE;
 
 const PAGE: usize = 4096;
 
@@ -54,8 +54,7 @@ impl FileMapping {
             self.visited[block / 64].fetch_or(bit, Ordering::Relaxed) & bit == 0
         };
         // No short cut: each block is marked.
-        (start / VISITED_BLOCK..end.div_ceil(VISITED_BLOCK))
-            .fold(false, |is_first, block| visit(block) | is_first)
+        (start / HUGE_PAGE..end.div_ceil(HUGE_PAGE)).fold(false, |is_first, block| visit(block) | is_first)
     }
 
     /// Most files are written once; blocks that are written again stay mapped.
@@ -129,7 +128,7 @@ impl WriteMapping {
         // Not if it is not opened for reading and writing, sealed, or there is no address space.
         // SAFETY: no address is asked for.
         let start = unsafe { sys::map_file(fd, (0, len), access, std::ptr::null_mut()) }.ok()?;
-        let visited = (0..len.div_ceil(64 * VISITED_BLOCK)).map(|_| AtomicU64::new(0)).collect();
+        let visited = (0..len.div_ceil(64 * HUGE_PAGE)).map(|_| AtomicU64::new(0)).collect();
         let map = Arc::new(FileMapping { start, len, visited });
         *current = Some(map.clone());
         Some(map)

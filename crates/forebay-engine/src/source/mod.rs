@@ -49,7 +49,7 @@ use crate::runtime::lock;
 use crate::runtime::sys::{self, Identity};
 use crate::source::piece::Piece;
 use crate::source::version::FileVersion;
-use crate::tuning::files::DEMAND_TOLD;
+use crate::tuning::plan::CELL;
 
 /// The descriptors of a file.
 #[derive(Debug)]
@@ -170,7 +170,7 @@ impl Descriptors {
         thread_local!(static UNTOLD: Cell<(u64, u64)> = const { Cell::new((u64::MAX, 0)) });
         let (id, untold) = UNTOLD.get();
         let bytes = if id == self.id { untold + bytes } else { bytes };
-        let is_told = id != self.id || bytes >= DEMAND_TOLD;
+        let is_told = id != self.id || bytes >= CELL as u64 / 2;
         UNTOLD.set((self.id, if is_told { 0 } else { bytes }));
         if is_told { (self.demand.fetch_add(bytes, Relaxed), bytes) } else { (self.demand.load(Relaxed), 0) }
     }

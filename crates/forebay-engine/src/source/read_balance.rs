@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::tuning::reads::{CLEAR_FRACTION, EXPLORE_INTERVAL, NEW_VALUE_FRACTION, SHARES, STEP};
+use crate::tuning::files::{EXPLORE_INTERVAL, SHARES};
+use crate::tuning::machine::EIGHTH;
 
 /// A way of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +44,12 @@ impl ReadBalance {
         let known = &self.paces[way as usize];
         let before = known.load(Ordering::Relaxed);
         known.store(
-            if before == 0 { pace } else { before - before / NEW_VALUE_FRACTION + pace / NEW_VALUE_FRACTION },
+            if before == 0 { pace } else { before - before / EIGHTH + pace / EIGHTH },
             Ordering::Relaxed,
         );
         // Races between lanes only move the share a step more or less.
         let is_trial = way == ReadBy::Other && self.share.load(Ordering::Relaxed) == 0;
-        if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(STEP) {
+        if is_trial || self.works.load(Ordering::Relaxed).is_multiple_of(SHARES / 2) {
             self.move_share();
         }
     }
@@ -58,7 +59,7 @@ impl ReadBalance {
         let share = self.share.load(Ordering::Relaxed);
         let next = if usual == 0 || other == 0 {
             share
-        } else if other + other / CLEAR_FRACTION < usual {
+        } else if other + other / EIGHTH < usual {
             // Some go on the usual way, and tell how fast that is.
             (share + 1).min(SHARES - 1)
         } else if other > usual {

@@ -15,7 +15,7 @@ use super::mapping::{copy_by_kernel, leave_page_tables};
 use super::read_balance::ReadBalance;
 use super::{Descriptors, LOCAL_FILE_SYSTEMS, residency};
 use crate::runtime::sys;
-use crate::tuning::reads::MIN_MEASURED;
+use crate::tuning::plan::CHUNK;
 
 /// A file's reads through the page cache.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl Drop for ReadMapping {
 impl Descriptors {
     /// The measured reads of this file, for a range that is read by either way.
     pub(crate) fn cached_reads(&self, len: usize) -> Option<&CachedReads> {
-        let may = len >= MIN_MEASURED
+        let may = len >= CHUNK as usize
             && self.nature.is_regular
             && LOCAL_FILE_SYSTEMS.contains(&self.nature.magic)
             && self.calls.may_map()
@@ -146,7 +146,7 @@ mod tests {
             for (offset, len) in [(0, bytes.len()), (4097, MIB), (3 * MIB + 5, MIB), (MIB - 1, MIB + 2)] {
                 assert!(read(&file, offset as u64, len).unwrap() == bytes[offset..offset + len]);
             }
-            assert_eq!(read(&file, 0, MIN_MEASURED - 1), None, "short");
+            assert_eq!(read(&file, 0, CHUNK as usize - 1), None, "short");
             assert_eq!(read(&file, 3 * MIB as u64 + 6, MIB), None, "beyond the end");
             named.as_file().set_len(2 * MIB as u64).unwrap();
             assert_eq!(read(&file, 3 * MIB as u64, MIB), None, "truncated since");

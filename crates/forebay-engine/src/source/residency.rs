@@ -15,9 +15,8 @@ use rustix::fs::{Advice, fadvise};
 use super::Descriptors;
 use crate::runtime::sys;
 use crate::tuning::callers::PART;
-use crate::tuning::files::{
-    GIVE_BACK, GIVE_BACK_LOOK, RESIDENCY_SAMPLES, TRUSTED, WARMTH_SAMPLES, WINDOW_SAMPLES,
-};
+use crate::tuning::files::{TRUSTED, WARMTH_SAMPLES};
+use crate::tuning::machine::{BRIEF_WAIT, MANY, WORTH_SLEEPING};
 
 /// What is known of a range's residency before a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,8 +159,8 @@ pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
     if let Ok(pages) = sys::cachestat(fd, offset, len) {
         return pages * PAGE >= len;
     }
-    (0..WINDOW_SAMPLES).all(|spot| page(fd, offset + (len - 1) / WINDOW_SAMPLES * spot))
-        && page(fd, offset + len - 1)
+    let samples = 4 * WARMTH_SAMPLES as u64;
+    (0..samples).all(|spot| page(fd, offset + (len - 1) / samples * spot)) && page(fd, offset + len - 1)
 }
 
 /// Whether all of a range is in the page cache by the kernel's count. `false` if the kernel does not count for us.
@@ -179,11 +178,11 @@ fn has_no_holes(fd: RawFd) -> bool {
     sys::stat(fd).is_ok_and(|stat| stat.st_blocks as u64 * BLOCK >= stat.st_size as u64)
 }
 
-/// Reads one byte at up to [`RESIDENCY_SAMPLES`] evenly spread pages without waiting, the last page first, so that the kernel
+/// Reads one byte at up to [`MANY`] evenly spread pages without waiting, the last page first, so that the kernel
 /// does not read ahead of the next one. `None` where the file system cannot.
 fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
     let pages = total.div_ceil(PAGE);
-    let samples = pages.min(RESIDENCY_SAMPLES);
+    let samples = pages.min(MANY as u64);
     let (mut hits, mut missed) = (0, Vec::new());
     for sample in (0..samples).rev() {
         let at = offset + (u128::from(sample) * u128::from(pages) / u128::from(samples)) as u64 * PAGE;
@@ -202,7 +201,7 @@ fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
 }
 
 /// Drops pages that were not cached before they were looked at: the kernel began to read them, and the next look, or the
-/// caller, would find them. What a slow drive has not brought within [`GIVE_BACK`] stays.
+/// caller, would find them. What a slow drive has not brought within [`BRIEF_WAIT`] stays.
 fn give_back(fd: RawFd, pages: &[u64]) {
     let is_there = |at: u64| {
         let mut byte = 0u8;
@@ -216,15 +215,15 @@ fn give_back(fd: RawFd, pages: &[u64]) {
     }
 }
 
-/// Waits until pages that are being read are there, for at most [`GIVE_BACK`]. Their reads are under way together.
+/// Waits until pages that are being read are there, for at most [`BRIEF_WAIT`]. Their reads are under way together.
 fn wait_for_pages(pages: &[u64], is_there: impl Fn(u64) -> bool) {
     let begun = Instant::now();
     for at in pages {
         while !is_there(*at) {
-            if begun.elapsed() >= GIVE_BACK {
+            if begun.elapsed() >= BRIEF_WAIT {
                 return;
             }
-            std::thread::sleep(GIVE_BACK_LOOK);
+            std::thread::sleep(WORTH_SLEEPING);
         }
     }
 }
@@ -270,8 +269,8 @@ mod tests {
     #[test]
     fn a_drive_that_does_not_answer_is_waited_for_once() {
         let begun = Instant::now();
-        wait_for_pages(&[0; RESIDENCY_SAMPLES as usize], |_| false);
-        assert!((GIVE_BACK..10 * GIVE_BACK).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+        wait_for_pages(&[0; MANY], |_| false);
+        assert!((BRIEF_WAIT..10 * BRIEF_WAIT).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }
 
     /// What a user sees who does not own the file: looking at a cold file twice finds it cold, and leaves it cold.

@@ -8,7 +8,6 @@ use forebay_config::CachePolicy;
 use forebay_error::Error;
 use forebay_gpu::Device;
 
-use super::staging_pool::PIECE;
 use crate::engines::mapped::MappedJob;
 use crate::engines::staged::Stage;
 use crate::engines::staged::past_end::PastEnd;
@@ -23,6 +22,7 @@ use crate::request::transfer::{Batch, Memory};
 use crate::runtime::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
+use crate::tuning::plan::CELL;
 
 /// Hands a job to the engine `mapped`.
 pub(crate) type PullStart = Box<dyn Fn(MappedJob) + Send + Sync>;
@@ -104,7 +104,7 @@ pub(super) fn read_warm(
         return Some(((0, Some(error)), Moved::default()));
     }
     let policy = engines.stage.policy(file);
-    if len > PIECE || descriptors.warmth_of_small(offset, len as u64, policy) != Warmth::Warm {
+    if len > CELL || descriptors.warmth_of_small(offset, len as u64, policy) != Warmth::Warm {
         return None;
     }
     let mut segment = Segment::whole(offset, len, host);

@@ -35,7 +35,7 @@ use self::staging_pool::{StagingPool, StagingRing, sizes_for};
 use self::stream_state::{StreamState, StreamTail};
 use crate::runtime::lock;
 use crate::runtime::traffic;
-use crate::tuning::streams::STREAMS_KEPT;
+use crate::tuning::machine::MANY;
 use forebay_sys::threads;
 
 /// The handle that means another stream on each thread.
@@ -125,7 +125,7 @@ impl ServerState {
     /// Forgets idle streams: the driver does not tell when one is destroyed.
     fn retire_idle(&self) {
         let mut streams = lock(&self.streams);
-        if streams.len() < STREAMS_KEPT {
+        if streams.len() < 2 * MANY {
             return;
         }
         let mut pool = lock(&self.pool);

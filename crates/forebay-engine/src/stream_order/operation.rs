@@ -8,7 +8,7 @@ use forebay_gpu::Post;
 
 use super::completion::OperationEnd;
 use super::file_work::{ChunkEnd, StreamEngines};
-use super::staging_pool::{PIECE, StagingRing};
+use super::staging_pool::StagingRing;
 use super::stream_state::StreamState;
 use crate::request::completion::is_short_write;
 use crate::request::file::File;
@@ -16,6 +16,7 @@ use crate::request::receipt::Moved;
 use crate::request::transfer::Memory;
 use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
+use crate::tuning::plan::CELL;
 
 /// A transfer in the order of a stream, whose range is told only when the stream gets there.
 pub struct Late {
@@ -166,7 +167,7 @@ pub(super) fn posts(
         posts.push(Post::Wait(memory.go, number));
         if let (true, OperationRoute::StagingRing(ring)) = (hold < numbers.steps, route) {
             let here = step_len(most, ring.chunk, hold);
-            let (count, longest) = (pieces_of(here), here.min(PIECE));
+            let (count, longest) = (pieces_of(here), here.min(CELL));
             posts.push(Post::Scatter { list: memory.list.device, count, longest });
         }
     }
@@ -180,7 +181,7 @@ pub(super) fn step_len(most: usize, chunk: usize, step: u32) -> usize {
 
 /// Pieces of a step's list.
 pub(super) fn pieces_of(bytes: usize) -> usize {
-    bytes.div_ceil(PIECE).max(1)
+    bytes.div_ceil(CELL).max(1)
 }
 
 /// Calls `bind` and checks the range.

@@ -10,13 +10,14 @@ use super::file_work::{self, ChunkEnd, FileTask, ServerInbox, StreamEngines};
 use super::operation::{
     Operation, OperationNumbers, OperationRoute, ResultTarget, StreamRequest, bind, pieces_of, step_len,
 };
-use super::staging_pool::{PIECE, StagingBuffer, StagingRing};
+use super::staging_pool::{StagingBuffer, StagingRing};
 use super::stream_state::StreamState;
 use crate::request::file::File;
 use crate::request::receipt::{Moved, Way};
 use crate::request::transfer::Memory;
 use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
+use crate::tuning::plan::CELL;
 
 /// The chunk in a buffer.
 #[derive(Default)]
@@ -310,8 +311,8 @@ impl RunningOperation {
     fn fill_list(&self, ring: &StagingRing, stream: &StreamState, (src, dst, len): (u64, u64, u64)) {
         let pieces = pieces_of(step_len(self.most, ring.chunk, self.shown));
         for index in 0..pieces {
-            let at = (index * PIECE) as u64;
-            let len = len.saturating_sub(at).min(PIECE as u64);
+            let at = (index * CELL) as u64;
+            let len = len.saturating_sub(at).min(CELL as u64);
             stream.put_piece(index, CopyPiece { src: src + at, dst: dst + at, len });
         }
     }

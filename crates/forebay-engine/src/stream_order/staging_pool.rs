@@ -10,7 +10,7 @@ use forebay_error::Result;
 use forebay_gpu::{CopyPiece, Device, Word};
 
 use crate::runtime::pinned::PinnedPages;
-pub(super) use crate::tuning::streams::PIECE;
+use crate::tuning::plan::CELL;
 use crate::tuning::streams::{RINGS, STREAMS_AT_ONCE};
 
 /// Bytes of a buffer beyond its chunk: a read may be aligned out by a page at either end.
@@ -29,7 +29,7 @@ const LIST_AT: usize = 256;
 /// The stream's small buffer, behind the first page.
 const BUFFER_AT: usize = 4096;
 /// All of a stream's memory.
-const STREAM_BYTES: usize = BUFFER_AT + PIECE + SLACK;
+const STREAM_BYTES: usize = BUFFER_AT + CELL + SLACK;
 
 /// Memory that a chunk passes through.
 #[derive(Clone, Copy, Debug)]
@@ -78,12 +78,12 @@ fn word(pages: &PinnedPages, at: usize) -> Word {
 }
 
 fn stream_memory(pages: &Arc<PinnedPages>, at: usize) -> StreamMemory {
-    let buffers = vec![buffer(pages, at + BUFFER_AT, PIECE + SLACK)];
+    let buffers = vec![buffer(pages, at + BUFFER_AT, CELL + SLACK)];
     StreamMemory {
         reached: word(pages, at + REACHED_AT),
         go: word(pages, at + GO_AT),
         list: buffer(pages, at + LIST_AT, PIECES * size_of::<CopyPiece>()),
-        small: Arc::new(StagingRing { chunk: PIECE, buffers, size: None, _pages: pages.clone() }),
+        small: Arc::new(StagingRing { chunk: CELL, buffers, size: None, _pages: pages.clone() }),
         number: 0,
     }
 }
@@ -137,7 +137,7 @@ impl StagingPool {
 /// and then smaller ones. None if the stream's own buffer takes it.
 pub(super) fn sizes_for(bytes: usize) -> impl Iterator<Item = usize> {
     let fits = RINGS.iter().position(|(chunk, ..)| bytes <= *chunk).unwrap_or(RINGS.len() - 1);
-    (0..=fits).rev().filter(move |_| bytes > PIECE)
+    (0..=fits).rev().filter(move |_| bytes > CELL)
 }
 
 impl StagingRing {

@@ -15,7 +15,8 @@ use super::running::RunningOperation;
 use super::stream_state::StreamState;
 use crate::runtime::lock;
 use crate::runtime::{sys, wait};
-use crate::tuning::streams::{MANY_STREAMS, NAPS, SPIN_MANY};
+use crate::tuning::machine::SHORT_LOOK;
+use crate::tuning::streams::{MANY_STREAMS, SPIN_MANY};
 
 /// Operations of a stream, in its order. Only the first one runs.
 struct StreamQueue {
@@ -158,7 +159,7 @@ fn pause(inbox: &ServerInbox, idle: Duration, moving: usize, is_crowded: bool) {
     match wait::nap_of_watcher(idle) {
         _ if moving == 0 => sleep(inbox, None),
         Some(nap) => sleep(inbox, Some(nap)),
-        None if moving > MANY_STREAMS && idle > SPIN_MANY => sleep(inbox, Some(NAPS.0)),
+        None if moving > MANY_STREAMS && idle > SPIN_MANY => sleep(inbox, Some(SHORT_LOOK)),
         None if is_crowded => std::thread::yield_now(),
         None => std::hint::spin_loop(),
     }

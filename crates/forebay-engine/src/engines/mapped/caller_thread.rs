@@ -26,9 +26,9 @@ use crate::runtime::slot_pool::SlotPool;
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
-use crate::tuning::mapped::{
-    BATCH_BYTES, BATCH_NAPS, BATCH_PIECES, BATCH_POLL, BATCH_POLLERS, BATCH_SLOTS, SMALLEST_FILE,
-};
+use crate::tuning::callers::{LONG_PART, MAX_POLLING_CALLERS, PART, STREAM_SLOTS};
+use crate::tuning::machine::{LONGEST_NAP, LOOK, POLL};
+use crate::tuning::mapped::BATCH_PIECES;
 
 /// What a thread needs to start a batch by itself.
 struct BatchSlot {
@@ -89,7 +89,7 @@ pub(super) struct BatchSlots {
 impl BatchSlots {
     pub(super) fn new() -> Self {
         Self {
-            pool: SlotPool::new(BATCH_SLOTS),
+            pool: SlotPool::new(STREAM_SLOTS),
             waiting: AtomicUsize::new(0),
             may_gather: AtomicBool::new(false),
             cpus: allowed_cpus(),
@@ -154,7 +154,7 @@ impl MappedState {
         }
         let (version, pinned) = self.cache.look_up(file.buffered.as_raw_fd()).ok()?;
         let pinned = pinned.filter(|_| !file.is_strange(&version))?;
-        if version.len < SMALLEST_FILE && self.permission == Permission::Auto {
+        if version.len < PART && self.permission == Permission::Auto {
             return None;
         }
         let mut slot = self.slots.borrow(&self.cache.device)?;
@@ -290,7 +290,7 @@ fn small_bytes(batch: &Batch) -> Option<usize> {
         }
         bytes += piece.len;
     }
-    (bytes <= BATCH_BYTES).then_some(bytes)
+    (bytes <= LONG_PART).then_some(bytes)
 }
 
 /// The file is in use, by this source.
@@ -344,7 +344,7 @@ impl CallerPolledBatch {
                 continue;
             }
             let naps = naps.get_or_insert_with(Naps::start);
-            let left = deadline.map_or(BATCH_NAPS.1, |deadline| deadline - now);
+            let left = deadline.map_or(LONGEST_NAP, |deadline| deadline - now);
             naps.sleep(self.nap().min(left));
         }
         true
@@ -354,14 +354,14 @@ impl CallerPolledBatch {
     fn poll_time(&self, waiters: usize) -> Duration {
         match self.state.objective {
             Objective::Latency => Duration::MAX,
-            Objective::Throughput if waiters <= BATCH_POLLERS && self.state.slots.cpus > 1 => BATCH_POLL,
+            Objective::Throughput if waiters <= MAX_POLLING_CALLERS && self.state.slots.cpus > 1 => POLL,
             Objective::Throughput | Objective::Cpu => Duration::ZERO,
         }
     }
 
     /// How long to sleep before the next look: an eighth of the time that it has taken.
     pub(super) fn nap(&self) -> Duration {
-        (self.started.elapsed() / 8).clamp(BATCH_NAPS.0, BATCH_NAPS.1)
+        (self.started.elapsed() / 8).clamp(LOOK, LONGEST_NAP)
     }
 
     /// Waits until it has ended, or another thread has seen it end.

@@ -37,7 +37,8 @@ use crate::runtime::lock;
 use crate::source::piece::Direction;
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
-use crate::tuning::mapped::{CONTENDED, COPY_BYTES, COPY_STREAMS, QUIET, UNPIN_WAIT};
+use crate::tuning::machine::{BRIEF_WAIT, LONG_NAP};
+use crate::tuning::mapped::{COPY_BYTES, COPY_STREAMS, QUIET};
 
 const IN_FLIGHT: u64 = 4 * COPY_BYTES;
 /// The stream of the gathers, behind those.
@@ -210,10 +211,10 @@ impl CopyThread {
     fn may_register(&mut self, request: &PinRequest) -> std::result::Result<(), &'static str> {
         // The same pages may wait for being unregistered: they cannot be registered twice.
         let old = request.pinned.mapping();
-        if !self.state.cache.reclaimer.wait_for_region(UNPIN_WAIT, &old) {
+        if !self.state.cache.reclaimer.wait_for_region(BRIEF_WAIT, &old) {
             return Err("its pages were let go of, and wait to be unregistered until streams are done");
         }
-        self.turn = self.turn.take().or_else(|| DriverTurn::take(CONTENDED));
+        self.turn = self.turn.take().or_else(|| DriverTurn::take(LONG_NAP));
         if self.turn.is_none() {
             return Err("other pages were being registered or unregistered, which takes its time");
         }

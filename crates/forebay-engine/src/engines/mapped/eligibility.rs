@@ -19,7 +19,8 @@ use crate::runtime::process::PerProcess;
 use crate::runtime::sys;
 use crate::runtime::traffic;
 use crate::source::{Descriptors, LOCAL_FILE_SYSTEMS, TMPFS};
-use crate::tuning::mapped::{TRIAL_LIMIT, TRIAL_STREAM_WAIT};
+use crate::tuning::machine::BRIEF_WAIT;
+use crate::tuning::mapped::TRIAL_LIMIT;
 use forebay_sys::threads;
 
 const PAGE: usize = 4096;
@@ -193,7 +194,7 @@ fn try_page(
     access: Access,
 ) -> std::result::Result<Eligibility, Reason> {
     // The trial ends with unregistering its page. That call waits for streams, and holds up other calls meanwhile.
-    if !traffic::is_clear_within(TRIAL_STREAM_WAIT) {
+    if !traffic::is_clear_within(BRIEF_WAIT) {
         return Err(Reason::new(WAITING));
     }
     // The thread has no descriptor: the file's may be closed before a thread that hangs comes back, and closing one of

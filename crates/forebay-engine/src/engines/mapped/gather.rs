@@ -11,7 +11,9 @@ use crate::request::transfer::Batch;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
 use crate::source::piece::Direction;
-use crate::tuning::mapped::{GATHER_CUT, GATHER_FIRST, GATHER_GROWTH, GATHER_REPORTS, MAX_GATHER_OFFSETS};
+use crate::tuning::machine::MANY;
+use crate::tuning::mapped::{GATHER_FIRST, GATHER_GROWTH};
+use crate::tuning::plan::CELL;
 
 /// Pinned memory of one kernel's list.
 pub(super) struct CopyList {
@@ -70,17 +72,17 @@ impl CopyList {
         for entry in entries.clone() {
             let piece = &batch.pieces[entry as usize];
             let (start, end) = inside(piece, len);
-            let cuts = (end - start).div_ceil(GATHER_CUT) as usize;
+            let cuts = (end - start).div_ceil(CELL as u64) as usize;
             if written.count + cuts > self.room || written.bytes >= most {
                 return entry;
             }
             let (page, memory) = (first_page + start, piece.address);
-            for from in (0..end - start).step_by(GATHER_CUT as usize) {
+            for from in (0..end - start).step_by(CELL) {
                 let (src, dst) = match batch.direction {
                     Direction::Read => (page + from, memory + from),
                     Direction::Write => (memory + from, page + from),
                 };
-                let len = GATHER_CUT.min(end - start - from);
+                let len = (CELL as u64).min(end - start - from);
                 written.longest = written.longest.max(len as usize);
                 self.set(written.count, CopyPiece { src, dst, len });
                 written.count += 1;
@@ -113,7 +115,7 @@ impl CopyList {
 pub(super) struct GatherStream {
     device: Arc<dyn Device>,
     pub(super) stream: Box<dyn Stream>,
-    /// Device memory of [`GATHER_REPORTS`] reports.
+    /// Device memory of [`MANY`] reports.
     reports: u64,
     /// Pinned: the reports as they came back, then one that is blank.
     mirror: PinnedPages,
@@ -125,12 +127,12 @@ impl GatherStream {
         let size = size_of::<GatherReport>();
         device.kernels(Context::PRIMARY)?;
         let stream = device.stream(Context::PRIMARY)?;
-        let mirror = PinnedPages::new(device, (GATHER_REPORTS + 1) * size)?;
-        let reports = device.allocate(GATHER_REPORTS * size)?;
+        let mirror = PinnedPages::new(device, (MANY + 1) * size)?;
+        let reports = device.allocate(MANY * size)?;
         let gather_stream =
-            Self { device: device.clone(), stream, reports, mirror, free: (0..GATHER_REPORTS).collect() };
+            Self { device: device.clone(), stream, reports, mirror, free: (0..MANY).collect() };
         // SAFETY: the mirror has a place behind the last report.
-        unsafe { gather_stream.mirrored(GATHER_REPORTS).write(GatherReport::START) };
+        unsafe { gather_stream.mirrored(MANY).write(GatherReport::START) };
         Ok(gather_stream)
     }
 
@@ -154,7 +156,7 @@ impl GatherStream {
         let size = size_of::<GatherReport>();
         // SAFETY: the mirror and the reports live as long as the gather_stream, which outlives the gathering.
         unsafe {
-            stream.copy_in(gather.report, self.mirrored(GATHER_REPORTS).cast(), size)?;
+            stream.copy_in(gather.report, self.mirrored(MANY).cast(), size)?;
             if gather.count > 0 && gather.piece > 0 {
                 stream.gather(gather)?;
             }
@@ -175,6 +177,9 @@ impl Drop for GatherStream {
     }
 }
 
+/// Most offsets that one kernel takes: those of the third.
+const LARGEST_PART: usize = GATHER_FIRST * GATHER_GROWTH * GATHER_GROWTH;
+
 /// Cuts a list into parts that grow: the first is soon there, the later ones cost few launches.
 pub(super) fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
     let (mut rest, mut size) = (list, GATHER_FIRST);
@@ -184,7 +189,7 @@ pub(super) fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
         }
         let (part, others) = rest.split_at(size.min(rest.len()));
         rest = others;
-        size = (size * GATHER_GROWTH).min(MAX_GATHER_OFFSETS);
+        size = (size * GATHER_GROWTH).min(LARGEST_PART);
         Some(part)
     })
 }
@@ -216,7 +221,7 @@ mod tests {
         ] {
             let list: Vec<u64> = (0..count as u64).collect();
             assert!(parts(&list).flatten().eq(&list));
-            assert!(parts(&list).all(|part| (1..=MAX_GATHER_OFFSETS).contains(&part.len())));
+            assert!(parts(&list).all(|part| (1..=LARGEST_PART).contains(&part.len())));
             assert!(parts(&list).next().is_none_or(|part| part.len() <= GATHER_FIRST));
         }
         assert_eq!(parts(&vec![0; 1 << 20]).count(), 4, "few launches");

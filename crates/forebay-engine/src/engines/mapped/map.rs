@@ -24,8 +24,8 @@ use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::source::Descriptors;
 use crate::source::version::FileVersion;
-use crate::tuning::mapped::GATHER_REPORTS;
-use crate::tuning::mapped::{GATHERS_AHEAD, OFFSET_BUFFERS};
+use crate::tuning::machine::MANY;
+use crate::tuning::mapped::GATHERS_AHEAD;
 
 /// A file whose pages one device reads in place.
 ///
@@ -454,7 +454,8 @@ impl MapState {
 
     fn give_back(&self, buffer: PinnedPages) {
         let mut offset_buffers = lock(&self.offset_buffers);
-        if offset_buffers.len() < OFFSET_BUFFERS {
+        // Those of two lists.
+        if offset_buffers.len() < 2 * (GATHERS_AHEAD + 1) {
             return offset_buffers.push(buffer);
         }
         drop(offset_buffers);
@@ -477,7 +478,7 @@ impl MapState {
         let Some(gather_stream) = gather_stream.as_mut() else { return Err(no_stream()) };
         let Some(report) = gather_stream.free.pop() else {
             return Err(Error::new(ErrorKind::Busy, "too many gathers of one map are in flight")
-                .with("most", GATHER_REPORTS)
+                .with("most", MANY)
                 .hint("wait for some of them"));
         };
         let stream = foreign.as_deref().unwrap_or(gather_stream.stream.as_ref());

@@ -66,7 +66,8 @@ use crate::source::residency::Warmth;
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, FileSource};
-use crate::tuning::mapped::{DEMAND_STEP, SMALLEST_FILE, SMALLEST_WRITE};
+use crate::tuning::callers::PART;
+use crate::tuning::plan::CHUNK;
 
 /// The engine for one device.
 pub(crate) struct Mapped {
@@ -240,10 +241,10 @@ impl Mapped {
         bytes: u64,
         end: u64,
     ) -> std::result::Result<(), Reason> {
-        if !file.nature.is_regular || file.nature.opened_len.max(end) < SMALLEST_FILE {
+        if !file.nature.is_regular || file.nature.opened_len.max(end) < PART {
             return Err(Reason::new("the file is too small for pinning its pages to pay"));
         }
-        if direction == Direction::Write && bytes < SMALLEST_WRITE {
+        if direction == Direction::Write && bytes < CHUNK {
             return Err(Reason::new("the write is too small to be done in place"));
         }
         let demand = file.demand.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -306,7 +307,7 @@ impl Mapped {
         let file = known.descriptors?;
         if transfer.memory.context != Context::PRIMARY
             || known.policy == CachePolicy::Bypass
-            || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < SMALLEST_FILE
+            || file.nature.opened_len.max(transfer.offset + transfer.len as u64) < PART
         {
             return None;
         }
@@ -374,7 +375,7 @@ impl Mapped {
         if before + counted < MIN_WORTH && self.state.permission != Permission::Only {
             return None;
         }
-        let steps = ((before + counted) >> DEMAND_STEP) != (before >> DEMAND_STEP);
+        let steps = (before + counted) / CHUNK != before / CHUNK;
         let cache = &self.state.cache;
         if cache.is_empty() && !steps {
             return None;
@@ -383,7 +384,7 @@ impl Mapped {
         let found = cache.find_pinned(file.identity, window);
         match &found {
             None if is_ours && steps => {
-                self.ask_for_later(transfer, file, (window, counted.max(1 << DEMAND_STEP)));
+                self.ask_for_later(transfer, file, (window, counted.max(CHUNK)));
             }
             _ => {}
         }

@@ -10,7 +10,8 @@ use super::eligibility::{MountKey, Reason};
 use super::region::WINDOW;
 use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
-use crate::tuning::mapped::{MIN_PIECE, PACE_PIECES, PIECE_TIME, SHARE_BESIDE, SHARE_IDLE, SHARE_LOOP};
+use crate::tuning::callers::LONG_PART;
+use crate::tuning::mapped::{PACE_PIECES, PIECE_TIME, SHARE_BESIDE, SHARE_LOOP};
 
 /// How fast pages were registered.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -22,7 +23,7 @@ pub(super) struct RegisterPace {
 
 impl RegisterPace {
     pub(super) fn learn(&mut self, bytes: u64, took: Duration) {
-        if bytes >= MIN_PIECE {
+        if bytes >= LONG_PART as u64 {
             self.pieces = self.pieces.saturating_add(1);
             self.best = self.best.max(bytes as f64 / took.as_nanos().max(1) as f64);
         }
@@ -66,7 +67,7 @@ impl RegisterPace {
     pub(super) fn piece(self) -> u64 {
         let bytes = (self.best * PIECE_TIME.as_nanos() as f64) as u64;
         let piece = bytes.checked_ilog2().map_or(0, |log| 1 << log);
-        if self.is_known() { piece.clamp(MIN_PIECE, WINDOW) } else { MIN_PIECE }
+        if self.is_known() { piece.clamp(LONG_PART as u64, WINDOW) } else { LONG_PART as u64 }
     }
 }
 
@@ -79,8 +80,9 @@ impl fmt::Display for RegisterPace {
         }
         write!(
             f,
-            ", in pieces of {} MiB, 1/{SHARE_BESIDE} to 1/{SHARE_LOOP} of the time beside copies and 1/{SHARE_IDLE} otherwise",
-            self.piece() >> 20
+            ", in pieces of {} MiB, 1/{SHARE_BESIDE} to 1/{SHARE_LOOP} of the time beside copies and 1/{} otherwise",
+            self.piece() >> 20,
+            SHARE_LOOP / 2
         )
     }
 }
@@ -134,7 +136,7 @@ impl LanesPace {
 pub(super) fn pause_after(took: Duration, visits: u64, is_beside_copies: bool) -> Duration {
     let of_loop = u64::from(4 * SHARE_BESIDE) / visits.max(1);
     let share = of_loop.clamp(u64::from(SHARE_LOOP), u64::from(SHARE_BESIDE)) as u32;
-    took * (if is_beside_copies { share } else { SHARE_IDLE } - 1)
+    took * (if is_beside_copies { share } else { SHARE_LOOP / 2 } - 1)
 }
 
 /// How long a piece takes: no more than four times what the best pace says, once that is known. On a machine that is short of CPU the
@@ -185,13 +187,13 @@ mod tests {
     #[test]
     fn a_piece_keeps_others_waiting_for_as_long_whatever_it_costs() {
         const MIB: u64 = 1 << 20;
-        assert_eq!(of(WINDOW, &[]).piece(), MIN_PIECE, "nothing is known");
+        assert_eq!(of(WINDOW, &[]).piece(), LONG_PART as u64, "nothing is known");
         // 10, 20, 30 and 60 GB/s.
         for (micros, piece) in [(6711, 4), (3355, 4), (2237, 8), (1118, 16)] {
             assert_eq!(of(WINDOW, &[micros; 2]).piece(), piece * MIB, "{micros}");
         }
         assert_eq!(of(WINDOW, &[0; 2]).piece(), WINDOW);
-        assert_eq!(of(MIN_PIECE - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
+        assert_eq!(of(LONG_PART as u64 - 1, &[1; 9]), RegisterPace::default(), "too little to tell");
         let shown = of(WINDOW, &[6711; 2]).to_string();
         assert_eq!(
             shown,

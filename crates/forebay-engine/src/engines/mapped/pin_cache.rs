@@ -29,7 +29,8 @@ use crate::source::piece::Direction;
 use crate::source::version::{FileId, FileVersion, STEPS};
 use crate::source::writers::Writers;
 use crate::source::{Descriptors, FileSource};
-use crate::tuning::mapped::{AHEAD, FAST_ALONE, FAST_ENOUGH, PIN_LINGER, WINDOW_RETRY};
+use crate::tuning::machine::{BRIEF_WAIT, PATIENCE};
+use crate::tuning::mapped::{AHEAD, FAST_ALONE, FAST_ENOUGH};
 
 /// The windows of one device.
 pub(crate) struct PinCache {
@@ -343,7 +344,7 @@ impl PinCache {
 
     /// When to ask again whether a window may be registered: finding out costs more than a small read.
     pub(super) fn retry(&self) -> u64 {
-        self.now() + WINDOW_RETRY.as_millis() as u64
+        self.now() + BRIEF_WAIT.as_millis() as u64
     }
 
     /// How fast this file's pages are registered: as those of its file system, as long as it has none that were.
@@ -502,7 +503,7 @@ impl PinCache {
     /// Forgets closed files, and pins that exceed the budget by now.
     fn forget_closed(&self) {
         let now = self.now();
-        let linger = PIN_LINGER.as_millis() as u64;
+        let linger = PATIENCE.as_millis() as u64;
         let files = self.all_files();
         for file in files.iter().filter(|file| !file.is_open()) {
             let last = file.windows.iter().map(|window| window.last_use.load(Ordering::Relaxed)).max();

@@ -11,7 +11,7 @@ use super::registrar::PinPolicy;
 use super::window::WindowState;
 use crate::runtime::lock;
 use crate::source::version::FileId;
-use crate::tuning::mapped::{PIN_IDLE, PRESSURE_HOLD_OFF, UNREGISTER_WAIT};
+use crate::tuning::machine::{BRIEF_WAIT, PATIENCE};
 
 impl PinCache {
     pub(super) fn reserve(
@@ -27,7 +27,7 @@ impl PinCache {
         let evicted =
             self.make_room(len, if policy == PinPolicy::Always { self.now() } else { asked_before });
         if evicted && policy == PinPolicy::Always {
-            self.reclaimer.wait_for_all(UNREGISTER_WAIT);
+            self.reclaimer.wait_for_all(5 * BRIEF_WAIT);
             if let Ok(reservation) = Reservation::take(len, &self.budget()) {
                 return Ok(reservation);
             }
@@ -39,7 +39,7 @@ impl PinCache {
     /// released, if there are fewer: a program that reads more than the budget in a loop would evict each window right
     /// before its next use.
     fn make_room(&self, len: u64, before: u64) -> bool {
-        let idle = self.now().saturating_sub(PIN_IDLE.as_millis() as u64);
+        let idle = self.now().saturating_sub((3 * PATIENCE).as_millis() as u64);
         let files = self.all_files();
         let mut victims = Vec::new();
         for file in &files {
@@ -76,7 +76,7 @@ impl PinCache {
     /// Lets go of everything, or of one file; the bytes.
     pub(crate) fn trim(&self, id: Option<FileId>) -> u64 {
         let bytes = self.release(id);
-        self.reclaimer.wait_for_all(UNREGISTER_WAIT);
+        self.reclaimer.wait_for_all(5 * BRIEF_WAIT);
         bytes
     }
 
@@ -89,7 +89,7 @@ impl PinCache {
 
     /// Memory runs short: releases the least recently used half, and pins nothing for a while.
     pub(super) fn release_half(&self) {
-        self.held_off_until.store(self.now() + PRESSURE_HOLD_OFF.as_millis() as u64, Ordering::Relaxed);
+        self.held_off_until.store(self.now() + (3 * PATIENCE).as_millis() as u64, Ordering::Relaxed);
         self.release_oldest(self.holdings().0.div_ceil(2));
     }
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use super::region::WINDOW;
 use crate::source::piece::Direction;
-use crate::tuning::mapped::{ALONE, ALONE_ASKS};
+use crate::tuning::machine::BRIEF_WAIT;
+use crate::tuning::mapped::ALONE_ASKS;
 
 /// What asks for windows, as far as that decides how they are registered.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +75,7 @@ impl Readers {
     /// Whether several threads asked of late: by the clock or, where each read takes long, by the number of questions.
     pub(super) fn are_several(&self) -> bool {
         let switched = self.switched.load(Ordering::Relaxed);
-        let is_long_ago = || self.now() >= switched + ALONE.as_micros() as u64;
+        let is_long_ago = || self.now() >= switched + BRIEF_WAIT.as_micros() as u64;
         switched > 0 && (self.asks.load(Ordering::Relaxed) < ALONE_ASKS || !is_long_ago())
     }
 
@@ -99,9 +100,9 @@ mod tests {
         });
         assert!(readers.are_several());
         readers.note_reader();
-        std::thread::sleep(ALONE / 4);
+        std::thread::sleep(BRIEF_WAIT / 4);
         assert!(readers.are_several());
-        std::thread::sleep(ALONE);
+        std::thread::sleep(BRIEF_WAIT);
         assert!(readers.are_several(), "it has asked once since");
         (0..ALONE_ASKS).for_each(|_| readers.note_reader());
         assert!(!readers.are_several());

@@ -17,7 +17,8 @@ use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
 use crate::runtime::traffic;
 use crate::source::Descriptors;
-use crate::tuning::mapped::{MEMORY_LOOK, MEMORY_STALLED, TURN_LOOK};
+use crate::tuning::machine::LONG_NAP;
+use crate::tuning::mapped::{MEMORY_LOOK, MEMORY_STALLED};
 
 /// The right to register or unregister, one at a time for all devices of the process: the driver serves one caller
 /// only, and several at once take five times as long as one after the other.
@@ -64,7 +65,7 @@ impl DriverTurn {
         let left =
             turns.paused_until.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
         if turns.is_taken || !left.is_zero() {
-            return Err(left.max(TURN_LOOK));
+            return Err(left.max(LONG_NAP));
         }
         turns.is_taken = true;
         Ok(Self(()))

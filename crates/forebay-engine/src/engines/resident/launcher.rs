@@ -13,20 +13,18 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, CopyPiece, Device, Event, Naps, Stream};
 
 use super::demand::ColdLaunchDemand;
-use super::long::{LongPieces, PieceRoom};
+use super::long::{LongPieces, PieceRoom, life};
 use super::mailbox::Mailbox;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::traffic;
-use crate::tuning::resident::{
-    FIRST_LOOK, IDLE_NS, LATE_LAUNCH_LOOKS, LAUNCH_LIMIT, LAUNCH_LONG_NS, LAUNCH_NS, LAUNCH_PAUSE, LOOK,
-    MAILBOXES, MAX_PAUSE, PAUSE, START_LIMIT,
-};
-use crate::tuning::waits::TRAFFIC_WAIT;
+use crate::tuning::callers::STREAM_SLOTS;
+use crate::tuning::machine::{IDLE, LOOK, PATIENCE};
+use crate::tuning::resident::{LAUNCH_LIMIT, MAX_LAUNCH, PAUSES, START_LIMIT};
 
 /// Offset of the first mailbox from the word that a launch writes at its end.
 const MAILBOXES_AT: usize = 256;
 /// Offset of the trial's bytes, behind the mailboxes.
-const TRIAL_AT: usize = MAILBOXES_AT + 2 * MAILBOXES * size_of::<Mailbox>();
+const TRIAL_AT: usize = MAILBOXES_AT + 2 * STREAM_SLOTS * size_of::<Mailbox>();
 /// The trial's piece.
 const TRIAL_BYTES: usize = 64;
 
@@ -143,17 +141,17 @@ impl Launcher {
     }
 
     fn pause(&self) {
-        self.paused_until.store((self.clock.elapsed() + PAUSE).as_micros() as u64, Ordering::Relaxed);
+        self.paused_until.store((self.clock.elapsed() + PAUSES.0).as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// A mailbox, which launches look at from now on. Those from [`MAILBOXES`] on are the second ones of callers; `None` if the
+    /// A mailbox, which launches look at from now on. Those from [`STREAM_SLOTS`] on are the second ones of callers; `None` if the
     /// present launch does not look there.
     pub(super) fn mailbox(&self, index: usize) -> Option<&Mailbox> {
-        if index >= MAILBOXES {
-            self.used_second.fetch_max((index - MAILBOXES) as u32 + 1, Ordering::Relaxed);
+        if index >= STREAM_SLOTS {
+            self.used_second.fetch_max((index - STREAM_SLOTS) as u32 + 1, Ordering::Relaxed);
             self.wants_second.store(true, Ordering::Relaxed);
             let is_seen = (index as u32) < self.seen.load(Ordering::Relaxed);
-            return (is_seen && index < 2 * MAILBOXES).then(|| self.at(index)).flatten();
+            return (is_seen && index < 2 * STREAM_SLOTS).then(|| self.at(index)).flatten();
         }
         if self.used.load(Ordering::Relaxed) <= index as u32 {
             self.used.fetch_max(index as u32 + 1, Ordering::SeqCst);
@@ -244,7 +242,7 @@ impl Launcher {
         let _naps = Naps::start();
         self.device.adopt_thread();
         // Loading kernels waits for all streams: none may wait for a transfer meanwhile.
-        while !traffic::is_clear_within(TRAFFIC_WAIT) {
+        while !traffic::is_clear_within(PATIENCE) {
             if self.is_closing.load(Ordering::SeqCst) {
                 return Ok(());
             }
@@ -279,8 +277,8 @@ impl Launcher {
                 self.launch(stream, reach)?;
                 self.watch(stream)?;
                 // One that ended because nobody came has left room already.
-                if launched.elapsed() >= FIRST_LOOK {
-                    std::thread::sleep(LAUNCH_PAUSE);
+                if launched.elapsed() >= first_look() {
+                    std::thread::sleep(LOOK);
                 }
             } else {
                 self.sleep(None);
@@ -291,7 +289,7 @@ impl Launcher {
     /// Tries the kernel until a launch is as prompt as it has to be.
     fn try_out(&self, stream: &LaunchStream, reach: u64) -> Result<()> {
         let Some(mailbox) = self.mailbox(0) else { return Err(broken("the trial has no mailbox")) };
-        let mut pause = PAUSE;
+        let mut pause = PAUSES.0;
         while !self.is_closing.load(Ordering::SeqCst) {
             let src = reach + TRIAL_AT as u64;
             let number =
@@ -311,7 +309,7 @@ impl Launcher {
                 return Ok(());
             }
             self.sleep(Some(pause));
-            pause = (2 * pause).min(MAX_PAUSE);
+            pause = (2 * pause).min(PAUSES.1);
         }
         Ok(())
     }
@@ -321,7 +319,7 @@ impl Launcher {
     }
 
     fn is_second_posted(&self) -> bool {
-        self.is_posted(MAILBOXES..MAILBOXES + self.used_second.load(Ordering::Relaxed) as usize)
+        self.is_posted(STREAM_SLOTS..STREAM_SLOTS + self.used_second.load(Ordering::Relaxed) as usize)
     }
 
     fn is_posted(&self, mut mailboxes: Range<usize>) -> bool {
@@ -333,14 +331,14 @@ impl Launcher {
         self.launched.store(self.clock.elapsed().as_micros() as u64, Ordering::Relaxed);
         let number = self.launch.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         let has_second = self.wants_second.swap(false, Ordering::Relaxed) || self.is_second_posted();
-        let second = MAILBOXES as u32 + self.used_second.load(Ordering::Relaxed);
+        let second = STREAM_SLOTS as u32 + self.used_second.load(Ordering::Relaxed);
         let count = if has_second { second } else { self.used.load(Ordering::SeqCst) };
         self.seen.store(count, Ordering::Relaxed);
         let resident = forebay_gpu::Resident {
             mailboxes: reach + MAILBOXES_AT as u64,
             count,
-            idle: IDLE_NS,
-            life: if self.long.were_posted() { LAUNCH_LONG_NS } else { LAUNCH_NS },
+            idle: IDLE.as_nanos() as u32,
+            life: life(self.long.were_posted()),
             ended: reach,
             number,
         };
@@ -353,7 +351,7 @@ impl Launcher {
     fn watch(&self, stream: &LaunchStream) -> Result<()> {
         let launched = Instant::now();
         let mut is_marked = false;
-        let (mut nap, mut late) = (FIRST_LOOK, LATE_LAUNCH_LOOKS.0);
+        let (mut nap, mut late) = (first_look(), IDLE);
         loop {
             self.wanted.store(0, Ordering::SeqCst);
             if self.is_launch_over() {
@@ -369,7 +367,7 @@ impl Launcher {
                     return Err(broken("the resident kernel ended without a word"));
                 }
                 nap = late;
-                late = (2 * late).min(LATE_LAUNCH_LOOKS.1);
+                late = (2 * late).min(LAUNCH_LIMIT);
             }
             self.sleep(Some(nap));
             nap = LOOK;
@@ -397,6 +395,11 @@ impl Launcher {
             libc::syscall(libc::SYS_futex, self.wanted.as_ptr(), flags, 1)
         };
     }
+}
+
+/// Time from a launch to the first look whether it has ended: one that is at work lasts about as long.
+fn first_look() -> Duration {
+    MAX_LAUNCH * 9 / 10
 }
 
 fn broken(message: &'static str) -> Error {

@@ -3,9 +3,26 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::tuning::resident::{LONG_BYTES, SHORT_PIECE};
+use forebay_gpu::Resident;
 
-/// Pieces of more than [`SHORT_PIECE`] in mailboxes.
+use crate::tuning::machine::LINK_BYTES_PER_NS;
+use crate::tuning::plan::CELL;
+use crate::tuning::resident::{LONG_BYTES, MAX_LAUNCH, MAX_PIECE};
+
+/// Longest piece that is short: where all blocks copy one of these, a launch that was told [`life`] is over in time.
+const SHORT: u64 = CELL as u64;
+
+/// What the kernel is told of [`MAX_LAUNCH`], in nanoseconds. It reckons that a block has 4 GB/s of the link; where all blocks copy
+/// it has less, and the kernel ends later.
+pub(super) const fn life(are_long: bool) -> u32 {
+    let begun = Resident::BLOCKS as u64 * SHORT + if are_long { LONG_BYTES } else { 0 };
+    let late = Resident::late(begun, LINK_BYTES_PER_NS) + Resident::takes(0);
+    (MAX_LAUNCH.as_nanos() as u64 - late) as u32
+}
+
+const _: () = assert!(Resident::takes(MAX_PIECE) < life(true) as u64);
+
+/// Pieces of more than [`SHORT`] in mailboxes.
 #[derive(Debug, Default)]
 pub(super) struct LongPieces {
     bytes: AtomicU64,
@@ -22,7 +39,7 @@ pub(super) struct PieceRoom<'a> {
 impl LongPieces {
     /// Room for a piece. A short one needs none.
     pub(super) fn room(&self, len: u64) -> Option<PieceRoom<'_>> {
-        let len = if len > SHORT_PIECE { len } else { 0 };
+        let len = if len > SHORT { len } else { 0 };
         if len > 0 {
             let add = |bytes: u64| (bytes + len <= LONG_BYTES).then_some(bytes + len);
             self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
@@ -52,13 +69,13 @@ mod tests {
     #[test]
     fn bytes_of_long_pieces_are_bounded() {
         let pieces = LongPieces::default();
-        let short: Vec<_> = (0..1000).map(|_| pieces.room(SHORT_PIECE).unwrap()).collect();
+        let short: Vec<_> = (0..1000).map(|_| pieces.room(SHORT).unwrap()).collect();
         assert!(!pieces.were_posted());
         let mut long: Vec<_> = (0..16).map(|_| pieces.room(LONG_BYTES / 16).unwrap()).collect();
         assert!(pieces.were_posted() && !pieces.were_posted());
-        assert!(pieces.room(SHORT_PIECE + 1).is_none() && pieces.room(SHORT_PIECE).is_some());
+        assert!(pieces.room(SHORT + 1).is_none() && pieces.room(SHORT).is_some());
         long.pop();
-        let other = pieces.room(SHORT_PIECE + 1).unwrap();
+        let other = pieces.room(SHORT + 1).unwrap();
         assert!(pieces.room(LONG_BYTES / 16).is_none());
         drop((short, long, other));
         assert!(pieces.room(LONG_BYTES).is_some());

@@ -24,7 +24,7 @@ use forebay_error::Result;
 use forebay_gpu::{Context, CopyPiece, Device, Naps};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::launcher::Launcher;
 use self::long::PieceRoom;
@@ -33,11 +33,9 @@ use self::stream_queries::StreamQueries;
 pub(crate) use self::wait::CallerWait;
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::runtime::wait::expected;
-use crate::tuning::resident::{
-    CALLER_NAPS, LAUNCH_LONG_NS, LAUNCH_NS, LONG_BYTES, MAILBOXES, MAX_LAUNCH_NS, MAX_PIECE,
-    MAX_SHARING_PIECES, SHORT_PIECE, START_LIMIT,
-};
-use crate::tuning::waits::LINK_BYTES_PER_NS;
+use crate::tuning::callers::STREAM_SLOTS;
+use crate::tuning::machine::LOOK;
+use crate::tuning::resident::{MAX_LAUNCH, MAX_PIECE, START_LIMIT};
 
 /// The way of one piece through a mailbox.
 #[derive(Clone, Copy)]
@@ -168,7 +166,7 @@ impl Resident {
             }
             self.launcher.wake_if_over();
             let elapsed = waiting.elapsed();
-            if self.launcher.is_over_for_good() || elapsed > START_LIMIT + expected(len) * MAX_SHARING_PIECES
+            if self.launcher.is_over_for_good() || elapsed > START_LIMIT + expected(len) * STREAM_SLOTS as u32
             {
                 return self.give_up(mailbox, number);
             }
@@ -194,11 +192,11 @@ impl Resident {
             }
             if let Err(error) = self.launcher.check() {
                 // Where the launcher alone ended, a launch that is well may still copy the piece.
-                if over.get_or_insert_with(Instant::now).elapsed() > Duration::from_nanos(2 * MAX_LAUNCH_NS) {
+                if over.get_or_insert_with(Instant::now).elapsed() > 2 * MAX_LAUNCH {
                     return Err(error);
                 }
             }
-            naps.sleep(CALLER_NAPS.0);
+            naps.sleep(LOOK);
         }
     }
 }
@@ -248,12 +246,5 @@ impl Drop for Resident {
 
 const _: () = {
     assert!(size_of::<Mailbox>() == forebay_gpu::Resident::MAILBOX);
-    assert!(2 * MAILBOXES <= forebay_gpu::Resident::MAILBOXES);
-    assert!(forebay_gpu::Resident::takes(MAX_PIECE) < LAUNCH_LONG_NS as u64);
-    let short = forebay_gpu::Resident::BLOCKS as u64 * SHORT_PIECE;
-    assert!(LAUNCH_NS as u64 + forebay_gpu::Resident::late(short, LINK_BYTES_PER_NS) <= MAX_LAUNCH_NS);
-    assert!(
-        LAUNCH_LONG_NS as u64 + forebay_gpu::Resident::late(short + LONG_BYTES, LINK_BYTES_PER_NS)
-            <= MAX_LAUNCH_NS
-    );
+    assert!(2 * STREAM_SLOTS <= forebay_gpu::Resident::MAILBOXES);
 };

@@ -9,7 +9,8 @@ use forebay_sys::OwnLine;
 
 use super::wait::CallerWait;
 use crate::request::copy_order::{self, PriorWork};
-use crate::tuning::resident::{CALLER_POLL, START_LIMIT};
+use crate::tuning::machine::POLL;
+use crate::tuning::resident::START_LIMIT;
 
 /// Questions to the default streams of one context. A call has read the clock when it began, and a question reads it before the driver
 /// is asked: the clock is the same on all CPUs, so that calls write nothing to be told apart. Those who wait look at `answered` alone
@@ -89,7 +90,7 @@ impl StreamQueries {
     /// Whether a capture forbade to ask, by a question that began after this call did: another caller's, if one asks. `None` if
     /// something stands on the streams, which is not waited for.
     pub(super) fn find_clear(&self, device: &dyn Device, context: Context) -> Result<Option<bool>> {
-        let _guard = match self.wait(Instant::now(), CallerWait::POLL, CALLER_POLL) {
+        let _guard = match self.wait(Instant::now(), CallerWait::POLL, POLL) {
             Some(WaitOutcome::Asks(guard)) => guard,
             Some(WaitOutcome::Answered(answer)) => return Ok(Some(answer.met_capture)),
             None => return Ok(None),

@@ -5,9 +5,8 @@ use std::time::{Duration, Instant};
 use forebay_config::Objective;
 use forebay_gpu::Naps;
 
-use crate::tuning::resident::{
-    CALLER_NAPS, CALLER_POLL, CALLER_YIELD, COLD_POLL, CROWDED_POLL, LONE_LOOKS, LONE_YIELD,
-};
+use crate::tuning::machine::{LONGEST_NAP, LOOK, POLL};
+use crate::tuning::resident::{CROWDED_POLL, LONE_LOOKS};
 use crate::tuning::waits::LOOKS;
 
 /// How a caller waits.
@@ -40,12 +39,12 @@ impl CallerWait {
         let is_crowded = callers >= cpus;
         let (poll, yields) = match objective {
             // Who has to do something needs the CPU.
-            _ if cpus == 1 => (Duration::ZERO, LONE_YIELD),
-            Objective::Latency if is_crowded => (CALLER_POLL, Duration::MAX),
+            _ if cpus == 1 => (Duration::ZERO, LOOK),
+            Objective::Latency if is_crowded => (POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),
-            Objective::Throughput if is_cold => (COLD_POLL, Duration::ZERO),
-            Objective::Throughput if is_crowded => (CROWDED_POLL, CALLER_YIELD),
-            Objective::Throughput => (CALLER_POLL, Duration::ZERO),
+            Objective::Throughput if is_cold => (LOOK, Duration::ZERO),
+            Objective::Throughput if is_crowded => (CROWDED_POLL, 10 * POLL),
+            Objective::Throughput => (POLL, Duration::ZERO),
             Objective::Cpu => (Duration::ZERO, Duration::ZERO),
         };
         let is_lone = cpus == 1;
@@ -88,7 +87,7 @@ impl Waiting {
         if elapsed < poll.saturating_add(yields) {
             std::thread::yield_now();
         } else {
-            let nap = (elapsed / 8).clamp(CALLER_NAPS.0, CALLER_NAPS.1);
+            let nap = (elapsed / 8).clamp(LOOK, LONGEST_NAP);
             self.naps.get_or_insert_with(Naps::start).sleep(nap);
         }
     }

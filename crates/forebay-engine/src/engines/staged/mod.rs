@@ -25,7 +25,7 @@ use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::tuning::lanes_for::{COLD_LANES, COLD_PIECES_PER_LANE, RECALLED};
+use crate::tuning::lanes::{COLD_LANES, DEPTH, RECALLED};
 use crate::tuning::plan::MAX_REQUEST;
 use crate::tuning::width::MIN_WORKS;
 
@@ -163,7 +163,7 @@ impl Stage {
         }
         match is_cold && self.lanes.has_ring().unwrap_or(false) {
             true if small() => {
-                let lanes = batch.pieces.len() / COLD_PIECES_PER_LANE;
+                let lanes = batch.pieces.len() / (4 * DEPTH);
                 JobWidth::Fixed(lanes.clamp(1, self.lanes.count()))
             }
             true if is_placed => JobWidth::Fixed(COLD_LANES.min(self.lanes.count())),

@@ -16,7 +16,7 @@ use crate::request::completion::Completion;
 use crate::request::transfer::Batch;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
-use crate::tuning::lanes_for::PAST_END_STEP;
+use crate::tuning::plan::CHUNK;
 
 /// A batch some of whose pieces go beyond the end.
 pub(crate) struct PastEnd {
@@ -43,7 +43,7 @@ fn end_of(asked: &Batch, end: u64) -> Result<u64> {
         return Ok(len);
     }
     let next = asked.pieces.iter().map(|piece| piece.offset).filter(|offset| *offset >= end).min();
-    Ok(next.unwrap_or(0).saturating_add(PAST_END_STEP).max(end.saturating_mul(2)))
+    Ok(next.unwrap_or(0).saturating_add(CHUNK).max(end.saturating_mul(2)))
 }
 
 impl PastEnd {
@@ -125,17 +125,13 @@ mod tests {
         let memory = Memory::new(forebay_gpu::host::device(), 0);
         let pieces = [77, 1 << 40].map(|offset| Piece { offset, address: 0, len: 1 << 46 }).to_vec();
         let mut asked = Batch { file, memory, direction: Direction::Read, pieces, allow_short: true };
-        let first = 77 + PAST_END_STEP;
+        let first = 77 + CHUNK;
         assert_eq!(end_of(&asked, 0).unwrap(), first);
-        assert_eq!(
-            end_of(&asked, first).unwrap(),
-            (1 << 40) + PAST_END_STEP,
-            "the second piece may have bytes"
-        );
+        assert_eq!(end_of(&asked, first).unwrap(), (1 << 40) + CHUNK, "the second piece may have bytes");
         asked.pieces.pop();
         assert_eq!(end_of(&asked, first).unwrap(), 2 * first);
         assert_eq!(end_of(&asked, u64::MAX - 5).unwrap(), u64::MAX);
         let cut = PastEnd::cut(&mut asked).unwrap().unwrap();
-        assert_eq!((cut.end, asked.pieces[0].len as u64), (first, PAST_END_STEP));
+        assert_eq!((cut.end, asked.pieces[0].len as u64), (first, CHUNK));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::runtime::lock;
-use crate::tuning::width::{CHANGED, GAIN, LOSS, MAX_PERIOD, MIN_WORKS, PERIOD, SEARCH_INTERVAL, SETTLE};
+use crate::tuning::width::{GAIN, MIN_WORKS, PERIODS, SEARCH_INTERVAL};
 
 /// What a width is learnt for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,9 @@ impl WidthSearch {
             }
             // Fewer lanes are not faster: the machine has changed.
             Trial::Fewer { rate, .. } if observed > rate * (1.0 + GAIN) => self.more(observed),
-            Trial::Fewer { rate, .. } if observed >= rate * (1.0 - LOSS) => self.fewer(rate.max(observed)),
+            Trial::Fewer { rate, .. } if observed >= rate * (1.0 - GAIN / 2.0) => {
+                self.fewer(rate.max(observed))
+            }
             Trial::Fewer { from, rate } => {
                 self.width = from;
                 self.stay(rate);
@@ -131,7 +133,7 @@ impl WidthSearch {
 
     /// Searches again where the rate has changed, and once in a while.
     fn watch(&mut self, observed: f64, (rate, since, other): (f64, Duration, u32)) {
-        let has_changed = (observed / rate - 1.0).abs() > CHANGED;
+        let has_changed = (observed / rate - 1.0).abs() > 4.0 * GAIN;
         if since >= SEARCH_INTERVAL || (has_changed && other > 0) {
             return self.more(observed);
         }
@@ -271,11 +273,11 @@ impl Meter {
         let fresh = Period { since: now, bytes, works, told };
         let Some(period) = state.period.filter(|period| !is_starved && period.told == told) else {
             state.period = Some(fresh);
-            self.next.store(works + SETTLE, Ordering::Relaxed);
+            self.next.store(works + MIN_WORKS / 2, Ordering::Relaxed);
             return None;
         };
         let took = now.saturating_duration_since(period.since);
-        if took < PERIOD || (works < period.works + MIN_WORKS && took < MAX_PERIOD) {
+        if took < PERIODS.0 || (works < period.works + MIN_WORKS && took < PERIODS.1) {
             self.next.store(works + MIN_WORKS / 8, Ordering::Relaxed);
             return None;
         }
@@ -285,7 +287,8 @@ impl Meter {
         self.width.store(width, Ordering::Relaxed);
         // What is under way at the old width does not count.
         state.period = (width == before).then_some(fresh);
-        self.next.store(works + if width == before { MIN_WORKS / 8 } else { SETTLE }, Ordering::Relaxed);
+        self.next
+            .store(works + if width == before { MIN_WORKS / 8 } else { MIN_WORKS / 2 }, Ordering::Relaxed);
         if state.search.found().is_some() && !was_found {
             return Some(PeriodResult::Found(width));
         }
@@ -346,7 +349,7 @@ mod tests {
     fn period(search: &mut WidthSearch, machine: Machine, noise: f64) -> f64 {
         let observed = machine.rate(search.width()) * (1.0 + noise);
         let took = (MIN_WORKS as f64 * (2 << 20) as f64 / observed)
-            .clamp(PERIOD.as_secs_f64(), MAX_PERIOD.as_secs_f64());
+            .clamp(PERIODS.0.as_secs_f64(), PERIODS.1.as_secs_f64());
         search.observe(observed, Duration::from_secs_f64(took));
         took
     }
@@ -421,7 +424,7 @@ mod tests {
     #[test]
     fn one_cpu_has_one_lane() {
         let mut search = WidthSearch::new(8, 1);
-        assert_eq!((0..100).map(|at| search.observe(f64::from(at), PERIOD)).max(), Some(1));
+        assert_eq!((0..100).map(|at| search.observe(f64::from(at), PERIODS.0)).max(), Some(1));
     }
 
     #[test]
@@ -452,11 +455,11 @@ mod tests {
         for _ in 0..20 {
             all(MIN_WORKS * 2);
             meter.starve();
-            std::thread::sleep(PERIOD);
+            std::thread::sleep(PERIODS.0);
         }
         assert_eq!(meter.width(), 4, "a pause between jobs is no slow copy");
         all(MIN_WORKS);
-        std::thread::sleep(PERIOD);
+        std::thread::sleep(PERIODS.0);
         assert_eq!(all(MIN_WORKS), Some(PeriodResult::Trying(5)));
         let fixed = Meter::new(4, (16, 16), true);
         assert!((0..MIN_WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));

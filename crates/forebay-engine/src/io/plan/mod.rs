@@ -11,8 +11,11 @@ use std::ops::Range;
 
 pub(crate) use self::run::are_many_small;
 use crate::source::piece::{Direction, Piece};
-pub(crate) use crate::tuning::plan::{CELL, MAX_PACK_PIECES};
-use crate::tuning::plan::{MIN_CHUNK, MIN_PACK_PIECES};
+pub(crate) use crate::tuning::plan::CELL;
+use crate::tuning::plan::{CHUNK, MIN_PACK_PIECES};
+
+/// Most pieces of a pack: bounds the kernel's list beside each slot.
+pub(crate) const MAX_PACK_PIECES: usize = 2 * MIN_PACK_PIECES;
 
 /// Limits of a plan.
 #[derive(Clone, Copy, Debug)]
@@ -249,7 +252,7 @@ impl PendingPack {
 /// Chunks large enough to be cheap, small enough to keep every lane busy: a power of two within the slot.
 fn chunk_size(len: u64, limits: Limits) -> u64 {
     let spread = (len / (limits.lanes as u64 * 2).max(1)).max(1).next_power_of_two();
-    spread.clamp(MIN_CHUNK.max(limits.align).min(limits.slot as u64), limits.slot as u64)
+    spread.clamp(CHUNK.max(limits.align).min(limits.slot as u64), limits.slot as u64)
 }
 
 #[cfg(test)]

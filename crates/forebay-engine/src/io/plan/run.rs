@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Limits, MAX_PACK_PIECES, Plan, PlanSpan, chunk_size};
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::plan::{MAX_SMALL_RUN_MEAN, MIN_RUN, MIN_SMALL_RUN_PIECES};
+use crate::tuning::plan::{CELL, MAX_SMALL_RUN_MEAN, SHORT_BATCH};
 
 fn end_of(piece: &Piece) -> u64 {
     piece.offset + piece.len as u64
@@ -36,14 +36,14 @@ pub(super) fn neighbours(
         last = next;
     }
     let count = last - entries.start as usize + 1;
-    (last as u32 + 1, count > 1 && bytes >= MIN_RUN)
+    (last as u32 + 1, count > 1 && bytes >= CELL as u64)
 }
 
 /// Whether these are many small pieces, as the tensors of a model may be: a program is likely to allocate their memory meanwhile, which
 /// waits for the driver's lock.
 pub(crate) fn are_many_small(pieces: &[Piece]) -> bool {
     let bytes: usize = pieces.iter().map(|piece| piece.len).sum();
-    pieces.len() >= MIN_SMALL_RUN_PIECES && bytes <= pieces.len() * MAX_SMALL_RUN_MEAN
+    pieces.len() >= SHORT_BATCH && bytes <= pieces.len() * MAX_SMALL_RUN_MEAN
 }
 
 impl Plan {

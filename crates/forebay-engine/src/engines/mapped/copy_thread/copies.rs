@@ -16,7 +16,7 @@ use crate::engines::mapped::window::WindowAnswer;
 use crate::engines::permission::Permission;
 use crate::io::plan::Part;
 use crate::source::piece::Direction;
-use crate::tuning::mapped::{COPIES, COPY_BYTES, COPY_STREAMS, GATHER_BYTES, GATHER_LIST};
+use crate::tuning::mapped::{COPIES, COPY_BYTES, COPY_STREAMS, GATHER_LIST};
 
 impl CopyThread {
     /// Starts copies, a batch at a time in turn, as many as may be in flight: registering the next window comes after,
@@ -130,7 +130,7 @@ impl CopyThread {
                 Err(error) => return self.give_up(at, Reason::from(&error)),
             };
         let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
-        let written = transfer.fill(&list, GATHER_BYTES);
+        let written = transfer.fill(&list, COPY_BYTES);
         // SAFETY: the transfer holds the pins of all windows until its last copy is done; the list is this kernel's
         // alone; the submitter vouched for its memory.
         let queued = unsafe { self.streams[GATHER].scatter(list.reach(), written.count, written.longest) };

@@ -16,10 +16,11 @@ use crate::runtime::wait;
 use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::tuning::callers::{LONG_BYTES, LONG_PART};
+use crate::tuning::callers::LONG_PART;
+use crate::tuning::plan::CELL;
 
 /// The longest alignment with which a part fits in a buffer.
-pub(super) const LONGEST_ALIGN: u64 = ((LONG_BYTES - LONG_PART) / 2) as u64;
+pub(super) const LONGEST_ALIGN: u64 = (CELL / 2) as u64;
 
 /// Reads part after part into the slot's two long buffers, in turns: one is filled while the other is copied. Copies are waited for by
 /// events: streams that share a connection wait for each other's copies before they write words.

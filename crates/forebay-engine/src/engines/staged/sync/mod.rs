@@ -34,13 +34,13 @@ use crate::source::Descriptors;
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
 pub(crate) use crate::tuning::callers::MAX_CALLER_BYTES;
-use crate::tuning::callers::PART;
 use crate::tuning::callers::{
-    CROWD_END_FRACTION, CROWD_FRACTION, LONG_LOOK, LONG_POLL, MAX_CROWD_POLLED_BYTES, MAX_POLLED_BYTES,
-    MAX_POLLING_CALLERS, POLL, POLL_LONG, RESIDENT_ABOVE_CALLERS, SLOT_BYTES, STREAM_SLOTS, WRITE_SLOT_BYTES,
-    WRITE_SLOTS,
+    CROWD, FEW_CALLERS, LONG_POLL, MAX_CROWD_POLLED_BYTES, MAX_POLLING_CALLERS, PART, POLL_LONG,
+    STREAM_SLOTS, WRITE_SLOTS,
 };
-use crate::tuning::resident::PART as RESIDENT_PART;
+use crate::tuning::machine::{HUGE_PAGE, LOOK};
+use crate::tuning::plan::CELL;
+use crate::tuning::resident::POSTED_PART;
 
 /// How a transfer is carried out among others.
 #[derive(Clone, Copy)]
@@ -111,8 +111,8 @@ impl Drop for ActiveCaller<'_> {
 impl Callers {
     pub(crate) fn new(device: Arc<dyn Device>, config: &Config) -> Self {
         Self {
-            slots: StreamSlots::new(device.clone(), config.resident, (STREAM_SLOTS, SLOT_BYTES)),
-            write_slots: StreamSlots::new(device.clone(), Resident::Off, (WRITE_SLOTS, WRITE_SLOT_BYTES)),
+            slots: StreamSlots::new(device.clone(), config.resident, (STREAM_SLOTS, HUGE_PAGE)),
+            write_slots: StreamSlots::new(device.clone(), Resident::Off, (WRITE_SLOTS, CELL)),
             device,
             active: OwnLine::default(),
             active_writers: AtomicUsize::new(0),
@@ -191,7 +191,7 @@ impl Callers {
             moved.inspect_err(|_| slot.clear())
         };
         let context = transfer.memory.context;
-        let is_small_write = transfer.direction == Direction::Write && transfer.len <= WRITE_SLOT_BYTES;
+        let is_small_write = transfer.direction == Direction::Write && transfer.len <= CELL;
         let known_taken = is_small_write && self.are_slots_taken();
         let mut done = if known_taken { None } else { self.slots.with(context, work)? };
         if done.is_none() && is_small_write {
@@ -219,7 +219,7 @@ impl Callers {
             slot.choose_stream(false);
             self.come_after(transfer, known.order)?;
             let has_cpus = callers * 2 <= self.cpus;
-            let usual = if has_cpus { Wait::SpinThenBlock(LONG_POLL) } else { Wait::Nap(LONG_LOOK) };
+            let usual = if has_cpus { Wait::SpinThenBlock(LONG_POLL) } else { Wait::Nap(LOOK) };
             let wait = wait::by_objective(self.objective, usual);
             long::read(slot, transfer, file, (known.policy, known.align), wait).inspect_err(|_| slot.clear())
         };
@@ -280,7 +280,7 @@ impl Callers {
     ) -> CopyMethod<'a> {
         let is_tiny = (1..=MAX_CROWD_POLLED_BYTES).contains(&transfer.len);
         let is_in_parts = whole.is_none() && transfer.direction == Direction::Read;
-        let longest = if is_in_parts { transfer.len.min(RESIDENT_PART as usize) } else { transfer.len };
+        let longest = if is_in_parts { transfer.len.min(POSTED_PART as usize) } else { transfer.len };
         let resident = self.resident_way(slot, (callers, is_cold), (transfer, longest), (began, order));
         // What the resident kernel leaves comes after the default streams by then.
         let is_default = resident.is_none()
@@ -289,13 +289,13 @@ impl Callers {
         slot.choose_stream(is_default);
         let pace = if transfer.direction == Direction::Read { &self.inward } else { &self.outward };
         let has_cpu = callers <= MAX_POLLING_CALLERS || (is_tiny && callers < self.cpus);
-        let polls = has_cpu && (whole.is_none() || transfer.len <= MAX_POLLED_BYTES);
+        let polls = has_cpu && (whole.is_none() || transfer.len <= HUGE_PAGE);
         let wait = match self.objective {
             Objective::Latency => CopyWait::Poll(WaitPolicy { poll: POLL_LONG, last: Wait::Spin }),
             Objective::Cpu => CopyWait::Poll(WaitPolicy::BLOCK),
             Objective::Throughput if self.cpus == 1 => CopyWait::Poll(WaitPolicy::BLOCK),
             Objective::Throughput if polls => {
-                CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + POLL, last: Wait::Block })
+                CopyWait::Poll(WaitPolicy { poll: whole.unwrap_or_default() + LOOK, last: Wait::Block })
             }
             Objective::Throughput if is_cold => CopyWait::Cold { polling: &self.cold_polls, most: self.cpus },
             Objective::Throughput => CopyWait::Nap { pace, len: transfer.len, by_word: whole.is_some() },
@@ -307,8 +307,7 @@ impl Callers {
     /// streams look like work of the user's to what is ordered behind them.
     fn are_many(&self, callers: usize) -> bool {
         let were_many = self.are_many.load(Ordering::Relaxed);
-        let are_many =
-            callers > if were_many { MAX_POLLING_CALLERS } else { RESIDENT_ABOVE_CALLERS.min(self.cpus) };
+        let are_many = callers > if were_many { MAX_POLLING_CALLERS } else { FEW_CALLERS.min(self.cpus) };
         if are_many != were_many {
             self.are_many.store(are_many, Ordering::Relaxed);
         }
@@ -340,8 +339,8 @@ impl Callers {
 
 /// Whether this number of callers are a crowd, beside which lanes gain nothing.
 fn are_crowd(callers: usize, cpus: usize, were_crowd: bool) -> bool {
-    let least = if were_crowd { CROWD_END_FRACTION } else { CROWD_FRACTION };
-    callers >= 2 && callers * least.1 >= cpus * least.0
+    let part = if were_crowd { CROWD.1 } else { CROWD.0 };
+    callers >= 2 && callers * part >= cpus
 }
 
 /// Starts copies from registered pages.
@@ -380,7 +379,7 @@ fn read(
     // Cold bytes come by one call: the disk works best on all of it.
     let part = match method.resident {
         _ if warmth == Warmth::Cold => None,
-        Some(_) => Some(RESIDENT_PART),
+        Some(_) => Some(POSTED_PART),
         // The driver's copies of many callers overlap anyway.
         None => method.overlap.then_some(PART),
     };

@@ -17,18 +17,19 @@ use crate::request::copy_order::CopyOrder;
 use crate::request::receipt::{Moved, Way};
 use crate::request::transfer::Batch;
 use crate::source::piece::Direction;
-use crate::tuning::callers::{SLOT_BYTES, STREAM_SLOTS};
-use crate::tuning::resident::{MAX_BATCH_BYTES, MAX_BATCH_PIECES, SHORT_PIECE};
+use crate::tuning::callers::{PART, STREAM_SLOTS};
+use crate::tuning::machine::HUGE_PAGE;
+use crate::tuning::plan::{CELL, SHORT_BATCH};
 
 /// Where a piece's bytes begin in the slot.
 const ALIGN: usize = 64;
 
 /// Whether a batch of pieces of these lengths is short: few small ones.
 fn is_short_batch(lengths: impl ExactSizeIterator<Item = usize>) -> bool {
-    let is_small = |len: usize| (1..=SHORT_PIECE as usize).contains(&len);
+    let is_small = |len: usize| (1..=CELL).contains(&len);
     let add = |sum: usize, len: usize| is_small(len).then_some(sum + len);
-    (1..=MAX_BATCH_PIECES).contains(&lengths.len())
-        && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= MAX_BATCH_BYTES)
+    (1..=SHORT_BATCH).contains(&lengths.len())
+        && lengths.into_iter().try_fold(0, add).is_some_and(|sum| sum <= PART as usize)
 }
 
 /// A short batch that lanes have. Its pieces count as copies until it is dropped. What the kernel copies writes nothing that all callers
@@ -154,7 +155,7 @@ impl Callers {
     /// The way of the pieces beside those of this number of callers, if there is one now.
     fn way_of_short_batch(&self, slot: &StreamSlot, callers: usize) -> Option<ResidentWay<'static>> {
         let wait = CallerWait::new(self.objective, callers, self.cpus, false);
-        slot.resident.way(SHORT_PIECE as usize, None, (wait, false))
+        slot.resident.way(CELL, None, (wait, false))
     }
 
     /// Posts `count` pieces beside those of other callers, each when `ready` has made it so, and waits for them. Whether all were made
@@ -204,4 +205,4 @@ fn end(result: Result<bool>, piece: Posted<'_>) -> Result<bool> {
     result.and_then(|all| ended.map(|this| all && this))
 }
 
-const _: () = assert!(MAX_BATCH_BYTES + MAX_BATCH_PIECES * ALIGN <= SLOT_BYTES);
+const _: () = assert!(PART as usize + SHORT_BATCH * ALIGN <= HUGE_PAGE);

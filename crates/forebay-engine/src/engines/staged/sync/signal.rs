@@ -7,7 +7,7 @@ use forebay_error::Result;
 use forebay_gpu::{Event, Stream, Wait};
 
 use crate::runtime::wait::{self, CopyPace, PollResult, WaitPolicy};
-use crate::tuning::callers::POLL;
+use crate::tuning::machine::LOOK;
 
 /// How a caller waits for its copies.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ impl MarkedStream {
             CopyWait::Poll(policy) => return self.poll(policy),
             CopyWait::Cold { polling, most } => {
                 let may_poll = polling.fetch_add(1, Ordering::Relaxed) < most;
-                let policy = WaitPolicy { poll: POLL, last: Wait::Block };
+                let policy = WaitPolicy { poll: LOOK, last: Wait::Block };
                 let waited = self.poll(if may_poll { policy } else { WaitPolicy::BLOCK });
                 polling.fetch_sub(1, Ordering::Relaxed);
                 return waited;

@@ -14,10 +14,18 @@ use crate::engines::resident::{Posted, Resident, ResidentWay};
 use crate::runtime::lock;
 use crate::runtime::pinned::PinnedPages;
 use crate::runtime::slot_pool::SlotPool;
-use crate::tuning::callers::{FIRST_SLOTS, LONG_BYTES, SHORT_SLOT_BYTES, SHORT_SLOT_STRIDE};
-use crate::tuning::resident::{MAILBOXES, MEMORY_CACHE_TIME};
+use crate::tuning::callers::{FEW_CALLERS, LONG_PART, MAX_CROWD_POLLED_BYTES, STREAM_SLOTS};
+use crate::tuning::machine::HUGE_PAGE;
+use crate::tuning::plan::CELL;
+use crate::tuning::resident::MEMORY_CACHE_TIME;
 
 const BLOCKS: usize = forebay_gpu::Resident::BLOCKS as usize;
+
+/// Longest transfer, aligned out, for which a slot needs no memory of its own: [`MAX_CROWD_POLLED_BYTES`] between two pages. Many
+/// threads that read a little wait for no huge pages to be cleared so.
+const SHORT_SLOT_BYTES: usize = MAX_CROWD_POLLED_BYTES + 2 * 4096;
+/// A slot's part of the memory for those, with room for its stream's word behind: the parts of all slots are one huge page.
+const SHORT_SLOT_STRIDE: usize = HUGE_PAGE / STREAM_SLOTS;
 
 /// Pinned memory for a part of a long read, and the end of the copy from it.
 pub(super) struct LongBuffer {
@@ -156,8 +164,11 @@ impl StreamSlot {
         if let Some(long) = place.get() {
             return Ok(long);
         }
-        let made =
-            LongBuffer { pages: PinnedPages::new(&self.device, LONG_BYTES)?, end: self.stream().event()? };
+        // With what an alignment adds.
+        let made = LongBuffer {
+            pages: PinnedPages::new(&self.device, LONG_PART + CELL)?,
+            end: self.stream().event()?,
+        };
         Ok(place.get_or_init(|| made))
     }
 
@@ -189,7 +200,7 @@ impl StreamSlot {
         way: &mut ResidentWay<'_>,
     ) -> Result<Option<Posted<'_>>> {
         // Few callers' second mailboxes are of other blocks than their first ones.
-        let mailbox = if is_second { MAILBOXES + (self.index ^ (BLOCKS / 2)) } else { self.index };
+        let mailbox = if is_second { STREAM_SLOTS + (self.index ^ (BLOCKS / 2)) } else { self.index };
         // SAFETY: passed on; the mailbox is the slot's own.
         unsafe { self.resident.post(mailbox, piece, way) }
     }
@@ -266,9 +277,9 @@ impl StreamSlots {
     /// The short memory of a place: of the first few a little, so that a first call does not clear a huge page; of the others one for
     /// all.
     fn shared(&self, index: usize) -> Result<Arc<PinnedPages>> {
-        let is_first = index < FIRST_SLOTS;
+        let is_first = index < FEW_CALLERS;
         let (shared, slots) =
-            if is_first { (&self.shared[0], FIRST_SLOTS) } else { (&self.shared[1], self.most) };
+            if is_first { (&self.shared[0], FEW_CALLERS) } else { (&self.shared[1], self.most) };
         let mut shared = lock(shared);
         if let Some(shared) = &*shared {
             return Ok(shared.clone());

@@ -18,7 +18,7 @@ use crate::engines::staged::width::{Meter, PeriodResult, SourceKind};
 use crate::request::receipt::Note;
 use crate::runtime::lock;
 use crate::runtime::profile::Profile;
-use crate::tuning::lanes_for::COLD_LANES;
+use crate::tuning::lanes::COLD_LANES;
 
 /// A lane's turn to pin memory. However it ends, also by a panic, the lanes that wait for it are woken.
 pub(super) struct PinTurn<'a> {

@@ -16,7 +16,8 @@ use crate::source::piece::Direction;
 use crate::source::read_balance::ReadBy;
 use crate::source::residency::{Warmth, is_counted_whole};
 use crate::source::{CachedReads, Descriptors, Fd, Request, Requests};
-use crate::tuning::lanes::{DEPTH, MIN_RING_PACK};
+use crate::tuning::lanes::DEPTH;
+use crate::tuning::plan::SHORT_BATCH;
 
 impl Lane {
     pub(super) fn begin_read(&mut self, unit: usize) {
@@ -138,7 +139,7 @@ impl Lane {
     fn asks_by_ring(&self, unit: usize, job: &Job) -> bool {
         self.ring.is_some()
             && job.warmth == Warmth::Warm
-            && self.units[unit].segments.len() >= MIN_RING_PACK
+            && self.units[unit].segments.len() >= SHORT_BATCH
             && job.batch.file.descriptors().is_some_and(|file| !file.is_memory)
     }
 

@@ -9,7 +9,7 @@ use super::super::slots::SlotMemory;
 use super::{Lane, LaneUnit, UnitKind};
 use crate::io::segment::Segment;
 use crate::source::piece::{Direction, Piece};
-use crate::tuning::lanes::{COPY_LOOK, MAX_COPY_LOOK, SMALL_COPY_LOOK};
+use crate::tuning::machine::{LONGEST_NAP, LOOK, SHORT_LOOK};
 
 /// Device copies in flight, with the units that they serve.
 pub(super) struct CopyFlight {
@@ -33,9 +33,9 @@ impl CopyFlight {
 
 fn glance_after(elapsed: Duration, is_write: bool, is_small: bool) -> Duration {
     match (is_write, is_small) {
-        (true, _) => (elapsed / 8).clamp(COPY_LOOK, MAX_COPY_LOOK),
-        (false, true) => SMALL_COPY_LOOK,
-        (false, false) => COPY_LOOK,
+        (true, _) => (elapsed / 8).clamp(LOOK, LONGEST_NAP),
+        (false, true) => SHORT_LOOK,
+        (false, false) => LOOK,
     }
 }
 
@@ -230,9 +230,9 @@ mod tests {
     #[test]
     fn copies_to_be_written_are_left_alone_longer_and_never_for_long() {
         let after = |micros, is_write| glance_after(Duration::from_micros(micros), is_write, false);
-        assert_eq!([after(0, true), after(1 << 30, false)], [COPY_LOOK; 2]);
+        assert_eq!([after(0, true), after(1 << 30, false)], [LOOK; 2]);
         assert_eq!(after(4000, true), Duration::from_micros(500));
-        assert_eq!(after(1 << 30, true), MAX_COPY_LOOK);
-        assert_eq!(glance_after(Duration::ZERO, false, true), SMALL_COPY_LOOK);
+        assert_eq!(after(1 << 30, true), LONGEST_NAP);
+        assert_eq!(glance_after(Duration::ZERO, false, true), SHORT_LOOK);
     }
 }

@@ -10,7 +10,7 @@ use super::{ActiveWork, Lane, LaneUnit, UnitKind};
 use crate::engines::staged::job::{JobWidth, of_file};
 use crate::request::receipt::{Election, EngineKind, Moved, Refusal, Way};
 use crate::runtime::owned;
-use crate::tuning::width::MIN_COUNTED_BYTES;
+use crate::tuning::plan::CHUNK;
 
 impl Lane {
     /// The kernel refused a segment. If it has several entries, each is tried alone, on this thread: one bad entry does not
@@ -161,7 +161,7 @@ impl Lane {
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
         let cpus = (self.index == 0).then_some(cpus_now as fn() -> usize);
         if let JobWidth::Learnt(meter) = &active.job.width
-            && moved.total() >= MIN_COUNTED_BYTES
+            && moved.total() >= CHUNK / 2
             && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported(), cpus)
         {
             self.shared.follow(heard);

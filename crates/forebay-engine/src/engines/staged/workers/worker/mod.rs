@@ -29,7 +29,7 @@ use crate::request::completion::Completion;
 use crate::request::receipt::{Moved, Note, Refusal, Way};
 use crate::runtime::sys;
 use crate::source::piece::Direction;
-use crate::tuning::lanes::{CELLS, DEPTH, NEXT_LANE, PLAIN_SLOTS, READY_CELLS};
+use crate::tuning::lanes::{CELLS, DEPTH, NEXT_LANE, PLAIN_SLOTS};
 
 /// The memory of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -382,7 +382,7 @@ impl Lane {
             self.claim(unit, taken);
             self.begin(unit);
             self.tell_done();
-            if self.ready.len() >= READY_CELLS
+            if self.ready.len() >= CELLS / 2
                 || self.ready.iter().any(|unit| self.units[*unit].kind == UnitKind::Slot)
             {
                 break;

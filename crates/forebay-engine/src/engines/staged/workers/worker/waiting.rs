@@ -10,7 +10,7 @@ use super::{Lane, LaneMemory, Readiness};
 use crate::io::wake::WorkerRest;
 use crate::request::copy_order;
 use crate::runtime::wait;
-use crate::tuning::lanes::{BUNCH_WAIT, WAKE_FRACTION};
+use crate::tuning::machine::{EIGHTH, LOOK};
 
 impl Lane {
     /// Waits for the next event, when nothing can be started.
@@ -77,8 +77,8 @@ impl Lane {
     /// Waits for the kernel. With many operations in flight it waits for several, since a wake-up for each costs more
     /// than it gains.
     fn wait_for_kernel(&mut self, limit: Option<Duration>) {
-        let want = (self.outstanding() / WAKE_FRACTION).max(1);
-        let limit = if want > 1 { limit.or(Some(BUNCH_WAIT)) } else { limit };
+        let want = (self.outstanding() / EIGHTH as usize).max(1);
+        let limit = if want > 1 { limit.or(Some(LOOK)) } else { limit };
         match (&mut self.ring, limit) {
             (Some(ring), _) if ring.outstanding() > 0 => ring.wait(want, limit),
             (_, Some(limit)) => std::thread::sleep(limit),
