@@ -11,6 +11,7 @@ import io
 import os
 import stat
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -74,7 +75,7 @@ _HINTS = {
 
 def is_url(location: str) -> bool:
     """Whether it is a URL, rather than a path of this machine."""
-    return _forebay.is_url(location)
+    return location[:1] != "/" and _forebay.is_url(location)
 
 
 def member(folder: str, name: str) -> str:
@@ -133,7 +134,7 @@ class State(NamedTuple):
 
     is_folder: bool
     is_file: bool
-    #: Bytes, and nanoseconds since 1970 when they were changed last.
+    #: Bytes, and nanoseconds since 1970 when they were changed last; of a URL a number that says no more than that they were.
     nbytes: int
     changed: int
     #: The file's number, when anything of it was changed last, and the device.
@@ -149,7 +150,11 @@ def state(location: str) -> State:
         NotFoundError, PermissionDeniedError, …: it cannot be told.
     """
     if is_url(location):
-        return State(*_forebay.state(location))
+        is_folder, nbytes, changed = _forebay.state(location)
+        if changed is None and not is_folder:
+            text = f"{location}: its source does not tell its states apart: a change while it is read is not noticed"
+            warnings.warn(text, stacklevel=3)
+        return State(is_folder, not is_folder, nbytes, changed or 0, 0, 0, 0)
     try:
         found = again(os.stat, location)
     except (OSError, ValueError) as error:

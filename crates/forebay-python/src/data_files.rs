@@ -261,8 +261,14 @@ impl From<&FileVersion> for Version {
 /// What a name has now.
 fn version_of(path: &Path) -> Result<Version> {
     if Engine::is_url(path) {
-        let (_, is_file, size, changed, inode, inode_changed, _) = locations::state_of(path)?;
-        return Ok(Version { is_file, size, changed, inode, inode_changed });
+        let (is_folder, size, state) = locations::state_of(path)?;
+        return Ok(Version {
+            is_file: !is_folder,
+            size,
+            changed: state.unwrap_or(0),
+            inode: 0,
+            inode_changed: 0,
+        });
     }
     let end = Instant::now() + PATIENCE;
     let found = loop {
@@ -289,6 +295,6 @@ fn version_of(path: &Path) -> Result<Version> {
     })
 }
 
-pub(crate) fn nanoseconds((seconds, rest): (i64, i64)) -> i64 {
+fn nanoseconds((seconds, rest): (i64, i64)) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(rest)
 }

@@ -2,17 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_config::Config;
-use forebay_error::{Error, ErrorKind, Result};
-use forebay_nfs::handle::FileKind;
-use forebay_nfs::{NfsOptions, NfsUrl};
+use forebay_engine::File as Engine;
+use forebay_error::{ErrorKind, Result};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 
-/// Whether it is a folder, and a regular file; bytes; nanoseconds of their last change; the file's number; what changes with
-/// anything of it; its device.
-type State = (bool, bool, u64, i64, u64, i64, u64);
+/// Whether it is a folder; bytes of a file, and a number that is another one for another state of it, if its source tells states
+/// apart.
+type State = (bool, u64, Option<i64>);
 
 /// What a URL names now.
 #[pyfunction]
@@ -20,21 +18,22 @@ pub(crate) fn state(py: Python<'_>, location: PathBuf) -> PyResult<State> {
     py.detach(|| state_of(&location)).or_raise()
 }
 
-/// The names in a folder.
+/// The names in a folder at a URL.
 #[pyfunction]
-pub(crate) fn names(location: PathBuf) -> PyResult<Vec<String>> {
-    let error = Error::new(ErrorKind::Unsupported, "folders of a server are not listed");
-    Err(error.with("url", location.display()).hint("name its files, or an index of them")).or_raise()
+pub(crate) fn names(py: Python<'_>, location: PathBuf) -> PyResult<Vec<String>> {
+    py.detach(|| forebay_source::list(&location)).or_raise()
 }
 
 pub(crate) fn state_of(location: &Path) -> Result<State> {
-    let url = NfsUrl::parse(location)?;
-    let config = Config::from_env()?;
-    let further = config.nfs_servers.of(&[&url.server]);
-    let options = NfsOptions { connections: config.nfs_connections, further, ..NfsOptions::default() };
-    let found = forebay_nfs::open::find(&url, &options)?.attributes;
-    let changed = crate::data_files::nanoseconds((found.modified.0 as i64, i64::from(found.modified.1)));
-    let is_folder = found.kind == FileKind::Directory;
-    let is_file = found.kind == FileKind::Regular;
-    Ok((is_folder, is_file, found.size, changed, found.file_id, found.change as i64, found.file_system.1))
+    match Engine::open(location) {
+        Ok(file) => Ok((false, file.len()?, file.state()?.map(|token| number_of(&token.to_bytes())))),
+        Err(error) if error.kind() == ErrorKind::IsDirectory => Ok((true, 0, None)),
+        Err(error) => Err(error),
+    }
+}
+
+/// FNV-1a, which is the same in every process.
+fn number_of(bytes: &[u8]) -> i64 {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix) as i64
 }

@@ -9,7 +9,7 @@ mod state;
 
 pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
 pub use opener::{
-    Access, Opener, check_made, check_read, hint_for_missing, near_miss, opener_of, register, scheme_of,
+    Access, Opener, check_made, check_read, hint_for_missing, list, near_miss, opener_of, register, scheme_of,
 };
 pub use place::{Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};

@@ -33,6 +33,13 @@ pub trait Opener: Send + Sync {
     /// Opens it.
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>>;
 
+    /// The names in a folder.
+    fn list(&self, url: &Path) -> Result<Vec<String>> {
+        Err(Error::new(ErrorKind::Unsupported, format!("folders of {}:// are not listed", self.scheme()))
+            .with("url", url.display())
+            .hint("name its files, or an index of them"))
+    }
+
     /// The URL that a path which is not there is meant to be.
     fn near_miss(&self, _path: &Path) -> Option<String> {
         None
@@ -75,6 +82,17 @@ pub fn opener_of(path: impl AsRef<Path>) -> Option<Arc<dyn Opener>> {
 /// The scheme of a URL that can be opened.
 pub fn scheme_of(path: impl AsRef<Path>) -> Option<&'static str> {
     opener_of(path).map(|opener| opener.scheme())
+}
+
+/// The names in a folder that a URL names.
+pub fn list(url: impl AsRef<Path>) -> Result<Vec<String>> {
+    let url = url.as_ref();
+    match opener_of(url) {
+        Some(opener) => opener.list(url),
+        None => {
+            Err(Error::new(ErrorKind::InvalidInput, "no URL that can be opened").with("url", url.display()))
+        }
+    }
 }
 
 /// The URL that a path which is not there is meant to be, if any scheme knows one.

@@ -226,6 +226,8 @@ def _entered(folder: str, above: _Above) -> _Above:
     Raises:
         InvalidInputError: it is one of those above it already, by a link.
     """
+    if _locations.is_url(folder):
+        return above
     found = _locations.state(folder)
     if (found.device, found.inode) in above:
         hints = ["remove the link, or name the files by a glob: folder/*/*"]
