@@ -20,7 +20,6 @@ Rows, and what is asked of them:
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
@@ -91,7 +90,6 @@ def main() -> None:
     if not options.rows and not options.out.exists():
         parser.error(f"name rows to measure: there is no {options.out}")
     options.scratch.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("FOREBAY_PROFILE", "off")
     bench = Bench(
         folder=options.scratch.resolve(),
         builds=options.forebay,

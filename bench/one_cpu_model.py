@@ -56,7 +56,6 @@ def measure(command: list[str], cpus: list[int], folder: str, secs: float) -> tu
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": f"{folder}/lib",
-        "FOREBAY_PROFILE": "off",
         "FAKE_CUDA_CPU": str(cpus[1]),
     }
     program = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Whether this process has rights that its caller lacks (setuid, setgid, file capabilities: `AT_SECURE`). Then variables
@@ -32,12 +31,6 @@ pub fn names() -> Vec<String> {
 /// A variable as text; `None` too if it is none.
 pub fn text(name: &str) -> Option<String> {
     value(name)?.into_string().ok()
-}
-
-/// The user's folder for what may be lost: `$XDG_CACHE_HOME`, or `~/.cache`. `None` where neither is an absolute path.
-pub fn cache_folder() -> Option<PathBuf> {
-    let folder = |name| filled(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 
 /// A variable that begins as forebay's do and is none of them.

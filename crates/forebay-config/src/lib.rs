@@ -66,16 +66,6 @@ pub enum Resident {
     Off,
 }
 
-/// Whether what a process learns of its machine is kept for later ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ProfileUse {
-    /// In a file in the user's cache folder, where there is one.
-    #[default]
-    Auto,
-    /// Nothing is kept, nor read.
-    Off,
-}
-
 /// How files on NFS are reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Nfs {
@@ -129,7 +119,6 @@ words!(Objective, "objective", "throughput" => Self::Throughput, "cpu" => Self::
 words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
-words!(ProfileUse, "profile", "auto" => Self::Auto, "off" => Self::Off);
 words!(Nfs, "way to NFS", "auto" => Self::Auto, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
@@ -163,8 +152,6 @@ pub struct Config {
     pub pin_settle: Duration,
     /// Where pages are registered more slowly than this, in GB/s, that begins with their second or third visit; 0: nowhere.
     pub pin_pace: u64,
-    /// See [`ProfileUse`].
-    pub profile: ProfileUse,
     /// How long a call of NVIDIA's libcufile may take (the engine `libcufile`).
     pub libcufile_timeout: Duration,
     /// See [`Nfs`].
@@ -191,7 +178,6 @@ impl Default for Config {
             pin_budget: None,
             pin_settle: Duration::from_millis(DEFAULT_SETTLE_MS),
             pin_pace: 50,
-            profile: ProfileUse::default(),
             libcufile_timeout: Duration::from_secs(30),
             nfs: Nfs::default(),
             nfs_connections: 8,
@@ -264,9 +250,6 @@ impl Config {
         }
         if let Some(value) = read("FOREBAY_PIN_PACE") {
             config.pin_pace = count("FOREBAY_PIN_PACE", &value)? as u64;
-        }
-        if let Some(value) = read("FOREBAY_PROFILE") {
-            config.profile = word("FOREBAY_PROFILE", &value)?;
         }
         if let Some(value) = read("FOREBAY_VENDOR_TIMEOUT") {
             config.libcufile_timeout = Duration::from_millis(count("FOREBAY_VENDOR_TIMEOUT", &value)? as u64);
@@ -409,7 +392,6 @@ mod tests {
             ("FOREBAY_CACHE", "warm"),
             ("FOREBAY_SLOT_SIZE", "3M"),
             ("FOREBAY_SLOTS", "1"),
-            ("FOREBAY_PROFILE", "on"),
             ("FOREBAY_NFS", "udp"),
             ("FOREBAY_NFS_CONNECTIONS", "0"),
             ("FOREBAY_NFS_CONNECTIONS", "17"),

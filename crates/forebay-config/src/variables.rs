@@ -95,12 +95,6 @@ pub const VARIABLES: &[Variable] = &[
         about: "Where pinning was measured to be slower than this or than 1.2 times the lanes (or is expected to be: tmpfs), pages are staged at first. From the second reading on large requests and long reads of many callers have them pinned, window by window, for a twentieth of the time that reading takes; from the third on those of smaller ones are pinned beside other copies for a small part of the time; a reader that is alone, of 64 MiB at a time or less, has them pinned at once from 20 on. 0 pins at once anywhere.",
     },
     Variable {
-        name: "FOREBAY_PROFILE",
-        values: "auto, off",
-        default: "auto",
-        about: "The number of lanes that turned out to be best is kept for later processes in `$XDG_CACHE_HOME/forebay/profile` (`~/.cache` without the variable), by machine and device, and they begin with it; `off`: nothing is kept nor read.",
-    },
-    Variable {
         name: "FOREBAY_NFS",
         values: "auto, off, tcp, rdma",
         default: "auto",

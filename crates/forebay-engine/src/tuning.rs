@@ -111,8 +111,8 @@ pub(crate) mod lanes {
     pub(crate) const DEPTH: usize = 128;
     /// Lanes that cold bulk reads use: a few keep a disk busy, more would only cost CPU.
     pub(crate) const COLD_LANES: usize = 2;
-    /// From this many bytes on the profile of an earlier process is asked: it costs some ten system calls, once.
-    pub(crate) const RECALLED: usize = 64 << 20;
+    /// Bytes of a read that is announced, from which on lanes get their memory before it comes. Chosen.
+    pub(crate) const EXPECTED_BYTES: u64 = 64 << 20;
 }
 
 /// How many lanes work at once (`engines/staged/width.rs`). On one H200 VM 8 copy 52 GB/s, on another 40 and 12 of them 51.5.

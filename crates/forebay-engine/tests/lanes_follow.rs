@@ -1,4 +1,4 @@
-//! Lanes follow what they measure, and later processes begin with it.
+//! Lanes follow what they measure.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{Scratch, disk, in_process, pattern, turn};
-use forebay_config::{Config, ProfileUse, allowed_cpus};
+use forebay_config::{Config, allowed_cpus};
 use forebay_engine::{Batch, Direction, File, Piece, Session};
 use forebay_error::ErrorKind;
 
@@ -47,74 +47,23 @@ fn learn(session: &Session, file: &File) -> String {
     }
 }
 
-/// A folder for caches, which goes at the end.
-struct Cache(PathBuf);
-
-impl Cache {
-    fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        Self(folder)
-    }
-}
-
-impl Drop for Cache {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn text_in(folder: &Path) -> Option<String> {
-    std::fs::read_to_string(folder.join("forebay/profile")).ok()
-}
-
 #[test]
-fn a_width_is_found_and_later_processes_begin_with_it() {
+fn a_width_is_found() {
     if allowed_cpus() < 2 {
         println!("skipped: one CPU has one lane");
         return;
     }
-    let cache = Cache::new("follow");
-    let variables = [("XDG_CACHE_HOME", cache.0.to_str().unwrap())];
-    in_process("a_width_is_found_and_later_processes_begin_with_it", &[], &variables, || {
-        let folder = PathBuf::from(std::env::var("XDG_CACHE_HOME").unwrap());
-        let _turn = turn();
-        let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-        let file = File::open(scratch.path()).unwrap();
-        let most = allowed_cpus();
-
-        let off = open(Config { profile: ProfileUse::Off, slot_size: MIB, ..Config::default() });
-        learn(&off, &file);
-        drop(off);
-        assert_eq!(text_in(&folder), None, "nothing is kept");
-
-        let session = open(Config { slot_size: MIB, ..Config::default() });
-        let receipt = learn(&session, &file);
-        let report = session.report(&session.device(0).unwrap()).unwrap();
-        let found = report.measured.iter().find(|found| found.source == "page cache").unwrap();
-        assert!((1..=most).contains(&found.lanes) && found.most == most, "{found}");
-        assert!(found.rate > 1e6, "{found}");
-        assert!(lanes() <= most);
-        drop(session);
-        let kept = || text_in(&folder).filter(|text| text.contains("page cache"));
-        assert!(common::soon(|| kept().is_some()), "the width is kept; the last receipt: {receipt}");
-
-        // Another process's value, and what a session begins with.
-        let text = kept().unwrap();
-        let line = text.lines().find(|line| line.ends_with(" page cache")).unwrap();
-        let key = line.split(' ').next().unwrap();
-        for begins in [1, most] {
-            std::fs::write(
-                folder.join("forebay/profile"),
-                format!("forebay profile 1\n{key} {begins} page cache\n"),
-            )
-            .unwrap();
-            // Too few works to measure.
-            let session = open(Config { slot_size: LEN / 4, ..Config::default() });
-            drop(session.submit_read(&file, 0, session.buffer(0, LEN).unwrap()).unwrap());
-            assert_eq!(lanes(), begins);
-        }
-    });
+    let _turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    let most = allowed_cpus();
+    let session = open(Config { slot_size: MIB, ..Config::default() });
+    let receipt = learn(&session, &file);
+    let report = session.report(&session.device(0).unwrap()).unwrap();
+    let found = report.measured.iter().find(|found| found.source == "page cache").expect(&receipt);
+    assert!((1..=most).contains(&found.lanes) && found.most == most, "{found}");
+    assert!(found.rate > 1e6, "{found}");
+    assert!(lanes() <= most);
 }
 
 #[test]
@@ -158,7 +107,7 @@ fn a_long_read_outlives_its_session() {
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = File::open(scratch.path()).unwrap();
     for _ in 0..3 {
-        let session = open(Config { slot_size: 256 << 10, profile: ProfileUse::Off, ..Config::default() });
+        let session = open(Config { slot_size: 256 << 10, ..Config::default() });
         let buffer = session.buffer(0, LEN).unwrap();
         let ticket = session.submit_read(&file, 0, buffer).unwrap();
         drop(session);
@@ -174,7 +123,7 @@ fn a_read_past_the_end_outlives_its_session() {
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = File::open(scratch.path()).unwrap();
     for _ in 0..3 {
-        let session = open(Config { profile: ProfileUse::Off, ..Config::default() });
+        let session = open(Config { ..Config::default() });
         let buffer = session.buffer(0, LEN).unwrap();
         let pieces = vec![Piece { offset: 0, address: buffer.address(), len: LEN + MIB }];
         let memory = buffer.memory();
@@ -198,8 +147,7 @@ fn as_many_lanes_start_as_can_be_pinned() {
     let file = File::open(scratch.path()).unwrap();
     for fit in 0..=4 {
         let before = turn.fake.leaks().registrations;
-        let session =
-            open(Config { lanes: 4, slot_size: SLOT, profile: ProfileUse::Off, ..Config::default() });
+        let session = open(Config { lanes: 4, slot_size: SLOT, ..Config::default() });
         let buffer = session.buffer(0, LEN).unwrap();
         // Lists need a little beside each slot; what a lane has later on takes more than is left.
         turn.fake.limit_pins(fit * SLOT + MIB / 4);
@@ -230,8 +178,7 @@ fn lanes_get_ready_for_a_read_that_is_announced() {
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = File::open(scratch.path()).unwrap();
     // Another engine would register the file's pages beside the copies.
-    let config =
-        Config { lanes: LANES as usize, slot_size: MIB, profile: ProfileUse::Off, ..Config::default() };
+    let config = Config { lanes: LANES as usize, slot_size: MIB, ..Config::default() };
     let session = open(Config { engine: Some("staged".to_owned()), ..config });
     let (device, buffer) = (session.device(0).unwrap(), session.buffer(0, LEN).unwrap());
     let before = turn.fake.leaks().registrations;
@@ -308,7 +255,7 @@ fn lanes_follow_cpus_that_go_and_come() {
             assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut all), 0);
             all
         };
-        let session = open(Config { slot_size: MIB, profile: ProfileUse::Off, ..Config::default() });
+        let session = open(Config { slot_size: MIB, ..Config::default() });
         read_until(&session, &file, |took, _, _| took > Duration::from_millis(700));
         for is_one in [true, false, true] {
             use_cpus(&all, is_one);
@@ -382,7 +329,7 @@ fn lanes_follow_a_cpu_quota() {
         let all = allowed_cpus();
         group.allow(Some(1));
         // Slots that are large enough to be counted, and so small that a read has enough of them to be told.
-        let session = open(Config { slot_size: MIB / 2, profile: ProfileUse::Off, ..Config::default() });
+        let session = open(Config { slot_size: MIB / 2, ..Config::default() });
         for allowed in [Some(1), None, Some(1)] {
             group.allow(allowed);
             let most = allowed.unwrap_or(all).min(32);

@@ -17,8 +17,7 @@ use crate::work::{Cache, Peer, typed};
 const EXIT_MISSING: i32 = 3;
 const SCRIPT: &str = include_str!("peers.py");
 /// kvikio reads as the rows beside it do: 8 threads, 4 MiB.
-pub(crate) const VARIABLES: [(&str, &str); 3] =
-    [("FOREBAY_PROFILE", "off"), ("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
+pub(crate) const VARIABLES: [(&str, &str); 2] = [("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
 /// Bytes of each tensor of the model.
 const TENSOR_BYTES: u64 = 32 << 20;
 /// Longest header that is read: those written here are far shorter.

@@ -4,7 +4,6 @@ pub(crate) mod owned;
 pub(crate) mod pinned;
 pub(crate) mod pinned_group;
 pub(crate) mod process;
-pub(crate) mod profile;
 pub(crate) mod slot_pool;
 pub(crate) mod sys;
 pub(crate) mod traffic;

@@ -25,7 +25,7 @@ use crate::request::ticket::CallerPolled;
 use crate::request::transfer::{Batch, Transfer};
 use crate::source::piece::Direction;
 use crate::source::residency::Warmth;
-use crate::tuning::lanes::{COLD_LANES, DEPTH, RECALLED};
+use crate::tuning::lanes::{COLD_LANES, DEPTH, EXPECTED_BYTES};
 use crate::tuning::plan::MAX_REQUEST;
 use crate::tuning::width::MIN_WORKS;
 
@@ -138,12 +138,11 @@ impl Stage {
 
     /// Lanes for a large warm read that is to come.
     pub(crate) fn expect(&self, known: &Known<'_>, (offset, len): (u64, u64)) {
-        let is_large = len >= RECALLED as u64 && known.policy != CachePolicy::Bypass;
+        let is_large = len >= EXPECTED_BYTES && known.policy != CachePolicy::Bypass;
         let Some(file) = known.descriptors.filter(|_| is_large) else { return };
         if file.warmth(std::iter::once((offset, len))) != Warmth::Warm {
             return;
         }
-        self.lanes.recall();
         let kind = if file.is_memory { SourceKind::Memory } else { SourceKind::Cache };
         let works = len.div_ceil(self.slot_size as u64);
         self.lanes.expect(self.lanes.meter(kind).width().min(works as usize));
@@ -155,9 +154,6 @@ impl Stage {
         let small = || batch.pieces.iter().all(|piece| piece.len <= CELL);
         let is_memory = || batch.file.descriptors().is_some_and(|file| file.is_memory);
         let bytes: usize = batch.pieces.iter().map(|piece| piece.len).sum();
-        if bytes >= RECALLED {
-            self.lanes.recall();
-        }
         if is_cold && bytes > self.slot_size {
             self.lanes.begin(COLD_LANES.min(self.lanes.count()));
         }

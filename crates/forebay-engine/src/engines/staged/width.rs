@@ -26,7 +26,7 @@ pub(crate) enum SourceKind {
 impl SourceKind {
     pub(crate) const ALL: [Self; 4] = [Self::Cache, Self::Memory, Self::Drive, Self::Write];
 
-    /// Its name in reports and in the profile.
+    /// Its name in reports.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Cache => "page cache",
@@ -163,15 +163,6 @@ struct State {
     counted: Option<Instant>,
 }
 
-/// What a period led to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PeriodResult {
-    /// Another width is tried.
-    Trying(usize),
-    /// The search has ended with this width.
-    Found(usize),
-}
-
 /// Measures one kind of source on one device.
 #[derive(Debug)]
 pub(crate) struct Meter {
@@ -210,15 +201,6 @@ impl Meter {
         self.width.load(Ordering::Relaxed)
     }
 
-    /// Begins with another width, if nothing is measured yet.
-    pub(crate) fn start_at(&self, width: usize) {
-        let mut state = lock(&self.state);
-        if !self.is_fixed && state.period.is_none() && state.search.trial == Trial::Base {
-            state.search = WidthSearch::new(width.max(1), state.search.most);
-            self.width.store(state.search.width(), Ordering::Relaxed);
-        }
-    }
-
     /// Whether it measures nothing.
     pub(crate) const fn is_fixed(&self) -> bool {
         self.is_fixed
@@ -250,7 +232,7 @@ impl Meter {
         bytes: u64,
         told: impl FnOnce() -> usize,
         cpus: Option<fn() -> usize>,
-    ) -> Option<PeriodResult> {
+    ) -> Option<usize> {
         if self.is_fixed {
             return None;
         }
@@ -260,14 +242,14 @@ impl Meter {
     }
 
     #[cold]
-    fn look(&self, works: u64, told: usize, cpus: Option<fn() -> usize>) -> Option<PeriodResult> {
+    fn look(&self, works: u64, told: usize, cpus: Option<fn() -> usize>) -> Option<usize> {
         // Another lane looks.
         let mut state = self.state.try_lock().ok()?;
         let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
         if let Some(cpus) = cpus
             && self.has_other_cpus(&mut state, now, cpus)
         {
-            return Some(PeriodResult::Trying(self.width()));
+            return Some(self.width());
         }
         let is_starved = self.is_starved.swap(false, Ordering::Relaxed);
         let fresh = Period { since: now, bytes, works, told };
@@ -281,7 +263,7 @@ impl Meter {
             self.next.store(works + MIN_WORKS / 8, Ordering::Relaxed);
             return None;
         }
-        let (before, was_found) = (self.width(), state.search.found().is_some());
+        let before = self.width();
         let width =
             state.search.observe(bytes.saturating_sub(period.bytes) as f64 / took.as_secs_f64(), took);
         self.width.store(width, Ordering::Relaxed);
@@ -289,10 +271,7 @@ impl Meter {
         state.period = (width == before).then_some(fresh);
         self.next
             .store(works + if width == before { MIN_WORKS / 8 } else { MIN_WORKS / 2 }, Ordering::Relaxed);
-        if state.search.found().is_some() && !was_found {
-            return Some(PeriodResult::Found(width));
-        }
-        (width != before).then_some(PeriodResult::Trying(width))
+        (width != before).then_some(width)
     }
 }
 
@@ -460,7 +439,7 @@ mod tests {
         assert_eq!(meter.width(), 4, "a pause between jobs is no slow copy");
         all(MIN_WORKS);
         std::thread::sleep(PERIODS.0);
-        assert_eq!(all(MIN_WORKS), Some(PeriodResult::Trying(5)));
+        assert_eq!(all(MIN_WORKS), Some(5));
         let fixed = Meter::new(4, (16, 16), true);
         assert!((0..MIN_WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
     }

@@ -14,10 +14,9 @@ use super::threads::LaneThreads;
 use super::worker::Lane;
 use super::{LaneShared, StartReport};
 use crate::engines::staged::job::{Job, WorkQueue};
-use crate::engines::staged::width::{Meter, PeriodResult, SourceKind};
+use crate::engines::staged::width::{Meter, SourceKind};
 use crate::request::receipt::Note;
 use crate::runtime::lock;
-use crate::runtime::profile::Profile;
 use crate::tuning::lanes::COLD_LANES;
 
 /// A lane's turn to pin memory. However it ends, also by a panic, the lanes that wait for it are woken.
@@ -102,13 +101,6 @@ impl Lanes {
         self.meter(SourceKind::Cache).width()
     }
 
-    /// The width of large jobs may be known from an earlier process.
-    pub(crate) fn recall(&self) {
-        if self.shared.config.lanes == 0 {
-            self.shared.profile();
-        }
-    }
-
     pub(crate) fn meter(&self, kind: SourceKind) -> &Arc<Meter> {
         &self.shared.meters[kind as usize]
     }
@@ -160,7 +152,6 @@ impl Lanes {
 
     /// Starts the lanes that are usual and tells how they work.
     pub(crate) fn report(&self) -> Result<LaneReport> {
-        self.recall();
         self.has_ring()?;
         self.shared.begin(self.count())?;
         // Notes tell which did not start.
@@ -223,8 +214,6 @@ impl LaneShared {
             expects: AtomicBool::new(false),
             meters: SourceKind::ALL.map(meter),
             threads: LaneThreads::new(most.1),
-            profile: OnceLock::new(),
-            kept: Default::default(),
             config,
         }
     }
@@ -271,16 +260,12 @@ impl LaneShared {
         })
     }
 
-    /// Lanes begin and look for work as a search asks. What it ends with is kept.
-    pub(super) fn follow(self: &Arc<Self>, result: PeriodResult) {
-        let (PeriodResult::Trying(width) | PeriodResult::Found(width)) = result;
+    /// Lanes begin and look for work as a search asks.
+    pub(super) fn follow(self: &Arc<Self>, width: usize) {
         // Fewer lanes are enough, too.
         let _ = self.begin(width);
         for wake in self.threads.wakes(width) {
             wake.wake();
-        }
-        if result == PeriodResult::Found(width) {
-            self.keep();
         }
     }
 
@@ -324,37 +309,6 @@ impl LaneShared {
             if let Some(wake) = self.threads.wakes(usize::MAX).nth(lane) {
                 wake.wake();
             }
-        }
-    }
-
-    /// The profile of this device. An earlier process's widths are where the search begins.
-    fn profile(&self) -> Option<&Profile> {
-        let find = || {
-            let profile = Profile::of(self.config.profile, self.device.info())?;
-            for (kind, meter) in SourceKind::ALL.into_iter().zip(&self.meters) {
-                if let Some(width) = profile.value(kind.name()) {
-                    meter.start_at(width);
-                }
-            }
-            Some(profile)
-        };
-        self.profile.get_or_init(find).as_ref()
-    }
-
-    /// Keeps what was found, where it is much else than what was kept before.
-    pub(super) fn keep(&self) {
-        let Some(profile) = self.profile() else { return };
-        let all = SourceKind::ALL.into_iter().zip(&self.meters).zip(&self.kept);
-        let news = all.filter_map(|((kind, meter), kept)| {
-            let (width, _) = meter.found()?;
-            let before = kept.load(Ordering::Relaxed);
-            let is_new = before == 0 || width.abs_diff(before) > 1;
-            is_new.then(|| kept.store(width, Ordering::Relaxed));
-            is_new.then_some((kind.name(), width))
-        });
-        let news: Vec<_> = news.collect();
-        if !news.is_empty() {
-            profile.keep(news);
         }
     }
 }

@@ -23,7 +23,6 @@ use super::width::Meter;
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
-use crate::runtime::profile::Profile;
 
 /// What the lanes of a device share.
 pub(crate) struct LaneShared {
@@ -44,10 +43,6 @@ pub(crate) struct LaneShared {
     /// One for each [`SourceKind`](super::width::SourceKind).
     meters: [Arc<Meter>; 4],
     threads: LaneThreads,
-    /// Found when a large job asks.
-    profile: OnceLock<Option<Profile>>,
-    /// Widths that the profile was given, by kind.
-    kept: [AtomicUsize; 4],
 }
 
 /// Reports a lane's start exactly once, even if its thread panics.
