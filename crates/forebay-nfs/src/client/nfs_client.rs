@@ -108,7 +108,7 @@ impl NfsClient {
         self.shared.server.options.rdma.is_some()
     }
 
-    /// The protection domain of its connections, for memory that the server is to write to: see [`crate::Registered`]. An error
+    /// The protection domain of its connections, for memory that the server is to write to: see [`forebay_verbs::RegisteredMemory`]. An error
     /// where bytes go over TCP. Where several NICs lead to the server, each has its own: see [`crate::NfsFile::by_nic`].
     pub fn domain(&self) -> Result<Arc<dyn Domain>> {
         self.shared.server.domain_in_use()
