@@ -31,7 +31,7 @@ check: ## Formatting, clippy and the tests of the crates that this branch has ch
 	@.ci/check $(BASE)
 
 .PHONY: lint
-lint: fmt clippy typos deny features rooms words ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words
+lint: fmt clippy typos deny features rooms seams words ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words
 
 # All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
 ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
@@ -64,6 +64,10 @@ features: ## Every selection of packages builds the same dependencies
 .PHONY: rooms
 rooms: ## No circle between the folders of a crate; docs/rooms.svg is what the code says
 	@$(STEP) "Rooms" .ci/rooms $(ROOMS) --check docs/rooms.svg
+
+.PHONY: seams
+seams: ## The engine names no protocol and depends on none
+	@$(STEP) "Seams" .ci/seams
 
 .PHONY: words
 words: ## No word that STYLE.md bans

@@ -14,15 +14,12 @@ mod toy_source;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Random, Scratch, Target, bar, chill, config, disk, pattern, session_with_bar};
+use common::{Scratch, Target, bar, chill, config, disk, pattern, session_with_bar};
 use forebay_config::{CachePolicy, Config, IoBackend};
+use forebay_contract::{KEY, LEN};
 use forebay_engine::source::MemorySource;
-use forebay_engine::{EngineKind, File, ReadPiece, Session, Source, Way};
-use forebay_error::ErrorKind;
+use forebay_engine::{EngineKind, File, Session, Source, Way};
 use forebay_nfs::NfsSource;
-
-const LEN: usize = 3_000_001;
-const KEY: u64 = 77;
 
 /// A source with LEN pattern bytes and a way to look at it from outside.
 struct Subject {
@@ -156,12 +153,6 @@ fn targets() -> &'static [Target] {
     if bar::is_real() { &[Target::Bar] } else { &Target::WITH_BAR }
 }
 
-/// How often a test does something at random. Machines with a real BAR are emulated ones as a rule, where the CPU reads
-/// that memory at a few MB/s, and those with a real server are: there fewer times do, over the same kinds of ranges.
-fn times(count: u64) -> u64 {
-    if bar::is_real() || real_server().is_some() { count.div_ceil(3) } else { count }
-}
-
 /// The engine of most of a large transfer.
 fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
     let by_drive = subject.file.alignment().is_some() && session.config().cache != CachePolicy::Keep;
@@ -183,6 +174,22 @@ fn prepare(session: &Session, subject: &Subject, target: Target) {
     if subject.name == "nfs by rdma" && target == Target::Device {
         common::try_placed(session, &subject.file, 4096);
     }
+}
+
+/// A check of the contract over one of the subjects.
+fn with_case<T>(
+    session: &Session,
+    subject: &Subject,
+    target: Target,
+    check: impl FnOnce(&forebay_contract::Case<'_>) -> T,
+) -> T {
+    check(&forebay_contract::Case {
+        session,
+        file: &subject.file,
+        outside: &*subject.outside,
+        buffer: &|len| target.buffer(session, len),
+        is_slow: bar::is_real() || real_server().is_some(),
+    })
 }
 
 fn each(test: impl Fn(&Session, &Subject, Target)) {
@@ -241,10 +248,7 @@ fn each_file(session: &Session, targets: &[Target], test: impl Fn(&Session, &Sub
 #[test]
 fn a_whole_file_comes_over_byte_for_byte() {
     each(|session, subject, target| {
-        let mut buffer = target.buffer(session, LEN);
-        let receipt = session.read(&subject.file, 0, &mut buffer).unwrap();
-        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes");
-        assert_eq!(receipt.bytes(), LEN as u64);
+        let receipt = with_case(session, subject, target, forebay_contract::whole_file);
         assert_eq!(receipt.engine(), engine(session, subject, target), "{receipt}");
         let placed = if receipt.engine() == EngineKind::P2p { LEN as u64 / 4096 * 4096 } else { 0 };
         assert_eq!(receipt.moved[Way::Drive], placed);
@@ -255,46 +259,12 @@ fn a_whole_file_comes_over_byte_for_byte() {
 
 #[test]
 fn any_range_comes_over_and_nothing_beside_it_changes() {
-    each(|session, subject, target| {
-        let mut random = Random(1);
-        for round in 0..times(30) {
-            let most = if round % 3 == 0 { 1_500_000 } else { 20_000 };
-            let len = random.below(most) as usize + 1;
-            let offset = random.below((LEN - len) as u64 + 1);
-            let before = random.below(4097) as usize;
-            let mut buffer = target.buffer(session, before + len + 77);
-            let blank = vec![0xA5u8; buffer.len()];
-            buffer.copy_from_slice(&blank).unwrap();
-            session.read_into(&subject.file, offset, &mut buffer, before..before + len).unwrap();
-            let bytes = buffer.to_vec().unwrap();
-            assert!(bytes[..before].iter().all(|byte| *byte == 0xA5), "bytes before the range changed");
-            assert!(
-                bytes[before..before + len] == pattern(KEY, offset, len),
-                "wrong bytes at {offset}+{len}"
-            );
-            assert!(bytes[before + len..].iter().all(|byte| *byte == 0xA5), "bytes after the range changed");
-        }
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::any_range));
 }
 
 #[test]
 fn writes_of_any_range_leave_the_rest_alone() {
-    each(|session, subject, target| {
-        let mut expected = pattern(KEY, 0, LEN);
-        let mut random = Random(2);
-        for round in 0..times(12) {
-            let most = if round % 3 == 0 { 1_500_000 } else { 20_000 };
-            let len = random.below(most) as usize + 1;
-            let offset = random.below((LEN - len) as u64 + 1) as usize;
-            let bytes = pattern(100 + round, offset as u64, len);
-            let mut buffer = target.buffer(session, len);
-            buffer.copy_from_slice(&bytes).unwrap();
-            let receipt = session.write(&subject.file, offset as u64, &buffer).unwrap();
-            assert_eq!(receipt.bytes(), len as u64);
-            expected[offset..offset + len].copy_from_slice(&bytes);
-        }
-        assert!((subject.outside)() == expected, "the file differs");
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::writes));
 }
 
 #[test]
@@ -326,90 +296,27 @@ fn aligned_ranges_go_there_and_back() {
 
 #[test]
 fn a_write_beyond_the_end_extends_the_source() {
-    each(|session, subject, target| {
-        let bytes = pattern(5, 0, 600_123);
-        let mut buffer = target.buffer(session, bytes.len());
-        buffer.copy_from_slice(&bytes).unwrap();
-        session.write(&subject.file, LEN as u64 + 1000, &buffer).unwrap();
-        let outside = (subject.outside)();
-        assert_eq!(outside.len(), LEN + 1000 + bytes.len());
-        assert!(outside[LEN + 1000..] == bytes && outside[LEN..LEN + 1000].iter().all(|byte| *byte == 0));
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::write_beyond_end));
 }
 
 #[test]
 fn a_read_beyond_the_end_is_a_short_read() {
-    each(|session, subject, target| {
-        for (offset, len) in
-            [(LEN - 10, 4096), (LEN - 1_200_000, 1_300_000), (LEN, 1), (LEN + 5_000_000, 100)]
-        {
-            let mut buffer = target.buffer(session, len);
-            let error = session.read(&subject.file, offset as u64, &mut buffer).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::ShortRead, "{error:?}");
-        }
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::read_beyond_end));
 }
 
 #[test]
 fn nothing_is_moved_for_an_empty_range() {
-    each(|session, subject, target| {
-        let mut buffer = target.buffer(session, 0);
-        assert_eq!(session.read(&subject.file, 10, &mut buffer).unwrap().bytes(), 0);
-        assert_eq!(session.write(&subject.file, 10, &buffer).unwrap().bytes(), 0);
-        assert!((subject.outside)() == pattern(KEY, 0, LEN));
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::empty_range));
 }
 
 #[test]
 fn a_batch_gives_each_piece_its_own_result() {
-    each(|session, subject, target| {
-        let mut random = Random(3);
-        let mut pieces = Vec::new();
-        let mut at = 0;
-        for index in 0..times(700) {
-            let len = if index % 50 == 0 { 300_000 } else { random.below(9000) as usize };
-            let offset = if index % 100 == 99 { LEN as u64 - 1 } else { random.below((LEN - len) as u64) };
-            pieces.push(ReadPiece { offset, range: at..at + len });
-            at += len + random.below(3) as usize;
-        }
-        let buffer = target.buffer(session, at);
-        let outcome = session.read_batch(&subject.file, &pieces, buffer).unwrap().wait();
-        let bytes = outcome.buffer.to_vec().unwrap();
-        assert_eq!(outcome.entries.len(), pieces.len());
-        for (piece, result) in pieces.iter().zip(&outcome.entries) {
-            let len = piece.range.len();
-            if piece.offset + len as u64 > LEN as u64 {
-                assert_eq!(result.as_ref().unwrap_err().kind(), ErrorKind::ShortRead);
-            } else {
-                assert_eq!(*result.as_ref().unwrap(), len as u64);
-                assert!(bytes[piece.range.clone()] == pattern(KEY, piece.offset, len));
-            }
-        }
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::batch));
 }
 
 #[test]
 fn many_tickets_in_flight_resolve_from_any_thread() {
-    each(|session, subject, target| {
-        let len = 40_000;
-        std::thread::scope(|scope| {
-            for thread in 0..4u64 {
-                scope.spawn(move || {
-                    let tickets: Vec<_> = (0..times(20))
-                        .map(|index| {
-                            let offset = (thread * times(20) + index) * 30_011;
-                            let buffer = target.buffer(session, len);
-                            (offset, session.submit_read(&subject.file, offset, buffer).unwrap())
-                        })
-                        .collect();
-                    for (offset, ticket) in tickets {
-                        let (_, buffer) = ticket.wait().into_result().unwrap();
-                        assert!(buffer.to_vec().unwrap() == pattern(KEY, offset, len));
-                    }
-                });
-            }
-        });
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::many_tickets));
 }
 
 #[test]
@@ -455,26 +362,5 @@ fn the_receipt_tells_the_way_of_the_bytes() {
 
 #[test]
 fn a_future_resolves() {
-    use std::future::Future;
-    use std::pin::pin;
-    use std::task::{Context, Poll, Wake, Waker};
-
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    each(|session, subject, target| {
-        let buffer = target.buffer(session, 1_000_000);
-        let mut ticket = pin!(session.submit_read(&subject.file, 17, buffer).unwrap());
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let outcome = loop {
-            match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(outcome) => break outcome,
-                Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
-            }
-        };
-        assert!(outcome.buffer.to_vec().unwrap() == pattern(KEY, 17, 1_000_000));
-    });
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::future));
 }

@@ -4,6 +4,7 @@
 
 mod calendar;
 pub mod descriptor_table;
+pub mod file_systems;
 pub mod forks;
 mod held_file;
 pub mod kernel_text;

@@ -28,7 +28,7 @@ pub(crate) fn of_errno(errno: i32, direction: Direction) -> Arc<Refusal> {
         libc::EREMOTEIO => (
             "the kernel knows no way between the drive and this memory (EREMOTEIO)".to_owned(),
             "both must be below one PCIe switch, or below host bridges that the kernel trusts; loop, md, dm, NVMe \
-             multipath and NFS pass no such memory on: forebay check",
+             multipath and network file systems pass no such memory on: forebay check",
         ),
         libc::EFAULT => (
             "the kernel does not take this memory for O_DIRECT (EFAULT)".to_owned(),

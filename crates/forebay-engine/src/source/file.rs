@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::Access;
+use forebay_sys::file_systems;
 use rustix::fs::Stat;
 
 use super::descriptor::Fd;
@@ -100,30 +101,7 @@ impl FileSource {
 
     /// The file system's name as `mount` shows it.
     pub(crate) fn file_system(&self) -> &'static str {
-        file_system_name(self.descriptors.nature.magic)
-    }
-}
-
-/// The name of the file system with this magic number, as `mount` shows it.
-pub(crate) fn file_system_name(magic: i64) -> &'static str {
-    match magic {
-        0xEF53 => "ext4",
-        0x5846_5342 => "xfs",
-        0x9123_683E => "btrfs",
-        0x0102_1994 => "tmpfs",
-        0x8584_58F6 => "ramfs",
-        0x9584_58F6 => "hugetlbfs",
-        0x794C_7630 => "overlay",
-        0x6969 => "nfs",
-        0x6573_5546 => "fuse",
-        0x2FC1_2FC1 => "zfs",
-        0xF2F5_2010 => "f2fs",
-        0x0BD0_0BD0 => "lustre",
-        0x6462_671F => "devtmpfs",
-        0x9FA0 => "proc",
-        0x6265_6572 => "sysfs",
-        BLOCK_DEVICE => "block device",
-        _ => "unknown",
+        file_systems::name(self.descriptors.nature.magic)
     }
 }
 
@@ -131,8 +109,6 @@ pub(crate) fn file_system_name(magic: i64) -> &'static str {
 pub(super) const IS_MEMORY: &str = "the file is memory already";
 pub(super) const NO_DIRECT: &str = "the file system says that it has no O_DIRECT for this file (statx)";
 
-/// Of the file system that the kernel keeps the bytes of block devices in.
-const BLOCK_DEVICE: i64 = 0x6264_6576;
 pub(crate) const TMPFS: i64 = 0x0102_1994;
 /// Local file systems that keep their bytes in the kernel's page cache: ext4, xfs, btrfs, f2fs and tmpfs. Faults on their pages
 /// ask no other machine and no daemon.
@@ -301,7 +277,7 @@ impl OpenOptions {
 pub(super) fn nature(fd: RawFd, stat: &Stat, is_writable: bool) -> FileNature {
     FileNature {
         // The node of a block device lies in memory, its bytes do not.
-        magic: if is_block(stat) { BLOCK_DEVICE } else { sys::file_system_magic(fd) },
+        magic: if is_block(stat) { file_systems::BLOCK_DEVICE } else { sys::file_system_magic(fd) },
         is_regular: stat.st_mode & libc::S_IFMT == libc::S_IFREG,
         mount: if is_block(stat) { stat.st_rdev } else { stat.st_dev },
         opened_len: stat.st_size as u64,

@@ -33,7 +33,7 @@ pub(crate) use calls::call_error;
 pub use calls::{Calls, Fault, Faulty, Kernel};
 pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
-pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS, file_system_name};
+pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS};
 use forebay_source::BesideFile;
 pub use forebay_source::{Answer, Facts, Fill, Request, RequestShape, Requests, Source, StateToken};
 use mapping::WriteMapping;

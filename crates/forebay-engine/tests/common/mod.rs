@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 
 use fake_cuda::Fake;
 use forebay_config::{CachePolicy, Config, IoBackend};
+#[allow(unused_imports, reason = "each test binary uses its own part")]
+pub use forebay_contract::{Random, pattern};
 use forebay_engine::{Buffer, File, Session};
 use forebay_error::Error;
-use forebay_gpu::fill_pattern;
 
 /// Makes the software GPU the machine's GPU, once for the process.
 pub fn install_gpu() {
@@ -129,12 +130,6 @@ impl Drop for Scratch {
     }
 }
 
-pub fn pattern(key: u64, offset: u64, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    fill_pattern(&mut bytes, key, offset);
-    bytes
-}
-
 /// Drops the file's pages from the page cache and makes sure that they are gone.
 pub fn chill(file: &File) {
     // A page that the kernel has in hand stays: writing back, another test's readahead.
@@ -151,16 +146,6 @@ pub fn chill(file: &File) {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     panic!("the cache still holds {left}");
-}
-
-/// Small deterministic random numbers.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        forebay_gpu::pattern_word(self.0, 0) % bound
-    }
 }
 
 /// Sets a flag when it is dropped, so that a check that fails does not leave other threads running.

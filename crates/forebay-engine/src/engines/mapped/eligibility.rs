@@ -139,7 +139,7 @@ pub(crate) fn kind(file: &Descriptors, access: Access) -> Eligibility {
         return Err(Reason::new("the source is a block device, not a file"));
     }
     if !LOCAL_FILE_SYSTEMS.contains(&file.nature.magic) {
-        let name = crate::source::file_system_name(file.nature.magic);
+        let name = forebay_sys::file_systems::name(file.nature.magic);
         return Err(Reason::new(format!(
             "pages of a {name} file system are not pinned: this is not tested there"
         ))

@@ -1,0 +1,98 @@
+//! A whole scheme, as a crate may add it: `mem://NAME` names bytes of this process. It needs `forebay-source` and no engine.
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{Access, Answer, Direction, Facts, Fill, Opener, Request, Requests, Source, StateToken};
+
+/// The files of the process, by their URLs.
+static FILES: Mutex<BTreeMap<String, Arc<Bytes>>> = Mutex::new(BTreeMap::new());
+
+/// Opens `mem://` URLs from now on.
+pub fn register() {
+    forebay_source::register(Arc::new(Memory));
+}
+
+/// The bytes of a file as they are now; `None` where no file has this URL.
+pub fn snapshot(url: &str) -> Option<Vec<u8>> {
+    lock(&FILES).get(url).map(|file| lock(&file.now).0.clone())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Memory;
+
+impl Opener for Memory {
+    fn scheme(&self) -> &'static str {
+        "mem"
+    }
+
+    fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>> {
+        let name = url.to_string_lossy().into_owned();
+        let mut files = lock(&FILES);
+        if access.make {
+            files.insert(name.clone(), Arc::new(Bytes { name: name.clone(), now: Mutex::default() }));
+        }
+        let missing =
+            || Error::new(ErrorKind::NotFound, "no such bytes").with("url", &name).hint("write them first");
+        files.get(&name).map(|file| file.clone() as Arc<dyn Source>).ok_or_else(missing)
+    }
+}
+
+/// A file: its bytes, and how often they were written.
+#[derive(Debug)]
+struct Bytes {
+    name: String,
+    now: Mutex<(Vec<u8>, u64)>,
+}
+
+impl Source for Bytes {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(lock(&self.now).0.len() as u64)
+    }
+
+    fn fill(&self) -> Fill<'_> {
+        Fill::Requests(self)
+    }
+
+    fn state(&self) -> Result<Option<StateToken>> {
+        Ok(Some(StateToken::new(&lock(&self.now).1.to_le_bytes())))
+    }
+
+    fn facts(&self) -> Facts {
+        Facts { way: Some("bytes of this process".to_owned()), ..Facts::default() }
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Requests for Bytes {
+    fn start(&self, request: Request, done: Answer) {
+        let (mut now, start) = (lock(&self.now), request.offset as usize);
+        if request.direction == Direction::Write {
+            let end = now.0.len().max(start + request.len);
+            now.0.resize(end, 0);
+            now.1 += 1;
+        }
+        let len = now.0.len().saturating_sub(start).min(request.len);
+        if len > 0 {
+            // SAFETY: the buffer is valid, and nobody else's, until the request is answered.
+            let buffer = unsafe { std::slice::from_raw_parts_mut(request.buffer, len) };
+            match request.direction {
+                Direction::Read => buffer.copy_from_slice(&now.0[start..start + len]),
+                Direction::Write => now.0[start..start + len].copy_from_slice(buffer),
+            }
+        }
+        drop(now);
+        done(Ok(len));
+    }
+}
