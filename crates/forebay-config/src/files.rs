@@ -3,7 +3,6 @@
 
 use std::fs::{self, File, FileType, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -108,12 +107,7 @@ pub fn within<T: Send + 'static>(limit: Duration, ask: impl FnOnce() -> T + Send
 }
 
 fn is_of_kernel(file: &File) -> bool {
-    // SAFETY: all-zero bytes are a valid statfs, and the call writes only the struct.
-    let magic = unsafe {
-        let mut found: libc::statfs = std::mem::zeroed();
-        (libc::fstatfs(file.as_raw_fd(), &mut found) == 0).then_some(found.f_type)
-    };
-    magic.is_some_and(|magic| KERNEL_FILE_SYSTEMS.contains(&magic))
+    rustix::fs::fstatfs(file).is_ok_and(|found| KERNEL_FILE_SYSTEMS.contains(&found.f_type))
 }
 
 /// Opens a plain file or a character device (a terminal, `/dev/null`) to add lines to; makes the file if there is none.
@@ -128,12 +122,8 @@ pub fn open_log(path: &Path) -> io::Result<File> {
 pub fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
     let mut file = File::open(path)?;
     if !is_growing() {
-        // SAFETY: no pointers are passed.
-        let high = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
-        if high >= 0 {
-            // SAFETY: the descriptor is new and ours alone. The low number is closed here.
-            file = unsafe { File::from_raw_fd(high) };
-        }
+        // The low number is closed here.
+        file = rustix::io::fcntl_dupfd_cloexec(&file, HIGH_DESCRIPTOR).map_or(file, File::from);
     }
     let mut text = String::new();
     file.read_to_string(&mut text)?;

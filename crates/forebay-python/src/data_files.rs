@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::{File as Engine, FileVersion, StateToken};
 use forebay_error::{Error, ErrorKind, Result};
 use pyo3::prelude::*;
+use rustix::process::{Resource, getrlimit};
 
 use crate::flights::{Flights, lock};
 use crate::locations;
@@ -228,10 +229,7 @@ impl Slot {
 
 /// A file takes two descriptors: half of them are left to the program.
 fn most_open() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is there to be written.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0;
-    if failed { u64::MAX } else { (limit.rlim_cur / 4).max(1) }
+    getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| (limit / 4).max(1))
 }
 
 /// What tells a file from another, and from itself before.

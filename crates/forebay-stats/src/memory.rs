@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind as IoKind;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -11,6 +11,9 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::layout::{CounterRegion, SIZE};
 
@@ -89,19 +92,14 @@ impl Drop for CounterMemory {
 }
 
 fn memfd() -> Result<File> {
-    let name = c"forebay-counters";
-    // SAFETY: the name is a C string; the call makes a descriptor of ours.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(Error::last_os("cannot make a memory file for the counters"));
-    }
-    // SAFETY: just made, owned by nobody else.
-    let file = above_standard(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))?;
+    let cannot =
+        |errno: Errno| Error::from_errno(errno.raw_os_error(), "cannot make a memory file for the counters");
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = above_standard(File::from(memfd_create(c"forebay-counters", flags).map_err(cannot)?))?;
     make_private(&file)?;
     make_long(&file)?;
     // Readers map or read it without fear that it shrinks. A kernel without seals does no harm.
-    // SAFETY: a call on a descriptor of ours.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) };
+    let _ = fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW);
     Ok(file)
 }
 
@@ -151,13 +149,9 @@ fn above_standard(file: File) -> Result<File> {
     if file.as_raw_fd() > 2 {
         return Ok(file);
     }
-    // SAFETY: duplicates a descriptor of ours; the new one is owned by nobody else.
-    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 3) };
-    if fd < 0 {
-        return Err(Error::last_os("cannot make a descriptor for the counters"));
-    }
-    // SAFETY: as above.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+    rustix::io::fcntl_dupfd_cloexec(&file, 3)
+        .map(File::from)
+        .map_err(|errno| Error::from_errno(errno.raw_os_error(), "cannot make a descriptor for the counters"))
 }
 
 fn make_private(file: &File) -> Result<()> {
@@ -166,13 +160,13 @@ fn make_private(file: &File) -> Result<()> {
 }
 
 fn make_long(file: &File) -> Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // A file beyond the limit costs the process a signal, not an error.
-    // SAFETY: fills in the struct.
-    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } == 0 && limit.rlim_cur < SIZE as u64 {
+    if let Some(limit) = getrlimit(Resource::Fsize).current
+        && limit < SIZE as u64
+    {
         let error =
             Error::new(ErrorKind::NoSpace, "cannot make counters: the limit of file sizes forbids it");
-        return Err(error.with("limit", limit.rlim_cur).hint("ulimit -f unlimited"));
+        return Err(error.with("limit", limit).hint("ulimit -f unlimited"));
     }
     file.set_len(SIZE as u64).map_err(|error| Error::from_io(&error, "cannot size the counters"))
 }

@@ -9,6 +9,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::HeldFile;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 /// Bytes of a step.
 pub(crate) const STEP: usize = 4 << 20;
@@ -98,16 +101,13 @@ impl Steps {
                 .hint("ulimit -f unlimited"));
         }
         loop {
-            // SAFETY: plain numbers and our own descriptor.
-            let done =
-                unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as libc::off_t, STEP as libc::off_t) };
-            if done == 0 {
-                return Ok(());
-            }
-            match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return self.fill(offset),
-                _ => return Err(Error::last_os("cannot grow the trace").hint("df .")),
+            match rustix::fs::fallocate(file, FallocateFlags::empty(), offset, STEP as u64) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return self.fill(offset),
+                Err(errno) => {
+                    return Err(Error::from_errno(errno.raw_os_error(), "cannot grow the trace").hint("df ."));
+                }
             }
         }
     }
@@ -157,10 +157,7 @@ impl Drop for Steps {
 
 /// The longest file that this process may write.
 fn file_limit() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
-    // SAFETY: `limit` is a valid place for the answer.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) };
-    limit.rlim_cur
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
 //! Which file a trace goes to, and never over one that is still needed.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use forebay_config::files::open_plain;
 use forebay_error::{Error, ErrorKind, Result};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
+use rustix::io::Errno;
 
 use crate::header::{HEADER, TraceHeader, is_trace};
 
@@ -174,30 +175,14 @@ fn dangling(name: &Path) -> Result<Look> {
 
 /// Takes the file's lock, which goes with the process; says whether another process has it.
 fn lock(file: &File) -> bool {
-    // SAFETY: our own descriptor.
-    let taken = unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
     // File systems without locks cannot tell of others.
-    taken == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EWOULDBLOCK)
+    flock(file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
 }
 
 /// Renames unless the new name exists.
 fn rename_to_new(from: &Path, to: &Path) -> io::Result<()> {
-    let (old, new) = (CString::new(from.as_os_str().as_bytes())?, CString::new(to.as_os_str().as_bytes())?);
-    // SAFETY: two strings that end in zero and outlive the call.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_renameat2,
-            libc::AT_FDCWD,
-            old.as_ptr(),
-            libc::AT_FDCWD,
-            new.as_ptr(),
-            libc::RENAME_NOREPLACE,
-        )
-    };
-    if done == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
+    let Err(errno) = renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) else { return Ok(()) };
+    let error = io::Error::from(errno);
     match error.raw_os_error() {
         // Some network file systems cannot promise it: then look first.
         Some(libc::EINVAL | libc::ENOSYS | libc::EPERM) if fs::symlink_metadata(to).is_err() => {

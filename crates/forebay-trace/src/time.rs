@@ -28,8 +28,7 @@ thread_local! {
 pub fn thread_id() -> u32 {
     THREAD.with(|known| {
         if known.get() == 0 {
-            // SAFETY: gettid has no arguments and always succeeds.
-            known.set(unsafe { libc::gettid() } as u32);
+            known.set(rustix::thread::gettid().as_raw_nonzero().get() as u32);
         }
         known.get()
     })

@@ -1,11 +1,10 @@
 //! Files by plain system calls: what the engine is measured against.
 
-use std::ffi::CString;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Error, ErrorKind, Result};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 /// A file opened for raw I/O.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ impl RawFile {
         } else {
             None
         };
-        let align = direct.as_ref().map_or(1, |fd| alignment(fd.as_raw_fd()));
+        let align = direct.as_ref().map_or(1, alignment);
         Ok(Self { path: path.to_owned(), buffered, direct, align })
     }
 
@@ -105,26 +104,17 @@ impl RawFile {
 }
 
 fn open(path: &Path, flags: libc::c_int) -> Result<OwnedFd> {
-    let name = CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::new(ErrorKind::InvalidInput, "a path with a zero byte").hint("leave it out"))?;
-    // SAFETY: a zero-terminated path; no other pointers.
-    let fd = unsafe { libc::open(name.as_ptr(), flags | libc::O_CLOEXEC) };
-    if fd < 0 {
-        return Err(Error::last_os("cannot open file").with("path", path.display()));
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = OFlags::from_bits_retain(flags as u32) | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| {
+        Error::from_errno(errno.raw_os_error(), "cannot open file").with("path", path.display())
+    })
 }
 
 /// The alignment that O_DIRECT wants, by statx; 512 where it does not say.
-fn alignment(fd: libc::c_int) -> usize {
-    // SAFETY: all-zero bytes are a valid statx, and the call writes one; the path is empty, so `fd` is meant.
-    let answer = unsafe {
-        let mut answer: libc::statx = std::mem::zeroed();
-        let done = libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN, &mut answer);
-        (done == 0 && answer.stx_mask & libc::STATX_DIOALIGN != 0).then_some(answer)
-    };
-    answer.map_or(512, |answer| answer.stx_dio_offset_align.max(answer.stx_dio_mem_align).max(1) as usize)
+fn alignment(fd: impl AsFd) -> usize {
+    let answer = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let told = answer.filter(|answer| answer.stx_mask & StatxFlags::DIOALIGN.bits() != 0);
+    told.map_or(512, |answer| answer.stx_dio_offset_align.max(answer.stx_dio_mem_align).max(1) as usize)
 }
 
 #[cfg(test)]
