@@ -77,6 +77,8 @@ mod _forebay {
     fn start(module: &Bound<'_, PyModule>) -> PyResult<()> {
         forebay_sys::descriptor_table::make_room();
         forebay_nfs::register();
+        #[cfg(feature = "toy")]
+        toy_source::register();
         module.py().import("atexit")?.call_method1("register", (module.getattr("_drain")?,)).map(drop)
     }
 
