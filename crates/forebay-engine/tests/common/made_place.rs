@@ -16,8 +16,7 @@ pub struct MadePlace {
     bytes: Mutex<Vec<u8>>,
     /// Where memory is registered.
     domain: Arc<dyn Domain>,
-    /// The peer's end of the connection, its domain, and this end.
-    peer: Mutex<(Box<dyn Connection>, Arc<dyn Domain>, Box<dyn Connection>)>,
+    peer: Mutex<Peer>,
     /// Tells one peer from another.
     server: Arc<()>,
     writes: AtomicU64,
@@ -25,6 +24,14 @@ pub struct MadePlace {
     pub loses: AtomicBool,
     /// The peer refuses.
     pub refuses: AtomicBool,
+}
+
+/// Both ends of the connection, and the peer's domain.
+#[derive(Debug)]
+struct Peer {
+    connection: Box<dyn Connection>,
+    domain: Arc<dyn Domain>,
+    _own: Box<dyn Connection>,
 }
 
 /// A file over it.
@@ -43,11 +50,11 @@ impl MadePlace {
         });
         let domain = fabric.open(&Route::to(to)).unwrap();
         let own = domain.connect(to, &Options::default()).unwrap();
-        let (peer, of_peer) = accept.join().unwrap();
+        let (connection, of_peer) = accept.join().unwrap();
         Arc::new(Self {
             bytes: Mutex::new(bytes),
             domain,
-            peer: Mutex::new((peer, of_peer, own)),
+            peer: Mutex::new(Peer { connection, domain: of_peer, _own: own }),
             server: Arc::new(()),
             writes: AtomicU64::new(0),
             loses: AtomicBool::new(false),
@@ -71,13 +78,13 @@ impl MadePlace {
             return Ok(len);
         }
         let remote = memory.remote(address, len)?;
-        let (peer, domain, _) = &mut *self.peer.lock().unwrap();
+        let peer = &mut *self.peer.lock().unwrap();
         let from = Memory::Host { address: bytes[start..].as_mut_ptr(), len };
         // SAFETY: the bytes stay where they are until the region is dropped below; they are only read.
-        let region = unsafe { domain.register(from, Access::READ) }?;
-        peer.write(1, region.range(0, len)?, remote, Post::PLAIN)?;
+        let region = unsafe { peer.domain.register(from, Access::READ) }?;
+        peer.connection.write(1, region.range(0, len)?, remote, Post::PLAIN)?;
         let mut ended = Vec::new();
-        while peer.wait(&mut ended, Duration::from_secs(10))? == 0 {}
+        while peer.connection.wait(&mut ended, Duration::from_secs(10))? == 0 {}
         Ok(len)
     }
 }

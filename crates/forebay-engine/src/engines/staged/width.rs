@@ -94,7 +94,7 @@ impl WidthSearch {
             // Fewer lanes are not faster: the machine has changed.
             Trial::Fewer { rate, .. } if observed > rate * (1.0 + GAIN) => self.more(observed),
             Trial::Fewer { rate, .. } if observed >= rate * (1.0 - GAIN / 2.0) => {
-                self.fewer(rate.max(observed))
+                self.fewer(rate.max(observed));
             }
             Trial::Fewer { from, rate } => {
                 self.width = from;
