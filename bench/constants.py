@@ -4,7 +4,7 @@
     bench/constants.py --prepare            builds a test build in target/constants, which can be carried elsewhere
     bench/constants.py [--scratch DIR] [--json FILE] [--seconds 900]     runs there, on a machine with a GPU; prints a table
 
-The test build is a copy of the sources in which the constants are variables: `FOREBAY_CONSTANTS=reads.STEP=0.5,ring.FILES=2`
+The test build is a copy of the sources in which the constants are variables: `FOREBAY_CONSTANTS=files.SHARES=0.5,files.FILES=2`
 multiplies them. Constants that the compiler needs (lengths of arrays) stay as they are, and are listed. Groups of constants are changed at
 once, one group after the other, between runs with none changed, which give the noise. A group that moves a row beyond the noise is cut in
 halves until single constants are left, or the time is over.
@@ -234,7 +234,7 @@ class Effects:
                 file.write(json.dumps(record) + "\n")
 
     def one(self, row, changed):
-        environment = {**os.environ, "FOREBAY_PROFILE": "off", "FOREBAY_CONSTANTS": changed}
+        environment = {**os.environ, "FOREBAY_CONSTANTS": changed}
         try:
             return ROWS[row](self.files, environment)
         except (subprocess.SubprocessError, OSError, LookupError, ValueError) as error:

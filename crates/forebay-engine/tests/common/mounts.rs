@@ -114,7 +114,8 @@ impl Calls for OnMount {
 }
 
 /// What is known of open files, by their descriptors and numbers.
-static MOUNTED: Mutex<Option<HashMap<(RawFd, u64), Arc<Facts>>>> = Mutex::new(None);
+type Known = HashMap<(RawFd, u64), Arc<Facts>>;
+static MOUNTED: Mutex<Option<Known>> = Mutex::new(None);
 
 struct MadeUp;
 
