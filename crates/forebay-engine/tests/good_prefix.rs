@@ -294,7 +294,7 @@ fn each_entry_of_a_batch_has_a_prefix_of_its_own() {
 fn what_does_not_count_is_taken_from_the_ways() {
     let moved = Moved::from_ways([10, 20, 0, 0, 30, 0, 0, 0]).by_resident(55);
     assert_eq!(moved.up_to(100), moved);
-    assert_eq!(moved.up_to(45), Moved::from_ways([0, 15, 0, 0, 30, 0, 0, 0]).by_resident(45));
-    assert_eq!(moved.up_to(31), Moved::from_ways([0, 1, 0, 0, 30, 0, 0, 0]).by_resident(31));
+    assert_eq!(moved.up_to(45), Moved::from_ways([10, 5, 0, 0, 30, 0, 0, 0]).by_resident(45));
+    assert_eq!(moved.up_to(31), Moved::from_ways([1, 0, 0, 0, 30, 0, 0, 0]).by_resident(31));
     assert_eq!(moved.up_to(0), Moved::default());
 }

@@ -83,7 +83,7 @@ mod tests {
             (of(b"content", b"1", b"b"), true, true),
             (of(b"content", b"2", b"a"), true, true),
             (of(b"content", b"2", b"b"), true, false),
-            (of(b"conten", b"t1", b"a"), false, false),
+            (of(b"cont", b"ent1", b"a"), false, false),
             (of(b"other", b"1", b"a"), false, false),
         ] {
             assert_eq!((first.has_bytes_of(&other), first.is_object_of(&other)), (same_bytes, same_object));

@@ -111,9 +111,9 @@ impl Moved {
     #[must_use]
     pub fn up_to(mut self, most: u64) -> Self {
         let mut more = self.total().saturating_sub(most);
-        for bytes in &mut self.ways {
-            let less = more.min(*bytes);
-            *bytes -= less;
+        for way in [Way::Direct, Way::Buffered].into_iter().chain(Way::ALL) {
+            let less = more.min(self[way]);
+            self[way] -= less;
             more -= less;
         }
         self.resident = self.resident.min(self.total());
@@ -157,7 +157,7 @@ mod tests {
     fn bytes_by_calls_are_lost_first() {
         let moved = Moved::from_ways([1, 2, 0, 0, 5, 0, 0, 0]).by_resident(5);
         assert_eq!(moved.up_to(9), moved);
-        assert_eq!(moved.up_to(6), Moved { resident: 5, ..Moved::from_ways([0, 1, 0, 0, 5, 0, 0, 0]) });
+        assert_eq!(moved.up_to(6), Moved { resident: 5, ..Moved::from_ways([1, 0, 0, 0, 5, 0, 0, 0]) });
         assert_eq!(moved.up_to(3), Moved::of(Way::Mapped, 3).by_resident(3));
     }
 }
