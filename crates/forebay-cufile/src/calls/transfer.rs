@@ -141,10 +141,10 @@ fn probe(
     let (offset, size, into) = (asked.file_offset, asked.size as u64, asked.buffer_offset);
     match (engine, api.reads()) {
         (EngineCode::One(EngineKind::Mapped), true) => {
-            usdt::gds_read(fd, offset, size, into, told, gpu, false)
+            usdt::gds_read(fd, offset, size, into, told, gpu, false);
         }
         (EngineCode::One(EngineKind::Mapped), false) => {
-            usdt::gds_write(fd, offset, size, into, told, gpu, false)
+            usdt::gds_write(fd, offset, size, into, told, gpu, false);
         }
         (_, true) => usdt::px_read(fd, offset, size, into, told, gpu),
         (_, false) => usdt::px_write(fd, offset, size, into, told, gpu),

@@ -319,8 +319,9 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
 pub(super) fn engines_explained(table: &Table) -> String {
     let shares = || table.rows.iter().flat_map(|row| &row.runs).flat_map(|run| &run.engines);
     let moved = EngineKind::ALL.into_iter().filter(|one| shares().any(|share| share.engine == one.name()));
-    let engines: String = moved.map(|engine| format!("{engine}: {}; ", engine.words())).collect();
-    format!("{engines}raw: plain calls and copies, without forebay.")
+    let engines = moved.map(|engine| format!("{engine}: {}", engine.words()));
+    let raw = "raw: plain calls and copies, without forebay.".to_owned();
+    engines.chain([raw]).collect::<Vec<_>>().join("; ")
 }
 
 /// What our figures of a table stand for: the second half of its meaning.
