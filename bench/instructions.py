@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 K, M = 1 << 10, 1 << 20
 #: The software GPU's memory can be registered with a NIC.
-RDMA = {"FOREBAY_ENGINE": "rdma", "FAKE_CUDA_ATTRIBUTES": "124=1"}
+RDMA = {"FOREBAY_ENGINE": "placed", "FAKE_CUDA_ATTRIBUTES": "124=1"}
 #: Memory, form, bytes, operations of the shorter run (whole batches), variables.
 ROWS: dict[str, tuple[str, str, int, int, dict[str, str]]] = {
     "noop read": ("host", "read", 4 * K, 2048, {"FOREBAY_ENGINE": "noop"}),
@@ -95,7 +95,7 @@ SERVER = re.compile(
     re.M,
 )
 #: valgrind gives a thread the number of one that has ended, and both the same file: a lane that has that of a thread of the server counts.
-OURS = re.compile(r"^fn=\(\d+\) <?(forebay_(engine|nfs::wire)|nfs_calls)::", re.M)
+OURS = re.compile(r"^fn=\(\d+\) <?(forebay_(engine|nfs::network::wire)|nfs_calls)::", re.M)
 
 
 def build() -> None:

@@ -10,7 +10,7 @@
 . /lab/guest/forebay.sh
 mount -t tmpfs -o size=400M tmpfs /mnt
 chmod 777 /mnt
-export FOREBAY_PROFILE=off FOREBAY_SLOT_SIZE=512K # a read has enough works to be measured
+export FOREBAY_SLOT_SIZE=512K # a read has enough works to be measured
 pattern /mnt/a 64000001
 quiet gpu forebay bench -f /mnt/v -i 4M -s 64M -I 1 -V
 
