@@ -33,6 +33,7 @@ __all__ = [
     "exists",
     "failed",
     "has_name",
+    "has_sign",
     "home",
     "is_file",
     "is_folder",
@@ -85,7 +86,7 @@ def member(folder: str, name: str) -> str:
     from urllib.parse import quote
 
     path, query = _parts(folder)
-    return f"{path.rstrip('/')}/{quote(name)}{query}"
+    return f"{path.rstrip('/')}/{quote(os.fsencode(name))}{query}"
 
 
 def parent(location: str) -> str:
@@ -100,9 +101,9 @@ def name_of(location: str) -> str:
     """Its name in its folder."""
     if not is_url(location):
         return os.path.basename(location)
-    from urllib.parse import unquote
+    from urllib.parse import unquote_to_bytes
 
-    return unquote(_parts(location)[0].rpartition("/")[2])
+    return os.fsdecode(unquote_to_bytes(_parts(location)[0].rpartition("/")[2]))
 
 
 def ending_of(location: str) -> str:
@@ -114,6 +115,13 @@ def with_suffix(location: str, suffix: str, without: str = "") -> str:
     """The location whose name has ``suffix`` more, and ``without`` less, at its end."""
     path, query = _parts(location) if is_url(location) else (location, "")
     return path.removesuffix(without) + suffix + query
+
+
+def has_sign(location: str, signs: str) -> bool:
+    """Whether signs of a pattern stand in it. Those in a URL's host (``[fd00::1]``) and query are none."""
+    if is_url(location):
+        location = _parts(location)[0].partition("://")[2].partition("/")[2]
+    return any(sign in location for sign in signs)
 
 
 def _parts(url: str) -> tuple[str, str]:
@@ -214,25 +222,56 @@ def names(folder: str) -> list[str]:
 
 def below(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """As ``os.walk``: (folder, names of folders, names of files), in the order of names. Those that the caller takes out of the
-    names of folders are not entered."""
-    found = names(folder)
-    inner = [name for name in found if is_folder(member(folder, name))]
-    among = set(inner)
-    yield folder, inner, [name for name in found if name not in among]
+    names of folders are not entered, nor are links. A folder that cannot be listed is left out."""
+    try:
+        found = _entries(folder)
+    except errors.Error:
+        return
+    inner = [name for name, is_inner, _ in found if is_inner]
+    links = {name for name, _, is_link in found if is_link}
+    yield folder, inner, [name for name, is_inner, _ in found if not is_inner]
     for name in inner:
-        with contextlib.suppress(errors.Error):
+        if name not in links:
             yield from below(member(folder, name))
 
 
+def _entries(folder: str) -> list[tuple[str, bool, bool]]:
+    """(name, whether it is a folder or a link to one, whether it is a link) of what is in a folder, sorted."""
+    if is_url(folder):
+        return [(name, is_folder(member(folder, name)), False) for name in names(folder)]
+    try:
+        return sorted(again(_scanned, folder))
+    except (OSError, ValueError) as error:
+        raise failed(error, folder) from None
+
+
+def _scanned(folder: str) -> list[tuple[str, bool, bool]]:
+    with os.scandir(folder) as entries:
+        # A link that leads to itself is an error of `is_dir`.
+        return [
+            (one.name, os.path.isdir(one.path) if one.is_symlink() else one.is_dir(), one.is_symlink())
+            for one in entries
+        ]
+
+
 def matches(pattern: str) -> list[str]:
-    """The paths that a glob matches, sorted. In a URL it matches within one folder."""
+    """The paths that a glob matches, sorted, without names that begin with a dot. In a URL it matches within one folder.
+
+    Raises:
+        UnsupportedError: a folder in a URL is a pattern.
+        NotFoundError, …: a URL's folder cannot be listed.
+    """
     import fnmatch
     import glob
 
     if not is_url(pattern):
         return sorted(glob.glob(pattern, recursive=True))
     folder, name = parent(pattern), name_of(pattern)
-    return [member(folder, one) for one in fnmatch.filter(names(folder), name)]
+    if has_sign(folder, "*["):
+        hints = ["name each folder: {0..3}/*.tar"]
+        raise errors.UnsupportedError("a pattern stands for folders of a URL", hints=hints, path=pattern)
+    found = fnmatch.filter(names(folder), name)
+    return [member(folder, one) for one in found if name.startswith(".") or not one.startswith(".")]
 
 
 def again(call: Callable[..., Any], *given: Any) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .._locations import opened
+from .._locations import is_url, opened
 
 if TYPE_CHECKING:
     from .._forebay import Order
@@ -66,13 +67,17 @@ class Reader:
                 self._changed.notify_all()
 
     def _ask(self, start: int, stop: int) -> None:
-        for path, offset, nbytes in self._records.extents(start, stop):
+        for path, offset, nbytes in self._extents(start, stop):
             with opened(path) as file:
                 file.expect(offset, nbytes)
 
     def _meet(self, start: int, stop: int) -> None:
         """Waits until the bytes are there."""
-        for path, offset, nbytes in self._records.extents(start, stop):
+        for path, offset, nbytes in self._extents(start, stop):
             with opened(path) as file:
                 for place in (*range(offset, offset + nbytes, _REQUEST_BYTES), offset + nbytes - 1):
                     file.part(place, 1)
+
+    def _extents(self, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
+        """Those of this machine: nothing here has a cache of the others."""
+        return (one for one in self._records.extents(start, stop) if not is_url(one[0]))

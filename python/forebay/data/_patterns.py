@@ -49,11 +49,11 @@ def expanded(path: str) -> list[str]:
         NotFoundError: a glob that no file matches.
         InvalidInputError: a pattern of more than a million names.
     """
-    if not any(sign in path for sign in _signs(path)) or _locations.has_name(path):
+    if not _locations.has_sign(path, "{*?[") or _locations.has_name(path):
         return [path]
     found: list[str] = []
     for name in _named(path):
-        if not any(sign in name for sign in _signs(name)[1:]) or _locations.has_name(name):
+        if not _locations.has_sign(name, "*?[") or _locations.has_name(name):
             found.append(name)
             continue
         matches = _locations.matches(name)
@@ -61,11 +61,6 @@ def expanded(path: str) -> list[str]:
             raise NotFoundError("no file matches the pattern", hints=["check the pattern: ls -d PATTERN"], path=name)
         found.extend(matches)
     return found
-
-
-def _signs(location: str) -> str:
-    """The signs of patterns; in a URL "?" begins its query."""
-    return "{*[" if _locations.is_url(location) else "{*?["
 
 
 def _named(pattern: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from .. import _locations
 from .._kinds import START_BYTES, TAR, other_start
 from .._shell import word
-from ..errors import InvalidInputError, UnsupportedError
+from ..errors import Error, InvalidInputError, UnsupportedError
 
 __all__ = ["Member", "members", "without"]
 
@@ -65,13 +65,11 @@ def members(path: str, size: int) -> list[Member]:
     with _locations.opened(path) as file:
         try:
             return _resolved(_headers(file, path, size), path)
+        except Error:
+            raise
         except OSError as error:
-            if isinstance(error, UnsupportedError | InvalidInputError):
-                raise
             raise _locations.failed(error, path) from None
         except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:
-            if isinstance(error, InvalidInputError):
-                raise
             _refuse_others(file, path, size)
             hints = ["WebDataset's .tar files are read; one that is cut has to be copied again"]
             raise InvalidInputError(f"cannot read the tar file: {error}", hints=hints, path=path) from None

@@ -115,6 +115,14 @@ class _Job:
     future: _forebay.Future | None = None
 
 
+def _has_names(folder: str) -> bool:
+    """Whether something is in a folder. Of one that cannot be listed that is not known."""
+    try:
+        return bool(_locations.names(folder))
+    except errors.Error:
+        return False
+
+
 def _give_up(flying: Iterable[_Job]) -> None:
     """Stops what is in flight and waits for it: memory may go only when nothing writes to it."""
     for job in flying:
@@ -192,7 +200,7 @@ class CheckpointReader(StorageReader):
                 if _locations.is_folder(self.path)
                 else ["give the folder of a checkpoint; forebay.torch.load reads files"]
             )
-            if _locations.is_folder(self.path) and _locations.names(self.path):
+            if _has_names(self.path):
                 hints = folder_hints(self.path) or ["save it again: files that are complete are used again"]
             raise errors.NotFoundError(
                 "no complete checkpoint: the folder has no manifest", hints=hints, path=path

@@ -1,0 +1,138 @@
+"""Names within paths and URLs, and what is listed below a folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay import _locations, errors
+from forebay.data import _ahead, _mds, _patterns, _tar_members
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "location"),
+    [
+        ("/data", "a b.npy", "/data/a b.npy"),
+        ("", "a", "a"),
+        ("nfs://host/x", "a b/ü%.npy", "nfs://host/x/a%20b/%C3%BC%25.npy"),
+        ("nfs://host/x/?version=3", "a", "nfs://host/x/a?version=3"),
+        ("nfs://host/x", os.fsdecode(b"caf\xe9"), "nfs://host/x/caf%E9"),
+        ("nfs://[fd00::1]/x", "a?b", "nfs://[fd00::1]/x/a%3Fb"),
+    ],
+)
+def test_names_are_joined_and_taken_apart(folder: str, name: str, location: str) -> None:
+    assert _locations.member(folder, name) == location
+    assert _locations.name_of(location) == name.rpartition("/")[2]
+    if "/" not in name:
+        assert _locations.parent(location) == folder.replace("/?", "?")
+
+
+def test_suffixes_stand_before_the_query() -> None:
+    assert _locations.with_suffix("/a/tokens.bin", ".idx", ".bin") == "/a/tokens.idx"
+    assert (
+        _locations.with_suffix("nfs://host/tokens.bin?version=4.1", ".idx", ".bin")
+        == "nfs://host/tokens.idx?version=4.1"
+    )
+    assert _locations.with_suffix("nfs://host/tokens?version=3", ".idx") == "nfs://host/tokens.idx?version=3"
+    assert _locations.ending_of("nfs://host/a.tar?b=c.d") == ".tar"
+
+
+@pytest.mark.parametrize(
+    ("location", "has"),
+    [
+        ("/a/[0].tar", True),
+        ("/a/b?", True),
+        ("nfs://[fd00::1]/a.tar", False),
+        ("nfs://[fd00::1]:2049/a?version=4.[12]", False),
+        ("nfs://[fd00::1]/[ab].tar?version=3", True),
+        ("nfs://host/*.tar", True),
+    ],
+)
+def test_signs_of_patterns_are_those_of_the_path(location: str, has: bool) -> None:
+    assert _locations.has_sign(location, "*?[") == has
+    if "[fd00" in location and not has:
+        assert _patterns.expanded(location) == [location]
+
+
+def test_links_to_folders_are_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/file").touch()
+    (tmp_path / "again").symlink_to("a")
+    (tmp_path / "a/loop").symlink_to(tmp_path)
+    (tmp_path / "itself").symlink_to("itself")
+    found = list(_locations.below(str(tmp_path)))
+    assert found == [
+        (str(tmp_path), ["a", "again"], ["itself"]),
+        (str(tmp_path / "a"), ["b", "loop"], []),
+        (str(tmp_path / "a/b"), [], ["file"]),
+    ]
+    assert list(_locations.below(str(tmp_path / "not there"))) == []
+
+
+def test_a_glob_of_a_url_is_of_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_locations, "names", lambda _: [".a.tar", "b.tar", "c d.tar", "e"])
+    assert _locations.matches("nfs://[fd00::1]/x/*.tar") == ["nfs://[fd00::1]/x/b.tar", "nfs://[fd00::1]/x/c%20d.tar"]
+    assert _locations.matches("nfs://host/x/.*") == ["nfs://host/x/.a.tar"]
+    with pytest.raises(errors.UnsupportedError, match="a pattern stands for folders of a URL"):
+        _locations.matches("nfs://host/**/*.tar")
+
+
+def _not_listed(_: str) -> list[str]:
+    raise errors.UnsupportedError("folders of nfs:// are not listed")
+
+
+def test_an_index_that_is_not_there_is_asked_for_where_folders_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_locations, "has_name", lambda _: False)
+    monkeypatch.setattr(_locations, "is_folder", lambda _: True)
+    monkeypatch.setattr(_locations, "names", _not_listed)
+    assert _mds._indexes("nfs://host/mds") == ["nfs://host/mds/index.json"]
+
+
+def test_a_manifest_that_is_not_there_is_said_where_folders_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    import forebay.torch
+
+    def missing(location: str, *_: Any) -> bytes:
+        raise errors.NotFoundError("no such file", errno=errno.ENOENT, path=location)
+
+    monkeypatch.setattr(_locations, "text_of", missing)
+    monkeypatch.setattr(_locations, "is_folder", lambda _: True)
+    monkeypatch.setattr(_locations, "names", _not_listed)
+    with pytest.raises(errors.NotFoundError, match="no complete checkpoint"):
+        forebay.torch.CheckpointReader("nfs://host/step").metadata()
+
+
+def test_urls_are_not_read_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(10))
+    here, asked = str(tmp_path / "file"), []
+
+    class Records:
+        def extents(self, start: int, stop: int) -> list[tuple[str, int, int]]:
+            return [("nfs://host/file", start, stop), (here, start, stop)]
+
+    def opened(location: str) -> Any:
+        asked.append(location)
+        return _locations.opened(location)
+
+    monkeypatch.setattr(_ahead, "opened", opened)
+    records: Any = Records()
+    order: Any = None
+    reader = _ahead.Reader(records, order, 0)
+    reader._ask(0, 10)
+    reader._meet(0, 10)
+    assert asked == [here, here]
+
+
+def test_an_error_of_reading_a_tar_file_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: Any) -> Any:
+        raise errors.IOFailedError("cannot read file: input/output error", errno=errno.EIO, path="a.tar")
+
+    (tmp_path / "a.tar").write_bytes(bytes(10240))
+    monkeypatch.setattr(_tar_members, "_headers", broken)
+    with pytest.raises(errors.IOFailedError) as caught:
+        _tar_members.members(str(tmp_path / "a.tar"), 10240)
+    assert str(caught.value).count("cannot read file") == 1
