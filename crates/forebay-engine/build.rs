@@ -13,15 +13,18 @@ use std::process::Command;
 use std::time::SystemTime;
 
 /// The crates whose types are part of a session, beside this one.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 11] = [
     "forebay-error",
     "forebay-config",
     "forebay-gpu",
     "forebay-libcufile",
     "forebay-nfs",
+    "forebay-remote",
+    "forebay-source",
     "forebay-stats",
     "forebay-sys",
     "forebay-verbs",
+    "forebay-ways",
 ];
 
 fn main() {

@@ -376,6 +376,28 @@ mod tests {
         assert_ne!(BUILD, [0; 32]);
     }
 
+    /// The crates of forebay's that a crate is built from, as its Cargo.toml says.
+    fn dependencies(name: &str) -> Vec<String> {
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let manifest = std::fs::read_to_string(crates.join(name).join("Cargo.toml")).unwrap();
+        let (_, behind) = manifest.split_once("\n[dependencies]\n").unwrap_or_default();
+        let section = behind.split("\n[").next().unwrap_or_default();
+        let names = section.lines().filter_map(|line| line.split(['.', ' ']).next());
+        names.filter(|name| name.starts_with("forebay-")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_build_id_is_of_all_crates_whose_types_are_in_a_session() {
+        let script = include_str!("../../build.rs");
+        let list = script.split_once("const CRATES").unwrap().1.split_once("];").unwrap().0;
+        let listed: Vec<_> = list.split('"').skip(1).step_by(2).collect();
+        let built: Vec<_> = ["forebay-engine"].iter().chain(&listed).map(|name| dependencies(name)).collect();
+        assert!(built[0].iter().any(|name| name == "forebay-source"), "{built:?}");
+        for name in built.iter().flatten().filter(|name| *name != "forebay-engine") {
+            assert!(listed.contains(&name.as_str()), "{name} is not in CRATES of build.rs");
+        }
+    }
+
     /// The lines of all crates that give a name to what a process has once.
     fn names() -> Vec<String> {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
