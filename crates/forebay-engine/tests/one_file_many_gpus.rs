@@ -6,13 +6,16 @@ mod common;
 #[path = "../examples/toy_source.rs"]
 mod toy_source;
 
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use common::{Scratch, Turn, context, disk, pattern, turn};
 use forebay_config::Config;
-use forebay_engine::{Buffer, File, Session, Way};
-use forebay_error::ErrorKind;
+use forebay_engine::source::{Fill, StateToken};
+use forebay_engine::{Buffer, File, Session, Source, Way};
+use forebay_error::{ErrorKind, Result};
 
 const KEY: u64 = 11;
 const DEVICES: usize = 3;
@@ -87,6 +90,51 @@ fn a_source_that_cannot_notice_a_change_says_so() {
         let is_noted =
             receipt.election.notes.iter().any(|note| note.text.contains("does not tell its states apart"));
         assert_eq!(is_noted, expected, "{receipt}");
+    }
+}
+
+/// A file that is known by a descriptor, and has a state of its own.
+#[derive(Debug)]
+struct Numbered {
+    file: std::fs::File,
+    number: AtomicU64,
+    is_changing: bool,
+}
+
+impl Source for Numbered {
+    fn name(&self) -> String {
+        "numbered".to_owned()
+    }
+
+    fn len(&self) -> Result<u64> {
+        Ok(self.file.metadata().unwrap().len())
+    }
+
+    fn fill(&self) -> Fill<'_> {
+        Fill::Descriptor(self.file.as_fd())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn state(&self) -> Result<Option<StateToken>> {
+        let number = self.number.fetch_add(u64::from(self.is_changing), Ordering::Relaxed);
+        Ok(Some(StateToken::new(&number.to_le_bytes())))
+    }
+}
+
+#[test]
+fn a_source_with_a_descriptor_says_itself_whether_it_has_changed() {
+    let _turn = three_gpus();
+    let session = session();
+    let (scratch, _file) = warm_file(1 << 20);
+    for is_changing in [false, true] {
+        let source =
+            Numbered { file: std::fs::File::open(scratch.path()).unwrap(), number: 0.into(), is_changing };
+        let file = File::from_source(Arc::new(source)).unwrap();
+        let read = session.read_to_all(&file, 0, &mut buffers(&session, 1 << 20));
+        assert_eq!(read.err().map(|error| error.kind()), is_changing.then_some(ErrorKind::Busy));
     }
 }
 

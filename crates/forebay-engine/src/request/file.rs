@@ -202,10 +202,11 @@ impl File {
 
     /// As [`File::state`], once the next change is sure to give it another.
     pub(crate) fn distinct_state(&self) -> Result<Option<StateToken>> {
-        match &self.file {
-            Some(file) => Ok(Some(FileVersion::distinct(file.fd())?.token())),
-            None => self.state(),
+        if let Some(file) = &self.file {
+            FileVersion::distinct(file.fd())?;
         }
+        // The source says it, as behind the transfer: its token need not be the file's.
+        self.state()
     }
 
     /// Fills host memory on the calling thread, by plain reads or by requests: for headers and tables. Fewer bytes are an error of
