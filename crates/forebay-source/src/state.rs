@@ -10,22 +10,22 @@ use std::fmt;
 pub struct StateToken {
     bytes: Box<[u8]>,
     /// Where the number begins, and what is touched.
-    cuts: [u8; 2],
+    cuts: [u16; 2],
 }
 
 impl StateToken {
-    /// A state that its content alone tells: an ETag, a change attribute. At most 255 bytes count.
+    /// A state that its content alone tells: an ETag, a change attribute. At most 65535 bytes count.
     pub fn new(content: &[u8]) -> Self {
         Self::of_parts(content, &[], &[])
     }
 
-    /// A state of three parts, of at most 255 bytes together: more is left out.
+    /// A state of three parts, of at most 65535 bytes together: more is left out.
     pub fn of_parts(content: &[u8], number: &[u8], touched: &[u8]) -> Self {
-        let end = |len: usize| len.min(usize::from(u8::MAX));
+        let end = |len: usize| len.min(usize::from(u16::MAX));
         let cuts = [end(content.len()), end(content.len() + number.len())];
         let mut bytes = [content, number, touched].concat();
-        bytes.truncate(usize::from(u8::MAX));
-        Self { bytes: bytes.into(), cuts: cuts.map(|cut| cut as u8) }
+        bytes.truncate(usize::from(u16::MAX));
+        Self { bytes: bytes.into(), cuts: cuts.map(|cut| cut as u16) }
     }
 
     fn parts(&self) -> [&[u8]; 3] {
@@ -39,22 +39,27 @@ impl StateToken {
     }
 
     /// Whether it is the same object on this machine, with the same bytes. Some file systems give a file another number each time
-    /// that they look it up, and a change of its rights alone is none: one of the two parts suffices.
+    /// that they look it up, and a change of its rights alone is none: one of the two parts suffices. Where both have neither part the
+    /// content alone decides.
     pub fn is_object_of(&self, other: &Self) -> bool {
-        let ([_, number, touched], [_, other_number, other_touched]) = (self.parts(), other.parts());
-        self.has_bytes_of(other) && (number == other_number || touched == other_touched)
+        let ([_, ours @ ..], [_, theirs @ ..]) = (self.parts(), other.parts());
+        let mut parts = ours.iter().zip(&theirs);
+        let is_same = parts.any(|(our, their)| !our.is_empty() && our == their);
+        let has_none = ours.iter().chain(&theirs).all(|part| part.is_empty());
+        self.has_bytes_of(other) && (is_same || has_none)
     }
 
     /// For another process.
     pub fn to_bytes(&self) -> Vec<u8> {
-        [self.cuts.as_slice(), &self.bytes].concat()
+        [self.cuts.map(u16::to_le_bytes).as_flattened(), &self.bytes].concat()
     }
 
     /// What [`StateToken::to_bytes`] gave; `None` for anything else.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (cuts, bytes) = bytes.split_first_chunk::<2>()?;
+        let (cuts, bytes) = bytes.split_first_chunk::<4>()?;
+        let cuts = [[cuts[0], cuts[1]], [cuts[2], cuts[3]]].map(u16::from_le_bytes);
         let is_one = cuts[0] <= cuts[1] && usize::from(cuts[1]) <= bytes.len();
-        is_one.then(|| Self { bytes: bytes.into(), cuts: *cuts })
+        is_one.then(|| Self { bytes: bytes.into(), cuts })
     }
 }
 
@@ -94,9 +99,27 @@ mod tests {
 
     #[test]
     fn what_is_no_token_is_none() {
-        for bytes in [&[][..], &[1], &[1, 0, 7], &[0, 2, 7]] {
+        for bytes in [&[][..], &[1], &[1, 0, 0, 0, 7], &[0, 0, 2, 0, 7]] {
             assert_eq!(StateToken::from_bytes(bytes), None, "{bytes:?}");
         }
-        assert_eq!(StateToken::new(&[7; 300]).to_string().len(), 510);
+    }
+
+    #[test]
+    fn a_part_that_is_missing_is_not_the_same() {
+        let of = StateToken::of_parts;
+        assert!(!of(b"c", b"1", b"").is_object_of(&of(b"c", b"2", b"")));
+        assert!(!of(b"c", b"", b"a").is_object_of(&of(b"c", b"", b"b")));
+        assert!(!of(b"c", b"1", b"").is_object_of(&of(b"c", b"", b"")));
+        assert!(of(b"c", b"1", b"").is_object_of(&of(b"c", b"1", b"")));
+        assert!(of(b"c", b"", b"a").is_object_of(&of(b"c", b"", b"a")));
+        assert!(of(b"c", b"", b"").is_object_of(&of(b"c", b"", b"")));
+    }
+
+    #[test]
+    fn the_end_of_a_long_content_counts() {
+        let of = |end: &[u8]| StateToken::new(&[&[7; 300], end].concat());
+        assert!(!of(b"version 1").has_bytes_of(&of(b"version 2")));
+        assert_eq!(StateToken::from_bytes(&of(b"1").to_bytes()), Some(of(b"1")));
+        assert_eq!(StateToken::new(&[7; 70_000]).to_string().len(), 2 * usize::from(u16::MAX));
     }
 }

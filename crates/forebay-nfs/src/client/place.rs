@@ -61,10 +61,24 @@ impl Place for NfsFile {
     }
 }
 
-/// What the server says changes with the file, its length, and its number there.
+/// What the server says changes with the file, its length, and its number there. All of it is the same on all machines, and another
+/// file of the same length may have the same change number: so the number tells bytes apart, too.
 fn token(told: &FileAttributes) -> StateToken {
     let (major, minor) = told.file_system;
-    let content = [told.size, told.change].map(u64::to_le_bytes).concat();
-    let number = [major, minor, told.file_id].map(u64::to_le_bytes).concat();
-    StateToken::of_parts(&content, &number, &[])
+    StateToken::new(&[told.size, told.change, major, minor, told.file_id].map(u64::to_le_bytes).concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::handle::FileKind;
+
+    #[test]
+    fn another_file_of_the_same_length_and_change_number_is_another() {
+        let (kind, file_system, modified) = (FileKind::Regular, (1, 2), (3, 4));
+        let told = FileAttributes { kind, size: 5, file_system, file_id: 7, modified, change: 6 };
+        let other = FileAttributes { file_id: 8, ..told };
+        assert!(token(&told).is_object_of(&token(&told)));
+        assert!(!token(&told).is_object_of(&token(&other)) && !token(&told).has_bytes_of(&token(&other)));
+    }
 }
