@@ -103,15 +103,21 @@ pub(crate) fn elect(device: &dyn Device, config: &Config) -> Result<Choice> {
         }
         of_all.push(refusal.clone());
     }
-    // Of several that alone may be used, the last takes what the others leave.
-    let only = candidates.iter().rfind(|(_, permission)| *permission == Permission::Only);
-    let engine = match (only, asked) {
-        (Some((only, _)), _) => only.kind(),
+    let engine = match (alone(&candidates), asked) {
+        (Some(only), _) => only,
         (None, Some(engine)) => forced(engine, natural, &of_all)?,
         (None, None) => natural,
     };
     check_strict(engine, &allowed, config, &of_all)?;
     Ok(Choice { engine, refused, candidates, notes: old_name(config).into_iter().collect() })
+}
+
+/// The engine that alone may be used; of several the one that takes most of what the others leave.
+fn alone(candidates: &[(&'static dyn EngineCandidate, Permission)]) -> Option<EngineKind> {
+    const TAKE_MOST: [EngineKind; 3] = [EngineKind::Mapped, EngineKind::P2p, EngineKind::Placed];
+    let kinds = candidates.iter().filter(|(_, permission)| *permission == Permission::Only);
+    let rank = |kind: &EngineKind| TAKE_MOST.iter().position(|one| one == kind).unwrap_or(TAKE_MOST.len());
+    kinds.map(|(candidate, _)| candidate.kind()).min_by_key(rank)
 }
 
 /// A note if an option uses an engine's old name.
@@ -205,6 +211,19 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Strict);
         assert!(elect(device.as_ref(), &config(None, &["host", "mapped"])).is_ok());
         assert!(elect(device.as_ref(), &config(None, &["hots"])).is_err());
+    }
+
+    #[test]
+    fn of_several_that_alone_may_be_used_one_is_named() {
+        let alone = |kinds: &[EngineKind]| {
+            let permission = |kind| if kinds.contains(&kind) { Permission::Only } else { Permission::Auto };
+            alone(&ELECTED.map(|candidate| (candidate, permission(candidate.kind()))))
+        };
+        let (mapped, p2p, placed) = (EngineKind::Mapped, EngineKind::P2p, EngineKind::Placed);
+        assert_eq!(alone(&[]), None);
+        assert_eq!(alone(&[placed]), Some(placed));
+        assert_eq!(alone(&[p2p, placed]), Some(p2p));
+        assert_eq!(alone(&[p2p, placed, mapped]), Some(mapped));
     }
 
     #[test]
