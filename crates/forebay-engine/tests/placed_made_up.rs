@@ -87,6 +87,9 @@ fn what_the_peer_refuses_is_staged_with_the_reason() {
         receipt.to_string().contains(&format!("the peer refuses ({LEN} bytes were staged)")),
         "{receipt}"
     );
+    // It is not asked again at once.
+    place.refuses.store(false, Ordering::Relaxed);
+    assert_eq!(read(&session, &file, (0, LEN)).engine(), EngineKind::Staged);
     // Writes go through host memory.
     let mut buffer = session.buffer(0, 5000).unwrap();
     buffer.copy_from_slice(&pattern(5, 0, 5000)).unwrap();

@@ -69,7 +69,7 @@ impl MadePlace {
         memory: &RegisteredMemory,
     ) -> Result<usize> {
         if self.refuses.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Unsupported, "the peer refuses"));
+            return Err(Error::new(ErrorKind::Busy, "the peer refuses"));
         }
         let mut bytes = self.bytes.lock().unwrap();
         let start = bytes.len().min(offset as usize);

@@ -77,6 +77,8 @@ struct Ended {
     /// Ranges in which the file ended, and their bytes before that.
     short: Vec<(Range, u64)>,
     failed: Vec<(Range, Error)>,
+    /// The mounted file changed meanwhile, which is why all failed.
+    has_changed: bool,
 }
 
 struct FlightState {
@@ -169,13 +171,15 @@ impl Flight {
 
     /// Whether a mounted file is in the state that it was in before: otherwise its bytes may be of two, and all is read again.
     fn check(&self, parts: FlightParts, ended: Ended, before: &StateToken) {
-        let changed = match answer(|| parts.server.place.state()) {
+        let (error, has_changed) = match answer(|| parts.server.place.state()) {
             Ok(after) if after == *before => return self.end(parts, ended),
-            Ok(_) => Error::new(ErrorKind::Busy, "the file changed while the server placed its bytes"),
-            Err(error) => error,
+            Ok(_) => {
+                (Error::new(ErrorKind::Busy, "the file changed while the server placed its bytes"), true)
+            }
+            Err(error) => (error, false),
         };
-        let failed = all_failed(&parts.ranges, &changed);
-        self.end(parts, Ended { failed, ..Ended::default() });
+        let failed = all_failed(&parts.ranges, &error);
+        self.end(parts, Ended { failed, has_changed, ..Ended::default() });
     }
 
     /// The next range to ask for; leaves out the rest of a flight that was cancelled.
@@ -216,10 +220,11 @@ impl Flight {
     /// All ranges are answered.
     fn end(&self, parts: FlightParts, ended: Ended) {
         let completion = self.onward.completion.clone();
-        let Ended { moved, short, failed } = match parts.device.flush_writes(parts.batch.memory.context) {
-            Ok(()) => ended.in_one_state(&parts),
-            Err(error) => Ended { failed: all_failed(&parts.ranges, &error), ..Ended::default() },
-        };
+        let Ended { moved, short, failed, has_changed } =
+            match parts.device.flush_writes(parts.batch.memory.context) {
+                Ok(()) => ended.in_one_state(&parts),
+                Err(error) => Ended { failed: all_failed(&parts.ranges, &error), ..Ended::default() },
+            };
         for (range, bytes) in short {
             completion.cut(self.onward.base + range.entry, range.at + bytes);
         }
@@ -231,8 +236,8 @@ impl Flight {
             // A server that waits or refuses will do so by any way; all else may be of this one.
             // The kernel has a way of its own to the server of a mount.
             let is_of_server = error.kind() == ErrorKind::Timeout && !parts.server.is_mounted;
-            // A file that changes says nothing of the way.
-            if let Some(key) = parts.key.as_ref().filter(|_| error.kind() != ErrorKind::Busy) {
+            // A file that changes says nothing of the way. One that is gone does: the server would be asked for it again and again.
+            if let Some(key) = parts.key.as_ref().filter(|_| !has_changed) {
                 trial::pause(key, &refusal);
             }
             if parts.is_all || is_of_server {
@@ -276,9 +281,11 @@ impl Ended {
     /// Where a part of a mounted file failed, all is read again: the kernel's page cache may hold an older state of that part.
     fn in_one_state(self, parts: &FlightParts) -> Self {
         match self.failed.first() {
-            Some((_, error)) if parts.server.is_mounted => {
-                Self { failed: all_failed(&parts.ranges, error), ..Self::default() }
-            }
+            Some((_, error)) if parts.server.is_mounted => Self {
+                failed: all_failed(&parts.ranges, error),
+                has_changed: self.has_changed,
+                ..Self::default()
+            },
             _ => self,
         }
     }
