@@ -33,6 +33,13 @@ pub trait Opener: Send + Sync {
     /// Opens it.
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>>;
 
+    /// Why a file cannot be written at the URL by way of one beside it, which gets the name when it is whole.
+    fn made_error(&self, url: &Path) -> Error {
+        Error::new(ErrorKind::Unsupported, format!("no file is made at a {}:// URL", self.scheme()))
+            .with("url", url.display())
+            .hint("name a path of this machine")
+    }
+
     /// The names in a folder.
     fn list(&self, url: &Path) -> Result<Vec<String>> {
         Err(Error::new(ErrorKind::Unsupported, format!("folders of {}:// are not listed", self.scheme()))
@@ -116,9 +123,7 @@ pub fn check_read(path: impl AsRef<Path>) -> Result<()> {
 pub fn check_made(path: impl AsRef<Path>) -> Result<()> {
     let path = path.as_ref();
     match opener_of(path) {
-        Some(_) => Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
-            .with("url", path.display())
-            .hint("name a path on a mount")),
+        Some(opener) => Err(opener.made_error(path)),
         None => check(path, elsewhere::check_write),
     }
 }
@@ -173,7 +178,8 @@ mod tests {
         }
         assert_eq!(check_read("nothing://").unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(check_read("other://a").unwrap_err().kind(), ErrorKind::Unsupported);
-        assert_eq!(check_made("nothing://a").unwrap_err().kind(), ErrorKind::Unsupported);
+        let error = check_made("nothing://a").unwrap_err();
+        assert_eq!(error.message(), "no file is made at a nothing:// URL");
         assert!(check_made("/a").is_ok());
         assert_eq!(hint_for_missing("nothing:a").unwrap(), "a file of a server is named nothing://a");
         assert_eq!(hint_for_missing("/a"), None);
