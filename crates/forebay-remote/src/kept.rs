@@ -5,14 +5,13 @@
 //! clients; at the end of the process the rest is ended. A forked child has none of it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_sys::{lock, threads};
 
 use crate::namespace::NetworkNamespace;
-use crate::process::ProcessId;
+use crate::process::OfProcess;
 
 /// Clients that are kept at most. One more ends the one that was kept first.
 const MOST_KEPT: usize = 8;
@@ -45,14 +44,12 @@ pub trait KeptClient: Sized + Send + 'static {
 
 /// The clients of a kind.
 pub struct KeptClients<K: KeptClient> {
-    /// Those of the process that was the last to ask for them.
-    current: AtomicPtr<ProcessClients<K>>,
+    all: OfProcess<ProcessClients<K>>,
     at_exit: Once,
 }
 
-/// The clients of one process. A child begins with a list of its own: the lock of its parent's may be held for ever.
+/// The clients of one process.
 struct ProcessClients<K: KeptClient> {
-    process: ProcessId,
     state: Mutex<ClientList<K>>,
     /// A client is to end, or has ended.
     changed: Condvar,
@@ -73,30 +70,7 @@ impl<K: KeptClient> KeptClients<K> {
     /// None yet.
     #[expect(clippy::new_without_default, reason = "there is one for a kind, a static")]
     pub const fn new() -> Self {
-        Self { current: AtomicPtr::new(std::ptr::null_mut()), at_exit: Once::new() }
-    }
-
-    /// Those of this process, if it had any.
-    fn current(&'static self) -> Option<&'static ProcessClients<K>> {
-        // SAFETY: null, or what `clients` has leaked.
-        let found = unsafe { self.current.load(Ordering::Acquire).as_ref() };
-        found.filter(|found| found.process.is_current())
-    }
-
-    /// Those of this process.
-    fn clients(&'static self) -> &'static ProcessClients<K> {
-        let process = ProcessId::current();
-        loop {
-            if let Some(found) = self.current() {
-                return found;
-            }
-            let before = self.current.load(Ordering::Acquire);
-            let new = Box::into_raw(Box::new(ProcessClients::new(process)));
-            if self.current.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY: it was made above, and no other thread has seen it.
-                drop(unsafe { Box::from_raw(new) });
-            }
-        }
+        Self { all: OfProcess::new(), at_exit: Once::new() }
     }
 
     /// The client of these files: one that has some, or what `again` makes of one that is kept.
@@ -106,7 +80,7 @@ impl<K: KeptClient> KeptClients<K> {
         used: impl FnOnce(Arc<K::Client>) -> T,
         again: impl FnOnce(K) -> (T, Option<Arc<K::Client>>),
     ) -> Option<T> {
-        let mut list = lock(&self.clients().state);
+        let mut list = lock(&self.all.get().state);
         list.used.retain(|(_, client)| client.strong_count() > 0);
         let mut of_it = list.used.iter().filter(|(other, _)| *other == key);
         // One that ends just now is not waited for.
@@ -125,19 +99,19 @@ impl<K: KeptClient> KeptClients<K> {
 
     /// A client that has files from now on.
     pub fn add(&'static self, key: K::Key, client: &Arc<K::Client>) {
-        lock(&self.clients().state).used.push((key, Arc::downgrade(client)));
+        lock(&self.all.get().state).used.push((key, Arc::downgrade(client)));
     }
 
     /// Keeps a client for so long; zero: it ends at once, by a thread, or here where there is none.
     pub fn keep(&'static self, kept: K, time: Duration) {
         self.end_at_exit();
-        self.clients().keep(kept, time);
+        self.all.get().keep(kept, time);
     }
 
     /// Has the end of the process end what is kept.
     fn end_at_exit(&self) {
         extern "C" fn at_exit<K: KeptClient>() {
-            let _ = catch_unwind(|| K::all().current().map(ProcessClients::end_all));
+            let _ = catch_unwind(|| K::all().all.known().map(ProcessClients::end_all));
         }
         // SAFETY: the function takes nothing and does not unwind. Where it cannot be registered, servers find out later.
         self.at_exit.call_once(|| unsafe {
@@ -146,13 +120,15 @@ impl<K: KeptClient> KeptClients<K> {
     }
 }
 
-impl<K: KeptClient> ProcessClients<K> {
-    fn new(process: ProcessId) -> Self {
+impl<K: KeptClient> Default for ProcessClients<K> {
+    fn default() -> Self {
         let (used, kept, watched) = (Vec::new(), Vec::new(), Vec::new());
         let list = ClientList { used, kept, watched, ending: 0, is_over: false };
-        Self { process, state: Mutex::new(list), changed: Condvar::new() }
+        Self { state: Mutex::new(list), changed: Condvar::new() }
     }
+}
 
+impl<K: KeptClient> ProcessClients<K> {
     fn keep(&'static self, kept: K, time: Duration) {
         let namespace = kept.namespace();
         let mut list = lock(&self.state);

@@ -7,7 +7,7 @@
 //! | [`silence`] | how long a server has been silent, and when what waits for it is given up |
 //! | [`retry`] | pauses between attempts, and when they are over |
 //! | [`kept`] | clients of the process, kept for some seconds behind their last file |
-//! | [`process`] | whether this is the process that made something, or a child of it |
+//! | [`process`] | whether this is the process that made something, or a child of it; values that each process has for itself |
 //! | [`namespace`] | which network a thread reaches servers by |
 
 pub mod endpoint;

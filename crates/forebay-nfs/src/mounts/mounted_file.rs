@@ -8,16 +8,15 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_config::{Config, MOST_ADDRESSES, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Beside, BesideFile, BesideReads, Fill, Place, Source};
-use forebay_sys::threads;
 
 use super::facts::{KernelFacts, MountFacts};
+use super::lookups::{leave_alone, look_soon, unreached};
 use super::mount::{KernelMount, MountTarget};
 use super::open::of_mount;
 use super::reads::ServerReads;
@@ -26,10 +25,6 @@ use crate::{MOST_FURTHER, NfsFile, NfsOptions, RdmaOptions, lock};
 // What may be named may be used: neither crate knows the other.
 const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
 
-/// Files that are looked for at a time, each with its descriptor. Chosen.
-const MOST_LOOKS: usize = 16;
-/// A server that could not be reached is not called again before this has passed, nor asked for a file that it does not give.
-const SERVER_PAUSE: Duration = Duration::from_mins(1);
 /// A file that was not found on its server is not looked for again before this has passed.
 const FILE_PAUSE: Duration = Duration::from_secs(1);
 /// How long a server may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel can read the file, too. Over TCP
@@ -78,32 +73,8 @@ enum LookupState {
     Looked(Result<Arc<NfsFile>>, Option<Instant>),
 }
 
-/// A server, and how it is reached.
-type MountServer = (SocketAddr, MountTransport);
-
 /// Why a file is left to the kernel, and for how long that holds; `None`: for good.
 type KernelFallback = (Error, Option<Duration>);
-
-/// Servers that could not be reached, until when they are left alone, and why.
-static UNREACHED: Mutex<Vec<(MountServer, Instant, Error)>> = Mutex::new(Vec::new());
-
-/// A look-up under way.
-struct LookupSlot;
-
-static LOOKUPS: AtomicUsize = AtomicUsize::new(0);
-
-impl LookupSlot {
-    fn take() -> Option<Self> {
-        let more = |busy: usize| (busy < MOST_LOOKS).then_some(busy + 1);
-        LOOKUPS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
-    }
-}
-
-impl Drop for LookupSlot {
-    fn drop(&mut self) {
-        LOOKUPS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 impl fmt::Debug for MountedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,7 +114,7 @@ impl MountedFile {
         self.0.facts.as_ref()
     }
 
-    /// The file on its server. Where the caller does not wait, a thread of its own looks for it beside the first transfers.
+    /// The file on its server. Where the caller does not wait, a thread looks for it beside the first transfers.
     fn server_of(
         &self,
         file: &Arc<dyn Source>,
@@ -165,13 +136,7 @@ impl MountedFile {
             return self.look(file, config, transport);
         }
         let (this, file, config) = (self.clone(), file.clone(), config.clone());
-        let look = |slot: LookupSlot| {
-            threads::spawn("forebay-look", move || {
-                drop(this.look(&file, &config, transport));
-                drop(slot);
-            })
-        };
-        if LookupSlot::take().is_none_or(|slot| look(slot).is_err()) {
+        if !look_soon(move || drop(this.look(&file, &config, transport))) {
             // The next transfer asks again: each file that waits keeps its descriptor.
             *lock(&self.0.found[transport as usize]) = LookupState::Unknown;
         }
@@ -289,21 +254,6 @@ pub(super) fn is_of_server(error: &Error, transport: MountTransport) -> bool {
 
 fn address_of(mount: &KernelMount) -> SocketAddr {
     SocketAddr::new(mount.address, mount.tcp_port)
-}
-
-/// Leaves a server alone for a while.
-pub(super) fn leave_alone(address: SocketAddr, transport: MountTransport, why: &Error) {
-    let mut all = lock(&UNREACHED);
-    all.retain(|(other, until, _)| *other != (address, transport) && Instant::now() < *until);
-    all.push(((address, transport), Instant::now() + SERVER_PAUSE, why.clone()));
-}
-
-/// Why a server is left alone, if it is.
-pub(super) fn unreached(address: SocketAddr, transport: MountTransport) -> Option<Error> {
-    let all = lock(&UNREACHED);
-    let found =
-        all.iter().find(|(other, until, _)| *other == (address, transport) && Instant::now() < *until);
-    found.map(|(_, _, why)| why.clone())
 }
 
 /// Whether a server may be contacted that nobody has named: where the mount itself shows that it takes RDMA.

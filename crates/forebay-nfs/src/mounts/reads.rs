@@ -13,7 +13,8 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Answer, BesideReads, Facts, Fill, Request, Requests, Source};
 
-use super::mounted_file::{MountTransport, MountedFile, is_of_server, leave_alone, unreached};
+use super::lookups::{leave_alone, unreached};
+use super::mounted_file::{MountTransport, MountedFile, is_of_server};
 use super::open::OTHER_FACTS;
 use crate::NfsFile;
 use crate::source::{left_out, up_to};
