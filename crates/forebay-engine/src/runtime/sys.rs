@@ -23,7 +23,8 @@ fn last_errno() -> i32 {
 pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
     // The type forbids -1, and rustix other numbers below 0. No table of descriptors reaches the highest.
     let number = if fd < 0 { i32::MAX } else { fd };
-    // SAFETY: the calls that get it neither close it nor keep it, and are right whatever it names.
+    // SAFETY: not as the type asks: the number may be closed, or name another file. What gets it only passes the number to one call of
+    // the kernel's, neither closes nor keeps it, and takes no promise of memory from it.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
@@ -272,12 +273,13 @@ pub(crate) unsafe fn map_file(
     ready.map(|()| start as usize).map_err(cannot)
 }
 
-/// New anonymous memory, or addresses for it, from a multiple of `align` on; `len` and `align` are of whole pages.
-pub(crate) fn map_aligned(len: usize, align: usize, access: ProtFlags) -> Result<*mut u8> {
+/// New anonymous memory, or addresses for it, from a multiple of `align` on; `len` and `align` are of whole pages. `error` says what
+/// could not be had.
+pub(crate) fn map_aligned(len: usize, align: usize, access: ProtFlags, error: &str) -> Result<*mut u8> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a fresh mapping; no address is asked for.
     let found = unsafe { mmap_anonymous(std::ptr::null_mut(), len + align, access, flags) }
-        .map_err(|errno| failed(errno, "cannot allocate host memory").with("bytes", len))?
+        .map_err(|errno| failed(errno, error).with("bytes", len))?
         .cast::<u8>();
     let before = found.align_offset(align);
     // SAFETY: both ends belong to the mapping made above, and nothing uses them.
@@ -315,7 +317,8 @@ impl Pages {
 
     pub(crate) fn new(len: usize) -> Result<Self> {
         let len = len.next_multiple_of(4096);
-        let start = map_aligned(len, Self::HUGE, ProtFlags::READ | ProtFlags::WRITE)?;
+        let start =
+            map_aligned(len, Self::HUGE, ProtFlags::READ | ProtFlags::WRITE, "cannot allocate host memory")?;
         // SAFETY: mapped above.
         let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxHugepage) };
         Ok(Self { start, len })

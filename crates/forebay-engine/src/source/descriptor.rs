@@ -36,7 +36,8 @@ impl Fd {
 
 impl AsFd for Fd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: it stays open for as long as it is borrowed.
+        // SAFETY: we close it no earlier than the borrow ends. The program may (see `Owned`): the number then is closed or another file's,
+        // and what borrows it only passes it to calls of the kernel's, which fail with EBADF or are found out by `Fd::check`.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }

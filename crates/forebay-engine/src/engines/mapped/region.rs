@@ -44,7 +44,8 @@ impl Region {
             Access::ReadOnly => MprotectFlags::READ,
             Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
         };
-        let start = sys::map_aligned(len, TABLE, ProtFlags::empty())? as usize;
+        let start =
+            sys::map_aligned(len, TABLE, ProtFlags::empty(), "no addresses to map the file at")? as usize;
         // SAFETY: it takes the place of addresses that were just reserved.
         if let Err(error) = unsafe { sys::map_file(fd, (from, len), protection, start as *mut u8) } {
             // SAFETY: no other code knows the addresses.
