@@ -49,6 +49,7 @@ __all__ = [
     "remove",
     "state",
     "text_of",
+    "warn_stateless",
     "with_suffix",
 ]
 
@@ -142,9 +143,10 @@ class State(NamedTuple):
 
     is_folder: bool
     is_file: bool
-    #: Bytes, and nanoseconds since 1970 when they were changed last; of a URL a number that says no more than that they were.
+    #: Bytes, and nanoseconds since 1970 when they were changed last; of a URL a number that says no more than that they were, or
+    #: ``None`` where its source does not tell states apart.
     nbytes: int
-    changed: int
+    changed: int | None
     #: The file's number, when anything of it was changed last, and the device.
     inode: int
     inode_changed: int
@@ -159,15 +161,18 @@ def state(location: str) -> State:
     """
     if is_url(location):
         is_folder, nbytes, changed = _forebay.state(location)
-        if changed is None and not is_folder:
-            text = f"{location}: its source does not tell its states apart: a change while it is read is not noticed"
-            warnings.warn(text, stacklevel=3)
-        return State(is_folder, not is_folder, nbytes, changed or 0, 0, 0, 0)
+        return State(is_folder, not is_folder, nbytes, changed, 0, 0, 0)
     try:
         found = again(os.stat, location)
     except (OSError, ValueError) as error:
         raise failed(error, location) from None
     return _state(found)
+
+
+def warn_stateless(location: str) -> None:
+    """Warns the caller's caller that a change of what it reads is not noticed."""
+    text = f"{location}: its source does not tell its states apart: a change while it is read is not noticed"
+    warnings.warn(text, stacklevel=4)
 
 
 def _state(found: os.stat_result) -> State:

@@ -5,7 +5,6 @@ in another process say, is known by more than its name.
 from __future__ import annotations
 
 import os
-import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -105,8 +104,7 @@ class Watch:
         self._file = file
         self._before = file._state()
         if self._before is None:
-            text = f"{file.path}: its source does not tell its states apart: a change while it is read is not noticed"
-            warnings.warn(text, stacklevel=3)
+            _locations.warn_stateless(file.path)
 
     def of(self, file: File) -> Watch:
         """The same for another handle on the file."""

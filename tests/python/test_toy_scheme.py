@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import forebay
+import forebay.data
 
 _HAS_TOY = forebay._forebay.is_url("mem://x")
 pytestmark = pytest.mark.skipif(not _HAS_TOY, reason="the module is built without the feature toy")
@@ -30,3 +33,32 @@ def test_what_changes_while_it_is_read_is_noticed() -> None:
 def test_what_is_not_there_is_said() -> None:
     with pytest.raises(forebay.NotFoundError, match="no such bytes"):
         forebay.open("mem://nothing")
+
+
+def put(url: str, data: bytes) -> str:
+    with forebay.open(url, "w") as file:
+        file.write_from(bytearray(data))
+    return url
+
+
+def test_a_source_that_is_slow_to_tell_its_state_holds_nobody_else_up() -> None:
+    pytest.importorskip("numpy", reason="these records are numpy's arrays")
+    slow = forebay.data.raw(put("mem://a?state=slow", bytes(64)), "uint8", 8, framework="numpy", device="cpu")
+    quick = forebay.data.raw(put("mem://a", bytes(64)), "uint8", 8, framework="numpy", device="cpu")
+    assert len(slow[:1]) == len(quick[:1]) == 1
+    pending, begun = slow.read_async([0, 1]), time.monotonic()
+    while time.monotonic() < begun + 0.3:
+        assert len(quick[2:4]) == 2
+        assert not pending._futures[0].done()
+    assert len(pending.result()) == 2
+    # A state is asked for as the read ends.
+    assert time.monotonic() > begun + 0.9
+
+
+def test_records_of_a_source_without_states_are_read_with_one_warning() -> None:
+    np = pytest.importorskip("numpy", reason="these records are numpy's arrays")
+    urls = [put(f"mem://{number}?state=none", bytes([number] * 16)) for number in range(3)]
+    with pytest.warns(UserWarning, match="does not tell its states apart") as told:
+        records = forebay.data.raw(urls, "uint8", 8, framework="numpy", device="cpu")
+        assert np.array_equal(records[:], np.repeat(np.arange(3, dtype="u1"), 16).reshape(6, 8))
+    assert len(told) == 1 and told[0].filename == __file__

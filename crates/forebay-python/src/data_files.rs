@@ -24,9 +24,9 @@ pub(crate) struct Files(pub(crate) Arc<Vec<Slot>>);
 #[pymethods]
 impl Files {
     /// Files, (path, bytes, nanoseconds of the last change) each, and of each its inode and when that changed, where these
-    /// are known.
+    /// are known. A URL has another number in place of the time, or none.
     #[new]
-    fn new(files: Vec<(FilePath, u64, i64)>, marks: Option<Vec<(u64, i64)>>) -> Self {
+    fn new(files: Vec<(FilePath, u64, Option<i64>)>, marks: Option<Vec<(u64, i64)>>) -> Self {
         let mut marks = marks.into_iter().flatten();
         let slot = |(FilePath(path), size, changed)| Slot {
             path,
@@ -107,11 +107,16 @@ pub(crate) struct OpenFile {
 }
 
 impl OpenFile {
-    /// Whether the file is not what it was.
-    pub(crate) fn is_changed(&self) -> bool {
-        let has_bytes =
-            |then| self.engine.state().is_ok_and(|now| now.is_some_and(|now| now.has_bytes_of(then)));
-        !self.opened.as_ref().is_none_or(has_bytes)
+    /// Whether its state is asked for by the network: the answer may take long.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.engine.path().is_none()
+    }
+
+    /// An error if the file is not what it was, or if that cannot be told.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Some(then) = &self.opened else { return Ok(()) };
+        let is_same = self.engine.state()?.is_some_and(|now| now.has_bytes_of(then));
+        if is_same { Ok(()) } else { Err(self.changed()) }
     }
 
     /// The error of a read after which it is not, or that met its end: when it was opened there were records behind that.
@@ -146,7 +151,7 @@ pub(crate) struct Slot {
     pub(crate) path: PathBuf,
     /// Bytes, and nanoseconds of the last change, when the data set was opened: what is there by now has to be the same.
     pub(crate) size: u64,
-    changed: i64,
+    changed: Option<i64>,
     /// Inode and time of its change, in nanoseconds, of the file that was opened first.
     first: OnceLock<(u64, i64)>,
     open: Mutex<Option<Arc<OpenFile>>>,
@@ -236,8 +241,8 @@ fn most_open() -> u64 {
 pub(crate) struct Version {
     is_file: bool,
     size: u64,
-    /// Nanoseconds of the last change.
-    changed: i64,
+    /// Nanoseconds of the last change; of a URL a number of its state. `None` where its source does not tell states apart.
+    changed: Option<i64>,
     inode: u64,
     /// Nanoseconds of the last change of the inode.
     inode_changed: i64,
@@ -249,7 +254,7 @@ impl From<&FileVersion> for Version {
         Self {
             is_file: true,
             size: found.len,
-            changed: nanoseconds(found.modified),
+            changed: Some(nanoseconds(found.modified)),
             inode: found.inode,
             inode_changed: nanoseconds(found.changed),
         }
@@ -259,14 +264,8 @@ impl From<&FileVersion> for Version {
 /// What a name has now.
 fn version_of(path: &Path) -> Result<Version> {
     if Engine::is_url(path) {
-        let (is_folder, size, state) = locations::state_of(path)?;
-        return Ok(Version {
-            is_file: !is_folder,
-            size,
-            changed: state.unwrap_or(0),
-            inode: 0,
-            inode_changed: 0,
-        });
+        let (is_folder, size, changed) = locations::state_of(path)?;
+        return Ok(Version { is_file: !is_folder, size, changed, inode: 0, inode_changed: 0 });
     }
     let end = Instant::now() + PATIENCE;
     let found = loop {
@@ -287,7 +286,7 @@ fn version_of(path: &Path) -> Result<Version> {
     Ok(Version {
         is_file: found.is_file(),
         size: found.size(),
-        changed: nanoseconds((found.mtime(), found.mtime_nsec())),
+        changed: Some(nanoseconds((found.mtime(), found.mtime_nsec()))),
         inode: found.ino(),
         inode_changed: nanoseconds((found.ctime(), found.ctime_nsec())),
     })

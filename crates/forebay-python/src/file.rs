@@ -297,8 +297,9 @@ impl File {
 
     /// Bytes of the file now.
     #[getter]
-    fn size(&self) -> PyResult<u64> {
-        self.engine()?.len().or_raise()
+    fn size(&self, py: Python<'_>) -> PyResult<u64> {
+        let file = self.engine()?;
+        py.detach(|| file.len()).or_raise()
     }
 
     /// Closes the file. Transfers in flight go on and close it when they are done.
@@ -335,7 +336,7 @@ impl File {
         #[pyo3(from_py_with = offset_of)] offset: u64,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let (session, file) = (session()?, self.engine()?);
-        let left = file.len().or_raise()?.saturating_sub(offset);
+        let left = py.detach(|| file.len()).or_raise()?.saturating_sub(offset);
         let len = u64::try_from(size).map_or(left, |size| size.min(left)) as usize;
         PyBytes::new_with(py, len, |bytes| {
             let memory = Memory::new(session.devices().host.clone(), bytes.as_mut_ptr() as u64);

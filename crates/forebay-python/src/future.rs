@@ -43,6 +43,8 @@ struct State {
     files: Files,
     callbacks: Vec<Py<PyAny>>,
     is_cancelled: bool,
+    /// All tickets are resolved.
+    is_landing: bool,
     /// The holder of the [`Future`] drops `keep`, not our thread.
     is_held: bool,
 }
@@ -56,14 +58,16 @@ pub(crate) enum Files {
 }
 
 impl Files {
+    fn of_set(&self) -> &[(usize, Arc<OpenFile>)] {
+        match self {
+            Self::One(_) => &[],
+            Self::Set(files) => files,
+        }
+    }
+
     /// The error of a file of a data set that changed while it was read.
     fn changed(&self) -> Option<Error> {
-        match self {
-            Self::One(_) => None,
-            Self::Set(files) => {
-                files.iter().find(|(_, file)| file.is_changed()).map(|(_, file)| file.changed())
-            }
-        }
+        self.of_set().iter().find_map(|(_, file)| file.check().err())
     }
 
     /// The error of an entry with the name of its file: the end of a file is met where that is no longer known.
@@ -109,6 +113,7 @@ impl Flight {
                 files,
                 callbacks: Vec::new(),
                 is_cancelled: false,
+                is_landing: false,
                 is_held: false,
             }),
             landed: Condvar::new(),
@@ -135,7 +140,7 @@ impl Flight {
         let waker = Waker::from(self.clone());
         let mut context = Context::from_waker(&waker);
         let mut state = lock(&self.state);
-        if state.outcome.is_some() {
+        if state.is_landing {
             return;
         }
         let mut waiting = Vec::new();
@@ -158,9 +163,29 @@ impl Flight {
     }
 
     fn land(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        let receipts = std::mem::take(&mut state.receipts);
+        state.is_landing = true;
         let files = std::mem::replace(&mut state.files, Files::Set(Vec::new()));
-        let error = state.error.take().or_else(|| files.changed());
+        let is_elsewhere = files.of_set().iter().any(|(_, file)| file.is_elsewhere());
+        if state.error.is_some() || !is_elsewhere {
+            let changed = if state.error.is_some() { None } else { files.changed() };
+            return self.end(state, files, changed);
+        }
+        drop(state);
+        let flight = self.clone();
+        let check = move || {
+            let changed = files.changed();
+            flight.end(lock(&flight.state), files, changed);
+        };
+        // A silent server holds up this flight alone, and nobody who asks for its state.
+        if let Err(error) = forebay_engine::threads::spawn("forebay-state", check) {
+            let error = Error::from_io(&error, "cannot start a thread");
+            self.end(lock(&self.state), Files::Set(Vec::new()), Some(error));
+        }
+    }
+
+    fn end(self: &Arc<Self>, mut state: MutexGuard<'_, State>, files: Files, changed: Option<Error>) {
+        let receipts = std::mem::take(&mut state.receipts);
+        let error = state.error.take().or(changed);
         state.outcome = Some(match error {
             Some(error) => Err(error),
             None => Ok((receipts, self.started.elapsed())),

@@ -91,9 +91,9 @@ impl Map {
     }
 
     /// [`ErrorKind::Busy`] if the file is in another state by now: what is not read in place has only that to go by.
-    fn check_state(&self) -> PyResult<()> {
+    fn check_state(&self, py: Python<'_>) -> PyResult<()> {
         let Some(before) = &self.before else { return Ok(()) };
-        if self.file.state().or_raise()?.is_some_and(|now| now.has_bytes_of(before)) {
+        if py.detach(|| self.file.state()).or_raise()?.is_some_and(|now| now.has_bytes_of(before)) {
             return Ok(());
         }
         let error = Error::new(ErrorKind::Busy, "the file was changed since it was mapped");
@@ -104,14 +104,14 @@ impl Map {
     fn stage(&self, py: Python<'_>, offsets: &[u64], length: usize, out: &View) -> PyResult<()> {
         let read = self.read(py, offsets, length, out);
         // Also after an error: most likely the change is its reason.
-        self.check_state()?;
+        self.check_state(py)?;
         read.map(drop)
     }
 
     fn read(&self, py: Python<'_>, offsets: &[u64], length: usize, out: &View) -> PyResult<Receipt> {
         let session = session()?;
         let memory = out.memory(&session)?;
-        let size = self.file.len().or_raise()?;
+        let size = py.detach(|| self.file.len()).or_raise()?;
         let outside = offsets
             .iter()
             .filter(|offset| offset.checked_add(length as u64).is_none_or(|end| end > size))
@@ -359,7 +359,7 @@ impl Map {
                 &Error::new(ErrorKind::Unsupported, "the source does not tell its states apart")
                     .with("path", &self.path),
             )),
-            None => self.check_state(),
+            None => self.check_state(py),
         }
     }
 
@@ -383,10 +383,10 @@ impl Map {
 
     /// Bytes of the file.
     #[getter]
-    fn size(&self) -> PyResult<u64> {
+    fn size(&self, py: Python<'_>) -> PyResult<u64> {
         match self.in_place_map()? {
             Some(map) => Ok(map.len()),
-            None => self.file.len().or_raise(),
+            None => py.detach(|| self.file.len()).or_raise(),
         }
     }
 
@@ -420,8 +420,8 @@ impl Map {
         py.detach(|| drop(way));
     }
 
-    fn __len__(&self) -> PyResult<usize> {
-        Ok(self.size()? as usize)
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.size(py)? as usize)
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {

@@ -49,6 +49,8 @@ class FileSet:
         self.paths = [path_text(path) for path in paths]
         found = [_state(path) for path in self.paths]
         self.states = [state for state, _ in found]
+        if stateless := [path for path, (_, changed) in zip(self.paths, self.states, strict=True) if changed is None]:
+            _locations.warn_stateless(stateless[0])
         # Of this machine only: a copy elsewhere has others.
         self._home = home()
         self._marks: list[tuple[int, int]] | None = [mark for _, mark in found]
@@ -108,7 +110,7 @@ class FileSet:
             self._marks = None
 
 
-def _state(path: str) -> tuple[tuple[int, int], tuple[int, int]]:
+def _state(path: str) -> tuple[tuple[int, int | None], tuple[int, int]]:
     """Bytes and time of change of a file; and its marks: inode, and when that changed."""
     found = _locations.state(path)
     _locations.check_file(found, path)
