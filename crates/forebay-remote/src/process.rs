@@ -88,7 +88,7 @@ mod tests {
             0 => {
                 let is_free = VALUE.get().try_lock().is_ok();
                 // SAFETY: it ends the child, and runs no handlers of the parent's.
-                unsafe { libc::_exit(if is_free { 0 } else { 1 }) };
+                unsafe { libc::_exit(i32::from(!is_free)) };
             }
             child => {
                 let mut status = 0;

@@ -120,6 +120,6 @@ mod tests {
         let of = |end: &[u8]| StateToken::new(&[&[7; 300], end].concat());
         assert!(!of(b"version 1").has_bytes_of(&of(b"version 2")));
         assert_eq!(StateToken::from_bytes(&of(b"1").to_bytes()), Some(of(b"1")));
-        assert_eq!(StateToken::new(&[7; 70_000]).to_string().len(), 2 * usize::from(u16::MAX));
+        assert_eq!(StateToken::new(&vec![7; 70_000]).to_string().len(), 2 * usize::from(u16::MAX));
     }
 }
