@@ -106,6 +106,25 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
     }
 }
 
+#[test]
+fn a_session_that_may_only_place_says_at_once_that_options_forbid_it() {
+    let _turn = turn();
+    forebay_nfs::register();
+    allow_dma_bufs();
+    for nfs in [Nfs::Off, Nfs::Tcp, Nfs::Rdma] {
+        let (engine, strict) = (Some("placed".to_owned()), vec!["placed".to_owned()]);
+        let asked = Config { nfs, engine, ..config(IoBackend::Auto, CachePolicy::Auto) };
+        let strict = Config { nfs, strict, ..config(IoBackend::Auto, CachePolicy::Auto) };
+        for config in [asked, strict] {
+            let session = Session::with_config(config).unwrap();
+            let elected = session.elect(&session.device(0).unwrap());
+            let error = elected.err().map(|error| format!("{error} {:?}", error.hints()));
+            assert_eq!(error.is_some(), nfs != Nfs::Rdma, "{error:?}");
+            assert!(error.is_none_or(|error| error.contains("FOREBAY_NFS forbids it")));
+        }
+    }
+}
+
 /// Version 4.0, long handles, kernels and filters without name_to_handle_at: the path is walked, and what lies there is compared.
 #[test]
 fn a_file_without_a_handle_is_found_by_its_path_and_compared() {

@@ -7,7 +7,7 @@ mod request;
 mod source;
 mod state;
 
-pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
+pub use beside::{Beside, BesideFile, BesideReads, beside, may_place, register_beside};
 pub use opener::{
     Access, Opener, check_made, check_read, hint_for_missing, list, near_miss, opener_of, register, scheme_of,
 };

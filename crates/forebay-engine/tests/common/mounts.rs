@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use fake_nfs::{Placing, Server};
 use fake_verbs::Fake;
+use forebay_config::Config;
 use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{MountFacts, MountedFile, NfsOptions, NfsUrl, RdmaOptions};
+use forebay_nfs::{MountFacts, MountedFile, Mounts, NfsOptions, NfsUrl, RdmaOptions};
 use forebay_source::{Beside, BesideFile, register_beside};
 
 use crate::common::{Scratch, disk, pattern};
@@ -129,6 +130,10 @@ impl Beside for MadeUp {
         let all = MOUNTED.lock().unwrap();
         let facts = all.as_ref()?.get(&(fd.as_raw_fd(), inode(fd.as_raw_fd())))?.clone();
         Some(Arc::new(MountedFile::new(facts)))
+    }
+
+    fn may_place(&self, config: &Config) -> Result<()> {
+        Mounts.may_place(config)
     }
 }
 

@@ -44,6 +44,15 @@ impl Beside for Mounts {
     fn of(&self, _fd: BorrowedFd<'_>, magic: i64) -> Option<Arc<dyn BesideFile>> {
         (magic == NFS_MAGIC).then(|| Arc::new(MountedFile::new(Arc::new(KernelFacts))) as Arc<dyn BesideFile>)
     }
+
+    fn may_place(&self, config: &Config) -> Result<()> {
+        match config.nfs {
+            Nfs::Off | Nfs::Tcp => {
+                Err(left("FOREBAY_NFS forbids it").hint("unset FOREBAY_NFS, or FOREBAY_NFS=rdma"))
+            }
+            Nfs::Auto | Nfs::Rdma => Ok(()),
+        }
+    }
 }
 
 /// The transport by which a server is to be reached.
@@ -84,9 +93,7 @@ impl fmt::Debug for MountedFile {
 
 impl BesideFile for MountedFile {
     fn place(&self, file: &Arc<dyn Source>, config: &Config, waits: bool) -> Result<Arc<dyn Place>> {
-        if matches!(config.nfs, Nfs::Off | Nfs::Tcp) {
-            return Err(left("FOREBAY_NFS forbids it").hint("unset FOREBAY_NFS, or FOREBAY_NFS=rdma"));
-        }
+        Mounts.may_place(config)?;
         let waits = waits || config.nfs == Nfs::Rdma;
         let found = self.server_of(file, config, MountTransport::Rdma, waits)?;
         Ok(found)
