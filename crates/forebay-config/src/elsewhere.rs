@@ -26,6 +26,9 @@ const NAMED: [(&str, &str); 17] = [
     ("file", "file: URLs"),
 ];
 
+/// The client for `nfs://` is there, but a program says itself that it has it.
+const REGISTER_NFS: &str = "call forebay::nfs::register() before the file is opened";
+
 const HUGGING_FACE: &str = "Hugging Face";
 
 /// Fails if `path` names something that is not read by a path: `s3://BUCKET/KEY`, `hf://ORG/MODEL`, `https://…`, any
@@ -70,7 +73,7 @@ fn refuse(path: &Path, what: &str, hint: impl Fn(&Name<'_>) -> String) -> Result
             .hint(format!("name the path: /{}", local.trim_start_matches('/')))
     } else {
         Error::new(ErrorKind::Unsupported, format!("{what}: forebay has no client for {}", name.client()))
-            .hint(hint(&name))
+            .hint(if name.scheme == "nfs" { REGISTER_NFS.to_owned() } else { hint(&name) })
     };
     Err(error.with("url", &text))
 }
@@ -223,6 +226,7 @@ mod tests {
         let error = check_read("s3://bucket/key".as_ref()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.message(), "cannot open file: forebay has no client for S3");
+        assert_eq!(hint("nfs://server/export/file"), REGISTER_NFS);
         let error = check_read("memory://x".as_ref()).unwrap_err();
         assert_eq!(error.message(), "cannot open file: forebay has no client for memory://");
     }

@@ -28,6 +28,7 @@ use clap::Parser;
 use options::Options;
 
 fn main() -> ExitCode {
+    forebay::nfs::register();
     let options = Options::parse();
     if options.list {
         for attack in attacks::ALL {
