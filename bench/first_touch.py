@@ -7,9 +7,9 @@
 Every measurement is a line of F.jsonl as soon as it is done; a second call with other rows adds to the file, and tables
 are of all that is in it. DIR holds `forebay`, `libcufile.so`, `cufile_bench` (or `examples/cufile_bench`) and `python/`
 (the unpacked wheel; otherwise the interpreter's own forebay runs). Of several builds each takes its turn; the first one's
-`cufile_bench` drives all libraries. The state of the page cache is
-made once (for loads anew each time: the first readers of a file pay for its pages), and checked before each measurement; `folio_kib` is the mean size of the file's folios. A subject that cannot run
-prints why.
+`cufile_bench` drives all libraries. Each process has an empty XDG_CACHE_HOME: older builds keep a profile there. The state of
+the page cache is made once (for loads anew each time: the first readers of a file pay for its pages), and checked before each
+measurement; `folio_kib` is the mean size of the file's folios. A subject that cannot run prints why.
 
 Columns: medians over the processes, their range, CPU by user and system (s/GB; µs for an operation where the value is IOPS); how
 many times better the first subject is than this one, its user CPU and all CPU as parts of this one's; the way that the

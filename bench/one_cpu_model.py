@@ -53,8 +53,12 @@ def measure(command: list[str], cpus: list[int], folder: str, secs: float) -> tu
     library = Path(folder, "lib", "libcuda.so.1")
     if not library.exists():
         library.symlink_to(RELEASE / "libfake_cuda.so")
+    # Older builds keep a profile there.
+    cache = Path(folder, "cache")
+    shutil.rmtree(cache, ignore_errors=True)
     environment = {
         **os.environ,
+        "XDG_CACHE_HOME": str(cache),
         "LD_LIBRARY_PATH": f"{folder}/lib",
         "FAKE_CUDA_CPU": str(cpus[1]),
     }

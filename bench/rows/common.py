@@ -14,6 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -120,11 +121,16 @@ class Bench:
 
 
 def run(command: list[Any], environment: dict[str, str] | None = None, limit: float = 120) -> tuple[str, str]:
-    """Runs a command. Returns its standard output and error."""
+    """Runs a command without a profile that an older build left. Returns its standard output and error."""
+    with tempfile.TemporaryDirectory() as cache:
+        return _run(command, {**os.environ, "XDG_CACHE_HOME": cache, **(environment or {})}, limit)
+
+
+def _run(command: list[Any], environment: dict[str, str], limit: float) -> tuple[str, str]:
     words = [str(word) for word in command]
     try:
         child = subprocess.Popen(
-            words, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
         )  # fmt: skip
     except OSError as error:

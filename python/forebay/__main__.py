@@ -29,9 +29,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _show_library() -> None:
     """``forebay run`` looks for the drop-in beside its executable, which is the interpreter here."""
-    folder = Path(__file__).parent / "lib"
-    if not os.environ.get("FOREBAY_LIBCUFILE") and folder.is_dir():
-        os.environ["FOREBAY_LIBCUFILE"] = str(folder)
+    from . import _locations
+
+    folder = str(Path(__file__).parent / "lib")
+    if not os.environ.get("FOREBAY_LIBCUFILE") and _locations.is_folder(folder):
+        os.environ["FOREBAY_LIBCUFILE"] = folder
 
 
 def _signals_as_in_the_binary() -> None:

@@ -23,7 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _forebay, frameworks
+from . import _forebay, _locations, frameworks
 from ._paths import path_text
 from .data._memory import Memory, memory_for
 from .errors import Error, IntegrityError, MissingPackageError, NoSpaceError, PermissionDeniedError, ReadOnlyError
@@ -213,26 +213,31 @@ class GDSDataset(PersistentDataset):
 
     def _read_monais(self, path: Path) -> tuple[Any] | None:
         """The item of a cache that MONAI wrote. Its files have no marks of being whole but their sizes."""
-        if not path.is_file():
+        text, begin = str(path), f"{path.name}-"
+        if not _locations.is_file(text):
             return None
         try:
-            if Path(f"{path}-meta").is_file():
-                return (self._read_raw(path, Path(f"{path}-meta")),)
-            if path.stat().st_size:
-                return (self._read_pickled(path),)
-            metas = sorted(path.parent.glob(f"{path.name}-*-meta"))
-            keys = [meta.name.removeprefix(f"{path.name}-").removesuffix("-meta") for meta in metas]
+            if _locations.is_file(f"{text}-meta"):
+                return (self._read_raw(text),)
+            if _locations.state(text).nbytes:
+                return (self._read_pickled(text),)
+            there = _locations.names(_locations.parent(text))
+            keys = [
+                name.removeprefix(begin).removesuffix("-meta")
+                for name in there
+                if name.startswith(begin) and name.endswith("-meta")
+            ]
             if not keys:
                 return None
-            return ({key: self._read_raw(Path(f"{path}-{key}"), meta) for key, meta in zip(keys, metas, strict=True)},)
+            return ({key: self._read_raw(f"{text}-{key}") for key in keys},)
         except Exception as error:
             if isinstance(error, MemoryError):
                 raise
             warnings.warn(f"a cached item of MONAI's is computed again: {error}", stacklevel=4)
             return None
 
-    def _read_raw(self, path: Path, described: Path) -> Any:
-        meta = dict(torch.load(described, weights_only=self.weights_only))
+    def _read_raw(self, path: str) -> Any:
+        meta = dict(self._unpickled(f"{path}-meta"))
         shape = tuple(int(size) for size in meta.pop("shape"))
         dtype = _DTYPES[str(meta.pop("dtype")).removeprefix("torch.")]
         nbytes = _bytes_of(shape, dtype)
@@ -243,8 +248,12 @@ class GDSDataset(PersistentDataset):
             tensor = self._load(file, [(dtype, shape, 0, nbytes, 0)], False)[0]
         return MetaTensor(tensor, meta=meta) if meta and self.track_meta else tensor
 
-    def _read_pickled(self, path: Path) -> Any:
-        item, arrays = _taken_apart(torch.load(path, weights_only=self.weights_only))
+    def _unpickled(self, path: str) -> Any:
+        with _locations.opened(path) as file:
+            return torch.load(file, weights_only=self.weights_only)
+
+    def _read_pickled(self, path: str) -> Any:
+        item, arrays = _taken_apart(self._unpickled(path))
         return self._put_together(item, [_on(_tensor(array), self._place) for array in arrays])
 
 

@@ -6,6 +6,7 @@ one takes the place of on the server meanwhile.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from forebay import errors
 
 HOST: dict[str, Any] = {"framework": "numpy", "device": "cpu"}
 EXPORT = Path(os.environ["EXPORT"])
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 numbers = np.arange(24_000, dtype="f4").reshape(240, 100)
 
 
@@ -67,11 +69,8 @@ def checkpoint(where: str) -> Callable[[], Any]:
 
 def write(folder: Path) -> None:
     """A file of each format."""
-    import torch
-    import torch.distributed.checkpoint as dcp
-
-    import forebay.torch
-
+    if HAS_TORCH:
+        write_torch(folder)
     forebay.save_file({"a": numbers, "b": numbers[:3]}, folder / "model.safetensors")
     (folder / "model").mkdir()
     forebay.save_file({"a": numbers}, folder / "model/1.safetensors")
@@ -80,10 +79,6 @@ def write(folder: Path) -> None:
     (folder / "model/model.safetensors.index.json").write_text(index)
     np.save(folder / "a b.npy", numbers)
     np.savez_compressed(folder / "packed.npz", a=numbers, b=numbers[:3])
-    torch.save({"a": torch.from_numpy(numbers)}, folder / "model.pt")
-    dcp.save(
-        {"w": torch.from_numpy(numbers)}, storage_writer=forebay.torch.CheckpointWriter(folder / "step"), no_dist=True
-    )
     samples = [{"cls": b"%d" % number, "npy": npy_bytes(numbers[number])} for number in range(40)]
     for number in range(2):
         write_tar(folder / f"{number:02}.tar", [(f"{key:04}", one) for key, one in enumerate(samples)])
@@ -93,6 +88,18 @@ def write(folder: Path) -> None:
     write_litdata(folder / "litdata", ["x"], ["no_header_numpy:9"], [items[:20], items[20:]])
     write_megatron(folder / "tokens", [np.arange(50 + number) for number in range(20)], 4, "i4")
     forebay.data.pack([{"x": numbers[number]} for number in range(40)], folder / "packed")
+
+
+def write_torch(folder: Path) -> None:
+    """A file of each format that torch writes."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    import forebay.torch
+
+    tensor = torch.from_numpy(numbers)
+    torch.save({"a": tensor}, folder / "model.pt")
+    dcp.save({"w": tensor}, storage_writer=forebay.torch.CheckpointWriter(folder / "step"), no_dist=True)
 
 
 #: What opens a location for reading, by the name of its file; opening it later than another file came in its place is right, too.
@@ -113,6 +120,9 @@ FORMATS: dict[str, tuple[str, Callable[[str], Callable[[], Any]]]] = {
     "data.megatron": ("tokens", lambda where: rows(forebay.data.megatron(where, **HOST))),
     "data.packed": ("packed", lambda where: rows(forebay.data.packed(where, **HOST))),
 }
+NEED_TORCH = ("pickles.load", "checkpoint")
+if not HAS_TORCH:
+    FORMATS = {what: how for what, how in FORMATS.items() if what not in NEED_TORCH}
 #: What opens the file when it reads it.
 OPENED_LATER = {"load_file", "load_file, index", "pickles.load", "checkpoint"}
 #: The file of each format that is replaced.
@@ -168,5 +178,7 @@ def check(version: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if not HAS_TORCH:
+        print(f"skipped: {' and '.join(NEED_TORCH)} by nfs://: torch is not installed")
     for number, version in enumerate(("3", "4.0", "4.1", "4.2")):
         check(version, EXPORT / f"formats{number}")

@@ -40,6 +40,19 @@ pub fn check_read(path: &Path) -> Result<()> {
     })
 }
 
+/// As [`check_read`], for files that are read by a path alone, whatever clients there are. `doing`: "cannot open trace".
+pub fn check_here(path: &Path, doing: &str) -> Result<()> {
+    let text = path.to_string_lossy();
+    match Name::of(&text) {
+        Some(name) if name.known().is_none() => {
+            let what = format!("{doing}: it is named by a path of this machine, not by a URL");
+            let error = Error::new(ErrorKind::Unsupported, what).with("url", &text);
+            Err(error.hint("copy it to this machine first, and name the copy"))
+        }
+        _ => check_read(path),
+    }
+}
+
 /// Fails if `path` names a place where no file can be made, as [`check_read`].
 pub fn check_write(path: &Path) -> Result<()> {
     refuse(path, "cannot create file", |name| match name.send() {

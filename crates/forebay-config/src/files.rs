@@ -73,7 +73,7 @@ fn named<T: Send + 'static>(
     doing: &str,
     ask: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T> {
-    elsewhere::check_read(path)?;
+    elsewhere::check_here(path, doing)?;
     let own = path.to_owned();
     let failed = |error: io::Error| {
         let error = match (error.raw_os_error(), error.kind()) {
@@ -200,6 +200,11 @@ mod tests {
         let refused = read_named(&folder.join("sparse"), "cannot read log").unwrap_err();
         assert_eq!((refused.kind(), refused.context().len()), (ErrorKind::InvalidInput, 1));
         assert_eq!(refused.message(), "cannot read log: it has more than 268435456 bytes");
+        let refused = open_named("nfs://host/trace".as_ref(), "cannot open trace").unwrap_err();
+        assert_eq!(
+            refused.message(),
+            "cannot open trace: it is named by a path of this machine, not by a URL"
+        );
         assert_eq!(open_named(&fifo, "cannot open trace").unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(
             open_named(&folder.join("no"), "cannot open trace").unwrap_err().kind(),
