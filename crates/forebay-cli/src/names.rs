@@ -28,7 +28,7 @@ fn check_scheme(path: &Path) -> Result<()> {
 }
 
 fn check_made(path: &Path) -> Result<()> {
-    if names_a_server(path) {
+    if opener_of(path).is_none() && names_a_server(path) {
         return Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
             .with("url", path.display())
             .hint("name a path on a mount"));
