@@ -23,7 +23,6 @@ import forebay.data
 from forebay import errors
 
 HOST: dict[str, Any] = {"framework": "numpy", "device": "cpu"}
-EXPORT = Path(os.environ["EXPORT"])
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 numbers = np.arange(24_000, dtype="f4").reshape(240, 100)
 
@@ -181,4 +180,4 @@ if __name__ == "__main__":
     if not HAS_TORCH:
         print(f"skipped: {' and '.join(NEED_TORCH)} by nfs://: torch is not installed")
     for number, version in enumerate(("3", "4.0", "4.1", "4.2")):
-        check(version, EXPORT / f"formats{number}")
+        check(version, Path(os.environ["EXPORT"], f"formats{number}"))

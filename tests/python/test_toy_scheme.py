@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -62,3 +66,25 @@ def test_records_of_a_source_without_states_are_read_with_one_warning() -> None:
         records = forebay.data.raw(urls, "uint8", 8, framework="numpy", device="cpu")
         assert np.array_equal(records[:], np.repeat(np.arange(3, dtype="u1"), 16).reshape(6, 8))
     assert len(told) == 1 and told[0].filename == __file__
+
+
+def formats() -> Any:
+    """What reads each format by NFS."""
+    path = Path(__file__).resolve().parents[1] / "nfs/formats.py"
+    spec = importlib.util.spec_from_file_location("formats", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_each_format_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("numpy", reason="these formats are read as numpy's arrays")
+    nfs = formats()
+    nfs.write(tmp_path)
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            put(f"mem://formats/{quote(str(path.relative_to(tmp_path)))}", path.read_bytes())
+    for what, (name, open_it) in nfs.FORMATS.items():
+        there = open_it(f"mem://formats/{quote(name, safe='/{}')}")
+        assert nfs.same(open_it(str(tmp_path / name))(), there()), what
