@@ -37,8 +37,7 @@ impl Opener for Memory {
         if access.make {
             files.insert(name.clone(), Arc::new(Bytes { name: name.clone(), now: Mutex::default() }));
         }
-        let missing =
-            || Error::new(ErrorKind::NotFound, "no such bytes").with("url", &name).hint("write them first");
+        let missing = || Error::new(ErrorKind::NotFound, "no such bytes").with("url", &name);
         files.get(&name).map(|file| file.clone() as Arc<dyn Source>).ok_or_else(missing)
     }
 }
@@ -64,12 +63,11 @@ impl Source for Bytes {
     }
 
     fn state(&self) -> Result<Option<StateToken>> {
-        // Others have no states, or take long to tell one.
-        if self.name.ends_with("?state=none") {
-            return Ok(None);
-        }
-        if self.name.ends_with("?state=slow") {
-            std::thread::sleep(Duration::from_secs(1));
+        // For tests: a source that has no states, and one that needs a second to tell its state.
+        match self.name.rsplit_once("?state=") {
+            Some((_, "none")) => return Ok(None),
+            Some((_, "slow")) => std::thread::sleep(Duration::from_secs(1)),
+            _ => {}
         }
         Ok(Some(StateToken::new(&lock(&self.now).1.to_le_bytes())))
     }
@@ -91,16 +89,15 @@ impl Requests for Bytes {
             now.0.resize(end, 0);
             now.1 += 1;
         }
-        let len = now.0.len().saturating_sub(start).min(request.len);
-        if len > 0 {
-            // SAFETY: the buffer is valid, and nobody else's, until the request is answered.
-            let buffer = unsafe { std::slice::from_raw_parts_mut(request.buffer, len) };
-            match request.direction {
-                Direction::Read => buffer.copy_from_slice(&now.0[start..start + len]),
-                Direction::Write => now.0[start..start + len].copy_from_slice(buffer),
-            }
+        let end = now.0.len().min(start + request.len).max(start);
+        // SAFETY: the buffer is valid, and nobody else's, until the request is answered.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(request.buffer, end - start) };
+        match request.direction {
+            _ if start == end => {}
+            Direction::Read => buffer.copy_from_slice(&now.0[start..end]),
+            Direction::Write => now.0[start..end].copy_from_slice(buffer),
         }
         drop(now);
-        done(Ok(len));
+        done(Ok(end - start));
     }
 }
