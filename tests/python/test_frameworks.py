@@ -336,7 +336,7 @@ def test_jax_may_not_give_one_memory_to_two(jax: Any, tmp_path: Path, monkeypatc
         return lambda shape, dtype: given.append(shape) or (shared if len(given) in (1, 4) else made(shape, dtype))
 
     monkeypatch.setattr(type(framework), "allocator", allocator)
-    monkeypatch.setattr(loading, "_GROUP_TENSORS", 1)
+    monkeypatch.setitem(loading._LIMITS, "tensors", 1)
     with pytest.raises(errors.InternalError, match="same memory to two arrays") as caught:
         forebay.load_file(path, device="cpu", framework="jax")
     assert caught.value.context["tensor"] == "t3"
@@ -346,7 +346,7 @@ def test_jax_casts_of_more_than_one_batch(jax: Any, tmp_path: Path, monkeypatch:
     """What was cast lets go of its memory: the next tensors may have it."""
     path = tmp_path / "m.safetensors"
     forebay.save_file({f"t{i}": np.full((64, 64), i, "f4") for i in range(40)}, path)
-    monkeypatch.setattr(loading, "_GROUP_TENSORS", 2)
+    monkeypatch.setitem(loading._LIMITS, "tensors", 2)
     loaded = forebay.load_file(path, device="cpu", framework="jax", dtype="BF16")
     assert [float(loaded[f"t{i}"].sum()) / 4096 for i in range(40)] == list(range(40))
 
