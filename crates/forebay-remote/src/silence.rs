@@ -181,7 +181,7 @@ impl SilenceClock {
         self.waited.store(self.at(now), Relaxed);
     }
 
-    /// A request of several calls has taken so long: of late that is how much longer than its options say the server is waited for.
+    /// Records how long a request of several calls took. The server may be silent for that much longer than its options say.
     pub fn record_duration(&self, duration: Duration) {
         let took = nanoseconds(duration.min(MAX_EXTRA_WAIT));
         let before = self.more.load(Relaxed);

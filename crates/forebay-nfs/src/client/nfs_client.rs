@@ -129,7 +129,7 @@ impl NfsClient {
         self.shared.connections()
     }
 
-    /// A request has taken so long. What requests take of late, the server may be silent beyond what the options say.
+    /// Records how long a request took. The server may be silent for that much longer than the options say.
     pub fn record_duration(&self, duration: Duration) {
         self.shared.server.record_duration(duration);
     }

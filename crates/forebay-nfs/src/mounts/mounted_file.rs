@@ -27,10 +27,11 @@ const _: () = assert!(MOST_ADDRESSES == MOST_FURTHER);
 
 /// A file that was not found on its server is not looked for again before this has passed.
 const FILE_PAUSE: Duration = Duration::from_secs(1);
-/// How long a server may be silent, over TCP and by RDMA, and how long calls are sent again: the kernel can read the file, too. Over TCP
-/// the time that its requests take of late comes on top; of calls that were sent about together none is sent again when the first has
-/// waited for too long.
+/// How long a server may be silent, over TCP and by RDMA: the kernel can read the file, too. Over TCP the recent duration of its
+/// requests is added.
 const SILENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// How long calls are sent again, over TCP and by RDMA. When the first of several calls that were sent together has waited for
+/// this long, none of them is sent again.
 const DEADLINE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 const CONNECT: Duration = Duration::from_secs(2);
 /// Of the kernel's NFS client, all versions.

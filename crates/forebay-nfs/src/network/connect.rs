@@ -119,8 +119,9 @@ fn bind(socket: &OwnedFd, address: SocketAddr, port: u16) -> Result<(), Errno> {
     net::bind(socket, &own)
 }
 
-/// From now on the end of a connection, that of the process too, ends what it has not sent: sent later, calls to write would
-/// be carried out behind those that were made after them. [`end_in_order`] takes it back. Nothing rests of such a connection either: its port is free at once.
+/// From now on closing the connection, also by the end of the process, sends RST and drops unsent bytes (SO_LINGER of 0). Else a
+/// WRITE that the kernel sends late could overwrite a newer one. It leaves no TIME_WAIT: the port is free at once.
+/// [`end_in_order`] takes it back.
 pub(crate) fn end_unsent(stream: &TcpStream) {
     let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }

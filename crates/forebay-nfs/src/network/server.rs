@@ -154,7 +154,7 @@ impl NfsServer {
         self.clock.limits(self.options.wait_limits())
     }
 
-    /// A request of several calls has taken so long: of late that is how much longer than its options say it is waited for.
+    /// Records how long a request of several calls took. The server may be silent for that much longer than its options say.
     pub(crate) fn record_duration(&self, duration: Duration) {
         self.clock.record_duration(duration);
     }

@@ -38,7 +38,7 @@ impl FurtherAddress {
             ..options.clone()
         };
         let stream = connect_from(port, &[socket], &options, &server.clock)?;
-        // One that has shown all it was to show leaves its port, of which there are few below 1024, at once.
+        // A connection that only compares servers frees its port at once: there are few below 1024.
         end_unsent(&stream);
         // What another server says, or does not, is nothing of this one's.
         let clock = SilenceClock::new(server.name.clone());

@@ -6,6 +6,7 @@
 
 mod budget;
 mod caller_thread;
+mod candidate;
 mod copy_thread;
 mod credit;
 mod eligibility;
@@ -37,6 +38,7 @@ use forebay_gpu::{Access, Context, Device};
 
 pub use self::budget::{Budget, Limiter};
 use self::caller_thread::{CallerPolledBatch, ReadyBatch};
+pub(crate) use self::candidate::MappedCandidate;
 pub(crate) use self::eligibility::Reason;
 use self::found::FoundFile;
 pub use self::map::{Gathering, Map, Offsets, RawGather};
@@ -52,10 +54,7 @@ use self::transfer::SecondRead;
 use self::window::{MIN_WORTH, PinnedFile, TOO_LITTLE};
 use crate::engines::staged::Stage;
 use crate::engines::staged::sync::{Callers, MAX_CALLER_BYTES, Pulled};
-use crate::engines::{
-    AskedBatch, Claim, DeviceOptions, Done, Engine, EngineCandidate, EngineParts, Known, Onward, Permission,
-    Ran, Taken, Work,
-};
+use crate::engines::{AskedBatch, Claim, Done, Engine, Known, Onward, Permission, Ran, Taken, Work};
 use crate::io::plan::Part;
 use crate::request::file::File;
 use crate::request::receipt::{CountedPlaces, Election, EngineKind, Moved, ReceiptPart, Refusal, Way};
@@ -97,40 +96,6 @@ pub struct PinReport {
     pub budget: Budget,
     /// How fast pages are registered, in pieces of which size, and for which part of the time.
     pub registering: String,
-}
-
-/// How the engine comes into the lists of devices.
-pub(crate) struct MappedCandidate;
-
-impl EngineCandidate for MappedCandidate {
-    fn kind(&self) -> EngineKind {
-        EngineKind::Mapped
-    }
-
-    /// The device must be able to, and no option may forbid it.
-    fn permission(&self, options: &DeviceOptions<'_>) -> Permission {
-        if options.device.info().is_host {
-            let hint = "use memory of a GPU; without one, forebay check says why it is missing";
-            return Permission::never(EngineKind::Mapped, "the memory is host memory", Some(hint));
-        }
-        if let Err(error) = options.device.can_register(Access::ReadOnly) {
-            return Permission::refused_by(EngineKind::Mapped, &error);
-        }
-        if options.config.pin_budget == Some(0) {
-            let reason = "pinning is switched off (FOREBAY_PIN_BUDGET=0)";
-            return Permission::never(EngineKind::Mapped, reason, Some("unset FOREBAY_PIN_BUDGET"));
-        }
-        options.permit(EngineKind::Mapped)
-    }
-
-    fn make(&self, parts: &EngineParts<'_>, _: Permission) -> Result<Arc<dyn Engine>> {
-        Ok(parts.mapped.clone())
-    }
-
-    /// It stages what it cannot read in place.
-    fn leaves_rest(&self) -> bool {
-        false
-    }
 }
 
 impl Mapped {

@@ -236,7 +236,8 @@ impl Flight {
             // A server that waits or refuses will do so by any way; all else may be of this one.
             // The kernel has a way of its own to the server of a mount.
             let is_of_server = error.kind() == ErrorKind::Timeout && !parts.server.is_mounted;
-            // A file that changes says nothing of the way. One that is gone does: the server would be asked for it again and again.
+            // A change that this flight saw is no fault of the server. After any other error the server is left alone for a while:
+            // else each transfer would ask it again.
             if let Some(key) = parts.key.as_ref().filter(|_| !has_changed) {
                 trial::pause(key, &refusal);
             }

@@ -327,7 +327,7 @@ impl Wire {
                 state.link = None;
                 state.table.answered()
             };
-            // What other connections do says nothing of this one.
+            // Replies on this connection reset its pauses; those of other connections do not.
             if calls != calls_before {
                 (pauses, bad_replies, calls_before) = (RetryPauses::from(FIRST_PAUSE), 0, calls);
             }
