@@ -29,8 +29,12 @@ def seconds(work: Callable[[], object]) -> float:
 def check(make: Callable[[int], Callable[[], object]], few_parts: int = FEW, many_parts: int = MANY) -> None:
     few, many = make(few_parts), make(many_parts)
     few()
-    taken = seconds(few)
-    assert seconds(many) < MOST * taken + FIXED_SECONDS
+    limit = MOST * seconds(few) + FIXED_SECONDS
+    # Other processes slow single runs down; a square is too slow each time.
+    taken = [seconds(many)]
+    while len(taken) < 3 and taken[-1] >= limit:
+        taken.append(seconds(many))
+    assert min(taken) < limit
 
 
 def arrays(count: int) -> dict[str, Any]:
