@@ -229,9 +229,9 @@ impl Counters {
 
     fn count_engine(&self, place: usize, moved: Moved) {
         let sums = &self.shard().engines[place];
-        for (sum, bytes) in sums.iter().zip(*moved.as_array()) {
-            if bytes > 0 {
-                sum.fetch_add(bytes, Relaxed);
+        for (sum, bytes) in sums.iter().zip(moved.as_array()) {
+            if *bytes > 0 {
+                sum.fetch_add(*bytes, Relaxed);
             }
         }
         sums[Way::COUNT].fetch_add(1, Relaxed);

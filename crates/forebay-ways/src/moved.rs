@@ -12,16 +12,26 @@ pub struct Moved {
     pub resident: u64,
 }
 
-/// The ways that belong to one engine alone.
-const OWN: [bool; Way::COUNT] = {
-    let (mut own, mut index) = ([false; Way::COUNT], 0);
+/// All bits for the ways that belong to one engine alone.
+const OWN: [u64; Way::COUNT] = {
+    let (mut own, mut index) = ([0; Way::COUNT], 0);
     while index < EngineKind::ALL.len() {
         if let Some(way) = EngineKind::ALL[index].way() {
-            own[way as usize] = true;
+            own[way as usize] = u64::MAX;
         }
         index += 1;
     }
     own
+};
+
+/// All bits for the ways of which no byte crosses the CPU.
+const DIRECT: [u64; Way::COUNT] = {
+    let (mut direct, mut index) = ([0; Way::COUNT], 0);
+    while index < Way::COUNT {
+        direct[index] = if Way::ALL[index].is_direct() { u64::MAX } else { 0 };
+        index += 1;
+    }
+    direct
 };
 
 impl Moved {
@@ -64,23 +74,29 @@ impl Moved {
     }
 
     /// Bytes that did not cross the CPU.
-    pub fn direct(self) -> u64 {
-        self.sum_of(Way::is_direct)
+    pub const fn direct(self) -> u64 {
+        self.sum_of(&DIRECT)
     }
 
     /// Bytes of the ways that belong to one engine alone.
-    pub fn by_own_ways(self) -> u64 {
-        self.sum_of(|way| OWN[way as usize])
+    pub const fn by_own_ways(self) -> u64 {
+        self.sum_of(&OWN)
     }
 
-    fn sum_of(self, counts: impl Fn(Way) -> bool) -> u64 {
-        Way::ALL.into_iter().zip(self.ways).map(|(way, bytes)| if counts(way) { bytes } else { 0 }).sum()
+    // Each request asks: masks make it straight code.
+    const fn sum_of(self, masks: &[u64; Way::COUNT]) -> u64 {
+        let (mut sum, mut index) = (0, 0);
+        while index < Way::COUNT {
+            sum += self.ways[index] & masks[index];
+            index += 1;
+        }
+        sum
     }
 
     /// The bytes of each engine that moved some: those with a way of their own, best first, and `rest`, which moved all else.
     pub fn by_engine(self, rest: EngineKind) -> impl Iterator<Item = (EngineKind, Self)> {
         let mut left = self;
-        for way in Way::ALL.into_iter().filter(|way| OWN[*way as usize]) {
+        for way in Way::ALL.into_iter().filter(|way| OWN[*way as usize] != 0) {
             left[way] = 0;
         }
         // The resident kernel copies what is read in place, or staged.
@@ -111,6 +127,9 @@ impl Moved {
     #[must_use]
     pub fn up_to(mut self, most: u64) -> Self {
         let mut more = self.total().saturating_sub(most);
+        if more == 0 {
+            return self;
+        }
         for way in [Way::Direct, Way::Buffered].into_iter().chain(Way::ALL) {
             let less = more.min(self[way]);
             self[way] -= less;

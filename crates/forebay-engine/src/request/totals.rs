@@ -53,12 +53,13 @@ pub(super) struct MovedSums {
 
 impl MovedSums {
     pub(super) fn add(&self, moved: Moved) {
-        let sums = self.ways.iter().zip(*moved.as_array()).chain([(&self.resident, moved.resident)]);
-        for (sum, bytes) in sums {
+        let add = |sum: &AtomicU64, bytes| {
             if bytes > 0 {
                 sum.fetch_add(bytes, Ordering::Relaxed);
             }
-        }
+        };
+        self.ways.iter().zip(moved.as_array()).for_each(|(sum, bytes)| add(sum, *bytes));
+        add(&self.resident, moved.resident);
     }
 
     pub(super) fn load(&self) -> Moved {
