@@ -107,8 +107,7 @@ def build() -> None:
     }
     for what in (
         ["-p", "fake-cuda", "-p", "forebay-cufile"],
-        ["-p", "forebay-engine", "--example", "operations"],
-        ["-p", "forebay-nfs", "--example", "nfs_calls"],
+        ["-p", "forebay-nfs", "--example", "operations", "--example", "nfs_calls"],
     ):
         line = [str(ROOT / ".ci/cargo"), "build", "--quiet", "--release", *what]
         subprocess.run(line, cwd=ROOT, check=True, env=environment)

@@ -17,6 +17,7 @@ NAMES = (
     "fake-cufile",
     "wheel",
     "contract",
+    "nfs-contract",
     "nosync",
     "deny-io-uring",
     "verbs-loop",
@@ -28,6 +29,7 @@ HINTS = {
     "fake-cufile": "cargo build --release -p fake-cufile",
     "wheel": "make python",
     "contract": "make lab",
+    "nfs-contract": "make lab",
     "verbs-loop": "make lab",
     "nfs-loop": "make lab",
     "nosync": "apt-get install build-essential",
@@ -55,8 +57,8 @@ def places(name: str) -> list[Path]:
         case "fake-cuda" | "fake-cufile":
             library = f"lib{name.replace('-', '_')}.so"
             return [target() / profile / library for profile in ("release", "debug")]
-        case "contract":
-            return [target() / "lab/contract"]
+        case "contract" | "nfs-contract":
+            return [target() / "lab" / name]
         case "verbs-loop":
             return [target() / "release/examples/verbs_loop"]
         case "nfs-loop":

@@ -1,10 +1,10 @@
-# proves: the engine's contract holds over a real NFS server by RDMA: the same suite as for every source, over files of Linux's
+# proves: the contract of sources holds over a real NFS server by RDMA: the same suite as for every source, over files of Linux's
 #   server by URL (NFS 3 and 4.1) through forebay's own client and soft RoCE, into host memory, the software GPU and memory in a
 #   BAR; what was written is compared on the server itself, which fetched and placed the bytes by RDMA.
 # kernel: debian
 # memory: 2G
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
-# needs: forebay fake-cuda contract
+# needs: forebay fake-cuda nfs-contract
 # timeout: 900
 . /lab/guest/forebay.sh
 . /lab/guest/rdma.sh
@@ -17,7 +17,7 @@ grep -q '^rdma 20049' /proc/fs/nfsd/portlist || fail "no RDMA: $(cat /proc/fs/nf
 exported rw,insecure >/etc/exports
 exportfs -ra
 # The software GPU's library is looked for beside it.
-cp /payload/contract /tmp/contract
+cp /payload/nfs-contract /tmp/contract
 
 # contract VERSION: every test of the suite, over files of the tmpfs export.
 contract() {

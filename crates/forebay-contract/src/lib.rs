@@ -59,7 +59,8 @@ pub fn run(make: impl Fn() -> Subject) {
     }
 }
 
-fn run_in(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
+/// All promises in a session, over memory that `buffer` makes; each over a new source.
+pub fn run_in(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
     let all: [fn(&Case<'_>); 9] = [
         |case| drop(whole_file(case)),
         any_range,

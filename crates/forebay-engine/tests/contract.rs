@@ -1,7 +1,5 @@
-//! The contract: what every (source, engine, memory) must do alike. Each test runs over all combinations.
-//!
-//! `FOREBAY_TEST_NFS=nfs://SERVER/FOLDER?version=3` runs it over files of a real server alone, by the transport of `FOREBAY_NFS`;
-//! `FOREBAY_TEST_DIR` is that folder as the server itself has it: there the files are made, and what was written is looked at.
+//! The contract: what every (source, engine, memory) must do alike. Each test runs over all combinations. A source of another crate
+//! has a test of its own, by `forebay_contract`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -19,7 +17,6 @@ use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_contract::{KEY, LEN};
 use forebay_engine::source::MemorySource;
 use forebay_engine::{EngineKind, File, Session, Source, Way};
-use forebay_nfs::NfsSource;
 
 /// A source with LEN pattern bytes and a way to look at it from outside.
 struct Subject {
@@ -44,9 +41,6 @@ fn on_disk(directory: &std::path::Path, name: &'static str, is_cold: bool) -> Su
 }
 
 fn subjects() -> Vec<Subject> {
-    if let Some(folder) = real_server() {
-        return vec![on_server(&folder)];
-    }
     let memory = Arc::new(MemorySource::new(pattern(KEY, 0, LEN), Duration::from_micros(50)));
     let file = File::from_source(memory.clone() as Arc<dyn Source>).unwrap();
     let requests = Subject {
@@ -58,72 +52,11 @@ fn subjects() -> Vec<Subject> {
     };
     vec![
         parts(),
-        on_nfs(),
-        on_nfs_by_rdma(),
         on_disk(&disk(), "warm file", false),
         on_disk(&disk(), "cold file", true),
         on_disk(std::path::Path::new("/dev/shm"), "tmpfs file", false),
         requests,
     ]
-}
-
-/// The URL of a folder on a real NFS server, where one is to be tried.
-fn real_server() -> Option<String> {
-    std::env::var("FOREBAY_TEST_NFS").ok()
-}
-
-/// A file of that server, by forebay's own client; seen from outside without it.
-fn on_server(folder: &str) -> Subject {
-    forebay_nfs::register();
-    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
-    let path = scratch.path().to_owned();
-    let (folder, options) = folder.split_once('?').unwrap_or((folder, ""));
-    let name = path.file_name().unwrap().to_str().unwrap();
-    let url = format!("{}/{name}?{options}", folder.trim_end_matches('/'));
-    let file = File::options().write(true).open(&url).unwrap();
-    Subject {
-        name: "server",
-        file,
-        outside: Box::new(move || std::fs::read(&path).unwrap()),
-        _scratch: Some(scratch),
-        is_cold: false,
-    }
-}
-
-/// A file of an NFS server in the process, by forebay's own client.
-fn on_nfs() -> Subject {
-    forebay_nfs::register();
-    let server = fake_nfs::Server::start();
-    server.put("/export/file", pattern(KEY, 0, LEN));
-    let file = File::options().write(true).open(server.url("/export/file", "4.1")).unwrap();
-    Subject {
-        name: "nfs",
-        file,
-        outside: Box::new(move || server.durable("/export/file")),
-        _scratch: None,
-        is_cold: false,
-    }
-}
-
-/// The same over a fabric in the process: the server places the bytes.
-fn on_nfs_by_rdma() -> Subject {
-    let (fake, server) = (fake_verbs::Fake::new(), Arc::new(fake_nfs::Server::start()));
-    server.put("/export/file", pattern(KEY, 0, LEN));
-    let placing = fake_nfs::Placing::start(&fake, server.clone());
-    let rdma = forebay_nfs::RdmaOptions::by(Arc::new(fake), fake_nfs::Placing::address());
-    let options = forebay_nfs::NfsOptions { connections: 2, rdma: Some(rdma), ..Default::default() };
-    let url = forebay_nfs::NfsUrl::parse(&server.url("/export/file", "3")).unwrap();
-    let source = NfsSource::new(forebay_nfs::open(&url, &options).unwrap(), (true, true));
-    Subject {
-        name: "nfs by rdma",
-        file: File::from_source(Arc::new(source)).unwrap(),
-        outside: Box::new(move || {
-            let _kept = &placing;
-            server.durable("/export/file")
-        }),
-        _scratch: None,
-        is_cold: false,
-    }
 }
 
 /// Two files as one source.
@@ -160,19 +93,8 @@ fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
         _ if session.config().engine.as_deref() == Some("toy") => EngineKind::Registered("toy"),
         Target::Host => EngineKind::Host,
         Target::Device if session.config().engine.is_some() => EngineKind::Libcufile,
-        Target::Device if subject.name == "nfs by rdma" => EngineKind::Placed,
         Target::Bar if by_drive => EngineKind::P2p,
         Target::Bar | Target::Device => EngineKind::Staged,
-    }
-}
-
-/// Out of the page cache, if that is what the subject is; and by the server, if that can be, from the first transfer on.
-fn prepare(session: &Session, subject: &Subject, target: Target) {
-    if subject.is_cold {
-        chill(&subject.file);
-    }
-    if subject.name == "nfs by rdma" && target == Target::Device {
-        common::try_placed(session, &subject.file, 4096);
     }
 }
 
@@ -188,7 +110,7 @@ fn with_case<T>(
         file: &subject.file,
         outside: &*subject.outside,
         buffer: &|len| target.buffer(session, len),
-        is_slow: bar::is_real() || real_server().is_some(),
+        is_slow: bar::is_real(),
     })
 }
 
@@ -200,7 +122,9 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
             for target in targets().iter().filter(|target| io != IoBackend::Polled || **target == Target::Bar)
             {
                 for subject in subjects() {
-                    prepare(&session, &subject, *target);
+                    if subject.is_cold {
+                        chill(&subject.file);
+                    }
                     println!("{io} {cache} {target:?} {}", subject.name);
                     test(&session, &subject, *target);
                 }
@@ -208,7 +132,7 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
         }
     }
     // These two are shown files with descriptors.
-    if !bar::is_real() && real_server().is_none() {
+    if !bar::is_real() {
         each_by_libcufile(&test);
         each_by_toy(&test);
     }
@@ -252,8 +176,6 @@ fn a_whole_file_comes_over_byte_for_byte() {
         assert_eq!(receipt.engine(), engine(session, subject, target), "{receipt}");
         let placed = if receipt.engine() == EngineKind::P2p { LEN as u64 / 4096 * 4096 } else { 0 };
         assert_eq!(receipt.moved[Way::Drive], placed);
-        let by_server = if receipt.engine() == EngineKind::Placed { LEN as u64 } else { 0 };
-        assert_eq!(receipt.moved[Way::Server], by_server);
     });
 }
 
@@ -324,21 +246,14 @@ fn the_receipt_tells_the_way_of_the_bytes() {
     let session = session_with_bar(config(IoBackend::Auto, CachePolicy::Auto));
     for target in targets().iter().copied() {
         for subject in subjects() {
-            prepare(&session, &subject, target);
+            if subject.is_cold {
+                chill(&subject.file);
+            }
             let mut buffer = target.buffer(&session, 2 << 20);
             let moved = session.read(&subject.file, 0, &mut buffer).unwrap().moved;
             let all = 2 << 20;
             if engine(&session, &subject, target) == EngineKind::P2p {
                 assert_eq!((moved[Way::Drive], moved.total()), (2 << 20, 2 << 20));
-                continue;
-            }
-            if engine(&session, &subject, target) == EngineKind::Placed {
-                assert_eq!((moved[Way::Server], moved.total()), (2 << 20, 2 << 20));
-                continue;
-            }
-            if subject.name == "mount" {
-                // Which way is faster turns out as it may.
-                assert_eq!(moved.total(), all);
                 continue;
             }
             let (cached, direct, requested) = match subject.name {
@@ -347,7 +262,7 @@ fn the_receipt_tells_the_way_of_the_bytes() {
                     println!("skipped: no O_DIRECT here: {:?}", subject.file.direct_refused());
                     continue;
                 }
-                "requests" | "parts" | "nfs" | "nfs by rdma" | "server" => (0, 0, all),
+                "requests" | "parts" => (0, 0, all),
                 _ => (all, 0, 0),
             };
             assert_eq!(

@@ -2,21 +2,53 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
-#[path = "common/mounts.rs"]
-mod mounts;
 
-use std::sync::atomic::Ordering;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Target, chill, pattern, turn};
-use forebay_config::{Config, IoBackend, Nfs};
+use common::{Scratch, Target, chill, disk, pattern, turn};
+use forebay_config::{Config, IoBackend};
+use forebay_engine::source::{Calls, Kernel};
 use forebay_engine::{Buffer, File, Receipt, Session};
 use forebay_error::Result;
-use mounts::{Facts, KEY, LEN, place};
+
+const KEY: u64 = 4;
+const LEN: usize = 5_000_003;
+
+/// Reads of the kernel that are slow, or panic when a test says so.
+#[derive(Clone, Debug)]
+struct Breaking {
+    slow: Duration,
+    breaks: Arc<AtomicBool>,
+}
+
+impl Calls for Breaking {
+    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+        assert!(!self.breaks.load(Ordering::Relaxed), "asked for");
+        std::thread::sleep(if nowait { Duration::ZERO } else { self.slow });
+        // SAFETY: passed on.
+        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+    }
+
+    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+        // SAFETY: passed on.
+        unsafe { Kernel.write(fd, buffer, len, offset) }
+    }
+}
+
+/// A file of pattern bytes whose reads take so long.
+fn opened(slow: Duration) -> (File, Breaking, Scratch) {
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let kernel = Breaking { slow, breaks: Arc::default() };
+    let file = File::options().calls(Box::new(kernel.clone())).open(scratch.path()).unwrap();
+    (file, kernel, scratch)
+}
 
 fn session(lanes: usize, slots: usize) -> Session {
-    let (io, nfs) = (IoBackend::Threads, Nfs::Off);
-    Session::with_config(Config { lanes, slots, slot_size: 1 << 20, io, nfs, ..Config::default() }).unwrap()
+    let io = IoBackend::Threads;
+    Session::with_config(Config { lanes, slots, slot_size: 1 << 20, io, ..Config::default() }).unwrap()
 }
 
 /// A cold read into the GPU's memory.
@@ -31,10 +63,8 @@ fn read(session: &Session, file: &File, len: usize) -> Result<(Receipt, Buffer)>
 #[test]
 fn what_waits_for_a_lane_that_panics_is_told() {
     let _turn = turn();
-    let place = place();
     let session = session(1, 3);
-    let slow = Duration::from_millis(50);
-    let (file, kernel) = place.open(Facts { slow, ..place.facts("tcp") });
+    let (file, kernel, _scratch) = opened(Duration::from_millis(50));
     chill(&file);
     let submit = |_| session.submit_read(&file, 0, Target::Device.buffer(&session, LEN)).unwrap();
     let tickets: Vec<_> = (0..12).map(submit).collect();
@@ -64,9 +94,8 @@ fn what_waits_for_a_lane_that_panics_is_told() {
 #[test]
 fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
     let turn = turn();
-    let place = place();
     let session = session(1, 2);
-    let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
+    let (file, kernel, _scratch) = opened(Duration::from_millis(1));
     let read = || read(&session, &file, LEN);
     read().unwrap();
     turn.fake.fail_next("cuMemHostRegister_v2", 2, 0, 3);
@@ -91,9 +120,8 @@ fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
 #[test]
 fn lanes_go_on_beside_one_that_is_not_replaced() {
     let turn = turn();
-    let place = place();
     let session = session(4, 2);
-    let (file, kernel) = place.open(Facts { slow: Duration::from_millis(1), ..place.facts("tcp") });
+    let (file, kernel, _scratch) = opened(Duration::from_millis(1));
     let read = |len| read(&session, &file, len);
     // All lanes have both of their slots.
     for _ in 0..4 {

@@ -341,10 +341,8 @@ fn an_engine_cannot_be_registered_by_the_name_of_a_built_in_one() {
 
 #[test]
 fn names_that_cannot_be_meant_are_told_with_what_to_write() {
-    forebay_nfs::register();
     let told = |path: &str| forebay_engine::File::open(path).unwrap_err().hints().join("\n");
     assert_eq!(told("a\0b"), "the path has a zero byte: leave it out");
-    assert_eq!(told("server:/no/such file"), "a file of a server is named nfs://server/no/such%20file");
     assert_eq!(told("/no/such:/file"), "check the path (ls -l) and the spelling");
 }
 

@@ -1,6 +1,7 @@
 //! Files of an NFS server by URL: what only this source has. The contract runs over it, too.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
 
 use common::{Target, config, install_gpu, pattern};
@@ -149,4 +150,12 @@ fn errors_of_the_server_end_the_transfer_and_nothing_else() {
             assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "{status} {target:?}");
         }
     }
+}
+
+#[test]
+fn a_name_as_mounts_write_it_is_told_with_its_url() {
+    forebay_nfs::register();
+    let told = |path: &str| File::open(path).unwrap_err().hints().join("\n");
+    assert_eq!(told("server:/no/such file"), "a file of a server is named nfs://server/no/such%20file");
+    assert_eq!(told("/no/such:/file"), "check the path (ls -l) and the spelling");
 }

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
-use std::time::Duration;
 
 use fake_nfs::{Placing, Server};
 use fake_verbs::Fake;
@@ -46,8 +45,6 @@ pub struct Facts {
     pub panics: bool,
     /// Its size differs by that once it is asked anew.
     pub wrong_later: AtomicU64,
-    /// Reads of the kernel's take this much longer.
-    pub slow: Duration,
     /// The kernel reads nothing.
     pub is_stuck: AtomicBool,
     /// Its reads panic.
@@ -103,7 +100,6 @@ impl Calls for OnMount {
             return -(libc::EIO as isize);
         }
         assert!(!self.0.breaks.load(Ordering::Relaxed), "asked for");
-        std::thread::sleep(if nowait { Duration::ZERO } else { self.0.slow });
         // SAFETY: passed on.
         unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
     }
@@ -189,7 +185,6 @@ impl Place {
             panics: false,
             elsewhere: false,
             wrong_later: AtomicU64::new(0),
-            slow: Duration::ZERO,
             is_stuck: AtomicBool::new(false),
             breaks: AtomicBool::new(false),
         }

@@ -1,8 +1,8 @@
 //! The engine `placed` on files of the kernel's NFS mounts. There is no mount here: see `mounts`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
-#[path = "common/mounts.rs"]
 mod mounts;
 
 use std::sync::atomic::Ordering;

@@ -1,8 +1,8 @@
 //! Files of the kernel's NFS mounts, read by forebay's own client over TCP beside the kernel. There is no mount here: see `mounts`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
-#[path = "common/mounts.rs"]
 mod mounts;
 
 use std::os::fd::AsRawFd;

@@ -1,6 +1,7 @@
 //! Several NICs that lead to a server: host memory by all of them, a device's by the one that is nearest and registers it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
 
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 //! what it refuses and why, and what becomes of transfers that fail on the way. The contract runs over it, too.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
 
 use std::net::Ipv4Addr;
