@@ -30,8 +30,8 @@ pub(crate) struct Copy {
     /// File to copy: a path, or nfs://SERVER/EXPORT/PATH
     #[arg(value_name = "SRC", value_parser = crate::names::source())]
     source: PathBuf,
-    /// Name of the copy, or a directory for it
-    #[arg(value_name = "DST", value_parser = crate::names::target())]
+    /// Name of the copy, or a directory for it; or nfs://SERVER/EXPORT/PATH
+    #[arg(value_name = "DST", value_parser = crate::names::new_file())]
     destination: PathBuf,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
@@ -111,10 +111,7 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
     if args.verify {
         // What is compared should come from the disk where it can.
         let _ = pending.file().drop_cache();
-        match found {
-            Some(_) => verify::compare(&args.source, &pending.temporary(), work.len)?,
-            None => verify::compare_with(&session, &source, &pending.temporary(), work.len)?,
-        }
+        verify::compare(&source, pending.file(), work.len)?;
     }
     if let Some(signal) = Guard::caught() {
         return Err(Failure::interrupted(signal, "nothing was copied"));
@@ -126,7 +123,7 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
     console.say(report);
     let facts = source.facts();
     let of_source = [facts.way, held_up.and_then(|held_up| held_up())].into_iter().flatten();
-    for note in of_source.chain(notes.into_iter().map(str::to_owned)) {
+    for note in of_source.chain(notes) {
         console.say(format!("note: {note}\n"));
     }
     for (note, hint) in facts.left_out {

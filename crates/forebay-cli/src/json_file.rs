@@ -63,8 +63,7 @@ impl JsonFile {
         match self {
             Self::Old(file, path) => put(file).map_err(|error| failed(&error, &path)),
             Self::New(pending) => {
-                let file = OpenOptions::new().write(true).open(pending.temporary());
-                file.and_then(put).map_err(|error| failed(&error, pending.target()))?;
+                pending.file().write_host(text.as_bytes(), 0)?;
                 pending.commit(false).map(drop)
             }
         }

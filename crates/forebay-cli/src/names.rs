@@ -17,9 +17,14 @@ pub(crate) fn source_text() -> impl TypedValueParser<Value = String> {
     StringValueParser::new().try_map(|path| checked(path, check_scheme))
 }
 
-/// A path that is made.
-pub(crate) fn target() -> impl TypedValueParser<Value = PathBuf> {
+/// A file that is made: a path, or a URL of a server's.
+pub(crate) fn new_file() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| checked(path, check_made))
+}
+
+/// A path of this machine that is made.
+pub(crate) fn target() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| checked(path, check_target))
 }
 
 /// A URL's form is the command's to check: it says more of it.
@@ -28,8 +33,17 @@ fn check_scheme(path: &Path) -> Result<()> {
 }
 
 fn check_made(path: &Path) -> Result<()> {
-    if opener_of(path).is_none() && names_a_server(path) {
-        return Err(Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
+    match near_miss(path).filter(|_| opener_of(path).is_none() && names_a_server(path)) {
+        Some(url) => Err(Error::new(ErrorKind::InvalidInput, "a file of a server is named by a URL")
+            .with("path", path.display())
+            .hint(url)),
+        None => forebay_source::check_made(path),
+    }
+}
+
+fn check_target(path: &Path) -> Result<()> {
+    if names_a_server(path) {
+        return Err(Error::new(ErrorKind::Unsupported, "a path of this machine is needed")
             .with("url", path.display())
             .hint("name a path on a mount"));
     }

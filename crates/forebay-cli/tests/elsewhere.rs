@@ -69,11 +69,16 @@ fn nothing_is_made_by_the_name_of_a_server() {
             "demo --dir U",
             "bench -f x --json U",
             "run --trace U -- true",
-            "cp x U",
         ] {
-            run(directory.path(), &place.replace('U', url)).fails(2, "files on a server are not made by URL");
+            run(directory.path(), &place.replace('U', url)).fails(2, "a path of this machine is needed");
         }
     }
+    for url in ["nfs:/server/x", "server:/x"] {
+        let done =
+            run(directory.path(), &format!("cp x {url}")).fails(2, "a file of a server is named by a URL");
+        assert!(done.err.contains("hint: nfs://server/x\n"), "{}", done.err);
+    }
+    run(directory.path(), "cp x nfs://").fails(2, "it has no path");
     assert_eq!(names(directory.path()), ["x"]);
 }
 

@@ -6,12 +6,15 @@
     reason = "what its functions find is a panic of a test"
 )]
 
+mod uploads;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_config::{Config, IoBackend};
 use forebay_engine::{Buffer, File, ReadPiece, Receipt, Session};
 use forebay_error::ErrorKind;
+pub use uploads::uploads;
 
 /// Bytes of a source that is looked at.
 pub const LEN: usize = 3_000_001;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use forebay_error::ErrorKind;
 use forebay_models::Pending;
 
 fn write(pending: &Pending, bytes: &[u8]) {
-    fs::OpenOptions::new().write(true).open(pending.temporary()).unwrap().write_all_at(bytes, 0).unwrap();
+    pending.file().write_host(bytes, 0).unwrap();
 }
 
 fn save(path: &Path, bytes: &[u8]) {

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -18,13 +18,13 @@ const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 const STRANGER: u32 = 1234;
 const GROUP: u32 = 4321;
 
-fn save(path: &Path) -> Vec<&'static str> {
+fn save(path: &Path) -> Vec<String> {
     let pending = Pending::create(path).unwrap();
     fill(pending)
 }
 
-fn fill(pending: Pending) -> Vec<&'static str> {
-    fs::OpenOptions::new().write(true).open(pending.temporary()).unwrap().write_all_at(b"new", 0).unwrap();
+fn fill(pending: Pending) -> Vec<String> {
+    pending.file().write_host(b"new", 0).unwrap();
     pending.commit(true).unwrap()
 }
 

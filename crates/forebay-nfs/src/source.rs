@@ -220,12 +220,6 @@ impl Opener for NfsOpener {
         Ok(Arc::new(NfsSource::open(url, access)?))
     }
 
-    fn made_error(&self, url: &Path) -> Error {
-        Error::new(ErrorKind::Unsupported, "files on a server are not made by URL")
-            .with("url", url.display())
-            .hint("name a path on a mount")
-    }
-
     fn near_miss(&self, path: &Path) -> Option<String> {
         NfsUrl::meant(path)
     }

@@ -6,6 +6,7 @@ mod place;
 mod request;
 mod source;
 mod state;
+mod upload;
 
 pub use beside::{Beside, BesideFile, BesideReads, beside, may_place, register_beside};
 pub use opener::{
@@ -15,3 +16,4 @@ pub use place::{Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};
 pub use source::{Facts, Fill, HeldUp, Source};
 pub use state::StateToken;
+pub use upload::Upload;

@@ -8,6 +8,7 @@ use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::source::Source;
+use crate::upload::Upload;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +34,12 @@ pub trait Opener: Send + Sync {
     /// Opens it.
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>>;
 
-    /// Why a file cannot be written at the URL by way of one beside it, which gets the name when it is whole.
-    fn made_error(&self, url: &Path) -> Error {
-        Error::new(ErrorKind::Unsupported, format!("no file is made at a {}:// URL", self.scheme()))
+    /// Begins a new file at the URL. It keeps the rights of the file that it replaces; without one it has those of `mode`
+    /// (`0o644`), from which the process's umask was taken.
+    fn make(&self, url: &Path, _mode: u32) -> Result<Box<dyn Upload>> {
+        Err(Error::new(ErrorKind::Unsupported, format!("no file is made at a {}:// URL", self.scheme()))
             .with("url", url.display())
-            .hint("name a path of this machine")
+            .hint("name a path of this machine"))
     }
 
     /// The names in a folder.
@@ -119,13 +121,9 @@ pub fn check_read(path: impl AsRef<Path>) -> Result<()> {
     check(path.as_ref(), elsewhere::check_read)
 }
 
-/// An error if no file can be made at `path`: it is a URL.
+/// As [`check_read`], for a file that is to be made.
 pub fn check_made(path: impl AsRef<Path>) -> Result<()> {
-    let path = path.as_ref();
-    match opener_of(path) {
-        Some(opener) => Err(opener.made_error(path)),
-        None => check(path, elsewhere::check_write),
-    }
+    check(path.as_ref(), elsewhere::check_write)
 }
 
 fn check(path: &Path, unknown: fn(&Path) -> Result<()>) -> Result<()> {
@@ -178,9 +176,10 @@ mod tests {
         }
         assert_eq!(check_read("nothing://").unwrap_err().kind(), ErrorKind::InvalidInput);
         assert_eq!(check_read("other://a").unwrap_err().kind(), ErrorKind::Unsupported);
-        let error = check_made("nothing://a").unwrap_err();
+        assert_eq!(check_made("other://a").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert!(check_made("/a").is_ok() && check_made("nothing://a").is_ok());
+        let error = Nothing.make(Path::new("nothing://a"), 0o644).unwrap_err();
         assert_eq!(error.message(), "no file is made at a nothing:// URL");
-        assert!(check_made("/a").is_ok());
         assert_eq!(hint_for_missing("nothing:a").unwrap(), "a file of a server is named nothing://a");
         assert_eq!(hint_for_missing("/a"), None);
     }

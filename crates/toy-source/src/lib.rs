@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{Access, Answer, Direction, Facts, Fill, Opener, Request, Requests, Source, StateToken};
+use forebay_source::{
+    Access, Answer, Direction, Facts, Fill, Opener, Request, Requests, Source, StateToken, Upload,
+};
 
 /// The files of the process, by their URLs.
 static FILES: Mutex<BTreeMap<String, Arc<Bytes>>> = Mutex::new(BTreeMap::new());
@@ -35,10 +37,29 @@ impl Opener for Memory {
         let name = url.to_string_lossy().into_owned();
         let mut files = lock(&FILES);
         if access.make {
-            files.insert(name.clone(), Arc::new(Bytes { name: name.clone(), now: Mutex::default() }));
+            files.insert(name.clone(), Bytes::new(&name));
         }
         let missing = || Error::new(ErrorKind::NotFound, "no such bytes").with("url", &name);
         files.get(&name).map(|file| file.clone() as Arc<dyn Source>).ok_or_else(missing)
+    }
+
+    fn make(&self, url: &Path, _mode: u32) -> Result<Box<dyn Upload>> {
+        Ok(Box::new(NewBytes(Bytes::new(&url.to_string_lossy()))))
+    }
+}
+
+/// A file that has no URL yet.
+#[derive(Debug)]
+struct NewBytes(Arc<Bytes>);
+
+impl Upload for NewBytes {
+    fn source(&self) -> Arc<dyn Source> {
+        self.0.clone()
+    }
+
+    fn finish(self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
+        lock(&FILES).insert(self.0.name.clone(), self.0);
+        Ok(Vec::new())
     }
 }
 
@@ -47,6 +68,12 @@ impl Opener for Memory {
 struct Bytes {
     name: String,
     now: Mutex<(Vec<u8>, u64)>,
+}
+
+impl Bytes {
+    fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), now: Mutex::default() })
+    }
 }
 
 impl Source for Bytes {

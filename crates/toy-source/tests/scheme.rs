@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_contract::{KEY, LEN, Subject, pattern, run};
+use forebay_contract::{KEY, LEN, Subject, pattern, run, uploads};
 use forebay_engine::{File, Session};
 
 /// A file with these bytes.
@@ -17,14 +17,25 @@ fn made(url: &str, bytes: &[u8]) -> File {
     file
 }
 
+/// A URL that names nothing yet.
+fn new_url() -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    format!("mem://contract/{}", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
 #[test]
 fn it_keeps_the_contract() {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
     run(|| {
-        let url = format!("mem://contract/{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let url = new_url();
         let file = made(&url, &pattern(KEY, 0, LEN));
         Subject { name: "mem", file, outside: Box::new(move || toy_source::snapshot(&url).unwrap()) }
     });
+}
+
+#[test]
+fn its_new_files_keep_the_contract() {
+    toy_source::register();
+    uploads(new_url);
 }
 
 #[test]
@@ -35,6 +46,8 @@ fn the_command_takes_it() {
     made("mem://command", &bytes);
     for line in [
         format!("forebay cp mem://command {} --verify", copy.display()),
+        format!("forebay cp {} mem://copy --verify", copy.display()),
+        "forebay cp mem://copy mem://copy-of-copy --verify".to_owned(),
         "forebay verify -f mem://command -o 7 -n 5".to_owned(),
         "forebay bench -P mem://command -w 2 -s 4M -i 256K -I 0".to_owned(),
         "forebay bench -f mem://command -s 4M -i 64K -x 5".to_owned(),
@@ -46,6 +59,7 @@ fn the_command_takes_it() {
         assert_eq!(code, 0, "{line}\n{out}\n{err}");
     }
     assert!(std::fs::read(copy).unwrap() == bytes);
+    assert!(toy_source::snapshot("mem://copy-of-copy").unwrap() == bytes);
 }
 
 #[test]

@@ -33,10 +33,10 @@ impl fmt::Debug for File {
     }
 }
 
-/// Asks for bytes and waits for them.
-fn answer_of(requests: &dyn Requests, into: &mut [u8], offset: u64) -> Result<usize> {
+/// Makes a request and waits for its answer. A write leaves the bytes as they are.
+fn answer_of(requests: &dyn Requests, direction: Direction, bytes: &mut [u8], offset: u64) -> Result<usize> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
-    let request = Request { direction: Direction::Read, offset, buffer: into.as_mut_ptr(), len: into.len() };
+    let request = Request { direction, offset, buffer: bytes.as_mut_ptr(), len: bytes.len() };
     requests.start(request, Box::new(move |got| drop(answer.send(got))));
     // Exactly one answer comes: until then the memory is the request's.
     answered.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a source gave no answer")))
@@ -220,7 +220,7 @@ impl File {
                     .map_err(|errno| {
                         Error::from_errno(errno.raw_os_error(), "cannot read").with("offset", offset)
                     }),
-                Fill::Requests(requests) => answer_of(requests, rest, at),
+                Fill::Requests(requests) => answer_of(requests, Direction::Read, rest, at),
             };
             done += match got.map_err(|error| error.with("path", self.name()))? {
                 0 => {
@@ -233,9 +233,30 @@ impl File {
         Ok(())
     }
 
-    /// Cuts or extends the file; the new part is a hole.
+    /// Writes host memory on the calling thread, as [`File::read_host`] reads: for headers and small files.
+    pub fn write_host(&self, mut bytes: &[u8], mut offset: u64) -> Result<()> {
+        while !bytes.is_empty() {
+            let put = match self.source.fill() {
+                Fill::Descriptor(fd) => rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, offset))
+                    .map_err(|errno| Error::from_errno(errno.raw_os_error(), "cannot write")),
+                Fill::Requests(requests) => {
+                    answer_of(requests, Direction::Write, &mut bytes.to_vec(), offset)
+                }
+            };
+            let done = put.map_err(|error| error.with("offset", offset).with("path", self.name()))?;
+            (bytes, offset) = (&bytes[done..], offset + done as u64);
+        }
+        Ok(())
+    }
+
+    /// Cuts or extends the file; the new part is a hole. A source without a descriptor is not cut.
     pub fn set_len(&self, len: u64) -> Result<()> {
-        let file = self.local("set the length")?;
+        if let Some(requests) = self.requests()
+            && len >= self.len()?
+        {
+            return self.grow(requests, len);
+        }
+        let file = self.local("cut the file")?;
         // SAFETY: no pointers are passed.
         if unsafe { libc::ftruncate(file.fd(), len as libc::off_t) } < 0 {
             return Err(Error::last_os("cannot set the file's length").with("path", self.name()));
@@ -243,11 +264,19 @@ impl File {
         Ok(())
     }
 
+    /// A source without a descriptor: what lies before a byte beyond its end reads as zeros.
+    fn grow(&self, requests: &dyn Requests, len: u64) -> Result<()> {
+        if self.len()? < len {
+            answer_of(requests, Direction::Write, &mut [0], len - 1)?;
+        }
+        Ok(())
+    }
+
     /// Makes a file that is about to be written whole `len` bytes long. In memory it gets its pages now: that takes half
     /// the time while nobody writes. Elsewhere it is a hole, which disks fill at their own pace.
     pub fn make_room(&self, len: u64) -> Result<()> {
-        let file = self.local("make room")?;
-        if file.descriptors.is_memory {
+        if self.descriptors().is_some_and(|file| file.is_memory) {
+            self.local("make room")?;
             for start in (0..len).step_by(ROOM_AT_ONCE as usize) {
                 match self.reserve(start, ROOM_AT_ONCE.min(len - start)) {
                     // A signal takes back what the call did. The rest comes as it is written.
@@ -262,6 +291,9 @@ impl File {
     /// Reserves space for the first `len` bytes and makes the file at least that long. Where the file system cannot
     /// reserve, the file is only made longer.
     pub fn preallocate(&self, len: u64) -> Result<()> {
+        if let Some(requests) = self.requests() {
+            return self.grow(requests, len);
+        }
         self.local("reserve space")?;
         if len == 0 { Ok(()) } else { self.reserve(0, len).or_else(|error| self.unreserved(len, &error)) }
     }
