@@ -5,6 +5,7 @@ use forebay_nfs::io_call::{IoCall, IoOperation, IoReply};
 use forebay_nfs::handle::{CallLimits, NfsVersion};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::XdrReader;
+use forebay_nfs::read_dir::{self, DirPlace, ReadDirForm};
 use forebay_nfs::{rdma, rpc, v3};
 use libfuzzer_sys::fuzz_target;
 
@@ -13,6 +14,17 @@ const COUNT: u32 = 4096;
 fn sane(limits: CallLimits) {
     for limit in [limits.read, limits.write] {
         assert!((512..=CallLimits::MAX_BYTES).contains(&limit));
+    }
+}
+
+fn names(bytes: &[u8], form: ReadDirForm) {
+    let asked = DirPlace { cookie: 7, ..DirPlace::default() };
+    if let Ok(Ok(part)) = read_dir::get(&mut XdrReader::new(bytes), form, asked) {
+        assert!(part.is_last || part.next.cookie != asked.cookie);
+        for entry in part.entries {
+            assert!((1..=255).contains(&entry.name.len()) && !entry.name.contains(&b'/') && !entry.name.contains(&0));
+            assert!(entry.name != b"." && entry.name != b"..");
+        }
     }
 }
 
@@ -40,6 +52,8 @@ fuzz_target!(|data: &[u8]| {
             let _ = v3::get_mount(&mut from());
             let _ = v3::get_lookup(&mut from());
             let _ = v3::get_attributes(&mut from());
+            names(bytes, ReadDirForm::V3);
+            names(bytes, ReadDirForm::V3Plus);
             if let Ok(Ok(limits)) = v3::get_limits(&mut from()) {
                 sane(limits);
             }
@@ -47,6 +61,7 @@ fuzz_target!(|data: &[u8]| {
         5 => {
             let _ = v4::get_handle(&mut from());
             let _ = v4::get_exchange_id(&mut from());
+            names(bytes, ReadDirForm::V4);
             let _ = v4::get_bind(&mut from(), &[0; 16]);
             if let Ok(Ok(granted)) = v4::get_create_session(&mut from()) {
                 assert!(granted.slots > 0);

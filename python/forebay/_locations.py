@@ -30,8 +30,10 @@ __all__ = [
     "changed_folder",
     "check_file",
     "ending_of",
+    "entries",
     "exists",
     "failed",
+    "folder_name",
     "has_name",
     "has_sign",
     "home",
@@ -105,6 +107,11 @@ def name_of(location: str) -> str:
     from urllib.parse import unquote_to_bytes
 
     return os.fsdecode(unquote_to_bytes(_parts(location)[0].rpartition("/")[2]))
+
+
+def folder_name(folder: str) -> str:
+    """The name of a folder, which may end in a slash, or be ``.``."""
+    return name_of(parent(member(folder, "_")) if is_url(folder) else os.path.abspath(folder))
 
 
 def ending_of(location: str) -> str:
@@ -218,9 +225,25 @@ def names(folder: str) -> list[str]:
         NotFoundError, …: it cannot be listed.
     """
     if is_url(folder):
-        return sorted(_forebay.names(folder))
+        return sorted(name for name, _ in _forebay.entries(folder))
     try:
         return sorted(again(os.listdir, folder))
+    except (OSError, ValueError) as error:
+        raise failed(error, folder) from None
+
+
+def entries(folder: str) -> list[tuple[str, bool, bool]]:
+    """(name, whether it is a folder or a link to one, whether it is a link) of what is in a folder, sorted. A server's links lead
+    nowhere: they are neither.
+
+    Raises:
+        NotFoundError, …: it cannot be listed.
+    """
+    if is_url(folder):
+        told = sorted(_forebay.entries(folder))
+        return [(name, is_folder(member(folder, name)) if kind is None else kind, False) for name, kind in told]
+    try:
+        return sorted(again(_scanned, folder))
     except (OSError, ValueError) as error:
         raise failed(error, folder) from None
 
@@ -229,7 +252,7 @@ def below(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """As ``os.walk``: (folder, names of folders, names of files), in the order of names. Those that the caller takes out of the
     names of folders are not entered, nor are links. A folder that cannot be listed is left out."""
     try:
-        found = _entries(folder)
+        found = entries(folder)
     except errors.Error:
         return
     inner = [name for name, is_inner, _ in found if is_inner]
@@ -238,16 +261,6 @@ def below(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     for name in inner:
         if name not in links:
             yield from below(member(folder, name))
-
-
-def _entries(folder: str) -> list[tuple[str, bool, bool]]:
-    """(name, whether it is a folder or a link to one, whether it is a link) of what is in a folder, sorted."""
-    if is_url(folder):
-        return [(name, is_folder(member(folder, name)), False) for name in names(folder)]
-    try:
-        return sorted(again(_scanned, folder))
-    except (OSError, ValueError) as error:
-        raise failed(error, folder) from None
 
 
 def _scanned(folder: str) -> list[tuple[str, bool, bool]]:
@@ -260,23 +273,54 @@ def _scanned(folder: str) -> list[tuple[str, bool, bool]]:
 
 
 def matches(pattern: str) -> list[str]:
-    """The paths that a glob matches, sorted, without names that begin with a dot. In a URL it matches within one folder.
+    """The locations that a glob matches, sorted, without names that begin with a dot.
 
     Raises:
-        UnsupportedError: a folder in a URL is a pattern.
         NotFoundError, …: a URL's folder cannot be listed.
     """
-    import fnmatch
     import glob
 
     if not is_url(pattern):
         return sorted(glob.glob(pattern, recursive=True))
-    folder, name = parent(pattern), name_of(pattern)
-    if has_sign(folder, "*["):
-        hints = ["name each folder: {0..3}/*.tar"]
-        raise errors.UnsupportedError("a pattern stands for folders of a URL", hints=hints, path=pattern)
-    found = fnmatch.filter(names(folder), name)
-    return [member(folder, one) for one in found if name.startswith(".") or not one.startswith(".")]
+    path, query = _parts(pattern)
+    scheme, host, *parts = path.replace("://", ":/", 1).split("/")
+    fixed = next((at for at, part in enumerate(parts) if _is_pattern(part)), len(parts))
+    folder = "/".join([f"{scheme}/", host, *parts[:fixed]]) + query
+    return sorted(set(_matched(folder, [part for part in parts[fixed:] if part])))
+
+
+def _is_pattern(name: str) -> bool:
+    return "*" in name or "[" in name
+
+
+def _matched(location: str, parts: list[str]) -> Iterator[str]:
+    """What lies below a location and has these names, which may be patterns. ``**`` stands for any number of folders, and behind
+    them for all that is there."""
+    import fnmatch
+    from urllib.parse import unquote_to_bytes
+
+    if not parts:
+        yield location
+        return
+    part, rest = os.fsdecode(unquote_to_bytes(parts[0])), parts[1:]
+    if not _is_pattern(parts[0]):
+        inner = member(location, part)
+        if is_folder(inner) if rest else exists(inner):
+            yield from _matched(inner, rest)
+        return
+    if part == "**" and rest:
+        yield from _matched(location, rest)
+    for name, is_inner, _ in entries(location):
+        if name.startswith(".") and not part.startswith("."):
+            continue
+        inner = member(location, name)
+        if part == "**":
+            if not rest:
+                yield inner
+            if is_inner:
+                yield from _matched(inner, parts)
+        elif fnmatch.fnmatchcase(name, part) and (is_inner or not rest):
+            yield from _matched(inner, rest)
 
 
 def again(call: Callable[..., Any], *given: Any) -> Any:

@@ -20,7 +20,7 @@ from data_files import npy_bytes, write_litdata, write_mds, write_megatron, writ
 
 import forebay
 import forebay.data
-from forebay import errors
+from forebay import _locations, errors
 
 HOST: dict[str, Any] = {"framework": "numpy", "device": "cpu"}
 HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -77,6 +77,11 @@ def write(folder: Path) -> None:
     index = '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
     (folder / "model/model.safetensors.index.json").write_text(index)
     np.save(folder / "a b.npy", numbers)
+    # Names of another encoding, too.
+    for name in (b"one/a b.bin", b"one/caf\xe9.bin", b"two/deep/\xc3\xa4.bin"):
+        path = folder / "classes" / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name * 99)
     np.savez_compressed(folder / "packed.npz", a=numbers, b=numbers[:3])
     samples = [{"cls": b"%d" % number, "npy": npy_bytes(numbers[number])} for number in range(40)]
     for number in range(2):
@@ -114,6 +119,11 @@ FORMATS: dict[str, tuple[str, Callable[[str], Callable[[], Any]]]] = {
     "data.npy": ("a b.npy", lambda where: rows(forebay.data.npy(where, **HOST))),
     "data.ranges": ("a b.npy", lambda where: rows(forebay.data.ranges(where, **HOST))),
     "data.tar": ("{00..01}.tar", lambda where: rows(forebay.data.tar(where, **HOST))),
+    "load_file, folder": ("model", load_file),
+    "data.tar, folder": ("", lambda where: rows(forebay.data.tar(where, **HOST))),
+    "data.tar, glob": ("0[0-9].tar", lambda where: rows(forebay.data.tar(where, **HOST))),
+    "data.ranges, folder": ("classes", lambda where: rows(forebay.data.ranges(where, **HOST))),
+    "data.ranges, glob": ("classes/**/*.bin", lambda where: rows(forebay.data.ranges(where, **HOST))),
     "data.mds": ("mds", lambda where: rows(forebay.data.mds(where, **HOST))),
     "data.litdata": ("litdata", lambda where: rows(forebay.data.litdata(where, **HOST))),
     "data.megatron": ("tokens", lambda where: rows(forebay.data.megatron(where, **HOST))),
@@ -122,11 +132,15 @@ FORMATS: dict[str, tuple[str, Callable[[str], Callable[[], Any]]]] = {
 NEED_TORCH = ("pickles.load", "checkpoint")
 if not HAS_TORCH:
     FORMATS = {what: how for what, how in FORMATS.items() if what not in NEED_TORCH}
+#: What lists a folder.
+LISTING = {what for what in FORMATS if what.endswith((", folder", ", glob"))}
 #: What opens the file when it reads it.
-OPENED_LATER = {"load_file", "load_file, index", "pickles.load", "checkpoint"}
+OPENED_LATER = {"load_file", "load_file, index", "load_file, folder", "pickles.load", "checkpoint"}
 #: The file of each format that is replaced.
 REPLACED = {
-    "data.tar": "00.tar", "data.mds": "mds/shard.00000.mds", "data.litdata": "litdata/chunk-0-0.bin", "data.megatron": "tokens.bin",
+    "data.tar": "00.tar", "data.tar, folder": "00.tar", "data.tar, glob": "00.tar",
+    "data.ranges, folder": "classes/one/a b.bin", "data.ranges, glob": "classes/one/a b.bin",
+    "data.mds": "mds/shard.00000.mds", "data.litdata": "litdata/chunk-0-0.bin", "data.megatron": "tokens.bin",
 }  # fmt: skip
 
 
@@ -146,6 +160,15 @@ def replace(path: Path) -> None:
     os.replace(other, path)
 
 
+def check_names(version: str, folder: Path) -> None:
+    """A folder of more names than a reply takes."""
+    folder.mkdir()
+    for number in range(10_000):
+        (folder / f"{number} {'x' * (number % 200)}").touch()
+    names = _locations.names(f"nfs://127.0.0.1/export/{folder.parent.name}/many?version={version}")
+    assert names == sorted(os.listdir(folder)), f"version {version}: other names than the folder's"
+
+
 def check(version: str, folder: Path) -> None:
     """All formats by one version of the protocol."""
     from urllib.parse import quote
@@ -153,15 +176,16 @@ def check(version: str, folder: Path) -> None:
     folder.mkdir()
     write(folder)
     for what, (name, open_it) in FORMATS.items():
-        url = f"nfs://127.0.0.1/export/{folder.name}/{quote(name, safe='/{}')}?version={version}"
+        url = f"nfs://127.0.0.1/export/{folder.name}/{quote(name, safe='/{}*[]')}?version={version}"
         read = open_it(url)
         assert same(open_it(str(folder / name))(), read()), f"{what}, version {version}: other bytes than the file's"
+    check_names(version, folder / "many")
     for what, (name, open_it) in FORMATS.items():
         path = folder / REPLACED.get(what, name)
         if what in OPENED_LATER:
             continue
         before = open_it(str(folder / name))()
-        read = open_it(f"nfs://127.0.0.1/export/{folder.name}/{quote(name, safe='/{}')}?version={version}")
+        read = open_it(f"nfs://127.0.0.1/export/{folder.name}/{quote(name, safe='/{}*[]')}?version={version}")
         kept = path.read_bytes()
         replace(path)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay import _locations, errors
+from forebay import _forebay, _locations, errors
 from forebay.data import _ahead, _mds, _patterns, _tar_members
 
 
@@ -73,22 +73,81 @@ def test_links_to_folders_are_not_entered(tmp_path: Path) -> None:
     assert list(_locations.below(str(tmp_path / "not there"))) == []
 
 
-def test_a_glob_of_a_url_is_of_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_locations, "names", lambda _: [".a.tar", "b.tar", "c d.tar", "e"])
-    assert _locations.matches("nfs://[fd00::1]/x/*.tar") == ["nfs://[fd00::1]/x/b.tar", "nfs://[fd00::1]/x/c%20d.tar"]
-    assert _locations.matches("nfs://host/x/.*") == ["nfs://host/x/.a.tar"]
-    with pytest.raises(errors.UnsupportedError, match="a pattern stands for folders of a URL"):
-        _locations.matches("nfs://host/**/*.tar")
+_TREE = ("x/.a.tar", "x/b.tar", "x/c d.tar", "x/e", "y/1/a.tar", "y/2/b.tar", "y/2/.hidden/c.tar", "y/2/deep/d.tar")
 
 
-def _not_listed(_: str) -> list[str]:
+class _Tree:
+    """A server whose folders are listed, and how often."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.listed: list[str] = []
+        monkeypatch.setattr(_forebay, "entries", self.entries)
+        monkeypatch.setattr(_forebay, "state", self.state)
+
+    def entries(self, folder: str) -> list[tuple[str, bool | None]]:
+        self.listed.append(folder)
+        above = self.path(folder)
+        below = [path[len(above) :].split("/") for path in _TREE if path.startswith(above)]
+        if not below:
+            raise errors.NotFoundError("no such folder", path=folder)
+        # Whether `y` is one is not told.
+        return [*{name: None if name == "y" else bool(rest) for name, *rest in below}.items()]
+
+    def state(self, location: str) -> tuple[bool, int, int]:
+        path = self.path(location)
+        if path[:-1] not in _TREE and not any(one.startswith(path) for one in _TREE):
+            raise errors.NotFoundError("no such file", path=location)
+        return path[:-1] not in _TREE, 0, 0
+
+    def path(self, location: str) -> str:
+        path = location.partition("?")[0].split("/", 3)[3].rstrip("/")
+        return path.replace("%20", " ") + "/" if path else ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("nfs://[fd00::1]/x/*.tar", ["nfs://[fd00::1]/x/b.tar", "nfs://[fd00::1]/x/c%20d.tar"]),
+        ("nfs://h/x/.*", ["nfs://h/x/.a.tar"]),
+        ("nfs://h/x/c%20[a-d].tar?version=3", ["nfs://h/x/c%20d.tar?version=3"]),
+        ("nfs://h/*/*.tar", ["nfs://h/x/b.tar", "nfs://h/x/c%20d.tar"]),
+        ("nfs://h/y/*/b.tar", ["nfs://h/y/2/b.tar"]),
+        ("nfs://h/y/[12]/*.tar", ["nfs://h/y/1/a.tar", "nfs://h/y/2/b.tar"]),
+        ("nfs://h/y/**/*.tar", ["nfs://h/y/1/a.tar", "nfs://h/y/2/b.tar", "nfs://h/y/2/deep/d.tar"]),
+        ("nfs://h/**/deep/*", ["nfs://h/y/2/deep/d.tar"]),
+        ("nfs://h/y/2/**", ["nfs://h/y/2/b.tar", "nfs://h/y/2/deep", "nfs://h/y/2/deep/d.tar"]),
+        ("nfs://h/x/*.zip", []),
+    ],
+)
+def test_a_glob_of_a_url_matches_as_one_of_paths(
+    monkeypatch: pytest.MonkeyPatch, pattern: str, expected: list[str]
+) -> None:
+    _Tree(monkeypatch)
+    assert _locations.matches(pattern) == expected
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _Tree(monkeypatch)
+    with pytest.raises(errors.NotFoundError, match="no such folder"):
+        _locations.matches("nfs://h/z/*.tar")
+
+
+def test_a_folder_of_a_url_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = _Tree(monkeypatch)
+    found = _patterns.members_of(["nfs://h/y/?version=3"])
+    below = [f"nfs://h/y/{name}?version=3" for name in ("1", "2", "2/deep")]
+    assert found.classes == ["1", "2"] and found.labels == [0, 1, 1]
+    assert tree.listed == ["nfs://h/y/?version=3", *below]
+
+
+def _not_listed(_: str) -> list[tuple[str, bool]]:
     raise errors.UnsupportedError("folders of nfs:// are not listed")
 
 
 def test_an_index_that_is_not_there_is_asked_for_where_folders_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_locations, "has_name", lambda _: False)
     monkeypatch.setattr(_locations, "is_folder", lambda _: True)
-    monkeypatch.setattr(_locations, "names", _not_listed)
+    monkeypatch.setattr(_forebay, "entries", _not_listed)
     assert _mds._indexes("nfs://host/mds") == ["nfs://host/mds/index.json"]
 
 
@@ -101,7 +160,7 @@ def test_a_manifest_that_is_not_there_is_said_where_folders_are_not_listed(monke
 
     monkeypatch.setattr(_locations, "text_of", missing)
     monkeypatch.setattr(_locations, "is_folder", lambda _: True)
-    monkeypatch.setattr(_locations, "names", _not_listed)
+    monkeypatch.setattr(_forebay, "entries", _not_listed)
     with pytest.raises(errors.NotFoundError, match="no complete checkpoint"):
         forebay.torch.CheckpointReader("nfs://host/step").metadata()
 

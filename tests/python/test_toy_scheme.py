@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,9 @@ def test_each_format_is_read(tmp_path: Path) -> None:
     nfs.write(tmp_path)
     for path in tmp_path.rglob("*"):
         if path.is_file():
-            put(f"mem://formats/{quote(str(path.relative_to(tmp_path)))}", path.read_bytes())
+            put(f"mem://formats/{quote(os.fsencode(path.relative_to(tmp_path)))}", path.read_bytes())
     for what, (name, open_it) in nfs.FORMATS.items():
+        if what in nfs.LISTING:
+            continue
         there = open_it(f"mem://formats/{quote(name, safe='/{}')}")
         assert nfs.same(open_it(str(tmp_path / name))(), there()), what

@@ -1,6 +1,6 @@
 //! Files in memory. What was written is durable after a COMMIT, or at once where that is asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -22,6 +22,9 @@ pub(crate) struct File {
     /// A file of this host has its bytes, in place of these.
     on_disk: Option<std::fs::File>,
 }
+
+/// Names in a reply at most.
+const MOST_NAMES: usize = 100;
 
 /// Ids of directories are these and more: a hash of their path.
 const DIRECTORY: u64 = 1 << 63;
@@ -72,6 +75,16 @@ impl Files {
         let inside = format!("{path}/");
         let is_directory = self.by_path.keys().any(|file| file.starts_with(&inside));
         is_directory.then(|| [DIRECTORY.to_be_bytes().as_slice(), path.as_bytes()].concat())
+    }
+
+    /// The names in a directory, each with its handle, from one on.
+    pub(crate) fn names(&self, directory: &str, from: u64) -> Vec<(String, Vec<u8>)> {
+        let inside = format!("{directory}/");
+        let below = self.by_path.keys().filter_map(|path| path.strip_prefix(&inside));
+        let names: BTreeSet<_> = below.map(|path| path.split('/').next().unwrap_or(path)).collect();
+        let handle = |name: &str| self.handle(&format!("{inside}{name}")).unwrap_or_default();
+        let names = names.into_iter().skip(from as usize);
+        names.take(MOST_NAMES).map(|name| (name.to_owned(), handle(name))).collect()
     }
 
     /// The path of a directory's handle.

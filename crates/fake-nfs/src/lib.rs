@@ -37,6 +37,8 @@ pub enum Asked {
     End,
     /// The portmapper's list.
     List,
+    /// READDIR, READDIRPLUS.
+    Names,
 }
 
 /// A call as faults see it.
@@ -123,7 +125,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Files>,
     pub(crate) sessions: Mutex<Sessions>,
     faults: Mutex<Faults>,
-    counts: [AtomicU64; 7],
+    counts: [AtomicU64; 8],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
     /// By the address that they came to.

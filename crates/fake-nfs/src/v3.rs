@@ -9,6 +9,8 @@ use crate::{Asked, lock};
 
 const STALE: u32 = 70;
 const NO_ENTRY: u32 = 2;
+const NOT_DIRECTORY: u32 = 20;
+const TOO_SMALL: u32 = 10005;
 
 fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
     found.ok_or(Refused::Arguments)
@@ -110,6 +112,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>)
         }
         6 => read(calling, handle, from),
         7 => write(calling, handle, from),
+        16 | 17 => read_dir(calling, handle, procedure == 17, from),
         19 => {
             let most = calling.shared.most() as u32;
             Ok(Out::default()
@@ -120,6 +123,36 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>)
         21 => commit(calling, handle, from),
         _ => Err(Refused::NoProcedure),
     }
+}
+
+fn read_dir(calling: &mut Calling<'_>, handle: &[u8], is_plus: bool, from: &mut In<'_>) -> Results {
+    let (cookie, _verifier) = (arguments(from.long())?, arguments(from.long())?);
+    let room = arguments(from.word())?;
+    let room = if is_plus { arguments(from.word())? } else { room } as usize;
+    if let Some(status) = calling.asks(handle, Asked::Names, cookie, room as u32) {
+        return Ok(Out::default().words(&[status, 0]));
+    }
+    let mut files = lock(&calling.shared.files);
+    let Some(directory) = Files::directory(handle) else {
+        return Ok(Out::default().words(&[NOT_DIRECTORY, 0]));
+    };
+    // `.` and `..` come first, with the cookies 1 and 2.
+    let dots = [".", ".."].map(|name| (name.to_owned(), handle.to_vec()));
+    let names =
+        dots.into_iter().skip(cookie as usize).chain(files.names(directory, cookie.saturating_sub(2)));
+    let (mut out, mut at) = (Out::default().words(&[0, 0]).raw(&files.verifier()), cookie);
+    for (name, handle) in names {
+        let mut entry = Out::default().word(1).long(7).bytes(name.as_bytes()).long(at + 1);
+        if is_plus {
+            entry = facts(entry.word(1), &mut files, &handle).unwrap_or_default().word(1).bytes(&handle);
+        }
+        if out.0.len() + entry.0.len() + 8 > room {
+            return Ok(if at == cookie { Out::default().words(&[TOO_SMALL, 0]) } else { out.words(&[0, 0]) });
+        }
+        (out, at) = (out.raw(&entry.0), at + 1);
+    }
+    let is_end = files.names(directory, at.saturating_sub(2)).is_empty();
+    Ok(out.words(&[0, is_end.into()]))
 }
 
 fn read(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results {

@@ -133,6 +133,7 @@ impl Compound {
                 Ok((0, Out::default()))
             }
             25 => self.read(calling, from),
+            26 => self.read_dir(calling, from),
             38 => self.write(calling, from),
             _ => Ok((10044, Out::default())),
         }
@@ -207,6 +208,38 @@ impl Compound {
         let values = all.into_iter().filter(|(bit, _)| is_wanted(*bit));
         let values = values.fold(Out::default(), |out, (_, value)| out.raw(&value.0));
         Ok((0, Out::default().words(&[2, wanted[0], wanted[1]]).bytes(&values.0)))
+    }
+
+    fn read_dir(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
+        let (cookie, _verifier) = (arguments(from.long())?, arguments(from.long())?);
+        let (_names, room) = (arguments(from.word())?, arguments(from.word())?);
+        // The type, and in its place why it cannot be told.
+        if [arguments(from.word())?, arguments(from.word())?] != [1, 1 << 1 | 1 << 11] {
+            return Err(Refused::Arguments);
+        }
+        if let Some(status) = calling.asks(&self.current, Asked::Names, cookie, room) {
+            return Ok((status, Out::default()));
+        }
+        let files = lock(&calling.shared.files);
+        let Some(directory) = Files::directory(&self.current) else { return Ok((20, Out::default())) };
+        // Cookies 0 to 2 are reserved.
+        let first = cookie.saturating_sub(2);
+        let (mut out, mut at) = (Out::default().raw(&files.verifier()), first);
+        for (name, handle) in files.names(directory, first) {
+            let kind = if Files::directory(&handle).is_some() { 2 } else { 1 };
+            let entry = Out::default().word(1).long(at + 3).bytes(name.as_bytes());
+            let entry = entry.words(&[1, 1 << 1]).bytes(&Out::default().word(kind).0);
+            if out.0.len() + entry.0.len() + 8 > room as usize {
+                break;
+            }
+            (out, at) = (out.raw(&entry.0), at + 1);
+        }
+        let is_end = files.names(directory, at).is_empty();
+        if at == first && !is_end {
+            const TOO_SMALL: u32 = 10005;
+            return Ok((TOO_SMALL, Out::default()));
+        }
+        Ok((0, out.words(&[0, is_end.into()])))
     }
 
     fn read(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {

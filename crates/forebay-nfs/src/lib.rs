@@ -10,7 +10,7 @@
 //! | `network` | connections and calls under way on them (`wire`), requests cut into calls (`job`), a server's session and its |
 //! | | further addresses |
 //! | `client` | from a URL to a file ([`url`], [`open`](mod@open)), clients of the process, kept for some seconds behind |
-//! | | their last file; what a server has ([`portmap`]) and can do ([`probe`](mod@probe)) |
+//! | | their last file; the names in a directory ([`folder`]); what a server has ([`portmap`]) and can do ([`probe`](mod@probe)) |
 //! | `source` | a file of a server as a source of engines |
 //! | `mounts` | the server, version and handle of a file on a mount of the kernel's ([`mount`]), and its bytes past the kernel |
 
@@ -25,7 +25,7 @@ pub use client::nfs_client::{NfsClient, ServerTraffic};
 pub use client::open::open;
 pub use client::probe::probe;
 pub use client::url::NfsUrl;
-pub use client::{open, portmap, probe, url};
+pub use client::{folder, open, portmap, probe, url};
 pub use mounts::facts::MountFacts;
 pub use mounts::mount;
 pub use mounts::mounted_file::{MountedFile, Mounts};
@@ -33,7 +33,7 @@ pub use mounts::open::{of_mount, takes_any_port};
 pub use network::addresses::{LeftOutAddress, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
 pub use network::options::{NfsOptions, RdmaOptions};
-pub use protocol::{handle, io_call, rdma, rpc, status, v3, v4, xdr};
+pub use protocol::{handle, io_call, rdma, read_dir, rpc, status, v3, v4, xdr};
 pub use source::NfsSource;
 
 use forebay_sys::lock;

@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Access, Answer, Facts, Fill, HeldUp, Opener, Place, Request, RequestShape, Requests, Source, StateToken,
+    Access, Answer, Facts, Fill, HeldUp, ListEntry, Opener, Place, Request, RequestShape, Requests, Source,
+    StateToken,
 };
 
-use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, NfsOptions, NfsUrl, RdmaOptions};
+use crate::handle::FileKind;
+use crate::read_dir::DirEntry;
+use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, NfsOptions, NfsUrl, RdmaOptions, folder};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -72,33 +75,37 @@ impl NfsSource {
 
     /// Opens it. It is neither made nor cut: this client does not do that.
     fn open(path: &Path, access: Access) -> Result<Self> {
-        let url = NfsUrl::parse(path)?;
-        let config = Config::from_env()?;
-        let refused = |why: &str, hint: &str| {
-            Err(Error::new(ErrorKind::Unsupported, format!("cannot open file: {why}"))
-                .with("url", &url)
-                .hint(hint))
-        };
-        match config.nfs {
-            Nfs::Auto | Nfs::Tcp | Nfs::Rdma => {}
-            Nfs::Off => {
-                return refused("FOREBAY_NFS=off refuses URLs", "unset FOREBAY_NFS, or name a mounted path");
-            }
-        }
+        let (url, options) = reached(path, "cannot open file")?;
         if access.make {
-            return refused(
-                "files on a server are not made or cut by URL",
-                "make it on a mount, or write to one that is there",
-            );
+            let text = "cannot open file: files on a server are not made or cut by URL";
+            return Err(Error::new(ErrorKind::Unsupported, text)
+                .with("url", &url)
+                .hint("make it on a mount, or write to one that is there"));
         }
-        let by_rdma =
-            || RdmaOptions::of_machine().map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"));
-        let rdma = if config.nfs == Nfs::Rdma { Some(by_rdma()?) } else { None };
-        let further = config.nfs_servers.of(&[&url.server]);
-        let options =
-            NfsOptions { rdma, connections: config.nfs_connections, further, ..NfsOptions::default() };
         Ok(Self::new(crate::open(&url, &options)?, (access.read, access.write)))
     }
+}
+
+/// What a path names, and the options of the environment.
+fn reached(path: &Path, doing: &str) -> Result<(NfsUrl, NfsOptions)> {
+    let url = NfsUrl::parse(path)?;
+    let config = Config::from_env()?;
+    let rdma = match config.nfs {
+        Nfs::Auto | Nfs::Tcp => None,
+        Nfs::Rdma => {
+            let of_machine = RdmaOptions::of_machine();
+            Some(of_machine.map_err(|error| error.with("url", &url).hint("FOREBAY_NFS=tcp"))?)
+        }
+        Nfs::Off => {
+            let text = format!("{doing}: FOREBAY_NFS=off refuses URLs");
+            return Err(Error::new(ErrorKind::Unsupported, text)
+                .with("url", &url)
+                .hint("unset FOREBAY_NFS, or name a mounted path"));
+        }
+    };
+    let further = config.nfs_servers.of(&[&url.server]);
+    let options = NfsOptions { rdma, connections: config.nfs_connections, further, ..NfsOptions::default() };
+    Ok((url, options))
 }
 
 /// How many connections there may be, and to how many addresses, in words.
@@ -218,6 +225,15 @@ impl Opener for NfsOpener {
 
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>> {
         Ok(Arc::new(NfsSource::open(url, access)?))
+    }
+
+    fn list(&self, url: &Path) -> Result<Vec<ListEntry>> {
+        let (url, options) = reached(url, "cannot list the directory")?;
+        let named = |DirEntry { name, kind }| ListEntry {
+            name: OsString::from_vec(name),
+            is_folder: kind.map(|kind| kind == FileKind::Directory),
+        };
+        Ok(folder::list(&url, &options)?.into_iter().map(named).collect())
     }
 
     fn near_miss(&self, path: &Path) -> Option<String> {

@@ -48,7 +48,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::future::Future;
     #[pymodule_export]
-    use crate::locations::{names, state};
+    use crate::locations::{entries, state};
     #[pymodule_export]
     use crate::map::{Map, MapView, map};
     #[pymodule_export]

@@ -1,5 +1,6 @@
 //! What lies at a URL: the Python half asks the kernel itself about paths.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use forebay_engine::File as Engine;
@@ -18,10 +19,11 @@ pub(crate) fn state(py: Python<'_>, location: PathBuf) -> PyResult<State> {
     py.detach(|| state_of(&location)).or_raise()
 }
 
-/// The names in a folder at a URL.
+/// What is in a folder at a URL: names, and whether each is a folder (`None`: ask).
 #[pyfunction]
-pub(crate) fn names(py: Python<'_>, location: PathBuf) -> PyResult<Vec<String>> {
-    py.detach(|| forebay_source::list(&location)).or_raise()
+pub(crate) fn entries(py: Python<'_>, location: PathBuf) -> PyResult<Vec<(OsString, Option<bool>)>> {
+    let entries = py.detach(|| forebay_source::list(&location)).or_raise()?;
+    Ok(entries.into_iter().map(|entry| (entry.name, entry.is_folder)).collect())
 }
 
 pub(crate) fn state_of(location: &Path) -> Result<State> {

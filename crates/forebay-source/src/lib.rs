@@ -10,7 +10,8 @@ mod upload;
 
 pub use beside::{Beside, BesideFile, BesideReads, beside, may_place, register_beside};
 pub use opener::{
-    Access, Opener, check_made, check_read, hint_for_missing, list, near_miss, opener_of, register, scheme_of,
+    Access, ListEntry, Opener, check_made, check_read, hint_for_missing, list, near_miss, opener_of,
+    register, scheme_of,
 };
 pub use place::{Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};

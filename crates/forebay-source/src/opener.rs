@@ -21,6 +21,15 @@ pub struct Access {
     pub make: bool,
 }
 
+/// A name in a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListEntry {
+    /// The name, as the kernel would have it: no escapes of URLs.
+    pub name: OsString,
+    /// Whether it names a folder; `None` where that is to be asked for each.
+    pub is_folder: Option<bool>,
+}
+
 /// Opens what is named by URLs of one scheme, `SCHEME://…`. A program that registers one reads such files wherever it takes a path.
 pub trait Opener: Send + Sync {
     /// The scheme in lower case, without `://`.
@@ -42,8 +51,8 @@ pub trait Opener: Send + Sync {
             .hint("name a path of this machine"))
     }
 
-    /// The names in a folder.
-    fn list(&self, url: &Path) -> Result<Vec<String>> {
+    /// What is in a folder, in any order. Links that it has are not folders.
+    fn list(&self, url: &Path) -> Result<Vec<ListEntry>> {
         Err(Error::new(ErrorKind::Unsupported, format!("folders of {}:// are not listed", self.scheme()))
             .with("url", url.display())
             .hint("name its files, or an index of them"))
@@ -93,8 +102,8 @@ pub fn scheme_of(path: impl AsRef<Path>) -> Option<&'static str> {
     opener_of(path).map(|opener| opener.scheme())
 }
 
-/// The names in a folder that a URL names.
-pub fn list(url: impl AsRef<Path>) -> Result<Vec<String>> {
+/// What is in a folder that a URL names.
+pub fn list(url: impl AsRef<Path>) -> Result<Vec<ListEntry>> {
     let url = url.as_ref();
     match opener_of(url) {
         Some(opener) => opener.list(url),

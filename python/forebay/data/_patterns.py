@@ -145,7 +145,7 @@ def tars_of(folder: str) -> list[str]:
     Raises:
         NotFoundError: there are none.
     """
-    names = [name for name in _visible(folder) if name.endswith(_TARS)]
+    names = [name for name, _ in _visible(folder) if name.endswith(_TARS)]
     if not names:
         raise NotFoundError("there are no tar files in the folder", hints=["a glob: folder/**/*.tar"], path=folder)
     return [_locations.member(folder, name) for name in names]
@@ -168,9 +168,7 @@ def members_of(named: list[str]) -> Folder:
     elif len(bare) < len(found):
         raise _beside_classes(bare[0])
     elif all(map(_locations.is_folder, named)):
-        names = [
-            os.path.basename(os.path.abspath(path)) for path, one in zip(named, found, strict=True) for _ in one.paths
-        ]
+        names = [_locations.folder_name(path) for path, one in zip(named, found, strict=True) for _ in one.paths]
     else:
         names = []
     classes = sorted(set(names))
@@ -186,9 +184,9 @@ def _files_of(folder: str) -> Folder:
         NotFoundError: there are none, or a class has none.
         InvalidInputError: files lie beside the folders of classes, or a link leads to a folder that it lies in.
     """
-    names = _visible(folder)
-    classes = [name for name in names if _locations.is_folder(_locations.member(folder, name))]
-    loose = [name for name in names if name not in set(classes)]
+    found = _visible(folder)
+    classes = [name for name, is_folder in found if is_folder]
+    loose = [name for name, is_folder in found if not is_folder]
     if classes and loose:
         raise _beside_classes(_locations.member(folder, loose[0]))
     if not classes:
@@ -233,13 +231,13 @@ def _entered(folder: str, above: _Above) -> _Above:
 def _walk(folder: str, above: _Above) -> Iterator[tuple[str, str]]:
     """(folder, name) of all files below. Links are followed, as torchvision does."""
     above = _entered(folder, above)
-    for name in _visible(folder):
-        path = _locations.member(folder, name)
-        if _locations.is_folder(path):
-            yield from _walk(path, above)
+    for name, is_folder in _visible(folder):
+        if is_folder:
+            yield from _walk(_locations.member(folder, name), above)
         else:
             yield folder, name
 
 
-def _visible(folder: str) -> list[str]:
-    return [name for name in _locations.names(folder) if not name.startswith(".")]
+def _visible(folder: str) -> list[tuple[str, bool]]:
+    """Names, and whether they are folders."""
+    return [(name, is_folder) for name, is_folder, _ in _locations.entries(folder) if not name.startswith(".")]

@@ -2,6 +2,7 @@
 
 pub(crate) mod clients;
 pub(crate) mod file;
+pub mod folder;
 pub(crate) mod look_up;
 mod mountd;
 pub(crate) mod nfs_client;

@@ -34,7 +34,7 @@ pub fn open(url: &NfsUrl, options: &NfsOptions) -> Result<NfsFile> {
         FileKind::Directory => {
             return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
                 .with("url", url)
-                .hint("name a file in it: directories are not listed by URL"));
+                .hint("name a file in it"));
         }
         FileKind::Link => return Err(NfsStatus(10029).error("cannot open file", 0).with("url", url)),
         FileKind::Other => {

@@ -1,8 +1,9 @@
-//! What travels: written and read without allocation. Nothing here opens a connection.
+//! What travels: written and read without allocation, but for names of directories. Nothing here opens a connection.
 
 pub mod handle;
 pub mod io_call;
 pub mod rdma;
+pub mod read_dir;
 pub mod rpc;
 pub mod status;
 pub mod v3;

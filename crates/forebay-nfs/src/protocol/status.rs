@@ -17,6 +17,8 @@ impl NfsStatus {
     pub const GRACE: Self = Self(10013);
     /// The operation is not one of the server's.
     pub const NOT_SUPPORTED: Self = Self(10004);
+    /// An entry of a directory does not fit into a reply.
+    pub const TOO_SMALL: Self = Self(10005);
     /// No such name.
     pub const NO_ENTRY: Self = Self(2);
 
@@ -29,6 +31,11 @@ impl NfsStatus {
     pub const fn is_session_lost(self) -> bool {
         // STALE_CLIENTID, EXPIRED, BADSESSION, BADSLOT, CONN_NOT_BOUND, SEQ_MISORDERED, SEQ_FALSE_RETRY, DEADSESSION.
         matches!(self.0, 10022 | 10011 | 10052 | 10053 | 10055 | 10063 | 10076 | 10078)
+    }
+
+    /// What a listing goes on from is not known any more: BAD_COOKIE, or NOT_SAME of v4.
+    pub const fn is_cookie_lost(self) -> bool {
+        matches!(self.0, 10003 | 10027)
     }
 
     /// The server carried the call out, but has forgotten the reply.
@@ -64,6 +71,7 @@ impl NfsStatus {
             69 => (ErrorKind::NoSpace, "the quota on the server is used up"),
             70 => (ErrorKind::Busy, "the file was removed or replaced on the server (stale handle)"),
             10001 => (ErrorKind::Io, "the server does not know the file handle"),
+            10003 | 10027 => (ErrorKind::Busy, "the directory changes all the time"),
             10006 => (ErrorKind::Io, "the server failed inside"),
             10008 => (ErrorKind::Busy, "the server asks to wait"),
             10012 => (ErrorKind::Busy, "another client has locked the range"),

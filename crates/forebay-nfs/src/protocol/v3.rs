@@ -30,7 +30,7 @@ pub const FSINFO: u32 = 19;
 pub const COMMIT: u32 = 21;
 
 /// The most bytes of a handle.
-const MAX_HANDLE_BYTES: usize = 64;
+pub(super) const MAX_HANDLE_BYTES: usize = 64;
 
 /// Results, or the status of a call that failed.
 pub type CallOutcome<T> = Result<Result<T, NfsStatus>, Malformed>;
@@ -77,7 +77,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<FileAttributes> {
     })
 }
 
-fn attributes(from: &mut XdrReader<'_>) -> Result<FileAttributes, Malformed> {
+pub(super) fn attributes(from: &mut XdrReader<'_>) -> Result<FileAttributes, Malformed> {
     let kind = FileKind::of(from.u32()?);
     from.skip(16)?;
     let size = from.u64()?;
@@ -91,7 +91,7 @@ fn attributes(from: &mut XdrReader<'_>) -> Result<FileAttributes, Malformed> {
 }
 
 /// Leaves out a `post_op_attr`.
-fn skip_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
+pub(super) fn skip_attributes(from: &mut XdrReader<'_>) -> Result<(), Malformed> {
     if from.bool()? { from.skip(84) } else { Ok(()) }
 }
 

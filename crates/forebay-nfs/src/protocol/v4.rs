@@ -27,6 +27,8 @@ pub mod op {
     pub const PUTROOTFH: u32 = 24;
     /// Reads.
     pub const READ: u32 = 25;
+    /// The names in the current directory.
+    pub const READDIR: u32 = 26;
     /// Writes.
     pub const WRITE: u32 = 38;
     /// Has a session know a connection.
