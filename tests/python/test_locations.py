@@ -100,7 +100,7 @@ class _Tree:
         return path[:-1] not in _TREE, 0, 0
 
     def path(self, location: str) -> str:
-        path = location.partition("?")[0].split("/", 3)[3].rstrip("/")
+        path = location.partition("?")[0].split("://")[1].partition("/")[2].rstrip("/")
         return path.replace("%20", " ") + "/" if path else ""
 
 

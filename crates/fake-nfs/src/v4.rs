@@ -19,8 +19,8 @@ pub(crate) struct Sessions {
     /// Clients that have a session, by what they say of themselves: verifier and owner.
     known: HashMap<Vec<u8>, u64>,
     slots: HashMap<[u8; 16], Vec<u32>>,
-    /// Bytes of a call, and of a reply, that each takes.
-    granted: HashMap<[u8; 16], u64>,
+    /// Bytes of a call, and of a reply, and operations that each takes.
+    granted: HashMap<[u8; 16], (u64, u32)>,
     /// Connections that sessions know.
     bound: HashSet<([u8; 16], u64)>,
 }
@@ -56,6 +56,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>,
     let mut compound = Compound {
         current: Vec::new(),
         minor,
+        count,
         is_first: true,
         is_placed: false,
         most: u64::MAX,
@@ -78,6 +79,8 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>,
 struct Compound {
     current: Vec<u8>,
     minor: u32,
+    /// Its operations.
+    count: u32,
     is_first: bool,
     is_placed: bool,
     /// Bytes of a call that its session takes.
@@ -161,7 +164,12 @@ impl Compound {
         *last = number;
         sessions.bound.insert((session, calling.connection));
         self.is_placed = true;
-        self.most = sessions.granted.get(&session).copied().unwrap_or(u64::MAX);
+        let (most, operations) = sessions.granted.get(&session).copied().unwrap_or((u64::MAX, u32::MAX));
+        if self.count > operations {
+            const TOO_MANY_OPERATIONS: u32 = 10070;
+            return Ok((TOO_MANY_OPERATIONS, Out::default()));
+        }
+        self.most = most;
         Ok((0, Out::default().raw(&session).words(&[number, slot, highest, highest, 0])))
     }
 
@@ -359,7 +367,7 @@ fn create(calling: &Calling<'_>, from: &mut In<'_>) -> Done {
     let mut id = [7; 16];
     id[..8].copy_from_slice(&sessions.next.to_be_bytes());
     sessions.slots.insert(id, vec![0; fore[5] as usize]);
-    sessions.granted.insert(id, most);
+    sessions.granted.insert(id, (most, fore[4]));
     sessions.bound.insert((id, calling.connection));
     let attributes = |out: Out| out.words(&[0, fore[1], fore[2], 0, fore[4], fore[5], 0]);
     let out = attributes(Out::default().raw(&id).words(&[number, 0]));

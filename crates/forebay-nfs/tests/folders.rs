@@ -73,6 +73,19 @@ fn what_is_no_directory_is_not_listed() {
     }
 }
 
+#[test]
+fn a_path_may_have_more_names_than_a_call_takes() {
+    for version in VERSIONS {
+        let server = Server::start();
+        for names in [4, 11, 12, 24] {
+            let path = format!("/export{}", "/d".repeat(names));
+            server.put(&format!("{path}/file"), vec![7]);
+            assert_eq!(listed(&server, &path, version).unwrap().len(), 1, "{version} {names}");
+            server.remove(&format!("{path}/file"));
+        }
+    }
+}
+
 /// The first calls fail with a status.
 fn failing(server: &Server, status: u32, calls: u64) {
     server.faults(move |seen| {

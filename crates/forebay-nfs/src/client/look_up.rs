@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::{Error, Result};
 
 use crate::client::clients::{self, KnownServer};
 use crate::client::mountd::mount;
@@ -39,8 +39,11 @@ pub(crate) fn facts(server: &NfsServer, handle: &NfsHandle) -> Result<(FileAttri
     Ok((attributes, limits.map_or_else(|| limits_v3(server, handle), Ok)?))
 }
 
+/// A handle, what it is of, and what its server takes.
+type Found = (NfsHandle, FileAttributes, CallLimits);
+
 /// What a path of a server is, in the server's version.
-pub(crate) fn look_up(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
+pub(crate) fn look_up(url: &NfsUrl, server: &NfsServer) -> Result<Found> {
     match server.version {
         NfsVersion::V3 => look_up_v3(url, server),
         NfsVersion::V4(_) => look_up_v4(url, server),
@@ -49,19 +52,27 @@ pub(crate) fn look_up(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, Fi
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
 
-fn look_up_v4(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
-    let doing = "cannot open file";
+fn look_up_v4(url: &NfsUrl, server: &NfsServer) -> Result<Found> {
     server.renew(0)?;
-    let names = url.names();
-    if names.len() > 64 {
-        return Err(Error::new(ErrorKind::InvalidInput, "the path has more than 64 names"));
-    }
+    let (names, most) = (url.names(), server.session().names_in_call());
+    let (first, rest) = names.split_at(names.len().min(most));
+    rest.chunks(most)
+        .try_fold(walk(server, None, first)?, |(directory, ..), names| walk(server, Some(&directory), names))
+}
+
+/// Looks up names one below the other, in a directory or in the root.
+fn walk(server: &NfsServer, directory: Option<&NfsHandle>, names: &[&[u8]]) -> Result<Found> {
+    let doing = "cannot open file";
+    let first = if directory.is_some() { op::PUTFH } else { op::PUTROOTFH };
     let said = server.compound(
         doing,
         names.len() as u32 + 3,
         |to| {
-            to.u32(op::PUTROOTFH);
-            for name in &names {
+            match directory {
+                Some(handle) => v4::put_handle(to, handle),
+                None => to.u32(op::PUTROOTFH),
+            }
+            for name in names {
                 to.u32(op::LOOKUP);
                 to.opaque(name);
             }
@@ -69,7 +80,7 @@ fn look_up_v4(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttrib
             v4::put_getattr(to);
         },
         |from| {
-            for expected in std::iter::once(op::PUTROOTFH).chain(names.iter().map(|_| op::LOOKUP)) {
+            for expected in std::iter::once(first).chain(names.iter().map(|_| op::LOOKUP)) {
                 if let Err(status) = v4::get_op(from, expected)? {
                     return Ok(Err(status));
                 }
@@ -85,7 +96,7 @@ fn look_up_v4(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttrib
 
 // ---- version 3 --------------------------------------------------------------------------------------------------
 
-fn look_up_v3(url: &NfsUrl, server: &NfsServer) -> Result<(NfsHandle, FileAttributes, CallLimits)> {
+fn look_up_v3(url: &NfsUrl, server: &NfsServer) -> Result<Found> {
     let names = url.names().len();
     // Linux's server holds on to whatever was mounted, also to a file that is removed: the last name is looked up. An exported
     // directory is mounted: looked up, it would be what the export covers.

@@ -19,7 +19,7 @@ use crate::network::exchange::Exchange;
 use crate::network::options::{NfsOptions, RdmaOptions};
 use crate::protocol::handle::{CallLimits, NfsVersion};
 use crate::protocol::rpc::Credential;
-use crate::protocol::v4::GrantedSession;
+use crate::protocol::v4::{self, GrantedSession};
 
 /// A server in one version, for one user.
 #[derive(Debug)]
@@ -89,6 +89,12 @@ pub(crate) struct NfsSession {
 }
 
 impl NfsSession {
+    /// Names that one compound looks up: beside them it has SEQUENCE, PUTFH, GETFH and GETATTR.
+    pub(crate) fn names_in_call(&self) -> usize {
+        let granted = self.granted.map_or(v4::OPERATIONS, |granted| granted.operations);
+        granted.min(v4::OPERATIONS).saturating_sub(4).max(1) as usize
+    }
+
     /// What fits into its calls.
     pub(crate) fn limits(&self) -> CallLimits {
         let fits = |room: u32| u64::from(room.saturating_sub(1024));

@@ -54,7 +54,8 @@ impl NfsServer {
     /// Has a session of this many slots.
     #[cfg(test)]
     pub(crate) fn grant(&self, slots: u32) {
-        let granted = GrantedSession { session: [1; 16], reply: 1 << 20, call: 1 << 20, slots };
+        let granted =
+            GrantedSession { session: [1; 16], reply: 1 << 20, call: 1 << 20, operations: 16, slots };
         *lock(&self.session) = NfsSession { epoch: 1, granted: Some(granted) };
     }
 

@@ -299,6 +299,9 @@ pub fn get_bind(from: &mut XdrReader<'_>, session: &[u8; 16]) -> CallOutcome<()>
     Ok(Ok(()))
 }
 
+/// Operations of a compound at most, of those without a session, too: Linux's servers before 5.19 take no more.
+pub const OPERATIONS: u32 = 16;
+
 /// Opens a session of `slots` slots.
 pub fn put_create_session(to: &mut XdrWriter<'_>, client: u64, sequence: u32, slots: u32) {
     to.u32(op::CREATE_SESSION);
@@ -306,7 +309,7 @@ pub fn put_create_session(to: &mut XdrWriter<'_>, client: u64, sequence: u32, sl
     to.words(&[sequence, 0]);
     let most = CallLimits::MAX_BYTES + 4096;
     // Pad, request, response, cached response, operations, slots, no RDMA: for calls, and for calls back, of which there are none.
-    to.words(&[0, most, most, 0, 8, slots, 0]);
+    to.words(&[0, most, most, 0, OPERATIONS, slots, 0]);
     to.words(&[0, 4096, 4096, 0, 2, 1, 0]);
     // The program of calls back, with one kind of credential: none.
     to.words(&[0x4000_0000, 1, 0]);
@@ -321,6 +324,8 @@ pub struct GrantedSession {
     pub reply: u32,
     /// Bytes of a call.
     pub call: u32,
+    /// Operations of a compound.
+    pub operations: u32,
     /// Slots.
     pub slots: u32,
 }
@@ -332,10 +337,10 @@ pub fn get_create_session(from: &mut XdrReader<'_>) -> CallOutcome<GrantedSessio
     }
     let session = from.array()?;
     from.skip(8)?;
-    let (_pad, call, reply, _cached, _operations, slots) =
+    let (_pad, call, reply, _cached, operations, slots) =
         (from.u32()?, from.u32()?, from.u32()?, from.u32()?, from.u32()?, from.u32()?);
     if slots == 0 {
         return Err(Malformed("a session without slots"));
     }
-    Ok(Ok(GrantedSession { session, reply, call, slots }))
+    Ok(Ok(GrantedSession { session, reply, call, operations, slots }))
 }
