@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{
-    Access, Completion, Connection, Domain, Fabric, Memory, Message, Options as With, Post, Remote,
+    Access, Completion, Connection, Domain, Fabric, HostRange, Memory, Message, Options as With, Post, Remote,
 };
 
 use crate::{Fault, Server, lock};
@@ -248,7 +248,7 @@ fn serve(
     if let Some((position, (remote, len))) = read {
         assert_eq!((position, position % 4), (rpc.len(), 0));
         let mut bytes = vec![0u8; len as usize];
-        let memory = Memory::Host { address: bytes.as_mut_ptr(), len: bytes.len() };
+        let memory = Memory::Host(HostRange::of_mut(&mut bytes));
         // SAFETY: the region ends before the bytes are looked at.
         let region = unsafe { domain.register(memory, Access::WRITE)? };
         connection.read(1, region.range(0, bytes.len())?, remote, Post::PLAIN)?;
@@ -279,7 +279,7 @@ fn serve(
         let behind = if lie == Some(Lie::Beyond) { 8 } else { 0 };
         let place = Remote { address: remote.address + behind, ..remote };
         if !bytes.is_empty() {
-            let memory = Memory::Host { address: bytes.as_mut_ptr(), len: bytes.len() };
+            let memory = Memory::Host(HostRange::of_mut(&mut bytes));
             // SAFETY: the region lives until the write is done.
             let region = unsafe { domain.register(memory, Access::READ)? };
             connection.write(2, region.range(0, bytes.len())?, place, Post::PLAIN)?;
@@ -334,7 +334,7 @@ fn serve(
         // Other bytes than before, so that it would be seen.
         drop(region);
         let mut other = [0xEEu8; 64];
-        let memory = Memory::Host { address: other.as_mut_ptr(), len: 64 };
+        let memory = Memory::Host(HostRange::new(other.as_mut_ptr(), 64));
         // SAFETY: the region lives until the write is done.
         region = unsafe { domain.register(memory, Access::READ)? };
         connection.write(4, region.range(0, 64)?, place, Post::PLAIN)?;

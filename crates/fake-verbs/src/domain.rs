@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::{Access, Connection, Device, Domain, Handle, Memory, Options, Region, Why, Window};
+use forebay_verbs::{
+    Access, Connection, Device, DeviceRange, Domain, Handle, HostRange, Memory, Options, Region, Why, Window,
+};
 
 use crate::connection::FakeConnection;
 use crate::end::{End, Place};
@@ -68,7 +70,7 @@ impl Domain for FakeDomain {
     unsafe fn register(&self, memory: Memory<'_>, access: Access) -> Result<Region> {
         let device = self.present()?;
         let refuse = |text: &str| Err(Error::new(ErrorKind::InvalidInput, text.to_owned()));
-        if memory.is_empty() {
+        if memory.range().len == 0 {
             return refuse("cannot register memory: no bytes");
         }
         if access.has(Access::REMOTE_WRITE) && !access.has(Access::WRITE) {
@@ -77,29 +79,29 @@ impl Domain for FakeDomain {
         let mut handle = FakeMemory::new(self.machine(), None);
         handle.may_be_kept = self.side == Side::Client;
         let base = match memory {
-            Memory::Host { address, len } => {
+            Memory::Host(HostRange { start, len }) => {
                 if self.side == Side::Client {
-                    if !self.copies_at_fork() && !is_kept_from_children(address as usize, len) {
+                    if !self.copies_at_fork() && !is_kept_from_children(start as usize, len) {
                         return refuse("cannot register memory: a fork would take it away");
                     }
                     handle.lock_bytes(len as u64)?;
                 }
-                address as usize
+                start as usize
             }
-            Memory::DmaBuf { fd, offset, len, address } => {
+            Memory::DmaBuf { fd, offset, range: DeviceRange { start, len } } => {
                 if !device.dma_bufs || access.has(Access::BIND) {
                     return Err(Why::Unsupported
                         .error("cannot register a dma-buf")
                         .with("device", &device.name));
                 }
-                if address % PAGE != offset % PAGE {
+                if start % PAGE != offset % PAGE {
                     return refuse("cannot register a dma-buf: address and offset differ within their page");
                 }
                 let map = Map::new(fd.as_raw_fd(), offset, len)?;
                 handle.map.insert(map).first
             }
         };
-        let span = Span { address: memory.address(), len: memory.len() as u64 };
+        let span = Span { address: memory.range().start, len: memory.range().len as u64 };
         let new = NewRegion { device: self.index, domain: self.number, base, span, access };
         let key = self.machine().change_table().add_region(new);
         handle.key = Some(key);

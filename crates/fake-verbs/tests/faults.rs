@@ -26,7 +26,7 @@ fn a_delay_keeps_the_order() {
     let source = Buffer::new(&pair.server_domain, 8, Access::READ, 9);
     let late = Duration::from_millis(100);
     fake.inject(Fault::on(Side::Server, Kind::Write, What::Delay(late)));
-    let to = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let to = Remote { key: target.region.remote_key(), address: target.region.memory().start };
     let begun = Instant::now();
     pair.server.write(1, source.region.range(0, 8).unwrap(), to, Post::QUIET).unwrap();
     pair.server.send(2, b"done", Post::PLAIN).unwrap();
@@ -231,7 +231,7 @@ fn reading_needs_room_at_both_ends() {
         let mut pair = connect(&fake, &client, &Options { reads_out: out, ..Options::default() });
         let source = Buffer::new(&pair.client_domain, 8, Access::REMOTE_READ, 3);
         let target = Buffer::new(&pair.server_domain, 8, Access::WRITE, 0);
-        let from = Remote { key: source.region.remote_key(), address: source.region.address() };
+        let from = Remote { key: source.region.remote_key(), address: source.region.memory().start };
         pair.server.read(1, target.region.range(0, 8).unwrap(), from, Post::PLAIN).unwrap();
         assert_eq!(matches!(next(&mut pair.server), Completion::Done { .. }), works);
         assert_eq!(target.bytes() == [3; 8], works);
@@ -305,7 +305,7 @@ fn two_threads_play_ping_pong() {
     let fake = Fake::new();
     let Pair { mut client, mut server, client_domain, server_domain } = pair(&fake);
     let target = Buffer::new(&client_domain, 4096, Access::WRITE | Access::REMOTE_WRITE, 0);
-    let to = Remote { key: target.region.remote_key(), address: target.region.address() };
+    let to = Remote { key: target.region.remote_key(), address: target.region.memory().start };
     let serving = std::thread::spawn(move || {
         for round in 1..=200_u8 {
             let source = Buffer::new(&server_domain, 4096, Access::READ, round);

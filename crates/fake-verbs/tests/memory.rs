@@ -8,8 +8,8 @@ use common::{Buffer, Pair, all, bindable, connect, expect_message, next, pair};
 use fake_verbs::{Fake, FakeDevice, Refusal, Side};
 use forebay_error::ErrorKind;
 use forebay_verbs::{
-    Access, Completion, Domain, Down, Fabric, Failure, Kind, Memory, Options, Post, Region, Remote, Route,
-    Why,
+    Access, Completion, DeviceRange, Domain, Down, Fabric, Failure, HostRange, Kind, Memory, Options, Post,
+    Region, Remote, Route, Why,
 };
 use proptest::prelude::*;
 
@@ -19,7 +19,7 @@ fn writable() -> Access {
 
 /// The first byte of a region, as the peer names it.
 fn first_of(region: &Region) -> Remote {
-    Remote { key: region.remote_key(), address: region.address() }
+    Remote { key: region.remote_key(), address: region.memory().start }
 }
 
 /// Memory of the peer's, from which it writes.
@@ -51,7 +51,7 @@ fn the_peer_writes_and_reads_and_tells() {
     let mut pair = pair(&fake);
     let target = Buffer::new(&pair.client_domain, 4096, writable() | Access::REMOTE_READ, 7);
     let source = Buffer::new(&pair.server_domain, 1000, Access::WRITE, 42);
-    let remote = Remote { key: target.region.remote_key(), address: target.region.address() + 3 };
+    let remote = Remote { key: target.region.remote_key(), address: target.region.memory().start + 3 };
     pair.client.send(1, b"give", Post::QUIET).unwrap();
     expect_message(&mut pair.server, b"give");
     pair.server.write(2, source.region.range(0, 1000).unwrap(), remote, Post::QUIET).unwrap();
@@ -81,9 +81,9 @@ proptest! {
         let mut memory = vec![1_u8; 200];
         let first = memory[start..].as_mut_ptr();
         // SAFETY: `memory` lives until the end, and is looked at when nothing is under way.
-        let region = unsafe { pair.client_domain.register(Memory::Host { address: first, len }, writable()) }.unwrap();
+        let region = unsafe { pair.client_domain.register(Memory::Host(HostRange::new(first, len)), writable()) }.unwrap();
         let source = Buffer::new(&pair.server_domain, 64, Access::READ, 2);
-        let to = Remote { key: region.remote_key(), address: region.address().wrapping_add_signed(offset) };
+        let to = Remote { key: region.remote_key(), address: region.memory().start.wrapping_add_signed(offset) };
         pair.server.write(1, source.region.range(0, count).unwrap(), to, Post::PLAIN).unwrap();
         let fits = offset >= 0 && offset as usize + count <= len;
         let done = matches!(next(&mut pair.server), Completion::Done { .. });
@@ -244,7 +244,7 @@ fn a_region_stays_while_a_window_is_bound() {
     let fake = Fake::new();
     let mut pair = pair(&fake);
     let mut memory = vec![0_u8; 64];
-    let host = Memory::Host { address: memory.as_mut_ptr(), len: 64 };
+    let host = Memory::Host(HostRange::new(memory.as_mut_ptr(), 64));
     // SAFETY: `memory` lives until the end.
     let region = unsafe { pair.client_domain.register(host, Access::WRITE | Access::BIND) }.unwrap();
     let mut window = pair.client_domain.window().unwrap();
@@ -343,12 +343,13 @@ fn dma_bufs_are_written_where_their_pages_are() {
     let fd = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"buffer".as_ptr(), libc::MFD_CLOEXEC)) };
     let file = std::fs::File::from(fd);
     file.set_len(1 << 20).unwrap();
-    let memory = Memory::DmaBuf { fd: file.as_fd(), offset: 8192 + 5, len: 1000, address: (1 << 45) + 5 };
+    let memory =
+        Memory::DmaBuf { fd: file.as_fd(), offset: 8192 + 5, range: DeviceRange::new((1 << 45) + 5, 1000) };
     // SAFETY: no memory of this process.
     let register = |memory, access| unsafe { pair.client_domain.register(memory, access) };
     assert_eq!(Why::of(&register(memory, Access::WRITE | Access::BIND).unwrap_err()), Some(Why::Unsupported));
     let region = register(memory, writable()).unwrap();
-    assert_eq!(region.address(), (1 << 45) + 5);
+    assert_eq!(region.memory().start, (1 << 45) + 5);
     let source = source(&pair, 1000);
     let to = first_of(&region);
     pair.server.write(1, source.region.range(0, 1000).unwrap(), to, Post::PLAIN).unwrap();
@@ -370,7 +371,7 @@ fn what_a_device_cannot_do_is_said() {
     assert_eq!(domain.device().windows, Some(false));
     assert_eq!(Why::of(&domain.window().unwrap_err()), Some(Why::Unsupported));
     let file = std::fs::File::open("/dev/zero").unwrap();
-    let memory = Memory::DmaBuf { fd: file.as_fd(), offset: 0, len: 4096, address: 0 };
+    let memory = Memory::DmaBuf { fd: file.as_fd(), offset: 0, range: DeviceRange::new(0, 4096) };
     // SAFETY: nothing is registered.
     let refused = unsafe { domain.register(memory, Access::READ) };
     assert_eq!(Why::of(&refused.unwrap_err()), Some(Why::Unsupported));
@@ -383,7 +384,7 @@ fn locked_memory_has_a_limit() {
     let domain: std::sync::Arc<dyn Domain> = fake.open(&Route::to(common::address())).unwrap();
     let first = Buffer::new(&domain, 60, Access::READ, 0);
     let mut more = [0_u8; 60];
-    let memory = Memory::Host { address: more.as_mut_ptr(), len: 60 };
+    let memory = Memory::Host(HostRange::new(more.as_mut_ptr(), 60));
     // SAFETY: nothing is registered.
     let error = unsafe { domain.register(memory, Access::READ) }.unwrap_err();
     assert_eq!(

@@ -28,9 +28,8 @@ impl Parts {
         let index = ((offset / self.part.max(1)) as usize).min(self.files.len() - 1);
         let at = offset - index as u64 * self.part;
         let most = if index + 1 < self.files.len() { (self.part - at) as usize } else { usize::MAX };
-        let len = (request.len - done).min(most);
-        // SAFETY: the request's buffer is valid, and nobody else's, until it is answered.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(request.buffer.add(done), len) };
+        // SAFETY: the request's memory is valid, and nobody else's, until it is answered.
+        let bytes = unsafe { request.memory.after(done).first(most).bytes_mut() };
         match request.direction {
             Direction::Read => self.files[index].read_at(bytes, at),
             Direction::Write => self.files[index].write_at(bytes, at),
@@ -40,7 +39,7 @@ impl Parts {
 impl Requests for Parts {
     fn start(&self, request: Request, done: Answer) {
         let mut moved = 0;
-        while moved < request.len {
+        while moved < request.memory.len {
             match self.step(&request, moved) {
                 Ok(0) => break,
                 Ok(bytes) => moved += bytes,

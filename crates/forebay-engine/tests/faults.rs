@@ -410,17 +410,15 @@ struct Moody {
 
 impl Requests for Moody {
     fn start(&self, request: Request, done: Answer) {
-        let bad = (request.offset..request.offset + request.len as u64).contains(&self.bad);
+        let bad = (request.offset..request.offset + request.memory.len as u64).contains(&self.bad);
         let at = request.offset as usize;
-        let part = self.bytes[at..at + request.len].to_vec();
+        let part = self.bytes[at..at + request.memory.len].to_vec();
         std::thread::spawn(move || {
-            // Taken whole: a request may change threads, its pointer alone may not.
-            let request = request;
             if bad {
                 return done(Err(Error::new(ErrorKind::Timeout, "the storage server does not answer")));
             }
             // SAFETY: the lane keeps the buffer until the answer.
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), request.buffer, request.len) };
+            unsafe { request.memory.bytes_mut().copy_from_slice(&part) };
             done(Ok(part.len()));
         });
     }

@@ -73,7 +73,7 @@ struct Brief {
 impl Requests for Brief {
     fn start(&self, request: Request, done: Answer) {
         let Fill::Requests(whole) = self.whole.fill() else { panic!("it has no descriptor") };
-        let is_hit = (request.offset..request.offset + request.len as u64).contains(&self.place);
+        let is_hit = (request.offset..request.offset + request.memory.len as u64).contains(&self.place);
         match request.direction {
             Direction::Read if is_hit => done(Ok(0)),
             Direction::Write if is_hit => done(Err(Error::from_errno(libc::ENOSPC, "cannot write"))),

@@ -17,7 +17,9 @@ use forebay_nfs::rdma::{self, RdmaChunk, RdmaSegment};
 use forebay_nfs::rpc::{self, Credential};
 use forebay_nfs::xdr::{XdrReader, XdrWriter};
 use forebay_nfs::{Direction, NfsFile, NfsUrl, RdmaOptions, open};
-use forebay_verbs::{Access, Completion, Connection, Fabric, Memory, Options, Post, Region, Route};
+use forebay_verbs::{
+    Access, Completion, Connection, DeviceRange, Fabric, HostRange, Memory, Options, Post, Region, Route,
+};
 
 /// Calls of `bare` under way: the credits of the server in the process.
 const UNDER_WAY: usize = 4;
@@ -50,7 +52,7 @@ fn offset(file: &NfsFile, index: usize, bytes: usize) -> u64 {
 
 /// Requests of the client, one after the other.
 fn requests(form: &str, file: &NfsFile, memory: &mut [u8], count: usize) -> Result<()> {
-    let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
+    let range = Memory::Host(HostRange::of_mut(memory));
     // SAFETY: the memory outlives what is registered.
     let registered = unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?;
     for index in 0..count {
@@ -61,9 +63,14 @@ fn requests(form: &str, file: &NfsFile, memory: &mut [u8], count: usize) -> Resu
         // SAFETY: the memory is used by nobody else until the answer, which is waited for.
         unsafe {
             if form == "place" {
-                file.place(at, (memory.as_ptr() as u64, memory.len()), registered.clone(), answer);
+                file.place(
+                    at,
+                    DeviceRange::new(memory.as_ptr() as u64, memory.len()),
+                    registered.clone(),
+                    answer,
+                );
             } else {
-                file.start(Direction::Read, at, (memory.as_mut_ptr(), memory.len()), answer);
+                file.start(Direction::Read, at, HostRange::of_mut(memory), answer);
             }
         }
         while told.get().is_none() {
@@ -97,7 +104,7 @@ impl<'a> Bare<'a> {
         let private_data = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3].to_vec();
         let with = Options { private_data, receives: 8, receive_size: 16 << 10, ..Options::default() };
         let connection = domain.connect(Placing::address(), &with)?;
-        let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
+        let range = Memory::Host(HostRange::of_mut(memory));
         // SAFETY: the memory outlives the region, and is looked at by nobody.
         let region = unsafe { domain.register(range, Access::WRITE | Access::REMOTE_WRITE) }?;
         Ok(Self { connection, region, file, bytes: memory.len(), who: Credential::of_process() })
@@ -128,7 +135,7 @@ impl<'a> Bare<'a> {
         let mut most = 1;
         while answered < all {
             while asked < all && asked - answered < most {
-                let place = self.region.address() + (asked % each * Self::CALL) as u64;
+                let place = self.region.memory().start + (asked % each * Self::CALL) as u64;
                 let at = offset(self.file, asked / each, self.bytes) + (asked % each * Self::CALL) as u64;
                 self.send(asked as u32, place, at)?;
                 asked += 1;

@@ -14,6 +14,7 @@ use forebay_nfs::open::find;
 use forebay_nfs::rpc::{Credential, next_xid};
 use forebay_nfs::xdr::XdrWriter;
 use forebay_nfs::{Direction, NfsOptions, NfsUrl, open};
+use forebay_source::HostRange;
 
 const CALL: usize = 1 << 20;
 /// Calls under way on a connection.
@@ -54,10 +55,10 @@ fn by_client(url: &NfsUrl, connections: usize, rounds: usize) -> Result<(u64, Du
     // For good: after an error others are still under way.
     let memory = vec![0xA5u8; len].leak();
     let (tell, told) = mpsc::channel();
-    let first = memory.as_mut_ptr();
+    let all_memory = HostRange::of_mut(memory);
     let start = |index: usize| {
         let (at, tell) = (index * CALL % len, tell.clone());
-        let place = (first.wrapping_add(at), CALL);
+        let place = all_memory.after(at).first(CALL);
         // Twice as many requests as calls under way: a place is asked for again long after its answer.
         // SAFETY: within `memory`, which stays.
         unsafe { file.start(Direction::Read, at as u64, place, Box::new(move |got| drop(tell.send(got)))) };

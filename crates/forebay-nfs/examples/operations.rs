@@ -19,7 +19,7 @@ use forebay_engine::{Batch, Buffer, Direction, Piece, Session, Transfer};
 use forebay_gpu::bar::{Mapping, Provider};
 use forebay_gpu::{Devices, bar, host};
 use forebay_nfs::NfsSource;
-use forebay_verbs::Memory;
+use forebay_verbs::{DeviceRange, HostRange, Memory};
 use libloading::os::unix::Library;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -164,9 +164,9 @@ impl ClientReads {
         // SAFETY: the memory outlives the reads, and each has a range of its own.
         unsafe {
             if let Some(memory) = &self.registered {
-                self.file.place(offset, (address, self.bytes), memory.clone(), answer);
+                self.file.place(offset, DeviceRange::new(address, self.bytes), memory.clone(), answer);
             } else {
-                let memory = (address as *mut u8, self.bytes);
+                let memory = HostRange::new(address as *const u8, self.bytes);
                 self.file.start(forebay_nfs::Direction::Read, offset, memory, answer);
             }
         }
@@ -179,7 +179,7 @@ fn client(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
     let file = on_server(path)?;
     let mut memory = vec![0u8; bytes * UNDER_WAY];
     let registered = if form == "registered" {
-        let range = Memory::Host { address: memory.as_mut_ptr(), len: memory.len() };
+        let range = Memory::Host(HostRange::of_mut(&mut memory));
         // SAFETY: the memory outlives what is registered.
         Some(unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?)
     } else {

@@ -203,7 +203,7 @@ impl Requests for NfsSource {
                 .hint("open the file for this direction")));
         }
         // SAFETY: the lane keeps the buffer valid and untouched until the answer.
-        unsafe { self.file.start(request.direction, request.offset, (request.buffer, request.len), done) };
+        unsafe { self.file.start(request.direction, request.offset, request.memory, done) };
     }
 
     fn shape(&self) -> RequestShape {

@@ -10,6 +10,7 @@ use fake_nfs::{Asked, Fault, Placing, Seen, Server};
 use fake_verbs::Fake;
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::{Direction, NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
+use forebay_source::HostRange;
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 const LEN: usize = 3_500_001;
@@ -348,7 +349,7 @@ fn ten_thousand_requests_wait_their_turn() {
             for (index, part) in place.chunks_mut(4096).enumerate() {
                 let tell = tell.clone();
                 let answer = Box::new(move |result| tell.send(result).unwrap());
-                let memory = (part.as_mut_ptr(), part.len());
+                let memory = HostRange::of_mut(part);
                 // SAFETY: the parts lie apart, and live until all are answered below.
                 unsafe { file.start(Direction::Read, index as u64 * 4096, memory, answer) };
             }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_nfs::{Direction, NfsFile, NfsOptions, NfsUrl, open};
+use forebay_source::HostRange;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const SOON: Duration = Duration::from_secs(8);
@@ -56,7 +57,7 @@ fn an_answer_that_panics_holds_up_no_other_request() {
                 tell.send(result).unwrap();
             });
             // SAFETY: the places stay until the last answer, and nobody else uses them.
-            unsafe { file.start(Direction::Read, 0, (place.as_mut_ptr(), place.len()), answer) };
+            unsafe { file.start(Direction::Read, 0, HostRange::of_mut(place), answer) };
         }
         for _ in 1..places.len() {
             assert_eq!(told.recv_timeout(SOON).unwrap().unwrap(), 100, "{version}");

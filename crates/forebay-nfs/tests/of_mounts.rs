@@ -14,6 +14,7 @@ use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
 use forebay_nfs::of_mount;
 use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
+use forebay_source::HostRange;
 
 const LEN: usize = 8 << 20;
 
@@ -72,7 +73,7 @@ fn options() -> NfsOptions {
 fn start(file: &NfsFile, place: &mut [u8]) -> Receiver<Result<usize>> {
     let (tell, told) = sync_channel(1);
     let state = file.opened().state();
-    let memory = (place.as_mut_ptr(), place.len());
+    let memory = HostRange::of_mut(place);
     // SAFETY: the tests wait for the answer before the place goes, and use it not before.
     unsafe { file.start_in(state, 0, memory, Box::new(move |result| drop(tell.send(result)))) };
     told

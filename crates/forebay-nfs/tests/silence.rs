@@ -9,6 +9,7 @@ use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::{Direction, NfsFile, NfsOptions, NfsUrl, open, probe};
 use forebay_remote::silence::silent;
+use forebay_source::HostRange;
 
 const VERSIONS: [&str; 3] = ["3", "4.0", "4.1"];
 const PIECE: usize = 4096;
@@ -33,7 +34,7 @@ fn ends(file: &NfsFile, gone: impl FnOnce()) -> Vec<(Duration, Result<usize>)> {
         let tell = tell.clone();
         let answer = Box::new(move |result| drop(tell.send((began.elapsed(), result))));
         // SAFETY: the pieces lie apart, and stay until all are answered.
-        unsafe { file.start(Direction::Read, (index * PIECE) as u64, (piece.as_mut_ptr(), PIECE), answer) };
+        unsafe { file.start(Direction::Read, (index * PIECE) as u64, HostRange::of_mut(piece), answer) };
     }
     gone();
     (0..REQUESTS).map(|_| told.recv_timeout(Duration::from_mins(1)).unwrap()).collect()

@@ -8,6 +8,7 @@ use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
 use forebay_nfs::handle::{FileState, NfsVersion};
 use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
+use forebay_source::HostRange;
 
 const LEN: usize = 3_500_001;
 
@@ -30,7 +31,7 @@ fn each(test: impl Fn(&Server, &NfsFile, &[u8])) {
 fn read_in(file: &NfsFile, state: FileState, offset: usize, len: usize) -> Result<Vec<u8>> {
     let mut place = vec![0xAA; len + 64];
     let (tell, told) = sync_channel(1);
-    let memory = (place[32..].as_mut_ptr(), len);
+    let memory = HostRange::of_mut(&mut place[32..32 + len]);
     // SAFETY: the place stays until the answer, and nobody else uses it.
     unsafe { file.start_in(state, offset as u64, memory, Box::new(move |result| drop(tell.send(result)))) };
     let got = told.recv().unwrap();

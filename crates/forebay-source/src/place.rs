@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use forebay_error::Result;
+use forebay_sys::DeviceRange;
 use forebay_verbs::{Device, Domain, RegisteredMemory};
 
 use crate::{Answer, StateToken};
@@ -32,12 +33,12 @@ pub trait Place: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Has bytes from `offset` on put to `range` (address, bytes) of `memory`. `answer` is called once, when nothing can arrive in the
+    /// Has bytes from `offset` on put to `range` of `memory`. `answer` is called once, when nothing can arrive in the
     /// range any more, with the bytes that came: fewer where the source ends. This process does not touch the range.
     ///
     /// # Safety
     /// Nobody else uses the range until the answer.
-    unsafe fn place(&self, offset: u64, range: (u64, usize), memory: Arc<RegisteredMemory>, answer: Answer);
+    unsafe fn place(&self, offset: u64, range: DeviceRange, memory: Arc<RegisteredMemory>, answer: Answer);
 
     /// Reads into host memory by the same server, and waits: a trial compares with it. Fewer bytes: the source ends there.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize>;

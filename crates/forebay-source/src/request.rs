@@ -3,6 +3,7 @@
 use std::fmt;
 
 use forebay_error::Result;
+use forebay_sys::HostRange;
 
 /// The direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,19 +17,13 @@ pub enum Direction {
 /// One piece of work for a source without a descriptor.
 #[derive(Debug)]
 pub struct Request {
-    /// Read fills `buffer`, Write takes it.
+    /// Read fills the memory, Write takes it.
     pub direction: Direction,
     /// Offset in the source.
     pub offset: u64,
-    /// Address of host memory that stays valid until `done` is called.
-    pub buffer: *mut u8,
-    /// Bytes.
-    pub len: usize,
+    /// Host memory. Who made the request keeps it valid and untouched until `done` is called.
+    pub memory: HostRange,
 }
-
-// SAFETY: the lane that made the request keeps the buffer valid and untouched until it is answered, so the source
-// may use it from any thread.
-unsafe impl Send for Request {}
 
 /// Answers a [`Request`]: bytes moved (fewer at the end of the source) or an error. Called once, from any thread.
 pub type Answer = Box<dyn FnOnce(Result<usize>) + Send>;

@@ -1,6 +1,6 @@
 //! What a library needs in somebody else's process: threads that run no handlers of the program's, a count of forks,
 //! room for descriptors, files whose descriptors the program may close, values that many threads write, locks whose
-//! holders may panic, dates, and forms of text that the kernel has.
+//! holders may panic, ranges of memory, dates, and forms of text that the kernel has.
 
 mod calendar;
 pub mod descriptor_table;
@@ -9,10 +9,12 @@ pub mod forks;
 mod held_file;
 pub mod kernel_text;
 mod lock;
+mod ranges;
 mod striped;
 pub mod threads;
 
 pub use calendar::UtcTime;
 pub use held_file::HeldFile;
 pub use lock::lock;
+pub use ranges::{DeviceRange, HostRange};
 pub use striped::{OwnLine, STRIPES, Striped};

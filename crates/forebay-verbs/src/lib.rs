@@ -19,6 +19,7 @@ pub use fabric::{
     Connection, Device, DeviceLimits, Domain, Down, Fabric, Incoming, Listener, Options, Post, Route,
     STOP_SLICE, Stop, Transport, check_length,
 };
+pub use forebay_sys::{DeviceRange, HostRange};
 pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
 pub use pages::Pages;
 pub use registered::RegisteredMemory;

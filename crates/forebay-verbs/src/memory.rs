@@ -6,6 +6,7 @@ use std::ops::BitOr;
 use std::os::fd::BorrowedFd;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::{DeviceRange, HostRange};
 
 /// What may be done to memory. The local device may always read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,43 +47,24 @@ impl BitOr for Access {
 #[derive(Clone, Copy, Debug)]
 pub enum Memory<'a> {
     /// Host memory; it counts against the limit of locked memory. Its remote address is its own.
-    Host {
-        /// Where it begins.
-        address: *mut u8,
-        /// Bytes.
-        len: usize,
-    },
+    Host(HostRange),
     /// A range of a dma-buf: device memory. No window can be bound to it.
     DmaBuf {
         /// The dma-buf. The registration holds it: the descriptor may be closed afterwards.
         fd: BorrowedFd<'a>,
         /// Where the range begins in the dma-buf.
         offset: u64,
-        /// Bytes.
-        len: usize,
-        /// The remote address that the range gets; the same offset in its page as `offset`.
-        address: u64,
+        /// The remote address that the range gets, the same offset in its page as `offset`; and its bytes.
+        range: DeviceRange,
     },
 }
 
 impl Memory<'_> {
-    /// Bytes.
-    pub const fn len(&self) -> usize {
+    /// Its remote address, and its bytes.
+    pub fn range(&self) -> DeviceRange {
         match self {
-            Self::Host { len, .. } | Self::DmaBuf { len, .. } => *len,
-        }
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The remote address of the first byte.
-    pub fn address(&self) -> u64 {
-        match self {
-            Self::Host { address, .. } => *address as u64,
-            Self::DmaBuf { address, .. } => *address,
+            Self::Host(memory) => DeviceRange::new(memory.address(), memory.len),
+            Self::DmaBuf { range, .. } => *range,
         }
     }
 }
@@ -97,8 +79,7 @@ pub trait Handle: Any + Send + Sync {
 pub struct Region {
     local_key: u32,
     remote_key: u32,
-    address: u64,
-    len: usize,
+    memory: DeviceRange,
     access: Access,
     handle: Box<dyn Handle>,
 }
@@ -107,7 +88,7 @@ impl Region {
     /// A region with its keys, for those who make a fabric.
     pub fn new(keys: (u32, u32), memory: &Memory<'_>, access: Access, handle: Box<dyn Handle>) -> Self {
         let (local_key, remote_key) = keys;
-        Self { local_key, remote_key, address: memory.address(), len: memory.len(), access, handle }
+        Self { local_key, remote_key, memory: memory.range(), access, handle }
     }
 
     /// The key that this side names it by.
@@ -120,19 +101,9 @@ impl Region {
         self.remote_key
     }
 
-    /// The remote address of the first byte.
-    pub const fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Bytes.
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Its remote address, and its bytes.
+    pub const fn memory(&self) -> DeviceRange {
+        self.memory
     }
 
     /// What was granted.
@@ -142,13 +113,13 @@ impl Region {
 
     /// A range, for this side's operations.
     pub fn range(&self, offset: usize, len: usize) -> Result<Local<'_>> {
-        if offset.checked_add(len).is_none_or(|end| end > self.len) || u32::try_from(len).is_err() {
+        if offset.checked_add(len).is_none_or(|end| end > self.memory.len) || u32::try_from(len).is_err() {
             return Err(Error::new(ErrorKind::InvalidInput, "the range is not within the registered memory")
                 .with("offset", offset)
                 .with("len", len)
-                .with("registered", self.len));
+                .with("registered", self.memory.len));
         }
-        Ok(Local { region: self, address: self.address + offset as u64, len: len as u32 })
+        Ok(Local { region: self, address: self.memory.start + offset as u64, len: len as u32 })
     }
 
     /// The handle as the fabric's own type.
@@ -170,8 +141,8 @@ impl Region {
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Region")
-            .field("address", &format_args!("{:#x}", self.address))
-            .field("len", &self.len)
+            .field("address", &format_args!("{:#x}", self.memory.start))
+            .field("len", &self.memory.len)
             .field("access", &self.access)
             .finish_non_exhaustive()
     }
@@ -266,7 +237,7 @@ mod tests {
 
     #[test]
     fn ranges_stay_within_the_region() {
-        let memory = Memory::Host { address: std::ptr::without_provenance_mut(4096), len: 100 };
+        let memory = Memory::Host(HostRange::new(std::ptr::without_provenance(4096), 100));
         let region = Region::new((1, 2), &memory, Access::WRITE, Box::new(Nothing));
         let range = region.range(10, 90).unwrap();
         assert_eq!((range.address, range.len), (4106, 90));

@@ -3,6 +3,7 @@
 use std::ptr::{self, NonNull};
 
 use forebay_error::{Error, Result};
+use forebay_sys::HostRange;
 
 /// Whole pages that a forked child does not get: what a device writes there is this process's on every kernel
 /// ([`crate::Domain::copies_at_fork`]).
@@ -38,19 +39,9 @@ impl Pages {
         Ok(pages)
     }
 
-    /// The first byte.
-    pub const fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-
-    /// Bytes.
-    pub const fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none, which never is.
-    pub const fn is_empty(&self) -> bool {
-        self.len == 0
+    /// All of it.
+    pub const fn range(&self) -> HostRange {
+        HostRange::new(self.start.as_ptr(), self.len)
     }
 }
 
@@ -76,12 +67,12 @@ mod tests {
     #[test]
     fn a_child_has_none_of_it_and_unmaps_nothing_else() {
         let mut pages = Pages::new(10_000).unwrap();
-        assert!(is_mapped(pages.start()) && pages.len() == 10_000 && !pages.is_empty());
+        assert!(is_mapped(pages.start) && pages.range().len == 10_000);
         // SAFETY: the child calls functions that are safe after a fork only, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let is_gone = !is_mapped(pages.start());
-            let (fixed, at) = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, pages.start());
+            let is_gone = !is_mapped(pages.start);
+            let (fixed, at) = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, pages.start);
             // SAFETY: nothing is there; the drop is the one to be tested.
             let is_kept = unsafe {
                 libc::mmap(at.as_ptr().cast(), 4096, libc::PROT_READ, fixed, -1, 0);

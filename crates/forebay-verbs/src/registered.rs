@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::DeviceRange;
 
 use crate::{Access, Domain, Memory, Region, Remote};
 
@@ -38,16 +39,15 @@ impl RegisteredMemory {
         &self.domain.device().name
     }
 
-    /// How a peer names a range of `len` bytes; an error if the range is not within it.
-    pub fn remote(&self, address: u64, len: usize) -> Result<Remote> {
-        let start = self.region.address();
-        let end = address.checked_sub(start).and_then(|at| at.checked_add(len as u64));
-        if end.is_none_or(|end| end > self.region.len() as u64) {
+    /// How a peer names a range; an error if the range is not within it.
+    pub fn remote(&self, range: DeviceRange) -> Result<Remote> {
+        let all = self.region.memory();
+        if !all.holds(range) {
             return Err(Error::new(ErrorKind::InvalidInput, "the range is not within the registered memory")
-                .with("bytes", len)
-                .with("registered", self.region.len()));
+                .with("bytes", range.len)
+                .with("registered", all.len));
         }
-        Ok(Remote { key: self.region.remote_key(), address })
+        Ok(Remote { key: self.region.remote_key(), address: range.start })
     }
 }
 

@@ -112,13 +112,13 @@ impl Requests for Bytes {
     fn start(&self, request: Request, done: Answer) {
         let (mut now, start) = (lock(&self.now), request.offset as usize);
         if request.direction == Direction::Write {
-            let end = now.0.len().max(start + request.len);
+            let end = now.0.len().max(start + request.memory.len);
             now.0.resize(end, 0);
             now.1 += 1;
         }
-        let end = now.0.len().min(start + request.len).max(start);
+        let end = now.0.len().min(start + request.memory.len).max(start);
         // SAFETY: the buffer is valid, and nobody else's, until the request is answered.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(request.buffer, end - start) };
+        let buffer = unsafe { request.memory.first(end - start).bytes_mut() };
         match request.direction {
             _ if start == end => {}
             Direction::Read => buffer.copy_from_slice(&now.0[start..end]),

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fake_verbs::Fake;
-use forebay_verbs::{Access, Completion, Connection, Domain, Fabric, Memory, Options, Region, Route, Window};
+use forebay_verbs::{
+    Access, Completion, Connection, Domain, Fabric, HostRange, Memory, Options, Region, Route, Window,
+};
 
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
@@ -51,7 +53,7 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn new(domain: &Arc<dyn Domain>, len: usize, access: Access, fill: u8) -> Self {
         let mut bytes = vec![fill; len].into_boxed_slice();
-        let memory = Memory::Host { address: bytes.as_mut_ptr(), len };
+        let memory = Memory::Host(HostRange::new(bytes.as_mut_ptr(), len));
         // SAFETY: the bytes go after the region, and are looked at only between operations.
         let region = unsafe { domain.register(memory, access) }.unwrap();
         Self { region, bytes }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::HeldUp;
+use forebay_source::{HeldUp, HostRange};
 
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
@@ -36,7 +36,7 @@ impl fmt::Debug for File {
 /// Makes a request and waits for its answer. A write leaves the bytes as they are.
 fn answer_of(requests: &dyn Requests, direction: Direction, bytes: &mut [u8], offset: u64) -> Result<usize> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
-    let request = Request { direction, offset, buffer: bytes.as_mut_ptr(), len: bytes.len() };
+    let request = Request { direction, offset, memory: HostRange::of_mut(bytes) };
     requests.start(request, Box::new(move |got| drop(answer.send(got))));
     // Exactly one answer comes: until then the memory is the request's.
     answered.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a source gave no answer")))

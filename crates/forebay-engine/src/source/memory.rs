@@ -52,13 +52,13 @@ impl MemorySource {
 fn serve(bytes: &Bytes, request: &Request) -> usize {
     let mut bytes = lock(bytes);
     let start = request.offset as usize;
-    if request.direction == Direction::Write && bytes.len() < start + request.len {
-        bytes.resize(start + request.len, 0);
+    if request.direction == Direction::Write && bytes.len() < start + request.memory.len {
+        bytes.resize(start + request.memory.len, 0);
     }
-    let len = bytes.len().saturating_sub(start).min(request.len);
+    let len = bytes.len().saturating_sub(start).min(request.memory.len);
     if len > 0 {
-        // SAFETY: the lane keeps `buffer..buffer+len` valid and untouched until the answer.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(request.buffer, len) };
+        // SAFETY: the lane keeps the memory valid and untouched until the answer.
+        let buffer = unsafe { request.memory.first(len).bytes_mut() };
         match request.direction {
             Direction::Read => buffer.copy_from_slice(&bytes[start..start + len]),
             Direction::Write => bytes[start..start + len].copy_from_slice(buffer),

@@ -35,7 +35,9 @@ pub(crate) use descriptor::Fd;
 pub use file::{DirectAlignment, OpenOptions};
 pub(crate) use file::{FileSource, LOCAL_FILE_SYSTEMS, TMPFS};
 use forebay_source::BesideFile;
-pub use forebay_source::{Answer, Facts, Fill, Request, RequestShape, Requests, Source, StateToken};
+pub use forebay_source::{
+    Answer, DeviceRange, Facts, Fill, HostRange, Request, RequestShape, Requests, Source, StateToken,
+};
 use mapping::WriteMapping;
 pub(crate) use mapping::{MemoryWrite, touch};
 pub use memory::MemorySource;

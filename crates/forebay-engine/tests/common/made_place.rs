@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use fake_verbs::Fake;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{Answer, Direction, Fill, Place, PlaceScope, Request, Requests, Source, StateToken};
+use forebay_source::{
+    Answer, DeviceRange, Direction, Fill, HostRange, Place, PlaceScope, Request, Requests, Source, StateToken,
+};
 use forebay_verbs::{Access, Connection, Domain, Fabric, Memory, Options, Post, RegisteredMemory, Route};
 
 /// The source, and what places its bytes.
@@ -62,24 +64,19 @@ impl MadePlace {
         })
     }
 
-    fn place_now(
-        &self,
-        offset: u64,
-        (address, len): (u64, usize),
-        memory: &RegisteredMemory,
-    ) -> Result<usize> {
+    fn place_now(&self, offset: u64, range: DeviceRange, memory: &RegisteredMemory) -> Result<usize> {
         if self.refuses.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Busy, "the peer refuses"));
         }
-        let mut bytes = self.bytes.lock().unwrap();
+        let bytes = self.bytes.lock().unwrap();
         let start = bytes.len().min(offset as usize);
-        let len = len.min(bytes.len() - start);
+        let len = range.len.min(bytes.len() - start);
         if len == 0 || self.loses.load(Ordering::Relaxed) {
             return Ok(len);
         }
-        let remote = memory.remote(address, len)?;
+        let remote = memory.remote(DeviceRange { len, ..range })?;
         let peer = &mut *self.peer.lock().unwrap();
-        let from = Memory::Host { address: bytes[start..].as_mut_ptr(), len };
+        let from = Memory::Host(HostRange::of(&bytes[start..start + len]));
         // SAFETY: the bytes stay where they are until the region is dropped below; they are only read.
         let region = unsafe { peer.domain.register(from, Access::READ) }?;
         peer.connection.write(1, region.range(0, len)?, remote, Post::PLAIN)?;
@@ -102,7 +99,7 @@ impl Place for MadePlace {
         Ok(self.domain.clone())
     }
 
-    unsafe fn place(&self, offset: u64, range: (u64, usize), memory: Arc<RegisteredMemory>, answer: Answer) {
+    unsafe fn place(&self, offset: u64, range: DeviceRange, memory: Arc<RegisteredMemory>, answer: Answer) {
         answer(self.place_now(offset, range, &memory));
     }
 
@@ -153,18 +150,18 @@ impl Requests for MadeSource {
     fn start(&self, request: Request, done: Answer) {
         if request.direction == Direction::Read {
             // SAFETY: the lane keeps the buffer valid and to this request until it is answered.
-            let to = unsafe { std::slice::from_raw_parts_mut(request.buffer, request.len) };
+            let to = unsafe { request.memory.bytes_mut() };
             return done(self.0.read_at(to, request.offset));
         }
         // SAFETY: the same.
-        let from = unsafe { std::slice::from_raw_parts(request.buffer, request.len) };
+        let from = unsafe { request.memory.bytes() };
         let mut bytes = self.0.bytes.lock().unwrap();
-        let end = request.offset as usize + request.len;
+        let end = request.offset as usize + request.memory.len;
         let len = bytes.len().max(end);
         bytes.resize(len, 0);
-        bytes[end - request.len..end].copy_from_slice(from);
+        bytes[end - request.memory.len..end].copy_from_slice(from);
         drop(bytes);
         self.0.writes.fetch_add(1, Ordering::Relaxed);
-        done(Ok(request.len));
+        done(Ok(request.memory.len));
     }
 }

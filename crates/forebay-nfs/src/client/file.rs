@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_verbs::RegisteredMemory;
+use forebay_verbs::{DeviceRange, HostRange, RegisteredMemory};
 
 use crate::client::clients::{KnownServer, known};
 use crate::client::look_up::new_client;
@@ -132,7 +132,7 @@ impl NfsFile {
     ///
     /// # Safety
     /// `memory` is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
-    pub unsafe fn start(&self, direction: Direction, offset: u64, memory: (*mut u8, usize), answer: Answer) {
+    pub unsafe fn start(&self, direction: Direction, offset: u64, memory: HostRange, answer: Answer) {
         // SAFETY: passed on.
         unsafe { self.client.start(self.request(direction, offset, memory), answer) };
     }
@@ -142,13 +142,13 @@ impl NfsFile {
     ///
     /// # Safety
     /// As of [`NfsFile::start`].
-    pub unsafe fn start_in(&self, state: FileState, offset: u64, memory: (*mut u8, usize), answer: Answer) {
+    pub unsafe fn start_in(&self, state: FileState, offset: u64, memory: HostRange, answer: Answer) {
         let request = IoRequest { state: Some(state), ..self.request(Direction::Read, offset, memory) };
         // SAFETY: passed on.
         unsafe { self.client.start(request, answer) };
     }
 
-    /// Has the server put a range of the file to `address` of memory that is registered in its client's domain; `answer` is
+    /// Has the server put a range of the file to a range of memory that is registered in its client's domain; `answer` is
     /// called once, when nothing can arrive in the range any more, with the bytes that came: fewer where the file ends. This
     /// process does not touch the memory.
     ///
@@ -157,40 +157,40 @@ impl NfsFile {
     pub unsafe fn place(
         &self,
         offset: u64,
-        (address, len): (u64, usize),
+        range: DeviceRange,
         memory: Arc<RegisteredMemory>,
         answer: Answer,
     ) {
-        let range = (std::ptr::without_provenance_mut(address as usize), len);
-        let request = self.request(Direction::Read, offset, range);
-        if let Err(error) = memory.remote(address, len) {
+        let host = HostRange::new(std::ptr::without_provenance(range.start as usize), range.len);
+        let request = self.request(Direction::Read, offset, host);
+        if let Err(error) = memory.remote(range) {
             return answer(Err(request.name(error)));
         }
         // SAFETY: passed on.
         unsafe { self.client.start(IoRequest { registered: Some(memory), ..request }, answer) };
     }
 
-    fn request(&self, direction: Direction, offset: u64, (buffer, len): (*mut u8, usize)) -> IoRequest {
+    fn request(&self, direction: Direction, offset: u64, memory: HostRange) -> IoRequest {
         let file = self.named.clone();
         let durable = self.client.server_of().writes_durably();
-        IoRequest { file, direction, offset, buffer, len, registered: None, state: None, durable }
+        IoRequest { file, direction, offset, memory, registered: None, state: None, durable }
     }
 
     /// Reads at `offset`, and waits. Fewer bytes: the file ends there.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
         // SAFETY: the bytes are borrowed until the answer.
-        unsafe { self.run(Direction::Read, offset, (bytes.as_mut_ptr(), bytes.len())) }
+        unsafe { self.run(Direction::Read, offset, HostRange::of_mut(bytes)) }
     }
 
     /// Writes at `offset`, and waits until it is durable.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<usize> {
         // SAFETY: the bytes are borrowed until the answer, and only read.
-        unsafe { self.run(Direction::Write, offset, (bytes.as_ptr().cast_mut(), bytes.len())) }
+        unsafe { self.run(Direction::Write, offset, HostRange::of(bytes)) }
     }
 
     /// # Safety
     /// As of `start`, until this returns.
-    unsafe fn run(&self, direction: Direction, offset: u64, memory: (*mut u8, usize)) -> Result<usize> {
+    unsafe fn run(&self, direction: Direction, offset: u64, memory: HostRange) -> Result<usize> {
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let answer: Answer = Box::new(move |result| drop(tell.send(result)));
         // SAFETY: passed on.

@@ -178,7 +178,7 @@ impl NfsClient {
     /// # Safety
     /// The request's memory is valid, and nobody else uses it (for a write: nobody changes it), until the answer.
     pub(crate) unsafe fn start(&self, request: IoRequest, answer: Answer) {
-        let end = request.offset.checked_add(request.len as u64);
+        let end = request.offset.checked_add(request.memory.len as u64);
         let refused = if let Err(error) = self.check_process() {
             Some(error)
         } else if is_stopped() {
@@ -191,7 +191,7 @@ impl NfsClient {
         if let Some(error) = refused {
             return answer(Err(request.name(error)));
         }
-        if request.len == 0 {
+        if request.memory.len == 0 {
             return answer(Ok(0));
         }
         let now = Instant::now();

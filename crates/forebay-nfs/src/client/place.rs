@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_error::Result;
 use forebay_source::{Answer, Place, PlaceScope, StateToken};
-use forebay_verbs::{Device, Domain, RegisteredMemory};
+use forebay_verbs::{Device, DeviceRange, Domain, RegisteredMemory};
 
 use crate::client::file::NfsFile;
 use crate::client::nfs_client::NfsClient;
@@ -43,7 +43,7 @@ impl Place for NfsFile {
         found.map(|found| found.map(|file| file as Arc<dyn Place>))
     }
 
-    unsafe fn place(&self, offset: u64, range: (u64, usize), memory: Arc<RegisteredMemory>, answer: Answer) {
+    unsafe fn place(&self, offset: u64, range: DeviceRange, memory: Arc<RegisteredMemory>, answer: Answer) {
         // SAFETY: passed on.
         unsafe { Self::place(self, offset, range, memory, answer) };
     }

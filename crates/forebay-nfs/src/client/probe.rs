@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::HostRange;
 use forebay_verbs::Device;
 
 use crate::client::file::NfsFile;
@@ -185,7 +186,7 @@ fn read(file: &NfsFile, place: &mut [u8]) -> Result<Duration> {
                 // The receiver waits for all.
                 let _ = tell.send(result);
             });
-            let memory = (piece.as_mut_ptr(), len);
+            let memory = HostRange::of_mut(piece);
             // SAFETY: the pieces lie apart; this function returns when all are answered.
             unsafe { file.start(Direction::Read, (index * PIECE) as u64, memory, answer) };
             under_way += 1;

@@ -96,6 +96,6 @@ impl Requests for ServerReads {
         });
         let state = self.server.opened().state();
         // SAFETY: the lane keeps the buffer valid and untouched until the answer.
-        unsafe { self.server.start_in(state, request.offset, (request.buffer, request.len), done) };
+        unsafe { self.server.start_in(state, request.offset, request.memory, done) };
     }
 }

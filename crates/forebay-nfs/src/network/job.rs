@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
 pub use forebay_source::{Answer, Direction};
-use forebay_verbs::RegisteredMemory;
+use forebay_verbs::{HostRange, RegisteredMemory};
 
 use crate::lock;
 use crate::protocol::handle::{CallLimits, FileState, NfsHandle};
@@ -26,9 +26,8 @@ pub(crate) struct IoRequest {
     pub(crate) file: Arc<FileTarget>,
     pub(crate) direction: Direction,
     pub(crate) offset: u64,
-    pub(crate) buffer: *mut u8,
-    pub(crate) len: usize,
-    /// The memory, where it was registered before: it is no host memory then.
+    pub(crate) memory: HostRange,
+    /// The registration, where the memory was registered before: it is no host memory then.
     pub(crate) registered: Option<Arc<RegisteredMemory>>,
     /// The file's state, where bytes of another one are of no use.
     pub(crate) state: Option<FileState>,
@@ -53,11 +52,6 @@ pub(crate) struct IoJob {
     state: Mutex<JobState>,
 }
 
-// SAFETY: the caller keeps the buffer valid and to itself until the request is answered; each call has a part of its own.
-unsafe impl Send for IoJob {}
-// SAFETY: as above; all else is behind a lock.
-unsafe impl Sync for IoJob {}
-
 struct JobState {
     /// Bytes from the start for which calls were made.
     issued: usize,
@@ -80,31 +74,25 @@ struct JobState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobPart {
     pub(crate) io: IoCall,
-    /// Bytes behind those of the call, which a later one moves: the server takes fewer in a call than when the part was cut.
-    pub(crate) rest: u32,
-    /// Memory of the bytes.
-    pub(crate) buffer: *mut u8,
+    /// Memory of the bytes. Behind those of the call a later one moves: the server takes fewer in a call than when the part was cut.
+    pub(crate) memory: HostRange,
     /// Where in the job.
     pub(crate) at: usize,
     /// The memory is not this process's to touch.
     pub(crate) is_placed: bool,
 }
 
-// SAFETY: as of `IoJob`.
-unsafe impl Send for JobPart {}
-
 impl JobPart {
     /// What is left when the first `count` bytes have moved.
     pub(crate) const fn after(self, count: u32) -> Self {
-        let left = self.len() - count;
-        let io = IoCall { offset: self.io.offset + count as u64, count: left, ..self.io };
-        let (buffer, at) = (self.buffer.wrapping_add(count as usize), self.at + count as usize);
-        Self { io, rest: 0, buffer, at, ..self }
+        let io = IoCall { offset: self.io.offset + count as u64, count: self.len() - count, ..self.io };
+        let (memory, at) = (self.memory.after(count as usize), self.at + count as usize);
+        Self { io, memory, at, ..self }
     }
 
     /// All of its bytes.
     const fn len(&self) -> u32 {
-        self.io.count + self.rest
+        self.memory.len as u32
     }
 
     /// Has its call move what the server takes now.
@@ -114,9 +102,7 @@ impl JobPart {
             IoOperation::Write { .. } => limits.write,
             IoOperation::Commit => return,
         };
-        let len = self.len();
-        self.io.count = len.min(most);
-        self.rest = len - self.io.count;
+        self.io.count = self.len().min(most);
     }
 }
 
@@ -146,7 +132,7 @@ impl IoJob {
         let state = JobState {
             issued: 0,
             pending: 0,
-            end: request.len,
+            end: request.memory.len,
             error: None,
             answer: Some(answer),
             verifier: None,
@@ -181,7 +167,7 @@ impl IoJob {
         state.answer.as_ref()?;
         if state.is_committing && state.pending == 0 {
             state.pending = 1;
-            let len = u32::try_from(self.request.len).unwrap_or(0);
+            let len = u32::try_from(self.request.memory.len).unwrap_or(0);
             return Some((self.part(IoOperation::Commit, 0, len), false));
         }
         let part = self.cut(&mut state, limits)?;
@@ -204,16 +190,16 @@ impl IoJob {
         let operation = match self.request.direction {
             Direction::Read => IoOperation::Read,
             // A single piece is made durable at once; many share a COMMIT.
-            Direction::Write => {
-                IoOperation::Write { durable: self.request.durable || self.request.len <= most as usize }
-            }
+            Direction::Write => IoOperation::Write {
+                durable: self.request.durable || self.request.memory.len <= most as usize,
+            },
         };
         Some(self.part(operation, at, count as u32))
     }
 
     /// How many calls it takes at most.
     pub(crate) fn calls(&self, limits: CallLimits) -> usize {
-        self.request.len.div_ceil(limits.read.min(limits.write) as usize)
+        self.request.memory.len.div_ceil(limits.read.min(limits.write) as usize)
     }
 
     const fn part(&self, operation: IoOperation, at: usize, count: u32) -> JobPart {
@@ -221,7 +207,7 @@ impl IoJob {
         let tells_state = request.state.is_some();
         let io = IoCall { operation, offset: request.offset + at as u64, count, tells_state };
         let is_placed = request.registered.is_some();
-        JobPart { io, rest: 0, buffer: request.buffer.wrapping_add(at), at, is_placed }
+        JobPart { io, memory: request.memory.after(at).first(count as usize), at, is_placed }
     }
 
     /// Takes note of the reply to a part. `None`: `part` is what its call asks for next, which is the rest of it, or the next part of
@@ -350,8 +336,7 @@ mod tests {
             file: Arc::new(FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() }),
             direction: Direction::Read,
             offset: 0,
-            buffer: memory.as_mut_ptr(),
-            len: memory.len(),
+            memory: HostRange::of_mut(memory),
             registered: None,
             state: None,
             durable: false,

@@ -60,6 +60,6 @@ fn show(fabric: &dyn Fabric, address: IpAddr) -> Result<()> {
 fn register(address: IpAddr, bytes: usize) -> Result<()> {
     let domain = verbs()?.open(&Route::to(SocketAddr::new(address, 1)).from(address))?;
     let buffer = steps::Buffer::new(&*domain, bytes, Access::WRITE, 0)?;
-    println!("{} bytes registered on {}", buffer.region.len(), domain.device().name);
+    println!("{} bytes registered on {}", buffer.region.memory().len, domain.device().name);
     buffer.region.release()
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{
-    Access, Completion, Connection, Domain, Down, Fabric, Failure, Kind, Memory, Options, Post, Region,
-    Remote, Route, Transport, Why,
+    Access, Completion, Connection, DeviceRange, Domain, Down, Fabric, Failure, HostRange, Kind, Memory,
+    Options, Post, Region, Remote, Route, Transport, Why,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -131,7 +131,7 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn new(domain: &dyn Domain, len: usize, access: Access, fill: u8) -> Result<Self> {
         let mut bytes = vec![fill; len].into_boxed_slice();
-        let memory = Memory::Host { address: bytes.as_mut_ptr(), len };
+        let memory = Memory::Host(HostRange::new(bytes.as_mut_ptr(), len));
         // SAFETY: the bytes go after the region, and are looked at only between operations.
         let region = unsafe { domain.register(memory, access) }?;
         Ok(Self { region, bytes })
@@ -151,7 +151,7 @@ impl Buffer {
     }
 
     fn at(&self, offset: usize) -> Remote {
-        Remote { key: self.region.remote_key(), address: self.region.address() + offset as u64 }
+        Remote { key: self.region.remote_key(), address: self.region.memory().start + offset as u64 }
     }
 
     /// `len` bytes of `from` stand at `offset`, and nothing was changed around them.
@@ -396,7 +396,7 @@ fn invalidated_by_message(ends: &mut Ends) -> Result<String> {
 fn deregistered(ends: &mut Ends) -> Result<String> {
     let Buffer { region, bytes } =
         Buffer::new(&*ends.client_domain, 8192, Access::WRITE | Access::REMOTE_WRITE, GUARD)?;
-    let to = Remote { key: region.remote_key(), address: region.address() };
+    let to = Remote { key: region.remote_key(), address: region.memory().start };
     region.release()?;
     let failures = ends.write_refused(4096, to)?;
     same(std::hint::black_box(&bytes), &[GUARD; 8192])?;
@@ -426,14 +426,15 @@ fn dma_buf(ends: &mut Ends) -> Result<String> {
     let is_double = ends.client_domain.device().name.starts_with("fake");
     let buffer = if is_double { file.try_clone().ok() } else { udmabuf(&file, LEN as u64) };
     let Some(buffer) = buffer else { return Ok("this user has no /dev/udmabuf".to_owned()) };
-    let memory = Memory::DmaBuf { fd: buffer.as_fd(), offset: 4096, len: 8192, address: 0x10_0000_1000 };
+    let memory =
+        Memory::DmaBuf { fd: buffer.as_fd(), offset: 4096, range: DeviceRange::new(0x10_0000_1000, 8192) };
     // SAFETY: no memory that this process uses but through the file.
     let region = match unsafe { ends.client_domain.register(memory, Access::WRITE | Access::REMOTE_WRITE) } {
         Err(error) if Why::of(&error) == Some(Why::Unsupported) => return Ok(format!("{error}")),
         region => region?,
     };
     let source = Buffer::patterned(&*ends.server_domain, 4096, Access::READ)?;
-    let to = Remote { key: region.remote_key(), address: region.address() + 100 };
+    let to = Remote { key: region.remote_key(), address: region.memory().start + 100 };
     ends.write_and_tell(&source, 4096, to)?;
     region.release()?;
     let mut bytes = vec![0; LEN];

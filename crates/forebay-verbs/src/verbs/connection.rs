@@ -4,11 +4,12 @@ use std::ffi::c_int;
 use std::fmt;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_sys::HostRange;
 
 use super::cm::Id;
 use super::errors::{check, check_errno};
@@ -39,7 +40,7 @@ struct Slots {
 impl Slots {
     fn new(domain: &Arc<Inner>, count: u32, size: u32) -> Result<Self> {
         let pages = Pages::new(count as usize * size as usize)?;
-        let memory = Memory::Host { address: pages.start().as_ptr(), len: pages.len() };
+        let memory = Memory::Host(pages.range());
         // SAFETY: the pages go after the region; this side looks only at parts that the device is not using, between a
         // completion and the next posting.
         let region = unsafe { domain.register(memory, Access::WRITE) }?;
@@ -48,16 +49,14 @@ impl Slots {
 
     /// A part as the device names it.
     fn part(&self, slot: u32, len: u32) -> sys::Sge {
-        let addr = self.region.address() + u64::from(slot) * u64::from(self.size);
+        let addr = self.region.memory().start + u64::from(slot) * u64::from(self.size);
         sys::Sge { addr, length: len, lkey: self.region.local_key() }
     }
 
     /// The first bytes of a part, if it has them.
-    fn start(&self, slot: u32, len: usize) -> Option<NonNull<u8>> {
+    fn memory(&self, slot: u32, len: usize) -> Option<HostRange> {
         let at = slot as usize * self.size as usize;
-        // SAFETY: within the pages.
-        (len <= self.size as usize && at + len <= self.pages.len())
-            .then(|| unsafe { self.pages.start().add(at) })
+        self.pages.range().part(at..at + len).filter(|_| len <= self.size as usize)
     }
 }
 
@@ -350,11 +349,11 @@ impl Connection for VerbsConnection {
         let slot = if len > self.inline { self.posted.take_slot() } else { None };
         let place = slot
             .zip(self.sends.as_ref())
-            .and_then(|(slot, sends)| Some((sends.start(slot, bytes.len())?, sends.part(slot, len))));
+            .and_then(|(slot, sends)| Some((sends.memory(slot, bytes.len())?, sends.part(slot, len))));
         let sge = match place {
-            Some((start, part)) => {
+            Some((memory, part)) => {
                 // SAFETY: the slot has room for them, and is nobody else's until its operation has ended.
-                unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), start.as_ptr(), bytes.len()) };
+                unsafe { memory.bytes_mut().copy_from_slice(bytes) };
                 part
             }
             None if len > self.inline => {
@@ -447,10 +446,10 @@ impl Connection for VerbsConnection {
 
     fn bytes(&self, message: &Message) -> Result<&[u8]> {
         self.check(message)?;
-        let start = self.receives.start(message.slot(), message.len());
-        let start = start.ok_or_else(|| Error::new(ErrorKind::Internal, "the message is not there"))?;
+        let memory = self.receives.memory(message.slot(), message.len());
+        let memory = memory.ok_or_else(|| Error::new(ErrorKind::Internal, "the message is not there"))?;
         // SAFETY: the device has written the part, and gets it again with the message, which is borrowed until then.
-        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), message.len()) })
+        Ok(unsafe { memory.bytes() })
     }
 
     fn post_receive(&mut self, message: Message) -> Result<()> {

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use forebay_error::Result;
+use forebay_sys::{DeviceRange, HostRange};
 
 use super::cm::Id;
 use super::errors::{check_errno, made};
@@ -43,23 +44,25 @@ impl Inner {
         // SAFETY: the domain lives as long as the region; the rest is as the caller promises.
         let raw = unsafe {
             match memory {
-                Memory::Host { address, len } => ibv.ibv_reg_mr(self.pd.as_ptr(), address.cast(), len, bits),
-                Memory::DmaBuf { fd, offset, len, address } => {
+                Memory::Host(HostRange { start, len }) => {
+                    ibv.ibv_reg_mr(self.pd.as_ptr(), start.cast(), len, bits)
+                }
+                Memory::DmaBuf { fd, offset, range: DeviceRange { start, len } } => {
                     let function = self.libraries.reg_dmabuf_mr.ok_or_else(|| {
                         Why::OldLibrary
                             .error("cannot register a dma-buf: libibverbs has no function for it")
                             .hint("libibverbs 34 or later is needed")
                     })?;
-                    function(self.pd.as_ptr(), offset, len, address, fd.as_raw_fd(), bits)
+                    function(self.pd.as_ptr(), offset, len, start, fd.as_raw_fd(), bits)
                 }
             }
         };
         let what = match memory {
-            Memory::Host { .. } => "cannot register memory",
+            Memory::Host(_) => "cannot register memory",
             Memory::DmaBuf { .. } => "cannot register a dma-buf",
         };
         let raw = made(raw, what)
-            .map_err(|error| error.with("bytes", memory.len()).with("device", &self.device.name))?;
+            .map_err(|error| error.with("bytes", memory.range().len).with("device", &self.device.name))?;
         let handle = Mr { raw: Some(raw), domain: Arc::clone(self) };
         // SAFETY: the registration was just made.
         let keys = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
-use forebay_source::{Place, StateToken};
+use forebay_source::{DeviceRange, Place, StateToken};
 use forebay_verbs::RegisteredMemory;
 
 use super::refusals::error_refusal;
@@ -31,21 +31,20 @@ const MAX_BYTES: usize = 256 << 20;
 pub(super) struct Range {
     entry: u32,
     offset: u64,
-    address: u64,
-    len: usize,
+    memory: DeviceRange,
     /// Where in the piece.
     at: u64,
     /// Which registration.
-    memory: usize,
+    registration: usize,
 }
 
 /// Cuts a piece into ranges.
-pub(super) fn cut(ranges: &mut Vec<Range>, entry: u32, piece: &Piece, memory: usize) {
+pub(super) fn cut(ranges: &mut Vec<Range>, entry: u32, piece: &Piece, registration: usize) {
     let mut at = 0;
     while at < piece.len {
         let len = (piece.len - at).min(MAX_RANGE);
-        let (offset, address) = (piece.offset + at as u64, piece.address + at as u64);
-        ranges.push(Range { entry, offset, address, len, at: at as u64, memory });
+        let memory = DeviceRange::new(piece.address + at as u64, len);
+        ranges.push(Range { entry, offset: piece.offset + at as u64, memory, at: at as u64, registration });
         at += len;
     }
 }
@@ -148,7 +147,7 @@ impl Flight {
             let answer = Box::new(move |result| this.answered(range, result));
             // SAFETY: the submitter keeps the memory valid and to itself until the completion resolves, which is behind all
             // answers.
-            unsafe { place.place(range.offset, (range.address, range.len), memory, answer) };
+            unsafe { place.place(range.offset, range.memory, memory, answer) };
             drop(place);
             state = lock(&self.state);
         }
@@ -193,21 +192,21 @@ impl Flight {
         }
         let range = *parts.ranges.get(state.next)?;
         let (count, bytes) = state.asked;
-        if count >= MAX_RANGES || count > 0 && bytes + range.len > MAX_BYTES {
+        if count >= MAX_RANGES || count > 0 && bytes + range.memory.len > MAX_BYTES {
             return None;
         }
         state.next += 1;
-        state.asked = (count + 1, bytes + range.len);
-        Some((range, parts.server.place.clone(), parts.memory[range.memory].clone()))
+        state.asked = (count + 1, bytes + range.memory.len);
+        Some((range, parts.server.place.clone(), parts.memory[range.registration].clone()))
     }
 
     fn answered(self: &Arc<Self>, range: Range, result: Result<usize>) {
         let mut state = lock(&self.state);
-        state.asked = (state.asked.0 - 1, state.asked.1 - range.len);
+        state.asked = (state.asked.0 - 1, state.asked.1 - range.memory.len);
         match result {
             Ok(bytes) => {
                 state.ended.moved += bytes as u64;
-                if bytes < range.len {
+                if bytes < range.memory.len {
                     state.ended.short.push((range, bytes as u64));
                 }
             }
@@ -256,7 +255,7 @@ impl Flight {
 
     /// Gives what failed to the engines further down.
     fn stage(&self, parts: &FlightParts, refusal: &Refusal, moved: u64, failed: &[(Range, Error)]) {
-        let left = failed.iter().map(|(range, _)| range.len as u64).sum::<u64>();
+        let left = failed.iter().map(|(range, _)| range.memory.len as u64).sum::<u64>();
         let refusal =
             Refusal { reason: format!("{} ({left} bytes were staged)", refusal.reason), ..refusal.clone() };
         let completion = &self.onward.completion;
@@ -267,10 +266,10 @@ impl Flight {
         completion.elected(Arc::new(election));
         let rest: Vec<Part> = failed
             .iter()
-            .map(|(Range { entry, offset, len, .. }, _)| Part::Range {
+            .map(|(Range { entry, offset, memory, .. }, _)| Part::Range {
                 entry: *entry,
                 start: *offset,
-                end: offset + *len as u64,
+                end: offset + memory.len as u64,
             })
             .collect();
         // SAFETY: the parts are of this flight's batch, and no call of it is under way.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_gpu::{Allocation, Device};
-use forebay_verbs::{Domain, Memory, RegisteredMemory};
+use forebay_verbs::{DeviceRange, Domain, Memory, RegisteredMemory};
 
 use super::refusals::{error_refusal, refusal};
 use crate::request::receipt::Refusal;
@@ -100,8 +100,11 @@ pub(super) fn register(
 ) -> Result<Arc<RegisteredMemory>, Arc<Refusal>> {
     let buffer = device.export(allocation).map_err(|error| error_refusal(&error))?;
     let len = usize::try_from(allocation.len).map_err(|_| refusal("the allocation is too long", None))?;
-    let memory =
-        Memory::DmaBuf { fd: buffer.fd.as_fd(), offset: buffer.offset, len, address: allocation.start };
+    let memory = Memory::DmaBuf {
+        fd: buffer.fd.as_fd(),
+        offset: buffer.offset,
+        range: DeviceRange::new(allocation.start, len),
+    };
     // SAFETY: device memory, which no code of this process takes for its own: only ranges that a caller lends are named to the server.
     unsafe { RegisteredMemory::new(domain, memory) }.map_err(|error| error_refusal(&error))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Wait};
-use forebay_source::{Place, PlaceScope};
+use forebay_source::{DeviceRange, Place, PlaceScope};
 
 use super::memory;
 use super::refusals::{error_refusal, refusal};
@@ -282,8 +282,9 @@ impl TrialMemory {
         let registered = registered.map_err(TrialOutcome::Unclear)?;
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let answer = Box::new(move |result| drop(tell.send(result)));
+        let range = DeviceRange::new(self.start + MISALIGNMENT, len);
         // SAFETY: the memory is the trial's alone, and the answer is waited for.
-        unsafe { server.place.place(offset, (self.start + MISALIGNMENT, len), registered, answer) };
+        unsafe { server.place.place(offset, range, registered, answer) };
         let answered = told
             .recv()
             .unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a request was not answered")));

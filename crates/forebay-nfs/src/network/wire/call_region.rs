@@ -33,22 +33,22 @@ impl CallRegion {
     ) -> Result<Self> {
         let len = part.io.count as usize;
         let copy = if domain.copies_at_fork() { None } else { Some(Pages::new(len)?) };
-        let address = copy.as_ref().map_or(part.buffer, |pages| pages.start().as_ptr());
+        let memory = copy.as_ref().map_or(part.memory.first(len), Pages::range);
         if copy.is_some() && matches!(part.io.operation, IoOperation::Write { .. }) {
             // SAFETY: both have that many bytes; nobody changes those of the caller.
-            unsafe { ptr::copy_nonoverlapping(part.buffer, address, len) };
+            unsafe { ptr::copy_nonoverlapping(part.memory.start, memory.start, len) };
         }
         // SAFETY: as the caller promises; the pages are ours.
-        let region = unsafe { domain.register(Memory::Host { address, len }, access)? };
+        let region = unsafe { domain.register(Memory::Host(memory), access)? };
         Ok(Self { region, copy, _counted: counted })
     }
 
     /// Brings the first bytes of a READ to where the caller wants them. There are that many.
     pub(super) fn deliver(&self, part: &JobPart, count: usize) {
         if let Some(pages) = &self.copy {
-            let count = count.min(pages.len());
+            let from = pages.range().first(count);
             // SAFETY: both have that many bytes; the caller's memory is the call's until it ends, which only this thread does.
-            unsafe { ptr::copy_nonoverlapping(pages.start().as_ptr(), part.buffer, count) };
+            unsafe { ptr::copy_nonoverlapping(from.start, part.memory.start, from.len) };
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::io::IoSliceMut;
 
+use forebay_source::HostRange;
+
 use crate::protocol::xdr::Malformed;
 
 /// Bytes kept of a stream beyond what was asked for: small replies, or the next reply's head.
@@ -72,31 +74,30 @@ impl RecordInput {
         while got < place.len() && self.enter(stream)? {
             let bytes = self.left.min(place.len() - got);
             // SAFETY: the range is of `place`.
-            unsafe { self.take(stream, place[got..].as_mut_ptr(), bytes)? };
+            unsafe { self.take(stream, HostRange::of_mut(&mut place[got..got + bytes]))? };
             got += bytes;
         }
         Ok(got)
     }
 
-    /// Receives the next `len` bytes of the record.
+    /// Receives the next bytes of the record, as many as `place` has.
     ///
     /// # Safety
-    /// `place..place+len` is valid memory that nobody else uses.
+    /// `place` is valid memory that nobody else uses.
     pub(crate) unsafe fn read<S: RecordStream>(
         &mut self,
         stream: &mut S,
-        mut place: *mut u8,
-        mut len: usize,
+        mut place: HostRange,
     ) -> Result<(), S::Error> {
-        self.most = if len < READ_AHEAD_BYTES { READ_AHEAD_BYTES } else { LARGE_HEAD_BYTES };
-        while len > 0 {
+        self.most = if place.len < READ_AHEAD_BYTES { READ_AHEAD_BYTES } else { LARGE_HEAD_BYTES };
+        while place.len > 0 {
             if !self.enter(stream)? {
                 return Err(Malformed("it ends before its bytes").into());
             }
-            let bytes = self.left.min(len);
+            let part = place.first(self.left);
             // SAFETY: within the range that the caller vouches for.
-            unsafe { self.take(stream, place, bytes)? };
-            (place, len) = (place.wrapping_add(bytes), len - bytes);
+            unsafe { self.take(stream, part)? };
+            place = place.after(part.len);
         }
         Ok(())
     }
@@ -111,7 +112,7 @@ impl RecordInput {
                 return Err(Malformed("a record has no end").into());
             }
             // SAFETY: the range is of `nowhere`.
-            unsafe { self.take(stream, nowhere.as_mut_ptr(), bytes)? };
+            unsafe { self.take(stream, HostRange::of_mut(&mut nowhere[..bytes]))? };
         }
         Ok(())
     }
@@ -124,7 +125,7 @@ impl RecordInput {
             }
             let mut mark = [0; 4];
             // SAFETY: four bytes.
-            unsafe { self.receive(stream, mark.as_mut_ptr(), 4)? };
+            unsafe { self.receive(stream, HostRange::of_mut(&mut mark))? };
             let mark = u32::from_be_bytes(mark);
             (self.is_last, self.left) = (mark >> 31 != 0, (mark & !(1 << 31)) as usize);
             if self.left == 0 && !self.is_last {
@@ -135,16 +136,11 @@ impl RecordInput {
     }
 
     /// # Safety
-    /// As of `read`; `len` is at most what is left of the fragment.
-    unsafe fn take<S: RecordStream>(
-        &mut self,
-        stream: &mut S,
-        place: *mut u8,
-        len: usize,
-    ) -> Result<(), S::Error> {
-        self.left -= len;
+    /// As of `read`; it is at most what is left of the fragment.
+    unsafe fn take<S: RecordStream>(&mut self, stream: &mut S, place: HostRange) -> Result<(), S::Error> {
+        self.left -= place.len;
         // SAFETY: passed on.
-        unsafe { self.receive(stream, place, len) }
+        unsafe { self.receive(stream, place) }
     }
 
     /// # Safety
@@ -152,29 +148,28 @@ impl RecordInput {
     unsafe fn receive<S: RecordStream>(
         &mut self,
         stream: &mut S,
-        mut place: *mut u8,
-        mut len: usize,
+        mut place: HostRange,
     ) -> Result<(), S::Error> {
         loop {
-            let bytes = (self.end - self.start).min(len);
+            let bytes = (self.end - self.start).min(place.len);
             // SAFETY: both ranges have that many bytes, and lie apart: one is ours alone.
-            unsafe { std::ptr::copy_nonoverlapping(self.ahead[self.start..].as_ptr(), place, bytes) };
+            unsafe { std::ptr::copy_nonoverlapping(self.ahead[self.start..].as_ptr(), place.start, bytes) };
             self.start += bytes;
-            (place, len) = (place.wrapping_add(bytes), len - bytes);
-            if len == 0 {
+            place = place.after(bytes);
+            if place.len == 0 {
                 return Ok(());
             }
             (self.start, self.end) = (0, 0);
-            if len < DIRECT_FROM {
+            if place.len < DIRECT_FROM {
                 self.end = stream.receive(&mut [IoSliceMut::new(&mut self.ahead[..self.most])])?;
                 continue;
             }
             // SAFETY: the range is the caller's, and nobody else's.
-            let straight = unsafe { std::slice::from_raw_parts_mut(place, len) };
+            let straight = unsafe { place.bytes_mut() };
             let got = stream
                 .receive(&mut [IoSliceMut::new(straight), IoSliceMut::new(&mut self.ahead[..self.most])])?;
-            let bytes = got.min(len);
-            (place, len, self.end) = (place.wrapping_add(bytes), len - bytes, got - bytes);
+            let bytes = got.min(place.len);
+            (place, self.end) = (place.after(bytes), got - bytes);
         }
     }
 }
@@ -239,7 +234,7 @@ mod tests {
                 prop_assert_eq!(&head[..got], &record[..head_len.min(record.len())]);
                 let mut middle = vec![0; (record.len() - got) / 2];
                 // SAFETY: the range is of `middle`.
-                unsafe { input.read(&mut stream, middle.as_mut_ptr(), middle.len()).unwrap() };
+                unsafe { input.read(&mut stream, HostRange::of_mut(&mut middle)).unwrap() };
                 prop_assert_eq!(&middle[..], &record[got..got + middle.len()]);
                 input.skip(&mut stream).unwrap();
             }
@@ -254,7 +249,7 @@ mod tests {
         let mut place = [0; 64];
         assert_eq!(input.head(&mut stream, &mut place[..8]), Ok(8));
         // SAFETY: the range is of `place`.
-        let read = unsafe { input.read(&mut stream, place.as_mut_ptr(), 33) };
+        let read = unsafe { input.read(&mut stream, HostRange::of_mut(&mut place).first(33)) };
         assert_eq!(read, Err(Malformed("it ends before its bytes")));
         let mut endless = Pieces(vec![0x7F, 0xFF, 0xFF, 0xFF], vec![]);
         endless.0.resize(6 << 20, 0);

@@ -288,7 +288,7 @@ fn take(
         None if part.is_placed && count > 0 => Err(Malformed("bytes in the message that were to be placed")),
         None if inline.len() >= count => {
             // SAFETY: the memory is the caller's until the call ends, which only this thread does.
-            unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), part.buffer, count) };
+            unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), part.memory.start, count) };
             Ok(())
         }
         _ if count == 0 => Ok(()),

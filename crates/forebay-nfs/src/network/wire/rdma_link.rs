@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, Result};
 use forebay_remote::stop;
-use forebay_verbs::{Access, Connection, Domain, Options, Post, Route, Stop, Why};
+use forebay_verbs::{Access, Connection, DeviceRange, Domain, Options, Post, Route, Stop, Why};
 
 use super::call_region::{CallRegion, OtherRegions, RegionCount};
 use super::table::CallTable;
@@ -222,7 +222,7 @@ impl RdmaLink {
         let Some(part) = &call.part else { return Err(Malformed("a call of nothing").into()) };
         let mut chunk = RdmaChunk::None;
         if let Some(registered) = call.registered() {
-            let remote = registered.remote(part.buffer as u64, part.io.count as usize);
+            let remote = registered.remote(DeviceRange::new(part.memory.address(), part.io.count as usize));
             let remote = remote.map_err(|_| Malformed("a range beyond what is registered"))?;
             chunk = RdmaChunk::Write(RdmaSegment {
                 key: remote.key,
@@ -241,7 +241,7 @@ impl RdmaLink {
             };
             let region = &new.region;
             let segment =
-                RdmaSegment { key: region.remote_key(), len: part.io.count, address: region.address() };
+                RdmaSegment { key: region.remote_key(), len: part.io.count, address: region.memory().start };
             chunk = match part.io.operation {
                 IoOperation::Read => RdmaChunk::Write(segment),
                 // The bytes belong behind their number, which is the last word of the call.

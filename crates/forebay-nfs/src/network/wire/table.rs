@@ -397,6 +397,8 @@ impl CallTable {
 
 #[cfg(test)]
 mod tests {
+    use forebay_source::HostRange;
+
     use super::*;
     use crate::network::job::{Direction, FileTarget, IoRequest};
     use crate::network::options::NfsOptions;
@@ -408,8 +410,7 @@ mod tests {
             file,
             direction: Direction::Read,
             offset: 0,
-            buffer: std::ptr::null_mut(),
-            len: 1,
+            memory: HostRange::new(std::ptr::null(), 1),
             registered: None,
             state: None,
             durable: false,
@@ -426,7 +427,7 @@ mod tests {
         let mut table = CallTable::new(1, (0, 1));
         let file = FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() };
         let io = IoCall { operation: IoOperation::Read, offset: 0, count: 1, tells_state: false };
-        let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+        let part = JobPart { io, memory: HostRange::new(std::ptr::null(), 1), at: 0, is_placed: false };
         table.put(&server, 0, (job(Arc::new(file)), part), Instant::now()).unwrap_err();
         assert!(table.give(0).is_none());
     }
@@ -441,7 +442,7 @@ mod tests {
         let file = Arc::new(FileTarget { handle: NfsHandle::new(&[1]).unwrap(), name: "file".to_owned() });
         let io = IoCall { operation: IoOperation::Read, offset: 0, count: 1, tells_state: false };
         let mut sequence = |steps: fn(&mut CallTable)| {
-            let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+            let part = JobPart { io, memory: HostRange::new(std::ptr::null(), 1), at: 0, is_placed: false };
             table.put(&server, 0, (job(file.clone()), part), Instant::now()).unwrap();
             steps(&mut table);
             table.end(0);
@@ -486,7 +487,8 @@ mod tests {
             for (file, operation, offset, count) in calls {
                 let job = job(file.clone());
                 let io = IoCall { operation, offset, count, tells_state: false };
-                let part = JobPart { io, rest: 0, buffer: std::ptr::null_mut(), at: 0, is_placed: false };
+                let part =
+                    JobPart { io, memory: HostRange::new(std::ptr::null(), 1), at: 0, is_placed: false };
                 table.put(&server, 0, (job, part), Instant::now()).unwrap();
                 let call = &mut table.calls[0];
                 let mut place = [0; HEADER];

@@ -94,8 +94,8 @@ impl Wire {
             // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
             // this thread does, and no other thread touches it meanwhile.
             unsafe {
-                std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.buffer, here);
-                input.read(link, part.buffer.wrapping_add(here), count as usize - here)?;
+                std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.memory.start, here);
+                input.read(link, part.memory.first(count as usize).after(here))?;
             }
             if part.io.has_state_behind(self.server.version) {
                 let mut behind = [0; BEHIND];

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, Result};
+use forebay_source::HostRange;
 
 use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
@@ -204,8 +205,7 @@ impl Lane {
         let request = Request {
             direction: job.batch.direction,
             offset: segment.start,
-            buffer: segment.wanted(),
-            len: segment.len,
+            memory: HostRange::new(segment.wanted(), segment.len),
         };
         self.add_pending(unit, 1);
         self.asked += 1;
