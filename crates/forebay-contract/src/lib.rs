@@ -64,24 +64,29 @@ pub fn run(make: impl Fn() -> Subject) {
 
 /// All promises in a session, over memory that `buffer` makes; each over a new source.
 pub fn run_in(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
-    let all: [fn(&Case<'_>); 9] = [
-        |case| drop(whole_file(case)),
-        any_range,
-        writes,
-        write_beyond_end,
-        read_beyond_end,
-        empty_range,
-        batch,
-        many_tickets,
-        future,
-    ];
-    for check in all {
+    run_reads(session, buffer, make);
+    run_all(&[writes, write_beyond_end, empty_range], session, buffer, make);
+    let subject = make();
+    state(session, &subject.file, &buffer(9));
+}
+
+/// The promises of reads in a session, for a source that is not written.
+pub fn run_reads(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
+    let whole_file: fn(&Case<'_>) = |case| drop(whole_file(case));
+    run_all(&[whole_file, any_range, read_beyond_end, batch, many_tickets, future], session, buffer, make);
+}
+
+fn run_all(
+    checks: &[fn(&Case<'_>)],
+    session: &Session,
+    buffer: &(dyn Fn(usize) -> Buffer + Sync),
+    make: &impl Fn() -> Subject,
+) {
+    for check in checks {
         let Subject { name, file, outside } = make();
         println!("{} {name}", session.config().io);
         check(&Case { session, file: &file, outside: &*outside, buffer, is_slow: true });
     }
-    let subject = make();
-    state(session, &subject.file, &buffer(9));
 }
 
 /// A source that tells its state tells another one after a write, and the same one otherwise.

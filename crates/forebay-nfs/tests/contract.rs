@@ -6,13 +6,15 @@
 
 #[path = "../../forebay-engine/tests/common/mod.rs"]
 mod common;
+mod mounts;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use common::{Scratch, Target, config, disk, session_with_bar, try_placed};
+use common::{Scratch, Target, allow_dma_bufs, chill, config, disk, session_with_bar, try_placed, turn};
 use fake_nfs::{Placing, Server};
-use forebay_config::{CachePolicy, IoBackend};
-use forebay_contract::{Case, KEY, LEN, Subject, pattern, run_in};
+use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
+use forebay_contract::{Case, KEY, LEN, Subject, pattern, run_in, run_reads};
 use forebay_engine::{EngineKind, File, Session};
 use forebay_nfs::{NfsOptions, NfsSource, NfsUrl, RdmaOptions};
 
@@ -98,4 +100,48 @@ fn by_rdma() -> Subject {
             server.durable("/export/file")
         }),
     }
+}
+
+/// They are read beside a mount of the kernel's: by TCP into both memories, by RDMA into the GPU's.
+#[test]
+fn files_of_mounts_keep_the_contract_of_reads() {
+    if std::env::var_os("FOREBAY_TEST_NFS").is_some() {
+        return;
+    }
+    let _turn = turn();
+    allow_dma_bufs();
+    for io in [IoBackend::Auto, IoBackend::Threads] {
+        for (nfs, target) in
+            [(Nfs::Tcp, Target::Host), (Nfs::Tcp, Target::Device), (Nfs::Rdma, Target::Device)]
+        {
+            let session = Session::with_config(Config { nfs, ..config(io, CachePolicy::Auto) }).unwrap();
+            run_reads(&session, &|len| target.buffer(&session, len), &|| on_mount(&session, (nfs, target)));
+        }
+    }
+}
+
+fn on_mount(session: &Session, (nfs, target): (Nfs, Target)) -> Subject {
+    let place = mounts::place();
+    place.server.put(mounts::PATH, pattern(KEY, 0, LEN));
+    std::fs::write(place.scratch.path(), pattern(KEY, 0, LEN)).unwrap();
+    let (file, _facts) = place.open(place.facts(if nfs == Nfs::Rdma { "rdma" } else { "tcp" }));
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        chill(&file);
+        let receipt = session.read(&file, 0, &mut target.buffer(session, LEN)).unwrap();
+        let is_beside = match nfs {
+            Nfs::Rdma => receipt.engine() == EngineKind::Placed,
+            _ => receipt.to_string().contains("beside the kernel's mount"),
+        };
+        if is_beside {
+            break;
+        }
+        assert!(Instant::now() < until, "never: {receipt}");
+    }
+    chill(&file);
+    let outside = move || {
+        let kept = &place;
+        kept.server.durable(mounts::PATH)
+    };
+    Subject { name: "mount", file, outside: Box::new(outside) }
 }

@@ -5,10 +5,11 @@
 mod common;
 mod mounts;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{allow_dma_bufs, chill, config, pattern, turn};
+use common::{Scratch, allow_dma_bufs, chill, config, disk, pattern, turn};
 use fake_nfs::{Asked, Fault as Trouble, Placing};
 use fake_verbs::{Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
@@ -17,7 +18,7 @@ use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
 use forebay_nfs::{NfsOptions, NfsUrl};
 use forebay_verbs::Kind;
-use mounts::{Facts, KEY, LEN, PATH, place};
+use mounts::{Facts, KEY, LEN, PATH, mounted, place};
 
 fn session(nfs: Nfs) -> Session {
     allow_dma_bufs();
@@ -107,20 +108,26 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
 }
 
 #[test]
-fn a_session_that_may_only_place_says_at_once_that_options_forbid_it() {
+fn a_session_that_may_only_place_says_that_options_forbid_it_for_mounts() {
     let _turn = turn();
-    forebay_nfs::register();
     allow_dma_bufs();
     for nfs in [Nfs::Off, Nfs::Tcp, Nfs::Rdma] {
         let (engine, strict) = (Some("placed".to_owned()), vec!["placed".to_owned()]);
         let asked = Config { nfs, engine, ..config(IoBackend::Auto, CachePolicy::Auto) };
         let strict = Config { nfs, strict, ..config(IoBackend::Auto, CachePolicy::Auto) };
         for config in [asked, strict] {
+            let place = place();
             let session = Session::with_config(config).unwrap();
-            let elected = session.elect(&session.device(0).unwrap());
-            let error = elected.err().map(|error| format!("{error} {:?}", error.hints()));
-            assert_eq!(error.is_some(), nfs != Nfs::Rdma, "{error:?}");
-            assert!(error.is_none_or(|error| error.contains("FOREBAY_NFS forbids it")));
+            let (file, _facts) = place.open(place.facts("rdma"));
+            chill(&file);
+            let read = session.read(&file, 0, &mut session.buffer(0, LEN).unwrap());
+            assert_eq!(read.is_ok(), nfs == Nfs::Rdma, "{nfs}: {read:?}");
+            if let Err(error) = read {
+                assert!(error.to_string().contains("FOREBAY_NFS forbids it"), "{error:?}");
+                assert_eq!(error.hints(), ["unset FOREBAY_NFS, or FOREBAY_NFS=rdma"]);
+            }
+            // It says nothing of other sources.
+            session.elect(&session.device(0).unwrap()).unwrap();
         }
     }
 }
@@ -309,4 +316,32 @@ fn a_mount_of_another_network_is_read_beside_the_kernel_where_that_is_asked_for(
     settle(&asked, &file);
     let receipt = read(&asked, &file, LEN);
     assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
+}
+
+/// It was removed or replaced on the server.
+#[test]
+fn a_stale_file_is_the_kernels_and_others_of_its_server_are_placed() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    let other_path = "/export/other";
+    place.server.put(other_path, pattern(KEY, 0, LEN));
+    let other = Scratch::with_pattern(&disk(), KEY, LEN);
+    let (stale, _facts) = place.open(place.facts("rdma"));
+    let url = NfsUrl::parse(&place.server.url(other_path, "3")).unwrap();
+    let facts = Arc::new(Facts { url, ..place.facts("rdma") });
+    let good = File::open(other.path()).unwrap();
+    mounted(&good, &facts);
+    for file in [&stale, &good] {
+        settle(&session, file);
+        let receipt = read(&session, file, LEN);
+        assert_eq!(receipt.engine(), EngineKind::Placed, "{receipt}");
+    }
+    place.server.remove(PATH);
+    for _ in 0..3 {
+        let receipt = read(&session, &stale, LEN);
+        assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
+        assert!(reason(&receipt).contains("stale handle"), "{receipt}");
+        let receipt = read(&session, &good, LEN);
+        assert_eq!(receipt.engine(), EngineKind::Placed, "{receipt}");
+    }
 }

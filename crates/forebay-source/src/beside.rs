@@ -15,11 +15,6 @@ pub trait Beside: Send + Sync {
     /// What lies behind an open file, of a file system with this number (`f_type` of `statfs`). Asked when a large read of the file comes
     /// first, and never again for it. `None`: nothing of this kind.
     fn of(&self, fd: BorrowedFd<'_>, magic: i64) -> Option<Arc<dyn BesideFile>>;
-
-    /// An error if the options forbid that bytes of any file are placed.
-    fn may_place(&self, _config: &Config) -> Result<()> {
-        Ok(())
-    }
 }
 
 /// A file of the kernel's whose bytes its server gives to this process, too. The `file` of its functions is the kernel's.
@@ -59,13 +54,6 @@ static BESIDE: RwLock<Vec<Arc<dyn Beside>>> = RwLock::new(Vec::new());
 /// Registers one for the process. Files whose first large read came before stay the kernel's.
 pub fn register_beside(beside: Arc<dyn Beside>) {
     BESIDE.write().unwrap_or_else(PoisonError::into_inner).push(beside);
-}
-
-/// An error if the options forbid all that are registered to place bytes. Asked where nothing else may move them.
-pub fn may_place(config: &Config) -> Result<()> {
-    let all = BESIDE.read().unwrap_or_else(PoisonError::into_inner);
-    // One that may suffices.
-    all.iter().map(|beside| beside.may_place(config)).reduce(Result::or).unwrap_or(Ok(()))
 }
 
 /// What lies behind an open file: see [`Beside::of`].

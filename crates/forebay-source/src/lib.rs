@@ -10,7 +10,7 @@ mod upload;
 
 pub use forebay_sys::{DeviceRange, HostRange};
 
-pub use beside::{Beside, BesideFile, BesideReads, beside, may_place, register_beside};
+pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
 pub use opener::{
     Access, ListEntry, Opener, check_made, check_read, hint_for_missing, list, near_miss, opener_of,
     register, scheme_of,

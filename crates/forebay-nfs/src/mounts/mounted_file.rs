@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::{Config, MOST_ADDRESSES, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::process::ProcessId;
 use forebay_source::{Beside, BesideFile, BesideReads, Fill, Place, Source};
 
 use super::facts::{KernelFacts, MountFacts};
@@ -45,15 +46,6 @@ impl Beside for Mounts {
     fn of(&self, _fd: BorrowedFd<'_>, magic: i64) -> Option<Arc<dyn BesideFile>> {
         (magic == NFS_MAGIC).then(|| Arc::new(MountedFile::new(Arc::new(KernelFacts))) as Arc<dyn BesideFile>)
     }
-
-    fn may_place(&self, config: &Config) -> Result<()> {
-        match config.nfs {
-            Nfs::Off | Nfs::Tcp => {
-                Err(left("FOREBAY_NFS forbids it").hint("unset FOREBAY_NFS, or FOREBAY_NFS=rdma"))
-            }
-            Nfs::Auto | Nfs::Rdma => Ok(()),
-        }
-    }
 }
 
 /// The transport by which a server is to be reached.
@@ -68,6 +60,8 @@ pub(super) enum MountTransport {
 pub struct MountedFile(Arc<MountState>);
 
 struct MountState {
+    /// In a child of it nothing is locked: another thread of the parent may have held the lock.
+    process: ProcessId,
     facts: Arc<dyn MountFacts>,
     /// By [`MountTransport`].
     found: [Mutex<LookupState>; 2],
@@ -94,7 +88,9 @@ impl fmt::Debug for MountedFile {
 
 impl BesideFile for MountedFile {
     fn place(&self, file: &Arc<dyn Source>, config: &Config, waits: bool) -> Result<Arc<dyn Place>> {
-        Mounts.may_place(config)?;
+        if matches!(config.nfs, Nfs::Off | Nfs::Tcp) {
+            return Err(left("FOREBAY_NFS forbids it").hint("unset FOREBAY_NFS, or FOREBAY_NFS=rdma"));
+        }
         let waits = waits || config.nfs == Nfs::Rdma;
         let found = self.server_of(file, config, MountTransport::Rdma, waits)?;
         Ok(found)
@@ -115,7 +111,7 @@ impl BesideFile for MountedFile {
 impl MountedFile {
     /// An open file of whose mount these facts are known.
     pub fn new(facts: Arc<dyn MountFacts>) -> Self {
-        Self(Arc::new(MountState { facts, found: Default::default() }))
+        Self(Arc::new(MountState { process: ProcessId::current(), facts, found: Default::default() }))
     }
 
     pub(super) fn facts(&self) -> &dyn MountFacts {
@@ -130,6 +126,7 @@ impl MountedFile {
         transport: MountTransport,
         waits: bool,
     ) -> Result<Arc<NfsFile>> {
+        self.0.process.check()?;
         {
             let mut found = lock(&self.0.found[transport as usize]);
             match &*found {
@@ -272,4 +269,90 @@ fn may_be_contacted(mount: &KernelMount) -> Result<()> {
         return Err(left(format!("it is mounted over {mounted}")).hint(hint));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use forebay_source::StateToken;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct LocalFile(File);
+
+    impl Source for LocalFile {
+        fn name(&self) -> String {
+            "a local file".to_owned()
+        }
+
+        fn len(&self) -> Result<u64> {
+            Ok(0)
+        }
+
+        fn fill(&self) -> Fill<'_> {
+            Fill::Descriptor(self.0.as_fd())
+        }
+
+        fn sync(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn state(&self) -> Result<Option<StateToken>> {
+            Ok(None)
+        }
+
+        fn access(&self) -> (bool, bool) {
+            (true, false)
+        }
+    }
+
+    fn local_file() -> Arc<LocalFile> {
+        Arc::new(LocalFile(File::open("/proc/self/exe").unwrap()))
+    }
+
+    #[test]
+    fn nothing_lies_beside_a_local_file() {
+        let file = local_file();
+        for magic in [0xEF53, 0x0102_1994] {
+            assert!(Mounts.of(file.0.as_fd(), magic).is_none());
+        }
+        // Even where the file system says that it is NFS, no server is asked: the kernel tells none.
+        let beside = Mounts.of(file.0.as_fd(), NFS_MAGIC).unwrap();
+        let file: Arc<dyn Source> = file;
+        for (config, waits) in
+            [(Config::default(), true), (Config { nfs: Nfs::Rdma, ..Config::default() }, false)]
+        {
+            let error = beside.place(&file, &config, waits).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_child_does_not_wait_for_what_its_parent_had_locked() {
+        let mounted = MountedFile::new(Arc::new(KernelFacts));
+        let file: Arc<dyn Source> = local_file();
+        let (held, config) = (lock(&mounted.0.found[MountTransport::Rdma as usize]), Config::default());
+        // SAFETY: the child asks one function, which takes no lock, and ends; the alarm ends it if it hangs.
+        match unsafe { libc::fork() } {
+            0 => {
+                // SAFETY: no pointers are passed.
+                unsafe { libc::alarm(20) };
+                let is_refused = mounted
+                    .place(&file, &config, false)
+                    .is_err_and(|error| error.message().contains("forked"));
+                // SAFETY: it ends the child, and runs no handlers of the parent's.
+                unsafe { libc::_exit(i32::from(!is_refused)) };
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: the child was made above; the status is writable.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert_eq!(status, 0);
+            }
+        }
+        drop(held);
+    }
 }

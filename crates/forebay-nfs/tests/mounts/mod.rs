@@ -10,13 +10,12 @@ use std::sync::{Arc, Mutex, Once};
 
 use fake_nfs::{Placing, Server};
 use fake_verbs::Fake;
-use forebay_config::Config;
 use forebay_engine::File;
 use forebay_engine::source::{Calls, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
-use forebay_nfs::{MountFacts, MountedFile, Mounts, NfsOptions, NfsUrl, RdmaOptions};
+use forebay_nfs::{MountFacts, MountedFile, NfsOptions, NfsUrl, RdmaOptions};
 use forebay_source::{Beside, BesideFile, register_beside};
 
 use crate::common::{Scratch, disk, pattern};
@@ -31,7 +30,7 @@ pub struct Facts {
     pub mount: KernelMount,
     /// The file on the server, by its URL.
     pub url: NfsUrl,
-    pub fabric: Fake,
+    pub fabric: Arc<Fake>,
     /// What the kernel says instead.
     pub refuses: Option<&'static str>,
     /// The kernel's size differs by that.
@@ -87,7 +86,7 @@ impl MountFacts for Facts {
     }
 
     fn rdma(&self) -> Result<RdmaOptions> {
-        Ok(RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address()))
+        Ok(RdmaOptions::by(self.fabric.clone(), Placing::address()))
     }
 }
 
@@ -127,10 +126,6 @@ impl Beside for MadeUp {
         let facts = all.as_ref()?.get(&(fd.as_raw_fd(), inode(fd.as_raw_fd())))?.clone();
         Some(Arc::new(MountedFile::new(facts)))
     }
-
-    fn may_place(&self, config: &Config) -> Result<()> {
-        Mounts.may_place(config)
-    }
 }
 
 /// Has an open file lie on a mount of which these facts are known.
@@ -143,15 +138,15 @@ pub fn mounted(file: &File, facts: &Arc<Facts>) {
 
 pub struct Place {
     pub server: Arc<Server>,
-    pub fabric: Fake,
+    pub fabric: Arc<Fake>,
     pub scratch: Scratch,
     pub _placing: Placing,
 }
 
 pub fn place() -> Place {
-    let (fabric, server) = (Fake::new(), Arc::new(Server::start()));
+    let (fabric, server) = (Arc::new(Fake::new()), Arc::new(Server::start()));
     server.put(PATH, pattern(KEY, 0, LEN));
-    let placing = Placing::start(&fabric, server.clone());
+    let placing = Placing::start(&*fabric, server.clone());
     Place { server, fabric, scratch: Scratch::with_pattern(&disk(), KEY, LEN), _placing: placing }
 }
 

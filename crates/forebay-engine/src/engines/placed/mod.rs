@@ -20,7 +20,7 @@ use std::sync::{Arc, LazyLock};
 use forebay_config::Config;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
-use forebay_source::{Place, Source, may_place};
+use forebay_source::{Place, Source};
 use forebay_verbs::RegisteredMemory;
 
 use self::flight::{Flight, FlightParts, Range};
@@ -85,11 +85,8 @@ impl EngineCandidate for PlacedCandidate {
         if options.device.info().is_host {
             return Permission::never(EngineKind::Placed, "the memory is host memory", None);
         }
-        let permission = options.permit(EngineKind::Placed);
-        // A session that may stage asks each file instead: sources that are not registered may be placed all the same.
-        let allowed = if permission == Permission::Only { may_place(options.config) } else { Ok(()) };
-        match allowed.and_then(|()| options.device.can_export()) {
-            Ok(()) => permission,
+        match options.device.can_export() {
+            Ok(()) => options.permit(EngineKind::Placed),
             Err(error) => Permission::refused_by(EngineKind::Placed, &error),
         }
     }

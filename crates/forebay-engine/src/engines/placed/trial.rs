@@ -4,18 +4,19 @@
 //! A trial fills memory of its own with other bytes, has the server place some of the file there, and compares them with what
 //! comes the other way. Bytes that are all the same prove nothing. The result holds for the server's file system, the device and the NIC.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, Wait};
-use forebay_source::{DeviceRange, Place, PlaceScope};
+use forebay_source::{DeviceRange, Place, PlaceScope, Source};
 
 use super::memory;
 use super::refusals::{error_refusal, refusal};
 use super::server_file::ServerFile;
 use crate::engines::task_thread::{TaskThread, answer};
 use crate::engines::trial_memory::TrialMemory;
+use crate::request::file::File;
 use crate::request::receipt::Refusal;
 use crate::runtime::lock;
 use crate::runtime::process::PerProcess;
@@ -49,6 +50,7 @@ impl Key {
 #[derive(Debug, Default)]
 struct Trials {
     known: Mutex<Vec<(Key, KnownVerdict)>>,
+    paused: Mutex<Vec<Pause>>,
     /// Those that will be tried soon.
     begun: Mutex<Vec<Key>>,
     /// One trial at a time.
@@ -87,18 +89,33 @@ struct KnownVerdict {
     verdict: Verdict,
     /// The verdict holds until then, or for good.
     until: Option<Instant>,
-    /// A transfer failed: the way is left alone until then.
-    paused: Option<(Instant, Arc<Refusal>)>,
 }
 
-fn known(key: &Key) -> Option<Verdict> {
+/// A transfer failed: the way is left alone until then.
+#[derive(Debug)]
+struct Pause {
+    key: Key,
+    /// For one file alone.
+    file: Option<Weak<dyn Source>>,
+    until: Instant,
+    refusal: Arc<Refusal>,
+}
+
+impl Pause {
+    fn holds_for(&self, key: &Key, file: &File) -> bool {
+        let is_of = |other: &Weak<dyn Source>| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(file.source()));
+        Instant::now() < self.until && self.key == *key && self.file.as_ref().is_none_or(is_of)
+    }
+}
+
+fn known(key: &Key, file: &File) -> Option<Verdict> {
+    let paused = lock(&Trials::of_process().paused);
+    if let Some(pause) = paused.iter().find(|pause| pause.holds_for(key, file)) {
+        return Some(Err(pause.refusal.clone()));
+    }
+    drop(paused);
     let all = lock(&Trials::of_process().known);
     let (_, found) = all.iter().find(|(known, _)| known == key)?;
-    if let Some((until, refusal)) = &found.paused
-        && Instant::now() < *until
-    {
-        return Some(Err(refusal.clone()));
-    }
     found.until.is_none_or(|until| Instant::now() < until).then(|| found.verdict.clone())
 }
 
@@ -111,15 +128,17 @@ fn last_refusal(key: &Key) -> Option<Arc<Refusal>> {
 fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&Trials::of_process().known);
     all.retain(|(known, _)| known != key && known.scope.server.strong_count() > 0);
-    all.push((key.clone(), KnownVerdict { verdict, until, paused: None }));
+    all.push((key.clone(), KnownVerdict { verdict, until }));
 }
 
-/// Leaves the way alone for a moment: a transfer failed there.
-pub(super) fn pause(key: &Key, refusal: &Arc<Refusal>) {
-    let mut all = lock(&Trials::of_process().known);
-    if let Some((_, found)) = all.iter_mut().find(|(known, _)| known == key) {
-        found.paused = Some((Instant::now() + PAUSE, refusal.clone()));
-    }
+/// Leaves the way alone for a moment: a transfer of this file failed there.
+pub(super) fn pause(key: &Key, file: &File, error: &Error, refusal: &Arc<Refusal>) {
+    // A file that was removed or replaced on the server says nothing of the others.
+    let file = (error.kind() == ErrorKind::Busy).then(|| Arc::downgrade(file.source()));
+    let mut all = lock(&Trials::of_process().paused);
+    let now = Instant::now();
+    all.retain(|pause| now < pause.until);
+    all.push(Pause { key: key.clone(), file, until: now + PAUSE, refusal: refusal.clone() });
 }
 
 /// Why a trial failed.
@@ -128,12 +147,15 @@ enum TrialOutcome {
     Refused(Arc<Refusal>),
     /// It says nothing of the way.
     Unclear(Arc<Refusal>),
+    /// Nor was the file read.
+    Failed(Error, Arc<Refusal>),
 }
 
 impl From<Error> for TrialOutcome {
     fn from(error: Error) -> Self {
         let reason = format!("whether the server reaches this memory could not be tried: {error}");
-        Self::Unclear(refusal(reason, error.hints().first().map(String::as_str)))
+        let refusal = refusal(reason, error.hints().first().map(String::as_str));
+        Self::Failed(error, refusal)
     }
 }
 
@@ -156,7 +178,7 @@ impl Tester {
     /// The verdict on a way. Where there is none the way is tried beside the transfer that asks, which goes another way; it waits
     /// where it may go no other (`waits`).
     pub(super) fn verdict(self: &Arc<Self>, key: &Key, server: &ServerFile, waits: bool) -> Verdict {
-        if let Some(verdict) = known(key) {
+        if let Some(verdict) = known(key, &server.file) {
             return verdict;
         }
         // What was said last holds until something else is known.
@@ -185,7 +207,7 @@ impl Tester {
     /// Tries a way, unless another session has done so meanwhile.
     fn judge(&self, key: &Key, server: &ServerFile) -> Verdict {
         let _turn = lock(&Trials::of_process().turn);
-        if let Some(verdict) = known(key) {
+        if let Some(verdict) = known(key, &server.file) {
             return verdict;
         }
         let mut memory = lock(&self.memory);
@@ -199,7 +221,13 @@ impl Tester {
         let (verdict, until) = match tried {
             Ok(()) => (Ok(()), None),
             Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
-            Err(TrialOutcome::Unclear(refusal)) => (Err(refusal), Instant::now().checked_add(PAUSE)),
+            Err(TrialOutcome::Failed(error, refusal)) if error.kind() == ErrorKind::Busy => {
+                pause(key, &server.file, &error, &refusal);
+                return Err(refusal);
+            }
+            Err(TrialOutcome::Unclear(refusal) | TrialOutcome::Failed(_, refusal)) => {
+                (Err(refusal), Instant::now().checked_add(PAUSE))
+            }
         };
         learn(key, verdict.clone(), until);
         verdict
