@@ -88,6 +88,7 @@ def write(folder: Path) -> None:
         write_tar(folder / f"{number:02}.tar", [(f"{key:04}", one) for key, one in enumerate(samples)])
     encoded = [{"x": numbers[number].tobytes(), "t": b"text" * number} for number in range(40)]
     write_mds(folder / "mds", {"x": ("ndarray:float32:100", 400), "t": ("bytes", None)}, [encoded[:20], encoded[20:]])
+    write_mds(folder / "streams/one", {"t": ("bytes", None)}, [[{"t": b"text" * number} for number in range(9)]])
     items = [[numbers[number].tobytes()] for number in range(40)]
     write_litdata(folder / "litdata", ["x"], ["no_header_numpy:9"], [items[:20], items[20:]])
     write_megatron(folder / "tokens", [np.arange(50 + number) for number in range(20)], 4, "i4")
@@ -125,6 +126,7 @@ FORMATS: dict[str, tuple[str, Callable[[str], Callable[[], Any]]]] = {
     "data.ranges, folder": ("classes", lambda where: rows(forebay.data.ranges(where, **HOST))),
     "data.ranges, glob": ("classes/**/*.bin", lambda where: rows(forebay.data.ranges(where, **HOST))),
     "data.mds": ("mds", lambda where: rows(forebay.data.mds(where, **HOST))),
+    "data.mds, folder": ("streams", lambda where: rows(forebay.data.mds(where, **HOST))),
     "data.litdata": ("litdata", lambda where: rows(forebay.data.litdata(where, **HOST))),
     "data.megatron": ("tokens", lambda where: rows(forebay.data.megatron(where, **HOST))),
     "data.packed": ("packed", lambda where: rows(forebay.data.packed(where, **HOST))),
@@ -140,7 +142,8 @@ OPENED_LATER = {"load_file", "load_file, index", "load_file, folder", "pickles.l
 REPLACED = {
     "data.tar": "00.tar", "data.tar, folder": "00.tar", "data.tar, glob": "00.tar",
     "data.ranges, folder": "classes/one/a b.bin", "data.ranges, glob": "classes/one/a b.bin",
-    "data.mds": "mds/shard.00000.mds", "data.litdata": "litdata/chunk-0-0.bin", "data.megatron": "tokens.bin",
+    "data.mds": "mds/shard.00000.mds", "data.mds, folder": "streams/one/shard.00000.mds",
+    "data.litdata": "litdata/chunk-0-0.bin", "data.megatron": "tokens.bin",
 }  # fmt: skip
 
 

@@ -158,3 +158,47 @@ fn kind_of_v4(from: &mut XdrReader<'_>) -> Result<Option<FileKind>, Malformed> {
     let mut values = XdrReader::new(from.opaque(64)?);
     Ok(if told & TYPE == 0 { None } else { Some(FileKind::of(values.u32()?)) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASKED: DirPlace = DirPlace { cookie: 7, verifier: [1; 8] };
+
+    /// A reply of READDIR of version 3 with these names, whose cookies follow the one that was asked for.
+    fn said(names: &[&[u8]], is_last: bool) -> CallOutcome<DirPart> {
+        let mut bytes = [0; 2048];
+        let mut to = XdrWriter::new(&mut bytes);
+        to.words(&[0, 0]);
+        to.raw(&[2; 8]);
+        for (name, cookie) in names.iter().zip(ASKED.cookie + 1..) {
+            to.words(&[1, 0, 5]);
+            to.opaque(name);
+            to.u64(cookie);
+        }
+        to.words(&[0, is_last.into()]);
+        let len = to.finish().unwrap();
+        get(&mut XdrReader::new(&bytes[..len]), ReadDirForm::V3, ASKED)
+    }
+
+    #[test]
+    fn names_are_bytes_and_the_directory_itself_is_left_out() {
+        let part = said(&[b".", b"caf\xE9", b"..", b"...", &[b'x'; 255]], false).unwrap().unwrap();
+        let names: Vec<_> = part.entries.iter().map(|entry| entry.name.as_slice()).collect();
+        assert_eq!(names, [&b"caf\xE9"[..], b"...", &[b'x'; 255]]);
+        assert_eq!((part.next, part.is_last), (DirPlace { cookie: 12, verifier: [2; 8] }, false));
+    }
+
+    #[test]
+    fn names_that_are_none_are_refused() {
+        for name in [&b""[..], b"a/b", b"/", b"a\0", &[b'x'; 256]] {
+            assert!(said(&[b"a", name], true).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_without_names_is_the_last_one() {
+        assert_eq!(said(&[], true).unwrap().unwrap().entries, []);
+        assert_eq!(said(&[], false), Err(Malformed("the names of a directory do not go on")));
+    }
+}
