@@ -47,7 +47,7 @@ impl Work for ToyWork {
         std::thread::spawn(move || {
             let mut moved = 0;
             for (entry, piece) in (onward.base..).zip(&self.batch.pieces) {
-                let done = self.carry(piece);
+                let done = onward.completion.wait_to_copy().and_then(|()| self.carry(piece));
                 moved += done.as_ref().map_or(0, |bytes| *bytes as u64);
                 match done {
                     Ok(bytes) => onward.completion.cut(entry, bytes as u64),

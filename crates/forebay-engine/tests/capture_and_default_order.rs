@@ -4,7 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
+#[allow(dead_code, reason = "the example's main and its candidate")]
+#[path = "../examples/toy_engine.rs"]
+mod toy_engine;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use common::{Scratch, disk, pattern, turn};
@@ -87,5 +91,26 @@ fn others_find_room_while_copies_wait() {
     assert!(bytes.to_vec().unwrap() == pattern(KEY, 0, LEN));
     turn.fake.set_default_stream_delay_us(0);
     let (_, bytes) = held.wait().into_result().unwrap();
+    assert!(bytes.to_vec().unwrap() == pattern(KEY, 0, LEN));
+}
+
+#[test]
+fn the_copies_of_a_program_s_engine_wait_too() {
+    let turn = turn();
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let file = File::open(scratch.path()).unwrap();
+    forebay_engine::register("toy", |_, _| Ok(Arc::new(toy_engine::ToyEngine))).unwrap();
+    let toy = Session::with_config(Config { engine: Some("toy".to_owned()), ..Config::default() }).unwrap();
+    let (ordered, buffer) = (toy.behind_default_streams(), toy.buffer(0, LEN).unwrap());
+    turn.fake.set_current_context(turn.fake.retain_primary(0).unwrap()).unwrap();
+    turn.fake.set_default_stream_delay_us(300_000);
+    let device = forebay_gpu::cuda::devices().unwrap()[0].clone();
+    let legacy = device.default_stream(forebay_gpu::Context::PRIMARY, DefaultStream::Legacy).unwrap();
+    let mark = legacy.event().unwrap();
+    legacy.record(mark.as_ref()).unwrap();
+    let read = ordered.read_batch(&file, &[ReadPiece { offset: 0, range: 0..LEN }], buffer).unwrap();
+    let (_, bytes) = read.wait().into_result().unwrap();
+    assert!(mark.is_done().unwrap(), "copied before what stood on the default stream");
+    turn.fake.set_default_stream_delay_us(0);
     assert!(bytes.to_vec().unwrap() == pattern(KEY, 0, LEN));
 }

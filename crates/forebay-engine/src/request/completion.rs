@@ -6,6 +6,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_gpu::Wait;
 
 use crate::request::cancel::{Cancel, Cancellation, cancelled};
 use crate::request::copy_order::PriorWork;
@@ -124,6 +125,12 @@ impl Completion {
     /// Whether its copies may begin.
     pub(crate) fn may_copy(&self) -> bool {
         self.prior_work.get().is_none_or(PriorWork::is_done)
+    }
+
+    /// Waits until its device copies may begin: they come after other work of the program. An engine calls this before its
+    /// first copy, outside of any lock.
+    pub fn wait_to_copy(&self) -> Result<()> {
+        self.prior_work.get().map_or(Ok(()), |work| work.wait(Wait::Block))
     }
 
     /// Adds `more` works. The caller still has one work to end, so that the completion cannot resolve meanwhile.

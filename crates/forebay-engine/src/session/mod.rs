@@ -30,7 +30,7 @@ use crate::request::completion::Completion;
 use crate::request::copy_order::{CallOrder, CopyOrder};
 use crate::request::file::File;
 use crate::request::metrics::{self, EngineStats, RequestCounter};
-use crate::request::receipt::{Election, Moved, Note, Receipt};
+use crate::request::receipt::{Election, EngineKind, Moved, Note, Receipt};
 use crate::request::ticket::{CallerPolled, Ticket};
 use crate::request::transfer::{Batch, Memory, Transfer};
 use crate::runtime::fork::{Native, from_before};
@@ -401,10 +401,13 @@ impl Session {
     ) -> Result<Ticket> {
         let Some(first) = batches.first() else { return Err(nothing()) };
         let engines = self.engines_of(&first.memory.device)?;
-        let is_ours = engines.engine()?.is_forebays();
+        let engine = engines.engine()?;
+        let is_ours = engine.is_forebays();
+        // NVIDIA's library has an order of its own.
+        let is_ordered = is_ours || matches!(engine, EngineKind::Registered(_));
         let (wanted, allow_short) = self.entries(engines, &batches)?;
         let file = first.file.clone();
-        let prior_work = if is_ours { prior_work(&engines.device, &batches, order)? } else { None };
+        let prior_work = if is_ordered { prior_work(&engines.device, &batches, order)? } else { None };
         let is_alone = batches.len() == 1 && prior_work.is_none();
         let (mut claimed, mut past_ends, mut walk) = (Vec::new(), Vec::new(), Walk::default());
         for (base, mut batch) in with_first_entries(batches) {
@@ -417,7 +420,7 @@ impl Session {
         }
         let mut election =
             engines.launch_election(claimed.iter().flat_map(|(_, claimed)| claimed), &file, &walk)?;
-        if is_ours {
+        if is_ordered {
             order.add_note(&mut election);
         }
         let works = claimed.iter().flat_map(|(_, claimed)| claimed).map(Claimed::works).sum();
