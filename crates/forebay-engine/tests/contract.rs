@@ -88,11 +88,12 @@ fn targets() -> &'static [Target] {
 
 /// The engine of most of a large transfer.
 fn engine(session: &Session, subject: &Subject, target: Target) -> EngineKind {
+    if let Some(name) = &session.config().engine {
+        return name.parse().unwrap_or(EngineKind::Registered("toy"));
+    }
     let by_drive = subject.file.alignment().is_some() && session.config().cache != CachePolicy::Keep;
     match target {
-        _ if session.config().engine.as_deref() == Some("toy") => EngineKind::Registered("toy"),
         Target::Host => EngineKind::Host,
-        Target::Device if session.config().engine.is_some() => EngineKind::Libcufile,
         Target::Bar if by_drive => EngineKind::P2p,
         Target::Bar | Target::Device => EngineKind::Staged,
     }
@@ -131,40 +132,27 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
             }
         }
     }
-    // These two are shown files with descriptors.
     if !bar::is_real() {
-        each_by_libcufile(&test);
-        each_by_toy(&test);
+        fake_cufile::install().unwrap();
+        forebay_libcufile::register();
+        forebay_engine::register("toy", |_, _| Ok(Arc::new(toy_engine::ToyEngine))).unwrap();
+        each_by("libcufile", &[Target::Device], &test);
+        each_by("toy", &[Target::Host, Target::Device], &test);
     }
 }
 
-/// The engine `libcufile`, over a test double of NVIDIA's library. It takes files and device memory.
-fn each_by_libcufile(test: impl Fn(&Session, &Subject, Target)) {
+/// An engine that is asked for by name, over files with descriptors.
+fn each_by(name: &str, targets: &[Target], test: &impl Fn(&Session, &Subject, Target)) {
     common::install_gpu();
-    fake_cufile::install().unwrap();
-    forebay_libcufile::register();
     let config = common::config(IoBackend::Auto, CachePolicy::Auto);
-    let session = Session::with_config(Config { engine: Some("libcufile".to_owned()), ..config }).unwrap();
-    each_file(&session, &[Target::Device], test);
-}
-
-/// An engine that a program registered: `examples/toy_engine.rs`.
-fn each_by_toy(test: impl Fn(&Session, &Subject, Target)) {
-    common::install_gpu();
-    forebay_engine::register("toy", |_, _| Ok(Arc::new(toy_engine::ToyEngine))).unwrap();
-    let config = common::config(IoBackend::Auto, CachePolicy::Auto);
-    let session = Session::with_config(Config { engine: Some("toy".to_owned()), ..config }).unwrap();
-    each_file(&session, &[Target::Host, Target::Device], test);
-}
-
-fn each_file(session: &Session, targets: &[Target], test: impl Fn(&Session, &Subject, Target)) {
+    let session = Session::with_config(Config { engine: Some(name.to_owned()), ..config }).unwrap();
     for target in targets {
         for subject in subjects().into_iter().filter(|subject| subject.file.raw_fd().is_some()) {
             if subject.is_cold {
                 chill(&subject.file);
             }
-            println!("{:?} {target:?} {}", session.config().engine, subject.name);
-            test(session, &subject, *target);
+            println!("{name} {target:?} {}", subject.name);
+            test(&session, &subject, *target);
         }
     }
 }

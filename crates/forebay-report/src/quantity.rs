@@ -239,6 +239,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_of_specs_has_all() {
+        let page = include_str!("../../../docs/reference/report-spec.md");
+        // The error names every quantity: unknown variant `?`, expected one of `gb_per_s`, …
+        let error = serde_json::from_str::<Quantity>("\"?\"").unwrap_err().to_string();
+        let names: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+        assert!(names.contains(&"gb_per_s"), "{error}");
+        for name in names {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
+    #[test]
     fn medians_and_ranges() {
         assert_eq!(Summary::of(vec![]), None);
         let odd = Summary::of(vec![3.0, 1.0, 2.0]);

@@ -168,10 +168,12 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_engines_has_all() {
+    fn the_pages_of_engines_have_all() {
         let page = include_str!("../../../docs/concepts/engines.md");
+        let architecture = include_str!("../../../docs/architecture.md");
         for kind in EngineKind::ALL {
             assert!(page.contains(&format!("| `{kind}` | {} |", kind.trace_code())), "{kind}");
+            assert!(architecture.contains(&format!("\n| `{kind}` | ")), "docs/architecture.md: {kind}");
         }
     }
 }

@@ -188,19 +188,34 @@ impl WorkerMeter {
 
     /// Adds what another worker measured.
     pub(crate) fn merge(&mut self, other: Self) {
+        // Every field is named, so that a new one is not left out.
+        let Self {
+            histogram,
+            timeline,
+            ops,
+            bytes,
+            depth,
+            nanos,
+            samples,
+            moved,
+            elections,
+            begin: _,
+            end,
+            shared: _,
+        } = other;
         // Both histograms resize by themselves: adding cannot fail.
-        let _ = self.histogram.add(&other.histogram);
-        self.timeline.merge(other.timeline);
-        self.ops += other.ops;
-        self.bytes += other.bytes;
-        self.depth = self.depth.max(other.depth);
-        self.nanos += other.nanos;
-        self.samples += other.samples;
-        self.end = self.end.max(other.end);
-        for (engine, moved) in other.moved {
+        let _ = self.histogram.add(&histogram);
+        self.timeline.merge(timeline);
+        self.ops += ops;
+        self.bytes += bytes;
+        self.depth = self.depth.max(depth);
+        self.nanos += nanos;
+        self.samples += samples;
+        self.end = self.end.max(end);
+        for (engine, moved) in moved {
             self.add(engine, moved);
         }
-        for election in other.elections {
+        for election in elections {
             if !self.elections.contains(&election) {
                 self.elections.push(election);
             }
