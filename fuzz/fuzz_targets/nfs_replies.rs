@@ -6,7 +6,7 @@ use forebay_nfs::handle::{CallLimits, NfsVersion};
 use forebay_nfs::v4::{self, SequenceSlot};
 use forebay_nfs::xdr::XdrReader;
 use forebay_nfs::read_dir::{self, DirPlace, ReadDirForm};
-use forebay_nfs::{rdma, rpc, v3};
+use forebay_nfs::{new_file, rdma, rpc, v3};
 use libfuzzer_sys::fuzz_target;
 
 const COUNT: u32 = 4096;
@@ -51,6 +51,8 @@ fuzz_target!(|data: &[u8]| {
             let _ = v3::get_port(&mut from());
             let _ = v3::get_mount(&mut from());
             let _ = v3::get_lookup(&mut from());
+            let _ = new_file::get_access3(&mut from());
+            let _ = new_file::get_rights3(&mut from());
             let _ = v3::get_attributes(&mut from());
             names(bytes, ReadDirForm::V3);
             names(bytes, ReadDirForm::V3Plus);
@@ -63,6 +65,12 @@ fuzz_target!(|data: &[u8]| {
             let _ = v4::get_exchange_id(&mut from());
             names(bytes, ReadDirForm::V4);
             let _ = v4::get_bind(&mut from(), &[0; 16]);
+            let _ = new_file::get_open4(&mut from());
+            let _ = new_file::get_access4(&mut from());
+            let _ = new_file::get_heads(&mut from(), &[v4::op::PUTFH, new_file::op::SAVEFH]);
+            if let Ok(Ok(rights)) = new_file::get_rights4(&mut from()) {
+                assert!(rights.mode <= 0o777 && rights.owner.len() <= bytes.len());
+            }
             if let Ok(Ok(granted)) = v4::get_create_session(&mut from()) {
                 assert!(granted.slots > 0);
             }

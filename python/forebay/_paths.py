@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _locations
 from ._locations import home
@@ -14,7 +14,7 @@ from ._locations import home
 if TYPE_CHECKING:
     from ._forebay import File
 
-__all__ = ["Known", "Watch", "is_place", "open_known", "path_text"]
+__all__ = ["Known", "Watch", "folder_text", "is_place", "open_known", "path_text"]
 
 _MAX_PATH_BYTES = 4096
 
@@ -25,7 +25,7 @@ def path_text(given: Any, writes: bool = False) -> str:
 
     Args:
         given: by the program.
-        writes: a file or folder is made there.
+        writes: a file is made there.
 
     Raises:
         InvalidInputError: an open file, bytes of a file, or something else that is no path.
@@ -43,30 +43,32 @@ def path_text(given: Any, writes: bool = False) -> str:
             if not path or path[0] == "/":
                 # An empty one names no file: of the folder it would be made.
                 return path
-            if not _locations.is_url(path):
-                return _absolute(path, writes)
-            return _refuse_url(path) if writes else path
+            return path if _locations.is_url(path) else _absolute(path, writes)
     from ._refusals import no_path
 
     raise no_path(given)
 
 
+def folder_text(given: Any) -> str:
+    """As :func:`path_text`, of a folder that is made: a path of this machine."""
+    path = path_text(given, True)
+    if _locations.is_url(path):
+        from .errors import UnsupportedError
+
+        hints = ["mount the export, and give the path there"]
+        raise UnsupportedError("a path is needed here: no folder is made at a URL", hints=hints, url=path)
+    return path
+
+
 def is_place(given: Any) -> bool:
-    """Whether files can be written there: to a path of this machine."""
+    """Whether folders can be made there: at a path of this machine."""
     from .errors import Error
 
     try:
-        path_text(given, True)
+        folder_text(given)
     except Error:
         return False
     return True
-
-
-def _refuse_url(path: str) -> NoReturn:
-    from .errors import UnsupportedError
-
-    hints = ["mount the export, and give the path there"]
-    raise UnsupportedError("a path is needed here: an nfs:// URL names one file, to be read", hints=hints, url=path)
 
 
 def _absolute(path: str, writes: bool) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _forebay, _locations, frameworks
-from ._paths import path_text
+from ._paths import folder_text
 from .data._memory import Memory, memory_for
 from .errors import Error, IntegrityError, MissingPackageError, NoSpaceError, PermissionDeniedError, ReadOnlyError
 from .placement import Device
@@ -104,7 +104,7 @@ class GDSDataset(PersistentDataset):
         super().__init__(
             data=data,
             transform=transform,
-            cache_dir=None if cache_dir is None else Path(path_text(cache_dir, True)),
+            cache_dir=None if cache_dir is None else Path(folder_text(cache_dir)),
             hash_func=hash_func,
             hash_transform=hash_transform,
             reset_ops_id=reset_ops_id,

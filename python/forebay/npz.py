@@ -220,7 +220,7 @@ def write_members(path: str, arrays: Mapping[str, Any], durable: bool) -> None:
     plan = _forebay.plan_zip([(name + _SUFFIX, size) for name, size in zip(arrays, sizes, strict=True)])
     with _forebay.Pending(path) as pending, ThreadPoolExecutor(_THREADS) as threads:
         file = pending.file
-        file.truncate(plan.size)
+        file._make_room(plan.size)
         sums = []
         for index, (member, (header, data, _)) in enumerate(zip(members, plan.places, strict=True)):
             crc = _write_member(file, member, data, threads)

@@ -19,12 +19,21 @@ pub(crate) struct File {
     now: Vec<u8>,
     durable: Vec<u8>,
     changes: u64,
+    pub(crate) mode: u32,
+    pub(crate) owner: u32,
+    pub(crate) group: u32,
     /// A file of this host has its bytes, in place of these.
     on_disk: Option<std::fs::File>,
 }
 
 /// Names in a reply at most.
 const MOST_NAMES: usize = 100;
+
+/// What became of a file that was to be made.
+pub(crate) enum Made {
+    New,
+    There,
+}
 
 /// Ids of directories are these and more: a hash of their path.
 const DIRECTORY: u64 = 1 << 63;
@@ -34,7 +43,17 @@ impl Files {
         self.next += 1;
         let handle_len = self.handle_len.max(20);
         let (durable, on_disk) = (bytes.clone(), None);
-        let file = File { id: self.next, handle_len, durable, now: bytes, changes: 1, on_disk };
+        let file = File {
+            id: self.next,
+            handle_len,
+            durable,
+            now: bytes,
+            changes: 1,
+            mode: 0o644,
+            owner: 0,
+            group: 0,
+            on_disk,
+        };
         self.by_path.insert(path.to_owned(), file);
     }
 
@@ -45,8 +64,36 @@ impl Files {
         }
     }
 
-    pub(crate) fn remove(&mut self, path: &str) {
-        self.by_path.remove(path);
+    pub(crate) fn remove(&mut self, path: &str) -> bool {
+        self.by_path.remove(path).is_some()
+    }
+
+    pub(crate) fn make(&mut self, path: &str, mode: u32, owner: u32) -> Made {
+        if self.by_path.contains_key(path) {
+            return Made::There;
+        }
+        self.put(path, Vec::new());
+        self.set_rights(path, mode, (owner, 0));
+        Made::New
+    }
+
+    pub(crate) fn set_rights(&mut self, path: &str, mode: u32, (owner, group): (u32, u32)) {
+        if let Some(file) = self.by_path.get_mut(path) {
+            (file.mode, file.owner, file.group) = (mode, owner, group);
+        }
+    }
+
+    pub(crate) fn mode(&self, path: &str) -> Option<u32> {
+        self.by_path.get(path).map(|file| file.mode)
+    }
+
+    pub(crate) fn rename(&mut self, old: &str, new: &str) -> bool {
+        let file = self.by_path.remove(old);
+        file.map(|file| self.by_path.insert(new.to_owned(), file)).is_some()
+    }
+
+    pub(crate) fn paths(&self) -> Vec<String> {
+        self.by_path.keys().cloned().collect()
     }
 
     pub(crate) fn durable(&self, path: &str) -> Vec<u8> {

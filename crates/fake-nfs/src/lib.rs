@@ -3,6 +3,7 @@
 //! see [`Fault`].
 
 mod files;
+mod make;
 mod rdma;
 mod serve;
 mod v3;
@@ -39,6 +40,12 @@ pub enum Asked {
     List,
     /// READDIR, READDIRPLUS.
     Names,
+    /// CREATE, and an OPEN that makes a file.
+    Make,
+    /// RENAME.
+    Rename,
+    /// REMOVE.
+    Remove,
 }
 
 /// A call as faults see it.
@@ -125,7 +132,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Files>,
     pub(crate) sessions: Mutex<Sessions>,
     faults: Mutex<Faults>,
-    counts: [AtomicU64; 8],
+    counts: [AtomicU64; 11],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
     /// By the address that they came to.
@@ -284,6 +291,26 @@ impl Server {
     /// What a file has on stable storage.
     pub fn durable(&self, path: &str) -> Vec<u8> {
         lock(&self.shared.files).durable(path)
+    }
+
+    /// Gives a file mode bits, and an owner and a group.
+    pub fn set_rights(&self, path: &str, mode: u32, owner: (u32, u32)) {
+        lock(&self.shared.files).set_rights(path, mode, owner);
+    }
+
+    /// The mode bits of a file.
+    pub fn mode(&self, path: &str) -> Option<u32> {
+        lock(&self.shared.files).mode(path)
+    }
+
+    /// The paths of all files.
+    pub fn paths(&self) -> Vec<String> {
+        lock(&self.shared.files).paths()
+    }
+
+    /// Files that clients have open.
+    pub fn opens(&self) -> usize {
+        lock(&self.shared.sessions).opens.len()
     }
 
     /// Removes a file.

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::files::Files;
+use crate::files::{File, Files};
 use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
-use crate::{Asked, lock};
+use crate::{Asked, lock, make};
 
 const STALE: u32 = 70;
 const NO_ENTRY: u32 = 2;
@@ -66,22 +66,27 @@ pub(crate) fn mount(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>
     }
 }
 
-fn attributes(out: Out, directory: bool, id: u64, size: u64, changes: u64) -> Out {
-    out.words(&[if directory { 2 } else { 1 }, 0o644, 1, 0, 0])
-        .long(size)
-        .long(size)
-        .words(&[0, 0])
-        .long(1)
-        .long(id)
-        .words(&[0, 0, 1000, changes as u32, 1000, changes as u32])
+fn attributes(out: Out, kind_and_rights: [u32; 5], id: u64, size: u64, changes: u64) -> Out {
+    out.words(&kind_and_rights).long(size).long(size).words(&[0, 0]).long(1).long(id).words(&[
+        0,
+        0,
+        1000,
+        changes as u32,
+        1000,
+        changes as u32,
+    ])
 }
 
 fn facts(out: Out, files: &mut Files, handle: &[u8]) -> Option<Out> {
     if Files::directory(handle).is_some() {
-        return Some(attributes(out, true, 1, 4096, 1));
+        return Some(attributes(out, [2, 0o755, 1, 0, 0], 1, 4096, 1));
     }
-    let file = files.file(handle)?;
-    Some(attributes(out, false, file.id, file.len() as u64, file.changes()))
+    Some(of_file(out, files.file(handle)?))
+}
+
+fn of_file(out: Out, file: &File) -> Out {
+    let rights = [1, file.mode, 1, file.owner, file.group];
+    attributes(out, rights, file.id, file.len() as u64, file.changes())
 }
 
 pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
@@ -121,7 +126,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>)
                 .words(&[0, 1, 0x1b]))
         }
         21 => commit(calling, handle, from),
-        _ => Err(Refused::NoProcedure),
+        _ => make::call3(calling, procedure, handle, from),
     }
 }
 
@@ -169,7 +174,7 @@ fn read(calling: &mut Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Results 
     let out = if calling.shared.hides_states.load(Ordering::Relaxed) {
         Out::default().words(&[0, 0])
     } else {
-        attributes(Out::default().words(&[0, 1]), false, file.id, file.len() as u64, file.changes())
+        of_file(Out::default().words(&[0, 1]), file)
     };
     Ok(out.words(&[(end - start) as u32, is_end.into()]).bytes(&file.bytes(start..end)))
 }

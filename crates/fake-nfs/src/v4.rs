@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::files::Files;
 use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
-use crate::{Asked, lock};
+use crate::{Asked, lock, make};
 
 const STALE: u32 = 70;
 const NO_ENTRY: u32 = 2;
@@ -23,6 +23,8 @@ pub(crate) struct Sessions {
     granted: HashMap<[u8; 16], (u64, u32)>,
     /// Connections that sessions know.
     bound: HashSet<([u8; 16], u64)>,
+    /// Stateids of files that are open.
+    pub(crate) opens: HashSet<[u8; 16]>,
 }
 
 impl Sessions {
@@ -31,6 +33,7 @@ impl Sessions {
         self.known.clear();
         self.slots.clear();
         self.bound.clear();
+        self.opens.clear();
     }
 
     pub(crate) fn count(&self) -> (usize, usize) {
@@ -55,6 +58,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>,
     }
     let mut compound = Compound {
         current: Vec::new(),
+        saved: Vec::new(),
         minor,
         count,
         is_first: true,
@@ -78,6 +82,7 @@ pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>,
 
 struct Compound {
     current: Vec<u8>,
+    saved: Vec<u8>,
     minor: u32,
     /// Its operations.
     count: u32,
@@ -138,7 +143,11 @@ impl Compound {
             25 => self.read(calling, from),
             26 => self.read_dir(calling, from),
             38 => self.write(calling, from),
-            _ => Ok((10044, Out::default())),
+            32 => {
+                self.saved.clone_from(&self.current);
+                Ok((0, Out::default()))
+            }
+            _ => make::operate(calling, op, (&self.current, &self.saved), from),
         }
     }
 
@@ -197,9 +206,12 @@ impl Compound {
         }
         let most = calling.shared.most();
         let mut files = lock(&calling.shared.files);
-        let (kind, id, size, changes) = match files.file(&self.current) {
-            Some(file) => (1, file.id, file.len() as u64, file.changes()),
-            None if Files::directory(&self.current).is_some() => (2, 1, 4096, 1),
+        let name = |id: u32| Out::default().bytes(id.to_string().as_bytes());
+        let ((kind, id, size, changes), (mode, owner, group)) = match files.file(&self.current) {
+            Some(file) => {
+                ((1, file.id, file.len() as u64, file.changes()), (file.mode, file.owner, file.group))
+            }
+            None if Files::directory(&self.current).is_some() => ((2, 1, 4096, 1), (0o755, 0, 0)),
             None => return Ok((STALE, Out::default())),
         };
         let all = [
@@ -210,6 +222,9 @@ impl Compound {
             (20, Out::default().long(id)),
             (30, Out::default().long(most)),
             (31, Out::default().long(most)),
+            (33, Out::default().word(mode)),
+            (36, name(owner)),
+            (37, name(group)),
             (53, Out::default().long(1000).word(changes as u32)),
         ];
         let is_wanted = |bit: usize| wanted[bit / 32] & 1 << (bit % 32) != 0;

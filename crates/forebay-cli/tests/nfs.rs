@@ -97,8 +97,14 @@ fn cp_brings_a_file_of_a_server() {
             assert!(len == 0 || done.err.contains(&format!("NFS v{version} over TCP")), "{}", done.err);
         }
     }
-    let url = server.url("/export/new", "3");
-    run(directory.path(), &format!("cp copy {url}")).fails(1, "no file is made at a nfs:// URL");
+    for version in ["3", "4.1"] {
+        let (url, other) = (server.url("/export/new", version), server.url("/export/newer", version));
+        run(directory.path(), &format!("cp copy {url} --verify")).ok();
+        run(directory.path(), &format!("cp {url} {other} --verify")).ok();
+        assert!(server.durable("/export/newer") == bytes(20_000_003), "{version}");
+    }
+    let url = server.url("/none/new", "3");
+    run(directory.path(), &format!("cp copy {url}")).fails(1, "no such file or directory");
     // In a folder it has the name that it has there.
     fs::create_dir(directory.path().join("folder")).unwrap();
     server.put("/export/a file", vec![7; 100]);

@@ -1,6 +1,6 @@
 //! An NFS client in user space: versions 3, 4.0, 4.1 and 4.2, over several connections to one server, into memory of the caller.
 //!
-//! It opens nothing on the server and keeps no state there but a session (4.1 and later). Reads and writes are started with a
+//! It keeps no file open on the server, and no state there but a session (4.1 and later). Reads and writes are started with a
 //! range and memory, and answered by a function: there is no async runtime. Servers are not believed: lengths, counts and numbers
 //! of replies are checked against what was asked, and memory is given back only when no byte can arrive in it any more.
 //!
@@ -21,6 +21,7 @@ mod protocol;
 mod source;
 
 pub use client::file::NfsFile;
+pub use client::make::{NewNfsFile, make};
 pub use client::nfs_client::{NfsClient, ServerTraffic};
 pub use client::open::open;
 pub use client::probe::probe;
@@ -33,7 +34,7 @@ pub use mounts::open::{of_mount, takes_any_port};
 pub use network::addresses::{LeftOutAddress, MOST_FURTHER};
 pub use network::job::{Answer, CHANGED, Direction};
 pub use network::options::{NfsOptions, RdmaOptions};
-pub use protocol::{handle, io_call, rdma, read_dir, rpc, status, v3, v4, xdr};
+pub use protocol::{handle, io_call, new_file, rdma, read_dir, rpc, status, v3, v4, xdr};
 pub use source::NfsSource;
 
 use forebay_sys::lock;

@@ -12,12 +12,14 @@ use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
     Access, Answer, Facts, Fill, HeldUp, ListEntry, Opener, Place, Request, RequestShape, Requests, Source,
-    StateToken,
+    StateToken, Upload,
 };
 
 use crate::handle::FileKind;
 use crate::read_dir::DirEntry;
-use crate::{Direction, LeftOutAddress, NfsClient, NfsFile, NfsOptions, NfsUrl, RdmaOptions, folder};
+use crate::{
+    Direction, LeftOutAddress, NewNfsFile, NfsClient, NfsFile, NfsOptions, NfsUrl, RdmaOptions, folder,
+};
 
 /// What receipts say where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
@@ -73,14 +75,14 @@ impl NfsSource {
         Self { file: Arc::new(file), access, len, way, copied }
     }
 
-    /// Opens it. It is neither made nor cut: this client does not do that.
+    /// Opens it. It is neither made nor cut in place.
     fn open(path: &Path, access: Access) -> Result<Self> {
         let (url, options) = reached(path, "cannot open file")?;
         if access.make {
-            let text = "cannot open file: files on a server are not made or cut by URL";
+            let text = "cannot open file: files on a server are not cut, or made in their place";
             return Err(Error::new(ErrorKind::Unsupported, text)
                 .with("url", &url)
-                .hint("make it on a mount, or write to one that is there"));
+                .hint("save to it (forebay.save_file, forebay cp), or write to one that is there"));
         }
         Ok(Self::new(crate::open(&url, &options)?, (access.read, access.write)))
     }
@@ -106,6 +108,24 @@ fn reached(path: &Path, doing: &str) -> Result<(NfsUrl, NfsOptions)> {
     let further = config.nfs_servers.of(&[&url.server]);
     let options = NfsOptions { rdma, connections: config.nfs_connections, further, ..NfsOptions::default() };
     Ok((url, options))
+}
+
+/// A new file of a server.
+#[derive(Debug)]
+struct NfsUpload {
+    source: Arc<NfsSource>,
+    file: NewNfsFile,
+}
+
+impl Upload for NfsUpload {
+    fn source(&self) -> Arc<dyn Source> {
+        self.source.clone()
+    }
+
+    /// Whatever is asked for, it is durable: each write is, and what servers do to names.
+    fn finish(self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
+        self.file.finish()
+    }
 }
 
 /// How many connections there may be, and to how many addresses, in words.
@@ -234,6 +254,13 @@ impl Opener for NfsOpener {
             is_folder: kind.map(|kind| kind == FileKind::Directory),
         };
         Ok(folder::list(&url, &options)?.into_iter().map(named).collect())
+    }
+
+    fn make(&self, url: &Path, mode: u32) -> Result<Box<dyn Upload>> {
+        let (url, options) = reached(url, "cannot create file")?;
+        let file = crate::make(&url, &options, mode)?;
+        let source = Arc::new(NfsSource::new(file.file().clone(), (true, true)));
+        Ok(Box::new(NfsUpload { source, file }))
     }
 
     fn near_miss(&self, path: &Path) -> Option<String> {

@@ -47,7 +47,7 @@ impl FilePath {
     }
 }
 
-/// Fails for URLs that nothing opens: `s3://…`, `hf://…`, `https://…`; `writes`: for all.
+/// Fails for URLs that nothing opens: `s3://…`, `hf://…`, `https://…`; `writes`: for a file that is made.
 #[pyfunction]
 pub(crate) fn check_place(path: PathBuf, writes: bool) -> PyResult<()> {
     if writes { forebay_source::check_made(&path) } else { forebay_source::check_read(&path) }.or_raise()

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from .. import _forebay, _locations, errors
-from .._paths import is_place, path_text
+from .._paths import folder_text, is_place
 from ..frameworks.torch import not_saved
 from . import _container, _manifest, _stager
 from ._layout import Blob
@@ -76,7 +76,7 @@ class CheckpointWriter(StorageWriter):
     ) -> None:
         if shard_bytes <= 0:
             raise errors.InvalidInputError("a shard has to have a size", shard_bytes=shard_bytes)
-        self.path = path_text(path, True)
+        self.path = folder_text(path)
         self.shard_bytes = shard_bytes
         self.reuse = reuse
         self.durable = durable
@@ -91,7 +91,7 @@ class CheckpointWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Turns to another folder, if one is given."""
         if checkpoint_id is not None:
-            self.path = path_text(checkpoint_id, True)
+            self.path = folder_text(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
         """What planners are told about the storage."""

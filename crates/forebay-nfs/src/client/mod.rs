@@ -3,7 +3,9 @@
 pub(crate) mod clients;
 pub(crate) mod file;
 pub mod folder;
+mod folder_calls;
 pub(crate) mod look_up;
+pub(crate) mod make;
 mod mountd;
 pub(crate) mod nfs_client;
 pub mod open;

@@ -24,26 +24,29 @@ pub fn open(url: &NfsUrl, options: &NfsOptions) -> Result<NfsFile> {
     let found = find(url, options).map_err(|error| {
         if is_silent(&error) { error.hint(format!("forebay nfs probe '{url}'")) } else { error }
     })?;
-    match found.attributes.kind {
-        FileKind::Regular if url.path.ends_with(b"/") => {
-            return Err(Error::new(ErrorKind::InvalidInput, "a file, and no directory")
-                .with("url", url)
-                .hint("leave out the / behind its name"));
-        }
-        FileKind::Regular => {}
-        FileKind::Directory => {
-            return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
-                .with("url", url)
-                .hint("name a file in it"));
-        }
-        FileKind::Link => return Err(NfsStatus(10029).error("cannot open file", 0).with("url", url)),
-        FileKind::Other => {
-            return Err(Error::new(ErrorKind::Unsupported, "it is no regular file")
-                .with("url", url)
-                .hint("name a regular file: what devices, pipes and sockets hold is not on the server"));
-        }
+    check_kind(found.attributes.kind).map_err(|error| error.with("url", url))?;
+    if url.path.ends_with(b"/") {
+        return Err(Error::new(ErrorKind::InvalidInput, "a file, and no directory")
+            .with("url", url)
+            .hint("leave out the / behind its name"));
     }
     Ok(NfsFile::new(found.client, found.handle, url.to_string(), found.attributes))
+}
+
+/// An error for what is no regular file.
+pub(crate) fn check_kind(kind: FileKind) -> Result<()> {
+    match kind {
+        FileKind::Regular => Ok(()),
+        FileKind::Directory => {
+            let error = Error::new(ErrorKind::IsDirectory, "a directory where a file is needed");
+            Err(error.hint("name a file in it"))
+        }
+        FileKind::Link => Err(NfsStatus(10029).error("cannot open file", 0)),
+        FileKind::Other => {
+            let error = Error::new(ErrorKind::Unsupported, "it is no regular file");
+            Err(error.hint("name a regular file: what devices, pipes and sockets hold is not on the server"))
+        }
+    }
 }
 
 /// A file or directory of a server.

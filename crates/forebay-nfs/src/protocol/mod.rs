@@ -2,6 +2,7 @@
 
 pub mod handle;
 pub mod io_call;
+pub mod new_file;
 pub mod rdma;
 pub mod read_dir;
 pub mod rpc;

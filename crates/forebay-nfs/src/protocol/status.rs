@@ -21,6 +21,8 @@ impl NfsStatus {
     pub const TOO_SMALL: Self = Self(10005);
     /// No such name.
     pub const NO_ENTRY: Self = Self(2);
+    /// Something has the name.
+    pub const EXISTS: Self = Self(17);
 
     /// The call is to be sent again later.
     pub fn is_to_wait(self) -> bool {

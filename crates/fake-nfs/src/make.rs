@@ -1,0 +1,211 @@
+//! Calls that make, rename and remove files, and say who may use them: of version 3, and the operations of version 4.
+
+use crate::files::{Files, Made};
+use crate::serve::{Calling, Refused, Results};
+use crate::words::{In, Out};
+use crate::{Asked, lock};
+
+const NOT_PERMITTED: u32 = 1;
+const NO_ENTRY: u32 = 2;
+const EXISTS: u32 = 17;
+const STALE: u32 = 70;
+const MODIFY: u32 = 4;
+
+fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
+    found.ok_or(Refused::Arguments)
+}
+
+/// A path below the folder of a handle.
+pub(crate) fn below(folder: &[u8], name: &[u8]) -> Option<String> {
+    Files::directory(folder).map(|folder| format!("{folder}/{}", String::from_utf8_lossy(name)))
+}
+
+/// What SETATTR sets: mode, owner and group.
+type Rights = [Option<u32>; 3];
+
+/// Makes a file; a status if that fails.
+fn create(calling: &mut Calling<'_>, folder: &[u8], name: &[u8], mode: u32) -> u32 {
+    if let Some(status) = calling.asks(folder, Asked::Make, 0, 0) {
+        return status;
+    }
+    let user = calling.user.unwrap_or(65534);
+    let Some(path) = below(folder, name) else { return STALE };
+    match lock(&calling.shared.files).make(&path, mode, user) {
+        Made::New => 0,
+        Made::There => EXISTS,
+    }
+}
+
+fn rename(calling: &mut Calling<'_>, (old, name): (&[u8], &[u8]), (new, other): (&[u8], &[u8])) -> u32 {
+    if let Some(status) = calling.asks(old, Asked::Rename, 0, 0) {
+        return status;
+    }
+    let (Some(from), Some(to)) = (below(old, name), below(new, other)) else { return STALE };
+    if lock(&calling.shared.files).rename(&from, &to) { 0 } else { NO_ENTRY }
+}
+
+fn remove(calling: &mut Calling<'_>, folder: &[u8], name: &[u8]) -> u32 {
+    if let Some(status) = calling.asks(folder, Asked::Remove, 0, 0) {
+        return status;
+    }
+    let Some(path) = below(folder, name) else { return STALE };
+    if lock(&calling.shared.files).remove(&path) { 0 } else { NO_ENTRY }
+}
+
+/// Nobody gives files away.
+fn set(calling: &mut Calling<'_>, handle: &[u8], [mode, owner, group]: Rights) -> u32 {
+    if let Some(status) = calling.asks(handle, Asked::Other, 0, 0) {
+        return status;
+    }
+    let mut files = lock(&calling.shared.files);
+    let Some(file) = files.file(handle) else { return STALE };
+    if owner.is_some_and(|owner| owner != file.owner) || group.is_some_and(|group| group != file.group) {
+        return NOT_PERMITTED;
+    }
+    file.mode = mode.unwrap_or(file.mode);
+    0
+}
+
+/// Which of the rights asked for the file's mode gives its owner.
+fn allowed(calling: &Calling<'_>, handle: &[u8], asked: u32) -> Option<u32> {
+    let mode = lock(&calling.shared.files).file(handle)?.mode;
+    Some(if mode & 0o200 == 0 { asked & !MODIFY } else { asked })
+}
+
+// ---- version 3 --------------------------------------------------------------------------------------------------
+
+fn rights3(from: &mut In<'_>) -> Option<Rights> {
+    let mut rights = [None; 3];
+    for right in &mut rights {
+        if from.word()? == 1 {
+            *right = Some(from.word()?);
+        }
+    }
+    // Neither size nor times.
+    (from.word()?, from.word()?, from.word()?).eq(&(0, 0, 0)).then_some(rights)
+}
+
+pub(crate) fn call3(calling: &mut Calling<'_>, procedure: u32, handle: &[u8], from: &mut In<'_>) -> Results {
+    Ok(match procedure {
+        2 => {
+            let (rights, guard) = (arguments(rights3(from))?, arguments(from.word())?);
+            if guard != 0 {
+                return Err(Refused::Arguments);
+            }
+            Out::default().words(&[set(calling, handle, rights), 0, 0])
+        }
+        4 => {
+            let asked = arguments(from.word())?;
+            match allowed(calling, handle, asked) {
+                Some(allowed) => Out::default().words(&[0, 0, allowed]),
+                None => Out::default().words(&[STALE, 0]),
+            }
+        }
+        8 => {
+            let (name, how) = (arguments(from.bytes())?, arguments(from.word())?);
+            let [mode, None, None] = arguments(rights3(from))? else { return Err(Refused::Arguments) };
+            if how != 1 {
+                return Err(Refused::Arguments);
+            }
+            match create(calling, handle, name, arguments(mode)?) {
+                // The client has to look the handle up.
+                0 => Out::default().words(&[0, 0, 0, 0, 0]),
+                status => Out::default().words(&[status, 0, 0]),
+            }
+        }
+        12 => {
+            let name = arguments(from.bytes())?;
+            Out::default().words(&[remove(calling, handle, name), 0, 0])
+        }
+        14 => {
+            let (name, new, other) =
+                (arguments(from.bytes())?, arguments(from.bytes())?, arguments(from.bytes())?);
+            Out::default().words(&[rename(calling, (handle, name), (new, other)), 0, 0, 0, 0])
+        }
+        _ => return Err(Refused::NoProcedure),
+    })
+}
+
+// ---- version 4 --------------------------------------------------------------------------------------------------
+
+fn rights4(from: &mut In<'_>) -> Option<Rights> {
+    let (words, low, high) = (from.word()?, from.word()?, from.word()?);
+    let mut values = In(from.bytes()?);
+    let mut rights = [None; 3];
+    if high & 1 << 1 != 0 {
+        rights[0] = Some(values.word()?);
+    }
+    for (bit, right) in [(4, 1), (5, 2)] {
+        if high & 1 << bit != 0 {
+            rights[right] = std::str::from_utf8(values.bytes()?).ok()?.parse().ok();
+        }
+    }
+    (words == 2 && low == 0 && values.0.is_empty()).then_some(rights)
+}
+
+fn open(calling: &mut Calling<'_>, folder: &[u8], from: &mut In<'_>) -> Option<(u32, Out)> {
+    let (sequence, access, deny, client) = (from.word()?, from.word()?, from.word()?, from.long()?);
+    let (owner, makes) = (from.bytes()?, from.word()?);
+    let mode = if makes == 1 {
+        let is_guarded = from.word()? == 1;
+        rights4(from)?[0].filter(|_| is_guarded)
+    } else {
+        None
+    };
+    let (claim, name) = (from.word()?, from.bytes()?);
+    if (sequence, access, deny, client, claim) != (0, 0x403, 0, 0, 0) || owner.is_empty() {
+        return None;
+    }
+    let status = match mode {
+        Some(mode) => create(calling, folder, name, mode),
+        None if lock(&calling.shared.files).handle(&below(folder, name)?).is_none() => NO_ENTRY,
+        None => 0,
+    };
+    if status != 0 {
+        return Some((status, Out::default()));
+    }
+    let state: [u8; 16] = *[owner, &[7; 16]].concat().first_chunk()?;
+    lock(&calling.shared.sessions).opens.insert(state);
+    // Its change; nothing to confirm, no attributes, no delegation.
+    let out = Out::default().raw(&state).word(1).long(1).long(2);
+    Some((0, out.words(&[0, 0, 0])))
+}
+
+/// An operation of version 4 on the current file, and the one that was saved.
+pub(crate) fn operate(
+    calling: &mut Calling<'_>,
+    op: u32,
+    (current, saved): (&[u8], &[u8]),
+    from: &mut In<'_>,
+) -> Result<(u32, Out), Refused> {
+    let change = |out: Out| out.word(1).long(1).long(2);
+    Ok(match op {
+        3 => {
+            let asked = arguments(from.word())?;
+            match allowed(calling, current, asked) {
+                Some(allowed) => (0, Out::default().words(&[asked, allowed])),
+                None => (STALE, Out::default()),
+            }
+        }
+        4 => {
+            let (_sequence, state) = (arguments(from.word())?, arguments(from.raw(16))?);
+            let was_open = lock(&calling.shared.sessions).opens.remove(state);
+            (if was_open { 0 } else { 10025 }, Out::default().raw(state))
+        }
+        18 => arguments(open(calling, current, from))?,
+        28 => {
+            let name = arguments(from.bytes())?;
+            (remove(calling, current, name), change(Out::default()))
+        }
+        29 => {
+            let (old, new) = (arguments(from.bytes())?, arguments(from.bytes())?);
+            let status = rename(calling, (saved, old), (current, new));
+            (status, if status == 0 { change(change(Out::default())) } else { Out::default() })
+        }
+        34 => {
+            let (_state, rights) = (arguments(from.raw(16))?, arguments(rights4(from))?);
+            (set(calling, current, rights), Out::default().word(0))
+        }
+        _ => (10044, Out::default()),
+    })
+}

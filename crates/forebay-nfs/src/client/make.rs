@@ -1,0 +1,152 @@
+//! New files of a server: written beside their place under a hidden name, and renamed when they are whole.
+
+use std::fmt;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use crate::client::file::NfsFile;
+use crate::client::folder_calls::NfsFolder;
+use crate::client::open::{check_kind, find};
+use crate::client::url::NfsUrl;
+use crate::network::options::NfsOptions;
+use crate::protocol::handle::{FileKind, NfsVersion};
+use crate::protocol::new_file::{FileRights, SetRights};
+use crate::protocol::rpc::random;
+use crate::protocol::status::NfsStatus;
+
+/// A file with a hidden name, until it is finished; dropped before, it is removed.
+pub struct NewNfsFile {
+    folder: NfsFolder,
+    file: NfsFile,
+    name: Vec<u8>,
+    hidden: Vec<u8>,
+    /// Of a file that replaces none.
+    mode: u32,
+    /// Of the file that it replaces.
+    replaced: Option<FileRights>,
+    is_finished: bool,
+}
+
+impl fmt::Debug for NewNfsFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NewNfsFile({})", self.file.name())
+    }
+}
+
+/// Begins a file that the URL is to name. It has these mode bits if it replaces none.
+pub fn make(url: &NfsUrl, options: &NfsOptions, mode: u32) -> Result<NewNfsFile> {
+    let names = url.names();
+    let Some((name, parents)) = names.split_last().filter(|_| !url.path.ends_with(b"/")) else {
+        return Err(Error::new(ErrorKind::InvalidInput, "the URL names no file")
+            .with("url", url)
+            .hint("name a file in the folder"));
+    };
+    // Version 4.0 has no open without a name of the client's own that the server confirms.
+    let versions: Vec<_> = url.versions.iter().filter(|one| **one != NfsVersion::V4(0)).copied().collect();
+    if versions.is_empty() {
+        return Err(Error::new(ErrorKind::Unsupported, "no file is made by version 4.0")
+            .with("url", url)
+            .hint("?version=4.1 or ?version=3"));
+    }
+    let path = [b"/".as_slice(), &parents.join(&b'/')].concat();
+    let found = find(&NfsUrl { path, versions, ..url.clone() }, options)?;
+    if found.attributes.kind != FileKind::Directory {
+        let error = Error::new(ErrorKind::InvalidInput, "cannot create a file: no directory is above it");
+        return Err(error
+            .with("url", url)
+            .hint("check the path: what is a file there has no names below it"));
+    }
+    let folder = NfsFolder { client: found.client, handle: found.handle };
+    make_in(folder, name, url, mode).map_err(|error| error.with("url", url))
+}
+
+fn make_in(folder: NfsFolder, name: &[u8], url: &NfsUrl, mode: u32) -> Result<NewNfsFile> {
+    let replaced = match folder.look(name)? {
+        Some((handle, found)) => {
+            check_kind(found.kind)?;
+            if !folder.may_modify(&handle)? {
+                let error = Error::new(ErrorKind::PermissionDenied, "the file may not be replaced");
+                return Err(error.hint("check owner and mode of the file"));
+            }
+            Some(folder.rights(&handle)?)
+        }
+        None => None,
+    };
+    let begin: String = String::from_utf8_lossy(name).chars().take(50).collect();
+    let hidden = format!(".{begin}.{:016x}.forebay", random()).into_bytes();
+    let (handle, attributes) = folder.create(&hidden)?;
+    let file = NfsFile::new(folder.client.clone(), handle, url.to_string(), attributes);
+    Ok(NewNfsFile { folder, file, name: name.to_vec(), hidden, mode, replaced, is_finished: false })
+}
+
+impl NewNfsFile {
+    /// Where its bytes are written. They are durable when a write is answered.
+    pub fn file(&self) -> &NfsFile {
+        &self.file
+    }
+
+    /// Gives it its name. Returns, in words, what the replaced file had and this one could not be given.
+    pub fn finish(mut self) -> Result<Vec<String>> {
+        self.finish_named().map_err(|error| error.with("url", self.file.name()))
+    }
+
+    fn finish_named(&mut self) -> Result<Vec<String>> {
+        self.file.client().check_process()?;
+        let notes = self.set_rights()?;
+        let doing = "cannot give the file its name";
+        match self.folder.rename(&self.hidden, &self.name, doing)? {
+            Ok(()) => {}
+            // Answered before, and the answer was lost.
+            Err(NfsStatus::NO_ENTRY) if self.has_name()? => {}
+            Err(status) => return Err(self.folder.client.server_of().error(status, doing)),
+        }
+        self.is_finished = true;
+        Ok(notes)
+    }
+
+    fn has_name(&self) -> Result<bool> {
+        let (found, own) = (self.folder.look(&self.name)?, self.file.opened());
+        Ok(found
+            .is_some_and(|(_, found)| (found.file_system, found.file_id) == (own.file_system, own.file_id)))
+    }
+
+    /// Gives it the rights of the file that it replaces, but nobody more than before.
+    fn set_rights(&self) -> Result<Vec<String>> {
+        let handle = self.file.handle();
+        let set = |rights| self.folder.set_rights(handle, rights);
+        let Some(old) = &self.replaced else {
+            set(SetRights { mode: Some(self.mode), ..SetRights::default() })?;
+            return Ok(Vec::new());
+        };
+        let (owner, group) = (Some(old.owner.as_slice()), Some(old.group.as_slice()));
+        let own = self.folder.rights(handle)?;
+        let (mut mode, mut notes) = (old.mode, Vec::new());
+        let is_given = own.owner == old.owner && own.group == old.group
+            || set(SetRights { owner, group, mode: None }).is_ok();
+        if !is_given && own.owner != old.owner {
+            notes.push(
+                "the file belongs to who saved it: the server lets only root give files to others".to_owned(),
+            );
+        }
+        if !is_given && own.group != old.group && set(SetRights { group, ..SetRights::default() }).is_err() {
+            // What both the group and others had.
+            let both = mode & (mode >> 3) & 0o7;
+            let kept = mode & 0o700 | both << 3 | both;
+            if kept != mode {
+                notes.push("the group could not be kept: its rights were taken away".to_owned());
+            }
+            mode = kept;
+        }
+        set(SetRights { mode: Some(mode), ..SetRights::default() })?;
+        Ok(notes)
+    }
+}
+
+impl Drop for NewNfsFile {
+    fn drop(&mut self) {
+        // A child's file is its parent's.
+        if !self.is_finished && self.file.client().check_process().is_ok() {
+            let _ = self.folder.remove(&self.hidden);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Files that are made by URL: whole or not there, whatever goes wrong; with the rights of those that they replace.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use fake_nfs::{Asked, Fault, Server};
+use forebay_error::{ErrorKind, Result};
+use forebay_nfs::{NewNfsFile, NfsOptions, NfsUrl, make};
+
+const VERSIONS: [&str; 3] = ["3", "4.1", "4.2"];
+
+fn begun(server: &Server, path: &str, version: &str) -> Result<NewNfsFile> {
+    make(&NfsUrl::parse(&server.url(path, version)).unwrap(), &NfsOptions::default(), 0o640)
+}
+
+/// A server with a folder.
+fn server() -> Server {
+    let server = Server::start();
+    server.put("/export/other", vec![1]);
+    server
+}
+
+#[test]
+fn they_keep_the_contract() {
+    forebay_nfs::register();
+    for version in VERSIONS {
+        let (server, count) = (server(), AtomicU32::new(0));
+        let name = || format!("/export/new {}", count.fetch_add(1, Ordering::Relaxed)).replace(' ', "%20");
+        forebay_contract::uploads(|| server.url(&name(), version));
+        assert!(server.paths().iter().all(|name| !name.contains("forebay")), "{:?}", server.paths());
+        assert_eq!((server.opens(), server.wrong_slots()), (0, 0), "{version}");
+    }
+}
+
+#[test]
+fn answers_that_are_lost_change_nothing() {
+    for version in VERSIONS {
+        for lost in [Asked::Make, Asked::Rename, Asked::Open] {
+            let server = server();
+            server.put("/export/file", b"old".to_vec());
+            server.faults(move |seen| {
+                (seen.asked == lost && seen.before.is_multiple_of(2)).then_some(Fault::Close)
+            });
+            let new = begun(&server, "/export/file", version).unwrap();
+            new.file().write_at(b"the new one", 0).unwrap();
+            assert_eq!(server.durable("/export/file"), b"old");
+            new.finish().unwrap();
+            assert_eq!(server.durable("/export/file"), b"the new one", "{version} {lost:?}");
+            assert_eq!(server.paths(), ["/export/file", "/export/other"]);
+            assert_eq!(server.opens(), 0, "{version} {lost:?}");
+        }
+    }
+}
+
+#[test]
+fn what_fails_leaves_what_was_there() {
+    for version in VERSIONS {
+        for (fails, kind) in [(Asked::Make, ErrorKind::NoSpace), (Asked::Rename, ErrorKind::NoSpace)] {
+            let server = server();
+            server.put("/export/file", b"old".to_vec());
+            server.faults(move |seen| (seen.asked == fails).then_some(Fault::Status(28)));
+            let error = begun(&server, "/export/file", version).and_then(NewNfsFile::finish).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error:?}");
+            assert!(!error.hints().is_empty() && error.to_string().contains("url=nfs://"), "{error:?}");
+            assert_eq!(server.paths(), ["/export/file", "/export/other"], "{version}");
+            assert_eq!(server.durable("/export/file"), b"old");
+        }
+    }
+}
+
+#[test]
+fn rights_are_kept_or_narrower() {
+    let given_away = "the file belongs to who saved it: the server lets only root give files to others";
+    let group_lost = "the group could not be kept: its rights were taken away";
+    let no_notes: &[&str] = &[];
+    // SAFETY: no pointers are passed.
+    let user = unsafe { libc::geteuid() };
+    for version in VERSIONS {
+        for (mode, owner, expected, notes) in [
+            (0o660, (user, 0), 0o660, no_notes),
+            (0o640, (user + 1, 0), 0o640, &[given_away]),
+            (0o664, (user, 8), 0o644, &[group_lost]),
+            (0o666, (user, 8), 0o666, no_notes),
+        ] {
+            let server = server();
+            server.put("/export/file", b"old".to_vec());
+            server.set_rights("/export/file", mode, owner);
+            let new = begun(&server, "/export/file", version).unwrap();
+            let hidden = server.paths().into_iter().find(|name| name.contains("/.file.")).unwrap();
+            assert_eq!(server.mode(&hidden), Some(0o600), "nobody else reads a file that is not whole");
+            assert_eq!(new.finish().unwrap(), notes, "{version} {mode:o}");
+            assert_eq!(server.mode("/export/file"), Some(expected), "{version} {mode:o}");
+        }
+        let server = server();
+        begun(&server, "/export/new", version).unwrap().finish().unwrap();
+        assert_eq!(server.mode("/export/new"), Some(0o640));
+    }
+}
+
+#[test]
+fn what_cannot_be_made_says_why() {
+    let server = server();
+    server.put("/export/folder/file", vec![1]);
+    server.put("/export/kept", vec![1]);
+    server.set_rights("/export/kept", 0o444, (0, 0));
+    for version in VERSIONS {
+        for (path, kind) in [
+            ("/export/none/file", ErrorKind::NotFound),
+            ("/export/folder", ErrorKind::IsDirectory),
+            ("/export/folder/", ErrorKind::InvalidInput),
+            ("/export/kept", ErrorKind::PermissionDenied),
+        ] {
+            let error = begun(&server, path, version).unwrap_err();
+            assert_eq!(error.kind(), kind, "{version} {path}: {error:?}");
+            assert!(!error.hints().is_empty(), "{error:?}");
+        }
+    }
+    let error = begun(&server, "/export/new", "4.0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(error.hints(), ["?version=4.1 or ?version=3"]);
+}
