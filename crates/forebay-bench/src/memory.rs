@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_engine::Memory;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{AllocationKind, Device};
+use forebay_gpu::{AllocationKind, Device, DeviceRange, HostRange};
 
 /// Memory that transfers end in; freed when dropped.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: allocated by this device with this kind and length; workers wait for their transfers before they
         // let go of their memory.
-        unsafe { self.device.free_kind(self.kind, self.address, self.len) };
+        unsafe { self.device.free_kind(self.kind, DeviceRange::new(self.address, self.len)) };
     }
 }
 
@@ -96,7 +96,7 @@ impl PinnedMemory {
         }
         let pointer = pointer.cast::<u8>();
         // SAFETY: the mapping lives until `drop`, which unpins it first.
-        match unsafe { device.pin(pointer, len) } {
+        match unsafe { device.pin(HostRange::new(pointer, len)) } {
             Ok(seen) => Ok(Self { device: device.clone(), pointer, len, seen }),
             Err(error) => {
                 // SAFETY: the mapping made above, used by nobody.

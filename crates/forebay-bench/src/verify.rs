@@ -8,7 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Device, Stream, Wait, fill_pattern, first_mismatch, pattern_word};
+use forebay_gpu::{
+    Context, Device, DeviceRange, HostRange, Stream, Wait, fill_pattern, first_mismatch, pattern_word,
+};
 
 /// The pattern's key for a file and a seed.
 ///
@@ -53,12 +55,12 @@ impl Verifier {
         }
         if self.on_device && offset.is_multiple_of(8) {
             // SAFETY: device memory, valid by the caller's promise; waited for below.
-            unsafe { self.stream.fill_pattern(address, len, key, offset)? };
+            unsafe { self.stream.fill_pattern(DeviceRange::new(address, len), key, offset)? };
         } else {
             self.scratch.resize(len, 0);
             fill_pattern(&mut self.scratch, key, offset);
             // SAFETY: as above; the scratch buffer outlives the wait.
-            unsafe { self.stream.copy_in(address, self.scratch.as_ptr(), len)? };
+            unsafe { self.stream.copy_in(address, HostRange::new(self.scratch.as_ptr(), len))? };
         }
         self.stream.synchronize(Wait::Block)
     }
@@ -75,14 +77,14 @@ impl Verifier {
         }
         if self.on_device && offset.is_multiple_of(8) {
             // SAFETY: device memory, valid and still by the caller's promise.
-            let found = unsafe { self.stream.check_pattern(address, len, key, offset)? };
+            let found = unsafe { self.stream.check_pattern(DeviceRange::new(address, len), key, offset)? };
             if found.wrong_bytes == 0 {
                 return Ok(());
             }
         }
         self.scratch.resize(len, 0);
         // SAFETY: as above; waited for before the scratch buffer is read.
-        unsafe { self.stream.copy_out(self.scratch.as_mut_ptr(), address, len)? };
+        unsafe { self.stream.copy_out(HostRange::new(self.scratch.as_mut_ptr(), len), address)? };
         self.stream.synchronize(Wait::Block)?;
         first_mismatch(&self.scratch, key, offset).map_or(Ok(()), |at| Err(corrupt(at)))
     }

@@ -9,7 +9,7 @@ use forebay_config::cufile::LogLevel;
 use forebay_config::env;
 use forebay_engine::{Moved, Receipt, Session, Way};
 use forebay_error::Error;
-use forebay_gpu::MemoryKind;
+use forebay_gpu::{DeviceRange, MemoryKind};
 use forebay_stats::{Counters, Io, Op, Snapshot};
 use forebay_sys::forks;
 use forebay_trace::{Api, CallFlags, EngineCode, MemoryCode, Record, Trace, thread_id};
@@ -150,30 +150,28 @@ impl CallMeter {
 
     pub(crate) fn buffer_registered(
         &self,
-        address: u64,
-        len: usize,
+        memory: DeviceRange,
         gpu: Option<usize>,
         result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
-            counters.buffer_registered(gpu, len as u64, result.is_ok());
+            counters.buffer_registered(gpu, memory.len as u64, result.is_ok());
         }
         let call = self.call(Api::BufRegister, self.begin_call(), result);
-        self.event(Record { address, size: len as u64, gpu: small(gpu), ..call });
+        self.event(Record { address: memory.start, size: memory.len as u64, gpu: small(gpu), ..call });
     }
 
     pub(crate) fn buffer_deregistered(
         &self,
-        address: u64,
-        len: usize,
+        memory: DeviceRange,
         gpu: Option<usize>,
         result: Result<(), RefusedCall>,
     ) {
         if let Some(counters) = &self.counters {
-            counters.buffer_deregistered(gpu, len as u64, result.is_ok());
+            counters.buffer_deregistered(gpu, memory.len as u64, result.is_ok());
         }
         let call = self.call(Api::BufDeregister, self.begin_call(), result);
-        self.event(Record { address, gpu: small(gpu), ..call });
+        self.event(Record { address: memory.start, gpu: small(gpu), ..call });
     }
 
     /// Traces a call that moves no bytes; `group` and `size` as [`Api`] says.

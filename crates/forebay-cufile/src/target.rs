@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use forebay_engine::{Memory, Session};
-use forebay_gpu::{Context, Device, MemoryKind};
+use forebay_gpu::{Context, Device, DeviceRange, MemoryKind};
 
 use crate::abi::code;
 use crate::handles::RegisteredRange;
@@ -17,8 +17,8 @@ pub(crate) struct PointerTarget {
     pub(crate) kind: MemoryKind,
     /// The GPU it belongs to.
     pub(crate) gpu: Option<usize>,
-    /// First address and end of what is known to be of one kind, from the pointer on.
-    known: (u64, u64),
+    /// What is known to be of one kind.
+    known: DeviceRange,
 }
 
 impl PointerTarget {
@@ -28,10 +28,8 @@ impl PointerTarget {
     }
 
     /// The same memory at another address, if that is known to be of the same kind.
-    pub(crate) fn moved_to(&self, address: u64, len: usize) -> Option<Memory> {
-        let end = address.checked_add(len as u64)?;
-        let inside = self.known.0 <= address && end <= self.known.1;
-        inside.then(|| Memory { address, ..self.memory() })
+    pub(crate) fn moved_to(&self, range: DeviceRange) -> Option<Memory> {
+        self.known.holds(range).then(|| Memory { address: range.start, ..self.memory() })
     }
 }
 
@@ -63,12 +61,13 @@ pub(crate) fn registered(
         return None;
     }
     let device = session.devices().gpus.get(gpu.filter(|_| kind == MemoryKind::Device)?)?;
-    Some(PointerTarget { device, context, address, kind, gpu, known: (base, base + len as u64) })
+    Some(PointerTarget { device, context, address, kind, gpu, known: DeviceRange::new(base, len) })
 }
 
-/// Finds out what `address..address + len` is. The driver is asked each time: it takes less time than a look-up of our
+/// Finds out what a range is. The driver is asked each time: it takes less time than a look-up of our
 /// own, and memory may have been freed and allocated anew.
-pub(crate) fn find(session: &'static Session, address: u64, len: usize) -> Result<PointerTarget, BadPointer> {
+pub(crate) fn find(session: &'static Session, range: DeviceRange) -> Result<PointerTarget, BadPointer> {
+    let DeviceRange { start: address, len } = range;
     let devices = session.devices();
     let end = address.checked_add(len as u64).ok_or(PAST_END)?;
     // Any GPU of the driver knows the pointers of all.
@@ -78,7 +77,7 @@ pub(crate) fn find(session: &'static Session, address: u64, len: usize) -> Resul
         (MemoryKind::Device | MemoryKind::Managed, Some(owner)) => {
             reaches(first, info.range, end, owner)?;
             let device = devices.gpus.get(owner).ok_or(UNKNOWN_POINTER)?;
-            let known = info.range.map_or((address, end), |(start, len)| (start, start + len as u64));
+            let known = info.range.unwrap_or(range);
             let (context, kind) = (info.context, info.kind);
             Ok(PointerTarget { device, context, address, kind, gpu: Some(owner), known })
         }
@@ -88,26 +87,26 @@ pub(crate) fn find(session: &'static Session, address: u64, len: usize) -> Resul
 
 fn on_host(session: &'static Session, address: u64, kind: MemoryKind) -> PointerTarget {
     let (device, context) = (&session.devices().host, Context::PRIMARY);
-    PointerTarget { device, context, address, kind, gpu: None, known: (address, address) }
+    PointerTarget { device, context, address, kind, gpu: None, known: DeviceRange::new(address, 0) }
 }
 
 /// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts. Drivers may tell of all of a
 /// reservation in place of a part: what is not mapped there is refused when it is copied to.
 fn reaches(
     device: &Arc<dyn Device>,
-    mut range: Option<(u64, usize)>,
+    mut range: Option<DeviceRange>,
     end: u64,
     owner: usize,
 ) -> Result<(), BadPointer> {
-    while let Some((start, len)) = range {
-        let stop = start + len as u64;
+    while let Some(known) = range {
+        let stop = known.end();
         if end <= stop {
             return Ok(());
         }
         let next = device.classify(stop).map_err(|_| PAST_END)?;
         let goes_on = matches!(next.kind, MemoryKind::Device | MemoryKind::Managed)
             && next.device == Some(owner)
-            && next.range.is_none_or(|(begin, len)| begin == stop && len > 0);
+            && next.range.is_none_or(|range| range.start == stop && range.len > 0);
         if !goes_on {
             return Err(PAST_END);
         }

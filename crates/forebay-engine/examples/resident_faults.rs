@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Direction, File, Session, Transfer};
-use forebay_gpu::{Context, Device, Wait, fill_pattern};
+use forebay_gpu::{Context, Device, HostRange, Wait, fill_pattern};
 use libloading::os::unix::Library;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -165,7 +165,7 @@ fn pinned(device: &dyn Device, len: usize) -> Result<&'static mut [u8]> {
     let start = bytes.as_ptr().align_offset(4096);
     let bytes = &mut bytes[start..start + len];
     // SAFETY: the memory stays.
-    unsafe { device.pin(bytes.as_mut_ptr(), len) }?;
+    unsafe { device.pin(HostRange::new(bytes.as_mut_ptr(), len)) }?;
     Ok(bytes)
 }
 
@@ -187,7 +187,7 @@ fn reads(session: &Session, file: &File, seen: &Seen, number: u64, stop: &Atomic
         let receipt = unsafe { session.run(&transfer) }?;
         seen.longest.fetch_max(begun.elapsed().as_micros() as u64, Ordering::Relaxed);
         // SAFETY: as above; the host's memory stays until the synchronisation.
-        unsafe { stream.copy_out(host.as_mut_ptr(), buffer.memory().address, len) }?;
+        unsafe { stream.copy_out(HostRange::new(host.as_mut_ptr(), len), buffer.memory().address) }?;
         stream.synchronize(Wait::Block)?;
         fill_pattern(&mut wanted[..len], KEY, offset);
         if host[..len] != wanted[..len] {

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use forebay_config::Config;
 use forebay_engine::{File, Session};
-use forebay_gpu::{Context, Device, Devices, Wait};
+use forebay_gpu::{Context, Device, Devices, HostRange, Wait};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -47,7 +47,7 @@ fn touch(start: usize, len: usize) {
 
 fn pin(device: &dyn Device, start: usize, len: usize) -> Outcome {
     // SAFETY: mapped above, for good.
-    unsafe { device.pin(start as *mut u8, len) }?;
+    unsafe { device.pin(HostRange::new(start as *mut u8, len)) }?;
     Ok(())
 }
 
@@ -115,7 +115,7 @@ fn streams(device: &dyn Device, threads: usize) -> Outcome {
         for copy in ["first", "second"] {
             timed(&format!("  its {copy} copy of 1 MiB, and the wait"), || {
                 // SAFETY: pinned memory and an allocation of that size; waited for.
-                unsafe { stream.copy_in(target, start as *const u8, MIB) }?;
+                unsafe { stream.copy_in(target, HostRange::new(start as *const u8, MIB)) }?;
                 stream.record(event.as_ref())?;
                 Ok(event.wait(Wait::Spin)?)
             })?;

@@ -8,7 +8,7 @@ use forebay_engine::{AskedBatch, Batch, CallerPolled, Claim, DeviceOptions, Dire
 use forebay_engine::{EngineCandidate, EngineKind, EngineParts, File, Moved, Onward, Permission, Piece};
 use forebay_engine::{Session, Taken, Way, Work};
 use forebay_error::{Error, Result};
-use forebay_gpu::Wait;
+use forebay_gpu::{HostRange, Wait};
 
 /// Stands for election on every device.
 pub(crate) struct ToyCandidate;
@@ -66,7 +66,7 @@ impl ToyWork {
         let (mut room, mut done) = (vec![0; piece.len], 0);
         if self.batch.direction == Direction::Write {
             // SAFETY: the submitter keeps the piece's memory; the room lives until the stream is through.
-            unsafe { stream.copy_out(room.as_mut_ptr(), piece.address, piece.len) }?;
+            unsafe { stream.copy_out(HostRange::new(room.as_mut_ptr(), piece.len), piece.address) }?;
             stream.synchronize(Wait::Block)?;
             let written = self.file.write_all_at(&room, piece.offset);
             return written.map(|()| piece.len).map_err(|error| Error::from_io(&error, "cannot write"));
@@ -79,7 +79,7 @@ impl ToyWork {
             }
         }
         // SAFETY: as above.
-        unsafe { stream.copy_in(piece.address, room.as_ptr(), done) }?;
+        unsafe { stream.copy_in(piece.address, HostRange::new(room.as_ptr(), done)) }?;
         stream.synchronize(Wait::Block).map(|()| done)
     }
 }

@@ -20,7 +20,7 @@ use forebay_config::{Config, Resident};
 use forebay_engine::source::{Calls, Fault, Faulty};
 use forebay_engine::{Batch, Direction, File, Memory, Note, Outcome, Piece, Session, Ticket, Transfer, Way};
 use forebay_error::{ErrorKind, Result};
-use forebay_gpu::Context;
+use forebay_gpu::{Context, DeviceRange};
 
 const KEY: u64 = 53;
 const CALLERS: u64 = 4;
@@ -340,7 +340,7 @@ fn copies_come_after_the_default_stream() {
                             // Late: it would erase what was read before it.
                             for piece in &pieces {
                                 // SAFETY: the buffer lives until the batch is done, which comes later.
-                                unsafe { legacy.zero(piece.address, piece.len) }.unwrap();
+                                unsafe { legacy.zero(DeviceRange::new(piece.address, piece.len)) }.unwrap();
                             }
                         }
                         let ticket = submit(session, file, &buffer.memory(), pieces.clone()).unwrap();
@@ -364,7 +364,7 @@ fn copies_come_after_the_default_stream() {
     assert!(turn.fake.write(buffer.address(), &vec![BLANK; ROOM]));
     let legacy = device.default_stream(Context::PRIMARY, forebay_gpu::DefaultStream::Legacy).unwrap();
     // SAFETY: as above.
-    unsafe { legacy.zero(buffer.address(), 4096) }.unwrap();
+    unsafe { legacy.zero(DeviceRange::new(buffer.address(), 4096)) }.unwrap();
     let begun = Instant::now();
     let ticket = submit(&session, &file, &buffer.memory(), pieces.clone()).unwrap();
     let took = begun.elapsed();

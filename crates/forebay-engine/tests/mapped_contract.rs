@@ -16,7 +16,7 @@ use forebay_engine::{
     Batch, Direction, EngineKind, File, Offsets, Piece, RawGather, ReadPiece, Session, Transfer, Way,
 };
 use forebay_error::ErrorKind;
-use forebay_gpu::Wait;
+use forebay_gpu::{DeviceRange, HostRange, Wait};
 use pages::{
     MIB, blank, check_staged, config, fetch, gpu, memory, only, open, pin, pins, raw, settle, subject, why,
 };
@@ -384,11 +384,11 @@ fn a_stream_keeps_its_order() {
             let out = back.as_mut_slice().unwrap();
             // SAFETY: stream and memory live until the synchronisation below.
             let ticket = unsafe {
-                device.pin(out.as_mut_ptr(), len).unwrap();
+                device.pin(HostRange::new(out.as_mut_ptr(), len)).unwrap();
                 // What the stream does before must not win over the read, what it does later must see it.
-                stream.fill_pattern(buffer.address(), len, 1, 0).unwrap();
+                stream.fill_pattern(DeviceRange::new(buffer.address(), len), 1, 0).unwrap();
                 let ticket = case.session.submit_on(handle, vec![transfer]).unwrap();
-                stream.copy_out(out.as_mut_ptr(), buffer.address(), len).unwrap();
+                stream.copy_out(HostRange::new(out.as_mut_ptr(), len), buffer.address()).unwrap();
                 ticket
             };
             stream.synchronize(Wait::Block).unwrap();
@@ -653,7 +653,7 @@ fn gathers_by_address_of_many_threads_wait_for_their_streams() {
                     // Work that is still to come on the stream writes to the same memory first.
                     // SAFETY: the buffer and the stream live until the gather, which comes after, is over.
                     let receipt = unsafe {
-                        mine.zero(out.address(), count * length).unwrap();
+                        mine.zero(DeviceRange::new(out.address(), count * length)).unwrap();
                         let after = (round % 2 == 0).then_some(stream);
                         if after.is_none() {
                             mine.synchronize(Wait::Block).unwrap();

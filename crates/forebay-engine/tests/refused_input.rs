@@ -15,7 +15,9 @@ use common::{Scratch, Target, config, context, disk, has_hint, pattern, session,
 use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::{Batch, Direction, File, Memory, Piece, ReadPiece, Session, Transfer};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{AllocationKind, Context, Device, DeviceInfo, Devices, PointerInfo, Stream};
+use forebay_gpu::{
+    AllocationKind, Context, Device, DeviceInfo, DeviceRange, Devices, HostRange, PointerInfo, Stream,
+};
 
 const KEY: u64 = 47;
 
@@ -236,14 +238,14 @@ impl Device for Stranger {
         unreachable!()
     }
     unsafe fn free(&self, _address: u64) {}
-    unsafe fn free_kind(&self, _kind: AllocationKind, _address: u64, _len: usize) {}
+    unsafe fn free_kind(&self, _kind: AllocationKind, _memory: DeviceRange) {}
     fn memory_info(&self) -> Result<(u64, u64)> {
         unreachable!()
     }
     fn classify(&self, _address: u64) -> Result<PointerInfo> {
         unreachable!()
     }
-    unsafe fn pin(&self, _address: *mut u8, _len: usize) -> Result<u64> {
+    unsafe fn pin(&self, _memory: HostRange) -> Result<u64> {
         unreachable!()
     }
     unsafe fn unpin(&self, _address: *mut u8) {}

@@ -16,7 +16,7 @@ use crowd::{BLOCKING, GLOBAL, LEN, NON_BLOCKING, plain, set_up, until_resident};
 use forebay_config::{CachePolicy, Config, IoBackend, Resident};
 use forebay_engine::{Buffer, Direction, File, Memory, Receipt, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
-use forebay_gpu::Context;
+use forebay_gpu::{Context, DeviceRange};
 
 const KEY: u64 = 31;
 /// The kernel's longest piece by a slot.
@@ -528,7 +528,7 @@ fn copies_come_after_the_default_stream() {
                         let offset = caller * 5000 + round * 77;
                         // Late: it would erase what was read before it.
                         // SAFETY: the buffer lives until the read is done, which comes later.
-                        unsafe { legacy.zero(buffer.address(), 4096) }.unwrap();
+                        unsafe { legacy.zero(DeviceRange::new(buffer.address(), 4096)) }.unwrap();
                         let receipt =
                             run(session, file, offset, (&buffer.memory(), 4096), Direction::Read).unwrap();
                         resident.fetch_add(receipt.moved.resident, Ordering::Relaxed);
@@ -583,7 +583,7 @@ fn long_cold_reads_come_after_the_default_stream() {
                 for round in 0..5 {
                     let offset = (caller % 8) * 4096 + round * 4096;
                     // SAFETY: as above.
-                    unsafe { legacy.zero(buffer.address(), LONG) }.unwrap();
+                    unsafe { legacy.zero(DeviceRange::new(buffer.address(), LONG)) }.unwrap();
                     let receipt =
                         run(session, file, offset, (&buffer.memory(), LONG), Direction::Read).unwrap();
                     assert_eq!(receipt.moved.resident, 0, "it is cold, and goes as one piece");

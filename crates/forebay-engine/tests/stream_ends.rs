@@ -13,6 +13,7 @@ use common::{Scratch, chill, disk, in_process, pattern, soon, turn};
 use forebay_engine::source::{Fault, Faulty, MemorySource, Source};
 use forebay_engine::{Bound, Direction, File, OpenOptions};
 use forebay_error::{Error, ErrorKind};
+use forebay_gpu::DeviceRange;
 
 // ---- results ------------------------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ fn a_broken_gpu_leaves_what_is_queued() {
         let release = user.hold();
         turn.fake.fail_next("async:kernel", 719, 0, 1);
         // SAFETY: all memory lives until the end of the process.
-        unsafe { user.stream.fill_pattern(buffer.address(), 60_000, 1, 0) }.unwrap();
+        unsafe { user.stream.fill_pattern(DeviceRange::new(buffer.address(), 60_000), 1, 0) }.unwrap();
         let (read, answer) = fixed(&file, &buffer.memory(), Direction::Read, (0, 0, 60_000));
         enqueue(&session, user.handle, read).unwrap();
         drop(release);

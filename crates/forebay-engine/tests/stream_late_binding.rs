@@ -15,7 +15,7 @@ use common::late::{KEY, UserStream, auto, enqueue, fixed, late, make_current, su
 use common::{Random, Scratch, chill, disk, in_process, pattern, turn};
 use forebay_engine::source::{MemorySource, Source};
 use forebay_engine::{Bound, Direction, File};
-use forebay_gpu::Wait;
+use forebay_gpu::{DeviceRange, Wait};
 
 // ---- order and binding --------------------------------------------------------------------------------------------
 
@@ -77,10 +77,10 @@ fn a_write_takes_what_is_there_when_the_stream_gets_there() {
         let release = user.hold();
         let (write, answer) = fixed(&file, &buffer.memory(), Direction::Write, (50, 0, len));
         // SAFETY: the buffer lives until the stream was waited for.
-        unsafe { user.stream.fill_pattern(buffer.address(), len, 9, 0) }.unwrap();
+        unsafe { user.stream.fill_pattern(DeviceRange::new(buffer.address(), len), 9, 0) }.unwrap();
         enqueue(&session, user.handle, write).unwrap();
         // SAFETY: as above.
-        unsafe { user.stream.fill_pattern(buffer.address(), len, 10, 0) }.unwrap();
+        unsafe { user.stream.fill_pattern(DeviceRange::new(buffer.address(), len), 10, 0) }.unwrap();
         // What was written is read back in the same order.
         let other = session.buffer(0, len).unwrap();
         let (read, again) = fixed(&file, &other.memory(), Direction::Read, (50, 0, len));

@@ -15,7 +15,7 @@ use common::{Scratch, Target, chill, disk, in_process, pattern, session, turn};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{Direction, File, Memory, ReadPiece, Transfer};
 use forebay_error::ErrorKind;
-use forebay_gpu::{AllocationKind, Context, Wait};
+use forebay_gpu::{AllocationKind, Context, DeviceRange, HostRange, Wait};
 use user::{UserStream, make_current};
 
 const KEY: u64 = 53;
@@ -56,8 +56,8 @@ fn nothing_starts_early_and_later_work_sees_the_bytes() {
                 let out = back.as_mut_slice().unwrap();
                 // SAFETY: as above.
                 unsafe {
-                    device.pin(out.as_mut_ptr(), len).unwrap();
-                    user.stream.copy_out(out.as_mut_ptr(), buffer.address(), len).unwrap();
+                    device.pin(HostRange::new(out.as_mut_ptr(), len)).unwrap();
+                    user.stream.copy_out(HostRange::new(out.as_mut_ptr(), len), buffer.address()).unwrap();
                 }
                 assert!(
                     !ticket.wait_timeout(Duration::from_millis(50)),
@@ -94,10 +94,10 @@ fn a_write_takes_what_the_stream_made_before() {
             let write = transfer(&file, 0, buffer.memory(), len, Direction::Write);
             // SAFETY: the stream and all memory live until the ticket is waited for.
             let ticket = unsafe {
-                user.stream.fill_pattern(buffer.address(), len, 99, 0).unwrap();
+                user.stream.fill_pattern(DeviceRange::new(buffer.address(), len), 99, 0).unwrap();
                 let ticket = session.submit_on(user.handle, vec![write]).unwrap();
                 // What comes later does not reach the file.
-                user.stream.fill_pattern(buffer.address(), len, 100, 0).unwrap();
+                user.stream.fill_pattern(DeviceRange::new(buffer.address(), len), 100, 0).unwrap();
                 ticket
             };
             std::thread::sleep(Duration::from_millis(20));
@@ -379,7 +379,7 @@ fn a_stream_that_breaks_before_the_transfer_resolves_the_ticket() {
         let read = transfer(&file, 0, buffer.memory(), 60_000, Direction::Read);
         // SAFETY: stream and memory live until the end of the process.
         let ticket = unsafe {
-            user.stream.fill_pattern(buffer.address(), 60_000, 1, 0).unwrap();
+            user.stream.fill_pattern(DeviceRange::new(buffer.address(), 60_000), 1, 0).unwrap();
             session.submit_on(user.handle, vec![read]).unwrap()
         };
         drop(release);
@@ -511,14 +511,14 @@ fn every_kind_of_memory_is_located_and_served() {
             let address = device.allocate_kind(kind, LEN).unwrap();
             serve(&format!("{kind:?}"), address, is_host);
             // SAFETY: allocated above, unused by now.
-            unsafe { device.free_kind(kind, address, LEN) };
+            unsafe { device.free_kind(kind, DeviceRange::new(address, LEN)) };
         }
         let pool = turn.fake.allocate_from_pool(LEN).unwrap();
         serve("pool", pool, false);
         turn.fake.free(pool).unwrap();
         let mut registered = vec![0u8; LEN];
         // SAFETY: unpinned below.
-        unsafe { device.pin(registered.as_mut_ptr(), LEN) }.unwrap();
+        unsafe { device.pin(HostRange::new(registered.as_mut_ptr(), LEN)) }.unwrap();
         serve("registered", registered.as_ptr() as u64, true);
         // SAFETY: unused by now.
         unsafe { device.unpin(registered.as_mut_ptr()) };

@@ -8,7 +8,7 @@ mod common;
 use std::time::Instant;
 
 use common::cpu;
-use forebay_gpu::{Context, CopyPiece, Devices, Result, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, Devices, HostRange, Result, Stream, Wait};
 
 const CALLS: u32 = 20_000;
 
@@ -42,14 +42,14 @@ fn main() -> Result<()> {
     let mut host = vec![0u8; (1 << 20) + 8192];
     let start = host.as_mut_ptr().wrapping_add(host.as_ptr().align_offset(4096));
     // SAFETY: the vector lives until `unpin` below.
-    let reach = unsafe { device.pin(start, 1 << 20)? };
+    let reach = unsafe { device.pin(HostRange::new(start, 1 << 20))? };
     #[allow(clippy::cast_ptr_alignment, reason = "`start` is aligned to a page")]
     let list = start.cast::<CopyPiece>();
     // SAFETY: pinned host memory of enough size; nobody else uses it.
     unsafe { list.write(CopyPiece { src: reach + 8192, dst: target, len: 4096 }) };
     let copy = |stream: &dyn Stream| {
         // SAFETY: both ranges are valid until the end of the program's measurements.
-        unsafe { stream.copy_in(target, start.wrapping_add(8192), 4096) }
+        unsafe { stream.copy_in(target, HostRange::new(start.wrapping_add(8192), 4096)) }
     };
     let drain = |index: u32| if index % 64 == 63 { stream.synchronize(Wait::Spin) } else { Ok(()) };
     measure("copy 4 KiB, waited for every 64", |index| copy(stream.as_ref()).and_then(|()| drain(index)))?;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_gpu::{
-    Checksum, ChecksumPiece, Context, Device, Devices, Error, ErrorKind, Result, Shift, Stream, Wait,
-    fill_pattern,
+    Checksum, ChecksumPiece, Context, Device, DeviceRange, Devices, Error, ErrorKind, HostRange, Result,
+    Shift, Stream, Wait, fill_pattern,
 };
 
 const MEMORY: usize = 4 << 30;
@@ -37,10 +37,10 @@ impl Bench {
         let mut results = vec![0; PIECES];
         // SAFETY: neither vector grows, and both live until the end of the program's work.
         let reach = unsafe {
-            stream.fill_pattern(memory, MEMORY, KEY, 0)?;
+            stream.fill_pattern(DeviceRange::new(memory, MEMORY), KEY, 0)?;
             (
-                device.pin(list.as_mut_ptr().cast(), size_of_val(&*list))?,
-                device.pin(results.as_mut_ptr().cast(), size_of_val(&*results))?,
+                device.pin(HostRange::new(list.as_mut_ptr().cast(), size_of_val(&*list)))?,
+                device.pin(HostRange::new(results.as_mut_ptr().cast(), size_of_val(&*results)))?,
             )
         };
         stream.synchronize(Wait::Block)?;

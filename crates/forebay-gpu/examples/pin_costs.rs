@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use common::cpu;
 use forebay_gpu::{
-    Access, AllocationKind, Context, CopyPiece, Device, Devices, Error, ErrorKind, Event, Gather,
-    GatherReport, Result, Stream, Wait,
+    Access, AllocationKind, Context, CopyPiece, Device, DeviceRange, Devices, Error, ErrorKind, Event,
+    Gather, GatherReport, HostRange, Result, Stream, Wait,
 };
 
 const MIB: usize = 1 << 20;
@@ -100,7 +100,7 @@ impl Drop for Held<'_> {
 fn memory(bench: &Bench, kind: AllocationKind, len: usize) -> Result<(u64, Held<'_>)> {
     let address = bench.device.allocate_kind(kind, len)?;
     // SAFETY: allocated above with that kind and length; all work is waited for before the guard is dropped.
-    let give_back = Box::new(move || unsafe { bench.device.free_kind(kind, address, len) });
+    let give_back = Box::new(move || unsafe { bench.device.free_kind(kind, DeviceRange::new(address, len)) });
     Ok((address, Held { give_back }))
 }
 
@@ -134,7 +134,7 @@ impl Bench {
 
     fn register(&self, (address, len): (*mut u8, usize)) -> Result<()> {
         // SAFETY: the file stays mapped until the program ends.
-        unsafe { self.device.register(address, len, Access::ReadOnly) }
+        unsafe { self.device.register(HostRange::new(address, len), Access::ReadOnly) }
     }
 
     fn unregister(&self, address: *mut u8) -> Result<()> {
@@ -163,7 +163,7 @@ impl Bench {
 
     fn copy(&self, (address, len): (*mut u8, usize)) -> Result<()> {
         // SAFETY: registered by the caller, who waits; the target has room for the largest window.
-        unsafe { self.stream.copy_in(self.target, address, len) }
+        unsafe { self.stream.copy_in(self.target, HostRange::new(address, len)) }
     }
 }
 
@@ -272,7 +272,7 @@ fn put(bench: &Bench, to: u64, words: &[u64]) -> Result<()> {
     // SAFETY: `pinned` is host memory of that length; the copy is waited for.
     unsafe {
         std::ptr::copy_nonoverlapping(words.as_ptr(), pinned as *mut u64, words.len());
-        bench.stream.copy_in(to, pinned as *const u8, len)?;
+        bench.stream.copy_in(to, HostRange::new(pinned as *const u8, len))?;
     }
     bench.stream.synchronize(Wait::Block)
 }
@@ -283,7 +283,7 @@ fn report(bench: &Bench, from: u64) -> Result<GatherReport> {
     let (pinned, _held) = memory(bench, AllocationKind::PinnedHost, len)?;
     // SAFETY: `pinned` is host memory of that length, read after the copy is done.
     unsafe {
-        bench.stream.copy_out(pinned as *mut u8, from, len)?;
+        bench.stream.copy_out(HostRange::new(pinned as *mut u8, len), from)?;
         bench.stream.synchronize(Wait::Block)?;
         Ok((pinned as *const GatherReport).read())
     }

@@ -20,13 +20,13 @@ mod pci;
 mod resident;
 
 use std::fmt;
-use std::ops::Range;
 use std::time::Duration;
 
 pub use checksum::{Checksum, ChecksumPiece, Shift};
 pub use devices::Devices;
 pub use export::{Allocation, DmaBuf};
 pub use forebay_error::{Error, ErrorKind, Result};
+pub use forebay_sys::{DeviceRange, HostRange};
 pub use gather::{Gather, GatherReport};
 pub use name::DeviceName;
 pub use naps::Naps;
@@ -80,8 +80,8 @@ pub struct PointerInfo {
     pub device: Option<usize>,
     /// The context that work on it must run in.
     pub context: Context,
-    /// First address and length of the allocation, where the driver tells.
-    pub range: Option<(u64, usize)>,
+    /// The allocation, where the driver tells.
+    pub range: Option<DeviceRange>,
 }
 
 /// What a device is: names for people, numbers for programs.
@@ -243,8 +243,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Frees memory from [`Device::allocate_kind`].
     ///
     /// # Safety
-    /// As [`Device::free`], with the same `kind` and `len` as at allocation.
-    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize);
+    /// As [`Device::free`], with the same kind and length as at allocation.
+    unsafe fn free_kind(&self, kind: AllocationKind, memory: DeviceRange);
 
     /// Free and total device memory in bytes.
     fn memory_info(&self) -> Result<(u64, u64)>;
@@ -257,7 +257,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// The memory stays mapped until [`Device::unpin`].
-    unsafe fn pin(&self, address: *mut u8, len: usize) -> Result<u64>;
+    unsafe fn pin(&self, memory: HostRange) -> Result<u64>;
 
     /// Undoes [`Device::pin`].
     ///
@@ -271,13 +271,13 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(no_registration().with("access", format!("{access:?}")))
     }
 
-    /// Pins the pages of `address..address + len` (whole pages, mapped by this process) and lets this device read
+    /// Pins pages (whole ones, mapped by this process) and lets this device read
     /// (or write) them in its primary context, at the same address. Other devices do not reach them.
     ///
     /// # Safety
     /// The range stays mapped until [`Device::unregister`].
-    unsafe fn register(&self, _address: *mut u8, len: usize, _access: Access) -> Result<()> {
-        Err(no_registration().with("len", len))
+    unsafe fn register(&self, pages: HostRange, _access: Access) -> Result<()> {
+        Err(no_registration().with("len", pages.len))
     }
 
     /// Undoes [`Device::register`].
@@ -367,7 +367,7 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// The memory around `address` that kernels of `context` may read and write: plain memory of this device, as the driver says
     /// now. A kernel that goes beyond it breaks the context, where a copy would be an error.
-    fn kernels_memory(&self, _context: Context, _address: u64) -> Option<Range<u64>> {
+    fn kernels_memory(&self, _context: Context, _address: u64) -> Option<DeviceRange> {
         None
     }
 
@@ -433,21 +433,20 @@ pub trait Stream: Send + fmt::Debug {
     /// Copies host memory to the device.
     ///
     /// # Safety
-    /// `src..src+len` and `dst..dst+len` are valid until the copy is done; `src` is pinned (else the call may
-    /// block).
-    unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()>;
+    /// Both ranges are valid until the copy is done; `src` is pinned (else the call may block).
+    unsafe fn copy_in(&self, dst: u64, src: HostRange) -> Result<()>;
 
     /// Copies device memory to the host.
     ///
     /// # Safety
     /// As [`Stream::copy_in`], with the roles exchanged.
-    unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()>;
+    unsafe fn copy_out(&self, dst: HostRange, src: u64) -> Result<()>;
 
     /// Copies between device memories: of this device, or of a peer after [`Device::enable_peer`].
     ///
     /// # Safety
-    /// `src..src+len` and `dst..dst+len` are valid until the copy is done.
-    unsafe fn copy_across(&self, dst: u64, src: u64, len: usize) -> Result<()>;
+    /// Both ranges are valid until the copy is done.
+    unsafe fn copy_across(&self, dst: u64, src: DeviceRange) -> Result<()>;
 
     /// Gathers the pieces with one kernel. What does not lie in the range is not read but reported.
     ///
@@ -467,8 +466,8 @@ pub trait Stream: Send + fmt::Debug {
     /// Sets device memory to zero.
     ///
     /// # Safety
-    /// `dst..dst+len` is device memory, valid until it is done.
-    unsafe fn zero(&self, dst: u64, len: usize) -> Result<()>;
+    /// `dst` is device memory, valid until it is done.
+    unsafe fn zero(&self, dst: DeviceRange) -> Result<()>;
 
     /// Runs all `count` pieces at `list` with one kernel. `list` is an address that the device can reach (pinned).
     /// `longest` is the greatest `len` among them.
@@ -487,17 +486,17 @@ pub trait Stream: Send + fmt::Debug {
         Err(Error::new(ErrorKind::Unsupported, "this device runs no kernels"))
     }
 
-    /// Fills device memory with the pattern of `(key, offset..offset+len)`; see [`pattern_word`].
+    /// Fills device memory with the pattern of `key` from `offset` on; see [`pattern_word`].
     ///
     /// # Safety
-    /// `dst..dst+len` is device memory, valid until the kernel is done. `offset` is a multiple of 8.
-    unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()>;
+    /// `dst` is device memory, valid until the kernel is done. `offset` is a multiple of 8.
+    unsafe fn fill_pattern(&self, dst: DeviceRange, key: u64, offset: u64) -> Result<()>;
 
     /// Checks device memory against the pattern and waits for the answer.
     ///
     /// # Safety
     /// As [`Stream::fill_pattern`].
-    unsafe fn check_pattern(&self, src: u64, len: usize, key: u64, offset: u64) -> Result<PatternCheck>;
+    unsafe fn check_pattern(&self, src: DeviceRange, key: u64, offset: u64) -> Result<PatternCheck>;
 
     /// A new event for this stream's context.
     fn event(&self) -> Result<Box<dyn Event>>;

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Pinned, device, tidy};
 use forebay_gpu::cuda::CallSeries;
-use forebay_gpu::{Context, Wait};
+use forebay_gpu::{Context, HostRange, Wait};
 
 const GLOBAL: i32 = 0;
 const LEN: usize = 4096;
@@ -27,7 +27,7 @@ fn one_entry_is_for_all_calls() {
         let before = count();
         for _ in 0..3 {
             // SAFETY: both live until the synchronisation.
-            unsafe { stream.copy_in(memory, bytes.pointer(), LEN) }.unwrap();
+            unsafe { stream.copy_in(memory, HostRange::new(bytes.pointer(), LEN)) }.unwrap();
         }
         stream.synchronize(Wait::Spin).unwrap();
         device.classify(memory).unwrap();
@@ -61,7 +61,7 @@ fn one_entry_is_for_all_calls() {
     let series = CallSeries::begin();
     copies();
     // SAFETY: as above.
-    unsafe { other.copy_in(of_own, bytes.pointer(), LEN) }.unwrap();
+    unsafe { other.copy_in(of_own, HostRange::new(bytes.pointer(), LEN)) }.unwrap();
     other.synchronize(Wait::Block).unwrap();
     assert_eq!(copies(), [0, 0, 0], "the first context is there again");
     drop(series);

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Pinned, device, tidy};
-use forebay_gpu::{AllocationKind, Context, Device, Wait, cuda};
+use forebay_gpu::{AllocationKind, Context, Device, DeviceRange, HostRange, Wait, cuda};
 
 const GLOBAL: i32 = 0;
 const OF_THREAD: i32 = 1;
@@ -20,10 +20,10 @@ fn transfer(device: &std::sync::Arc<dyn Device>) {
     let event = stream.event().unwrap();
     // SAFETY: all ranges live until the synchronisation.
     unsafe {
-        stream.copy_in(memory, bytes.pointer(), 4096).unwrap();
-        stream.copy_out(pinned as *mut u8, memory, 4096).unwrap();
-        stream.fill_pattern(memory, 4096, 1, 0).unwrap();
-        assert_eq!(stream.check_pattern(memory, 4096, 1, 0).unwrap().wrong_bytes, 0);
+        stream.copy_in(memory, HostRange::new(bytes.pointer(), 4096)).unwrap();
+        stream.copy_out(HostRange::new(pinned as *mut u8, 4096), memory).unwrap();
+        stream.fill_pattern(DeviceRange::new(memory, 4096), 1, 0).unwrap();
+        assert_eq!(stream.check_pattern(DeviceRange::new(memory, 4096), 1, 0).unwrap().wrong_bytes, 0);
     }
     stream.record(&*event).unwrap();
     stream.callback(Box::new(|| ())).unwrap();
@@ -36,7 +36,7 @@ fn transfer(device: &std::sync::Arc<dyn Device>) {
     // SAFETY: unused by now.
     unsafe {
         device.free(memory);
-        device.free_kind(AllocationKind::PinnedHost, pinned, 4096);
+        device.free_kind(AllocationKind::PinnedHost, DeviceRange::new(pinned, 4096));
     }
 }
 

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Pinned, Random, device, on_device, tidy};
-use forebay_gpu::{Context, CopyPiece, Device, ErrorKind, Stream, Wait, fill_pattern, first_mismatch};
+use forebay_gpu::{
+    Context, CopyPiece, Device, DeviceRange, ErrorKind, HostRange, Stream, Wait, fill_pattern, first_mismatch,
+};
 
 const WAITS: [Wait; 3] = [Wait::Block, Wait::Spin, Wait::SpinThenBlock(Duration::from_micros(5))];
 
@@ -29,8 +31,8 @@ fn bytes_come_back_as_they_went() {
         back.slice().fill(0);
         // SAFETY: all ranges live until the synchronisation below.
         unsafe {
-            stream.copy_in(memory, bytes.pointer(), 1 << 20).unwrap();
-            stream.copy_out(back.pointer(), memory, 1 << 20).unwrap();
+            stream.copy_in(memory, HostRange::new(bytes.pointer(), 1 << 20)).unwrap();
+            stream.copy_out(HostRange::new(back.pointer(), 1 << 20), memory).unwrap();
         }
         stream.synchronize(wait).unwrap();
         assert_eq!(first_mismatch(back.slice(), 5, 0), None);
@@ -124,8 +126,8 @@ fn patterns_agree_with_the_host_s() {
         let at = memory + skip;
         // SAFETY: the range is inside the allocation, which lives on.
         let check = unsafe {
-            stream.fill_pattern(at, len, 42, offset).unwrap();
-            stream.check_pattern(at, len, 42, offset).unwrap()
+            stream.fill_pattern(DeviceRange::new(at, len), 42, offset).unwrap();
+            stream.check_pattern(DeviceRange::new(at, len), 42, offset).unwrap()
         };
         assert_eq!(check.wrong_bytes, 0);
         assert_eq!(first_mismatch(&on_device(fake, at, len), 42, offset), None);
@@ -137,10 +139,10 @@ fn patterns_agree_with_the_host_s() {
     bytes[999] ^= 0xFF;
     fake.write(memory + 3, &bytes);
     // SAFETY: as above.
-    let check = unsafe { stream.check_pattern(memory + 3, 1000, 1, 4096).unwrap() };
+    let check = unsafe { stream.check_pattern(DeviceRange::new(memory + 3, 1000), 1, 4096).unwrap() };
     assert_eq!((check.wrong_bytes, check.first_wrong), (3, 4096 + 96));
     // SAFETY: as above; refused before anything is queued.
-    let odd = unsafe { stream.fill_pattern(memory, 8, 0, 4) }.unwrap_err();
+    let odd = unsafe { stream.fill_pattern(DeviceRange::new(memory, 8), 0, 4) }.unwrap_err();
     assert_eq!(odd.kind(), ErrorKind::InvalidInput);
     // SAFETY: nothing uses it any more.
     unsafe { device.free(memory) };
@@ -156,7 +158,7 @@ fn a_fault_of_queued_work_surfaces_at_the_event() {
     let memory = device.allocate(64).unwrap();
     fake.fail_next("async:copy", 700, 0, 1);
     // SAFETY: both ranges live until the synchronisation.
-    unsafe { stream.copy_in(memory, bytes.pointer(), 64).unwrap() };
+    unsafe { stream.copy_in(memory, HostRange::new(bytes.pointer(), 64)).unwrap() };
     let error = stream.synchronize(Wait::Block).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error:?}");
     assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
@@ -182,7 +184,7 @@ fn an_adopted_thread_works_in_two_contexts() {
         fill_pattern(bytes.slice(), 3, 0);
         for _ in 0..3 {
             // SAFETY: all ranges live until the synchronisation.
-            unsafe { other_stream.copy_in(theirs, bytes.pointer(), 4096).unwrap() };
+            unsafe { other_stream.copy_in(theirs, HostRange::new(bytes.pointer(), 4096)).unwrap() };
             ours.synchronize(Wait::Block).unwrap();
             other_stream.synchronize(Wait::Block).unwrap();
         }

@@ -1,7 +1,7 @@
 //! Finding devices: what they are called, and that finding them costs no context.
 
 use fake_cuda::install;
-use forebay_gpu::{AllocationKind, Context, Devices, ErrorKind, MemoryKind, cuda};
+use forebay_gpu::{AllocationKind, Context, DeviceRange, Devices, ErrorKind, MemoryKind, cuda};
 
 #[test]
 fn devices_are_found_without_a_context() {
@@ -28,7 +28,7 @@ fn devices_are_found_without_a_context() {
     assert_eq!(gpu.classify(heap).unwrap().kind, MemoryKind::Host);
     gpu.adopt_thread();
     // SAFETY: allocated above.
-    unsafe { gpu.free_kind(AllocationKind::HostHeap, heap, 10) };
+    unsafe { gpu.free_kind(AllocationKind::HostHeap, DeviceRange::new(heap, 10)) };
     assert_eq!(fake.leaks().contexts, 0);
 
     // A pointer's device is told whichever device is asked.

@@ -7,7 +7,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{Mapped, Pinned, Random, device, on_device, tidy};
-use forebay_gpu::{Access, Context, Device, Gather, GatherReport, Stream, Wait, fill_pattern, host};
+use forebay_gpu::{
+    Access, Context, Device, DeviceRange, Gather, GatherReport, HostRange, Stream, Wait, fill_pattern, host,
+};
 
 const LEN: usize = 256 << 10;
 
@@ -88,13 +90,13 @@ fn compare(
     let mut found = vec![0; 16];
     // SAFETY: all that is named lives until the synchronisations.
     unsafe {
-        stream.copy_in(output.report, back.pointer(), 16).unwrap();
-        stream.zero(output.out, room + 16).unwrap();
+        stream.copy_in(output.report, HostRange::new(back.pointer(), 16)).unwrap();
+        stream.zero(DeviceRange::new(output.out, room + 16)).unwrap();
         stream.gather(&asked).unwrap();
-        stream.copy_out(back.pointer(), output.report, 16).unwrap();
+        stream.copy_out(HostRange::new(back.pointer(), 16), output.report).unwrap();
         stream.synchronize(Wait::Block).unwrap();
         found.copy_from_slice(&back.slice()[..16]);
-        stream.copy_out(back.pointer(), output.out, room + 16).unwrap();
+        stream.copy_out(HostRange::new(back.pointer(), room + 16), output.out).unwrap();
         stream.synchronize(Wait::Block).unwrap();
     }
     let (wanted, report) = model(source, list, piece);
@@ -134,7 +136,7 @@ fn registered_files_and_device_memory_are_gathered_from() {
     fill_pattern(&mut bytes, 13, 0);
     let mapped = Mapped::on_disk(LEN, 13);
     // SAFETY: mapped until it is unregistered below.
-    unsafe { device.register(mapped.address, LEN, Access::ReadOnly) }.unwrap();
+    unsafe { device.register(HostRange::new(mapped.address, LEN), Access::ReadOnly) }.unwrap();
     any_pieces(&device, mapped.address as u64, &bytes);
     // SAFETY: registered above; all work was waited for.
     unsafe { device.unregister(mapped.address) }.unwrap();

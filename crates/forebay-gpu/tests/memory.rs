@@ -3,7 +3,10 @@
 mod common;
 
 use common::{Pinned, device, on_device, tidy};
-use forebay_gpu::{AllocationKind, Context, ErrorKind, MemoryKind, Wait, fill_pattern, first_mismatch};
+use forebay_gpu::{
+    AllocationKind, Context, DeviceRange, ErrorKind, HostRange, MemoryKind, Wait, fill_pattern,
+    first_mismatch,
+};
 
 #[test]
 fn every_kind_is_told_apart() {
@@ -25,12 +28,12 @@ fn every_kind_is_told_apart() {
             assert_eq!(info.context, Context::PRIMARY, "{kind:?}");
             assert_eq!(info.device, (wanted != MemoryKind::Host).then_some(0), "{kind:?}");
             match info.range {
-                Some((start, len)) => assert!(start == address && len >= LEN, "{kind:?}"),
+                Some(range) => assert!(range.start == address && range.len >= LEN, "{kind:?}"),
                 None => assert_eq!(wanted, MemoryKind::Host),
             }
         }
         // SAFETY: allocated above, unused.
-        unsafe { device.free_kind(kind, address, LEN) };
+        unsafe { device.free_kind(kind, DeviceRange::new(address, LEN)) };
     }
     let registered = Pinned::new(&device, 100);
     assert_eq!(device.classify(registered.pointer() as u64).unwrap().kind, MemoryKind::Pinned);
@@ -69,8 +72,8 @@ fn work_runs_in_the_pointer_s_own_context() {
         fill_pattern(bytes.slice(), 1, 0);
         // SAFETY: all ranges live until the synchronisation, which `check_pattern` is.
         unsafe {
-            stream.copy_in(theirs, bytes.pointer(), 8192).unwrap();
-            assert_eq!(stream.check_pattern(theirs, 8192, 1, 0).unwrap().wrong_bytes, 0);
+            stream.copy_in(theirs, HostRange::new(bytes.pointer(), 8192)).unwrap();
+            assert_eq!(stream.check_pattern(DeviceRange::new(theirs, 8192), 1, 0).unwrap().wrong_bytes, 0);
         }
         drop((stream, bytes));
         assert_eq!(fake.current_context(), current);
@@ -84,7 +87,7 @@ fn work_runs_in_the_pointer_s_own_context() {
     // SAFETY: the stream is destroyed below, after its wrapper; the ranges live until the synchronisation.
     unsafe {
         let stream = device.foreign_stream(handle).unwrap();
-        stream.copy_in(theirs, bytes.pointer(), 8192).unwrap();
+        stream.copy_in(theirs, HostRange::new(bytes.pointer(), 8192)).unwrap();
         stream.synchronize(Wait::Block).unwrap();
     }
     assert_eq!(first_mismatch(&on_device(fake, theirs, 8192), 2, 0), None);
@@ -106,7 +109,7 @@ fn the_default_stream_is_that_of_the_current_context() {
     // SAFETY: stream 0 lives as long as its context; the ranges live until the synchronisation.
     unsafe {
         let stream = device.foreign_stream(0).unwrap();
-        stream.copy_in(memory, bytes.pointer(), 64).unwrap();
+        stream.copy_in(memory, HostRange::new(bytes.pointer(), 64)).unwrap();
         stream.synchronize(Wait::Block).unwrap();
     }
     assert_eq!(first_mismatch(&on_device(fake, memory, 64), 8, 0), None);
@@ -145,12 +148,12 @@ fn pinning_twice_is_refused_and_a_half_done_pin_undone() {
     let mut bytes = vec![0u8; 8192];
     // SAFETY: unpinned below, before the memory is freed.
     unsafe {
-        device.pin(bytes.as_mut_ptr(), 8192).unwrap();
-        let again = device.pin(bytes.as_mut_ptr(), 100).unwrap_err();
+        device.pin(HostRange::new(bytes.as_mut_ptr(), 8192)).unwrap();
+        let again = device.pin(HostRange::new(bytes.as_mut_ptr(), 100)).unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AlreadyExists, "{again:?}");
         device.unpin(bytes.as_mut_ptr());
         fake.fail_next("cuMemHostGetDevicePointer_v2", 1, 0, 1);
-        device.pin(bytes.as_mut_ptr(), 8192).unwrap_err();
+        device.pin(HostRange::new(bytes.as_mut_ptr(), 8192)).unwrap_err();
     }
     tidy(fake);
 }

@@ -1,7 +1,7 @@
 //! A driver that lacks functions: old ones still copy, and say what they cannot do.
 
 use fake_cuda::install;
-use forebay_gpu::{Context, ErrorKind, Wait, cuda};
+use forebay_gpu::{Context, ErrorKind, HostRange, Wait, cuda};
 
 const HIDDEN: &str = "cuStreamWaitValue32_v2,cuStreamWaitValue32,cuLaunchHostFunc,cuModuleLoadData,\
     cuThreadExchangeStreamCaptureMode,cuCtxGetId,cuDeviceGetUuid_v2,cuGetErrorName";
@@ -38,9 +38,9 @@ fn a_missing_function_is_an_error_of_its_caller_only() {
     let mut back = [0; 8];
     // SAFETY: both ranges live until the synchronisation.
     unsafe {
-        device.pin(bytes.as_mut_ptr(), 8).unwrap();
-        stream.copy_in(memory, bytes.as_ptr(), 8).unwrap();
-        stream.copy_out(back.as_mut_ptr(), memory, 8).unwrap();
+        device.pin(HostRange::new(bytes.as_mut_ptr(), 8)).unwrap();
+        stream.copy_in(memory, HostRange::new(bytes.as_ptr(), 8)).unwrap();
+        stream.copy_out(HostRange::new(back.as_mut_ptr(), 8), memory).unwrap();
         stream.synchronize(Wait::Block).unwrap();
         device.unpin(bytes.as_mut_ptr());
         device.free(memory);

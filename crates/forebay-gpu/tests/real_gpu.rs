@@ -11,8 +11,8 @@ mod common;
 
 use common::{Mapped, Pinned, Random, resident};
 use forebay_gpu::{
-    Access, AllocationKind, Checksum, Context, CopyPiece, Device, ErrorKind, Gather, GatherReport,
-    MemoryKind, Stream, Wait, cuda, fill_pattern, first_mismatch,
+    Access, AllocationKind, Checksum, Context, CopyPiece, Device, DeviceRange, ErrorKind, Gather,
+    GatherReport, HostRange, MemoryKind, Stream, Wait, cuda, fill_pattern, first_mismatch,
 };
 
 const LEN: usize = 8 << 20;
@@ -51,9 +51,9 @@ fn scatter_any_alignment(device: &Arc<dyn Device>, stream: &dyn Stream, memory: 
         back.slice().fill(0xEE);
         // SAFETY: all ranges live until the synchronisation.
         unsafe {
-            stream.copy_in(memory, back.pointer(), LEN).unwrap();
+            stream.copy_in(memory, HostRange::new(back.pointer(), LEN)).unwrap();
             stream.scatter(list.device, pieces.len(), longest).unwrap();
-            stream.copy_out(back.pointer(), memory, LEN).unwrap();
+            stream.copy_out(HostRange::new(back.pointer(), LEN), memory).unwrap();
         }
         stream.synchronize(Wait::Block).unwrap();
         let mut wanted = vec![0xEE; LEN];
@@ -121,12 +121,12 @@ fn gathers(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
         };
         // SAFETY: all that is named lives until the synchronisation.
         unsafe {
-            stream.copy_in(memory, source.pointer(), half).unwrap();
-            stream.copy_in(out, back.pointer(), half).unwrap();
-            stream.copy_in(report, back.pointer().add(half), 16).unwrap();
+            stream.copy_in(memory, HostRange::new(source.pointer(), half)).unwrap();
+            stream.copy_in(out, HostRange::new(back.pointer(), half)).unwrap();
+            stream.copy_in(report, HostRange::new(back.pointer().add(half), 16)).unwrap();
             stream.gather(&asked).unwrap();
-            stream.copy_out(back.pointer(), out, half).unwrap();
-            stream.copy_out(back.pointer().add(half), report, 16).unwrap();
+            stream.copy_out(HostRange::new(back.pointer(), half), out).unwrap();
+            stream.copy_out(HostRange::new(back.pointer().add(half), 16), report).unwrap();
         }
         stream.synchronize(Wait::Block).unwrap();
         assert!(back.slice()[..half] == wanted, "round {round}: {count} pieces of {piece}, off by {skip}");
@@ -135,9 +135,9 @@ fn gathers(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
     }
     // SAFETY: the ranges live until the synchronisation.
     unsafe {
-        stream.copy_across(memory + half as u64, memory, half).unwrap();
-        stream.zero(memory, 4096).unwrap();
-        stream.copy_out(back.pointer(), memory, LEN).unwrap();
+        stream.copy_across(memory + half as u64, DeviceRange::new(memory, half)).unwrap();
+        stream.zero(DeviceRange::new(memory, 4096)).unwrap();
+        stream.copy_out(HostRange::new(back.pointer(), LEN), memory).unwrap();
         stream.synchronize(Wait::Block).unwrap();
         device.free(report);
     }
@@ -159,7 +159,7 @@ fn checksums(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
     let list = Pinned::new(device, 16 * ranges.len());
     let results = Pinned::new(device, 4 * ranges.len());
     // SAFETY: the ranges live until the synchronisation.
-    unsafe { stream.copy_in(memory, source.pointer(), LEN) }.unwrap();
+    unsafe { stream.copy_in(memory, HostRange::new(source.pointer(), LEN)) }.unwrap();
     for base in [memory, source.device] {
         for ((at, len), place) in ranges.iter().zip(list.slice().chunks_exact_mut(16)) {
             place[..8].copy_from_slice(&(base + *at as u64).to_le_bytes());
@@ -181,15 +181,22 @@ fn registered(device: &dyn Device, stream: &dyn Stream, memory: u64) {
         return println!("no registration: {error}");
     }
     let mapped = Mapped::on_disk(1 << 20, 31);
+    let pages = HostRange::new(mapped.address, mapped.len);
     // SAFETY: mapped until it is unregistered below.
-    if let Err(error) = unsafe { device.register(mapped.address, mapped.len, Access::ReadOnly) } {
+    if let Err(error) = unsafe { device.register(pages, Access::ReadOnly) } {
         return println!("no registration: {error}");
     }
     // SAFETY: the ranges live until the synchronisation, which `check_pattern` is.
     unsafe {
-        stream.copy_in(memory, mapped.address, mapped.len).unwrap();
-        assert_eq!(stream.check_pattern(memory, mapped.len, 31, 0).unwrap().wrong_bytes, 0);
-        assert_eq!(stream.check_pattern(mapped.address as u64, mapped.len, 31, 0).unwrap().wrong_bytes, 0);
+        stream.copy_in(memory, HostRange::new(mapped.address, mapped.len)).unwrap();
+        assert_eq!(stream.check_pattern(DeviceRange::new(memory, mapped.len), 31, 0).unwrap().wrong_bytes, 0);
+        assert_eq!(
+            stream
+                .check_pattern(DeviceRange::new(mapped.address as u64, mapped.len), 31, 0)
+                .unwrap()
+                .wrong_bytes,
+            0
+        );
         device.unregister(mapped.address).unwrap();
     }
     println!("a registered file reads as written");
@@ -201,9 +208,9 @@ fn patterns(stream: &dyn Stream, memory: u64, back: &Pinned) {
     {
         // SAFETY: all ranges are inside allocations that live until the synchronisation.
         let check = unsafe {
-            stream.fill_pattern(memory + skip, len, 42, offset).unwrap();
-            stream.copy_out(back.pointer(), memory + skip, len).unwrap();
-            stream.check_pattern(memory + skip, len, 42, offset).unwrap()
+            stream.fill_pattern(DeviceRange::new(memory + skip, len), 42, offset).unwrap();
+            stream.copy_out(HostRange::new(back.pointer(), len), memory + skip).unwrap();
+            stream.check_pattern(DeviceRange::new(memory + skip, len), 42, offset).unwrap()
         };
         assert_eq!(check.wrong_bytes, 0);
         assert_eq!(first_mismatch(&back.slice()[..len], 42, offset), None);
@@ -214,8 +221,8 @@ fn patterns(stream: &dyn Stream, memory: u64, back: &Pinned) {
     }
     // SAFETY: as above.
     let check = unsafe {
-        stream.copy_in(memory + 3, back.pointer(), 1000).unwrap();
-        stream.check_pattern(memory + 3, 1000, 1, 4096).unwrap()
+        stream.copy_in(memory + 3, HostRange::new(back.pointer(), 1000)).unwrap();
+        stream.check_pattern(DeviceRange::new(memory + 3, 1000), 1, 4096).unwrap()
     };
     assert_eq!((check.wrong_bytes, check.first_wrong), (3, 4096 + 96));
 }
@@ -235,7 +242,7 @@ fn kinds(device: &dyn Device) {
         println!("{kind:?}: {info:?}");
         assert_eq!((info.kind, info.context), (wanted, Context::PRIMARY));
         // SAFETY: allocated above, unused.
-        unsafe { device.free_kind(kind, address, LEN) };
+        unsafe { device.free_kind(kind, DeviceRange::new(address, LEN)) };
     }
     for garbage in [0, 1, u64::MAX, 0xDEAD_BEEF_0000] {
         assert_eq!(device.classify(garbage).unwrap().kind, MemoryKind::Host);
@@ -258,7 +265,7 @@ fn costs(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64, whose: &str
     for wait in [Wait::Spin, Wait::Block] {
         per_call(&format!("{whose} 4 KiB copy in, {wait:?}"), || {
             // SAFETY: all ranges live until the synchronisation.
-            unsafe { stream.copy_in(memory, slot.pointer(), 4096).unwrap() };
+            unsafe { stream.copy_in(memory, HostRange::new(slot.pointer(), 4096)).unwrap() };
             stream.synchronize(wait).unwrap();
         });
     }

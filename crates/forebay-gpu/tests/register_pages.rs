@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use common::{Mapped, Pinned, device, on_device, tidy};
 use forebay_gpu::{
-    Access, Context, CopyPiece, Device, ErrorKind, Result, Stream, Wait, fill_pattern, first_mismatch,
+    Access, Context, CopyPiece, Device, DeviceRange, ErrorKind, HostRange, Result, Stream, Wait,
+    fill_pattern, first_mismatch,
 };
 
 const LEN: usize = 1 << 20;
@@ -35,7 +36,7 @@ impl Drop for Registered<'_> {
 
 fn register(device: &dyn Device, address: *mut u8, len: usize, access: Access) -> Result<()> {
     // SAFETY: tests keep what they register mapped, or want to see what happens.
-    unsafe { device.register(address, len, access) }
+    unsafe { device.register(HostRange::new(address, len), access) }
 }
 
 /// What the device reads from a mapping.
@@ -43,7 +44,7 @@ fn seen(device: &dyn Device, address: *const u8, len: usize) -> Vec<u8> {
     let (fake, stream) = (fake_cuda::install().unwrap(), device.stream(Context::PRIMARY).unwrap());
     let memory = device.allocate(len).unwrap();
     // SAFETY: the ranges live until the synchronisation.
-    unsafe { stream.copy_in(memory, address, len) }.unwrap();
+    unsafe { stream.copy_in(memory, HostRange::new(address, len)) }.unwrap();
     stream.synchronize(Wait::Block).unwrap();
     let bytes = on_device(fake, memory, len);
     // SAFETY: unused by now.
@@ -76,7 +77,10 @@ fn a_registered_file_is_copied_in_place() {
     // SAFETY: all that is named lives until the synchronisation, which `check_pattern` is.
     unsafe {
         stream.scatter(list.device, 2, 5000).unwrap();
-        assert_eq!(stream.check_pattern(base + 4096, 9000, 3, 4096).unwrap().wrong_bytes, 0);
+        assert_eq!(
+            stream.check_pattern(DeviceRange::new(base + 4096, 9000), 3, 4096).unwrap().wrong_bytes,
+            0
+        );
     }
     assert_eq!(first_mismatch(&on_device(fake, memory, 5000), 3, 5), None);
     assert_eq!(on_device(fake, memory + 5000, 1), pattern(3, 8192, 1));
@@ -157,8 +161,8 @@ fn memory_files_may_be_written_by_the_device() {
     let (stream, memory) = (device.stream(Context::PRIMARY).unwrap(), device.allocate(PAGE).unwrap());
     // SAFETY: the ranges live until the synchronisation.
     let write = |at: usize| unsafe {
-        stream.fill_pattern(memory, PAGE, 77, 0).unwrap();
-        stream.copy_out(mapped.address.wrapping_add(at), memory, PAGE).unwrap();
+        stream.fill_pattern(DeviceRange::new(memory, PAGE), 77, 0).unwrap();
+        stream.copy_out(HostRange::new(mapped.address.wrapping_add(at), PAGE), memory).unwrap();
         stream.synchronize(Wait::Block).unwrap();
     };
     let mut bytes = vec![0; PAGE];
@@ -187,9 +191,9 @@ fn a_device_must_not_write_what_is_registered_for_reading() {
     // SAFETY: the ranges live until the synchronisation.
     let works: [Work; 3] = unsafe {
         [
-            &|stream| stream.copy_out(base as *mut u8, memory, PAGE),
-            &|stream| stream.fill_pattern(base, PAGE, 1, 0),
-            &|stream| stream.zero(base, PAGE),
+            &|stream| stream.copy_out(HostRange::new(base as *mut u8, PAGE), memory),
+            &|stream| stream.fill_pattern(DeviceRange::new(base, PAGE), 1, 0),
+            &|stream| stream.zero(DeviceRange::new(base, PAGE)),
         ]
     };
     for work in works {
@@ -300,7 +304,10 @@ fn neighbours_are_one_range_to_kernels_but_not_to_copies() {
     unsafe {
         stream.scatter(list.device, 1, 2 * PAGE).unwrap();
         stream.synchronize(Wait::Block).unwrap();
-        assert_eq!(stream.copy_in(memory, middle, 2 * PAGE).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(
+            stream.copy_in(memory, HostRange::new(middle, 2 * PAGE)).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
         assert_eq!(first_mismatch(&on_device(fake, memory, 2 * PAGE), 6, PAGE as u64), None);
         device.free(memory);
         for half in halves {

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{device, resident, tidy};
-use forebay_gpu::{AllocationKind, Context, ErrorKind, Resident};
+use forebay_gpu::{AllocationKind, Context, DeviceRange, ErrorKind, Resident};
 
 const LEN: usize = 4 << 20;
 
@@ -30,13 +30,13 @@ fn only_plain_device_memory_is_for_kernels() {
         let memory = device.allocate_kind(kind, LEN).unwrap();
         resident::memory_of_kernels(&device, memory, LEN);
         // SAFETY: nothing uses it.
-        unsafe { device.free_kind(kind, memory, LEN) };
+        unsafe { device.free_kind(kind, DeviceRange::new(memory, LEN)) };
         assert_eq!(device.kernels_memory(Context::PRIMARY, memory), None, "it was freed");
     }
     let managed = device.allocate_kind(AllocationKind::Managed, LEN).unwrap();
     assert_eq!(device.kernels_memory(Context::PRIMARY, managed), None, "it may be elsewhere");
     // SAFETY: nothing uses it.
-    unsafe { device.free_kind(AllocationKind::Managed, managed, LEN) };
+    unsafe { device.free_kind(AllocationKind::Managed, DeviceRange::new(managed, LEN)) };
     tidy(fake);
 }
 
@@ -46,9 +46,13 @@ fn of_reserved_addresses_one_mapping_is_for_kernels() {
     let (fake, device) = device();
     let start = fake.map_parts(3 * LEN, &[LEN, LEN]).unwrap();
     let ask = |at: u64| device.kernels_memory(Context::PRIMARY, start + at);
-    assert_eq!(device.classify(start).unwrap().range, Some((start, 3 * LEN)), "the driver's word");
-    assert_eq!(ask(5), Some(start..start + PART));
-    assert_eq!(ask(PART), Some(start + PART..start + 2 * PART));
+    assert_eq!(
+        device.classify(start).unwrap().range,
+        Some(DeviceRange::new(start, 3 * LEN)),
+        "the driver's word"
+    );
+    assert_eq!(ask(5), Some(DeviceRange::new(start, PART as usize)));
+    assert_eq!(ask(PART), Some(DeviceRange::new(start + PART, PART as usize)));
     assert_eq!(ask(2 * PART), None, "reserved alone");
     fake.fail_next("cuMemGetAddressRange_v2", 1, 0, 1);
     assert_eq!(ask(0), None, "where it ends is not known");
@@ -64,7 +68,7 @@ fn memory_of_another_context_is_not_this_ones() {
     fake.set_current_context(0).unwrap();
     let info = device.classify(theirs).unwrap();
     assert_eq!(device.kernels_memory(Context::PRIMARY, theirs), None);
-    assert_eq!(device.kernels_memory(info.context, theirs), Some(theirs..theirs + 4096));
+    assert_eq!(device.kernels_memory(info.context, theirs), Some(DeviceRange::new(theirs, 4096)));
     fake.set_current_context(second).unwrap();
     fake.free(theirs).unwrap();
     fake.set_current_context(0).unwrap();

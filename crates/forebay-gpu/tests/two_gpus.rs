@@ -7,7 +7,10 @@ mod common;
 use std::sync::Arc;
 
 use common::{Mapped, on_device, tidy};
-use forebay_gpu::{Access, Context, Device, ErrorKind, Result, Stream, Wait, cuda, first_mismatch, host};
+use forebay_gpu::{
+    Access, Context, Device, DeviceRange, ErrorKind, HostRange, Result, Stream, Wait, cuda, first_mismatch,
+    host,
+};
 
 const LEN: usize = 1 << 16;
 
@@ -28,8 +31,8 @@ fn gpus_reach_each_other_only_when_told() {
     let (here, there) = (first.allocate(LEN).unwrap(), second.allocate(LEN).unwrap());
     // SAFETY: the ranges live until each synchronisation.
     unsafe {
-        run(&second, |stream| stream.fill_pattern(there, LEN, 5, 0)).unwrap();
-        let error = run(&first, |stream| stream.copy_across(here, there, LEN)).unwrap_err();
+        run(&second, |stream| stream.fill_pattern(DeviceRange::new(there, LEN), 5, 0)).unwrap();
+        let error = run(&first, |stream| stream.copy_across(here, DeviceRange::new(there, LEN))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
         fake.reset();
         for _ in 0..2 {
@@ -37,11 +40,11 @@ fn gpus_reach_each_other_only_when_told() {
         }
         assert_eq!(fake.calls("cuCtxEnablePeerAccess"), 2);
         first.enable_peer(&*first).unwrap();
-        run(&first, |stream| stream.copy_across(here, there, LEN)).unwrap();
+        run(&first, |stream| stream.copy_across(here, DeviceRange::new(there, LEN))).unwrap();
         assert_eq!(first_mismatch(&on_device(fake, here, LEN), 5, 0), None);
-        run(&first, |stream| stream.zero(there, LEN)).unwrap();
+        run(&first, |stream| stream.zero(DeviceRange::new(there, LEN))).unwrap();
         assert!(on_device(fake, there, LEN).iter().all(|byte| *byte == 0));
-        run(&second, |stream| stream.copy_across(there, here, LEN)).unwrap_err();
+        run(&second, |stream| stream.copy_across(there, DeviceRange::new(here, LEN))).unwrap_err();
         fake.reset();
     }
     let error = first.enable_peer(&*host::device()).unwrap_err();
@@ -51,18 +54,19 @@ fn gpus_reach_each_other_only_when_told() {
     let mapped = Mapped::on_disk(LEN, 8);
     // SAFETY: mapped until it is unregistered; the ranges live until each synchronisation.
     unsafe {
-        first.register(mapped.address, LEN, Access::ReadOnly).unwrap();
-        run(&first, |stream| stream.copy_in(here, mapped.address, LEN)).unwrap();
+        first.register(HostRange::new(mapped.address, LEN), Access::ReadOnly).unwrap();
+        run(&first, |stream| stream.copy_in(here, HostRange::new(mapped.address, LEN))).unwrap();
         assert_eq!(first_mismatch(&on_device(fake, here, LEN), 8, 0), None);
-        let error = run(&second, |stream| stream.copy_in(there, mapped.address, LEN)).unwrap_err();
+        let error =
+            run(&second, |stream| stream.copy_in(there, HostRange::new(mapped.address, LEN))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
         fake.reset();
         first.unregister(mapped.address).unwrap();
         // What is pinned as before belongs to all.
         let pinned = vec![3u8; LEN];
-        let reach = first.pin(pinned.as_ptr().cast_mut(), LEN).unwrap();
+        let reach = first.pin(HostRange::new(pinned.as_ptr().cast_mut(), LEN)).unwrap();
         assert_eq!(fake.registered_bytes(), 0);
-        run(&second, |stream| stream.copy_in(there, reach as *const u8, LEN)).unwrap();
+        run(&second, |stream| stream.copy_in(there, HostRange::new(reach as *const u8, LEN))).unwrap();
         first.unpin(pinned.as_ptr().cast_mut());
         assert_eq!(on_device(fake, there, LEN), pinned);
         first.free(here);

@@ -15,7 +15,7 @@ use fake_verbs::{Fake, FakeDevice, Fault, Side, What};
 use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_engine::{EngineKind, File, Memory, ReadPiece, Receipt, Refusal, Session, Transfer, Way};
 use forebay_error::ErrorKind;
-use forebay_gpu::{Context, DefaultStream};
+use forebay_gpu::{Context, DefaultStream, DeviceRange};
 use forebay_nfs::NfsSource;
 use forebay_verbs::Kind;
 
@@ -484,7 +484,7 @@ fn bytes_arrive_after_what_stands_on_the_default_stream() {
     turn.fake.set_default_stream_delay_us(300_000);
     let legacy = session.devices().gpus[0].default_stream(Context::PRIMARY, DefaultStream::Legacy).unwrap();
     // SAFETY: the buffer outlives the work: the read below comes behind it.
-    unsafe { legacy.zero(buffer.address(), LEN) }.unwrap();
+    unsafe { legacy.zero(DeviceRange::new(buffer.address(), LEN)) }.unwrap();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
     assert_eq!(receipt.moved[Way::Server], LEN as u64, "{receipt}");
     assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "written before the program's own work");

@@ -2,6 +2,7 @@
 
 use forebay_engine::Buffer;
 use forebay_error::{Error, ErrorKind};
+use forebay_gpu::HostRange;
 use forebay_models::Dtype;
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
 use pyo3::prelude::*;
@@ -212,7 +213,7 @@ impl Array {
         py.detach(|| {
             let stream = device.stream(forebay_gpu::Context::PRIMARY)?;
             // SAFETY: both ranges live and have this length until the copy is done.
-            unsafe { stream.copy_in(address, bytes.as_ptr(), bytes.len()) }?;
+            unsafe { stream.copy_in(address, HostRange::of(&bytes)) }?;
             stream.synchronize(forebay_gpu::Wait::Block)
         })
         .or_raise()

@@ -6,7 +6,7 @@ use forebay_engine::{
     Batch, Buffer, Direction, File as Engine, Map as InPlace, Memory, Offsets, Piece, RawGather, StateToken,
 };
 use forebay_error::{Error, ErrorKind};
-use forebay_gpu::Device;
+use forebay_gpu::{Device, HostRange};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -218,7 +218,7 @@ fn copy_out(memory: &Memory, count: usize) -> Result<Vec<u64>, Error> {
     let mut list = vec![0u64; count];
     let stream = memory.device.stream(memory.context)?;
     // SAFETY: both ranges have `count` words and live until the copy is done.
-    unsafe { stream.copy_out(list.as_mut_ptr().cast(), memory.address, count * 8) }?;
+    unsafe { stream.copy_out(HostRange::new(list.as_mut_ptr().cast(), count * 8), memory.address) }?;
     stream.synchronize(forebay_gpu::Wait::Block)?;
     Ok(list)
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{Batch, Direction, Election, EngineKind, Memory, Piece, Receipt, Ticket, Transfer};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{AllocationKind, Context, Device, Event, Stream, Wait};
+use forebay_gpu::{AllocationKind, Context, Device, Event, HostRange, Stream, Wait};
 
 use crate::flights::Flights;
 use crate::memory::{DeviceBlock, MemoryRing};
@@ -348,13 +348,13 @@ impl PlainCopy {
             let (pointer, there) = (slot.as_mut_ptr(), address + done);
             if call.writes {
                 // SAFETY: the caller's memory has the call's length.
-                unsafe { self.stream.copy_out(pointer, there, len) }?;
+                unsafe { self.stream.copy_out(HostRange::new(pointer, len), there) }?;
                 self.settle()?;
                 file.write(slot, call.offset + done)?;
             } else {
                 let got = file.read(slot, call.offset + done)?;
                 // SAFETY: as above.
-                unsafe { self.stream.copy_in(there, pointer, got) }?;
+                unsafe { self.stream.copy_in(there, HostRange::new(pointer, got)) }?;
                 self.settle()?;
                 if got < len {
                     return Ok(done + got as u64);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_engine::Memory;
 use forebay_error::Result;
-use forebay_gpu::{AllocationKind, Context, Device, Wait, fill_pattern};
+use forebay_gpu::{AllocationKind, Context, Device, DeviceRange, HostRange, Wait, fill_pattern};
 
 use crate::plan::{Call, CallWay, Caller, Place};
 
@@ -45,7 +45,7 @@ impl DeviceBlock {
         for at in (0..self.len).step_by(FILL_BYTES) {
             let len = part.len().min(self.len - at);
             // SAFETY: both ranges are ours, and stay until the stream is through.
-            unsafe { stream.copy_in(self.address + at as u64, part.as_ptr(), len) }?;
+            unsafe { stream.copy_in(self.address + at as u64, HostRange::new(part.as_ptr(), len)) }?;
         }
         stream.synchronize(Wait::Block)
     }
@@ -54,7 +54,7 @@ impl DeviceBlock {
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this kind and length; callers wait for their transfers before they drop it.
-        unsafe { self.device.free_kind(self.kind, self.address, self.len) };
+        unsafe { self.device.free_kind(self.kind, DeviceRange::new(self.address, self.len)) };
     }
 }
 

@@ -95,9 +95,19 @@ impl DeviceRange {
         Self { start, len }
     }
 
+    /// The same bytes for the CPU, where it has them at the same address: host memory, and memory in a BAR.
+    pub fn as_host(self) -> HostRange {
+        HostRange::new(self.start as *const u8, self.len)
+    }
+
     /// The address behind the last byte; the greatest number where there is none.
     pub const fn end(self) -> u64 {
         self.start.saturating_add(self.len as u64)
+    }
+
+    /// Whether it has bytes of the other range, too.
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.start < other.end() && other.start < self.end()
     }
 
     /// Whether all of the other range lies in it.
@@ -142,6 +152,7 @@ mod tests {
         ] {
             assert_eq!(range.holds(DeviceRange::new(start, len)), is_held, "{start} {len}");
         }
+        assert!(range.overlaps(DeviceRange::new(109, 5)) && !range.overlaps(DeviceRange::new(110, 5)));
         assert!(!DeviceRange::new(100, usize::MAX).holds(DeviceRange::new(200, usize::MAX)));
         assert_eq!((range.end(), DeviceRange::new(u64::MAX, 2).end()), (110, u64::MAX));
     }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_gpu::{Context, Event, Stream, Wait};
+use forebay_gpu::{Context, Event, HostRange, Stream, Wait};
 
 use super::mover::{IoFeed, Mover};
 use super::worker_memory::WorkerMemory;
@@ -84,12 +84,12 @@ impl Mover for ClassicMover {
             // page; each copy is waited for before either is used again.
             unsafe {
                 if op.write {
-                    self.stream.copy_out(pointer, address, op.len)?;
+                    self.stream.copy_out(HostRange::new(pointer, op.len), address)?;
                     self.settle()?;
                     raw.write(pointer, op.len, op.offset)?;
                 } else {
                     raw.read(pointer, op.len, op.offset)?;
-                    self.stream.copy_in(address, pointer, op.len)?;
+                    self.stream.copy_in(address, HostRange::new(pointer, op.len))?;
                     self.settle()?;
                 }
             }

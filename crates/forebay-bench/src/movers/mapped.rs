@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Event, Stream, Wait};
+use forebay_gpu::{Context, Event, HostRange, Stream, Wait};
 
 use super::mover::{IoFeed, Mover};
 use super::worker_memory::WorkerMemory;
@@ -51,9 +51,10 @@ impl MappedMover {
             let window_end = (at / WINDOW as u64 + 1) * WINDOW as u64;
             let len = (op.len - done).min((window_end - at) as usize);
             map.register_until(at + len as u64)?;
+            let pages = HostRange::new(map.address(at) as *const u8, len);
             // SAFETY: the pages are registered until the file is dropped, after the last `settle`; the place is this
             // slot's own part of our memory.
-            unsafe { self.stream.copy_in(place + done as u64, map.address(at) as *const u8, len)? };
+            unsafe { self.stream.copy_in(place + done as u64, pages)? };
             done += len;
         }
         let slot = &mut self.slots[index];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, Event, HostRange, Stream, Wait};
 
 use super::mover::{IoFeed, Mover};
 use super::worker_memory::WorkerMemory;
@@ -112,9 +112,9 @@ impl PackMover {
                         .cast::<CopyPiece>()
                         .write_unaligned(piece);
                 } else if self.write {
-                    self.stream.copy_out(host, memory, op.len)?;
+                    self.stream.copy_out(HostRange::new(host, op.len), memory)?;
                 } else {
-                    self.stream.copy_in(memory, host, op.len)?;
+                    self.stream.copy_in(memory, HostRange::new(host, op.len))?;
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_gpu::{Context, Event, Stream, Wait};
+use forebay_gpu::{Context, Event, HostRange, Stream, Wait};
 
 use super::mover::{IoFeed, Mover};
 use super::worker_memory::WorkerMemory;
@@ -109,10 +109,10 @@ impl PipelineMover {
             // memory; both stay until the slot's event, which `settle` waits for.
             unsafe {
                 if self.write {
-                    self.stream.copy_out(slot.pinned.pointer(), address, len)?;
+                    self.stream.copy_out(HostRange::new(slot.pinned.pointer(), len), address)?;
                 } else {
                     file.raw()?.read(slot.pinned.pointer(), len, offset)?;
-                    self.stream.copy_in(address, slot.pinned.pointer(), len)?;
+                    self.stream.copy_in(address, HostRange::new(slot.pinned.pointer(), len))?;
                 }
             }
             self.stream.record(&*slot.event)?;

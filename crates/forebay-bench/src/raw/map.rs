@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Access, Device};
+use forebay_gpu::{Access, Device, HostRange};
 
 /// Bytes of a page: mappings and registrations begin and end with one.
 const PAGE: usize = 4096;
@@ -81,7 +81,7 @@ impl RawMap {
                 return Err(Error::last_os("cannot bring the file's pages into memory"));
             }
             // SAFETY: mapped by `RawMap::new` until `drop`, which unregisters first.
-            unsafe { self.device.register(address, len, Access::ReadOnly)? };
+            unsafe { self.device.register(HostRange::new(address, len), Access::ReadOnly)? };
             *reached = next;
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{Session, Way};
 use forebay_error::Result;
-use forebay_gpu::{AllocationKind, Context, Device, Wait};
+use forebay_gpu::{AllocationKind, Context, Device, HostRange, Wait};
 
 use super::transfers;
 use crate::files::open::ReadyJob;
@@ -220,9 +220,9 @@ fn copy(device: &Arc<dyn Device>, io: u64, out: bool) -> Result<(usize, f64)> {
             // SAFETY: both are ours, `block` long, and stay until the wait below.
             unsafe {
                 if out {
-                    stream.copy_out(pinned.pointer(), memory.address(), block)?;
+                    stream.copy_out(HostRange::new(pinned.pointer(), block), memory.address())?;
                 } else {
-                    stream.copy_in(memory.address(), pinned.pointer(), block)?;
+                    stream.copy_in(memory.address(), HostRange::new(pinned.pointer(), block))?;
                 }
             }
         }

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use forebay_engine::{Buffer, Map, Offsets, RawGather, Session};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Device, Event, Gather, GatherReport, Stream, Wait, first_mismatch, pattern_word};
+use forebay_gpu::{
+    Context, Device, Event, Gather, GatherReport, HostRange, Stream, Wait, first_mismatch, pattern_word,
+};
 
 use crate::files::open::ReadyJob;
 use crate::memory::PinnedMemory;
@@ -291,11 +293,11 @@ impl RawGatherStream {
         // SAFETY: scratch and mirror are ours and outlive the wait; the caller vouches for the rest.
         unsafe {
             if there.is_none() {
-                self.stream.copy_in(offsets, list.as_ptr().cast(), size_of_val(list))?;
+                self.stream.copy_in(offsets, HostRange::new(list.as_ptr().cast(), size_of_val(list)))?;
             }
-            self.stream.copy_in(report, self.mirrored(1).cast(), size)?;
+            self.stream.copy_in(report, HostRange::new(self.mirrored(1).cast(), size))?;
             self.stream.gather(&gather)?;
-            self.stream.copy_out(self.mirrored(0).cast(), report, size)?;
+            self.stream.copy_out(HostRange::new(self.mirrored(0).cast(), size), report)?;
         }
         self.stream.record(&*self.event)?;
         self.event.wait(Wait::Block)?;

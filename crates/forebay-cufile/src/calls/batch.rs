@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_config::cufile::SizeParameter;
 use forebay_engine::{Direction, Piece};
-use forebay_gpu::MemoryKind;
+use forebay_gpu::{DeviceRange, MemoryKind};
 use forebay_stats::Op;
 use forebay_trace::Api;
 
@@ -93,7 +93,7 @@ impl SeenEntry {
         if !(sane && inside && self.base == part.base && self.handle == entry.fh) {
             return None;
         }
-        self.target.moved_to(part.base as u64 + part.buffer_offset as u64, part.size)
+        self.target.moved_to(DeviceRange::new(part.base as u64 + part.buffer_offset as u64, part.size))
     }
 }
 

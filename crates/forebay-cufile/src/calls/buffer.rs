@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use forebay_gpu::MemoryKind;
+use forebay_gpu::{DeviceRange, MemoryKind};
 
 use super::guarded;
 use crate::abi::{CUfileError, code};
@@ -12,25 +12,26 @@ use crate::meter::meter;
 use crate::status::RefusedCall;
 use crate::target::{self, PointerTarget};
 
-fn register(base: *const c_void, len: usize) -> Result<(), RefusedCall> {
+fn register(memory: DeviceRange) -> Result<(), RefusedCall> {
     let library = library();
     let session = library.ensure_open()?;
-    if base.is_null() || len == 0 {
+    let DeviceRange { start, len } = memory;
+    if start == 0 || len == 0 {
         return Err(RefusedCall(code::INVALID_VALUE));
     }
-    let target = target::find(session, base as u64, len).map_err(|refused| RefusedCall(refused.code))?;
+    let target = target::find(session, memory).map_err(|refused| RefusedCall(refused.code))?;
     if target.kind == MemoryKind::Managed {
         return Err(RefusedCall(code::CUDA_MEMORY_TYPE_INVALID));
     }
     library.prepare(session);
     let PointerTarget { gpu, kind, context, .. } = target;
-    let is_new = library.buffers.insert(base as u64, RegisteredRange { len, gpu, kind, context });
+    let is_new = library.buffers.insert(start, RegisteredRange { len, gpu, kind, context });
     let result = if is_new { Ok(()) } else { Err(RefusedCall(code::MEMORY_ALREADY_REGISTERED)) };
     if result.is_ok() && target.gpu.is_some() {
         // Memory of some kinds has no such attribute: then copies are ordered when the program reads and writes.
-        let _ = target.device.make_synchronous(base as u64);
+        let _ = target.device.make_synchronous(start);
     }
-    meter().buffer_registered(base as u64, len, target.gpu, result);
+    meter().buffer_registered(memory, target.gpu, result);
     result
 }
 
@@ -45,7 +46,7 @@ fn deregister(base: *const c_void) -> Result<(), RefusedCall> {
     let known = library.buffers.remove(base as u64);
     let (len, gpu) = known.map_or((0, None), |range| (range.len, range.gpu));
     let result = known.map(drop).ok_or(RefusedCall(code::MEMORY_NOT_REGISTERED));
-    meter().buffer_deregistered(base as u64, len, gpu, result);
+    meter().buffer_deregistered(DeviceRange::new(base as u64, len), gpu, result);
     result
 }
 
@@ -59,7 +60,7 @@ pub unsafe extern "C-unwind" fn cuFileBufRegister(
     length: usize,
     _flags: c_int,
 ) -> CUfileError {
-    guarded(|| register(base, length))
+    guarded(|| register(DeviceRange::new(base as u64, length)))
 }
 
 /// Forgets a range of memory.

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use forebay_engine::{Bound, Late, Session};
 use forebay_error::{Error, ErrorKind};
+use forebay_gpu::DeviceRange;
 use forebay_trace::{Api, CallFlags, EngineCode, EngineKind};
 
 use super::driver::has_streams;
@@ -186,7 +187,10 @@ impl StreamOperation {
         }
         let address = self.base + wanted.buffer_offset as u64;
         let is_same = wanted.buffer_offset == self.first.buffer_offset;
-        if !is_same && self.target.gpu.is_some() && self.target.moved_to(address, wanted.size).is_none() {
+        if !is_same
+            && self.target.gpu.is_some()
+            && self.target.moved_to(DeviceRange::new(address, wanted.size)).is_none()
+        {
             return Err(bad("the offset leads out of the buffer").with("offset", wanted.buffer_offset));
         }
         *lock(&self.bound) = Some((wanted, address));

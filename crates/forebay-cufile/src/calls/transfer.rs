@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use forebay_engine::{BorrowedTransfer, Direction, File, Receipt, Session};
 use forebay_error::Error;
+use forebay_gpu::DeviceRange;
 use forebay_trace::{Api, CallFlags, EngineCode, EngineKind};
 
 use super::guarded_bytes;
@@ -82,7 +83,7 @@ pub(crate) fn target(session: &'static Session, asked: &AskedTransfer) -> Result
             return Ok(known);
         }
     }
-    target::find(session, address, asked.size).map_err(|bad| bad.errno)
+    target::find(session, DeviceRange::new(address, asked.size)).map_err(|bad| bad.errno)
 }
 
 fn transfer(api: Api, handle: CUfileHandle, asked: AskedTransfer) -> Result<usize, c_int> {

@@ -12,7 +12,7 @@ use std::thread::{ScopedJoinHandle, Thread, park_timeout, scope, sleep};
 use std::time::{Duration, Instant};
 
 use forebay_gpu::{
-    Access, Context, CopyPiece, Device, Devices, Event, Naps, Resident, Stream, Wait, pattern_word,
+    Access, Context, CopyPiece, Device, Devices, Event, HostRange, Naps, Resident, Stream, Wait, pattern_word,
 };
 
 use self::mailbox::Mailbox;
@@ -73,7 +73,7 @@ impl Pinned {
         let memory = vec![0_u8; len + PAGE].leak();
         let host = memory.as_mut_ptr().wrapping_add(memory.as_ptr().align_offset(PAGE));
         // SAFETY: whole pages that stay.
-        let reach = unsafe { device.pin(host, len) }?;
+        let reach = unsafe { device.pin(HostRange::new(host, len)) }?;
         Ok(Self { host: host as usize, reach })
     }
 }
@@ -162,9 +162,9 @@ impl Caller<'_> {
         // SAFETY: both ends are this thread's, and stay until the wait.
         unsafe {
             if self.work.writes {
-                self.stream.copy_out(self.slot.host as *mut u8, src, len)
+                self.stream.copy_out(HostRange::new(self.slot.host as *mut u8, len), src)
             } else {
-                self.stream.copy_in(dst, self.slot.host as *const u8, len)
+                self.stream.copy_in(dst, HostRange::new(self.slot.host as *const u8, len))
             }
         }?;
         self.stream.record(self.event.as_ref())?;
@@ -265,7 +265,9 @@ fn register(device: &dyn Device, file: &File) -> Result<u64> {
     }
     for at in (0..FILE as usize).step_by(WINDOW) {
         // SAFETY: pages of the mapping, which stays.
-        unsafe { device.register(pages.cast::<u8>().wrapping_add(at), WINDOW, Access::ReadOnly) }?;
+        unsafe {
+            device.register(HostRange::new(pages.cast::<u8>().wrapping_add(at), WINDOW), Access::ReadOnly)
+        }?;
     }
     Ok(pages as u64)
 }

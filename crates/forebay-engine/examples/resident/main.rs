@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Direction, File, Memory, Session, Transfer, Way};
-use forebay_gpu::{Stream, Wait, fill_pattern};
+use forebay_gpu::{HostRange, Stream, Wait, fill_pattern};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -159,8 +159,8 @@ impl Caller<'_> {
         // SAFETY: both ends are this thread's, and stay until the synchronisation.
         unsafe {
             match direction {
-                Direction::Read => self.stream.copy_out(self.host.as_mut_ptr(), address, len),
-                Direction::Write => self.stream.copy_in(address, self.wanted.as_ptr(), len),
+                Direction::Read => self.stream.copy_out(HostRange::new(self.host.as_mut_ptr(), len), address),
+                Direction::Write => self.stream.copy_in(address, HostRange::new(self.wanted.as_ptr(), len)),
             }
         }?;
         Ok(self.stream.synchronize(Wait::Block)?)

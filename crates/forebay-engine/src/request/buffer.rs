@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::Device;
+use forebay_gpu::{Device, HostRange};
 
 use crate::request::transfer::Memory;
 use crate::runtime::fork::Birth;
@@ -84,7 +84,7 @@ impl Buffer {
         if self.len > 0 {
             let stream = self.device.stream(forebay_gpu::Context::PRIMARY)?;
             // SAFETY: both ranges are valid and stay until the synchronisation below.
-            unsafe { stream.copy_out(bytes.as_mut_ptr(), self.address, self.len) }?;
+            unsafe { stream.copy_out(HostRange::new(bytes.as_mut_ptr(), self.len), self.address) }?;
             stream.synchronize(forebay_gpu::Wait::Block)?;
         }
         Ok(bytes)
@@ -100,7 +100,7 @@ impl Buffer {
         if !bytes.is_empty() {
             let stream = self.device.stream(forebay_gpu::Context::PRIMARY)?;
             // SAFETY: as in `to_vec`.
-            unsafe { stream.copy_in(self.address, bytes.as_ptr(), bytes.len()) }?;
+            unsafe { stream.copy_in(self.address, HostRange::of(bytes)) }?;
             stream.synchronize(forebay_gpu::Wait::Block)?;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use forebay_error::Result;
-use forebay_gpu::Device;
+use forebay_gpu::{Device, HostRange};
 
 use crate::runtime::sys::Pages;
 use crate::runtime::traffic;
@@ -23,7 +23,7 @@ impl PinnedPages {
         let pages = Pages::new(len)?;
         touch(pages.as_ptr(), pages.len());
         // SAFETY: the pages live until they are unpinned: see `drop`.
-        let reach = unsafe { device.pin(pages.as_ptr(), pages.len()) }?;
+        let reach = unsafe { device.pin(HostRange::new(pages.as_ptr(), pages.len())) }?;
         Ok(Self { pages: ManuallyDrop::new(pages), device: device.clone(), reach })
     }
 

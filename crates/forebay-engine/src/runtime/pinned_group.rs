@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use forebay_error::Result;
-use forebay_gpu::Device;
+use forebay_gpu::{Device, HostRange};
 
 use crate::runtime::lock;
 use crate::runtime::pinned::{give_back, touch};
@@ -135,7 +135,7 @@ impl PinnedGroup {
     /// The device's address of the mapping, to reach this range of it.
     fn pin(&self, at: usize, len: usize) -> Result<u64> {
         // SAFETY: the pages live until they are unpinned: see `drop`.
-        let reach = unsafe { self.device.pin(self.pages.as_ptr().wrapping_add(at), len) };
+        let reach = unsafe { self.device.pin(HostRange::new(self.pages.as_ptr().wrapping_add(at), len)) };
         reach.map(|reach| reach.wrapping_sub(at as u64))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_error::Result;
-use forebay_gpu::{Checksum, ChecksumPiece, Context, Device, Event, Shift, Stream, Wait};
+use forebay_gpu::{Checksum, ChecksumPiece, Context, Device, Event, HostRange, Shift, Stream, Wait};
 
 use crate::request::receipt::Note;
 use crate::request::transfer::Memory;
@@ -257,7 +257,9 @@ impl ChecksumSlot {
                 {
                     let to = self.pages.as_ptr().wrapping_add(share + place);
                     // SAFETY: the piece fits into what is left of the share.
-                    unsafe { stream.driver_stream.copy_out(to, piece.address, piece.len as usize) }?;
+                    unsafe {
+                        stream.driver_stream.copy_out(HostRange::new(to, piece.len as usize), piece.address)
+                    }?;
                     ahead.next();
                     place += piece.len as usize;
                     count += 1;

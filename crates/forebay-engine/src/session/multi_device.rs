@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Device, Stream, Wait};
+use forebay_gpu::{Context, Device, DeviceRange, Stream, Wait};
 
 use crate::request::buffer::Buffer;
 use crate::request::file::File;
@@ -137,7 +137,10 @@ impl Session {
                 for ((_, other), stream) in others.iter().zip(&streams) {
                     // SAFETY: both buffers are borrowed until all copies are done: see the wait below.
                     unsafe {
-                        stream.copy_across(other.address + from, address + from, (to - from) as usize)
+                        stream.copy_across(
+                            other.address + from,
+                            DeviceRange::new(address + from, (to - from) as usize),
+                        )
                     }?;
                 }
                 Ok(receipt)

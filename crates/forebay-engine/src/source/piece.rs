@@ -1,6 +1,6 @@
 //! A range of a source with its memory, and the direction of its bytes.
 
-use forebay_gpu::Access;
+use forebay_gpu::{Access, DeviceRange};
 pub use forebay_source::Direction;
 
 /// What a device must be able to do with the source's pages.
@@ -20,4 +20,11 @@ pub struct Piece {
     pub address: u64,
     /// Bytes.
     pub len: usize,
+}
+
+impl Piece {
+    /// The memory.
+    pub(crate) const fn memory(&self) -> DeviceRange {
+        DeviceRange::new(self.address, self.len)
+    }
 }

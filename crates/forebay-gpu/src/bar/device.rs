@@ -8,7 +8,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::{Mapping, Provider};
 use crate::host::HostStream;
 use crate::{
-    AllocationKind, Context, Device, DeviceInfo, MemoryKind, PointerInfo, Stream, StreamIdentity, host,
+    AllocationKind, Context, Device, DeviceInfo, DeviceRange, HostRange, MemoryKind, PointerInfo, Stream,
+    StreamIdentity, host,
 };
 
 const PAGE: usize = 4096;
@@ -43,11 +44,11 @@ impl BarDevice {
         self.taken.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Where the memory that `address` lies in begins, and its length.
-    fn range(&self, address: u64) -> Option<(u64, usize)> {
+    /// The memory that `address` lies in.
+    fn range(&self, address: u64) -> Option<DeviceRange> {
         let taken = self.taken();
-        let mut all = taken.iter().map(|(start, mapping)| (*start, mapping.len()));
-        all.find(|(start, len)| (*start..start + *len as u64).contains(&address))
+        let mut all = taken.iter().map(|(start, mapping)| DeviceRange::new(*start, mapping.len()));
+        all.find(|range| (range.start..range.end()).contains(&address))
     }
 }
 
@@ -100,12 +101,12 @@ impl Device for BarDevice {
         self.taken().remove(&address);
     }
 
-    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize) {
+    unsafe fn free_kind(&self, kind: AllocationKind, memory: DeviceRange) {
         // SAFETY: the caller promises the same.
         unsafe {
             match kind {
-                AllocationKind::HostHeap | AllocationKind::HostMap => host::free(kind, address, len),
-                _ => self.free(address),
+                AllocationKind::HostHeap | AllocationKind::HostMap => host::free(kind, memory),
+                _ => self.free(memory.start),
             }
         }
     }
@@ -120,8 +121,8 @@ impl Device for BarDevice {
         Ok(PointerInfo { kind, device: range.map(|_| self.info.index), context: Context::PRIMARY, range })
     }
 
-    unsafe fn pin(&self, address: *mut u8, _len: usize) -> Result<u64> {
-        Ok(address as u64)
+    unsafe fn pin(&self, memory: HostRange) -> Result<u64> {
+        Ok(memory.address())
     }
 
     unsafe fn unpin(&self, _address: *mut u8) {}

@@ -1,7 +1,5 @@
 //! A GPU as a [`Device`].
 
-use std::ops::Range;
-
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::default_streams;
@@ -13,8 +11,8 @@ use super::register;
 use super::stream::CudaStream;
 use super::sys::{CAPTURE_ERRORS, Handle, LAST_DEFAULT_STREAM, STREAM_NON_BLOCKING};
 use crate::{
-    Access, Allocation, AllocationKind, Context, DefaultStream, DefaultWork, Device, DeviceInfo, DmaBuf,
-    PointerInfo, Stream, StreamIdentity,
+    Access, Allocation, AllocationKind, Context, DefaultStream, DefaultWork, Device, DeviceInfo, DeviceRange,
+    DmaBuf, HostRange, PointerInfo, Stream, StreamIdentity,
 };
 
 /// A GPU. What it knows lives in [`CudaGpu`], which streams and events share.
@@ -36,12 +34,12 @@ impl Device for CudaDevice {
 
     unsafe fn free(&self, address: u64) {
         // SAFETY: the caller promises the same.
-        unsafe { memory::free(self.0, AllocationKind::Device, address, 0) };
+        unsafe { memory::free(self.0, AllocationKind::Device, DeviceRange::new(address, 0)) };
     }
 
-    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize) {
+    unsafe fn free_kind(&self, kind: AllocationKind, memory: DeviceRange) {
         // SAFETY: the caller promises the same.
-        unsafe { memory::free(self.0, kind, address, len) };
+        unsafe { memory::free(self.0, kind, memory) };
     }
 
     fn memory_info(&self) -> Result<(u64, u64)> {
@@ -52,9 +50,9 @@ impl Device for CudaDevice {
         memory::classify(self.0, address)
     }
 
-    unsafe fn pin(&self, address: *mut u8, len: usize) -> Result<u64> {
+    unsafe fn pin(&self, memory: HostRange) -> Result<u64> {
         // SAFETY: the caller promises the same.
-        unsafe { memory::pin(self.0, address, len) }
+        unsafe { memory::pin(self.0, memory) }
     }
 
     unsafe fn unpin(&self, address: *mut u8) {
@@ -66,9 +64,9 @@ impl Device for CudaDevice {
         register::can_register(self.0, access)
     }
 
-    unsafe fn register(&self, address: *mut u8, len: usize, access: Access) -> Result<()> {
+    unsafe fn register(&self, pages: HostRange, access: Access) -> Result<()> {
         // SAFETY: the caller promises the same.
-        unsafe { register::register(self.0, address, len, access) }
+        unsafe { register::register(self.0, pages, access) }
     }
 
     unsafe fn unregister(&self, address: *mut u8) -> Result<()> {
@@ -149,7 +147,7 @@ impl Device for CudaDevice {
         default_streams::is_captured(self.0, context)
     }
 
-    fn kernels_memory(&self, context: Context, address: u64) -> Option<Range<u64>> {
+    fn kernels_memory(&self, context: Context, address: u64) -> Option<DeviceRange> {
         memory::of_kernels(self.0, context, address)
     }
 

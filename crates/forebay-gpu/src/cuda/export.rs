@@ -14,7 +14,7 @@ use super::sys::{
     POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START,
     RANGE_HANDLE_DMA_BUF, WRITES_ORDERED_FOR_OWNER,
 };
-use crate::{Allocation, Context, DmaBuf};
+use crate::{Allocation, Context, DeviceRange, DmaBuf};
 
 /// Dma-bufs are made of whole pages of the host.
 const PAGE: u64 = 4096;
@@ -42,7 +42,7 @@ pub(super) fn can_export(gpu: &CudaGpu) -> Result<()> {
 /// As [`crate::Device::allocation`].
 pub(super) fn allocation(gpu: &CudaGpu, address: u64) -> Result<Allocation> {
     let _guard = ContextGuard::relaxed(gpu.driver);
-    let (mut id, mut start, mut len, mut context): (u64, u64, usize, Handle) = (0, 0, 0, 0);
+    let (mut id, mut range, mut context): (u64, DeviceRange, Handle) = (0, DeviceRange::default(), 0);
     let (mut kind, mut managed, mut ordinal): (c_uint, c_uint, c_int) = (0, 0, -1);
     let names = [
         POINTER_BUFFER_ID,
@@ -55,8 +55,8 @@ pub(super) fn allocation(gpu: &CudaGpu, address: u64) -> Result<Allocation> {
     ];
     let mut places: [*mut c_void; 7] = [
         (&raw mut id).cast(),
-        (&raw mut start).cast(),
-        (&raw mut len).cast(),
+        (&raw mut range.start).cast(),
+        (&raw mut range.len).cast(),
         (&raw mut context).cast(),
         (&raw mut kind).cast(),
         (&raw mut managed).cast(),
@@ -74,17 +74,17 @@ pub(super) fn allocation(gpu: &CudaGpu, address: u64) -> Result<Allocation> {
     if kind != MEMORY_TYPE_DEVICE || managed != 0 || ordinal != gpu.device {
         return Err(refused(gpu, "the memory is not plain memory of the GPU"));
     }
-    if id == 0 || len == 0 {
+    if id == 0 || range.len == 0 {
         return Err(refused(gpu, "the GPU's driver does not tell which allocation the memory is of"));
     }
-    Ok(Allocation { id, start, len: len as u64, context: gpu.context(context) })
+    Ok(Allocation { id, range, context: gpu.context(context) })
 }
 
 /// As [`crate::Device::export`].
 pub(super) fn export(gpu: &CudaGpu, allocation: &Allocation) -> Result<DmaBuf> {
     let _guard = gpu.enter(gpu.raw(allocation.context)?)?;
-    let start = allocation.start & !(PAGE - 1);
-    let end = (allocation.start + allocation.len).next_multiple_of(PAGE);
+    let start = allocation.range.start & !(PAGE - 1);
+    let end = allocation.range.end().next_multiple_of(PAGE);
     let mut fd: c_int = -1;
     // SAFETY: the place has room for a descriptor, which is what this kind of handle is.
     let made = unsafe {
@@ -103,7 +103,7 @@ pub(super) fn export(gpu: &CudaGpu, allocation: &Allocation) -> Result<DmaBuf> {
     }
     // SAFETY: the descriptor is new and ours alone.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    Ok(DmaBuf { fd, offset: allocation.start - start })
+    Ok(DmaBuf { fd, offset: allocation.range.start - start })
 }
 
 /// As [`crate::Device::flush_writes`].

@@ -1,7 +1,6 @@
 //! Memory of a GPU and memory that a GPU knows: allocating, pinning, telling kinds apart.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::ops::Range;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -14,7 +13,7 @@ use super::sys::{
     MemProp, OUT_OF_MEMORY, POINTER_ACCESS_FLAGS, POINTER_ACCESS_READ_WRITE, POINTER_CONTEXT,
     POINTER_DEVICE_ORDINAL, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE, POINTER_RANGE_SIZE, POINTER_RANGE_START,
 };
-use crate::{AllocationKind, Context, MemoryKind, PointerInfo, host};
+use crate::{AllocationKind, Context, DeviceRange, HostRange, MemoryKind, PointerInfo, host};
 
 /// Allocates in the primary context. Kinds that the driver need not know create no context.
 pub(super) fn allocate(gpu: &CudaGpu, kind: AllocationKind, len: usize) -> Result<u64> {
@@ -47,11 +46,11 @@ pub(super) fn allocate(gpu: &CudaGpu, kind: AllocationKind, len: usize) -> Resul
 /// Frees what [`allocate`] gave. Failures have no one to tell and are dropped.
 ///
 /// # Safety
-/// As [`crate::Device::free_kind`]; `len` matters only to the virtual and host kinds.
-pub(super) unsafe fn free(gpu: &CudaGpu, kind: AllocationKind, address: u64, len: usize) {
+/// As [`crate::Device::free_kind`]; the length matters only to the virtual and host kinds.
+pub(super) unsafe fn free(gpu: &CudaGpu, kind: AllocationKind, memory: DeviceRange) {
     if matches!(kind, AllocationKind::HostHeap | AllocationKind::HostMap) {
         // SAFETY: the caller promises that the memory came from there.
-        unsafe { host::free(kind, address, len) };
+        unsafe { host::free(kind, memory) };
         return;
     }
     let Ok(_guard) = gpu.enter_primary() else { return };
@@ -59,9 +58,9 @@ pub(super) unsafe fn free(gpu: &CudaGpu, kind: AllocationKind, address: u64, len
     // SAFETY: the caller promises that the memory came from the matching call and is unused.
     let _ = unsafe {
         match kind {
-            AllocationKind::Device | AllocationKind::Managed => symbols.cuMemFree_v2(address),
-            AllocationKind::PinnedHost => symbols.cuMemFreeHost(address as *mut c_void),
-            AllocationKind::Virtual => free_virtual(gpu, address, len),
+            AllocationKind::Device | AllocationKind::Managed => symbols.cuMemFree_v2(memory.start),
+            AllocationKind::PinnedHost => symbols.cuMemFreeHost(memory.start as *mut c_void),
+            AllocationKind::Virtual => free_virtual(gpu, memory),
             AllocationKind::HostHeap | AllocationKind::HostMap => Ok(()),
         }
     };
@@ -131,7 +130,7 @@ fn allocate_virtual(gpu: &CudaGpu, len: usize) -> Result<u64, CudaFailure> {
     let mut address = 0;
     // SAFETY: `address` is a valid place.
     unsafe { symbols.cuMemAddressReserve(&raw mut address, len, 0, 0, 0) }?;
-    let mapped = map_virtual(gpu, address, len);
+    let mapped = map_virtual(gpu, DeviceRange::new(address, len));
     if mapped.is_err() {
         // SAFETY: the range was reserved above and nothing is mapped in it.
         let _ = unsafe { symbols.cuMemAddressFree(address, len) };
@@ -140,7 +139,8 @@ fn allocate_virtual(gpu: &CudaGpu, len: usize) -> Result<u64, CudaFailure> {
 }
 
 /// Backs the reserved range with device memory; on failure the range is empty again.
-fn map_virtual(gpu: &CudaGpu, address: u64, len: usize) -> Result<(), CudaFailure> {
+fn map_virtual(gpu: &CudaGpu, range: DeviceRange) -> Result<(), CudaFailure> {
+    let DeviceRange { start, len } = range;
     let symbols = &gpu.driver.symbols;
     let prop = virtual_prop(gpu);
     let mut memory: Handle = 0;
@@ -148,12 +148,12 @@ fn map_virtual(gpu: &CudaGpu, address: u64, len: usize) -> Result<(), CudaFailur
     // SAFETY: all places are valid and the range is ours. The memory outlives its handle as long as it is mapped.
     unsafe {
         symbols.cuMemCreate(&raw mut memory, len, &raw const prop, 0)?;
-        let mapped = symbols.cuMemMap(address, len, 0, memory, 0);
+        let mapped = symbols.cuMemMap(start, len, 0, memory, 0);
         let released = symbols.cuMemRelease(memory);
         mapped?;
-        let usable = released.and_then(|()| symbols.cuMemSetAccess(address, len, &raw const access, 1));
+        let usable = released.and_then(|()| symbols.cuMemSetAccess(start, len, &raw const access, 1));
         if usable.is_err() {
-            let _ = symbols.cuMemUnmap(address, len);
+            let _ = symbols.cuMemUnmap(start, len);
         }
         usable
     }
@@ -161,29 +161,29 @@ fn map_virtual(gpu: &CudaGpu, address: u64, len: usize) -> Result<(), CudaFailur
 
 /// # Safety
 /// As [`free`].
-unsafe fn free_virtual(gpu: &CudaGpu, address: u64, len: usize) -> Result<(), CudaFailure> {
-    let len = virtual_len(gpu, len)?;
+unsafe fn free_virtual(gpu: &CudaGpu, memory: DeviceRange) -> Result<(), CudaFailure> {
+    let len = virtual_len(gpu, memory.len)?;
     // SAFETY: the caller promises that the range came from `allocate_virtual` and is unused.
     unsafe {
-        gpu.driver.symbols.cuMemUnmap(address, len)?;
-        gpu.driver.symbols.cuMemAddressFree(address, len)
+        gpu.driver.symbols.cuMemUnmap(memory.start, len)?;
+        gpu.driver.symbols.cuMemAddressFree(memory.start, len)
     }
 }
 
 /// # Safety
 /// As [`crate::Device::pin`].
-pub(super) unsafe fn pin(gpu: &CudaGpu, address: *mut u8, len: usize) -> Result<u64> {
+pub(super) unsafe fn pin(gpu: &CudaGpu, memory: HostRange) -> Result<u64> {
     let _guard = gpu.enter_primary()?;
     let symbols = &gpu.driver.symbols;
-    let explain = |failure: CudaFailure| Error::from(failure).with("len", len);
-    let mut device = 0;
+    let explain = |failure: CudaFailure| Error::from(failure).with("len", memory.len);
+    let (address, mut device) = (memory.start.cast(), 0);
     // SAFETY: the caller promises that the memory is mapped; `device` is a valid place.
     unsafe {
         symbols
-            .cuMemHostRegister_v2(address.cast(), len, HOST_PORTABLE | HOST_DEVICE_MAP)
+            .cuMemHostRegister_v2(address, memory.len, HOST_PORTABLE | HOST_DEVICE_MAP)
             .map_err(explain)?;
-        if let Err(failure) = symbols.cuMemHostGetDevicePointer_v2(&raw mut device, address.cast(), 0) {
-            let _ = symbols.cuMemHostUnregister(address.cast());
+        if let Err(failure) = symbols.cuMemHostGetDevicePointer_v2(&raw mut device, address, 0) {
+            let _ = symbols.cuMemHostUnregister(address);
             return Err(explain(failure));
         }
     }
@@ -206,8 +206,7 @@ struct Attributes {
     kind: c_uint,
     managed: c_uint,
     ordinal: c_int,
-    start: u64,
-    len: usize,
+    range: DeviceRange,
 }
 
 /// Tells what `address` is. Creates no context: before there is one, the driver knows no memory at all.
@@ -238,30 +237,33 @@ pub(super) fn classify(gpu: &CudaGpu, address: u64) -> Result<PointerInfo> {
         kind,
         device: owner.map(|owner| owner.info.index),
         context: owner.map_or(Context::PRIMARY, |owner| owner.context(attributes.context)),
-        range: (attributes.len > 0).then_some((attributes.start, attributes.len)),
+        range: Some(attributes.range).filter(|range| range.len > 0),
     })
 }
 
 /// See [`crate::Device::kernels_memory`].
-pub(super) fn of_kernels(gpu: &CudaGpu, context: Context, address: u64) -> Option<Range<u64>> {
+pub(super) fn of_kernels(gpu: &CudaGpu, context: Context, address: u64) -> Option<DeviceRange> {
     let info = classify(gpu, address).ok()?;
     let is_plain =
         info.kind == MemoryKind::Device && info.device == Some(gpu.info.index) && info.context == context;
-    let (start, len) = info.range.filter(|_| is_plain)?;
+    let told = info.range.filter(|_| is_plain)?;
     let _guard = gpu.enter(gpu.raw(context).ok()?).ok()?;
     // Of mapped memory that is all of the reservation, of which parts may have no memory: this one ends with its mapping.
-    let (mut mapped, mut mapped_len) = (0, 0);
+    let mut mapped = DeviceRange::default();
     // SAFETY: places of those types.
-    unsafe { gpu.driver.symbols.cuMemGetAddressRange_v2(&raw mut mapped, &raw mut mapped_len, address) }
-        .ok()?;
-    let end = (start + len as u64).min(mapped + mapped_len as u64);
+    unsafe {
+        gpu.driver.symbols.cuMemGetAddressRange_v2(&raw mut mapped.start, &raw mut mapped.len, address)
+    }
+    .ok()?;
+    let (start, end) = (told.start.max(mapped.start), told.end().min(mapped.end()));
     // Mapped memory may be for reading only. Drivers that do not know the attribute map none.
     let (name, mut access) = (POINTER_ACCESS_FLAGS, 0u64);
     let mut place = (&raw mut access).cast::<c_void>();
     // SAFETY: one name and its place.
     let asked =
         unsafe { gpu.driver.symbols.cuPointerGetAttributes(1, &raw const name, &raw mut place, address) };
-    (asked.is_err() || access == POINTER_ACCESS_READ_WRITE).then(|| start.max(mapped)..end)
+    (asked.is_err() || access == POINTER_ACCESS_READ_WRITE)
+        .then(|| DeviceRange::new(start, end.saturating_sub(start) as usize))
 }
 
 fn attributes(gpu: &CudaGpu, address: u64) -> Result<Attributes, CudaFailure> {
@@ -279,8 +281,8 @@ fn attributes(gpu: &CudaGpu, address: u64) -> Result<Attributes, CudaFailure> {
         (&raw mut found.kind).cast(),
         (&raw mut found.managed).cast(),
         (&raw mut found.ordinal).cast(),
-        (&raw mut found.start).cast(),
-        (&raw mut found.len).cast(),
+        (&raw mut found.range.start).cast(),
+        (&raw mut found.range.len).cast(),
     ];
     // SAFETY: as many names as places, and each place has its attribute's type.
     unsafe {

@@ -11,7 +11,7 @@ use super::sys::{
     HOST_DEVICE_MAP, HOST_READ_ONLY, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY,
     PEER_ACCESS_ALREADY_ENABLED,
 };
-use crate::{Access, DeviceInfo};
+use crate::{Access, DeviceInfo, HostRange};
 
 /// What the GPU must be able to do, by the driver's name for it.
 const NEEDED: [(c_int, &str); 2] = [
@@ -42,7 +42,8 @@ pub(super) fn can_register(gpu: &CudaGpu, access: Access) -> Result<()> {
 
 /// # Safety
 /// As [`crate::Device::register`].
-pub(super) unsafe fn register(gpu: &CudaGpu, address: *mut u8, len: usize, access: Access) -> Result<()> {
+pub(super) unsafe fn register(gpu: &CudaGpu, pages: HostRange, access: Access) -> Result<()> {
+    let HostRange { start, len } = pages;
     let _guard = gpu.enter_primary()?;
     let symbols = &gpu.driver.symbols;
     // Not portable: a window that every GPU maps costs each of them address space and time.
@@ -51,14 +52,14 @@ pub(super) unsafe fn register(gpu: &CudaGpu, address: *mut u8, len: usize, acces
         Access::ReadWrite => HOST_DEVICE_MAP,
     };
     // SAFETY: the caller promises that the range is mapped and stays so.
-    unsafe { symbols.cuMemHostRegister_v2(address.cast(), len, flags) }
+    unsafe { symbols.cuMemHostRegister_v2(start.cast(), len, flags) }
         .map_err(|failure| explain(failure, len, access))?;
-    let reached = device_address(gpu, address);
-    if matches!(reached, Ok(reached) if reached == address as u64) {
+    let reached = device_address(gpu, start);
+    if matches!(reached, Ok(reached) if reached == pages.address()) {
         return Ok(());
     }
     // SAFETY: registered above, and nothing uses it yet.
-    let _ = unsafe { symbols.cuMemHostUnregister(address.cast()) };
+    let _ = unsafe { symbols.cuMemHostUnregister(start.cast()) };
     Err(match reached {
         Ok(_) => Error::new(ErrorKind::Unsupported, "the GPU sees registered memory at another address")
             .with("device", gpu.info.index),

@@ -14,7 +14,9 @@ use super::kernels::{CheckResult, Kernels};
 use super::post::{self, WordForm};
 use super::sys::{HOST_DEVICE_MAP, HOST_PORTABLE, Handle, STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
 use crate::host::check_offset;
-use crate::{Event, Gather, PatternCheck, Post, RefusedPosts, Resident, Stream, Wait};
+use crate::{
+    DeviceRange, Event, Gather, HostRange, PatternCheck, Post, RefusedPosts, Resident, Stream, Wait,
+};
 
 /// A stream of one context, ours or somebody else's.
 #[derive(Debug)]
@@ -82,22 +84,26 @@ impl Stream for CudaStream {
         self.stream
     }
 
-    unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, dst: u64, src: HostRange) -> Result<()> {
         let _guard = self.enter()?;
         // SAFETY: the caller promises that both ranges stay valid until the copy is done.
-        Ok(unsafe { self.gpu.driver.symbols.cuMemcpyHtoDAsync_v2(dst, src.cast(), len, self.stream) }?)
+        Ok(unsafe {
+            self.gpu.driver.symbols.cuMemcpyHtoDAsync_v2(dst, src.start.cast(), src.len, self.stream)
+        }?)
     }
 
-    unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, dst: HostRange, src: u64) -> Result<()> {
         let _guard = self.enter()?;
         // SAFETY: the caller promises that both ranges stay valid until the copy is done.
-        Ok(unsafe { self.gpu.driver.symbols.cuMemcpyDtoHAsync_v2(dst.cast(), src, len, self.stream) }?)
+        Ok(unsafe {
+            self.gpu.driver.symbols.cuMemcpyDtoHAsync_v2(dst.start.cast(), src, dst.len, self.stream)
+        }?)
     }
 
-    unsafe fn copy_across(&self, dst: u64, src: u64, len: usize) -> Result<()> {
+    unsafe fn copy_across(&self, dst: u64, src: DeviceRange) -> Result<()> {
         let _guard = self.enter()?;
         // SAFETY: the caller promises that both ranges stay valid until the copy is done.
-        Ok(unsafe { self.gpu.driver.symbols.cuMemcpyDtoDAsync_v2(dst, src, len, self.stream) }?)
+        Ok(unsafe { self.gpu.driver.symbols.cuMemcpyDtoDAsync_v2(dst, src.start, src.len, self.stream) }?)
     }
 
     unsafe fn gather(&self, gather: &Gather) -> Result<()> {
@@ -123,13 +129,13 @@ impl Stream for CudaStream {
         Ok(unsafe { kernels.checksums(self.gpu.driver, self.stream, list, count, results) }?)
     }
 
-    unsafe fn zero(&self, dst: u64, len: usize) -> Result<()> {
-        if len == 0 {
+    unsafe fn zero(&self, dst: DeviceRange) -> Result<()> {
+        if dst.len == 0 {
             return Ok(());
         }
         let _guard = self.enter()?;
         // SAFETY: the caller promises that the range stays valid.
-        Ok(unsafe { self.gpu.driver.symbols.cuMemsetD8Async(dst, 0, len, self.stream) }?)
+        Ok(unsafe { self.gpu.driver.symbols.cuMemsetD8Async(dst.start, 0, dst.len, self.stream) }?)
     }
 
     unsafe fn scatter(&self, list: u64, count: usize, longest: usize) -> Result<()> {
@@ -154,20 +160,20 @@ impl Stream for CudaStream {
         Ok(unsafe { kernels.resident(self.gpu.driver, self.stream, resident, number) }?)
     }
 
-    unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()> {
+    unsafe fn fill_pattern(&self, dst: DeviceRange, key: u64, offset: u64) -> Result<()> {
         check_offset(offset)?;
-        if len == 0 {
+        if dst.len == 0 {
             return Ok(());
         }
         let _guard = self.enter()?;
         let kernels = self.kernels()?;
         // SAFETY: the caller promises that the range stays valid.
-        Ok(unsafe { kernels.fill(self.gpu.driver, self.stream, [dst, len as u64, key, offset]) }?)
+        Ok(unsafe { kernels.fill(self.gpu.driver, self.stream, [dst.start, dst.len as u64, key, offset]) }?)
     }
 
-    unsafe fn check_pattern(&self, src: u64, len: usize, key: u64, offset: u64) -> Result<PatternCheck> {
+    unsafe fn check_pattern(&self, src: DeviceRange, key: u64, offset: u64) -> Result<PatternCheck> {
         check_offset(offset)?;
-        if len == 0 {
+        if src.len == 0 {
             return Ok(PatternCheck::default());
         }
         let _guard = self.enter()?;
@@ -183,7 +189,12 @@ impl Stream for CudaStream {
                 size_of::<CheckResult>(),
                 self.stream,
             )?;
-            kernels.check(self.gpu.driver, self.stream, [src, len as u64, key, offset], scratch.device)?;
+            kernels.check(
+                self.gpu.driver,
+                self.stream,
+                [src.start, src.len as u64, key, offset],
+                scratch.device,
+            )?;
             symbols.cuMemcpyDtoHAsync_v2(
                 scratch.host.cast(),
                 scratch.device,

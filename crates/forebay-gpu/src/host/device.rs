@@ -4,7 +4,10 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use super::memory::{allocate, free, meminfo};
 use super::stream::HostStream;
-use crate::{Access, AllocationKind, Context, Device, DeviceInfo, MemoryKind, PointerInfo, Stream};
+use crate::{
+    Access, AllocationKind, Context, Device, DeviceInfo, DeviceRange, HostRange, MemoryKind, PointerInfo,
+    Stream,
+};
 
 /// Host memory: all of it belongs to the device, pinning is nothing, copies are done at once.
 #[derive(Debug)]
@@ -46,12 +49,12 @@ impl Device for HostDevice {
 
     unsafe fn free(&self, address: u64) {
         // SAFETY: the caller promises the same.
-        unsafe { free(AllocationKind::Device, address, 0) };
+        unsafe { free(AllocationKind::Device, DeviceRange::new(address, 0)) };
     }
 
-    unsafe fn free_kind(&self, kind: AllocationKind, address: u64, len: usize) {
+    unsafe fn free_kind(&self, kind: AllocationKind, memory: DeviceRange) {
         // SAFETY: the caller promises the same.
-        unsafe { free(kind, address, len) };
+        unsafe { free(kind, memory) };
     }
 
     fn memory_info(&self) -> Result<(u64, u64)> {
@@ -62,8 +65,8 @@ impl Device for HostDevice {
         Ok(PointerInfo { kind: MemoryKind::Host, device: None, context: Context::PRIMARY, range: None })
     }
 
-    unsafe fn pin(&self, address: *mut u8, _len: usize) -> Result<u64> {
-        Ok(address as u64)
+    unsafe fn pin(&self, memory: HostRange) -> Result<u64> {
+        Ok(memory.address())
     }
 
     unsafe fn unpin(&self, _address: *mut u8) {}
@@ -72,7 +75,7 @@ impl Device for HostDevice {
         Err(no_need())
     }
 
-    unsafe fn register(&self, _address: *mut u8, _len: usize, _access: Access) -> Result<()> {
+    unsafe fn register(&self, _pages: HostRange, _access: Access) -> Result<()> {
         Err(no_need())
     }
 

@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::AllocationKind;
+use crate::{AllocationKind, DeviceRange};
 
 /// The alignment of all that is allocated here: enough for O_DIRECT on every drive that is common.
 const ALIGNMENT: usize = 4096;
@@ -29,8 +29,9 @@ pub(crate) fn allocate(kind: AllocationKind, len: usize) -> Result<u64> {
 /// Frees what [`allocate`] gave.
 ///
 /// # Safety
-/// As [`crate::Device::free_kind`]. `len` matters only to [`AllocationKind::HostMap`].
-pub(crate) unsafe fn free(kind: AllocationKind, address: u64, len: usize) {
+/// As [`crate::Device::free_kind`]. The length matters only to [`AllocationKind::HostMap`].
+pub(crate) unsafe fn free(kind: AllocationKind, memory: DeviceRange) {
+    let DeviceRange { start: address, len } = memory;
     if address == 0 {
         return;
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::{
-    Checksum, ChecksumPiece, CopyPiece, Event, Gather, GatherReport, PatternCheck, Post, RefusedPosts,
-    Stream, Wait, fill_pattern, pattern_word,
+    Checksum, ChecksumPiece, CopyPiece, DeviceRange, Event, Gather, GatherReport, HostRange, PatternCheck,
+    Post, RefusedPosts, Stream, Wait, fill_pattern, pattern_word,
 };
 
 /// Runs everything at once on the calling thread.
@@ -37,21 +37,21 @@ impl Stream for HostStream {
         0
     }
 
-    unsafe fn copy_in(&self, dst: u64, src: *const u8, len: usize) -> Result<()> {
+    unsafe fn copy_in(&self, dst: u64, src: HostRange) -> Result<()> {
         // SAFETY: the caller promises both ranges. They may overlap when both are the caller's own memory.
-        unsafe { std::ptr::copy(src, dst as *mut u8, len) };
+        unsafe { std::ptr::copy(src.start, dst as *mut u8, src.len) };
         Ok(())
     }
 
-    unsafe fn copy_out(&self, dst: *mut u8, src: u64, len: usize) -> Result<()> {
+    unsafe fn copy_out(&self, dst: HostRange, src: u64) -> Result<()> {
         // SAFETY: the caller promises both ranges.
-        unsafe { std::ptr::copy(src as *const u8, dst, len) };
+        unsafe { std::ptr::copy(src as *const u8, dst.start, dst.len) };
         Ok(())
     }
 
-    unsafe fn copy_across(&self, dst: u64, src: u64, len: usize) -> Result<()> {
+    unsafe fn copy_across(&self, dst: u64, src: DeviceRange) -> Result<()> {
         // SAFETY: the caller promises both ranges.
-        unsafe { std::ptr::copy(src as *const u8, dst as *mut u8, len) };
+        unsafe { std::ptr::copy(src.start as *const u8, dst as *mut u8, src.len) };
         Ok(())
     }
 
@@ -88,9 +88,9 @@ impl Stream for HostStream {
         Ok(())
     }
 
-    unsafe fn zero(&self, dst: u64, len: usize) -> Result<()> {
+    unsafe fn zero(&self, dst: DeviceRange) -> Result<()> {
         // SAFETY: the caller promises the range.
-        unsafe { std::ptr::write_bytes(dst as *mut u8, 0, len) };
+        unsafe { std::ptr::write_bytes(dst.as_host().start, 0, dst.len) };
         Ok(())
     }
 
@@ -106,22 +106,22 @@ impl Stream for HostStream {
         Ok(())
     }
 
-    unsafe fn fill_pattern(&self, dst: u64, len: usize, key: u64, offset: u64) -> Result<()> {
+    unsafe fn fill_pattern(&self, dst: DeviceRange, key: u64, offset: u64) -> Result<()> {
         check_offset(offset)?;
-        if len > 0 {
+        if dst.len > 0 {
             // SAFETY: the caller promises the range and that nothing else uses it meanwhile.
-            fill_pattern(unsafe { std::slice::from_raw_parts_mut(dst as *mut u8, len) }, key, offset);
+            fill_pattern(unsafe { dst.as_host().bytes_mut() }, key, offset);
         }
         Ok(())
     }
 
-    unsafe fn check_pattern(&self, src: u64, len: usize, key: u64, offset: u64) -> Result<PatternCheck> {
+    unsafe fn check_pattern(&self, src: DeviceRange, key: u64, offset: u64) -> Result<PatternCheck> {
         check_offset(offset)?;
-        if len == 0 {
+        if src.len == 0 {
             return Ok(PatternCheck::default());
         }
         // SAFETY: the caller promises the range and that nothing writes it meanwhile.
-        let bytes = unsafe { std::slice::from_raw_parts(src as *const u8, len) };
+        let bytes = unsafe { src.as_host().bytes() };
         Ok(check(bytes, key, offset))
     }
 

@@ -7,7 +7,7 @@ pub mod resident;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fake_cuda::Fake;
-use forebay_gpu::{CopyPiece, Device, cuda};
+use forebay_gpu::{CopyPiece, Device, HostRange, cuda};
 
 /// Tests of one binary share one fake: they run one after another.
 static TURN: Mutex<()> = Mutex::new(());
@@ -53,7 +53,8 @@ impl Pinned {
     pub fn new(owner: &Arc<dyn Device>, len: usize) -> Self {
         let mut bytes = vec![0u64; len.div_ceil(8).max(1)].into_boxed_slice();
         // SAFETY: unpinned before it is freed, in `drop`.
-        let device = unsafe { owner.pin(bytes.as_mut_ptr().cast(), bytes.len() * 8) }.expect("pinned");
+        let device =
+            unsafe { owner.pin(HostRange::new(bytes.as_mut_ptr().cast(), bytes.len() * 8)) }.expect("pinned");
         Self { owner: owner.clone(), bytes, len, device }
     }
 

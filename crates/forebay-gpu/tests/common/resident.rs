@@ -190,7 +190,7 @@ pub fn withdrawals(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
 /// Which memory may be posted.
 pub fn memory_of_kernels(device: &Arc<dyn Device>, memory: u64, len: usize) {
     let range = device.kernels_memory(Context::PRIMARY, memory + 5).expect("plain memory");
-    assert!(range.start == memory && range.end >= memory + len as u64, "{range:?}");
+    assert!(range.start == memory && range.end() >= memory + len as u64, "{range:?}");
     let pinned = Pinned::new(device, 4096);
     assert_eq!(device.kernels_memory(Context::PRIMARY, pinned.device), None, "host memory");
     assert_eq!(device.kernels_memory(Context::PRIMARY, pinned.pointer() as u64), None, "host memory");

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Access, Context, Device, Wait};
+use forebay_gpu::{Access, Context, Device, HostRange, Wait};
 
 use super::region::Region;
 use crate::request::receipt::{EngineKind, Refusal};
@@ -250,7 +250,7 @@ fn read_page(
     let page = region.address(0) as *mut u8;
     let begun = region.populate(0, PAGE).and_then(|()| place(device)).and_then(|place| {
         // SAFETY: the region stays mapped until after `unregister`.
-        unsafe { device.register(page, PAGE, access) }.map(|()| place)
+        unsafe { device.register(HostRange::new(page, PAGE), access) }.map(|()| place)
     });
     let place = match begun {
         Ok(place) => place,
@@ -306,8 +306,8 @@ fn copy_page(device: &dyn Device, page: *const u8, place: u64, len: usize) -> Re
     // SAFETY: the caller keeps the page registered; both copies are waited for. The target is pageable, for which the driver waits
     // by itself.
     unsafe {
-        stream.copy_in(place, page, len)?;
-        stream.copy_out(bytes.as_mut_ptr(), place, len)?;
+        stream.copy_in(place, HostRange::new(page, len))?;
+        stream.copy_out(HostRange::new(bytes.as_mut_ptr(), len), place)?;
     }
     stream.synchronize(Wait::Block)?;
     Ok(bytes)

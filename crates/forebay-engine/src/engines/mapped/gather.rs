@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece, Device, Event, Gather, GatherReport, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, Device, Event, Gather, GatherReport, HostRange, Stream, Wait};
 
 use super::window::{PinnedFile, inside};
 use crate::request::transfer::Batch;
@@ -156,11 +156,11 @@ impl GatherStream {
         let size = size_of::<GatherReport>();
         // SAFETY: the mirror and the reports live as long as the gather_stream, which outlives the gathering.
         unsafe {
-            stream.copy_in(gather.report, self.mirrored(MANY).cast(), size)?;
+            stream.copy_in(gather.report, HostRange::new(self.mirrored(MANY).cast(), size))?;
             if gather.count > 0 && gather.piece > 0 {
                 stream.gather(gather)?;
             }
-            stream.copy_out(self.mirrored(report).cast(), gather.report, size)?;
+            stream.copy_out(HostRange::new(self.mirrored(report).cast(), size), gather.report)?;
         }
         let event = stream.event()?;
         stream.record(event.as_ref())?;

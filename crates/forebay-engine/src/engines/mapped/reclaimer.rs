@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_config::files::read_kernel_text;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Access, Device};
+use forebay_gpu::{Access, Device, HostRange};
 
 use super::budget::{Reservation, cgroups};
 use super::region::Region;
@@ -137,10 +137,12 @@ impl Pin {
         }
         let address = region.address(start);
         // SAFETY: the region is mapped as long as the pin holds it; it is unregistered before.
-        unsafe { device.register(address as *mut u8, len as usize, access) }.map_err(|error| {
-            // Pages that are gone are the file's doing, not the driver's.
-            check().err().unwrap_or_else(|| error.with(DRIVER, &device.info().name))
-        })?;
+        unsafe { device.register(HostRange::new(address as *mut u8, len as usize), access) }.map_err(
+            |error| {
+                // Pages that are gone are the file's doing, not the driver's.
+                check().err().unwrap_or_else(|| error.with(DRIVER, &device.info().name))
+            },
+        )?;
         let took = begun.elapsed();
         let (region, reclaimer, reservation) = (region.clone(), reclaimer.clone(), reservation.clone());
         self.parts.push(Registration { address, len, region, reclaimer, reservation });

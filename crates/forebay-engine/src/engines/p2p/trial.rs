@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Device, Wait, fill_pattern};
+use forebay_gpu::{Context, Device, HostRange, Wait, fill_pattern};
 
 use crate::engines::trial_memory::TrialMemory;
 use crate::io::refusal;
@@ -251,7 +251,7 @@ impl TakenSample {
     fn set(&self, bytes: &[u8]) -> Result<()> {
         let stream = self.memory.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has SAMPLE_BYTES bytes, and no caller has more; the copy is waited for.
-        unsafe { stream.copy_in(self.address, bytes.as_ptr(), bytes.len()) }?;
+        unsafe { stream.copy_in(self.address, HostRange::of(bytes)) }?;
         stream.synchronize(Wait::Block)?;
         super::settle(self.address);
         Ok(())
@@ -262,7 +262,7 @@ fn bytes_at(device: &dyn Device, address: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let stream = device.stream(Context::PRIMARY)?;
     // SAFETY: the caller names valid memory of `len` bytes; the copy ends before this returns.
-    unsafe { stream.copy_out(bytes.as_mut_ptr(), address, len) }?;
+    unsafe { stream.copy_out(HostRange::new(bytes.as_mut_ptr(), len), address) }?;
     stream.synchronize(Wait::Block)?;
     Ok(bytes)
 }

@@ -41,11 +41,10 @@ impl Registrations {
     pub(super) fn get(
         &self,
         domain: &Arc<dyn Domain>,
-        address: u64,
-        len: u64,
+        range: DeviceRange,
     ) -> Result<(Allocation, Arc<RegisteredMemory>), Arc<Refusal>> {
-        let allocation = self.device.allocation(address).map_err(|error| error_refusal(&error))?;
-        if !allocation.holds(address, len) {
+        let allocation = self.device.allocation(range.start).map_err(|error| error_refusal(&error))?;
+        if !allocation.range.holds(range) {
             let why = "the memory goes beyond one allocation of the driver's";
             return Err(refusal(why, Some("PyTorch: expandable_segments:False in PYTORCH_CUDA_ALLOC_CONF")));
         }
@@ -60,7 +59,9 @@ impl Registrations {
             return found.made.clone().map(|registered| (allocation, registered));
         }
         // Whatever else was there is gone.
-        kept.retain(|kept| kept.allocation == allocation || !kept.allocation.overlaps(&allocation));
+        kept.retain(|kept| {
+            kept.allocation == allocation || !kept.allocation.range.overlaps(allocation.range)
+        });
         let made = self.register(domain, &allocation);
         let used = Instant::now();
         kept.push(CachedRegistration { domain: domain.clone(), allocation, made: made.clone(), used });
@@ -85,7 +86,7 @@ impl Registrations {
     pub(super) fn sweep(&self) -> bool {
         let mut kept = lock(&self.kept);
         let is_there = |allocation: &Allocation| {
-            self.device.allocation(allocation.start).is_ok_and(|now| now == *allocation)
+            self.device.allocation(allocation.range.start).is_ok_and(|now| now == *allocation)
         };
         kept.retain(|kept| kept.used.elapsed() < IDLE && is_there(&kept.allocation));
         !kept.is_empty()
@@ -99,12 +100,7 @@ pub(super) fn register(
     allocation: &Allocation,
 ) -> Result<Arc<RegisteredMemory>, Arc<Refusal>> {
     let buffer = device.export(allocation).map_err(|error| error_refusal(&error))?;
-    let len = usize::try_from(allocation.len).map_err(|_| refusal("the allocation is too long", None))?;
-    let memory = Memory::DmaBuf {
-        fd: buffer.fd.as_fd(),
-        offset: buffer.offset,
-        range: DeviceRange::new(allocation.start, len),
-    };
+    let memory = Memory::DmaBuf { fd: buffer.fd.as_fd(), offset: buffer.offset, range: allocation.range };
     // SAFETY: device memory, which no code of this process takes for its own: only ranges that a caller lends are named to the server.
     unsafe { RegisteredMemory::new(domain, memory) }.map_err(|error| error_refusal(&error))
 }

@@ -209,11 +209,12 @@ impl Placed {
         let mut memory: Vec<(forebay_gpu::Allocation, Arc<RegisteredMemory>)> = Vec::new();
         let mut ranges = Vec::with_capacity(batch.pieces.len());
         for (entry, piece) in (0..).zip(&batch.pieces).filter(|(_, piece)| piece.len > 0) {
-            let holds = |known: &(forebay_gpu::Allocation, _)| known.0.holds(piece.address, piece.len as u64);
+            let wanted = piece.memory();
+            let holds = |known: &(forebay_gpu::Allocation, _)| known.0.range.holds(wanted);
             let index = if let Some(index) = memory.iter().rposition(holds) {
                 index
             } else {
-                memory.push(self.memory.get(&domain, piece.address, piece.len as u64)?);
+                memory.push(self.memory.get(&domain, wanted)?);
                 memory.len() - 1
             };
             flight::cut(&mut ranges, entry, piece, index);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Device, Wait};
+use forebay_gpu::{Context, Device, HostRange, Wait};
 use forebay_source::{DeviceRange, Place, PlaceScope, Source};
 
 use super::memory;
@@ -287,7 +287,7 @@ impl TrialMemory {
     fn set(&self, bytes: &[u8]) -> Result<()> {
         let stream = self.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has room for them, and no caller has more; the copy is waited for.
-        unsafe { stream.copy_in(self.start + MISALIGNMENT, bytes.as_ptr(), bytes.len()) }?;
+        unsafe { stream.copy_in(self.start + MISALIGNMENT, HostRange::of(bytes)) }?;
         stream.synchronize(Wait::Block)
     }
 
@@ -296,7 +296,7 @@ impl TrialMemory {
         self.device.flush_writes(Context::PRIMARY)?;
         let stream = self.device.stream(Context::PRIMARY)?;
         // SAFETY: the memory has that many bytes; the copy ends before this returns.
-        unsafe { stream.copy_out(bytes.as_mut_ptr(), self.start + MISALIGNMENT, len) }?;
+        unsafe { stream.copy_out(HostRange::new(bytes.as_mut_ptr(), len), self.start + MISALIGNMENT) }?;
         stream.synchronize(Wait::Block)?;
         Ok(bytes)
     }

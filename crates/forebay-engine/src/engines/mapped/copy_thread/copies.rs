@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_error::Result;
-use forebay_gpu::Wait;
+use forebay_gpu::{HostRange, Wait};
 
 use super::{CopyThread, GATHER, IN_FLIGHT, QueuedCopy};
 use crate::engines::mapped::eligibility::Reason;
@@ -115,8 +115,8 @@ impl CopyThread {
         // the memory.
         let queued = unsafe {
             match transfer.job.batch.direction {
-                Direction::Read => self.streams[by].copy_in(memory, page as *const u8, len),
-                Direction::Write => self.streams[by].copy_out(page as *mut u8, memory, len),
+                Direction::Read => self.streams[by].copy_in(memory, HostRange::new(page as *const u8, len)),
+                Direction::Write => self.streams[by].copy_out(HostRange::new(page as *mut u8, len), memory),
             }
         };
         self.note_queued(at, by, queued, stop - start, None)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use forebay_config::{CachePolicy, Config, Objective, Resident, allowed_cpus};
 use forebay_error::Result;
 use forebay_gpu::cuda::CallSeries;
-use forebay_gpu::{CopyPiece, Device, Wait};
+use forebay_gpu::{CopyPiece, Device, HostRange, Wait};
 use forebay_sys::OwnLine;
 
 use self::pieces::Pieces;
@@ -333,7 +333,7 @@ impl Callers {
             return Some(way);
         }
         let now = began.unwrap_or_else(Instant::now);
-        slot.is_kernels_memory((transfer.memory.address, transfer.len), now).then_some(way)
+        slot.is_kernels_memory(transfer.piece().memory(), now).then_some(way)
     }
 }
 
@@ -355,7 +355,7 @@ unsafe fn copy_windows(slot: &StreamSlot, transfer: &Transfer, page: u64, window
         let done = start - transfer.offset;
         let (to, from) = (transfer.memory.address + done, (page + done) as *const u8);
         // SAFETY: passed on.
-        unsafe { slot.stream().copy_in(to, from, (stop - start) as usize) }?;
+        unsafe { slot.stream().copy_in(to, HostRange::new(from, (stop - start) as usize)) }?;
         start = stop;
     }
     Ok(())
@@ -443,7 +443,9 @@ fn write(
         } else {
             let _calls = CallSeries::begin();
             // SAFETY: as in `read`.
-            unsafe { slot.stream().copy_out(segment.host, transfer.memory.address, transfer.len) }?;
+            unsafe {
+                slot.stream().copy_out(HostRange::new(segment.host, transfer.len), transfer.memory.address)
+            }?;
             slot.wait(method.wait)?;
         }
     }

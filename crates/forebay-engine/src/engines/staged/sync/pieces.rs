@@ -1,8 +1,8 @@
 //! The device copies of one read: by the resident kernel, two pieces at a time, or by the driver.
 
 use forebay_error::Result;
-use forebay_gpu::CopyPiece;
 use forebay_gpu::cuda::CallSeries;
+use forebay_gpu::{CopyPiece, HostRange};
 
 use super::slot::{SlotRoom, StreamSlot};
 use crate::engines::resident::{Posted, ResidentWay};
@@ -105,6 +105,6 @@ impl<'a> Pieces<'a> {
         self.calls.get_or_insert_with(CallSeries::begin);
         let host = self.room.byte_at(piece.src);
         // SAFETY: passed on.
-        unsafe { self.slot.stream().copy_in(piece.dst, host, piece.len as usize) }
+        unsafe { self.slot.stream().copy_in(piece.dst, HostRange::new(host, piece.len as usize)) }
     }
 }

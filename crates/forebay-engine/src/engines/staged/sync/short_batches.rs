@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece};
+use forebay_gpu::{Context, CopyPiece, DeviceRange};
 
 use super::Callers;
 use super::slot::StreamSlot;
@@ -95,7 +95,7 @@ impl Callers {
             let (callers, _active) = self.enter();
             let Some(way) = self.way_of_short_batch(slot, callers) else { return Ok(false) };
             let now = Instant::now();
-            if !pieces.iter().all(|piece| slot.is_kernels_memory((piece.address, piece.len), now)) {
+            if !pieces.iter().all(|piece| slot.is_kernels_memory(piece.memory(), now)) {
                 return Ok(false);
             }
             let all = pieces.iter().map(|piece| piece.len.next_multiple_of(ALIGN)).sum();
@@ -141,7 +141,9 @@ impl Callers {
             let (callers, _active) = self.enter();
             let Some(way) = self.way_of_short_batch(slot, callers) else { return Ok(false) };
             let (mut known, now) = (pieces.clone(), Instant::now());
-            if !known.all(|piece| slot.is_kernels_memory((piece.dst, piece.len as usize), now)) {
+            if !known
+                .all(|piece| slot.is_kernels_memory(DeviceRange::new(piece.dst, piece.len as usize), now))
+            {
                 return Ok(false);
             }
             let mut pieces = pieces;

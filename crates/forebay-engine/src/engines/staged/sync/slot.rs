@@ -1,13 +1,12 @@
 //! Stream slots: what a caller's thread needs to move bytes by itself.
 
 use std::cell::{OnceCell, RefCell};
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use forebay_config::Resident as Permission;
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, Event, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, DefaultStream, Device, DeviceRange, Event, Stream, Wait};
 
 use super::signal::{CopyWait, MarkedStream};
 use crate::engines::resident::{Posted, Resident, ResidentWay};
@@ -62,9 +61,9 @@ impl SlotRoom {
 #[derive(Default)]
 struct KnownMemory {
     /// By the driver's word: all around what was asked about.
-    told: Option<(Instant, Range<u64>)>,
+    told: Option<(Instant, DeviceRange)>,
     /// What was held to be such last, and used then.
-    used: Option<(Instant, Range<u64>)>,
+    used: Option<(Instant, DeviceRange)>,
 }
 
 impl KnownMemory {
@@ -72,21 +71,20 @@ impl KnownMemory {
     /// began just before `now`, when this one did: nothing is freed, and made anew for other uses, in so short a time.
     fn holds(
         &mut self,
-        (address, len): (u64, usize),
+        memory: DeviceRange,
         now: Instant,
-        ask: impl FnOnce() -> Option<Range<u64>>,
+        ask: impl FnOnce() -> Option<DeviceRange>,
     ) -> bool {
-        let is_inside = |range: &Range<u64>| range.contains(&address) && len as u64 <= range.end - address;
-        let is_known = |(when, range): &(Instant, Range<u64>)| {
-            now.saturating_duration_since(*when) < MEMORY_CACHE_TIME && is_inside(range)
+        let is_known = |(when, range): &(Instant, DeviceRange)| {
+            now.saturating_duration_since(*when) < MEMORY_CACHE_TIME && range.holds(memory)
         };
         let mut holds = self.used.as_ref().is_some_and(is_known) || self.told.as_ref().is_some_and(is_known);
         if !holds {
             let told = ask();
-            holds = told.as_ref().is_some_and(is_inside);
+            holds = told.is_some_and(|range| range.holds(memory));
             self.told = told.map(|range| (now, range));
         }
-        self.used = holds.then(|| (now, address..address + len as u64));
+        self.used = holds.then_some((now, memory));
         holds
     }
 }
@@ -173,14 +171,15 @@ impl StreamSlot {
     }
 
     /// Whether kernels reach all of this memory. `now`: when the call began.
-    pub(super) fn is_kernels_memory(&self, memory: (u64, usize), now: Instant) -> bool {
-        let ask = || self.device.kernels_memory(self.context, memory.0);
+    pub(super) fn is_kernels_memory(&self, memory: DeviceRange, now: Instant) -> bool {
+        let ask = || self.device.kernels_memory(self.context, memory.start);
         self.known.borrow_mut().holds(memory, now, ask)
     }
 
     /// Whether the kernel is to copy a piece that came from a disk.
     pub(super) fn takes_cold(&self, piece: CopyPiece) -> bool {
-        let is_reached = || self.is_kernels_memory((piece.dst, piece.len as usize), Instant::now());
+        let is_reached =
+            || self.is_kernels_memory(DeviceRange::new(piece.dst, piece.len as usize), Instant::now());
         self.resident.takes_cold(self.index, is_reached)
     }
 
@@ -314,10 +313,11 @@ mod tests {
     #[test]
     fn memory_that_is_used_again_and_again_is_asked_about_once() {
         let (known, start, asked) = (RefCell::<KnownMemory>::default(), Instant::now(), Cell::new(0));
-        let holds = |memory, micros: u64| {
+        let holds = |(address, len), micros: u64| {
+            let memory = DeviceRange::new(address, len);
             let ask = || {
                 asked.set(asked.get() + 1);
-                Some(4096..1 << 20)
+                Some(DeviceRange::new(4096, (1 << 20) - 4096))
             };
             known.borrow_mut().holds(memory, start + Duration::from_micros(micros), ask)
         };
@@ -329,7 +329,7 @@ mod tests {
         assert!(holds((8192, 1), 18_200) && asked.get() == 3);
         assert!(holds((8192, 1), 19_200) && asked.get() == 4, "it may be other memory by now");
         let later = start + Duration::from_micros(19_300);
-        assert!(!known.borrow_mut().holds((2 << 20, 1), later, || None), "it is gone");
+        assert!(!known.borrow_mut().holds(DeviceRange::new(2 << 20, 1), later, || None), "it is gone");
         assert!(holds((8192, 1), 19_400) && asked.get() == 5, "nothing is known any more");
     }
 }

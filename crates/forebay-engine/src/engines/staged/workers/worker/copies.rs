@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, Result};
-use forebay_gpu::{Context, CopyPiece, Event, Stream, Wait};
+use forebay_gpu::{Context, CopyPiece, Event, HostRange, Stream, Wait};
 
 use super::super::slots::SlotMemory;
 use super::{Lane, LaneUnit, UnitKind};
@@ -130,15 +130,13 @@ impl Lane {
                     Direction::Read => {
                         stream.copy_in(
                             piece.dst,
-                            piece.src.wrapping_add(offset) as *const u8,
-                            piece.len as usize,
+                            HostRange::new(piece.src.wrapping_add(offset) as *const u8, piece.len as usize),
                         )?;
                     }
                     Direction::Write => {
                         stream.copy_out(
-                            piece.dst.wrapping_add(offset) as *mut u8,
+                            HostRange::new(piece.dst.wrapping_add(offset) as *mut u8, piece.len as usize),
                             piece.src,
-                            piece.len as usize,
                         )?;
                     }
                 }
