@@ -1,5 +1,6 @@
 //! Verdicts: for each target and place, which engines work, which do not, why, and what to type.
 
+use forebay_engine::{EngineKind, Moved};
 use serde::Serialize;
 
 use crate::cufile::LibcufileFacts;
@@ -67,8 +68,8 @@ pub fn verdicts(
     route: Option<&DriveRoute>,
 ) -> Vec<Verdict> {
     let target = exercised.target.clone();
-    let make = |engine, state, reasons, exercise| Verdict {
-        engine,
+    let make = |engine: EngineKind, state, reasons, exercise| Verdict {
+        engine: engine.name(),
         target: target.clone(),
         place: place.path.clone(),
         state,
@@ -76,21 +77,26 @@ pub fn verdicts(
         exercise,
     };
     // Where the user asked for NVIDIA's library, it is what was exercised.
-    let by_libcufile = exercised.engine.as_deref() == Some("libcufile");
+    let by_libcufile = exercised.engine.as_deref() == Some(EngineKind::Libcufile.name());
     let engine = match target {
-        ExerciseTarget::Host => "host",
-        ExerciseTarget::Gpu(_) if by_libcufile => "libcufile",
-        ExerciseTarget::Gpu(_) | ExerciseTarget::Bar(_) => "staged",
+        ExerciseTarget::Host => EngineKind::Host,
+        ExerciseTarget::Gpu(_) if by_libcufile => EngineKind::Libcufile,
+        ExerciseTarget::Gpu(_) | ExerciseTarget::Bar(_) => EngineKind::Staged,
     };
     let mut all = vec![make(engine, state(&exercised), summary(engine, &exercised), Some(exercised))];
     if let Some(in_place) = in_place {
         let (state, reason) = mapped(in_place);
-        all.push(make("mapped", state, vec![reason], None));
+        all.push(make(EngineKind::Mapped, state, vec![reason], None));
     }
     if gpu.is_some() {
-        all.push(make("p2p", EngineState::Refused, p2p(route), None));
+        all.push(make(EngineKind::P2p, EngineState::Refused, p2p(route), None));
         if !by_libcufile {
-            all.push(make("libcufile", EngineState::NotExercised, libcufile(machine, library, place), None));
+            all.push(make(
+                EngineKind::Libcufile,
+                EngineState::NotExercised,
+                libcufile(machine, library, place),
+                None,
+            ));
         }
     }
     all
@@ -101,7 +107,7 @@ pub(crate) fn by_server(target: ExerciseTarget, place: &StoragePlace, tried: InP
     let (state, reason) =
         one_engine(tried, |bytes| format!("the server placed {} by RDMA; bytes compared", size(bytes)));
     let (place, reasons) = (place.path.clone(), vec![reason]);
-    Verdict { engine: "placed", target, place, state, reasons, exercise: None }
+    Verdict { engine: EngineKind::Placed.name(), target, place, state, reasons, exercise: None }
 }
 
 /// What came of a drive's own transfers. That there is no way for them is no failure.
@@ -111,11 +117,11 @@ pub(crate) fn by_drive(place: &StoragePlace, exercised: ExerciseResult) -> Verdi
         other => other,
     };
     Verdict {
-        engine: "p2p",
+        engine: EngineKind::P2p.name(),
         target: exercised.target.clone(),
         place: place.path.clone(),
         state: found,
-        reasons: summary("p2p", &exercised),
+        reasons: summary(EngineKind::P2p, &exercised),
         exercise: Some(exercised),
     }
 }
@@ -162,31 +168,18 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// Where the bytes of a read or write were, for people.
-pub(crate) fn ways(cached: u64, direct: u64, buffered: u64, mapped: u64) -> String {
-    let parts: Vec<&str> = [
-        (mapped, "in place"),
-        (direct, "by O_DIRECT"),
-        (cached, "through the page cache"),
-        (buffered, "through the page cache (cold)"),
-    ]
-    .into_iter()
-    .filter(|(bytes, _)| *bytes > 0)
-    .map(|(_, way)| way)
-    .collect();
-    parts.join(" and ")
+/// Bytes by the way they took, for people.
+pub(crate) fn ways(moved: Moved) -> String {
+    let parts = moved.taken().map(|(way, bytes)| format!("{} {}", size(bytes), way.words()));
+    parts.collect::<Vec<_>>().join(" + ")
 }
 
-fn summary(expected: &str, exercised: &ExerciseResult) -> Vec<Hinted> {
+fn summary(expected: EngineKind, exercised: &ExerciseResult) -> Vec<Hinted> {
     let mut done = Vec::new();
     let mut reasons = Vec::new();
     for (name, outcome) in exercised.outcomes() {
         match outcome {
-            ExerciseOutcome::Works { bytes, cached, direct, buffered, mapped, .. } => {
-                let way = ways(*cached, *direct, *buffered, *mapped);
-                let blank = if way.is_empty() { "" } else { " " };
-                done.push(format!("{name} {}{blank}{way}", size(*bytes)));
-            }
+            ExerciseOutcome::Works { moved, .. } => done.push(format!("{name} {}", ways(*moved))),
             ExerciseOutcome::Failed(why) => {
                 reasons.push(Hinted { text: format!("{name} failed: {}", why.text), fix: why.fix.clone() });
             }
@@ -210,7 +203,7 @@ fn summary(expected: &str, exercised: &ExerciseResult) -> Vec<Hinted> {
     if !done.is_empty() {
         reasons.insert(0, Hinted::new(format!("{}; bytes compared", done.join(", "))));
     }
-    if let Some(engine) = exercised.engine.as_deref().filter(|engine| *engine != expected) {
+    if let Some(engine) = exercised.engine.as_deref().filter(|engine| *engine != expected.name()) {
         let text = format!("the bytes went through the engine {engine}, not through {expected}");
         reasons.push(Hinted::new(text).fix("unset FOREBAY_ENGINE FOREBAY_STRICT"));
     }
@@ -279,6 +272,8 @@ pub(crate) fn udev_refusal(place: &StoragePlace) -> Option<Hinted> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::Way;
+
     use super::*;
 
     #[test]
@@ -291,8 +286,8 @@ mod tests {
 
     #[test]
     fn ways_for_people() {
-        assert_eq!(ways(0, 5, 0, 0), "by O_DIRECT");
-        assert_eq!(ways(1, 5, 0, 0), "by O_DIRECT and through the page cache");
-        assert_eq!(ways(0, 0, 0, 0), "");
+        assert_eq!(ways(Moved::of(Way::Direct, 8 << 20)), "8 MiB O_DIRECT");
+        let both = Moved::of(Way::Direct, 5).plus(Moved::of(Way::Cached, 1));
+        assert_eq!(ways(both), "1 B page cache + 5 B O_DIRECT");
     }
 }

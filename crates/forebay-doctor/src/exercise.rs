@@ -1,5 +1,7 @@
 //! What was tried for real: the seam between the doctor's rules and the engine.
 
+use forebay_engine::Moved;
+use forebay_ways::serialize_ways;
 use serde::Serialize;
 
 use crate::storage::StoragePlace;
@@ -70,14 +72,9 @@ pub enum ExerciseOutcome {
     Works {
         /// Bytes moved and compared.
         bytes: u64,
-        /// Of them through the page cache, warm.
-        cached: u64,
-        /// Of them by O_DIRECT.
-        direct: u64,
-        /// Of them through the page cache, cold.
-        buffered: u64,
-        /// Of them read in place by the device.
-        mapped: u64,
+        /// By way, a key for each.
+        #[serde(flatten, serialize_with = "serialize_ways")]
+        moved: Moved,
         /// From submission to completion.
         elapsed_us: u64,
     },
@@ -166,14 +163,9 @@ pub struct FileRead {
     pub bytes: u64,
     /// The engine.
     pub engine: String,
-    /// Of the bytes: through the page cache, warm.
-    pub cached: u64,
-    /// Of the bytes: by O_DIRECT.
-    pub direct: u64,
-    /// Of the bytes: through the page cache, cold.
-    pub buffered: u64,
-    /// Of the bytes: read in place by the device.
-    pub mapped: u64,
+    /// By way, a key for each.
+    #[serde(flatten, serialize_with = "serialize_ways")]
+    pub moved: Moved,
 }
 
 /// What became of reading a file by one engine alone: its pages in place, or by what its server writes.

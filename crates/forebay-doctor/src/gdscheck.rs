@@ -55,13 +55,13 @@ pub fn file(test: &FileTest) -> String {
                 ExerciseTarget::Host => "host memory (no GPU)".to_owned(),
             };
             line!(out, " GDS register success");
-            let way = ways(read.cached, read.direct, read.buffered, read.mapped);
             line!(
                 out,
-                " {}: read {} bytes to {target} by {} {way}; bytes compared",
+                " {}: read {} bytes to {target} by {}: {}; bytes compared",
                 test.path,
                 read.bytes,
-                read.engine
+                read.engine,
+                ways(read.moved)
             );
         }
         (None, error) => {

@@ -1,5 +1,6 @@
 //! The exercise on the machine that the program runs on, through a [`Session`].
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -41,10 +42,8 @@ pub struct LiveExercise {
     session: Result<Session>,
     /// For host memory.
     host: Result<Session>,
-    staged: Result<Session>,
-    mapped: Result<Session>,
-    p2p: Result<Session>,
-    placed: Result<Session>,
+    /// For GPUs by one engine of forebay's alone.
+    alone: BTreeMap<EngineKind, Result<Session>>,
     devices: Devices,
 }
 
@@ -54,18 +53,26 @@ impl LiveExercise {
         let session = Session::open();
         let devices =
             session.as_ref().map_or_else(|_| Devices::discover(), |session| session.devices().clone());
-        let staged = session.as_ref().map_err(Error::clone).and_then(|session| only("staged", session));
-        let mapped = session.as_ref().map_err(Error::clone).and_then(|session| only("mapped", session));
-        let p2p = session.as_ref().map_err(Error::clone).and_then(|session| only("p2p", session));
-        let placed = session.as_ref().map_err(Error::clone).and_then(|session| only("placed", session));
+        let of_gpus = |engine: &EngineKind| engine.is_forebays() && *engine != EngineKind::Host;
+        let alone = |engine| session.as_ref().map_err(Error::clone).and_then(|session| only(engine, session));
+        let alone =
+            EngineKind::ALL.into_iter().filter(of_gpus).map(|engine| (engine, alone(engine))).collect();
         let host = session.as_ref().map_err(Error::clone).and_then(for_host);
-        Self { session, host, staged, mapped, p2p, placed, devices }
+        Self { session, host, alone, devices }
     }
 
     /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
     fn session_for(&self, target: &ExerciseTarget) -> Result<&Session> {
-        let session = if *target == ExerciseTarget::Host { &self.host } else { &self.staged };
-        session.as_ref().map_err(Error::clone)
+        match target {
+            ExerciseTarget::Host => self.host.as_ref().map_err(Error::clone),
+            _ => self.by(EngineKind::Staged),
+        }
+    }
+
+    /// The session of one engine alone.
+    fn by(&self, engine: EngineKind) -> Result<&Session> {
+        let missing = || Error::new(ErrorKind::Internal, "this engine is not tried alone");
+        self.alone.get(&engine).ok_or_else(missing)?.as_ref().map_err(Error::clone)
     }
 
     /// Does `work` on a thread of its own; `None` if it does not finish, and then leaves it behind.
@@ -250,7 +257,7 @@ impl Exercise for LiveExercise {
         let on_thread = (place.clone(), target.clone());
         let tried = self.with_time_limit(move |live| {
             let (place, target) = &on_thread;
-            live.try_place(live.p2p.as_ref().map_err(Error::clone)?, target, place)
+            live.try_place(live.by(EngineKind::P2p)?, target, place)
         });
         match tried {
             Some(Ok(exercised)) => exercised,
@@ -266,7 +273,7 @@ impl Exercise for LiveExercise {
     fn read_in_place(&self, target: ExerciseTarget, place: &StoragePlace) -> InPlace {
         let place = place.clone();
         self.alone(move |live| {
-            let session = live.mapped.as_ref().map_err(Error::clone)?;
+            let session = live.by(EngineKind::Mapped)?;
             live.try_alone(&target, &place, |device, file, bytes| read_in_place(session, device, file, bytes))
         })
     }
@@ -274,7 +281,7 @@ impl Exercise for LiveExercise {
     fn read_by_server(&self, target: ExerciseTarget, place: &StoragePlace) -> Option<InPlace> {
         let place = place.clone();
         Some(self.alone(move |live| {
-            let session = live.placed.as_ref().map_err(Error::clone)?;
+            let session = live.by(EngineKind::Placed)?;
             live.try_alone(&target, &place, |device, file, bytes| {
                 read_by_server(session, device, file, bytes)
             })
@@ -295,7 +302,7 @@ impl Exercise for LiveExercise {
 
     fn pin_budget(&self, target: ExerciseTarget) -> Option<PinBudget> {
         let ExerciseTarget::Gpu(_) = target else { return None };
-        let pins = self.mapped.as_ref().ok()?.pins(&self.device(&target).ok()?).ok()?;
+        let pins = self.by(EngineKind::Mapped).ok()?.pins(&self.device(&target).ok()?).ok()?;
         let (bytes, limited_by) = (pins.budget.bytes, pins.budget.limiter.to_string());
         Some(PinBudget { bytes, limited_by, registering: pins.registering })
     }
@@ -316,10 +323,7 @@ impl Exercise for LiveExercise {
                 target,
                 bytes: receipt.bytes(),
                 engine: receipt.engine().name().to_owned(),
-                cached: receipt.moved[Way::Cached],
-                direct: receipt.moved[Way::Direct],
-                buffered: receipt.moved[Way::Buffered],
-                mapped: receipt.moved[Way::Mapped],
+                moved: receipt.moved,
             })
         };
         match self.with_time_limit(run).ok_or_else(hangs)? {
@@ -350,7 +354,8 @@ pub fn offered(devices: &Devices) -> DriverOffer {
 }
 
 /// A session that uses one engine, unless the user's options say otherwise.
-fn only(engine: &str, session: &Session) -> Result<Session> {
+fn only(engine: EngineKind, session: &Session) -> Result<Session> {
+    let engine = engine.name();
     let mut config = session.config().clone();
     if config.engine.is_none()
         && (config.strict.is_empty() || config.strict.iter().any(|name| name == engine))
@@ -372,11 +377,9 @@ fn for_host(session: &Session) -> Result<Session> {
 
 /// An error of one engine as a reason: whose it is stands beside it.
 fn refusal(error: &Error) -> Hinted {
-    let text = error
-        .message()
-        .trim_start_matches("engine mapped cannot do this: ")
-        .trim_start_matches("engine p2p cannot do this: ")
-        .trim_start_matches("engine placed cannot do this: ");
+    let said = error.message();
+    let of_engine = |engine: EngineKind| said.strip_prefix(&format!("engine {engine} cannot do this: "));
+    let text = EngineKind::ALL.into_iter().find_map(of_engine).unwrap_or(said);
     Hinted { text: text.to_owned(), fix: error.hints().first().cloned() }
 }
 
@@ -488,10 +491,7 @@ fn checked(
     match check() {
         Ok(None) => ExerciseOutcome::Works {
             bytes: receipt.bytes(),
-            cached: receipt.moved[Way::Cached],
-            direct: receipt.moved[Way::Direct],
-            buffered: receipt.moved[Way::Buffered],
-            mapped: receipt.moved[Way::Mapped],
+            moved: receipt.moved,
             elapsed_us: receipt.elapsed.as_micros() as u64,
         },
         Ok(Some(at)) => ExerciseOutcome::Failed(Hinted::from(&wrong_bytes(at))),

@@ -12,6 +12,7 @@ use forebay_doctor::exercise::{
 };
 use forebay_doctor::storage::{DiskKind, StoragePlace};
 use forebay_doctor::system::{PauseFrames, System, Uname};
+use forebay_engine::{Moved, Way};
 
 const PIECE: u64 = 8 << 20;
 
@@ -230,10 +231,7 @@ impl Exercise for Fake {
         let engine = if target == ExerciseTarget::Host { "host" } else { "staged" };
         let works = |cached, direct| ExerciseOutcome::Works {
             bytes: PIECE,
-            cached,
-            direct,
-            buffered: 0,
-            mapped: 0,
+            moved: Moved::from_ways([cached, direct, 0, 0, 0, 0, 0, 0]),
             elapsed_us: 1000,
         };
         let memory = place.kind == DiskKind::Memory;
@@ -302,15 +300,7 @@ impl Exercise for Fake {
         if !self.exists(path) {
             return Err(Hinted::new("cannot open file: No such file or directory").fix("check the path"));
         }
-        Ok(FileRead {
-            target,
-            bytes: PIECE,
-            engine: "staged".into(),
-            cached: 0,
-            direct: PIECE,
-            buffered: 0,
-            mapped: 0,
-        })
+        Ok(FileRead { target, bytes: PIECE, engine: "staged".into(), moved: Moved::of(Way::Direct, PIECE) })
     }
 }
 
