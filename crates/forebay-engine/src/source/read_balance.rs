@@ -20,7 +20,7 @@ pub(crate) struct ReadBalance {
     works: AtomicUsize,
     /// How many of [`SHARES`] works go the other way.
     share: AtomicUsize,
-    /// Nanoseconds for a mebibyte of late, the usual way and the other; 0: not known.
+    /// Recent nanoseconds for a mebibyte by the usual way and by the other; 0: not known.
     paces: [AtomicU64; 2],
 }
 

@@ -72,7 +72,7 @@ impl Readers {
         }
     }
 
-    /// Whether several threads asked of late: by the clock or, where each read takes long, by the number of questions.
+    /// Whether several threads asked recently: by the clock or, where each read takes long, by the number of questions.
     pub(super) fn are_several(&self) -> bool {
         let switched = self.switched.load(Ordering::Relaxed);
         let is_long_ago = || self.now() >= switched + BRIEF_WAIT.as_micros() as u64;
