@@ -14,7 +14,7 @@ pub struct HostRange {
     pub len: usize,
 }
 
-// SAFETY: an address and a length; whoever goes to the bytes keeps to their rules.
+// SAFETY: an address and a length; the code that reads or writes the bytes keeps to their rules.
 unsafe impl Send for HostRange {}
 // SAFETY: the same.
 unsafe impl Sync for HostRange {}
