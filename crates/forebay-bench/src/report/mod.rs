@@ -4,6 +4,7 @@
 #[macro_use]
 mod described;
 pub mod format;
+mod medians;
 pub mod text;
 
 use forebay_engine::Moved;
@@ -12,6 +13,8 @@ use forebay_ways::serialize_ways;
 use serde::Serialize;
 
 pub use self::described::{DescribedField, fields};
+pub use self::medians::Medians;
+pub(crate) use self::medians::median;
 use crate::workload::job::IoSize;
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes away.
@@ -313,16 +316,9 @@ described! {
         pub xfer_name: &'static str,
         /// Passes.
         pub rounds: usize,
-        /// Median of throughput.
-        pub gb_per_s: f64,
-        /// Of I/Os per second.
-        pub iops: f64,
-        /// Of mean latencies.
-        pub mean_us: f64,
-        /// Of user CPU time per GB.
-        pub user_s_per_gb: f64,
-        /// Of system CPU time per GB.
-        pub system_s_per_gb: f64,
+        /// A field for each.
+        #[serde(flatten)]
+        pub medians: Medians,
         /// This type's medians divided by those of the last type of `--compare`.
         pub ratio: Option<Ratio>,
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{BenchReport, FileReport, OpenCost, Pass, ResidencyReport};
+use super::{BenchReport, FileReport, Medians, OpenCost, Pass, ResidencyReport};
 
 /// Bytes in words: `4.0 GiB`.
 pub fn bytes(count: u64) -> String {
@@ -178,18 +178,10 @@ pub fn summary(report: &BenchReport) -> String {
         return text;
     }
     let without_gpu = report.devices.iter().any(|device| device.is_host);
-    let _ = writeln!(
-        text,
-        "{:<18}{:>7}{:>11}{:>13}{:>12}{:>11}{:>11}",
-        "medians", "rounds", "GB/s", "IOPS", "mean us", "user s/GB", "sys s/GB"
-    );
+    let _ = writeln!(text, "{:<18}{:>7}{}", "medians", "rounds", Medians::titles());
     for one in &report.summary {
         let name = format!("{} {}", one.xfer_type, one.xfer_name);
-        let _ = writeln!(
-            text,
-            "{name:<18}{:>7}{:>11.3}{:>13.0}{:>12.1}{:>11.4}{:>11.4}",
-            one.rounds, one.gb_per_s, one.iops, one.mean_us, one.user_s_per_gb, one.system_s_per_gb
-        );
+        let _ = writeln!(text, "{name:<18}{:>7}{}", one.rounds, one.medians.row());
     }
     for one in &report.summary {
         if let Some(ratio) = &one.ratio {

@@ -20,8 +20,7 @@ use crate::files::{cache, foreign};
 use crate::movers::TransferWay;
 use crate::observer::Observer;
 use crate::plan::PassLength;
-use crate::report::{BenchReport, DeviceReport, MachineReport, Pass, Ratio, TypeSummary, VERSION};
-use crate::workers::measure::median;
+use crate::report::{BenchReport, DeviceReport, MachineReport, Medians, Pass, Ratio, TypeSummary, VERSION};
 use crate::workload::job::{IoAccess, Job, Xfer};
 use crate::workload::{BenchTask, Workload};
 
@@ -312,31 +311,24 @@ fn summarise(report: &mut BenchReport, types: &[Xfer]) {
             .iter()
             .filter(|pass| pass.xfer_type == xfer.number() && !pass.verify_pass)
             .collect();
-        let middle = |figure: &dyn Fn(&Pass) -> f64| median(of.iter().map(|pass| figure(pass)).collect());
         summary.push(TypeSummary {
             xfer_type: xfer.number(),
             xfer_name: xfer.name(),
             rounds: of.len(),
-            gb_per_s: middle(&|pass| pass.gb_per_s),
-            iops: middle(&|pass| pass.iops),
-            mean_us: middle(&|pass| pass.latency_us.mean),
-            user_s_per_gb: middle(&|pass| pass.cpu.user_s_per_gb),
-            system_s_per_gb: middle(&|pass| pass.cpu.system_s_per_gb),
+            medians: Medians::of(&of),
             ratio: None,
         });
     }
     if let [rest @ .., last] = &mut summary[..] {
         let divide = |a: f64, b: f64| if b > 0.0 { a / b } else { 0.0 };
         for one in rest {
+            let ratio = |figure: fn(&Medians) -> f64| divide(figure(&one.medians), figure(&last.medians));
             one.ratio = Some(Ratio {
                 against: last.xfer_type,
-                gb_per_s: divide(one.gb_per_s, last.gb_per_s),
-                mean_us: divide(one.mean_us, last.mean_us),
-                user_cpu: divide(one.user_s_per_gb, last.user_s_per_gb),
-                cpu: divide(
-                    one.user_s_per_gb + one.system_s_per_gb,
-                    last.user_s_per_gb + last.system_s_per_gb,
-                ),
+                gb_per_s: ratio(|medians| medians.gb_per_s),
+                mean_us: ratio(|medians| medians.mean_us),
+                user_cpu: ratio(|medians| medians.user_s_per_gb),
+                cpu: ratio(|medians| medians.user_s_per_gb + medians.system_s_per_gb),
                 cache_beside_drive: cache::differs(&report.passes, one.xfer_type, last.xfer_type),
             });
         }

@@ -10,8 +10,7 @@ use forebay_gpu::Device;
 
 use crate::files::cache::wait_settled;
 use crate::files::open::explain;
-use crate::report::{OpenCost, OpenStep, RefusalReport};
-use crate::workers::measure::median;
+use crate::report::{OpenCost, OpenStep, RefusalReport, median};
 use crate::workload::job::Job;
 
 /// Bytes of the first read.

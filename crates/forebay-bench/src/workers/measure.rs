@@ -359,16 +359,6 @@ fn machine(stat: &str) -> Option<(f64, f64)> {
     Some((user + nice + system + steal, all.iter().sum()))
 }
 
-/// The median of some figures; 0 of none.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => 0.0,
-        len if len % 2 == 1 => values[len / 2],
-        len => f64::midpoint(values[len / 2 - 1], values[len / 2]),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -418,13 +408,6 @@ mod tests {
         assert!(line.buckets.len() <= BUCKETS && line.width_ms == 400);
         assert_eq!(line.buckets.iter().map(|b| b.ops).sum::<u64>(), 201);
         assert_eq!(line.buckets[0].longest, 500);
-    }
-
-    #[test]
-    fn medians() {
-        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
-        assert!((median(vec![3.0, 1.0]) - 2.0).abs() < 1e-9);
-        assert!(median(vec![]).abs() < 1e-9);
     }
 
     #[test]
