@@ -14,6 +14,7 @@ use common::{Random, Scratch, Turn, config, disk, pattern, turn};
 use forebay_config::{CachePolicy, IoBackend, allowed_cpus};
 use forebay_engine::source::Calls;
 use forebay_engine::{Direction, File, Session, Transfer};
+use forebay_gpu::HostRange;
 
 const KEY: u64 = 71;
 const LEN: usize = 4 << 20;
@@ -29,17 +30,17 @@ struct Disk {
 }
 
 impl Calls for Disk {
-    unsafe fn read(&self, _: RawFd, buffer: *mut u8, len: usize, offset: u64, _: bool) -> isize {
+    unsafe fn read(&self, _: RawFd, memory: HostRange, offset: u64, _: bool) -> isize {
         let number = self.reads.fetch_add(1, Ordering::Relaxed) as u32;
         if !self.least.is_zero() {
             std::thread::sleep(self.least + self.least * (number % 16) / 8);
         }
         // SAFETY: as the caller promises.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(buffer, len) };
+        let buffer = unsafe { memory.bytes_mut() };
         self.bytes.read_at(buffer, offset).unwrap() as isize
     }
 
-    unsafe fn write(&self, _: RawFd, _: *const u8, _: usize, _: u64) -> isize {
+    unsafe fn write(&self, _: RawFd, _: HostRange, _: u64) -> isize {
         -(libc::EBADF as isize)
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Target, chill, disk, pattern, turn};
 use forebay_config::{Config, IoBackend};
-use forebay_engine::source::{Calls, Kernel};
+use forebay_engine::source::{Calls, HostRange, Kernel};
 use forebay_engine::{Buffer, File, Receipt, Session};
 use forebay_error::Result;
 
@@ -25,16 +25,16 @@ struct Breaking {
 }
 
 impl Calls for Breaking {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         assert!(!self.breaks.load(Ordering::Relaxed), "asked for");
         std::thread::sleep(if nowait { Duration::ZERO } else { self.slow });
         // SAFETY: passed on.
-        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+        unsafe { Kernel.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         // SAFETY: passed on.
-        unsafe { Kernel.write(fd, buffer, len, offset) }
+        unsafe { Kernel.write(fd, memory, offset) }
     }
 }
 

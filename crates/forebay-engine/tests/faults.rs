@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{Random, Scratch, Stop, Target, chill, context, disk, has_hint, pattern, session, soon, turn};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::source::{
-    Answer, Calls, Fault, Faulty, Fill, Kernel, Request, Requests, Source, StateToken,
+    Answer, Calls, Fault, Faulty, Fill, HostRange, Kernel, Request, Requests, Source, StateToken,
 };
 use forebay_engine::{Batch, Direction, File, Memory, Note, Piece, ReadPiece, Session, Transfer};
 use forebay_error::{Error, ErrorKind, Result};
@@ -243,18 +243,18 @@ impl Resizing {
 }
 
 impl Calls for Resizing {
-    unsafe fn read(&self, fd: i32, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: i32, memory: HostRange, offset: u64, nowait: bool) -> isize {
         self.resize();
         // SAFETY: passed on.
-        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+        unsafe { Kernel.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: i32, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: i32, memory: HostRange, offset: u64) -> isize {
         // SAFETY: passed on.
-        unsafe { Kernel.write(fd, buffer, len, offset) }
+        unsafe { Kernel.write(fd, memory, offset) }
     }
 
-    fn completed(&self, _: Direction, _address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
+    fn completed(&self, _: Direction, _memory: HostRange, _offset: u64, result: i32) -> i32 {
         self.resize();
         result
     }

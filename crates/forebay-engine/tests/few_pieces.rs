@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use common::{Random, Scratch, Stop, Turn, chill, in_process, pattern, soon, turn};
 use crowd::{BLOCKING, GLOBAL, LEN, NON_BLOCKING, plain, set_up, until_resident};
 use forebay_config::{Config, Resident};
-use forebay_engine::source::{Calls, Fault, Faulty};
+use forebay_engine::source::{Calls, Fault, Faulty, HostRange};
 use forebay_engine::{Batch, Direction, File, Memory, Note, Outcome, Piece, Session, Ticket, Transfer, Way};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::{Context, DeviceRange};
@@ -167,17 +167,17 @@ struct Gate {
 }
 
 impl Calls for Gate {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         while !self.is_open.load(Ordering::Relaxed) && std::thread::current().id() != self.opener {
             std::thread::sleep(Duration::from_millis(1));
         }
         // SAFETY: passed on.
-        unsafe { self.calls.read(fd, buffer, len, offset, nowait) }
+        unsafe { self.calls.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         // SAFETY: passed on.
-        unsafe { self.calls.write(fd, buffer, len, offset) }
+        unsafe { self.calls.write(fd, memory, offset) }
     }
 }
 

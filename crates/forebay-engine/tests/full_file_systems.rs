@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::{Scratch, Target, Watch, disk, in_process, pattern, session};
 use forebay_config::{CachePolicy, IoBackend};
-use forebay_engine::source::{Calls, Kernel};
+use forebay_engine::source::{Calls, HostRange, Kernel};
 use forebay_engine::{Bound, Buffer, Direction, File, Late, ReadPiece, Receipt, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
 
@@ -205,19 +205,19 @@ fn a_write_to_a_full_disk_leaves_a_prefix() {
 struct Gapped;
 
 impl Calls for Gapped {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         // SAFETY: passed on.
-        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+        unsafe { Kernel.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         let left = (ROOM as u64).saturating_sub(offset);
-        let most = if offset > ROOM as u64 { len } else { len.min(left as usize) };
-        if most == 0 {
+        let memory = if offset > ROOM as u64 { memory } else { memory.first(left as usize) };
+        if memory.len == 0 {
             return -(libc::ENOSPC as isize);
         }
         // SAFETY: at most the promised length.
-        unsafe { Kernel.write(fd, buffer, most, offset) }
+        unsafe { Kernel.write(fd, memory, offset) }
     }
 
     fn reserve(&self, fd: RawFd, start: u64, len: u64) -> std::result::Result<(), i32> {

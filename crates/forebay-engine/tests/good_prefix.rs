@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::{Random, Scratch, Target, bar, chill, config, context, disk, pattern, session_with_bar, turn};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::source::{
-    Answer, Calls, Fault, Faulty, Fill, MemorySource, Request, Requests, StateToken,
+    Answer, Calls, Fault, Faulty, Fill, HostRange, MemorySource, Request, Requests, StateToken,
 };
 use forebay_engine::{
     Batch, Bound, Buffer, Direction, File, Late, Moved, Piece, Receipt, Session, Source, Ticket, Transfer,
@@ -46,20 +46,20 @@ impl Shuffled {
 }
 
 impl Calls for Shuffled {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         self.wait();
         // SAFETY: passed on.
-        unsafe { self.faulty.read(fd, buffer, len, offset, nowait) }
+        unsafe { self.faulty.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         self.wait();
         // SAFETY: passed on.
-        unsafe { self.faulty.write(fd, buffer, len, offset) }
+        unsafe { self.faulty.write(fd, memory, offset) }
     }
 
-    fn completed(&self, direction: Direction, address: u64, offset: u64, len: usize, result: i32) -> i32 {
-        self.faulty.completed(direction, address, offset, len, result)
+    fn completed(&self, direction: Direction, memory: HostRange, offset: u64, result: i32) -> i32 {
+        self.faulty.completed(direction, memory, offset, result)
     }
 }
 

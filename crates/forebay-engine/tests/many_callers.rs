@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Random, Scratch, Turn, config, disk, in_process, pattern, session, soon, turn};
 use forebay_config::{CachePolicy, Config, IoBackend, Objective};
-use forebay_engine::source::{Calls, Kernel};
+use forebay_engine::source::{Calls, HostRange, Kernel};
 use forebay_engine::{Direction, EngineKind, File, Memory, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
 use forebay_gpu::Context;
@@ -178,19 +178,19 @@ struct Meeting {
 }
 
 impl Calls for &'static Meeting {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         // SAFETY: passed on.
-        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+        unsafe { Kernel.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         self.there.fetch_add(1, Ordering::SeqCst);
         soon(|| self.there.load(Ordering::SeqCst) + self.by_ring.load(Ordering::SeqCst) >= self.all);
         // SAFETY: passed on.
-        unsafe { Kernel.write(fd, buffer, len, offset) }
+        unsafe { Kernel.write(fd, memory, offset) }
     }
 
-    fn completed(&self, _: Direction, _: u64, _: u64, _: usize, result: i32) -> i32 {
+    fn completed(&self, _: Direction, _: HostRange, _: u64, result: i32) -> i32 {
         self.by_ring.fetch_add(1, Ordering::SeqCst);
         result
     }

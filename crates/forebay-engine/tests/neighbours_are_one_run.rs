@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{Random, Scratch, Target, chill, disk, pattern, session, turn};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::source::{Calls, Fault, Faulty, Kernel};
+use forebay_engine::source::{Calls, Fault, Faulty, HostRange, Kernel};
 use forebay_engine::{Batch, Buffer, Direction, File, Piece, Session};
 use forebay_error::{ErrorKind, Result};
 
@@ -37,21 +37,21 @@ impl Counted {
 }
 
 impl Calls for Counted {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         // SAFETY: passed on.
-        let bytes = unsafe { Kernel.read(fd, buffer, len, offset, nowait) };
+        let bytes = unsafe { Kernel.read(fd, memory, offset, nowait) };
         self.count(bytes);
         bytes
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         // SAFETY: passed on.
-        let bytes = unsafe { Kernel.write(fd, buffer, len, offset) };
+        let bytes = unsafe { Kernel.write(fd, memory, offset) };
         self.count(bytes);
         bytes
     }
 
-    fn completed(&self, _: Direction, _: u64, _: u64, _: usize, result: i32) -> i32 {
+    fn completed(&self, _: Direction, _: HostRange, _: u64, result: i32) -> i32 {
         self.count(result as isize);
         result
     }

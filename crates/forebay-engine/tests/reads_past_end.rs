@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{Scratch, Target, chill, config, disk, pattern, session, turn};
 use forebay_config::{CachePolicy, Config, IoBackend};
-use forebay_engine::source::{Calls, Kernel};
+use forebay_engine::source::{Calls, HostRange, Kernel};
 use forebay_engine::{Batch, Direction, File, Memory, Piece, Session, Transfer};
 use forebay_error::{ErrorKind, Result};
 
@@ -157,19 +157,19 @@ impl Growing {
 }
 
 impl Calls for Growing {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         // SAFETY: as promised by the caller.
-        let got = unsafe { Kernel.read(fd, buffer, len, offset, nowait) };
+        let got = unsafe { Kernel.read(fd, memory, offset, nowait) };
         self.look(offset, got.max(0) as usize);
         got
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         // SAFETY: as promised by the caller.
-        unsafe { Kernel.write(fd, buffer, len, offset) }
+        unsafe { Kernel.write(fd, memory, offset) }
     }
 
-    fn completed(&self, _direction: Direction, _address: u64, offset: u64, _len: usize, result: i32) -> i32 {
+    fn completed(&self, _direction: Direction, _memory: HostRange, offset: u64, result: i32) -> i32 {
         self.look(offset, result.max(0) as usize);
         result
     }

@@ -14,7 +14,7 @@ pub struct HostRange {
     pub len: usize,
 }
 
-// SAFETY: an address and a length; the code that reads or writes the bytes keeps to their rules.
+// SAFETY: an address and a length; the code that goes to the bytes keeps to their rules.
 unsafe impl Send for HostRange {}
 // SAFETY: the same.
 unsafe impl Sync for HostRange {}
@@ -103,6 +103,11 @@ impl DeviceRange {
     /// The address behind the last byte; the greatest number where there is none.
     pub const fn end(self) -> u64 {
         self.start.saturating_add(self.len as u64)
+    }
+
+    /// Whether an address lies in it.
+    pub const fn contains(self, address: u64) -> bool {
+        self.start <= address && address < self.end()
     }
 
     /// Whether it has bytes of the other range, too.

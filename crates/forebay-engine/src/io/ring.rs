@@ -9,6 +9,7 @@ use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::HostRange;
 use forebay_sys::descriptor_table::HIGH_DESCRIPTOR;
 
 use super::wake::WakeEvent;
@@ -44,11 +45,10 @@ pub(crate) struct RingFile {
 pub(crate) struct RingOperation {
     pub(crate) direction: Direction,
     pub(crate) on: RingFile,
-    pub(crate) buffer: *mut u8,
-    pub(crate) len: usize,
+    pub(crate) memory: HostRange,
     pub(crate) offset: u64,
     pub(crate) user: u64,
-    /// The buffer lies in the registered memory.
+    /// The memory lies in the registered memory.
     pub(crate) registered: bool,
     /// A read that takes only what the page cache has.
     pub(crate) nowait: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Ring {
     broken: bool,
     polled: bool,
     /// Registered memory: addresses where it begins and ends.
-    fixed: Vec<(usize, usize)>,
+    fixed: Vec<HostRange>,
     files: Option<Vec<Option<RingFile>>>,
     /// Operations in the kernel, without the eventfd's read.
     outstanding: usize,
@@ -93,7 +93,7 @@ impl Ring {
     ///
     /// `memory` is registered, if any is given. `polled` lets a thread of the kernel take submissions.
     pub(crate) fn new(
-        memory: Option<(*mut u8, usize)>,
+        memory: Option<HostRange>,
         polled: bool,
         wake: &WakeEvent,
         notes: &mut Vec<Note>,
@@ -102,7 +102,7 @@ impl Ring {
         let ring = move_high(ring);
         let fixed = match memory.map(|memory| register_first(&ring, memory)) {
             None => Vec::new(),
-            Some(Ok(())) => memory.map(range).into_iter().collect(),
+            Some(Ok(())) => memory.into_iter().collect(),
             Some(Err(error)) => {
                 notes.push(unregistered(&error));
                 Vec::new()
@@ -132,16 +132,15 @@ impl Ring {
 
     /// Registers more of the lane's memory, if the first could be. Operations on it are dearer where that fails:
     /// the note says so.
-    pub(crate) fn register_more(&mut self, memory: (*mut u8, usize)) -> Option<Note> {
-        let iovec = libc::iovec { iov_base: memory.0.cast(), iov_len: memory.1 };
+    pub(crate) fn register_more(&mut self, memory: HostRange) -> Option<Note> {
         let at = self.fixed.len() as u32;
         if !(1..MAX_BUFFERS).contains(&at) {
             return None;
         }
         // SAFETY: the memory is the lane's, which outlives the ring.
-        match unsafe { self.uring.submitter().register_buffers_update(at, &[iovec], None) } {
+        match unsafe { self.uring.submitter().register_buffers_update(at, &[sys::iovec(memory)], None) } {
             Ok(()) => {
-                self.fixed.push(range(memory));
+                self.fixed.push(memory);
                 None
             }
             Err(error) => Some(unregistered(&error)),
@@ -167,9 +166,9 @@ impl Ring {
     }
 
     fn entry(&self, operation: &RingOperation, file: Option<usize>) -> squeue::Entry {
-        let RingOperation { direction, on: RingFile { fd, .. }, buffer, offset, .. } = *operation;
-        let len = operation.len.min(MAX_OPERATION_BYTES) as u32;
-        let is_in = |(start, end): &(usize, usize)| (*start..*end).contains(&(buffer as usize));
+        let RingOperation { direction, on: RingFile { fd, .. }, memory, offset, .. } = *operation;
+        let (buffer, len) = (memory.start, memory.len.min(MAX_OPERATION_BYTES) as u32);
+        let is_in = |fixed: &HostRange| (fixed.start..fixed.after(fixed.len).start).contains(&buffer);
         let fixed = operation.registered.then(|| self.fixed.iter().position(is_in)).flatten();
         let flags = if operation.nowait { libc::RWF_NOWAIT } else { 0 };
         // The builder's type differs by the kind of descriptor, so each operation is spelled out for both.
@@ -434,14 +433,9 @@ struct RingUpdate {
     fd: u64,
 }
 
-/// Where memory begins and ends.
-fn range((start, len): (*mut u8, usize)) -> (usize, usize) {
-    (start as usize, start as usize + len)
-}
-
 /// Registers a lane's first memory, with room for more (Linux 5.19).
-fn register_first(ring: &IoUring, (start, len): (*mut u8, usize)) -> io::Result<()> {
-    let (iovec, submitter) = (libc::iovec { iov_base: start.cast(), iov_len: len }, ring.submitter());
+fn register_first(ring: &IoUring, memory: HostRange) -> io::Result<()> {
+    let (iovec, submitter) = (sys::iovec(memory), ring.submitter());
     // SAFETY: the memory is the lane's, which outlives the ring.
     unsafe {
         match submitter.register_buffers_sparse(MAX_BUFFERS) {

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{DeviceRange, HostRange};
 
 use super::refusal;
 use crate::request::receipt::{Moved, Way};
@@ -113,9 +114,14 @@ impl Segment {
         Self { base: low, host, window: (high - low) as usize, registered: true, ..self }
     }
 
-    /// The host address of the first wanted byte.
-    pub(crate) fn wanted(&self) -> *mut u8 {
-        self.host.wrapping_add((self.start - self.base) as usize)
+    /// The wanted bytes in the window.
+    pub(crate) fn wanted(&self) -> HostRange {
+        HostRange::new(self.host.wrapping_add((self.start - self.base) as usize), self.len)
+    }
+
+    /// The wanted bytes in the caller's host memory.
+    fn in_place(&self) -> HostRange {
+        DeviceRange::new(self.address, self.len).as_host()
     }
 
     /// The parts of its entries in the first `upto` wanted bytes.
@@ -141,7 +147,7 @@ impl Segment {
     pub(crate) fn alone(self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
         self.shares(pieces, self.len).map(move |share| {
             let start = self.start + share.at as u64;
-            let host = self.wanted().wrapping_add(share.at);
+            let host = self.wanted().after(share.at).start;
             let EntryShare { entry, len, address, .. } = share;
             Self {
                 entry,
@@ -164,7 +170,7 @@ impl Segment {
     pub(crate) fn clear_rest(&mut self) {
         let good = self.good();
         // SAFETY: the window has room for the wanted bytes.
-        unsafe { std::ptr::write_bytes(self.wanted().wrapping_add(good), 0, self.len - good) };
+        unsafe { self.wanted().after(good).bytes_mut().fill(0) };
     }
 
     /// Marks all of it as done through the page cache.
@@ -238,7 +244,7 @@ impl Segment {
     /// Copies bytes that the page cache has from a mapping. True if all are there.
     pub(crate) fn read_mapped(&mut self, file: &Descriptors, reads: &CachedReads) -> bool {
         // SAFETY: the window has room for the wanted bytes.
-        let is_done = unsafe { file.read_mapped(reads, self.wanted(), self.len, self.start) };
+        let is_done = unsafe { file.read_mapped(reads, self.wanted(), self.start) };
         if is_done {
             (self.done, self.cached) = ((self.start - self.base) as usize + self.len, self.len);
         }
@@ -273,8 +279,7 @@ impl Segment {
             return false;
         }
         // SAFETY: the window has room for the wanted bytes.
-        let got =
-            unsafe { file.calls.read(file.buffered.as_raw_fd(), self.wanted(), self.len, self.start, true) };
+        let got = unsafe { file.calls.read(file.buffered.as_raw_fd(), self.wanted(), self.start, true) };
         self.take_cached(got, file, align, policy)
     }
 
@@ -347,9 +352,9 @@ impl Segment {
         if !may || !file.is_resident(self.start) {
             return false;
         }
-        let target = self.address as *mut u8;
+        let target = self.in_place();
         // SAFETY: for the host engine `address` is the caller's memory, vouched for as long as the transfer runs.
-        let got = unsafe { file.calls.read(file.buffered.as_raw_fd(), target, self.len, self.start, true) };
+        let got = unsafe { file.calls.read(file.buffered.as_raw_fd(), target, self.start, true) };
         if got != self.len as isize {
             file.missed();
             return false;
@@ -447,30 +452,31 @@ impl Segment {
         }
     }
 
-    /// Memory, length and offset of the next kernel call.
-    pub(crate) fn next_call(&self) -> (*mut u8, usize, u64) {
+    /// Memory and offset of the next kernel call.
+    pub(crate) fn next_call(&self) -> (HostRange, u64) {
         if self.asks_cache {
-            let target = if self.asks_in_place { self.address as *mut u8 } else { self.wanted() };
-            return (target, self.len, self.start);
+            return (if self.asks_in_place { self.in_place() } else { self.wanted() }, self.start);
         }
-        (self.host.wrapping_add(self.done), self.window - self.done, self.base + self.done as u64)
+        (HostRange::new(self.host, self.window).after(self.done), self.base + self.done as u64)
     }
 
     fn call(&self, direction: Direction, file: &Descriptors) -> isize {
-        let (buffer, left, offset) = self.next_call();
+        let (memory, offset) = self.next_call();
         // SAFETY: `done..window` of the window is valid memory of this segment alone.
         unsafe {
             match direction {
-                Direction::Read => file.calls.read(self.fd(file), buffer, left, offset, false),
+                Direction::Read => file.calls.read(self.fd(file), memory, offset, false),
                 Direction::Write if file.is_memory && file.calls.may_map() => {
-                    let how = (self.is_part, left >= MIN_MAPPED_WRITE);
-                    match file.write_memory((buffer, left), offset, how) {
+                    let how = (self.is_part, memory.len >= MIN_MAPPED_WRITE);
+                    match file.write_memory(memory, offset, how) {
                         MemoryWrite::Done(written) => written as isize,
-                        MemoryWrite::ByCalls(most) => file.calls.write(self.fd(file), buffer, most, offset),
+                        MemoryWrite::ByCalls(most) => {
+                            file.calls.write(self.fd(file), memory.first(most), offset)
+                        }
                         MemoryWrite::NoRoom(errno) => -(errno as isize),
                     }
                 }
-                Direction::Write => file.calls.write(self.fd(file), buffer, left, offset),
+                Direction::Write => file.calls.write(self.fd(file), memory, offset),
             }
         }
     }
@@ -503,7 +509,7 @@ mod tests {
 
         let mut segment = laid_out;
         segment.ask_cache(true);
-        assert_eq!(segment.next_call(), (target, 100, 4000));
+        assert_eq!(segment.next_call(), (HostRange::new(target, 100), 4000));
         assert!(!segment.is_call_registered() && take(&mut segment, 100));
         // Nothing is left to copy: the bytes are where they belong.
         assert!(!segment.registered && segment.good() == 100 && segment.moved()[Way::Cached] == 100);
@@ -514,13 +520,13 @@ mod tests {
             segment.ask_cache(true);
             assert!(!take(&mut segment, got) && segment.registered && segment.is_call_registered());
             assert_eq!(segment.good(), 0);
-            assert_eq!(segment.next_call(), (window.as_mut_ptr().wrapping_add(4000), 100, 4000));
+            assert_eq!(segment.next_call(), (HostRange::of_mut(&mut window[4000..4100]), 4000));
         }
 
         // A GPU's bytes are copied from there.
         let mut segment = laid_out;
         segment.ask_cache(false);
-        assert_eq!(segment.next_call().0, window.as_mut_ptr().wrapping_add(4000));
+        assert_eq!(segment.next_call().0.start, window.as_mut_ptr().wrapping_add(4000));
         assert!(segment.is_call_registered() && take(&mut segment, 100) && segment.registered);
     }
 

@@ -21,20 +21,20 @@ impl PinnedPages {
     /// `len` bytes or more, zeroed.
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Self> {
         let pages = Pages::new(len)?;
-        touch(pages.as_ptr(), pages.len());
+        touch(pages.range());
         // SAFETY: the pages live until they are unpinned: see `drop`.
-        let reach = unsafe { device.pin(HostRange::new(pages.as_ptr(), pages.len())) }?;
+        let reach = unsafe { device.pin(pages.range()) }?;
         Ok(Self { pages: ManuallyDrop::new(pages), device: device.clone(), reach })
     }
 
     /// The pages' address for the CPU.
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.pages.as_ptr()
+        self.pages.range().start
     }
 
     /// The pages' length in bytes.
     pub(crate) fn len(&self) -> usize {
-        self.pages.len()
+        self.pages.range().len
     }
 
     /// The pages' address for the device.
@@ -47,17 +47,17 @@ impl PinnedPages {
 /// of 512 small ones. By stores, not by `MADV_POPULATE_WRITE`, which holds the lock of the address space for the whole range:
 /// threads that start and memory that is allocated on the device meanwhile, which map something, wait for it (twelve threads of 4 MiB
 /// each: 7 ms in place of 1, and 30 ms for 200 tensors in place of 7).
-pub(super) fn touch(start: *mut u8, len: usize) {
-    for at in (0..len).step_by(4096) {
+pub(super) fn touch(memory: HostRange) {
+    for at in (0..memory.len).step_by(4096) {
         // SAFETY: the range is our own mapping, which nobody uses yet.
-        unsafe { start.add(at).write_volatile(0) };
+        unsafe { memory.start.add(at).write_volatile(0) };
     }
 }
 
 /// Lets the kernel have the memory again. It is zero when it is used next.
-pub(super) fn give_back(start: *mut u8, len: usize) {
+pub(super) fn give_back(memory: HostRange) {
     // SAFETY: the range is our own mapping, which nobody uses.
-    unsafe { libc::madvise(start.cast(), len, libc::MADV_DONTNEED) };
+    unsafe { libc::madvise(memory.start.cast(), memory.len, libc::MADV_DONTNEED) };
 }
 
 impl Drop for PinnedPages {
@@ -68,7 +68,7 @@ impl Drop for PinnedPages {
         // Unpinning waits for all streams, one of which may wait for this thread.
         traffic::when_clear(move || {
             // SAFETY: pinned in `new`; owners wait for their copies before they drop their memory.
-            unsafe { device.unpin(pages.as_ptr()) };
+            unsafe { device.unpin(pages.range().start) };
         });
     }
 }

@@ -92,8 +92,9 @@ impl PinnedGroup {
         }
         drop(state);
         self.changed.notify_all();
-        let parts = self.pages.len() / (self.part + self.tail);
-        let (reaches, pinned) = match self.pin(0, self.pages.len()) {
+        let all = self.pages.range();
+        let parts = all.len / (self.part + self.tail);
+        let (reaches, pinned) = match self.pin(0, all.len) {
             Ok(reach) => (vec![Ok(Reach { part: reach, tail: reach }); parts], vec![0]),
             Err(_) if parts > 1 => self.pin_parts(parts),
             Err(error) => (vec![Err(error)], Vec::new()),
@@ -125,25 +126,29 @@ impl PinnedGroup {
             match &part {
                 Ok(_) => pinned.push(index * self.part),
                 // The lane that was to use this part ends: others may need the memory.
-                Err(_) => give_back(self.pages.as_ptr().wrapping_add(index * self.part), self.part),
+                Err(_) => give_back(self.range(index * self.part, self.part)),
             }
             part.map(|part| Reach { part, tail })
         };
         ((0..parts).map(&mut pin).collect(), pinned)
     }
 
+    fn range(&self, at: usize, len: usize) -> HostRange {
+        self.pages.range().after(at).first(len)
+    }
+
     /// The device's address of the mapping, to reach this range of it.
     fn pin(&self, at: usize, len: usize) -> Result<u64> {
         // SAFETY: the pages live until they are unpinned: see `drop`.
-        let reach = unsafe { self.device.pin(HostRange::new(self.pages.as_ptr().wrapping_add(at), len)) };
+        let reach = unsafe { self.device.pin(self.range(at, len)) };
         reach.map(|reach| reach.wrapping_sub(at as u64))
     }
 }
 
 impl GroupPart {
-    /// The mapping's address for the CPU; the part's and its tail's offsets in it.
-    pub(crate) fn place(&self) -> (*mut u8, usize, usize) {
-        (self.group.pages.as_ptr(), self.at, self.tail_at)
+    /// The mapping; the part's and its tail's offsets in it.
+    pub(crate) fn place(&self) -> (HostRange, usize, usize) {
+        (self.group.pages.range(), self.at, self.tail_at)
     }
 
     /// The group that this part belongs to.
@@ -156,9 +161,8 @@ impl GroupPart {
         if let Some(before) = self.group.before.upgrade() {
             before.wait_for(|state| (state.missing == 0).then_some(()));
         }
-        let start = self.group.pages.as_ptr();
-        touch(start.wrapping_add(self.at), self.group.part);
-        touch(start.wrapping_add(self.tail_at), self.group.tail);
+        touch(self.group.range(self.at, self.group.part));
+        touch(self.group.range(self.tail_at, self.group.tail));
     }
 
     /// The part may be pinned. The last one pins them all.
@@ -193,7 +197,7 @@ impl Drop for PinnedGroup {
         traffic::when_clear(move || {
             for at in pinned {
                 // SAFETY: pinned in `pin`; owners wait for their copies before they drop their parts.
-                unsafe { device.unpin(pages.as_ptr().wrapping_add(at)) };
+                unsafe { device.unpin(pages.range().after(at).start) };
             }
         });
     }

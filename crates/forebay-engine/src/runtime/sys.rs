@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use forebay_error::{Error, Result};
+use forebay_source::HostRange;
 use forebay_sys::kernel_text::cpu_list;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Mode, OFlags, SealFlags, Stat, Statx, StatxAttributes, StatxFlags,
@@ -31,26 +32,31 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> BorrowedFd<'a> {
 /// `preadv2` with one buffer; with `nowait` only bytes that are in the page cache already.
 ///
 /// # Safety
-/// `buffer..buffer+len` is writable.
-pub(crate) unsafe fn read_at(fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+/// The memory is writable.
+pub(crate) unsafe fn read_at(fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
     let got = if nowait {
-        let iov = libc::iovec { iov_base: buffer.cast(), iov_len: len };
+        let iov = iovec(memory);
         // SAFETY: the caller vouches for the buffer; the iovec lives through the call.
         unsafe { libc::preadv2(fd, &iov, 1, offset as libc::off_t, libc::RWF_NOWAIT) }
     } else {
         // SAFETY: the caller vouches for the buffer.
-        unsafe { libc::pread(fd, buffer.cast(), len, offset as libc::off_t) }
+        unsafe { libc::pread(fd, memory.start.cast(), memory.len, offset as libc::off_t) }
     };
     if got < 0 { -(last_errno() as isize) } else { got }
+}
+
+/// Memory as the kernel takes it.
+pub(crate) fn iovec(memory: HostRange) -> libc::iovec {
+    libc::iovec { iov_base: memory.start.cast(), iov_len: memory.len }
 }
 
 /// `pwrite`.
 ///
 /// # Safety
-/// `buffer..buffer+len` is readable.
-pub(crate) unsafe fn write_at(fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+/// The memory is readable.
+pub(crate) unsafe fn write_at(fd: RawFd, memory: HostRange, offset: u64) -> isize {
     // SAFETY: the caller vouches for the buffer.
-    let put = unsafe { libc::pwrite(fd, buffer.cast(), len, offset as libc::off_t) };
+    let put = unsafe { libc::pwrite(fd, memory.start.cast(), memory.len, offset as libc::off_t) };
     if put < 0 { -(last_errno() as isize) } else { put }
 }
 
@@ -302,15 +308,7 @@ pub(crate) fn eventfd() -> Result<OwnedFd> {
 
 /// Anonymous memory of whole pages, zeroed, given back on drop. Huge pages where the system has them.
 #[derive(Debug)]
-pub(crate) struct Pages {
-    start: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the mapping is plain memory; who may touch which part of it when is its owner's business.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
+pub(crate) struct Pages(HostRange);
 
 impl Pages {
     const HUGE: usize = 2 << 20;
@@ -321,22 +319,19 @@ impl Pages {
             map_aligned(len, Self::HUGE, ProtFlags::READ | ProtFlags::WRITE, "cannot allocate host memory")?;
         // SAFETY: mapped above.
         let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxHugepage) };
-        Ok(Self { start, len })
+        Ok(Self(HostRange::new(start, len)))
     }
 
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.start
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
+    /// All of it: who may touch which part when is its owner's business.
+    pub(crate) fn range(&self) -> HostRange {
+        self.0
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours and is not used any more.
-        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.0.start.cast(), self.0.len) };
     }
 }
 
@@ -372,9 +367,9 @@ mod tests {
     #[test]
     fn pages_are_aligned_and_zero() {
         let pages = Pages::new(5000).unwrap();
-        assert_eq!(pages.as_ptr() as usize % Pages::HUGE, 0);
-        assert_eq!(pages.len(), 8192);
-        // SAFETY: 8192 mapped bytes.
-        assert!(unsafe { std::slice::from_raw_parts(pages.as_ptr(), 8192) }.iter().all(|byte| *byte == 0));
+        assert_eq!(pages.range().start as usize % Pages::HUGE, 0);
+        assert_eq!(pages.range().len, 8192);
+        // SAFETY: all of it is mapped.
+        assert!(unsafe { pages.range().bytes() }.iter().all(|byte| *byte == 0));
     }
 }

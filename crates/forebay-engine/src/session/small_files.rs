@@ -78,7 +78,7 @@ unsafe fn read_whole(file: &SmallFile<'_>, is_expected: impl FnOnce(&FileVersion
     let Some(before) = FileVersion::of(fd).ok().filter(is_expected) else { return false };
     let is_read = file.pieces.iter().all(|piece| {
         // SAFETY: passed on.
-        let got = unsafe { sys::read_at(fd, piece.address as *mut u8, piece.len, piece.offset, true) };
+        let got = unsafe { sys::read_at(fd, piece.memory().as_host(), piece.offset, true) };
         got == piece.len as isize
     });
     is_read && FileVersion::of(fd).is_ok_and(|after| after == before)

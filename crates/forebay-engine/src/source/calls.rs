@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_error::Error;
+use forebay_source::HostRange;
 use rustix::fs::FallocateFlags;
 
 use crate::runtime::sys;
@@ -15,14 +16,14 @@ pub trait Calls: Send + Sync + fmt::Debug {
     /// `preadv2`; with `nowait` only what the page cache holds.
     ///
     /// # Safety
-    /// `buffer..buffer+len` is writable.
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize;
+    /// The memory is writable.
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize;
 
     /// `pwrite`.
     ///
     /// # Safety
-    /// `buffer..buffer+len` is readable.
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize;
+    /// The memory is readable.
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize;
 
     /// Reserves space of the file system for a range, and leaves the file as long as it is. An error is an errno.
     fn reserve(&self, fd: RawFd, start: u64, len: u64) -> std::result::Result<(), i32> {
@@ -34,8 +35,8 @@ pub trait Calls: Send + Sync + fmt::Debug {
         false
     }
 
-    /// The result of an io_uring operation on the memory at `address` as the lane shall see it.
-    fn completed(&self, _direction: Direction, _address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
+    /// The result of an io_uring operation on this memory as the lane shall see it.
+    fn completed(&self, _direction: Direction, _memory: HostRange, _offset: u64, result: i32) -> i32 {
         result
     }
 }
@@ -45,14 +46,14 @@ pub trait Calls: Send + Sync + fmt::Debug {
 pub struct Kernel;
 
 impl Calls for Kernel {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         // SAFETY: as promised by the caller.
-        unsafe { sys::read_at(fd, buffer, len, offset, nowait) }
+        unsafe { sys::read_at(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         // SAFETY: as promised by the caller.
-        unsafe { sys::write_at(fd, buffer, len, offset) }
+        unsafe { sys::write_at(fd, memory, offset) }
     }
 
     fn may_map(&self) -> bool {
@@ -115,28 +116,28 @@ impl Faulty {
 }
 
 impl Calls for Faulty {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
-        let len = match self.hits(Direction::Read, offset, len).then_some(self.fault) {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
+        let memory = match self.hits(Direction::Read, offset, memory.len).then_some(self.fault) {
             Some(Fault::Errno(errno)) => return -(errno as isize),
-            Some(Fault::Short(most)) => len.min(most),
-            None => len,
+            Some(Fault::Short(most)) => memory.first(most),
+            None => memory,
         };
         // SAFETY: at most the promised length.
-        unsafe { sys::read_at(fd, buffer, len, offset, nowait) }
+        unsafe { sys::read_at(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
-        let len = match self.hits(Direction::Write, offset, len).then_some(self.fault) {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
+        let memory = match self.hits(Direction::Write, offset, memory.len).then_some(self.fault) {
             Some(Fault::Errno(errno)) => return -(errno as isize),
-            Some(Fault::Short(most)) => len.min(most),
-            None => len,
+            Some(Fault::Short(most)) => memory.first(most),
+            None => memory,
         };
         // SAFETY: at most the promised length.
-        unsafe { sys::write_at(fd, buffer, len, offset) }
+        unsafe { sys::write_at(fd, memory, offset) }
     }
 
-    fn completed(&self, direction: Direction, _address: u64, offset: u64, len: usize, result: i32) -> i32 {
-        match self.hits(direction, offset, len).then_some(self.fault) {
+    fn completed(&self, direction: Direction, memory: HostRange, offset: u64, result: i32) -> i32 {
+        match self.hits(direction, offset, memory.len).then_some(self.fault) {
             Some(Fault::Errno(errno)) => -errno,
             Some(Fault::Short(most)) => result.min(most as i32),
             None => result,

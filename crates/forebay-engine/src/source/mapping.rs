@@ -9,6 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use forebay_source::HostRange;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
 use rustix::mm::{Advice, MprotectFlags};
 
@@ -76,18 +77,18 @@ impl WriteMapping {
     /// writes waits for the room of all before it.
     ///
     /// # Safety
-    /// `buffer..buffer+len` is readable.
+    /// The memory is readable.
     pub(crate) unsafe fn write(
         &self,
         fd: RawFd,
-        (buffer, len): (*const u8, usize),
+        memory: HostRange,
         offset: u64,
         (is_part, is_large): (bool, bool),
     ) -> MemoryWrite {
-        let end = offset + len as u64;
+        let end = offset + memory.len as u64;
         let map = if is_large && !sys::is_sealed(fd) { self.covering(fd, end as usize) } else { None };
         if map.is_none() && !is_part {
-            return MemoryWrite::ByCalls(len);
+            return MemoryWrite::ByCalls(memory.len);
         }
         let (writer, reach) = match self.allocation.enter(fd, (offset, end), map.is_some()) {
             Room::Mapped(writer, reach) => (Some(writer), reach),
@@ -97,7 +98,7 @@ impl WriteMapping {
         let most = (reach - offset) as usize;
         let (Some(map), Some(_writer)) = (map, writer) else { return MemoryWrite::ByCalls(most) };
         // SAFETY: the caller vouches for the buffer; the mapping is the file's.
-        let written = unsafe { copy_by_kernel(buffer as usize, map.start + offset as usize, most) };
+        let written = unsafe { copy_by_kernel(memory.start as usize, map.start + offset as usize, most) };
         if map.is_first_visit(offset as usize, reach as usize) {
             map.let_go(offset as usize, reach as usize);
         }
@@ -189,7 +190,7 @@ mod tests {
         let (mapping, data, fd) = (WriteMapping::default(), vec![7u8; 4 << 20], file.as_raw_fd());
         let len = data.len();
         // SAFETY: all of `data`.
-        let write = |offset| unsafe { mapping.write(fd, (data.as_ptr(), len), offset, (false, true)) };
+        let write = |offset| unsafe { mapping.write(fd, HostRange::of(&data), offset, (false, true)) };
         assert_eq!(write(100), MemoryWrite::Done(len));
         let map = mapping.covering(fd, len).unwrap();
         assert_eq!(mapped(&map), 0);

@@ -218,17 +218,17 @@ impl Descriptors {
     /// Writes to a memory file: see [`WriteMapping::write`].
     ///
     /// # Safety
-    /// `buffer..buffer+len` is readable.
+    /// The memory is readable.
     pub(crate) unsafe fn write_memory(
         &self,
-        (buffer, len): (*const u8, usize),
+        memory: HostRange,
         offset: u64,
         (is_part, is_large): (bool, bool),
     ) -> MemoryWrite {
-        let Some(mapping) = self.mapping() else { return MemoryWrite::ByCalls(len) };
+        let Some(mapping) = self.mapping() else { return MemoryWrite::ByCalls(memory.len) };
         let fd = self.buffered.as_raw_fd();
         // SAFETY: passed on.
-        unsafe { mapping.write(fd, (buffer, len), offset, (is_part, is_large || mapping.is_making_room())) }
+        unsafe { mapping.write(fd, memory, offset, (is_part, is_large || mapping.is_making_room())) }
     }
 
     /// The mapping for writes. `None` in a forked child, where a thread that does not exist may hold its locks: there

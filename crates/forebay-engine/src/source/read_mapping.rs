@@ -9,6 +9,8 @@
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 
+use forebay_source::HostRange;
+
 use rustix::mm::{Advice, MprotectFlags};
 
 use super::mapping::{copy_by_kernel, leave_page_tables};
@@ -29,11 +31,11 @@ impl CachedReads {
     /// Copies cached pages of a file. Fewer bytes than asked for where they are not all there: then a call tells why.
     ///
     /// # Safety
-    /// `buffer..buffer+len` is writable.
-    unsafe fn copy(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64) -> usize {
+    /// The memory is writable.
+    unsafe fn copy(&self, fd: RawFd, memory: HostRange, offset: u64) -> usize {
         let Some(mapping) = self.mapping.get_or_init(|| ReadMapping::new(fd)) else { return 0 };
         // SAFETY: passed on.
-        unsafe { mapping.copy(buffer, len, offset) }
+        unsafe { mapping.copy(memory, offset) }
     }
 }
 
@@ -63,15 +65,16 @@ impl ReadMapping {
     }
 
     /// # Safety
-    /// `buffer..buffer+len` is writable.
-    unsafe fn copy(&self, buffer: *mut u8, len: usize, offset: u64) -> usize {
-        let Some(at) = usize::try_from(offset).ok().filter(|at| at.saturating_add(len) <= self.len) else {
+    /// The memory is writable.
+    unsafe fn copy(&self, memory: HostRange, offset: u64) -> usize {
+        let Some(at) = usize::try_from(offset).ok().filter(|at| at.saturating_add(memory.len) <= self.len)
+        else {
             return 0;
         };
         // SAFETY: the caller vouches for the buffer; the mapping is only read.
-        let copied = unsafe { copy_by_kernel(self.start + at, buffer as usize, len) };
+        let copied = unsafe { copy_by_kernel(self.start + at, memory.start as usize, memory.len) };
         // SAFETY: within our own mapping of a file.
-        unsafe { leave_page_tables(self.start, at, at + len) };
+        unsafe { leave_page_tables(self.start, at, at + memory.len) };
         copied.max(0) as usize
     }
 }
@@ -97,20 +100,14 @@ impl Descriptors {
     /// Copies a range through the mapping, if all of it is in the page cache. Whether it did.
     ///
     /// # Safety
-    /// `buffer..buffer+len` is writable.
-    pub(crate) unsafe fn read_mapped(
-        &self,
-        reads: &CachedReads,
-        buffer: *mut u8,
-        len: usize,
-        offset: u64,
-    ) -> bool {
+    /// The memory is writable.
+    pub(crate) unsafe fn read_mapped(&self, reads: &CachedReads, memory: HostRange, offset: u64) -> bool {
         // A fault on a hole of a memory file would allocate a page.
-        if !residency::is_counted_whole(self, offset, len as u64) {
+        if !residency::is_counted_whole(self, offset, memory.len as u64) {
             return false;
         }
         // SAFETY: passed on.
-        unsafe { reads.copy(self.for_pages(), buffer, len, offset) == len }
+        unsafe { reads.copy(self.for_pages(), memory, offset) == memory.len }
     }
 }
 
@@ -129,7 +126,7 @@ mod tests {
         let reads = descriptors.cached_reads(len)?;
         let mut bytes = vec![0; len];
         // SAFETY: all of `bytes`.
-        unsafe { descriptors.read_mapped(reads, bytes.as_mut_ptr(), len, offset) }.then_some(bytes)
+        unsafe { descriptors.read_mapped(reads, HostRange::of_mut(&mut bytes), offset) }.then_some(bytes)
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::HostRange;
 use rustix::fs::{Advice, fadvise};
 
 use super::Descriptors;
@@ -146,7 +147,7 @@ pub(crate) fn page(fd: RawFd, offset: u64) -> bool {
     }
     let mut byte = 0u8;
     // SAFETY: one writable byte.
-    (unsafe { sys::read_at(fd, &raw mut byte, 1, offset, true) }) == 1
+    (unsafe { sys::read_at(fd, HostRange::new(&raw mut byte, 1), offset, true) }) == 1
 }
 
 /// Whether all of a range is in the page cache: as the kernel counts, or by samples where it does not count for us.
@@ -189,7 +190,7 @@ fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
         let mut byte = 0u8;
         let before = blocks_read();
         // SAFETY: one writable byte.
-        match unsafe { sys::read_at(fd, &raw mut byte, 1, at, true) } {
+        match unsafe { sys::read_at(fd, HostRange::new(&raw mut byte, 1), at, true) } {
             // A page that is missing may be read so soon that the same call finds it.
             1 if blocks_read() == before => hits += 1,
             got if got == -(libc::EOPNOTSUPP as isize) => return None,
@@ -206,7 +207,7 @@ fn give_back(fd: RawFd, pages: &[u64]) {
     let is_there = |at: u64| {
         let mut byte = 0u8;
         // SAFETY: one writable byte.
-        (unsafe { sys::read_at(fd, &raw mut byte, 1, at, true) }) != -(libc::EAGAIN as isize)
+        (unsafe { sys::read_at(fd, HostRange::new(&raw mut byte, 1), at, true) }) != -(libc::EAGAIN as isize)
     };
     wait_for_pages(pages, is_there);
     for at in pages {

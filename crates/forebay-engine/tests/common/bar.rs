@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_engine::Direction;
-use forebay_engine::source::{Calls, Kernel};
+use forebay_engine::source::{Calls, HostRange, Kernel};
 use forebay_error::{Error, Result};
 use forebay_gpu::bar::{Mapping, Provider};
 use forebay_gpu::{Device, Devices, bar};
@@ -128,41 +128,41 @@ impl Misled {
             && self.well.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spare).is_err()
     }
 
-    fn hits(&self, direction: Direction, address: u64) -> bool {
-        is_in_a_bar(address) && self.strikes(direction)
+    fn hits(&self, direction: Direction, memory: HostRange) -> bool {
+        is_in_a_bar(memory.address()) && self.strikes(direction)
     }
 }
 
 impl Calls for Misled {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
-        if !self.hits(Direction::Read, buffer as u64) {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
+        if !self.hits(Direction::Read, memory) {
             // SAFETY: passed on.
-            return unsafe { Kernel.read(fd, buffer, len, offset, nowait) };
+            return unsafe { Kernel.read(fd, memory, offset, nowait) };
         }
         match self.wrong {
             Wrong::Errno(errno) => -(errno as isize),
             // SAFETY: passed on, and no more than was promised.
-            Wrong::Short(most) => unsafe { Kernel.read(fd, buffer, len.min(most), offset, nowait) },
-            Wrong::Astray => len as isize,
+            Wrong::Short(most) => unsafe { Kernel.read(fd, memory.first(most), offset, nowait) },
+            Wrong::Astray => memory.len as isize,
         }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
-        if !self.hits(Direction::Write, buffer as u64) {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
+        if !self.hits(Direction::Write, memory) {
             // SAFETY: passed on.
-            return unsafe { Kernel.write(fd, buffer, len, offset) };
+            return unsafe { Kernel.write(fd, memory, offset) };
         }
         match self.wrong {
             Wrong::Errno(errno) => -(errno as isize),
             // SAFETY: passed on, and no more than was promised.
-            Wrong::Short(most) => unsafe { Kernel.write(fd, buffer, len.min(most), offset) },
+            Wrong::Short(most) => unsafe { Kernel.write(fd, memory.first(most), offset) },
             Wrong::Astray => {
-                let layout = std::alloc::Layout::from_size_align(len, 4096).unwrap();
+                let layout = std::alloc::Layout::from_size_align(memory.len, 4096).unwrap();
                 // SAFETY: the layout is not empty; what was allocated is freed once, after its last use.
                 unsafe {
                     let other = std::alloc::alloc_zeroed(layout);
-                    other.write_bytes(0x5A, len);
-                    let put = Kernel.write(fd, other, len, offset);
+                    other.write_bytes(0x5A, memory.len);
+                    let put = Kernel.write(fd, HostRange { start: other, ..memory }, offset);
                     std::alloc::dealloc(other, layout);
                     put
                 }
@@ -170,8 +170,8 @@ impl Calls for Misled {
         }
     }
 
-    fn completed(&self, direction: Direction, address: u64, _offset: u64, _len: usize, result: i32) -> i32 {
-        if !self.hits(direction, address) {
+    fn completed(&self, direction: Direction, memory: HostRange, _offset: u64, result: i32) -> i32 {
+        if !self.hits(direction, memory) {
             return result;
         }
         match self.wrong {

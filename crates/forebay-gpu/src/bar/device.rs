@@ -48,7 +48,7 @@ impl BarDevice {
     fn range(&self, address: u64) -> Option<DeviceRange> {
         let taken = self.taken();
         let mut all = taken.iter().map(|(start, mapping)| DeviceRange::new(*start, mapping.len()));
-        all.find(|range| (range.start..range.end()).contains(&address))
+        all.find(|range| range.contains(address))
     }
 }
 

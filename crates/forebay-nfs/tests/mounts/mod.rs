@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, Once};
 use fake_nfs::{Placing, Server};
 use fake_verbs::Fake;
 use forebay_engine::File;
-use forebay_engine::source::{Calls, Kernel, OpenOptions};
+use forebay_engine::source::{Calls, HostRange, Kernel, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::handle::{FileAttributes, NfsVersion};
 use forebay_nfs::mount::{KernelMount, KernelView, MountTarget, TargetName};
@@ -94,18 +94,18 @@ impl MountFacts for Facts {
 pub struct OnMount(pub Arc<Facts>);
 
 impl Calls for OnMount {
-    unsafe fn read(&self, fd: RawFd, buffer: *mut u8, len: usize, offset: u64, nowait: bool) -> isize {
+    unsafe fn read(&self, fd: RawFd, memory: HostRange, offset: u64, nowait: bool) -> isize {
         if self.0.is_stuck.load(Ordering::Relaxed) {
             return -(libc::EIO as isize);
         }
         assert!(!self.0.breaks.load(Ordering::Relaxed), "asked for");
         // SAFETY: passed on.
-        unsafe { Kernel.read(fd, buffer, len, offset, nowait) }
+        unsafe { Kernel.read(fd, memory, offset, nowait) }
     }
 
-    unsafe fn write(&self, fd: RawFd, buffer: *const u8, len: usize, offset: u64) -> isize {
+    unsafe fn write(&self, fd: RawFd, memory: HostRange, offset: u64) -> isize {
         // SAFETY: passed on.
-        unsafe { Kernel.write(fd, buffer, len, offset) }
+        unsafe { Kernel.write(fd, memory, offset) }
     }
 }
 

@@ -291,7 +291,7 @@ fn place(device: &dyn Device) -> Result<u64> {
 fn first_page(fd: RawFd) -> Result<Vec<u8>> {
     let mut bytes = vec![0; PAGE];
     // SAFETY: a writable page.
-    let got = unsafe { sys::read_at(fd, bytes.as_mut_ptr(), PAGE, 0, false) };
+    let got = unsafe { sys::read_at(fd, HostRange::of_mut(&mut bytes[..PAGE]), 0, false) };
     if got <= 0 {
         return Err(Error::new(ErrorKind::ShortRead, "the file has no page to try"));
     }

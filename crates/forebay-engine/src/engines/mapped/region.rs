@@ -187,15 +187,16 @@ mod tests {
     #[test]
     fn both_ways_to_ask_say_the_same() {
         let pages = sys::Pages::new(64 * PAGE as usize);
-        let pages = pages.unwrap();
+        let owner = pages.unwrap();
+        let pages = owner.range();
         let map = Pagemap::open().unwrap();
         // SAFETY: our own memory; small pages, so that each is there or not by itself.
-        unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_NOHUGEPAGE) };
+        unsafe { libc::madvise(pages.start.cast(), pages.len, libc::MADV_NOHUGEPAGE) };
         for page in (0..64).filter(|page| *page != 40) {
             // SAFETY: inside the pages.
-            unsafe { pages.as_ptr().add(page * PAGE as usize).write_volatile(1) };
+            unsafe { pages.start.add(page * PAGE as usize).write_volatile(1) };
         }
-        let start = pages.as_ptr() as u64;
+        let start = pages.address();
         for (first, count, expected) in [(0, 40, true), (0, 41, false), (40, 1, false), (41, 23, true)] {
             let (at, len) = (start + first * PAGE, count * PAGE);
             assert_eq!(map.read_all(at, len), Some(expected), "{first} {count}");

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Device, HostRange, Wait, fill_pattern};
+use forebay_gpu::{Context, Device, DeviceRange, HostRange, Wait, fill_pattern};
 
 use crate::engines::trial_memory::TrialMemory;
 use crate::io::refusal;
@@ -258,11 +258,11 @@ impl TakenSample {
     }
 }
 
-fn bytes_at(device: &dyn Device, address: u64, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
+fn bytes_at(device: &dyn Device, memory: DeviceRange) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; memory.len];
     let stream = device.stream(Context::PRIMARY)?;
-    // SAFETY: the caller names valid memory of `len` bytes; the copy ends before this returns.
-    unsafe { stream.copy_out(HostRange::new(bytes.as_mut_ptr(), len), address) }?;
+    // SAFETY: the caller names valid memory; the copy ends before this returns.
+    unsafe { stream.copy_out(HostRange::of_mut(&mut bytes), memory.start) }?;
     stream.synchronize(Wait::Block)?;
     Ok(bytes)
 }
@@ -307,13 +307,13 @@ impl Trial<'_> {
     }
 
     /// A call on any memory: bytes, or a negative errno.
-    fn call(&self, direction: Direction, address: u64, len: usize, offset: u64) -> isize {
+    fn call(&self, direction: Direction, memory: HostRange, offset: u64) -> isize {
         loop {
-            // SAFETY: the caller names valid memory of `len` bytes that nobody else uses.
+            // SAFETY: the caller names valid memory that nobody else uses.
             let done = unsafe {
                 match direction {
-                    Direction::Read => self.file.calls.read(self.fd, address as *mut u8, len, offset, false),
-                    Direction::Write => self.file.calls.write(self.fd, address as *const u8, len, offset),
+                    Direction::Read => self.file.calls.read(self.fd, memory, offset, false),
+                    Direction::Write => self.file.calls.write(self.fd, memory, offset),
                 }
             };
             if done != -(libc::EINTR as isize) {
@@ -325,11 +325,11 @@ impl Trial<'_> {
     /// What the drive holds, by way of host memory.
     fn read_back(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
         let pages = Pages::new(len)?;
-        match self.call(Direction::Read, pages.as_ptr() as u64, len, offset) {
+        match self.call(Direction::Read, pages.range().first(len), offset) {
             got if got < 0 => Err(Error::from_errno(-got as i32, "cannot read the file")),
             got => {
                 // SAFETY: mapped, and this thread's alone; the kernel has filled `got` bytes.
-                let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr(), got as usize) };
+                let bytes = unsafe { pages.range().first(got as usize).bytes() };
                 Ok(bytes.to_vec())
             }
         }
@@ -338,9 +338,10 @@ impl Trial<'_> {
     /// Has the drive take bytes from host memory.
     fn write_file(&self, bytes: &[u8], offset: u64) -> Result<()> {
         let pages = Pages::new(bytes.len())?;
+        let memory = pages.range().first(bytes.len());
         // SAFETY: mapped with room for all of them.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pages.as_ptr(), bytes.len()) };
-        match self.call(Direction::Write, pages.as_ptr() as u64, bytes.len(), offset) {
+        unsafe { memory.bytes_mut() }.copy_from_slice(bytes);
+        match self.call(Direction::Write, memory, offset) {
             put if put == bytes.len() as isize => Ok(()),
             put if put < 0 => Err(Error::from_errno(-put as i32, "cannot write a trial's bytes")),
             _ => Err(Error::new(ErrorKind::Io, "the file took only some of a trial's bytes")),
@@ -349,18 +350,19 @@ impl Trial<'_> {
 
     /// Has the drive move bytes to or from the device's memory: a block, and then the rest. Drives are told of short and
     /// long ranges in different ways.
-    fn place(&self, direction: Direction, address: u64, len: usize, offset: u64) -> TrialResult {
-        let first = self.step.min(len);
-        self.place_once(direction, address, first, offset)?;
-        if first == len {
+    fn place(&self, direction: Direction, memory: DeviceRange, offset: u64) -> TrialResult {
+        let (memory, step) = (memory.as_host(), self.step);
+        self.place_once(direction, memory.first(step), offset)?;
+        if memory.len <= step {
             return Ok(());
         }
-        self.place_once(direction, address + first as u64, len - first, offset + first as u64)
+        self.place_once(direction, memory.after(step), offset + step as u64)
     }
 
-    fn place_once(&self, direction: Direction, address: u64, len: usize, offset: u64) -> TrialResult {
+    fn place_once(&self, direction: Direction, memory: HostRange, offset: u64) -> TrialResult {
+        let len = memory.len;
         let cached = self.resident(offset, len);
-        match self.call(direction, address, len, offset) {
+        match self.call(direction, memory, offset) {
             done if done == len as isize => {}
             done if done < 0 => {
                 let errno = -done as i32;
@@ -413,8 +415,9 @@ impl Trial<'_> {
         unsafe {
             libc::posix_fadvise(self.fd, offset as i64, read_back.len() as i64, libc::POSIX_FADV_DONTNEED)
         };
-        self.place(Direction::Read, memory.address, read_back.len(), offset)?;
-        let got = bytes_at(self.device.as_ref(), memory.address, read_back.len())?;
+        let placed = DeviceRange::new(memory.address, read_back.len());
+        self.place(Direction::Read, placed, offset)?;
+        let got = bytes_at(self.device.as_ref(), placed)?;
         match first_difference(&got, read_back) {
             None => Ok(()),
             Some(_) if self.read_back(read_back.len(), offset)? != read_back => {
@@ -435,7 +438,7 @@ impl Trial<'_> {
         let others: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
         self.write_file(&others, 0)?;
         memory.set(&bytes)?;
-        self.place(Direction::Write, memory.address, bytes.len(), 0)?;
+        self.place(Direction::Write, DeviceRange::new(memory.address, bytes.len()), 0)?;
         match first_difference(&self.read_back(bytes.len(), 0)?, &bytes) {
             None => Ok(()),
             Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Write))),
@@ -449,7 +452,7 @@ impl Trial<'_> {
         let mut found = None;
         for place in 0..SAMPLE_PLACES {
             let at = (piece.len - len) / SAMPLE_PLACES as usize * place as usize / self.step * self.step;
-            let bytes = bytes_at(self.device.as_ref(), piece.address + at as u64, len)?;
+            let bytes = bytes_at(self.device.as_ref(), DeviceRange::new(piece.address + at as u64, len))?;
             if !is_uniform(&bytes) {
                 found = Some((at as u64, bytes));
                 break;
@@ -460,12 +463,12 @@ impl Trial<'_> {
         };
         let offset = piece.offset + at;
         let tried =
-            self.place(Direction::Write, piece.address + at, len, offset).and_then(
-                |()| match first_difference(&self.read_back(len, offset)?, &bytes) {
+            self.place(Direction::Write, DeviceRange::new(piece.address + at, len), offset).and_then(|()| {
+                match first_difference(&self.read_back(len, offset)?, &bytes) {
                     None => Ok(()),
                     Some(first) => Err(no(refusal::wrong_bytes(first, Direction::Write))),
-                },
-            );
+                }
+            });
         if tried.is_err() {
             // Whatever was written, the caller's bytes belong there. Where that fails, so will writing the whole piece,
             // which follows; the verdict is what must not be lost.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_error::{Error, Result};
-use forebay_source::Place;
+use forebay_source::{HostRange, Place};
 
 use crate::request::file::File;
 use crate::runtime::sys;
@@ -31,7 +31,7 @@ impl ServerFile {
         };
         let mut bytes = vec![0; len];
         // SAFETY: the bytes are this function's own.
-        let got = unsafe { sys::read_at(fd, bytes.as_mut_ptr(), len, offset, false) };
+        let got = unsafe { sys::read_at(fd, HostRange::of_mut(&mut bytes[..len]), offset, false) };
         if got < 0 {
             return Err(Error::from_errno(-got as i32, "cannot read the file"));
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use forebay_config::CachePolicy;
 use forebay_error::Result;
-use forebay_gpu::{Event, HostRange, Naps, Wait};
+use forebay_gpu::{Event, Naps, Wait};
 
 use super::Attempt;
 use super::slot::StreamSlot;
@@ -55,7 +55,7 @@ pub(super) fn read(
         moved = moved.plus(segment.moved());
         if got > 0 {
             // SAFETY: the buffer is not written before its copy has ended; the caller vouched for the memory.
-            unsafe { slot.stream().copy_in(address, HostRange::new(segment.wanted(), got)) }?;
+            unsafe { slot.stream().copy_in(address, segment.wanted().first(got)) }?;
             slot.stream().record(buffer.end.as_ref())?;
             copying.push_back((buffer.end.as_ref(), got));
         }

@@ -406,7 +406,7 @@ fn read(
         }
         let got = segment.good();
         if got > 0 {
-            let src = room.reach_of(segment.wanted());
+            let src = room.reach_of(segment.wanted().start);
             // SAFETY: the slot is ours until all is finished below; the caller vouched for the memory.
             unsafe { pieces.start(CopyPiece { src, dst: segment.address, len: got as u64 }) }?;
         }

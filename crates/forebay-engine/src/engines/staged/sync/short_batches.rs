@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_gpu::{Context, CopyPiece, DeviceRange};
+use forebay_gpu::{Context, CopyPiece, DeviceRange, HostRange};
 
 use super::Callers;
 use super::slot::StreamSlot;
@@ -108,7 +108,9 @@ impl Callers {
                 at += piece.len.next_multiple_of(ALIGN);
                 let fd = file.buffered.as_raw_fd();
                 // SAFETY: all pieces have room in the slot, each its own. Memory files know no reads that do not wait, and never do.
-                let got = unsafe { file.calls.read(fd, host, piece.len, piece.offset, !file.is_memory) };
+                let got = unsafe {
+                    file.calls.read(fd, HostRange::new(host, piece.len), piece.offset, !file.is_memory)
+                };
                 let is_whole = got == piece.len as isize;
                 is_whole.then_some(CopyPiece { src, dst: piece.address, len: piece.len as u64 })
             };

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use forebay_config::{Config, IoBackend};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
+use forebay_source::HostRange;
 
 pub(crate) use self::lanes::Lanes;
 pub use self::lanes::{LaneReport, LaneWidth};
@@ -73,7 +74,7 @@ fn died() -> Error {
 /// The ring of a lane, or a note why it works without.
 fn make_ring(
     backend: IoBackend,
-    memory: Option<(*mut u8, usize)>,
+    memory: Option<HostRange>,
     wake: &WorkerWake,
     notes: &mut Vec<Note>,
 ) -> Result<Option<Ring>> {

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Weak};
 
 use forebay_error::Result;
-use forebay_gpu::{CopyPiece, Device};
+use forebay_gpu::{CopyPiece, Device, DeviceRange, HostRange};
 
 use crate::io::plan::{CELL, MAX_PACK_PIECES};
 use crate::runtime::pinned_group::{GroupPart, PinnedGroup, Reach};
@@ -107,14 +107,14 @@ impl LanePart {
 
     /// The slots, then the cells, of memory that the device reaches at `reach`.
     pub(crate) fn memory(&self, reach: Reach) -> impl Iterator<Item = SlotMemory> {
-        let (base, mut at, mut list_at) = self.part.place();
+        let (all, mut at, mut list_at) = self.part.place();
         let lens = std::iter::repeat_n((self.slot_size, MAX_PACK_PIECES), self.slots);
         lens.chain(std::iter::repeat_n((CELL, CELL_LIST), self.cells)).map(move |(len, list_len)| {
             let memory = SlotMemory {
-                host: base.wrapping_add(at),
+                host: all.after(at).start,
                 device: reach.part.wrapping_add(at as u64),
                 len,
-                list: base.wrapping_add(list_at).cast(),
+                list: all.after(list_at).start.cast(),
                 list_device: reach.tail.wrapping_add(list_at as u64),
                 list_len,
             };
@@ -130,14 +130,13 @@ impl LanePart {
     }
 
     /// The device's addresses of slots and cells, where it reaches the group at `reach`.
-    pub(crate) fn range(&self, reach: Reach) -> std::ops::Range<u64> {
-        let start = reach.part.wrapping_add(self.part.place().1 as u64);
-        start..start + self.data().1 as u64
+    pub(crate) fn range(&self, reach: Reach) -> DeviceRange {
+        DeviceRange::new(reach.part.wrapping_add(self.part.place().1 as u64), self.data().len)
     }
 
-    /// Address and length of slots and cells together, for registration with an io_uring.
-    pub(crate) fn data(&self) -> (*mut u8, usize) {
-        let (base, at, _) = self.part.place();
-        (base.wrapping_add(at), self.slots * self.slot_size + self.cells * CELL)
+    /// Slots and cells together, for registration with an io_uring.
+    pub(crate) fn data(&self) -> HostRange {
+        let (all, at, _) = self.part.place();
+        all.after(at).first(self.slots * self.slot_size + self.cells * CELL)
     }
 }

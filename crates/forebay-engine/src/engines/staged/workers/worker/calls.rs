@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use forebay_config::CachePolicy;
 use forebay_error::{Error, Result};
-use forebay_source::HostRange;
 
 use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
@@ -202,11 +201,8 @@ impl Lane {
         }
         segment.way = Way::Requested;
         segment.done = (segment.start - segment.base) as usize;
-        let request = Request {
-            direction: job.batch.direction,
-            offset: segment.start,
-            memory: HostRange::new(segment.wanted(), segment.len),
-        };
+        let request =
+            Request { direction: job.batch.direction, offset: segment.start, memory: segment.wanted() };
         self.add_pending(unit, 1);
         self.asked += 1;
         let due = DueAnswer::new(self.wake.clone(), user_data(unit, index));
@@ -259,12 +255,11 @@ impl Lane {
             let LaneUnit { segments, active, .. } = &self.units[unit];
             let (Some(active), segment) = (active, &segments[index]) else { continue };
             let Some(file) = active.job.batch.file.descriptors() else { continue };
-            let (buffer, len, offset) = segment.next_call();
+            let (memory, offset) = segment.next_call();
             let operation = RingOperation {
                 direction: active.job.batch.direction,
                 on: RingFile { fd: segment.fd(file), file: file.id },
-                buffer,
-                len,
+                memory,
                 offset,
                 user: user_data(unit, index),
                 registered: segment.is_call_registered(),
@@ -303,8 +298,8 @@ impl Lane {
         let job = self.job(unit);
         let Some(file) = job.batch.file.descriptors() else { return };
         let segment = &mut self.units[unit].segments[index];
-        let (buffer, len, offset) = segment.next_call();
-        let result = file.calls.completed(job.batch.direction, buffer as u64, offset, len, result);
+        let (memory, offset) = segment.next_call();
+        let result = file.calls.completed(job.batch.direction, memory, offset, result);
         if segment.asks_cache {
             if segment.take_cached(result as isize, file, job.align, job.cache) {
                 self.answered(unit);

@@ -147,7 +147,7 @@ impl Lane {
 
     /// Whether a device address lies in this lane's memory.
     fn is_own_memory(&self, address: u64) -> bool {
-        self.reached.iter().any(|range| range.contains(&address))
+        self.reached.iter().any(|range| range.contains(address))
     }
 
     pub(super) fn stream(&mut self, context: Context) -> Result<usize> {
@@ -210,7 +210,7 @@ fn copies(
     memory: &SlotMemory,
     direction: Direction,
 ) -> impl Iterator<Item = CopyPiece> {
-    let in_room = memory.device + (segment.wanted() as u64 - memory.host as u64);
+    let in_room = memory.device + (segment.wanted().address() - memory.host as u64);
     let upto = if direction == Direction::Read { segment.good() } else { segment.len };
     segment.shares(entries, upto).map(move |share| {
         let (ours, theirs, len) = (in_room + share.at as u64, share.address, share.len as u64);

@@ -100,7 +100,7 @@ impl Lane {
         let job = self.job(unit);
         for segment in self.units[unit].segments.iter().filter(|segment| segment.registered) {
             for share in segment.shares(&job.batch.pieces, segment.good()) {
-                let (from, to) = (segment.wanted().wrapping_add(share.at), share.address as *mut u8);
+                let (from, to) = (segment.wanted().after(share.at).start, share.address as *mut u8);
                 // SAFETY: the unit's memory is its own, the caller vouched for its memory; they cannot overlap.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, share.len) };
             }

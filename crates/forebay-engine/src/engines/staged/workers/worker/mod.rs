@@ -7,14 +7,13 @@ mod ends;
 mod waiting;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_gpu::{Context, Wait};
+use forebay_gpu::{Context, DeviceRange, Wait};
 
 use self::copies::{CopyFlight, LaneStream};
 use super::slots::{LanePart, SlotMemory};
@@ -139,7 +138,7 @@ pub(super) struct Lane {
     /// ticket resolves.
     done: Vec<(Arc<Completion>, Moved)>,
     /// The device's addresses of its memory.
-    reached: Vec<Range<u64>>,
+    reached: Vec<DeviceRange>,
     has: LaneMemory,
     /// Dropped last: units point into it, and the ring has it registered.
     memory: Vec<LanePart>,
