@@ -147,6 +147,42 @@ REPLACED = {
 }  # fmt: skip
 
 
+def save_pack(where: str) -> None:
+    forebay.data.pack([{"x": numbers[number]} for number in range(40)], where)
+
+
+def save_torch(where: str) -> None:
+    import torch
+
+    import forebay.torch
+
+    forebay.torch.save({"w": torch.from_numpy(numbers)}, where)
+
+
+def load_torch(where: str) -> Any:
+    import forebay.torch
+
+    return {name: one.numpy() for name, one in forebay.torch.load(where).items()}
+
+
+#: What saves a file, and what reads it again, by the name of the file.
+SAVERS: dict[str, tuple[Callable[[str], None], Callable[[str], Any]]] = {
+    "saved.safetensors": (
+        lambda where: forebay.save_file({"a": numbers, "b": numbers[:3]}, where),
+        lambda where: load_file(where)(),
+    ),
+    "saved a.npy": (lambda where: forebay.write_npy(where, numbers), lambda where: forebay.read_npy(where, **HOST)),
+    "saved.npz": (
+        lambda where: forebay.write_npz(where, {"a": numbers, "b": numbers[:0]}),
+        lambda where: open_npz(where)(),
+    ),
+    "saved.packed": (save_pack, lambda where: forebay.data.packed(where, **HOST)[:]),
+    "saved.state": (save_torch, load_torch),
+}
+if not HAS_TORCH:
+    del SAVERS["saved.state"]
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two results are equal, whatever they are made of."""
     if isinstance(one, dict):
@@ -201,6 +237,39 @@ def check(version: str, folder: Path) -> None:
             assert is_right, f"{what}, version {version}: a file that was replaced was read"
         path.write_bytes(kept)
     print(f"v{version}: {len(FORMATS)} ways to read, compared")
+    if version != "4.0":
+        check_savers(version, folder)
+
+
+def check_savers(version: str, folder: Path) -> None:
+    """Each saver writes a file, and another one in its place, as it does on this machine."""
+    old = os.umask(0o027)
+    for name, (save, load) in SAVERS.items():
+        path, url = folder / name, f"nfs://127.0.0.1/export/{folder.name}/{name.replace(' ', '%20')}?version={version}"
+        there = folder / f"{name}.local"
+        save(str(there))
+        for round in range(2):
+            save(url)
+            assert path.read_bytes() == there.read_bytes(), (
+                f"{name}, version {version}: other bytes than a local save's"
+            )
+            assert same(load(url), load(str(there))), f"{name}, version {version}"
+            found = path.stat()
+            wanted = (0o640, 0, 0) if round == 0 else (0o604, 7, 8)
+            assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == wanted, f"{name}, version {version}: {found}"
+            # What replaces it is given its mode, owner and group.
+            os.chown(path, 7, 8)
+            path.chmod(0o604)
+    try:
+        forebay.write_npy(f"nfs://127.0.0.1/export/{folder.name}/failed?version={version}", numbers[:, 1:5])
+    except errors.InvalidInputError:
+        pass
+    else:
+        raise AssertionError("an array that is not contiguous was saved")
+    os.umask(old)
+    left = [path for path in folder.iterdir() if "forebay" in path.name or path.name == "failed"]
+    assert not left, f"version {version}: {left}"
+    print(f"v{version}: {len(SAVERS)} ways to save, compared")
 
 
 if __name__ == "__main__":

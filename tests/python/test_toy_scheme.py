@@ -91,3 +91,31 @@ def test_each_format_is_read(tmp_path: Path) -> None:
             continue
         there = open_it(f"mem://formats/{quote(name, safe='/{}')}")
         assert nfs.same(open_it(str(tmp_path / name))(), there()), what
+
+
+def test_each_format_is_saved(tmp_path: Path) -> None:
+    pytest.importorskip("numpy", reason="these formats are saved from numpy's arrays")
+    nfs = formats()
+    for name, (save, load) in nfs.SAVERS.items():
+        path, url = tmp_path / name, f"mem://saved/{quote(name)}"
+        save(str(path))
+        for _ in range(2):
+            save(url)
+            with forebay.open(url) as file:
+                assert bytes(file.read()) == path.read_bytes(), name
+        assert nfs.same(load(url), load(str(path))), name
+
+
+def test_a_save_that_fails_leaves_nothing() -> None:
+    url = put("mem://kept", b"old")
+    with forebay._forebay.Pending(url) as pending:
+        pending.file.write_from(bytearray(b"new bytes"))
+        assert not pending.nameless and pending.target == url
+    with forebay.open(url) as file:
+        assert file.read() == b"old"
+
+
+def test_folders_are_not_made_at_urls() -> None:
+    torch_saves = pytest.importorskip("forebay.torch", reason="torch is not installed")
+    with pytest.raises(forebay.UnsupportedError, match="no folder is made at a URL"):
+        torch_saves.CheckpointWriter("mem://folder")
