@@ -15,6 +15,7 @@ use forebay_config::{CachePolicy, Config, IoBackend, MAX_LANES, Objective, parse
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_gpu::DeviceName;
+use forebay_source::Location;
 
 use crate::names::in_words;
 
@@ -227,7 +228,7 @@ impl Load {
             self.change_jobs(&mut work.jobs)?;
         }
         for path in work.jobs.iter().flat_map(Job::paths).filter(|path| File::is_url(path)) {
-            forebay_source::check_read(&path)?;
+            Location::of(path)?;
         }
         let url = work.jobs.iter().find(|job| File::is_url(job.target.path()));
         if let (Some(job), true) = (url, self.cache.is_some() || self.no_direct.is_some()) {
@@ -252,7 +253,7 @@ impl Load {
             if begin.is_some_and(|begin| begin.eq_ignore_ascii_case(b"rdma:")) {
                 return Err(rdma_refused());
             }
-            forebay_source::check_read(url)?;
+            Location::of(url)?;
             let hint = forebay_source::near_miss(url).map_or_else(
                 || "name it as -P nfs://SERVER/EXPORT/PATH; a file of this machine as -f FILE".to_owned(),
                 |meant| format!("-P {}", quoted(&meant)),

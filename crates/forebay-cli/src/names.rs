@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, StringValueParser, TypedValueParser};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{check_read, near_miss, opener_of};
+use forebay_source::{Location, near_miss, opener_of};
 
 /// A path, or a file of a server, that is read.
 pub(crate) fn source() -> impl TypedValueParser<Value = PathBuf> {
@@ -29,7 +29,7 @@ pub(crate) fn target() -> impl TypedValueParser<Value = PathBuf> {
 
 /// A URL's form is the command's to check: it says more of it.
 fn check_scheme(path: &Path) -> Result<()> {
-    if opener_of(path).is_some() { Ok(()) } else { check_read(path) }
+    if opener_of(path).is_some() { Ok(()) } else { Location::of(path).map(drop) }
 }
 
 fn check_made(path: &Path) -> Result<()> {
@@ -37,7 +37,7 @@ fn check_made(path: &Path) -> Result<()> {
         Some(url) => Err(Error::new(ErrorKind::InvalidInput, "a file of a server is named by a URL")
             .with("path", path.display())
             .hint(url)),
-        None => forebay_source::check_made(path),
+        None => Location::of_new(path).map(drop),
     }
 }
 
@@ -47,7 +47,7 @@ fn check_target(path: &Path) -> Result<()> {
             .with("url", path.display())
             .hint("name a path on a mount"));
     }
-    forebay_source::check_made(path)
+    Location::of_new(path).map(drop)
 }
 
 /// Whether a path is meant to be on a server: a URL, or `SERVER:/PATH` where there is no such folder.

@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Read;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -11,7 +10,7 @@ use forebay_bench::pattern_key;
 use forebay_engine::{Buffer, File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{DeviceName, first_mismatch};
-use forebay_source::{check_read, hint_for_missing, opener_of};
+use forebay_source::{Location, hint_for_missing};
 
 use crate::console::{Console, Failure};
 use crate::load::size;
@@ -67,8 +66,8 @@ pub(crate) fn run(args: &Verify, console: &Console<'_>) -> Result<i32, Failure> 
         ));
     }
     let path = &args.file;
-    check_read(path).map_err(Failure::usage)?;
-    let (file, range) = open(args)?;
+    let location = Location::of(path).map_err(Failure::usage)?;
+    let (file, range) = open(args, &location)?;
     let len = range.end - range.start;
     let session = Session::open()?;
     let device = session.device_named(&args.device)?;
@@ -130,43 +129,10 @@ fn check_path(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the file is compared with: it is read once more, by plain calls, or where it has a URL into host memory.
-enum Plain {
-    File(fs::File),
-    Url(Box<Buffer>),
-}
-
-impl Plain {
-    fn open(path: &Path, session: &Session, piece: usize) -> Result<Self> {
-        if opener_of(path).is_some() {
-            return Ok(Self::Url(Box::new(session.host_buffer(piece)?)));
-        }
-        let file = fs::File::open(path);
-        file.map(Self::File)
-            .map_err(|error| Error::from_io(&error, "cannot open file").with("path", path.display()))
-    }
-
-    fn read(&mut self, session: &Session, file: &File, into: &mut [u8], at: u64) -> Result<()> {
-        match self {
-            Self::File(plain) => plain.read_exact_at(into, at).map_err(|error| {
-                Error::new(ErrorKind::ShortRead, format!("cannot read plainly: {error}"))
-                    .with("path", file.name())
-                    .with("offset", at)
-                    .hint("something truncated the file meanwhile")
-            }),
-            Self::Url(buffer) => {
-                session.read_into(file, at, buffer, 0..into.len())?;
-                into.copy_from_slice(&buffer.as_slice().unwrap_or_default()[..into.len()]);
-                Ok(())
-            }
-        }
-    }
-}
-
 /// Opens the file. Returns the range to compare, which lies within the file and is not empty.
-fn open(args: &Verify) -> Result<(File, Range<u64>)> {
+fn open(args: &Verify, location: &Location) -> Result<(File, Range<u64>)> {
     let path = &args.file;
-    if opener_of(path).is_none() {
+    if matches!(location, Location::Path) {
         check_path(path)?;
     }
     let file = File::open(path)?;
@@ -194,7 +160,6 @@ fn compare(
     piece: u64,
 ) -> Result<String> {
     let path = &args.file;
-    let mut plain = Plain::open(path, session, piece as usize)?;
     let mut buffer = Buffer::new(session.device_named(&args.device)?, piece as usize)?;
     let mut expected = vec![0_u8; piece as usize];
     let mut engines: Vec<&'static str> = Vec::new();
@@ -211,7 +176,11 @@ fn compare(
         let wrong = if let Some(key) = key {
             first_mismatch(&got[..take], key, at)
         } else {
-            plain.read(session, file, &mut expected[..take], at)?;
+            // Once more, by plain calls, or by requests where it has a URL.
+            file.read_host(&mut expected[..take], at).map_err(|error| match error.kind() {
+                ErrorKind::ShortRead => error.hint("something truncated the file meanwhile"),
+                _ => error,
+            })?;
             got[..take].iter().zip(&expected[..take]).position(|(a, b)| a != b).map(|place| at + place as u64)
         };
         if let Some(wrong) = wrong {

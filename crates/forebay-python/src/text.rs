@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use forebay_config::elsewhere::repository_hint as hint_of;
 use forebay_engine::File as Engine;
+use forebay_source::Location;
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 
@@ -50,7 +51,7 @@ impl FilePath {
 /// Fails for URLs that nothing opens: `s3://…`, `hf://…`, `https://…`; `writes`: for a file that is made.
 #[pyfunction]
 pub(crate) fn check_place(path: PathBuf, writes: bool) -> PyResult<()> {
-    if writes { forebay_source::check_made(&path) } else { forebay_source::check_read(&path) }.or_raise()
+    if writes { Location::of_new(path) } else { Location::of(path) }.map(drop).or_raise()
 }
 
 /// Whether it is a URL that can be opened.

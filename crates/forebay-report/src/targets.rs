@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay_doctor::storage::{self, DiskKind};
 use forebay_doctor::{RealSystem, System};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::Location;
 
 use crate::made::Content;
 
@@ -58,9 +59,8 @@ impl Target {
 
     /// What is at `path`: a file or block device that is there, or the place where one is made.
     fn find(path: &Path) -> Result<Self> {
-        forebay_source::check_read(path)?;
-        if let Some(scheme) = forebay_source::scheme_of(path) {
-            return Self::of_server(path, scheme);
+        if let Location::Url(opener) = Location::of(path)? {
+            return Self::of_server(path, opener.scheme());
         }
         let given = std::path::absolute(path)
             .map_err(|error| Error::from_io(&error, "cannot use path").with("path", path.display()))?;

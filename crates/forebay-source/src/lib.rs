@@ -1,6 +1,7 @@
 //! What a source of stored bytes offers to engines. A crate that implements [`Source`] needs this one and no engine.
 
 mod beside;
+mod location;
 mod opener;
 mod place;
 mod request;
@@ -11,9 +12,9 @@ mod upload;
 pub use forebay_sys::{DeviceRange, HostRange};
 
 pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
+pub use location::Location;
 pub use opener::{
-    Access, ListEntry, Opener, check_made, check_read, hint_for_missing, list, near_miss, opener_of,
-    register, scheme_of,
+    Access, ListEntry, Opener, hint_for_missing, list, near_miss, opener_of, register, scheme_of,
 };
 pub use place::{Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};

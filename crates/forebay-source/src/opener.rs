@@ -125,28 +125,15 @@ pub fn hint_for_missing(path: impl AsRef<Path>) -> Option<String> {
     named.or_else(|| elsewhere::repository_hint(path))
 }
 
-/// An error if `path` is a URL that cannot be opened: of no scheme that is registered, or not of its scheme's form.
-pub fn check_read(path: impl AsRef<Path>) -> Result<()> {
-    check(path.as_ref(), elsewhere::check_read)
-}
-
-/// As [`check_read`], for a file that is to be made.
-pub fn check_made(path: impl AsRef<Path>) -> Result<()> {
-    check(path.as_ref(), elsewhere::check_write)
-}
-
-fn check(path: &Path, unknown: fn(&Path) -> Result<()>) -> Result<()> {
-    match opener_of(path) {
-        Some(opener) => opener.check(path),
-        // With one slash it may be a path; if it is not there, its scheme has a hint.
-        None if find(|opener| begins(path, opener.scheme(), b":").then_some(())).is_some() => Ok(()),
-        None => unknown(path),
-    }
+/// Whether it is a scheme that is registered, and then no more than one slash.
+pub(crate) fn has_one_slash(path: &Path) -> bool {
+    find(|opener| begins(path, opener.scheme(), b":").then_some(())).is_some()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Location;
 
     struct Nothing;
 
@@ -171,7 +158,7 @@ mod tests {
 
     #[test]
     fn urls_are_of_who_registered_their_scheme() {
-        assert_eq!(check_read("nothing://a").unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!(Location::of("nothing://a").err().unwrap().kind(), ErrorKind::Unsupported);
         register(Arc::new(Nothing));
         register(Arc::new(Nothing));
         for (path, scheme) in [
@@ -181,12 +168,13 @@ mod tests {
             ("/a", None),
         ] {
             assert_eq!(scheme_of(path), scheme, "{path}");
-            check_read(path).unwrap();
+            let is_url = matches!(Location::of(path).unwrap(), Location::Url(_));
+            assert_eq!(is_url, scheme.is_some(), "{path}");
         }
-        assert_eq!(check_read("nothing://").unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert_eq!(check_read("other://a").unwrap_err().kind(), ErrorKind::Unsupported);
-        assert_eq!(check_made("other://a").unwrap_err().kind(), ErrorKind::Unsupported);
-        assert!(check_made("/a").is_ok() && check_made("nothing://a").is_ok());
+        assert_eq!(Location::of("nothing://").err().unwrap().kind(), ErrorKind::InvalidInput);
+        assert_eq!(Location::of("other://a").err().unwrap().kind(), ErrorKind::Unsupported);
+        assert_eq!(Location::of_new("other://a").err().unwrap().kind(), ErrorKind::Unsupported);
+        assert!(Location::of_new("/a").is_ok() && Location::of_new("nothing://a").is_ok());
         let error = Nothing.make(Path::new("nothing://a"), 0o644).unwrap_err();
         assert_eq!(error.message(), "no file is made at a nothing:// URL");
         assert_eq!(hint_for_missing("nothing:a").unwrap(), "a file of a server is named nothing://a");

@@ -438,7 +438,7 @@ impl Workload {
 }
 
 fn check_job(job: &Job, types: &[Xfer]) -> Result<()> {
-    forebay_source::check_read(job.target.path())?;
+    forebay_source::Location::of(job.target.path())?;
     if job.workers == 0 || job.workers > MOST_WORKERS {
         return bad(format!("{} threads", job.workers), &format!("use -w 1..{MOST_WORKERS}"));
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{HeldUp, HostRange};
+use forebay_source::{HeldUp, HostRange, Location};
 
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
@@ -57,15 +57,11 @@ impl OpenOptions {
     /// ([`forebay_source::register`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<File> {
         let path = path.as_ref();
-        if let Some(opener) = forebay_source::opener_of(path) {
-            return File::from_source(opener.open(path, self.access())?);
+        let location = if self.access().make { Location::of_new(path) } else { Location::of(path) };
+        match location? {
+            Location::Url(opener) => File::from_source(opener.open(path, self.access())?),
+            Location::Path => self.open_source(path).map(File::from_file_source),
         }
-        if self.access().make {
-            forebay_source::check_made(path)?;
-        } else {
-            forebay_source::check_read(path)?;
-        }
-        self.open_source(path).map(File::from_file_source)
     }
 }
 

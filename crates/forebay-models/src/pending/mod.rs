@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::{File, OpenOptions};
 use forebay_error::Result;
-use forebay_source::Upload;
+use forebay_source::{Location, Upload};
 
 use local::LocalSave;
 
@@ -76,14 +76,17 @@ impl Pending {
     }
 
     fn made(path: &Path, mode: u32, options: &dyn Fn() -> OpenOptions) -> Result<Self> {
-        if let Some(opener) = forebay_source::opener_of(path) {
-            let upload = opener.make(path, mode & !umask())?;
-            let file = File::from_source(upload.source())?;
-            return Ok(Self { file, target: path.to_owned(), save: Save::Upload(upload) });
+        match Location::of_new(path)? {
+            Location::Url(opener) => {
+                let upload = opener.make(path, mode & !umask())?;
+                let file = File::from_source(upload.source())?;
+                Ok(Self { file, target: path.to_owned(), save: Save::Upload(upload) })
+            }
+            Location::Path => {
+                let (file, save) = LocalSave::create(path, mode, options)?;
+                Ok(Self { file, target: save.target().to_owned(), save: Save::Local(save) })
+            }
         }
-        forebay_source::check_made(path)?;
-        let (file, save) = LocalSave::create(path, mode, options)?;
-        Ok(Self { file, target: save.target().to_owned(), save: Save::Local(save) })
     }
 
     /// The file to write the data to, open for reading and writing. It may outlive this value, but belongs to nobody's
