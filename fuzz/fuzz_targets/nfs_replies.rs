@@ -66,6 +66,8 @@ fuzz_target!(|data: &[u8]| {
             names(bytes, ReadDirForm::V4);
             let _ = v4::get_bind(&mut from(), &[0; 16]);
             let _ = new_file::get_open4(&mut from());
+            let _ = new_file::get_client40(&mut from());
+            let _ = new_file::get_confirm40(&mut from());
             let _ = new_file::get_access4(&mut from());
             let _ = new_file::get_heads(&mut from(), &[v4::op::PUTFH, new_file::op::SAVEFH]);
             if let Ok(Ok(rights)) = new_file::get_rights4(&mut from()) {

@@ -237,8 +237,7 @@ def check(version: str, folder: Path) -> None:
             assert is_right, f"{what}, version {version}: a file that was replaced was read"
         path.write_bytes(kept)
     print(f"v{version}: {len(FORMATS)} ways to read, compared")
-    if version != "4.0":
-        check_savers(version, folder)
+    check_savers(version, folder)
 
 
 def check_savers(version: str, folder: Path) -> None:

@@ -143,8 +143,8 @@ fn rights4(from: &mut In<'_>) -> Option<Rights> {
     (words == 2 && low == 0 && values.0.is_empty()).then_some(rights)
 }
 
-fn open(calling: &mut Calling<'_>, folder: &[u8], from: &mut In<'_>) -> Option<(u32, Out)> {
-    let (sequence, access, deny, client) = (from.word()?, from.word()?, from.word()?, from.long()?);
+fn open(calling: &mut Calling<'_>, minor: u32, folder: &[u8], from: &mut In<'_>) -> Option<(u32, Out)> {
+    let (_sequence, access, deny, client) = (from.word()?, from.word()?, from.word()?, from.long()?);
     let (owner, makes) = (from.bytes()?, from.word()?);
     let mode = if makes == 1 {
         let is_guarded = from.word()? == 1;
@@ -153,7 +153,8 @@ fn open(calling: &mut Calling<'_>, folder: &[u8], from: &mut In<'_>) -> Option<(
         None
     };
     let (claim, name) = (from.word()?, from.bytes()?);
-    if (sequence, access, deny, client, claim) != (0, 0x403, 0, 0, 0) || owner.is_empty() {
+    let is_right = if minor == 0 { access == 3 && client == CLIENT } else { access == 0x403 && client == 0 };
+    if !is_right || (deny, claim) != (0, 0) || owner.is_empty() {
         return None;
     }
     let status = match mode {
@@ -166,15 +167,33 @@ fn open(calling: &mut Calling<'_>, folder: &[u8], from: &mut In<'_>) -> Option<(
     }
     let state: [u8; 16] = *[owner, &[7; 16]].concat().first_chunk()?;
     lock(&calling.shared.sessions).opens.insert(state);
-    // Its change; nothing to confirm, no attributes, no delegation.
+    // How the folder changed; whether it is to be confirmed, no attributes, no delegation.
     let out = Out::default().raw(&state).word(1).long(1).long(2);
-    Some((0, out.words(&[0, 0, 0])))
+    Some((0, out.words(&[if minor == 0 { 2 } else { 0 }, 0, 0])))
+}
+
+/// The id of each client of version 4.0.
+const CLIENT: u64 = 40;
+
+/// SETCLIENTID.
+fn client(from: &mut In<'_>) -> Option<(u32, Out)> {
+    from.raw(8)?;
+    from.bytes()?;
+    from.word()?;
+    (from.bytes()?, from.bytes()?, from.word()?);
+    Some((0, Out::default().long(CLIENT).raw(b"confirm!")))
+}
+
+/// SETCLIENTID_CONFIRM.
+fn confirm_client(from: &mut In<'_>) -> Option<(u32, Out)> {
+    let (client, by) = (from.long()?, from.raw(8)?);
+    Some((if client == CLIENT && by == b"confirm!" { 0 } else { 10022 }, Out::default()))
 }
 
 /// An operation of version 4 on the current file, and the one that was saved.
 pub(crate) fn operate(
     calling: &mut Calling<'_>,
-    op: u32,
+    (minor, op): (u32, u32),
     (current, saved): (&[u8], &[u8]),
     from: &mut In<'_>,
 ) -> Result<(u32, Out), Refused> {
@@ -192,7 +211,12 @@ pub(crate) fn operate(
             let was_open = lock(&calling.shared.sessions).opens.remove(state);
             (if was_open { 0 } else { 10025 }, Out::default().raw(state))
         }
-        18 => arguments(open(calling, current, from))?,
+        18 => arguments(open(calling, minor, current, from))?,
+        20 if minor == 0 => {
+            let (state, _sequence) = (arguments(from.raw(16))?, arguments(from.word())?);
+            let is_open = lock(&calling.shared.sessions).opens.contains(state);
+            (if is_open { 0 } else { 10025 }, Out::default().raw(state))
+        }
         28 => {
             let name = arguments(from.bytes())?;
             (remove(calling, current, name), change(Out::default()))
@@ -206,6 +230,8 @@ pub(crate) fn operate(
             let (_state, rights) = (arguments(from.raw(16))?, arguments(rights4(from))?);
             (set(calling, current, rights), Out::default().word(0))
         }
+        35 if minor == 0 => arguments(client(from))?,
+        36 if minor == 0 => arguments(confirm_client(from))?,
         _ => (10044, Out::default()),
     })
 }

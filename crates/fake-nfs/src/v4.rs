@@ -147,7 +147,7 @@ impl Compound {
                 self.saved.clone_from(&self.current);
                 Ok((0, Out::default()))
             }
-            _ => make::operate(calling, op, (&self.current, &self.saved), from),
+            _ => make::operate(calling, (self.minor, op), (&self.current, &self.saved), from),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Calls that change a folder of a server, in the server's version.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::client::nfs_client::NfsClient;
 use crate::network::server::NfsServer;
 use crate::protocol::handle::{FileAttributes, NfsHandle, NfsVersion};
-use crate::protocol::new_file::{self, FileRights, MODIFY, SetRights, op, procedure};
+use crate::protocol::new_file::{self, FileRights, MODIFY, OpenOwner, SetRights, op, procedure};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
 use crate::protocol::v3::{self, CallOutcome};
@@ -104,21 +104,63 @@ impl NfsFolder {
             }
             return self.made(name, doing);
         }
-        let owner = random().to_be_bytes();
-        let open = |mode| {
-            let put = |to: &mut XdrWriter<'_>| new_file::put_open4(to, &owner, name, mode);
+        let (client, random) = (self.client_id(doing)?, random().to_be_bytes());
+        let mut owner = OpenOwner { client, name: &random, sequence: 0 };
+        let open = |owner, mode| {
+            let put = |to: &mut XdrWriter<'_>| new_file::put_open4(to, owner, name, mode);
             self.on(doing, (&self.handle, &[]), put, new_file::get_open4, 1)
         };
-        let opened = match open(Some(MODE))? {
-            Err(NfsStatus::EXISTS) => open(None)?,
-            said => said,
-        };
-        let state = opened.map_err(|status| self.error(status, doing))?;
+        let mut opened = open(owner, Some(MODE))?;
+        if opened == Err(NfsStatus::EXISTS) {
+            owner.sequence += 1;
+            opened = open(owner, None)?;
+        }
+        let opened = opened.map_err(|status| self.error(status, doing))?;
         let made = self.made(name, doing)?;
-        // Bytes are written without an open. One that is not closed ends with the session.
-        let _ =
-            self.on(doing, (&made.0, &[]), |to| new_file::put_close4(to, &state), new_file::get_close4, 1)?;
+        self.close(&made.0, opened, owner.sequence)?;
         Ok(made)
+    }
+
+    /// Ends an open: bytes are written without one. What the server refuses ends with the session, or with the client's lease.
+    fn close(
+        &self,
+        file: &NfsHandle,
+        (state, is_unconfirmed): ([u8; 16], bool),
+        sequence: u32,
+    ) -> Result<()> {
+        let doing = "cannot close the file";
+        let (mut state, mut sequence) = (state, sequence + 1);
+        if is_unconfirmed {
+            let put = |to: &mut XdrWriter<'_>| new_file::put_confirm40(to, &state, sequence);
+            match self.on(doing, (file, &[]), put, new_file::get_confirm40, 1)? {
+                Ok(confirmed) => (state, sequence) = (confirmed, sequence + 1),
+                Err(_) => return Ok(()),
+            }
+        }
+        let put = |to: &mut XdrWriter<'_>| new_file::put_close4(to, &state, sequence);
+        self.on(doing, (file, &[]), put, new_file::get_close4, 1).map(drop)
+    }
+
+    /// The id of this process as a client, in version 4.0: the same for all its files.
+    fn client_id(&self, doing: &str) -> Result<Option<u64>> {
+        static VERIFIER: LazyLock<u64> = LazyLock::new(random);
+        if self.client.version().has_session() {
+            return Ok(None);
+        }
+        let (verifier, user) = (*VERIFIER, self.server().who.uid());
+        let owner = format!("forebay {user} {} {verifier:x}", std::process::id());
+        let put =
+            |to: &mut XdrWriter<'_>| new_file::put_client40(to, verifier.to_be_bytes(), owner.as_bytes());
+        let said = self.server().compound(doing, 1, put, new_file::get_client40)?;
+        let (client, confirm) = said.map_err(|status| self.error(status, doing))?;
+        let put = |to: &mut XdrWriter<'_>| {
+            to.u32(op::SETCLIENTID_CONFIRM);
+            to.u64(client);
+            to.raw(&confirm);
+        };
+        let get = |from: &mut XdrReader<'_>| new_file::get_heads(from, &[op::SETCLIENTID_CONFIRM]);
+        let said = self.server().compound(doing, 1, put, get)?;
+        said.map(|()| Some(client)).map_err(|status| self.error(status, doing))
     }
 
     fn made(&self, name: &[u8], doing: &str) -> Result<(NfsHandle, FileAttributes)> {

@@ -9,7 +9,7 @@ use crate::client::folder_calls::NfsFolder;
 use crate::client::open::{check_kind, find};
 use crate::client::url::NfsUrl;
 use crate::network::options::NfsOptions;
-use crate::protocol::handle::{FileKind, NfsVersion};
+use crate::protocol::handle::FileKind;
 use crate::protocol::new_file::{FileRights, SetRights};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
@@ -41,15 +41,8 @@ pub fn make(url: &NfsUrl, options: &NfsOptions, mode: u32) -> Result<NewNfsFile>
             .with("url", url)
             .hint("name a file in the folder"));
     };
-    // Version 4.0 has no open without a name of the client's own that the server confirms.
-    let versions: Vec<_> = url.versions.iter().filter(|one| **one != NfsVersion::V4(0)).copied().collect();
-    if versions.is_empty() {
-        return Err(Error::new(ErrorKind::Unsupported, "no file is made by version 4.0")
-            .with("url", url)
-            .hint("?version=4.1 or ?version=3"));
-    }
     let path = [b"/".as_slice(), &parents.join(&b'/')].concat();
-    let found = find(&NfsUrl { path, versions, ..url.clone() }, options)?;
+    let found = find(&NfsUrl { path, ..url.clone() }, options)?;
     if found.attributes.kind != FileKind::Directory {
         let error = Error::new(ErrorKind::InvalidInput, "cannot create a file: no directory is above it");
         return Err(error

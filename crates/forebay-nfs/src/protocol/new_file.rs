@@ -1,4 +1,4 @@
-//! Calls that make, rename and remove files, and say who may use them: version 3 (RFC 1813), and 4.1 and later (RFC 8881).
+//! Calls that make, rename and remove files, and say who may use them: version 3 (RFC 1813), and 4 (RFC 7530, 8881).
 
 use crate::protocol::handle::NfsHandle;
 use crate::protocol::status::NfsStatus;
@@ -28,6 +28,8 @@ pub mod op {
     pub const CLOSE: u32 = 4;
     /// Opens a file, or makes one.
     pub const OPEN: u32 = 18;
+    /// Tells that an open is this client's, in 4.0.
+    pub const OPEN_CONFIRM: u32 = 20;
     /// Removes a name.
     pub const REMOVE: u32 = 28;
     /// Gives a file another name.
@@ -36,6 +38,10 @@ pub mod op {
     pub const SAVEFH: u32 = 32;
     /// Sets mode and owner.
     pub const SETATTR: u32 = 34;
+    /// Gets a client id, in 4.0.
+    pub const SETCLIENTID: u32 = 35;
+    /// Has it count.
+    pub const SETCLIENTID_CONFIRM: u32 = 36;
 }
 
 /// ACCESS: the bytes of a file may be changed.
@@ -127,15 +133,45 @@ pub fn get_access3(from: &mut XdrReader<'_>) -> CallOutcome<u32> {
 
 // ---- version 4 --------------------------------------------------------------------------------------------------
 
-/// Opens a file for writing, and makes it with a mode if one is given. `owner` is of this open alone.
-pub fn put_open4(to: &mut XdrWriter<'_>, owner: &[u8], name: &[u8], mode: Option<u32>) {
-    /// Reads and writes, and no delegation.
-    const ACCESS: u32 = 3 | 0x400;
-    const GUARDED: u32 = 1;
-    to.words(&[op::OPEN, 0, ACCESS, 0]);
-    // The client is the session's.
-    to.u64(0);
+/// Gets a client id of version 4.0. The server cannot call this client back, and gives no delegations.
+pub fn put_client40(to: &mut XdrWriter<'_>, verifier: [u8; 8], owner: &[u8]) {
+    to.u32(op::SETCLIENTID);
+    to.raw(&verifier);
     to.opaque(owner);
+    to.u32(0x4000_0000);
+    to.opaque(b"tcp");
+    to.opaque(b"0.0.0.0.0.0");
+    to.u32(0);
+}
+
+/// The client id, and what confirms it.
+pub fn get_client40(from: &mut XdrReader<'_>) -> CallOutcome<(u64, [u8; 8])> {
+    Ok(match v4::get_op(from, op::SETCLIENTID)? {
+        Ok(()) => Ok((from.u64()?, from.array()?)),
+        Err(status) => Err(status),
+    })
+}
+
+/// An open of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOwner<'a> {
+    /// The client, in version 4.0; a session has one.
+    pub client: Option<u64>,
+    /// Of this open alone.
+    pub name: &'a [u8],
+    /// How many calls of version 4.0 came before.
+    pub sequence: u32,
+}
+
+/// Opens a file for reading and writing, and makes it with a mode if one is given.
+pub fn put_open4(to: &mut XdrWriter<'_>, owner: OpenOwner<'_>, name: &[u8], mode: Option<u32>) {
+    const BOTH: u32 = 3;
+    const NO_DELEGATION: u32 = 0x400;
+    const GUARDED: u32 = 1;
+    let access = if owner.client.is_some() { BOTH } else { BOTH | NO_DELEGATION };
+    to.words(&[op::OPEN, owner.sequence, access, 0]);
+    to.u64(owner.client.unwrap_or(0));
+    to.opaque(owner.name);
     to.u32(mode.is_some().into());
     if let Some(mode) = mode {
         to.u32(GUARDED);
@@ -146,17 +182,36 @@ pub fn put_open4(to: &mut XdrWriter<'_>, owner: &[u8], name: &[u8], mode: Option
     to.opaque(name);
 }
 
-/// The stateid of an open.
-pub fn get_open4(from: &mut XdrReader<'_>) -> CallOutcome<[u8; 16]> {
-    Ok(match v4::get_op(from, op::OPEN)? {
+/// The stateid of an open, and whether it is to be confirmed.
+pub fn get_open4(from: &mut XdrReader<'_>) -> CallOutcome<([u8; 16], bool)> {
+    const CONFIRM: u32 = 2;
+    if let Err(status) = v4::get_op(from, op::OPEN)? {
+        return Ok(Err(status));
+    }
+    let state = from.array()?;
+    // How the folder changed.
+    from.skip(20)?;
+    Ok(Ok((state, from.u32()? & CONFIRM != 0)))
+}
+
+/// Confirms an open.
+pub fn put_confirm40(to: &mut XdrWriter<'_>, state: &[u8; 16], sequence: u32) {
+    to.u32(op::OPEN_CONFIRM);
+    to.raw(state);
+    to.u32(sequence);
+}
+
+/// Its stateid from now on.
+pub fn get_confirm40(from: &mut XdrReader<'_>) -> CallOutcome<[u8; 16]> {
+    Ok(match v4::get_op(from, op::OPEN_CONFIRM)? {
         Ok(()) => Ok(from.array()?),
         Err(status) => Err(status),
     })
 }
 
 /// Ends an open.
-pub fn put_close4(to: &mut XdrWriter<'_>, state: &[u8; 16]) {
-    to.words(&[op::CLOSE, 0]);
+pub fn put_close4(to: &mut XdrWriter<'_>, state: &[u8; 16], sequence: u32) {
+    to.words(&[op::CLOSE, sequence]);
     to.raw(state);
 }
 
