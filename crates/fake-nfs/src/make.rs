@@ -180,7 +180,9 @@ fn client(from: &mut In<'_>) -> Option<(u32, Out)> {
     from.raw(8)?;
     from.bytes()?;
     from.word()?;
-    (from.bytes()?, from.bytes()?, from.word()?);
+    from.bytes()?;
+    from.bytes()?;
+    from.word()?;
     Some((0, Out::default().long(CLIENT).raw(b"confirm!")))
 }
 
