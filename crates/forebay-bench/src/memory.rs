@@ -73,13 +73,9 @@ impl Drop for DeviceMemory {
 #[derive(Debug)]
 pub(crate) struct PinnedMemory {
     device: Arc<dyn Device>,
-    pointer: *mut u8,
-    len: usize,
+    memory: HostRange,
     seen: u64,
 }
-
-// SAFETY: the memory belongs to this value alone; its owner decides which thread touches it.
-unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Self> {
@@ -94,13 +90,13 @@ impl PinnedMemory {
                 .with("bytes", len)
                 .hint("use a smaller I/O size (-i) or fewer threads (-w)"));
         }
-        let pointer = pointer.cast::<u8>();
+        let memory = HostRange::new(pointer.cast(), len);
         // SAFETY: the mapping lives until `drop`, which unpins it first.
-        match unsafe { device.pin(HostRange::new(pointer, len)) } {
-            Ok(seen) => Ok(Self { device: device.clone(), pointer, len, seen }),
+        match unsafe { device.pin(memory) } {
+            Ok(seen) => Ok(Self { device: device.clone(), memory, seen }),
             Err(error) => {
                 // SAFETY: the mapping made above, used by nobody.
-                unsafe { libc::munmap(pointer.cast(), len) };
+                unsafe { libc::munmap(pointer, len) };
                 Err(error.with("bytes", len))
             }
         }
@@ -108,7 +104,7 @@ impl PinnedMemory {
 
     /// The address at the host.
     pub(crate) const fn pointer(&self) -> *mut u8 {
-        self.pointer
+        self.memory.start
     }
 
     /// The address that the device reaches it by.
@@ -121,8 +117,8 @@ impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // SAFETY: pinned and mapped in `new`; the movers wait for their copies before they drop it.
         unsafe {
-            self.device.unpin(self.pointer);
-            libc::munmap(self.pointer.cast(), self.len);
+            self.device.unpin(self.memory.start);
+            libc::munmap(self.memory.start.cast(), self.memory.len);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Memory of this process alone.
 
-use std::ptr::{self, NonNull};
+use std::ptr;
 
 use forebay_error::{Error, Result};
 use forebay_sys::HostRange;
@@ -9,14 +9,10 @@ use forebay_sys::HostRange;
 /// ([`crate::Domain::copies_at_fork`]).
 #[derive(Debug)]
 pub struct Pages {
-    start: NonNull<u8>,
-    len: usize,
+    memory: HostRange,
     /// The process that has them: in a child something else may be there.
     process: u32,
 }
-
-// SAFETY: memory of its own.
-unsafe impl Send for Pages {}
 
 impl Pages {
     /// Room for at least one byte, all zero.
@@ -26,12 +22,10 @@ impl Pages {
         let error = || Error::last_os("cannot allocate memory for RDMA").with("bytes", len);
         // SAFETY: new memory at an address of the kernel's choice.
         let start = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
-        let pages = match NonNull::new(start.cast::<u8>()) {
-            Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => {
-                Self { start, len, process: std::process::id() }
-            }
-            _ => return Err(error()),
-        };
+        if start == libc::MAP_FAILED {
+            return Err(error());
+        }
+        let pages = Self { memory: HostRange::new(start.cast(), len), process: std::process::id() };
         // SAFETY: the mapping that was just made, whole.
         if unsafe { libc::madvise(start, len, libc::MADV_DONTFORK) } != 0 {
             return Err(error());
@@ -41,7 +35,7 @@ impl Pages {
 
     /// All of it.
     pub const fn range(&self) -> HostRange {
-        HostRange::new(self.start.as_ptr(), self.len)
+        self.memory
     }
 }
 
@@ -49,7 +43,7 @@ impl Drop for Pages {
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // SAFETY: the mapping that `new` made, whole.
-            unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+            unsafe { libc::munmap(self.memory.start.cast(), self.memory.len) };
         }
     }
 }
@@ -59,23 +53,23 @@ mod tests {
     use super::*;
 
     /// What the kernel says of a page: whether one is there.
-    fn is_mapped(at: NonNull<u8>) -> bool {
+    fn is_mapped(at: *mut u8) -> bool {
         // SAFETY: only asks.
-        unsafe { libc::msync(at.as_ptr().cast(), 1, libc::MS_ASYNC) == 0 }
+        unsafe { libc::msync(at.cast(), 1, libc::MS_ASYNC) == 0 }
     }
 
     #[test]
     fn a_child_has_none_of_it_and_unmaps_nothing_else() {
         let mut pages = Pages::new(10_000).unwrap();
-        assert!(is_mapped(pages.start) && pages.range().len == 10_000);
+        assert!(is_mapped(pages.memory.start) && pages.range().len == 10_000);
         // SAFETY: the child calls functions that are safe after a fork only, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let is_gone = !is_mapped(pages.start);
-            let (fixed, at) = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, pages.start);
+            let is_gone = !is_mapped(pages.memory.start);
+            let (fixed, at) = (libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, pages.memory.start);
             // SAFETY: nothing is there; the drop is the one to be tested.
             let is_kept = unsafe {
-                libc::mmap(at.as_ptr().cast(), 4096, libc::PROT_READ, fixed, -1, 0);
+                libc::mmap(at.cast(), 4096, libc::PROT_READ, fixed, -1, 0);
                 ptr::drop_in_place(&raw mut pages);
                 is_mapped(at)
             };

@@ -47,7 +47,7 @@ impl BarDevice {
     /// The memory that `address` lies in.
     fn range(&self, address: u64) -> Option<DeviceRange> {
         let taken = self.taken();
-        let mut all = taken.iter().map(|(start, mapping)| DeviceRange::new(*start, mapping.len()));
+        let mut all = taken.iter().map(|(start, mapping)| DeviceRange::new(*start, mapping.range().len));
         all.find(|range| range.contains(address))
     }
 }
@@ -81,7 +81,7 @@ impl Device for BarDevice {
             return Err(Error::new(ErrorKind::InvalidInput, "cannot allocate 0 bytes"));
         }
         let mapping = self.provider.map(len.next_multiple_of(PAGE))?;
-        let address = mapping.address();
+        let address = mapping.range().address();
         self.taken().insert(address, mapping);
         Ok(address)
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use forebay_error::{Error, Result};
 
-use crate::Device;
+use crate::{Device, HostRange};
 
 pub use p2pmem::P2pMem;
 
@@ -35,15 +35,7 @@ pub trait Provider: Send + Sync + fmt::Debug {
 
 /// Memory of a provider in this process, given back when it is dropped.
 #[derive(Debug)]
-pub struct Mapping {
-    address: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the mapping is plain memory; who may touch which part of it when is its owner's business.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
+pub struct Mapping(HostRange);
 
 impl Mapping {
     /// Maps the first `len` bytes of `file`, shared.
@@ -63,29 +55,19 @@ impl Mapping {
         if address == libc::MAP_FAILED {
             return Err(Error::last_os("cannot map the memory").with("bytes", len));
         }
-        Ok(Self { address: address.cast(), len })
+        Ok(Self(HostRange::new(address.cast(), len)))
     }
 
-    /// Where it begins.
-    pub fn address(&self) -> u64 {
-        self.address as u64
-    }
-
-    /// Bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether it has no bytes: never.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// All of it: who may touch which part when is its owner's business.
+    pub const fn range(&self) -> HostRange {
+        self.0
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: ours, and unmapped once; its owner promised that nobody uses it any more.
-        unsafe { libc::munmap(self.address.cast(), self.len) };
+        unsafe { libc::munmap(self.0.start.cast(), self.0.len) };
     }
 }
 
