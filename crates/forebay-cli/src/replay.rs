@@ -26,7 +26,7 @@ pub(crate) struct Replay {
     /// Leave the gaps out: as fast as it goes
     #[arg(long)]
     fast: bool,
-    /// What has a turn: plain, forebay (its own choice), staged, mapped, p2p, libcufile; host for host memory [default: all that
+    /// What has a turn: plain, forebay (its own choice), staged, mapped, placed, p2p, libcufile; host for host memory [default: all that
     /// is here]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     engine: Vec<String>,

@@ -184,9 +184,11 @@ fn session(replay: &Replay, engine: Option<&str>) -> Result<Session> {
 /// What has a turn, in order. Engines of GPU memory only if the trace has any, and a GPU is here.
 fn ways(plan: &ReplayPlan, replay: &Replay, host: &Session) -> Result<Vec<&'static str>> {
     let has_gpu = !host.devices().gpus.is_empty() && plan.calls().any(|call| call.place.is_some());
-    let gpu = [EngineKind::Staged, EngineKind::Mapped, EngineKind::P2p, EngineKind::Libcufile];
+    let mut of_gpus: Vec<_> = EngineKind::ALL.into_iter().rev().collect();
+    of_gpus.retain(|kind| !matches!(kind, EngineKind::Host | EngineKind::Noop));
+    of_gpus.sort_by_key(|kind| !kind.is_forebays());
     let all: Vec<&'static str> = if has_gpu {
-        [PLAIN, ELECTED].into_iter().chain(gpu.map(EngineKind::name)).collect()
+        [PLAIN, ELECTED].into_iter().chain(of_gpus.into_iter().map(EngineKind::name)).collect()
     } else {
         vec![PLAIN, EngineKind::Host.name()]
     };

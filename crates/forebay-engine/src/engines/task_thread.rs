@@ -18,7 +18,7 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// Asks something that another thread waits for: a panic is an answer, too.
 pub(crate) fn answer<T>(ask: impl FnOnce() -> Result<T>) -> Result<T> {
-    let panicked = || Error::new(ErrorKind::Internal, "a thread that asks the server panicked");
+    let panicked = || Error::new(ErrorKind::Internal, "a thread of an engine panicked");
     catch_unwind(AssertUnwindSafe(ask)).unwrap_or_else(|_| Err(panicked()))
 }
 
