@@ -394,7 +394,7 @@ else:
     }
     WRITERS |= {
         "torch.save": lambda path: ft.save({"w": torch.ones(1)}, path),
-        "save_async": lambda path: ft.save_async({"w": torch.ones(1)}, path),
+        "save_async": lambda path: ft.save_async({"w": torch.ones(1)}, path).result(),
         "CheckpointWriter": ft.CheckpointWriter,
         "CheckpointWriter.reset": lambda path: ft.CheckpointWriter("x").reset(path),
     }
