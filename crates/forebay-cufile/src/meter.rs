@@ -439,6 +439,10 @@ fn line_of(record: &Record, file: &str) -> String {
 
 /// The engine of a transfer, for a record.
 pub(crate) fn engine_of(receipt: &Receipt) -> EngineCode {
+    let moved = receipt.moved;
+    if moved.total() > 0 && moved.direct() == 0 {
+        return EngineCode::of(receipt.election.engine.for_the_rest());
+    }
     let mut engines = receipt.engines();
     match (engines.next(), engines.next()) {
         (None, _) => EngineCode::None,

@@ -12,13 +12,34 @@ pub struct Moved {
     pub resident: u64,
 }
 
-/// All bits for the ways that belong to one engine alone.
-const OWN: [u64; Way::COUNT] = {
-    let (mut own, mut index) = ([0; Way::COUNT], 0);
+/// How many engines have a way of their own.
+const OWNERS: usize = {
+    let (mut count, mut index) = (0, 0);
+    while index < EngineKind::ALL.len() {
+        count += EngineKind::ALL[index].way().is_some() as usize;
+        index += 1;
+    }
+    count
+};
+
+/// These, best first, with their ways.
+const OWNED: [(EngineKind, Way); OWNERS] = {
+    let (mut owned, mut count, mut index) = ([(EngineKind::Host, Way::Cached); OWNERS], 0, 0);
     while index < EngineKind::ALL.len() {
         if let Some(way) = EngineKind::ALL[index].way() {
-            own[way as usize] = u64::MAX;
+            owned[count] = (EngineKind::ALL[index], way);
+            count += 1;
         }
+        index += 1;
+    }
+    owned
+};
+
+/// All bits for these ways.
+const OWN: [u64; Way::COUNT] = {
+    let (mut own, mut index) = ([0; Way::COUNT], 0);
+    while index < OWNERS {
+        own[OWNED[index].1 as usize] = u64::MAX;
         index += 1;
     }
     own
@@ -96,16 +117,15 @@ impl Moved {
     /// The bytes of each engine that moved some: those with a way of their own, best first, and `rest`, which moved all else.
     pub fn by_engine(self, rest: EngineKind) -> impl Iterator<Item = (EngineKind, Self)> {
         let mut left = self;
-        for way in Way::ALL.into_iter().filter(|way| OWN[*way as usize] != 0) {
+        for (_, way) in OWNED {
             left[way] = 0;
         }
         // The resident kernel copies what is read in place, or staged.
         let mapped = self.resident.min(self[Way::Mapped]);
         left.resident -= mapped;
-        let own = EngineKind::ALL.into_iter().filter_map(move |kind| {
-            let way = kind.way()?;
+        let own = OWNED.into_iter().map(move |(kind, way)| {
             let resident = if way == Way::Mapped { mapped } else { 0 };
-            Some((kind, Self::of(way, self[way]).by_resident(resident)))
+            (kind, Self::of(way, self[way]).by_resident(resident))
         });
         own.chain([(rest, left)]).filter(|(_, moved)| moved.total() > 0)
     }
