@@ -31,6 +31,8 @@ pub struct ListEntry {
 }
 
 /// Opens what is named by URLs of one scheme, `SCHEME://…`. A program that registers one reads such files wherever it takes a path.
+///
+/// URLs come with bytes of names as `%20`, because Python makes them of what [`Opener::list`] gives: each function turns them back.
 pub trait Opener: Send + Sync {
     /// The scheme in lower case, without `://`.
     fn scheme(&self) -> &'static str;
@@ -40,7 +42,8 @@ pub trait Opener: Send + Sync {
         Ok(())
     }
 
-    /// Opens it.
+    /// Opens it. A folder is [`ErrorKind::IsDirectory`], what is not there [`ErrorKind::NotFound`]: Python tells by these what a
+    /// URL names.
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>>;
 
     /// Begins a new file at the URL. It keeps the rights of the file that it replaces; without one it has those of `mode`
@@ -115,7 +118,10 @@ pub fn list(url: impl AsRef<Path>) -> Result<Vec<ListEntry>> {
 
 /// The URL that a path which is not there is meant to be, if any scheme knows one.
 pub fn near_miss(path: impl AsRef<Path>) -> Option<String> {
-    find(|opener| opener.near_miss(path.as_ref()))
+    let path = path.as_ref();
+    // What begins with one scheme may be the name of a server for another.
+    let own = find(|opener| begins(path, opener.scheme(), b":").then(|| opener.near_miss(path))?);
+    own.or_else(|| find(|opener| opener.near_miss(path)))
 }
 
 /// What to say of a path that is not there, but is meant for a file of a server, or for a repository of models.
@@ -156,9 +162,27 @@ mod tests {
         }
     }
 
+    /// Takes any path for one of a server.
+    struct Server;
+
+    impl Opener for Server {
+        fn scheme(&self) -> &'static str {
+            "server"
+        }
+
+        fn open(&self, _: &Path, _: Access) -> Result<Arc<dyn Source>> {
+            Err(Error::new(ErrorKind::NotFound, "there is nothing"))
+        }
+
+        fn near_miss(&self, path: &Path) -> Option<String> {
+            path.to_str()?.split_once(':').map(|(name, rest)| format!("server://{name}/{rest}"))
+        }
+    }
+
     #[test]
     fn urls_are_of_who_registered_their_scheme() {
         assert_eq!(Location::of("nothing://a").err().unwrap().kind(), ErrorKind::Unsupported);
+        register(Arc::new(Server));
         register(Arc::new(Nothing));
         register(Arc::new(Nothing));
         for (path, scheme) in [
@@ -178,6 +202,7 @@ mod tests {
         let error = Nothing.make(Path::new("nothing://a"), 0o644).unwrap_err();
         assert_eq!(error.message(), "no file is made at a nothing:// URL");
         assert_eq!(hint_for_missing("nothing:a").unwrap(), "a file of a server is named nothing://a");
+        assert_eq!(near_miss("host:a").unwrap(), "server://host/a");
         assert_eq!(hint_for_missing("/a"), None);
     }
 }

@@ -35,7 +35,8 @@ else:
 
 __all__ = ["FileRecords", "Gathered", "Held", "Pending", "Records", "Zipped", "collate", "placed", "split", "zipped"]
 
-#: (file's number, where its records lie), as the native half takes it.
+#: (file's number, where its records lie), as the native half takes it. Where, in bytes: (rows, offset, stride, length of each),
+#: (offsets, length of each) or (offsets, lengths). Offsets and lengths are arrays of unsigned 64-bit numbers: numpy's, or ``array("Q")``.
 Part = tuple[int, tuple[Any, ...]]
 
 
