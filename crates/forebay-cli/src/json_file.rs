@@ -47,10 +47,9 @@ impl JsonFile {
         let mut text = serde_json::to_string_pretty(report)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
         text.push('\n');
+        const HINT: &str = "name another file with --json: the results above are whole";
         let failed = |error: &std::io::Error, path: &Path| {
-            Error::from_io(error, "cannot write the report")
-                .with("path", path.display())
-                .hint("name another file with --json: the results above are whole")
+            Error::from_io(error, "cannot write the report").with("path", path.display()).hint(HINT)
         };
         let put = |mut file: File| -> std::io::Result<()> {
             if file.metadata()?.is_file() {
@@ -63,8 +62,8 @@ impl JsonFile {
         match self {
             Self::Old(file, path) => put(file).map_err(|error| failed(&error, &path)),
             Self::New(pending) => {
-                pending.file().write_host(text.as_bytes(), 0)?;
-                pending.commit(false).map(drop)
+                let put = pending.file().write_host(text.as_bytes(), 0).and_then(|()| pending.sync());
+                put.and_then(|()| pending.commit(false)).map(drop).map_err(|error| error.hint(HINT))
             }
         }
     }

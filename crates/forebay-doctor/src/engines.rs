@@ -170,6 +170,9 @@ pub(crate) fn size(bytes: u64) -> String {
 
 /// Bytes by the way they took, for people.
 pub(crate) fn ways(moved: Moved) -> String {
+    if moved.total() == 0 {
+        return size(0);
+    }
     let parts = moved.taken().map(|(way, bytes)| format!("{} {}", size(bytes), way.words()));
     parts.collect::<Vec<_>>().join(" + ")
 }

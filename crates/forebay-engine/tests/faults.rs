@@ -401,6 +401,15 @@ fn the_wrong_direction_says_how_to_open() {
     }
 }
 
+/// A source that takes no bytes, or more than there are, is an error: neither a loop nor a panic.
+#[test]
+fn answers_to_writes_that_cannot_be_are_errors() {
+    let file = File::from_source(std::sync::Arc::new(Moody { bytes: Vec::new(), bad: 9 })).unwrap();
+    assert_eq!(file.write_host(b"header", 9).unwrap_err().message(), "the source took no bytes");
+    assert_eq!(file.set_len(10).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(file.write_host(b"header", 0).unwrap_err().kind(), ErrorKind::Internal);
+}
+
 /// A source whose answers are what the test says, from another thread.
 #[derive(Debug)]
 struct Moody {
@@ -410,6 +419,10 @@ struct Moody {
 
 impl Requests for Moody {
     fn start(&self, request: Request, done: Answer) {
+        if request.direction == Direction::Write {
+            // A full store, or one that cannot count.
+            return done(Ok(if request.offset == self.bad { 0 } else { request.memory.len + 1 }));
+        }
         let bad = (request.offset..request.offset + request.memory.len as u64).contains(&self.bad);
         let at = request.offset as usize;
         let part = self.bytes[at..at + request.memory.len].to_vec();

@@ -66,6 +66,9 @@ impl HostRange {
     /// # Safety
     /// They are there, and nobody writes them, as long as the slice lives.
     pub const unsafe fn bytes<'a>(self) -> &'a [u8] {
+        if self.len == 0 {
+            return &[];
+        }
         // SAFETY: passed on.
         unsafe { slice::from_raw_parts(self.start, self.len) }
     }
@@ -75,6 +78,9 @@ impl HostRange {
     /// # Safety
     /// They are there, and nobody else reads or writes them, as long as the slice lives.
     pub const unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
+        if self.len == 0 {
+            return &mut [];
+        }
         // SAFETY: passed on.
         unsafe { slice::from_raw_parts_mut(self.start, self.len) }
     }
@@ -112,7 +118,7 @@ impl DeviceRange {
 
     /// Whether it has bytes of the other range, too.
     pub const fn overlaps(self, other: Self) -> bool {
-        self.start < other.end() && other.start < self.end()
+        self.len > 0 && other.len > 0 && self.start < other.end() && other.start < self.end()
     }
 
     /// Whether all of the other range lies in it.
@@ -137,6 +143,7 @@ mod tests {
             range.after(3).bytes_mut()[1] = 9;
             assert_eq!(range.after(1).first(3).bytes(), [2, 3, 4]);
             assert_eq!(range.after(2).first(9).bytes(), [3, 4, 9]);
+            assert!(HostRange::NONE.bytes().is_empty() && HostRange::NONE.bytes_mut().is_empty());
         }
         assert_eq!(range.part(1..4), Some(range.after(1).first(3)));
         assert_eq!((range.part(4..6), range.part(6..6)), (None, None));

@@ -36,10 +36,18 @@ impl fmt::Debug for File {
 /// Makes a request and waits for its answer. A write leaves the bytes as they are.
 fn answer_of(requests: &dyn Requests, direction: Direction, bytes: &mut [u8], offset: u64) -> Result<usize> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    let len = bytes.len();
     let request = Request { direction, offset, memory: HostRange::of_mut(bytes) };
     requests.start(request, Box::new(move |got| drop(answer.send(got))));
     // Exactly one answer comes: until then the memory is the request's.
-    answered.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a source gave no answer")))
+    let missing = |_| Err(Error::new(ErrorKind::Internal, "a source gave no answer"));
+    match answered.recv().unwrap_or_else(missing)? {
+        done if done > len => {
+            Err(Error::new(ErrorKind::Internal, "a source answered with more bytes than were asked for"))
+        }
+        0 if direction == Direction::Write => Err(Error::new(ErrorKind::Io, "the source took no bytes")),
+        done => Ok(done),
+    }
 }
 
 impl OpenOptions {
@@ -209,6 +217,7 @@ impl File {
     /// kind [`ErrorKind::ShortRead`].
     pub fn read_host(&self, into: &mut [u8], offset: u64) -> Result<()> {
         let (mut done, len) = (0, into.len());
+        self.check()?;
         while done < len {
             let (rest, at) = (&mut into[done..], offset + done as u64);
             let got = match self.source.fill() {
@@ -231,6 +240,7 @@ impl File {
 
     /// Writes host memory on the calling thread, as [`File::read_host`] reads: for headers and small files.
     pub fn write_host(&self, mut bytes: &[u8], mut offset: u64) -> Result<()> {
+        self.check()?;
         while !bytes.is_empty() {
             let put = match self.source.fill() {
                 Fill::Descriptor(fd) => rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, offset))
@@ -417,6 +427,11 @@ impl File {
     /// Major and minor number of the block device that holds it (of itself, for a block device).
     pub fn device_number(&self) -> (u32, u32) {
         self.file.as_ref().map_or((0, 0), |file| file.device)
+    }
+
+    /// An error if the program closed the descriptor: its number may be another file's.
+    fn check(&self) -> Result<()> {
+        self.descriptors().map_or(Ok(()), Descriptors::check)
     }
 
     fn local(&self, what: &str) -> Result<&FileSource> {
