@@ -18,7 +18,7 @@ use forebay_nfs::handle::NfsVersion;
 use forebay_nfs::mount::KernelMount;
 use forebay_nfs::{NfsOptions, NfsUrl};
 use forebay_verbs::Kind;
-use mounts::{Facts, KEY, LEN, PATH, mounted, place};
+use mounts::{Facts, KEY, LEN, PATH, Place, mounted, place};
 
 fn session(nfs: Nfs) -> Session {
     allow_dma_bufs();
@@ -318,24 +318,30 @@ fn a_mount_of_another_network_is_read_beside_the_kernel_where_that_is_asked_for(
     assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
 }
 
+/// Two files of a server, both of which it places; the first is at [`PATH`]. The second's lies there as long as its [`Scratch`].
+fn two_placed(place: &Place, session: &Session) -> ([File; 2], Scratch) {
+    let other_path = "/export/other";
+    place.server.put(other_path, pattern(KEY, 0, LEN));
+    let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
+    let (file, _facts) = place.open(place.facts("rdma"));
+    let url = NfsUrl::parse(&place.server.url(other_path, "3")).unwrap();
+    let other = File::open(scratch.path()).unwrap();
+    mounted(&other, &Arc::new(Facts { url, ..place.facts("rdma") }));
+    let files = [file, other];
+    for file in &files {
+        settle(session, file);
+        let receipt = read(session, file, LEN);
+        assert_eq!(receipt.engine(), EngineKind::Placed, "{receipt}");
+    }
+    (files, scratch)
+}
+
 /// It was removed or replaced on the server.
 #[test]
 fn a_stale_file_is_the_kernels_and_others_of_its_server_are_placed() {
     let _turn = turn();
     let (place, session) = (place(), session(Nfs::Rdma));
-    let other_path = "/export/other";
-    place.server.put(other_path, pattern(KEY, 0, LEN));
-    let other = Scratch::with_pattern(&disk(), KEY, LEN);
-    let (stale, _facts) = place.open(place.facts("rdma"));
-    let url = NfsUrl::parse(&place.server.url(other_path, "3")).unwrap();
-    let facts = Arc::new(Facts { url, ..place.facts("rdma") });
-    let good = File::open(other.path()).unwrap();
-    mounted(&good, &facts);
-    for file in [&stale, &good] {
-        settle(&session, file);
-        let receipt = read(&session, file, LEN);
-        assert_eq!(receipt.engine(), EngineKind::Placed, "{receipt}");
-    }
+    let ([stale, good], _scratch) = two_placed(&place, &session);
     place.server.remove(PATH);
     for _ in 0..3 {
         let receipt = read(&session, &stale, LEN);
@@ -343,5 +349,24 @@ fn a_stale_file_is_the_kernels_and_others_of_its_server_are_placed() {
         assert!(reason(&receipt).contains("stale handle"), "{receipt}");
         let receipt = read(&session, &good, LEN);
         assert_eq!(receipt.engine(), EngineKind::Placed, "{receipt}");
+    }
+}
+
+#[test]
+fn a_server_that_asks_to_wait_is_left_alone_with_all_its_files() {
+    let _turn = turn();
+    let (place, session) = (place(), session(Nfs::Rdma));
+    let (files, _scratch) = two_placed(&place, &session);
+    let buffers = [(); 2].map(|()| session.buffer(0, LEN).unwrap());
+    files.iter().for_each(chill);
+    // Until the client sends the calls no more.
+    place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Trouble::Status(10008)));
+    let mut asked = 0;
+    for (file, mut buffer) in files.iter().zip(buffers) {
+        let receipt = session.read(file, 0, &mut buffer).unwrap();
+        assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
+        assert!(reason(&receipt).contains("the server asks to wait"), "{receipt}");
+        let before = std::mem::replace(&mut asked, place.server.count(Asked::Read));
+        assert!(before == 0 || asked == before, "the server was asked again, for the other file");
     }
 }

@@ -16,7 +16,7 @@ pub use location::Location;
 pub use opener::{
     Access, ListEntry, Opener, hint_for_missing, list, near_miss, opener_of, register, scheme_of,
 };
-pub use place::{Place, PlaceScope};
+pub use place::{FileReplaced, Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};
 pub use source::{Facts, Fill, HeldUp, Source};
 pub use state::StateToken;

@@ -1,6 +1,7 @@
 //! Statuses of NFS, and what they mean to a user.
 
 use forebay_error::{Error, ErrorKind};
+use forebay_source::FileReplaced;
 
 /// A status other than 0, of v3 or v4: they share most numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,7 @@ impl NfsStatus {
             21 => error.hint("name a file in it"),
             28 => error.hint("free some space on the server"),
             30 => error.hint("export it with `rw`"),
+            70 => error.source(FileReplaced),
             10016 => error.hint("export with sec=sys, or read through the kernel's mount"),
             10025 | 10038 => error.hint("read through the kernel's mount; or add ?version=3 to the URL"),
             10029 => error.hint("name the file that the link leads to"),
@@ -133,7 +135,8 @@ mod tests {
         assert_eq!(error.to_string(), "cannot read: permission denied");
         assert!(error.hints()[0].contains("root_squash"));
         let error = NfsStatus::STALE.error("cannot read", 5);
-        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.kind() == ErrorKind::Busy && FileReplaced::is_why(&error));
+        assert!(!FileReplaced::is_why(&NfsStatus::DELAY.error("cannot read", 5)));
         assert!(error.to_string().contains("stale handle"), "{error}");
         assert_eq!(NfsStatus(30).error("cannot write", 5).kind(), ErrorKind::ReadOnly);
         assert!(

@@ -235,8 +235,8 @@ impl Flight {
             // A server that waits or refuses will do so by any way; all else may be of this one.
             // The kernel has a way of its own to the server of a mount.
             let is_of_server = error.kind() == ErrorKind::Timeout && !parts.server.is_mounted;
-            // A change that this flight saw is no fault of the server. After any other error the server, or the file, is left alone for
-            // a while: else each transfer would ask again.
+            // A change that this flight saw is no fault of the server. After any other error the way is left alone for a while, for this
+            // file where it is stale and for all files otherwise: else each transfer would ask again.
             if let Some(key) = parts.key.as_ref().filter(|_| !has_changed) {
                 trial::pause(key, &parts.server.file, error, &refusal);
             }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device, HostRange, Wait};
-use forebay_source::{DeviceRange, Place, PlaceScope, Source};
+use forebay_source::{DeviceRange, FileReplaced, Place, PlaceScope, Source};
 
 use super::memory;
 use super::refusals::{error_refusal, refusal};
@@ -131,10 +131,10 @@ fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
     all.push((key.clone(), KnownVerdict { verdict, until }));
 }
 
-/// Leaves the way alone for a moment: a transfer of this file failed there.
+/// Leaves the way alone for a moment, for this file alone or for all: a transfer of the file failed there.
 pub(super) fn pause(key: &Key, file: &File, error: &Error, refusal: &Arc<Refusal>) {
-    // A file that was removed or replaced on the server says nothing of the others.
-    let file = (error.kind() == ErrorKind::Busy).then(|| Arc::downgrade(file.source()));
+    // That one file was removed or replaced says nothing of the others. Any other error may: the server is busy, a queue is full.
+    let file = FileReplaced::is_why(error).then(|| Arc::downgrade(file.source()));
     let mut all = lock(&Trials::of_process().paused);
     let now = Instant::now();
     all.retain(|pause| now < pause.until);
@@ -221,7 +221,7 @@ impl Tester {
         let (verdict, until) = match tried {
             Ok(()) => (Ok(()), None),
             Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
-            Err(TrialOutcome::Failed(error, refusal)) if error.kind() == ErrorKind::Busy => {
+            Err(TrialOutcome::Failed(error, refusal)) if FileReplaced::is_why(&error) => {
                 pause(key, &server.file, &error, &refusal);
                 return Err(refusal);
             }
