@@ -35,6 +35,7 @@ __all__ = [
     "exchange_capture_mode",
     "is_url",
     "map",
+    "missing_hint",
     "notes",
     "npy_header",
     "npy_itemsize",
@@ -47,7 +48,6 @@ __all__ = [
     "read_safetensors",
     "read_shard_index",
     "read_zip",
-    "repository_hint",
     "state",
     "trim",
     "wait_stream",
@@ -68,7 +68,7 @@ _Pieces: TypeAlias = Iterable[tuple[_Array, int]]
 
 def check_place(path: _Path, writes: bool) -> None: ...
 def is_url(path: _Path) -> bool: ...
-def repository_hint(path: _Path) -> str | None: ...
+def missing_hint(path: _Path) -> str | None: ...
 def state(location: str) -> tuple[bool, int, int | None]: ...
 def entries(location: str) -> list[tuple[str, bool | None]]: ...
 def open(path: _Path, mode: str = "r", *, cache: str | None = None) -> File: ...

@@ -29,8 +29,8 @@ def path_text(given: Any, writes: bool = False) -> str:
 
     Raises:
         InvalidInputError: an open file, bytes of a file, or something else that is no path.
-        NotFoundError: a relative path, and the program's folder was removed; or what is no path of this machine, but the name
-            of a repository of models.
+        NotFoundError: a relative path, and the program's folder was removed; or what is no path of this machine, but a name
+            of a server's file or of a repository of models.
         UnsupportedError: what lies elsewhere: ``s3://…``, ``hf://…``, ``https://…``.
     """
     try:
@@ -74,8 +74,10 @@ def is_place(given: Any) -> bool:
 def _absolute(path: str, writes: bool) -> str:
     if ":/" in path:
         _forebay.check_place(path, writes)
-    elif not writes and path.count("/") == 1 and not _locations.has_name(path):
-        hint = _forebay.repository_hint(path)
+    # A pattern is no name, but its folder is one.
+    folder = path.partition("/")[0]
+    if not writes and (":/" in path or path.count("/") == 1) and not _locations.has_name(folder):
+        hint = _forebay.missing_hint(path)
         if hint is not None:
             from .errors import NotFoundError
 

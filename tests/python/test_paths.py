@@ -454,6 +454,20 @@ def test_names_of_models_are_no_paths(folders: tuple[Path, Path]) -> None:
     assert np.array_equal(forebay.read_npy("org/model-7.5"), numbers(1))
 
 
+@pytest.mark.parametrize("named", ["server:/export/x", "nfs:/server/export/x"])
+def test_names_of_servers_are_told_as_urls(folders: tuple[Path, Path], named: str) -> None:
+    one, _ = folders
+    for name, call in READERS.items():
+        with pytest.raises(errors.NotFoundError) as caught:
+            call(named)
+        assert caught.value.hints == ["a file of a server is named nfs://server/export/x"], (name, caught.value)
+    # A folder of that name is one.
+    folder = one / named.rpartition("/")[0]
+    folder.mkdir(parents=True)
+    np.save(folder / "y.npy", numbers(1))
+    assert np.array_equal(forebay.read_npy(named.removesuffix("x") + "y.npy"), numbers(1))
+
+
 def test_nothing_is_made_here_of_urls_of_a_server(folders: tuple[Path, Path]) -> None:
     one, _ = folders
     url = "nfs://server.invalid/export/x"

@@ -213,7 +213,7 @@ impl Array {
         py.detach(|| {
             let stream = device.stream(forebay_gpu::Context::PRIMARY)?;
             // SAFETY: both ranges live and have this length until the copy is done.
-            unsafe { stream.copy_in(address, HostRange::of(&bytes)) }?;
+            unsafe { stream.copy_in(address, HostRange::of(bytes)) }?;
             stream.synchronize(forebay_gpu::Wait::Block)
         })
         .or_raise()

@@ -70,7 +70,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::stream::{exchange_capture_mode, wait_stream};
     #[pymodule_export]
-    use crate::text::{check_place, is_url, repository_hint};
+    use crate::text::{check_place, is_url, missing_hint};
 
     /// Transfers end before the interpreter does: their memory is its objects'.
     #[pymodule_init]

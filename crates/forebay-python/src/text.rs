@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use forebay_config::elsewhere::repository_hint as hint_of;
 use forebay_engine::File as Engine;
-use forebay_source::Location;
+use forebay_source::{Location, hint_for_missing};
 use pyo3::exceptions::PyUnicodeEncodeError;
 use pyo3::prelude::*;
 
@@ -60,10 +59,10 @@ pub(crate) fn is_url(path: PathBuf) -> bool {
     Engine::is_url(path)
 }
 
-/// What to say of a path that is not there, but may be meant for a repository of models.
+/// What to say of a path that is not there, but may be meant for a file of a server, or for a repository of models.
 #[pyfunction]
-pub(crate) fn repository_hint(path: PathBuf) -> Option<String> {
-    hint_of(&path)
+pub(crate) fn missing_hint(path: PathBuf) -> Option<String> {
+    hint_for_missing(path)
 }
 
 /// The name of a dtype: a text, or what numpy, torch and jax have for one.
