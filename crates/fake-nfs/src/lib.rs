@@ -2,6 +2,7 @@
 //! It has its own reading and writing of messages, so that a mistake of the client's is not repeated here. Faults come on demand:
 //! see [`Fault`].
 
+mod calling;
 mod files;
 mod make;
 mod rdma;

@@ -1,7 +1,7 @@
 //! Calls that make, rename and remove files, and say who may use them: of version 3, and the operations of version 4.
 
+use crate::calling::{Calling, Refused, Results};
 use crate::files::{Files, Made};
-use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
 use crate::{Asked, lock};
 

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::calling::{Calling, Refused, Results};
 use crate::files::{File, Files};
-use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
 use crate::{Asked, lock, make};
 

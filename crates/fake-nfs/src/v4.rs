@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
+use crate::calling::{Calling, Refused, Results};
 use crate::files::Files;
-use crate::serve::{Calling, Refused, Results};
 use crate::words::{In, Out};
 use crate::{Asked, lock, make};
 
