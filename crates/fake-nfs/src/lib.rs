@@ -47,6 +47,8 @@ pub enum Asked {
     Rename,
     /// REMOVE.
     Remove,
+    /// OPEN_CONFIRM, CLOSE.
+    Close,
 }
 
 /// A call as faults see it.
@@ -111,6 +113,8 @@ pub enum Fault {
     Cut(u64),
     /// Before the call is carried out, all bytes of its file are this one.
     Overwrite(u8),
+    /// A listing has these names with their cookies, and more are to come.
+    Names(Vec<(&'static str, u64)>),
     /// The server restarts when it has carried out the call, before it answers: what was not durable is lost.
     Restart,
 }
@@ -133,7 +137,7 @@ pub(crate) struct Shared {
     pub(crate) files: Mutex<Files>,
     pub(crate) sessions: Mutex<Sessions>,
     faults: Mutex<Faults>,
-    counts: [AtomicU64; 11],
+    counts: [AtomicU64; 12],
     pub(crate) connections: Mutex<Vec<TcpStream>>,
     connection_count: AtomicU64,
     /// By the address that they came to.

@@ -210,12 +210,18 @@ pub(crate) fn operate(
         }
         4 => {
             let (_sequence, state) = (arguments(from.word())?, arguments(from.raw(16))?);
+            if let Some(status) = calling.asks(current, Asked::Close, 0, 0) {
+                return Ok((status, Out::default()));
+            }
             let was_open = lock(&calling.shared.sessions).opens.remove(state);
             (if was_open { 0 } else { 10025 }, Out::default().raw(state))
         }
         18 => arguments(open(calling, minor, current, from))?,
         20 if minor == 0 => {
             let (state, _sequence) = (arguments(from.raw(16))?, arguments(from.word())?);
+            if let Some(status) = calling.asks(current, Asked::Close, 0, 0) {
+                return Ok((status, Out::default()));
+            }
             let is_open = lock(&calling.shared.sessions).opens.contains(state);
             (if is_open { 0 } else { 10025 }, Out::default().raw(state))
         }

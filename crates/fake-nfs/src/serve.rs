@@ -39,7 +39,12 @@ fn serve(mut stream: TcpStream, shared: &Arc<Shared>, connection: u64) -> std::i
         match calling.fault.take() {
             None
             | Some(
-                Fault::Status(_) | Fault::Short(_) | Fault::Forget | Fault::Cut(_) | Fault::Overwrite(_),
+                Fault::Status(_)
+                | Fault::Short(_)
+                | Fault::Forget
+                | Fault::Cut(_)
+                | Fault::Overwrite(_)
+                | Fault::Names(_),
             ) => {}
             Some(Fault::NoReply) => continue,
             Some(Fault::Unread(time)) => {

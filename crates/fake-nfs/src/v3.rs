@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use crate::calling::{Calling, Refused, Results};
 use crate::files::{File, Files};
 use crate::words::{In, Out};
-use crate::{Asked, lock, make};
+use crate::{Asked, Fault, lock, make};
 
 const STALE: u32 = 70;
 const NO_ENTRY: u32 = 2;
@@ -138,6 +138,14 @@ fn read_dir(calling: &mut Calling<'_>, handle: &[u8], is_plus: bool, from: &mut 
         return Ok(Out::default().words(&[status, 0]));
     }
     let mut files = lock(&calling.shared.files);
+    if let Some(Fault::Names(names)) = &calling.fault {
+        let out = Out::default().words(&[0, 0]).raw(&files.verifier());
+        let without_attributes = if is_plus { &[0, 0][..] } else { &[] };
+        let entry = |out: Out, (name, cookie): &(&str, u64)| {
+            out.word(1).long(7).bytes(name.as_bytes()).long(*cookie).words(without_attributes)
+        };
+        return Ok(names.iter().fold(out, entry).words(&[0, 0]));
+    }
     let Some(directory) = Files::directory(handle) else {
         return Ok(Out::default().words(&[NOT_DIRECTORY, 0]));
     };

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::calling::{Calling, Refused, Results};
 use crate::files::Files;
 use crate::words::{In, Out};
-use crate::{Asked, lock, make};
+use crate::{Asked, Fault, lock, make};
 
 const STALE: u32 = 70;
 const NO_ENTRY: u32 = 2;
@@ -244,6 +244,13 @@ impl Compound {
             return Ok((status, Out::default()));
         }
         let files = lock(&calling.shared.files);
+        if let Some(Fault::Names(names)) = &calling.fault {
+            let entry = |out: Out, (name, cookie): &(&str, u64)| {
+                out.word(1).long(*cookie).bytes(name.as_bytes()).words(&[0, 0])
+            };
+            let out = Out::default().raw(&files.verifier());
+            return Ok((0, names.iter().fold(out, entry).words(&[0, 0])));
+        }
         let Some(directory) = Files::directory(&self.current) else { return Ok((20, Out::default())) };
         // Cookies 0 to 2 are reserved.
         let first = cookie.saturating_sub(2);

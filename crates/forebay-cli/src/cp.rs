@@ -5,6 +5,7 @@ mod receipt_sum;
 mod verify;
 mod work;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -72,16 +73,26 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
 /// Copies a file that was looked at, or one of a server. What is interrupted ends by an error of what it waited for.
 fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
     let guard = Guard::new();
-    let copied = silence::told(console, || copy_guarded(args, console, found));
+    let is_whole = Cell::new(false);
+    let copied = silence::told(console, || copy_guarded(args, console, found, &is_whole));
     let interrupted = Guard::caught().filter(|_| copied.is_err());
     drop(guard);
     match interrupted {
+        Some(signal) if is_whole.get() => {
+            Err(Failure::interrupted(signal, "the copy may have its name already"))
+        }
         Some(signal) => Err(Failure::interrupted(signal, "nothing was copied")),
         None => copied,
     }
 }
 
-fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
+/// `is_whole` says whether the copy is to get its name now.
+fn copy_guarded(
+    args: &Copy,
+    console: &Console<'_>,
+    found: Option<&fs::Metadata>,
+    is_whole: &Cell<bool>,
+) -> Result<i32, Failure> {
     let destination = destination(args)?;
     check_destination(&destination, found)?;
     let session = Session::open()?;
@@ -119,6 +130,7 @@ fn copy_guarded(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>
     let what = if device.info().is_host { "host memory".to_owned() } else { device.info().name.clone() };
     let verified = if args.verify { ", verified" } else { "" };
     let report = work.report(seconds, &what, verified);
+    is_whole.set(true);
     let notes = pending.commit(true).map_err(explain)?;
     console.say(report);
     let facts = source.facts();

@@ -149,3 +149,20 @@ fn listings_that_lie_are_errors() {
         }
     }
 }
+
+#[test]
+fn listings_that_do_not_end_are_errors() {
+    // In a circle; and `.` with another cookie each time.
+    let lies: [fn(u64) -> (&'static str, u64); 2] = [|part| ("a", 3 + part % 2), |part| (".", 3 + part)];
+    for version in VERSIONS {
+        for lie in lies {
+            let server = filled();
+            server.faults(move |seen| {
+                (seen.asked == Asked::Names).then(|| Fault::Names(vec![lie(seen.before)]))
+            });
+            let error = listed(&server, "/export", version).unwrap_err();
+            assert!(error.message().contains("the names of a directory do not end"), "{version} {error:?}");
+            assert!(server.count(Asked::Names) < 20, "{version}");
+        }
+    }
+}

@@ -35,7 +35,7 @@ fn they_keep_the_contract() {
 #[test]
 fn answers_that_are_lost_change_nothing() {
     for version in VERSIONS {
-        for lost in [Asked::Make, Asked::Rename, Asked::Open] {
+        for lost in [Asked::Make, Asked::Rename, Asked::Open, Asked::Close] {
             let server = server();
             server.put("/export/file", b"old".to_vec());
             server.faults(move |seen| {
@@ -55,16 +55,31 @@ fn answers_that_are_lost_change_nothing() {
 #[test]
 fn what_fails_leaves_what_was_there() {
     for version in VERSIONS {
-        for (fails, kind) in [(Asked::Make, ErrorKind::NoSpace), (Asked::Rename, ErrorKind::NoSpace)] {
+        for fails in [Asked::Make, Asked::Open, Asked::Other, Asked::Rename] {
             let server = server();
             server.put("/export/file", b"old".to_vec());
-            server.faults(move |seen| (seen.asked == fails).then_some(Fault::Status(28)));
+            // Not before the file is made.
+            let mut is_made = false;
+            server.faults(move |seen| {
+                is_made |= seen.asked == Asked::Make;
+                (is_made && seen.asked == fails).then_some(Fault::Status(28))
+            });
             let error = begun(&server, "/export/file", version).and_then(NewNfsFile::finish).unwrap_err();
-            assert_eq!(error.kind(), kind, "{error:?}");
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{error:?}");
             assert!(!error.hints().is_empty() && error.to_string().contains("url=nfs://"), "{error:?}");
             assert_eq!(server.paths(), ["/export/file", "/export/other"], "{version}");
             assert_eq!(server.durable("/export/file"), b"old");
         }
+    }
+}
+
+#[test]
+fn an_open_that_does_not_end_is_no_error() {
+    for version in VERSIONS {
+        let server = server();
+        server.faults(|seen| (seen.asked == Asked::Close).then_some(Fault::Status(28)));
+        begun(&server, "/export/new", version).unwrap().finish().unwrap();
+        assert_eq!(server.paths(), ["/export/new", "/export/other"], "{version}");
     }
 }
 

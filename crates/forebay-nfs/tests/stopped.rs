@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use fake_nfs::{Asked, Fault, Placing, Server};
 use fake_verbs::{Fake, Fault as Cut, Side, What};
 use forebay_error::{Error, ErrorKind};
-use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, open};
+use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, folder, make, open};
 use forebay_remote::stop::stop_waiting;
 use forebay_verbs::{Fabric, Kind};
 
@@ -89,4 +89,19 @@ fn what_waits_ends_when_it_is_to_stop() {
         stopped(what, || file.read_at(&mut [0; 100], 0));
         server.faults(|_| None);
     }
+
+    let export = NfsUrl::parse(&server.url("/export", "3")).unwrap();
+    server.faults(|seen| (seen.asked == Asked::Names).then(|| Fault::Names(vec![("a", 3 + seen.before)])));
+    stopped("a listing without end", || folder::list(&export, &options(&None)));
+
+    // What was begun is removed, though that needs a connection, and an answer that comes late.
+    const DELAY: u32 = 10008;
+    let new = make(&url, &options(&None), 0o600).unwrap();
+    assert_eq!(server.paths().len(), 2);
+    server.faults(|seen| (seen.asked == Asked::Remove && seen.before == 0).then_some(Fault::Status(DELAY)));
+    server.close_connections();
+    stop_waiting(true);
+    drop(new);
+    stop_waiting(false);
+    assert_eq!(server.paths(), ["/export/file"]);
 }

@@ -1,5 +1,6 @@
 //! The end of all waiting for servers.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,11 @@ pub const SLICE: Duration = Duration::from_millis(100);
 /// Whether nobody is to wait for servers any more.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
+thread_local! {
+    /// Until when this thread waits nevertheless.
+    static PATIENT_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
 /// Has all that waits for a server, in this process, end with an error soon, and what is asked later at once; `false` takes it back. A
 /// handler of a signal may call it.
 pub fn stop_waiting(stop: bool) {
@@ -19,7 +25,19 @@ pub fn stop_waiting(stop: bool) {
 
 /// Whether waiting is to stop.
 pub fn is_stopped() -> bool {
-    STOPPED.load(Relaxed)
+    STOPPED.load(Relaxed) && PATIENT_UNTIL.get().is_none_or(|until| Instant::now() >= until)
+}
+
+/// Does what is to be cleaned up at a server: this thread waits for it that long even where waiting is to stop.
+pub fn patiently<T>(patience: Duration, clean_up: impl FnOnce() -> T) -> T {
+    struct Before(Option<Instant>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            PATIENT_UNTIL.set(self.0);
+        }
+    }
+    let _before = Before(PATIENT_UNTIL.replace(Some(Instant::now() + patience)));
+    clean_up()
 }
 
 /// What waiting ends with when it is to stop.

@@ -14,7 +14,7 @@ pub trait Upload: Send + Sync + fmt::Debug {
     fn source(&self) -> Arc<dyn Source>;
 
     /// Gives it the URL, in place of the file that has it, in one step: all writes have been answered. If `durable`, bytes and
-    /// name survive a crash of what keeps them. On an error the old file is as it was. Returns, in words, what the replaced file
-    /// had and this one could not be given.
+    /// name survive a crash of what keeps them. On an error the old file is as it was, or a hint says that it
+    /// may be the new one. Returns, in words, what the replaced file had and this one could not be given.
     fn finish(self: Box<Self>, durable: bool) -> Result<Vec<String>>;
 }

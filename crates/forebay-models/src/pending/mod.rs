@@ -114,8 +114,9 @@ impl Pending {
     }
 
     /// Gives the file its name, replacing what has it. If `durable`, data and name are on the disk on return. On an
-    /// error the old file is as it was, and nothing of the new one remains. Returns, in words, what of the replaced
-    /// file's rights and attributes could not be kept.
+    /// error the old file is as it was, and nothing of the new one remains; only where a server did not answer the last
+    /// call the name may be the new file's, and a hint says so. Returns, in words, what of the replaced file's rights and
+    /// attributes could not be kept.
     pub fn commit(self, durable: bool) -> Result<Vec<String>> {
         match self.save {
             Save::Local(save) => Ok(save.commit(durable)?.into_iter().map(str::to_owned).collect()),

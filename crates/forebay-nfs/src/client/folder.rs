@@ -1,6 +1,9 @@
 //! The names in a directory of a server.
 
+use std::collections::HashSet;
+
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop;
 
 use crate::client::open::{UrlTarget, find};
 use crate::client::url::NfsUrl;
@@ -10,6 +13,7 @@ use crate::protocol::handle::{NfsHandle, NfsVersion};
 pub use crate::protocol::read_dir::DirEntry;
 use crate::protocol::read_dir::{self, DirPart, DirPlace, ReadDirForm};
 use crate::protocol::status::NfsStatus;
+use crate::protocol::xdr::Malformed;
 
 /// What is done here.
 const DOING: &str = "cannot list the directory";
@@ -17,6 +21,8 @@ const DOING: &str = "cannot list the directory";
 const REPLY_BYTES: u32 = 24 << 10;
 /// More names than this come from a server that does not end.
 const MOST_NAMES: usize = 10_000_000;
+/// Parts without a name in a listing at most: there are two, where `.` and `..` come alone.
+const MOST_EMPTY: usize = 16;
 /// Times that a listing begins anew because the server's cookies do not hold any more.
 const RESTARTS: u32 = 3;
 
@@ -54,11 +60,19 @@ fn all(
     form: ReadDirForm,
 ) -> Result<Result<Vec<DirEntry>, NfsStatus>> {
     let (mut entries, mut place) = (Vec::new(), DirPlace::default());
+    let (mut begins, mut empty) = (HashSet::new(), 0);
     loop {
+        if stop::is_stopped() {
+            return Err(stop::stopped());
+        }
+        if !begins.insert(place.cookie) || empty > MOST_EMPTY {
+            return Err(Error::from(Malformed("the names of a directory do not end")).with("doing", DOING));
+        }
         let part = match part(server, handle, form, place)? {
             Ok(part) => part,
             Err(status) => return Ok(Err(status)),
         };
+        empty += usize::from(part.entries.is_empty());
         entries.extend(part.entries);
         if part.is_last {
             return Ok(Ok(entries));

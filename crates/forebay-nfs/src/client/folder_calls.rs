@@ -117,11 +117,12 @@ impl NfsFolder {
         }
         let opened = opened.map_err(|status| self.error(status, doing))?;
         let made = self.made(name, doing)?;
-        self.close(&made.0, opened, owner.sequence)?;
+        // Bytes are written without an open: what does not end here ends with the session, or with the client's lease.
+        let _ = self.close(&made.0, opened, owner.sequence);
         Ok(made)
     }
 
-    /// Ends an open: bytes are written without one. What the server refuses ends with the session, or with the client's lease.
+    /// Ends an open.
     fn close(
         &self,
         file: &NfsHandle,

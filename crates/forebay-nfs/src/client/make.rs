@@ -1,8 +1,10 @@
 //! New files of a server: written beside their place under a hidden name, and renamed when they are whole.
 
 use std::fmt;
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop;
 
 use crate::client::file::NfsFile;
 use crate::client::folder_calls::NfsFolder;
@@ -16,15 +18,32 @@ use crate::protocol::status::NfsStatus;
 
 /// A file with a hidden name, until it is finished; dropped before, it is removed.
 pub struct NewNfsFile {
-    folder: NfsFolder,
+    hidden: HiddenName,
     file: NfsFile,
     name: Vec<u8>,
-    hidden: Vec<u8>,
     /// Of a file that replaces none.
     mode: u32,
     /// Of the file that it replaces.
     replaced: Option<FileRights>,
-    is_finished: bool,
+}
+
+/// How long the answer to the removal of a hidden file is waited for where waiting is to stop.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A name in a folder; dropped, it is removed if it is still there.
+struct HiddenName {
+    folder: NfsFolder,
+    name: Vec<u8>,
+    is_gone: bool,
+}
+
+impl Drop for HiddenName {
+    fn drop(&mut self) {
+        // A child's file is its parent's.
+        if !self.is_gone && self.folder.client.check_process().is_ok() {
+            let _ = stop::patiently(REMOVAL_PATIENCE, || self.folder.remove(&self.name));
+        }
+    }
 }
 
 impl fmt::Debug for NewNfsFile {
@@ -67,9 +86,11 @@ fn make_in(folder: NfsFolder, name: &[u8], url: &NfsUrl, mode: u32) -> Result<Ne
     };
     let begin: String = String::from_utf8_lossy(name).chars().take(50).collect();
     let hidden = format!(".{begin}.{:016x}.forebay", random()).into_bytes();
-    let (handle, attributes) = folder.create(&hidden)?;
-    let file = NfsFile::new(folder.client.clone(), handle, url.to_string(), attributes);
-    Ok(NewNfsFile { folder, file, name: name.to_vec(), hidden, mode, replaced, is_finished: false })
+    // From here on: what fails may have made it.
+    let hidden = HiddenName { folder, name: hidden, is_gone: false };
+    let (handle, attributes) = hidden.folder.create(&hidden.name)?;
+    let file = NfsFile::new(hidden.folder.client.clone(), handle, url.to_string(), attributes);
+    Ok(NewNfsFile { hidden, file, name: name.to_vec(), mode, replaced })
 }
 
 impl NewNfsFile {
@@ -87,18 +108,21 @@ impl NewNfsFile {
         self.file.client().check_process()?;
         let notes = self.set_rights()?;
         let doing = "cannot give the file its name";
-        match self.folder.rename(&self.hidden, &self.name, doing)? {
+        let folder = &self.hidden.folder;
+        // That an answer is missing does not say that nothing was done.
+        let unknown = |error: Error| error.hint("look at the file: it may be the new one already");
+        match folder.rename(&self.hidden.name, &self.name, doing).map_err(unknown)? {
             Ok(()) => {}
             // Answered before, and the answer was lost.
-            Err(NfsStatus::NO_ENTRY) if self.has_name()? => {}
-            Err(status) => return Err(self.folder.client.server_of().error(status, doing)),
+            Err(NfsStatus::NO_ENTRY) if self.has_name().map_err(unknown)? => {}
+            Err(status) => return Err(folder.client.server_of().error(status, doing)),
         }
-        self.is_finished = true;
+        self.hidden.is_gone = true;
         Ok(notes)
     }
 
     fn has_name(&self) -> Result<bool> {
-        let (found, own) = (self.folder.look(&self.name)?, self.file.opened());
+        let (found, own) = (self.hidden.folder.look(&self.name)?, self.file.opened());
         Ok(found
             .is_some_and(|(_, found)| (found.file_system, found.file_id) == (own.file_system, own.file_id)))
     }
@@ -106,13 +130,14 @@ impl NewNfsFile {
     /// Gives it the rights of the file that it replaces, but nobody more than before.
     fn set_rights(&self) -> Result<Vec<String>> {
         let handle = self.file.handle();
-        let set = |rights| self.folder.set_rights(handle, rights);
+        let folder = &self.hidden.folder;
+        let set = |rights| folder.set_rights(handle, rights);
         let Some(old) = &self.replaced else {
             set(SetRights { mode: Some(self.mode), ..SetRights::default() })?;
             return Ok(Vec::new());
         };
         let (owner, group) = (Some(old.owner.as_slice()), Some(old.group.as_slice()));
-        let own = self.folder.rights(handle)?;
+        let own = folder.rights(handle)?;
         let (mut mode, mut notes) = (old.mode, Vec::new());
         let is_given = own.owner == old.owner && own.group == old.group
             || set(SetRights { owner, group, mode: None }).is_ok();
@@ -132,14 +157,5 @@ impl NewNfsFile {
         }
         set(SetRights { mode: Some(mode), ..SetRights::default() })?;
         Ok(notes)
-    }
-}
-
-impl Drop for NewNfsFile {
-    fn drop(&mut self) {
-        // A child's file is its parent's.
-        if !self.is_finished && self.file.client().check_process().is_ok() {
-            let _ = self.folder.remove(&self.hidden);
-        }
     }
 }

@@ -40,7 +40,7 @@ pub struct DirPlace {
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Its bytes, of whatever encoding: at most 255, and neither `/` nor a zero byte among them.
+    /// Its bytes, of whatever encoding: at most 1024, and neither `/` nor a zero byte among them.
     pub name: Vec<u8>,
     /// What it names; `None` where the server does not say.
     pub kind: Option<FileKind>,
@@ -119,8 +119,8 @@ fn begin(from: &mut XdrReader<'_>, form: ReadDirForm) -> CallOutcome<()> {
     }
 }
 
-/// Bytes of a name at most, in each file system that servers have.
-const NAME_BYTES: usize = 255;
+/// Bytes of a name at most: 255 in most file systems, and as many characters in some.
+const NAME_BYTES: usize = 1024;
 
 fn entry<'a>(
     from: &mut XdrReader<'a>,
@@ -183,15 +183,15 @@ mod tests {
 
     #[test]
     fn names_are_bytes_and_the_directory_itself_is_left_out() {
-        let part = said(&[b".", b"caf\xE9", b"..", b"...", &[b'x'; 255]], false).unwrap().unwrap();
+        let part = said(&[b".", b"caf\xE9", b"..", b"...", &[b'x'; 1024]], false).unwrap().unwrap();
         let names: Vec<_> = part.entries.iter().map(|entry| entry.name.as_slice()).collect();
-        assert_eq!(names, [&b"caf\xE9"[..], b"...", &[b'x'; 255]]);
+        assert_eq!(names, [&b"caf\xE9"[..], b"...", &[b'x'; 1024]]);
         assert_eq!((part.next, part.is_last), (DirPlace { cookie: 12, verifier: [2; 8] }, false));
     }
 
     #[test]
     fn names_that_are_none_are_refused() {
-        for name in [&b""[..], b"a/b", b"/", b"a\0", &[b'x'; 256]] {
+        for name in [&b""[..], b"a/b", b"/", b"a\0", &[b'x'; 1025]] {
             assert!(said(&[b"a", name], true).is_err(), "{name:?}");
         }
     }
