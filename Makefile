@@ -116,7 +116,7 @@ fuzz: ## Fuzz the readers of files from anywhere, each for a minute
 	@$(STEP) "Fuzz targets" .ci/fuzz
 
 .PHONY: asan
-asan: ## The library, the engine and what is below it under the address sanitizer
+asan: ## The library, the engine, what is below it and the NFS client under the address sanitizer
 	@$(STEP) "Address sanitizer" .ci/asan
 
 .PHONY: asan-quick
