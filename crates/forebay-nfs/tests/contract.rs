@@ -11,7 +11,9 @@ mod mounts;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, Target, allow_dma_bufs, chill, config, disk, session_with_bar, try_placed, turn};
+use common::{
+    Scratch, Target, allow_dma_bufs, chill, config, disk, install_gpu, session_with_bar, try_placed,
+};
 use fake_nfs::{Placing, Server};
 use forebay_config::{CachePolicy, Config, IoBackend, Nfs};
 use forebay_contract::{Case, KEY, LEN, Subject, pattern, run_in, run_reads};
@@ -108,7 +110,7 @@ fn files_of_mounts_keep_the_contract_of_reads() {
     if std::env::var_os("FOREBAY_TEST_NFS").is_some() {
         return;
     }
-    let _turn = turn();
+    install_gpu();
     allow_dma_bufs();
     for io in [IoBackend::Auto, IoBackend::Threads] {
         for (nfs, target) in
