@@ -29,6 +29,8 @@ pub struct Subject {
     pub file: File,
     /// Its bytes as somebody else sees them.
     pub outside: Box<dyn Fn() -> Vec<u8> + Sync>,
+    /// Whether it is so slow that less is done at random.
+    pub is_slow: bool,
 }
 
 /// A source, a session and a memory.
@@ -65,27 +67,30 @@ pub fn run(make: impl Fn() -> Subject) {
 /// All promises in a session, over memory that `buffer` makes; each over a new source.
 pub fn run_in(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
     run_reads(session, buffer, make);
-    run_all(&[writes, write_beyond_end, empty_range], session, buffer, make);
+    let there_and_back: Check = |case| drop(aligned_ranges(case));
+    run_all(&[writes, there_and_back, write_beyond_end, empty_range], session, buffer, make);
     let subject = make();
     state(session, &subject.file, &buffer(9));
 }
 
 /// The promises of reads in a session, for a source that is not written.
 pub fn run_reads(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
-    let whole_file: fn(&Case<'_>) = |case| drop(whole_file(case));
+    let whole_file: Check = |case| drop(whole_file(case));
     run_all(&[whole_file, any_range, read_beyond_end, batch, many_tickets, future], session, buffer, make);
 }
 
+type Check = fn(&Case<'_>);
+
 fn run_all(
-    checks: &[fn(&Case<'_>)],
+    checks: &[Check],
     session: &Session,
     buffer: &(dyn Fn(usize) -> Buffer + Sync),
     make: &impl Fn() -> Subject,
 ) {
     for check in checks {
-        let Subject { name, file, outside } = make();
+        let Subject { name, file, outside, is_slow } = make();
         println!("{} {name}", session.config().io);
-        check(&Case { session, file: &file, outside: &*outside, buffer, is_slow: true });
+        check(&Case { session, file: &file, outside: &*outside, buffer, is_slow });
     }
 }
 
@@ -160,6 +165,28 @@ pub fn writes(case: &Case<'_>) {
         expected[offset..offset + len].copy_from_slice(&bytes);
     }
     assert!((case.outside)() == expected, "the file differs");
+}
+
+/// Aligned ranges go there and back. The receipts of each: of its write, and of its read.
+pub fn aligned_ranges(case: &Case<'_>) -> Vec<[Receipt; 2]> {
+    let mut expected = pattern(KEY, 0, LEN);
+    let mut receipts = Vec::new();
+    for (round, (offset, len)) in
+        [(8192, 4096), (65536, 262_144), (1 << 20, (1 << 20) + 8192)].into_iter().enumerate()
+    {
+        let bytes = pattern(200 + round as u64, 0, len);
+        let mut buffer = (case.buffer)(len);
+        buffer.copy_from_slice(&bytes).unwrap();
+        let written = case.session.write(case.file, offset as u64, &buffer).unwrap();
+        expected[offset..offset + len].copy_from_slice(&bytes);
+        buffer.copy_from_slice(&vec![0; len]).unwrap();
+        let read = case.session.read(case.file, offset as u64, &mut buffer).unwrap();
+        assert!(buffer.to_vec().unwrap() == bytes, "wrong bytes at {offset}+{len}");
+        assert_eq!((written.bytes(), read.bytes()), (len as u64, len as u64));
+        receipts.push([written, read]);
+    }
+    assert!((case.outside)() == expected, "the file differs");
+    receipts
 }
 
 /// A write beyond the end extends the source; what lies between reads as zeros.

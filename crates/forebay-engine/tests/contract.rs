@@ -180,27 +180,12 @@ fn writes_of_any_range_leave_the_rest_alone() {
 #[test]
 fn aligned_ranges_go_there_and_back() {
     each(|session, subject, target| {
-        let mut expected = pattern(KEY, 0, LEN);
-        for (round, (offset, len)) in
-            [(8192, 4096), (65536, 262_144), (1 << 20, (1 << 20) + 8192)].into_iter().enumerate()
-        {
-            let bytes = pattern(200 + round as u64, 0, len);
-            let mut buffer = target.buffer(session, len);
-            buffer.copy_from_slice(&bytes).unwrap();
-            let written = session.write(&subject.file, offset as u64, &buffer).unwrap();
-            expected[offset..offset + len].copy_from_slice(&bytes);
-            buffer.copy_from_slice(&vec![0; len]).unwrap();
-            let read = session.read(&subject.file, offset as u64, &mut buffer).unwrap();
-            assert!(buffer.to_vec().unwrap() == bytes, "wrong bytes at {offset}+{len}");
-            if engine(session, subject, target) == EngineKind::P2p {
-                assert_eq!(
-                    (written.moved[Way::Drive], read.moved[Way::Drive]),
-                    (len as u64, len as u64),
-                    "{written}\n{read}"
-                );
+        let receipts = with_case(session, subject, target, forebay_contract::aligned_ranges);
+        if engine(session, subject, target) == EngineKind::P2p {
+            for receipt in receipts.iter().flatten() {
+                assert_eq!(receipt.moved[Way::Drive], receipt.bytes(), "{receipt}");
             }
         }
-        assert!((subject.outside)() == expected, "the file differs");
     });
 }
 

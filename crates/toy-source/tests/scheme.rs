@@ -28,7 +28,8 @@ fn it_keeps_the_contract() {
     run(|| {
         let url = new_url();
         let file = made(&url, &pattern(KEY, 0, LEN));
-        Subject { name: "mem", file, outside: Box::new(move || toy_source::snapshot(&url).unwrap()) }
+        let outside = Box::new(move || toy_source::snapshot(&url).unwrap());
+        Subject { name: "mem", file, outside, is_slow: false }
     });
 }
 
