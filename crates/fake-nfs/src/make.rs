@@ -143,8 +143,29 @@ fn rights4(from: &mut In<'_>) -> Option<Rights> {
     (words == 2 && low == 0 && values.0.is_empty()).then_some(rights)
 }
 
+/// In 4.0 the calls of an owner have numbers. One that comes again is answered as before, also where the answer asked to wait.
+fn in_order(
+    calling: &mut Calling<'_>,
+    (state, number): ([u8; 16], u32),
+    call: impl FnOnce(&mut Calling<'_>) -> (u32, Out),
+) -> (u32, Out) {
+    const DO_NOT_COUNT: [u32; 2] = [10022, 10025];
+    const BAD_NUMBER: u32 = 10026;
+    let last = lock(&calling.shared.sessions).last40.get(&state).cloned();
+    match last {
+        Some((last, status, body)) if last == number => return (status, Out(body)),
+        Some((last, ..)) if last + 1 != number => return (BAD_NUMBER, Out::default()),
+        _ => {}
+    }
+    let (status, out) = call(calling);
+    if !DO_NOT_COUNT.contains(&status) {
+        lock(&calling.shared.sessions).last40.insert(state, (number, status, out.0.clone()));
+    }
+    (status, out)
+}
+
 fn open(calling: &mut Calling<'_>, minor: u32, folder: &[u8], from: &mut In<'_>) -> Option<(u32, Out)> {
-    let (_sequence, access, deny, client) = (from.word()?, from.word()?, from.word()?, from.long()?);
+    let (number, access, deny, client) = (from.word()?, from.word()?, from.word()?, from.long()?);
     let (owner, makes) = (from.bytes()?, from.word()?);
     let mode = if makes == 1 {
         let is_guarded = from.word()? == 1;
@@ -153,43 +174,95 @@ fn open(calling: &mut Calling<'_>, minor: u32, folder: &[u8], from: &mut In<'_>)
         None
     };
     let (claim, name) = (from.word()?, from.bytes()?);
-    let is_right = if minor == 0 { access == 3 && client == CLIENT } else { access == 0x403 && client == 0 };
+    let is_right = if minor == 0 { access == 3 } else { access == 0x403 && client == 0 };
     if !is_right || (deny, claim) != (0, 0) || owner.is_empty() {
         return None;
     }
-    let status = match mode {
-        Some(mode) => create(calling, folder, name, mode),
-        None if lock(&calling.shared.files).handle(&below(folder, name)?).is_none() => NO_ENTRY,
-        None => 0,
-    };
-    if status != 0 {
-        return Some((status, Out::default()));
-    }
     let state: [u8; 16] = *[owner, &[7; 16]].concat().first_chunk()?;
-    lock(&calling.shared.sessions).opens.insert(state);
-    // How the folder changed; whether it is to be confirmed, no attributes, no delegation.
-    let out = Out::default().raw(&state).word(1).long(1).long(2);
-    Some((0, out.words(&[if minor == 0 { 2 } else { 0 }, 0, 0])))
+    let path = below(folder, name)?;
+    let opened = |calling: &mut Calling<'_>| {
+        let status = match mode {
+            Some(mode) => create(calling, folder, name, mode),
+            None if lock(&calling.shared.files).handle(&path).is_none() => NO_ENTRY,
+            None => 0,
+        };
+        if status != 0 {
+            return (status, Out::default());
+        }
+        lock(&calling.shared.sessions).opens.insert(state);
+        // How the folder changed; whether it is to be confirmed, no attributes, no delegation.
+        let out = Out::default().raw(&state).word(1).long(1).long(2);
+        (0, out.words(&[if minor == 0 { 2 } else { 0 }, 0, 0]))
+    };
+    if minor > 0 {
+        return Some(opened(calling));
+    }
+    let is_known = |known: &Client40| known.is_confirmed && known.id == client;
+    if !lock(&calling.shared.sessions).clients40.values().any(is_known) {
+        return Some((STALE_CLIENT, Out::default()));
+    }
+    Some(in_order(calling, (state, number), opened))
 }
 
-/// The id of each client of version 4.0.
-const CLIENT: u64 = 40;
+/// OPEN_CONFIRM and CLOSE.
+fn end(
+    calling: &mut Calling<'_>,
+    (minor, op): (u32, u32),
+    current: &[u8],
+    from: &mut In<'_>,
+) -> Option<(u32, Out)> {
+    let is_close = op == 4;
+    let before = if is_close { from.word()? } else { 0 };
+    let state: [u8; 16] = from.raw(16)?.try_into().ok()?;
+    let number = if is_close { before } else { from.word()? };
+    let ended = |calling: &mut Calling<'_>| {
+        if let Some(status) = calling.asks(current, Asked::Close, 0, 0) {
+            return (status, Out::default());
+        }
+        let opens = &mut lock(&calling.shared.sessions).opens;
+        let was_open = if is_close { opens.remove(&state) } else { opens.contains(&state) };
+        (if was_open { 0 } else { 10025 }, Out::default().raw(&state))
+    };
+    Some(if minor == 0 { in_order(calling, (state, number), ended) } else { ended(calling) })
+}
+
+const STALE_CLIENT: u32 = 10022;
+
+/// A client of version 4.0.
+pub(crate) struct Client40 {
+    pub(crate) id: u64,
+    /// What confirms it: another for each time that it asks.
+    pub(crate) confirm: u64,
+    pub(crate) is_confirmed: bool,
+}
 
 /// SETCLIENTID.
-fn client(from: &mut In<'_>) -> Option<(u32, Out)> {
+fn client(calling: &Calling<'_>, from: &mut In<'_>) -> Option<(u32, Out)> {
     from.raw(8)?;
-    from.bytes()?;
+    let owner = from.bytes()?.to_vec();
     from.word()?;
     from.bytes()?;
     from.bytes()?;
     from.word()?;
-    Some((0, Out::default().long(CLIENT).raw(b"confirm!")))
+    let mut sessions = lock(&calling.shared.sessions);
+    sessions.next += 1;
+    let confirm = sessions.next;
+    let new = Client40 { id: confirm, confirm, is_confirmed: false };
+    let known = sessions.clients40.entry(owner).or_insert(new);
+    known.confirm = confirm;
+    Some((0, Out::default().long(known.id).long(confirm)))
 }
 
 /// SETCLIENTID_CONFIRM.
-fn confirm_client(from: &mut In<'_>) -> Option<(u32, Out)> {
-    let (client, by) = (from.long()?, from.raw(8)?);
-    Some((if client == CLIENT && by == b"confirm!" { 0 } else { 10022 }, Out::default()))
+fn confirm_client(calling: &Calling<'_>, from: &mut In<'_>) -> Option<(u32, Out)> {
+    let told = (from.long()?, from.long()?);
+    let mut sessions = lock(&calling.shared.sessions);
+    let known = sessions.clients40.values_mut().find(|known| (known.id, known.confirm) == told);
+    let status = known.map_or(STALE_CLIENT, |known| {
+        known.is_confirmed = true;
+        0
+    });
+    Some((status, Out::default()))
 }
 
 /// An operation of version 4 on the current file, and the one that was saved.
@@ -208,23 +281,9 @@ pub(crate) fn operate(
                 None => (STALE, Out::default()),
             }
         }
-        4 => {
-            let (_sequence, state) = (arguments(from.word())?, arguments(from.raw(16))?);
-            if let Some(status) = calling.asks(current, Asked::Close, 0, 0) {
-                return Ok((status, Out::default()));
-            }
-            let was_open = lock(&calling.shared.sessions).opens.remove(state);
-            (if was_open { 0 } else { 10025 }, Out::default().raw(state))
-        }
         18 => arguments(open(calling, minor, current, from))?,
-        20 if minor == 0 => {
-            let (state, _sequence) = (arguments(from.raw(16))?, arguments(from.word())?);
-            if let Some(status) = calling.asks(current, Asked::Close, 0, 0) {
-                return Ok((status, Out::default()));
-            }
-            let is_open = lock(&calling.shared.sessions).opens.contains(state);
-            (if is_open { 0 } else { 10025 }, Out::default().raw(state))
-        }
+        4 => arguments(end(calling, (minor, op), current, from))?,
+        20 if minor == 0 => arguments(end(calling, (minor, op), current, from))?,
         28 => {
             let name = arguments(from.bytes())?;
             (remove(calling, current, name), change(Out::default()))
@@ -238,8 +297,8 @@ pub(crate) fn operate(
             let (_state, rights) = (arguments(from.raw(16))?, arguments(rights4(from))?);
             (set(calling, current, rights), Out::default().word(0))
         }
-        35 if minor == 0 => arguments(client(from))?,
-        36 if minor == 0 => arguments(confirm_client(from))?,
+        35 if minor == 0 => arguments(client(calling, from))?,
+        36 if minor == 0 => arguments(confirm_client(calling, from))?,
         _ => (10044, Out::default()),
     })
 }

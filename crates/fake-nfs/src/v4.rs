@@ -14,7 +14,7 @@ const NO_ENTRY: u32 = 2;
 /// Clients and their sessions.
 #[derive(Default)]
 pub(crate) struct Sessions {
-    next: u64,
+    pub(crate) next: u64,
     clients: HashMap<u64, u32>,
     /// Clients that have a session, by what they say of themselves: verifier and owner.
     known: HashMap<Vec<u8>, u64>,
@@ -25,6 +25,10 @@ pub(crate) struct Sessions {
     bound: HashSet<([u8; 16], u64)>,
     /// Stateids of files that are open.
     pub(crate) opens: HashSet<[u8; 16]>,
+    /// Clients of version 4.0, by what they say of themselves.
+    pub(crate) clients40: HashMap<Vec<u8>, make::Client40>,
+    /// Of each owner of 4.0, by the stateid of its open: the number of its last call, its status, and what else was answered.
+    pub(crate) last40: HashMap<[u8; 16], (u32, u32, Vec<u8>)>,
 }
 
 impl Sessions {
@@ -34,6 +38,8 @@ impl Sessions {
         self.slots.clear();
         self.bound.clear();
         self.opens.clear();
+        self.clients40.clear();
+        self.last40.clear();
     }
 
     pub(crate) fn count(&self) -> (usize, usize) {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use fake_nfs::{Asked, Fault, Server};
 use forebay_error::{ErrorKind, Result};
@@ -49,6 +50,48 @@ fn answers_that_are_lost_change_nothing() {
             assert_eq!(server.paths(), ["/export/file", "/export/other"]);
             assert_eq!(server.opens(), 0, "{version} {lost:?}");
         }
+    }
+}
+
+#[test]
+fn servers_that_ask_to_wait_or_restart_are_asked_again() {
+    const DELAY: Fault = Fault::Status(10008);
+    const GRACE: Fault = Fault::Status(10013);
+    const STALE_CLIENT: Fault = Fault::Status(10022);
+    // Two answers that ask to wait are waited for in less.
+    let options = NfsOptions { deadline: Duration::from_secs(5), ..NfsOptions::default() };
+    for version in &VERSIONS[1..] {
+        for (asked, fault, times) in [
+            (Asked::Make, DELAY, 2),
+            (Asked::Make, GRACE, 2),
+            (Asked::Close, DELAY, 2),
+            (Asked::Make, STALE_CLIENT, 1),
+            (Asked::Make, Fault::Restart, 1),
+        ] {
+            let (server, what) = (server(), format!("{version} {asked:?} {fault:?}"));
+            server.faults(move |seen| (seen.asked == asked && seen.before < times).then(|| fault.clone()));
+            let url = NfsUrl::parse(&server.url("/export/new", version)).unwrap();
+            make(&url, &options, 0o640).expect(&what).finish().unwrap();
+            assert_eq!((server.paths().len(), server.opens()), (2, 0), "{what}");
+        }
+    }
+}
+
+#[test]
+fn threads_make_files_at_once() {
+    for version in VERSIONS {
+        let server = server();
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let server = &server;
+                scope.spawn(move || {
+                    for at in 0..30 {
+                        begun(server, &format!("/export/{thread}-{at}"), version).unwrap().finish().unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!((server.paths().len(), server.opens()), (61, 0), "{version}");
     }
 }
 

@@ -1,10 +1,12 @@
 //! Calls that change a folder of a server, in the server's version.
 
-use std::sync::{Arc, LazyLock};
+use std::cell::Cell;
+use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::client::nfs_client::NfsClient;
+use crate::lock;
 use crate::network::server::NfsServer;
 use crate::protocol::handle::{FileAttributes, NfsHandle, NfsVersion};
 use crate::protocol::new_file::{self, FileRights, MODIFY, OpenOwner, SetRights, op, procedure};
@@ -19,6 +21,11 @@ pub(crate) struct NfsFolder {
     pub(crate) client: Arc<NfsClient>,
     pub(crate) handle: NfsHandle,
 }
+
+/// Mode bits of a file that is not whole.
+const MODE: u32 = 0o600;
+/// Times that a file is opened anew because the server does not know its client.
+const RESTARTS: u32 = 3;
 
 /// What a call answered.
 type Said<T> = Result<std::result::Result<T, NfsStatus>>;
@@ -94,7 +101,6 @@ impl NfsFolder {
     /// Makes a file of a name that nothing else has, for this user alone. That the name is taken means that the call was answered
     /// before, and the answer was lost.
     pub(crate) fn create(&self, name: &[u8]) -> Result<(NfsHandle, FileAttributes)> {
-        const MODE: u32 = 0o600;
         let doing = "cannot create a file in the folder";
         if self.is_three() {
             let put = |to: &mut XdrWriter<'_>| new_file::put_create3(to, &self.handle, name, MODE);
@@ -104,64 +110,86 @@ impl NfsFolder {
             }
             return self.made(name, doing);
         }
-        let (client, random) = (self.client_id(doing)?, random().to_be_bytes());
-        let mut owner = OpenOwner { client, name: &random, sequence: 0 };
-        let open = |owner, mode| {
-            let put = |to: &mut XdrWriter<'_>| new_file::put_open4(to, owner, name, mode);
-            self.on(doing, (&self.handle, &[]), put, new_file::get_open4, 1)
+        let mut restarts = 0;
+        let opened = loop {
+            let said = match self.client_id(doing)? {
+                Ok(client) => self.open(client, name, doing)?,
+                Err(status) => Err(status),
+            };
+            match said {
+                Ok(opened) => break opened,
+                // A server of version 4.0 that has restarted does not know the client any more.
+                Err(status) if status.is_session_lost() && restarts < RESTARTS => restarts += 1,
+                Err(status) => return Err(self.error(status, doing)),
+            }
         };
-        let mut opened = open(owner, Some(MODE))?;
-        if opened == Err(NfsStatus::EXISTS) {
-            owner.sequence += 1;
-            opened = open(owner, None)?;
-        }
-        let opened = opened.map_err(|status| self.error(status, doing))?;
         let made = self.made(name, doing)?;
         // Bytes are written without an open: what does not end here ends with the session, or with the client's lease.
-        let _ = self.close(&made.0, opened, owner.sequence);
+        let _ = self.close(&made.0, opened);
         Ok(made)
     }
 
+    /// Makes a file by an open, in version 4: its stateid, and whether it is to be confirmed.
+    fn open(&self, client: Option<u64>, name: &[u8], doing: &str) -> Said<([u8; 16], bool)> {
+        let owner = Cell::new(random());
+        let open = |mode| {
+            let put = |to: &mut XdrWriter<'_>| {
+                // In version 4.0 an answer that asks to wait is a call's, too: with the same number it would only come again.
+                if client.is_some() {
+                    owner.set(random());
+                }
+                let owner = OpenOwner { client, name: &owner.get().to_be_bytes() };
+                new_file::put_open4(to, owner, name, mode);
+            };
+            self.on(doing, (&self.handle, &[]), put, new_file::get_open4, 1)
+        };
+        match open(Some(MODE))? {
+            Err(NfsStatus::EXISTS) => open(None),
+            said => Ok(said),
+        }
+    }
+
     /// Ends an open.
-    fn close(
-        &self,
-        file: &NfsHandle,
-        (state, is_unconfirmed): ([u8; 16], bool),
-        sequence: u32,
-    ) -> Result<()> {
+    fn close(&self, file: &NfsHandle, (mut state, is_unconfirmed): ([u8; 16], bool)) -> Result<()> {
         let doing = "cannot close the file";
-        let (mut state, mut sequence) = (state, sequence + 1);
+        let sequence = Cell::new(0);
+        // In version 4.0 each call of the owner has the next number, also behind an answer that asks to wait.
+        let next = || {
+            sequence.set(sequence.get() + 1);
+            sequence.get()
+        };
         if is_unconfirmed {
-            let put = |to: &mut XdrWriter<'_>| new_file::put_confirm40(to, &state, sequence);
+            let put = |to: &mut XdrWriter<'_>| new_file::put_confirm40(to, &state, next());
             match self.on(doing, (file, &[]), put, new_file::get_confirm40, 1)? {
-                Ok(confirmed) => (state, sequence) = (confirmed, sequence + 1),
+                Ok(confirmed) => state = confirmed,
                 Err(_) => return Ok(()),
             }
         }
-        let put = |to: &mut XdrWriter<'_>| new_file::put_close4(to, &state, sequence);
+        let put = |to: &mut XdrWriter<'_>| new_file::put_close4(to, &state, next());
         self.on(doing, (file, &[]), put, new_file::get_close4, 1).map(drop)
     }
 
-    /// The id of this process as a client, in version 4.0: the same for all its files.
-    fn client_id(&self, doing: &str) -> Result<Option<u64>> {
-        static VERIFIER: LazyLock<u64> = LazyLock::new(random);
+    /// The id of this process as the server's client, in version 4.0.
+    fn client_id(&self, doing: &str) -> Said<Option<u64>> {
         if self.client.version().has_session() {
-            return Ok(None);
+            return Ok(Ok(None));
         }
-        let (verifier, user) = (*VERIFIER, self.server().who.uid());
-        let owner = format!("forebay {user} {} {verifier:x}", std::process::id());
+        let server = self.server();
+        let verifier = lock(&server.client40);
+        let owner = format!("forebay {} {} {:x}", server.who.uid(), std::process::id(), *verifier);
         let put =
             |to: &mut XdrWriter<'_>| new_file::put_client40(to, verifier.to_be_bytes(), owner.as_bytes());
-        let said = self.server().compound(doing, 1, put, new_file::get_client40)?;
-        let (client, confirm) = said.map_err(|status| self.error(status, doing))?;
+        let (client, confirm) = match server.compound(doing, 1, put, new_file::get_client40)? {
+            Ok(known) => known,
+            Err(status) => return Ok(Err(status)),
+        };
         let put = |to: &mut XdrWriter<'_>| {
             to.u32(op::SETCLIENTID_CONFIRM);
             to.u64(client);
             to.raw(&confirm);
         };
         let get = |from: &mut XdrReader<'_>| new_file::get_heads(from, &[op::SETCLIENTID_CONFIRM]);
-        let said = self.server().compound(doing, 1, put, get)?;
-        said.map(|()| Some(client)).map_err(|status| self.error(status, doing))
+        Ok(server.compound(doing, 1, put, get)?.map(|()| Some(client)))
     }
 
     fn made(&self, name: &[u8], doing: &str) -> Result<(NfsHandle, FileAttributes)> {

@@ -18,7 +18,7 @@ use crate::network::addresses::FurtherAddresses;
 use crate::network::exchange::Exchange;
 use crate::network::options::{NfsOptions, RdmaOptions};
 use crate::protocol::handle::{CallLimits, NfsVersion};
-use crate::protocol::rpc::Credential;
+use crate::protocol::rpc::{Credential, random};
 use crate::protocol::v4::{self, GrantedSession};
 
 /// A server in one version, for one user.
@@ -36,6 +36,8 @@ pub(crate) struct NfsServer {
     pub(crate) clock: Arc<SilenceClock>,
     pub(super) control: Arc<Mutex<ControlCalls>>,
     pub(super) session: Mutex<NfsSession>,
+    /// What tells its client of version 4.0 apart; locked while that is made known, since two at once take each other's place.
+    pub(crate) client40: Mutex<u64>,
     /// What connections over RDMA are of, and memory that is registered for all of them.
     domain: Mutex<Option<Arc<dyn Domain>>>,
     /// The process that made it.
@@ -127,6 +129,7 @@ impl NfsServer {
             clock,
             control: Arc::new(Mutex::new(control)),
             session: Mutex::default(),
+            client40: Mutex::new(random()),
             domain: Mutex::default(),
             process: ProcessId::current(),
             patience: AtomicU64::new(ENDING_PATIENCE.as_millis() as u64),

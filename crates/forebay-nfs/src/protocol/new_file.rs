@@ -157,10 +157,8 @@ pub fn get_client40(from: &mut XdrReader<'_>) -> CallOutcome<(u64, [u8; 8])> {
 pub struct OpenOwner<'a> {
     /// The client, in version 4.0; a session has one.
     pub client: Option<u64>,
-    /// Of this open alone.
+    /// Of this open alone: in version 4.0 it is the owner's first call.
     pub name: &'a [u8],
-    /// How many calls of version 4.0 came before.
-    pub sequence: u32,
 }
 
 /// Opens a file for reading and writing, and makes it with a mode if one is given.
@@ -169,7 +167,7 @@ pub fn put_open4(to: &mut XdrWriter<'_>, owner: OpenOwner<'_>, name: &[u8], mode
     const NO_DELEGATION: u32 = 0x400;
     const GUARDED: u32 = 1;
     let access = if owner.client.is_some() { BOTH } else { BOTH | NO_DELEGATION };
-    to.words(&[op::OPEN, owner.sequence, access, 0]);
+    to.words(&[op::OPEN, 0, access, 0]);
     to.u64(owner.client.unwrap_or(0));
     to.opaque(owner.name);
     to.u32(mode.is_some().into());
