@@ -11,6 +11,8 @@ pub(crate) struct Files {
     next: u64,
     boot: u64,
     pub(crate) handle_len: usize,
+    /// The access list of files from now on.
+    pub(crate) inherited: Option<Vec<u8>>,
 }
 
 pub(crate) struct File {
@@ -22,6 +24,8 @@ pub(crate) struct File {
     pub(crate) mode: u32,
     pub(crate) owner: u32,
     pub(crate) group: u32,
+    /// The access list, as attribute 12 of version 4.
+    pub(crate) acl: Option<Vec<u8>>,
     /// A file of this host has its bytes, in place of these.
     on_disk: Option<std::fs::File>,
 }
@@ -52,6 +56,7 @@ impl Files {
             mode: 0o644,
             owner: 0,
             group: 0,
+            acl: self.inherited.clone(),
             on_disk,
         };
         self.by_path.insert(path.to_owned(), file);
@@ -85,6 +90,10 @@ impl Files {
 
     pub(crate) fn mode(&self, path: &str) -> Option<u32> {
         self.by_path.get(path).map(|file| file.mode)
+    }
+
+    pub(crate) fn acl(&mut self, path: &str) -> Option<&mut Option<Vec<u8>>> {
+        self.by_path.get_mut(path).map(|file| &mut file.acl)
     }
 
     pub(crate) fn rename(&mut self, old: &str, new: &str) -> bool {

@@ -21,6 +21,7 @@ use files::Files;
 pub use rdma::{Lie, Placing};
 pub use serve::may_vanish;
 use v4::Sessions;
+use words::Out;
 
 /// What is asked of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -306,6 +307,21 @@ impl Server {
     /// The mode bits of a file.
     pub fn mode(&self, path: &str) -> Option<u32> {
         lock(&self.shared.files).mode(path)
+    }
+
+    /// Gives files that are made from now on an access list: of each entry its type, its rights, and whom they are of. One of whom
+    /// `refused@` is among is not taken from clients.
+    pub fn inherit_acl(&self, entries: &[(u32, u32, &str)]) {
+        let out = Out::default().word(entries.len() as u32);
+        let acl = entries
+            .iter()
+            .fold(out, |out, (kind, rights, who)| out.words(&[*kind, 0, *rights]).bytes(who.as_bytes()));
+        lock(&self.shared.files).inherited = (!entries.is_empty()).then_some(acl.0);
+    }
+
+    /// The access list of a file.
+    pub fn acl(&self, path: &str) -> Option<Vec<u8>> {
+        lock(&self.shared.files).acl(path)?.clone()
     }
 
     /// The paths of all files.

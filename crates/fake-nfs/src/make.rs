@@ -143,6 +143,21 @@ fn rights4(from: &mut In<'_>) -> Option<Rights> {
     (words == 2 && low == 0 && values.0.is_empty()).then_some(rights)
 }
 
+fn set_acl(calling: &Calling<'_>, handle: &[u8], from: &mut In<'_>) -> Option<u32> {
+    const INVALID: u32 = 22;
+    let (words, attributes, acl) = (from.word()?, from.word()?, from.bytes()?);
+    if (words, attributes) != (1, 1 << 12) {
+        return None;
+    }
+    if acl.windows(8).any(|who| who == b"refused@") {
+        return Some(INVALID);
+    }
+    let mut files = lock(&calling.shared.files);
+    let Some(file) = files.file(handle) else { return Some(STALE) };
+    file.acl = Some(acl.to_vec());
+    Some(0)
+}
+
 /// In 4.0 the calls of an owner have numbers. One that comes again is answered as before, also where the answer asked to wait.
 fn in_order(
     calling: &mut Calling<'_>,
@@ -294,8 +309,13 @@ pub(crate) fn operate(
             (status, if status == 0 { change(change(Out::default())) } else { Out::default() })
         }
         34 => {
-            let (_state, rights) = (arguments(from.raw(16))?, arguments(rights4(from))?);
-            (set(calling, current, rights), Out::default().word(0))
+            arguments(from.raw(16))?;
+            let status = if In(from.0).word() == Some(1) {
+                arguments(set_acl(calling, current, from))?
+            } else {
+                set(calling, current, arguments(rights4(from))?)
+            };
+            (status, Out::default().word(0))
         }
         35 if minor == 0 => arguments(client(calling, from))?,
         36 if minor == 0 => arguments(confirm_client(calling, from))?,

@@ -213,6 +213,10 @@ impl Compound {
         let most = calling.shared.most();
         let mut files = lock(&calling.shared.files);
         let name = |id: u32| Out::default().bytes(id.to_string().as_bytes());
+        let acl = files.file(&self.current).and_then(|file| file.acl.clone());
+        if acl.is_none() {
+            wanted[0] &= !(1 << 12);
+        }
         let ((kind, id, size, changes), (mode, owner, group)) = match files.file(&self.current) {
             Some(file) => {
                 ((1, file.id, file.len() as u64, file.changes()), (file.mode, file.owner, file.group))
@@ -225,6 +229,7 @@ impl Compound {
             (3, Out::default().long(changes)),
             (4, Out::default().long(size)),
             (8, Out::default().long(1).long(1)),
+            (12, Out::default().raw(&acl.unwrap_or_default())),
             (20, Out::default().long(id)),
             (30, Out::default().long(most)),
             (31, Out::default().long(most)),

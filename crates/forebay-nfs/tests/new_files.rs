@@ -156,6 +156,43 @@ fn rights_are_kept_or_narrower() {
 }
 
 #[test]
+fn access_lists_are_kept_or_rights_are_narrower() {
+    const READ: u32 = 1;
+    const BOTH: u32 = 3;
+    let plain = [(0, BOTH, "OWNER@"), (0, BOTH, "GROUP@"), (0, READ, "EVERYONE@")];
+    let named = [plain[0], (0, BOTH, "7"), plain[2]];
+    let masked = [plain[0], (0, READ, "GROUP@"), plain[2]];
+    let refused = [plain[0], (0, BOTH, "refused@"), plain[2]];
+    let lost: &[&str] = &["the access list (ACL) could not be kept: only the owner may use the file"];
+    // SAFETY: no pointers are passed.
+    let user = unsafe { libc::geteuid() };
+    // The old file's list, that of the folder, what the new file has then, and its mode where that is set.
+    let cases: [(&[_], &[_], &[_], Option<u32>, &[&str]); 6] = [
+        (&plain, &plain, &plain, Some(0o664), &[]),
+        (&named, &plain, &named, None, &[]),
+        (&masked, &plain, &masked, None, &[]),
+        (&plain, &named, &plain, None, &[]),
+        (&refused, &plain, &plain, Some(0o600), lost),
+        (&[], &named, &named, Some(0o600), lost),
+    ];
+    for version in &VERSIONS[1..] {
+        for (old, folder, expected, mode, notes) in cases {
+            let server = server();
+            server.inherit_acl(old);
+            server.put("/export/file", b"old".to_vec());
+            server.set_rights("/export/file", 0o664, (user, 0));
+            server.inherit_acl(expected);
+            server.put("/export/expected", Vec::new());
+            server.inherit_acl(folder);
+            let new = begun(&server, "/export/file", version).unwrap();
+            assert_eq!(new.finish().unwrap(), notes, "{version} {old:?} {folder:?}");
+            assert_eq!(server.acl("/export/file"), server.acl("/export/expected"), "{version} {old:?}");
+            assert_eq!(server.mode("/export/file"), Some(mode.unwrap_or(0o600)), "{version} {old:?}");
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_made_says_why() {
     let server = server();
     server.put("/export/folder/file", vec![1]);

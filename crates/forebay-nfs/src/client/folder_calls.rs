@@ -256,6 +256,22 @@ impl NfsFolder {
         said.map_err(|status| self.error(status, doing))
     }
 
+    /// The access list of a file; `None` where the server has none to tell, and in version 3.
+    pub(crate) fn acl(&self, file: &NfsHandle) -> Result<Option<Vec<u8>>> {
+        if self.is_three() {
+            return Ok(None);
+        }
+        let doing = "cannot look at the file's access list";
+        let said = self.on(doing, (file, &[]), new_file::put_get_acl4, new_file::get_acl4, 1)?;
+        Ok(said.ok().flatten())
+    }
+
+    /// Sets the access list of a file, in version 4, and with it the mode.
+    pub(crate) fn set_acl(&self, file: &NfsHandle, acl: &[u8]) -> Said<()> {
+        let put = |to: &mut XdrWriter<'_>| new_file::put_set_acl4(to, acl);
+        self.on("cannot set the file's access list", (file, &[op::SETATTR]), put, |_| Ok(Ok(())), 0)
+    }
+
     /// Sets who may use a file.
     pub(crate) fn set_rights(&self, file: &NfsHandle, rights: SetRights<'_>) -> Result<()> {
         let doing = "cannot set the file's mode and owner";

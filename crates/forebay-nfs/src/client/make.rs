@@ -12,7 +12,7 @@ use crate::client::open::{check_kind, find};
 use crate::client::url::NfsUrl;
 use crate::network::options::NfsOptions;
 use crate::protocol::handle::FileKind;
-use crate::protocol::new_file::{FileRights, SetRights};
+use crate::protocol::new_file::{FileRights, SetRights, is_more_than_mode};
 use crate::protocol::rpc::random;
 use crate::protocol::status::NfsStatus;
 
@@ -23,8 +23,8 @@ pub struct NewNfsFile {
     name: Vec<u8>,
     /// Of a file that replaces none.
     mode: u32,
-    /// Of the file that it replaces.
-    replaced: Option<FileRights>,
+    /// Of the file that it replaces: with its access list, where the server tells it.
+    replaced: Option<(FileRights, Option<Vec<u8>>)>,
 }
 
 /// How long the answer to the removal of a hidden file is waited for where waiting is to stop.
@@ -80,7 +80,7 @@ fn make_in(folder: NfsFolder, name: &[u8], url: &NfsUrl, mode: u32) -> Result<Ne
                 let error = Error::new(ErrorKind::PermissionDenied, "the file may not be replaced");
                 return Err(error.hint("check owner and mode of the file"));
             }
-            Some(folder.rights(&handle)?)
+            Some((folder.rights(&handle)?, folder.acl(&handle)?))
         }
         None => None,
     };
@@ -132,21 +132,25 @@ impl NewNfsFile {
         let handle = self.file.handle();
         let folder = &self.hidden.folder;
         let set = |rights| folder.set_rights(handle, rights);
-        let Some(old) = &self.replaced else {
+        let Some((old, acl)) = &self.replaced else {
             set(SetRights { mode: Some(self.mode), ..SetRights::default() })?;
             return Ok(Vec::new());
         };
         let (owner, group) = (Some(old.owner.as_slice()), Some(old.group.as_slice()));
         let own = folder.rights(handle)?;
         let (mut mode, mut notes) = (old.mode, Vec::new());
-        let is_given = own.owner == old.owner && own.group == old.group
-            || set(SetRights { owner, group, mode: None }).is_ok();
-        if !is_given && own.owner != old.owner {
+        let (has_owner, has_group) = (is_same(&own.owner, &old.owner), is_same(&own.group, &old.group));
+        let may_give = is_told(&old.owner) && is_told(&old.group);
+        let is_given =
+            has_owner && has_group || may_give && set(SetRights { owner, group, mode: None }).is_ok();
+        if !is_given && !has_owner {
             notes.push(
                 "the file belongs to who saved it: the server lets only root give files to others".to_owned(),
             );
         }
-        if !is_given && own.group != old.group && set(SetRights { group, ..SetRights::default() }).is_err() {
+        let group_alone = SetRights { group, ..SetRights::default() };
+        let is_of_group = is_given || has_group || is_told(&old.group) && set(group_alone).is_ok();
+        if !is_of_group {
             // What both the group and others had.
             let both = mode & (mode >> 3) & 0o7;
             let kept = mode & 0o700 | both << 3 | both;
@@ -155,7 +159,42 @@ impl NewNfsFile {
             }
             mode = kept;
         }
+        let says_more =
+            |acl: &Option<Vec<u8>>, mode| acl.as_ref().is_some_and(|acl| is_more_than_mode(acl, mode));
+        // The new file may have inherited one.
+        if says_more(acl, old.mode) || says_more(&folder.acl(handle)?, own.mode) {
+            if let Some(acl) = acl.as_ref().filter(|_| is_of_group)
+                && matches!(folder.set_acl(handle, acl), Ok(Ok(())))
+            {
+                return Ok(notes);
+            }
+            notes.push("the access list (ACL) could not be kept: only the owner may use the file".to_owned());
+            mode &= 0o700;
+        }
         set(SetRights { mode: Some(mode), ..SetRights::default() })?;
         Ok(notes)
+    }
+}
+
+/// Whether a name of a user or group says who that is: servers call all whose name they do not know nobody.
+fn is_told(name: &[u8]) -> bool {
+    ![b"nobody".as_slice(), b"nogroup"].iter().any(|unknown| name.starts_with(unknown))
+}
+
+fn is_same(own: &[u8], old: &[u8]) -> bool {
+    own == old && is_told(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_that_the_server_does_not_know_are_not_the_same() {
+        assert!(is_same(b"ada@here", b"ada@here") && is_same(&[0, 0, 0, 7], &[0, 0, 0, 7]));
+        assert!(!is_same(b"ada@here", b"bob@here"));
+        for unknown in [b"nobody".as_slice(), b"nobody@here", b"nogroup@here"] {
+            assert!(!is_same(unknown, unknown));
+        }
     }
 }

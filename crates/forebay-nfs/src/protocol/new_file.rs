@@ -266,6 +266,68 @@ pub fn get_rights4(from: &mut XdrReader<'_>) -> CallOutcome<FileRights> {
     Ok(Ok(FileRights { mode, owner: name()?, group: name()? }))
 }
 
+/// Attribute acl, in the first word.
+const ACL: u32 = 1 << 12;
+/// The most bytes of an access list that is read.
+const MAX_ACL_BYTES: usize = 24 << 10;
+
+/// Asks for the access list of the current file.
+pub fn put_get_acl4(to: &mut XdrWriter<'_>) {
+    to.words(&[v4::op::GETATTR, 1, ACL]);
+}
+
+/// The access list, as the server wrote it; `None`: it has none to tell.
+pub fn get_acl4(from: &mut XdrReader<'_>) -> CallOutcome<Option<Vec<u8>>> {
+    if let Err(status) = v4::get_op(from, v4::op::GETATTR)? {
+        return Ok(Err(status));
+    }
+    let (mut told, words) = (0, from.u32()?);
+    for at in 0..words {
+        let word = from.u32()?;
+        if at == 0 {
+            told = word;
+        }
+        if at > 7 || word & !if at == 0 { ACL } else { 0 } != 0 {
+            return Err(Malformed("attributes that were not asked for"));
+        }
+    }
+    let values = from.opaque(MAX_ACL_BYTES)?;
+    Ok(Ok((told & ACL != 0).then(|| values.to_vec())))
+}
+
+/// Sets the access list of the current file.
+pub fn put_set_acl4(to: &mut XdrWriter<'_>, acl: &[u8]) {
+    to.u32(op::SETATTR);
+    v4::put_no_state(to);
+    to.words(&[1, ACL]);
+    to.opaque(acl);
+}
+
+/// Whether an access list says more than mode bits do: it names users or groups, or gives the group less than the mode does, whose
+/// bits for the group are then the most that anybody named has (the mask). What cannot be read says more.
+pub fn is_more_than_mode(acl: &[u8], mode: u32) -> bool {
+    let group = allowed_to_group(acl);
+    // READ_DATA, WRITE_DATA, EXECUTE.
+    let bits = [(0o40, 1), (0o20, 2), (0o10, 0x20)];
+    let asked = bits.iter().filter(|(bit, _)| mode & bit != 0).fold(0, |asked, (_, right)| asked | right);
+    !matches!(group, Ok(Some(allowed)) if allowed & asked == asked)
+}
+
+/// What an access list allows the file's group; `None`: it names others, too.
+fn allowed_to_group(acl: &[u8]) -> Result<Option<u32>, Malformed> {
+    const ALLOW: u32 = 0;
+    let (mut from, mut allowed) = (XdrReader::new(acl), 0);
+    for _ in 0..from.u32()? {
+        let ([kind, _flags, rights], who) = (from.words()?, from.opaque(MAX_OWNER_BYTES)?);
+        match who {
+            b"OWNER@" | b"EVERYONE@" => {}
+            b"GROUP@" => allowed |= if kind == ALLOW { rights } else { 0 },
+            _ => return Ok(None),
+        }
+    }
+    Ok(Some(allowed))
+}
+
 /// Results of ACCESS.
 pub fn get_access4(from: &mut XdrReader<'_>) -> CallOutcome<u32> {
     Ok(match v4::get_op(from, op::ACCESS)? {
