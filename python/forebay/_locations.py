@@ -9,6 +9,7 @@ import errno
 import functools
 import io
 import os
+import re
 import stat
 import time
 import warnings
@@ -97,7 +98,9 @@ def parent(location: str) -> str:
     if not is_url(location):
         return os.path.dirname(location)
     path, query = _parts(location)
-    return path.rpartition("/")[0] + query
+    above = path.rpartition("/")[0]
+    # A host without a slash behind it is no folder.
+    return above + ("" if "/" in above.partition("://")[2] else "/") + query
 
 
 def name_of(location: str) -> str:
@@ -111,7 +114,7 @@ def name_of(location: str) -> str:
 
 def folder_name(folder: str) -> str:
     """The name of a folder, which may end in a slash, or be ``.``."""
-    return name_of(parent(member(folder, "_")) if is_url(folder) else os.path.abspath(folder))
+    return name_of(_parts(folder)[0].rstrip("/") if is_url(folder) else os.path.abspath(folder))
 
 
 def ending_of(location: str) -> str:
@@ -225,7 +228,7 @@ def names(folder: str) -> list[str]:
         NotFoundError, …: it cannot be listed.
     """
     if is_url(folder):
-        return sorted(name for name, _ in _forebay.entries(folder))
+        return sorted({name for name, _ in _forebay.entries(folder)})
     try:
         return sorted(again(os.listdir, folder))
     except (OSError, ValueError) as error:
@@ -240,8 +243,9 @@ def entries(folder: str) -> list[tuple[str, bool, bool]]:
         NotFoundError, …: it cannot be listed.
     """
     if is_url(folder):
-        told = sorted(_forebay.entries(folder))
-        return [(name, is_folder(member(folder, name)) if kind is None else kind, False) for name, kind in told]
+        # A name that comes or goes meanwhile may be listed twice.
+        told = dict(sorted(_forebay.entries(folder), key=lambda one: one[0]))
+        return [(name, is_folder(member(folder, name)) if kind is None else kind, False) for name, kind in told.items()]
     try:
         return sorted(again(_scanned, folder))
     except (OSError, ValueError) as error:
@@ -285,12 +289,26 @@ def matches(pattern: str) -> list[str]:
     path, query = _parts(pattern)
     scheme, host, *parts = path.replace("://", ":/", 1).split("/")
     fixed = next((at for at, part in enumerate(parts) if _is_pattern(part)), len(parts))
-    folder = "/".join([f"{scheme}/", host, *parts[:fixed]]) + query
+    # Directly below the host is the root of what the server exports.
+    folder = "/".join([f"{scheme}/", host, *(parts[:fixed] or [""])]) + query
     return sorted(set(_matched(folder, [part for part in parts[fixed:] if part])))
 
 
 def _is_pattern(name: str) -> bool:
     return "*" in name or "[" in name
+
+
+def _unescaped(part: str) -> str:
+    """A pattern of a URL as ``fnmatch`` takes it: a sign that is escaped (``%2A``) stands for itself."""
+    import glob
+    from urllib.parse import unquote_to_bytes
+
+    def plain(found: re.Match[bytes]) -> bytes:
+        letters = unquote_to_bytes(found[0])
+        # Within brackets signs are none.
+        return letters if found[0].endswith(b"]") else glob.escape(letters)
+
+    return os.fsdecode(re.sub(rb"\[!?\]?[^]]*\]|\[|%[0-9A-Fa-f]{2}", plain, os.fsencode(part)))
 
 
 def _matched(location: str, parts: list[str]) -> Iterator[str]:
@@ -302,9 +320,9 @@ def _matched(location: str, parts: list[str]) -> Iterator[str]:
     if not parts:
         yield location
         return
-    part, rest = os.fsdecode(unquote_to_bytes(parts[0])), parts[1:]
+    part, rest = _unescaped(parts[0]), parts[1:]
     if not _is_pattern(parts[0]):
-        inner = member(location, part)
+        inner = member(location, os.fsdecode(unquote_to_bytes(parts[0])))
         if is_folder(inner) if rest else exists(inner):
             yield from _matched(inner, rest)
         return

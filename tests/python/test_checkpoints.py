@@ -277,6 +277,27 @@ class Slow:
         monkeypatch.setattr(_container, "write", write)
 
 
+def test_a_save_whose_thread_cannot_start_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    write = _container.write
+
+    def kept(*args: Any, **words: Any) -> Any:
+        found = write(*args, **words)
+        made.append(found[0])
+        return found
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_container, "write", kept)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    task = ft.save_async({"a": torch.ones(2)}, tmp_path / "s")
+    assert isinstance(task.exception(10), RuntimeError)
+    with pytest.raises(ValueError, match="ended already"):
+        made[0].commit()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_saves_to_one_path_appear_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch)
     path = tmp_path / "s"

@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -20,6 +21,7 @@ from forebay.data import _ahead, _mds, _patterns, _tar_members
         ("", "a", "a"),
         ("nfs://host/x", "a b/ü%.npy", "nfs://host/x/a%20b/%C3%BC%25.npy"),
         ("nfs://host/x/?version=3", "a", "nfs://host/x/a?version=3"),
+        ("nfs://host/", "a", "nfs://host/a"),
         ("nfs://host/x", os.fsdecode(b"caf\xe9"), "nfs://host/x/caf%E9"),
         ("nfs://[fd00::1]/x", "a?b", "nfs://[fd00::1]/x/a%3Fb"),
     ],
@@ -29,6 +31,7 @@ def test_names_are_joined_and_taken_apart(folder: str, name: str, location: str)
     assert _locations.name_of(location) == name.rpartition("/")[2]
     if "/" not in name:
         assert _locations.parent(location) == folder.replace("/?", "?")
+        assert _forebay.check_place(_locations.parent(location), False) is None
 
 
 def test_suffixes_stand_before_the_query() -> None:
@@ -73,7 +76,10 @@ def test_links_to_folders_are_not_entered(tmp_path: Path) -> None:
     assert list(_locations.below(str(tmp_path / "not there"))) == []
 
 
-_TREE = ("x/.a.tar", "x/b.tar", "x/c d.tar", "x/e", "y/1/a.tar", "y/2/b.tar", "y/2/.hidden/c.tar", "y/2/deep/d.tar")
+_TREE = (
+    "r.tar", "x/.a.tar", "x/b.tar", "x/c d.tar", "x/e", "y/1/a.tar", "y/2/b.tar", "y/2/.hidden/c.tar", "y/2/deep/d.tar",
+    "z/a1b.tar", "z/a?b.tar", "z/a[1]b.tar", "z/a[b.tar", "z/*.tar", "z/\u00e4.tar",
+)  # fmt: skip
 
 
 class _Tree:
@@ -90,8 +96,8 @@ class _Tree:
         below = [path[len(above) :].split("/") for path in _TREE if path.startswith(above)]
         if not below:
             raise errors.NotFoundError("no such folder", path=folder)
-        # Whether `y` is one is not told.
-        return [*{name: None if name == "y" else bool(rest) for name, *rest in below}.items()]
+        # Whether `y` is one is not always told, and a name may come twice.
+        return [(name, told) for name, *rest in below for told in ([None, True] if name == "y" else [bool(rest)])]
 
     def state(self, location: str) -> tuple[bool, int, int]:
         path = self.path(location)
@@ -100,8 +106,9 @@ class _Tree:
         return path[:-1] not in _TREE, 0, 0
 
     def path(self, location: str) -> str:
+        _forebay.check_place(location, False)
         path = location.partition("?")[0].split("://")[1].partition("/")[2].rstrip("/")
-        return path.replace("%20", " ") + "/" if path else ""
+        return unquote(path) + "/" if path else ""
 
 
 @pytest.mark.parametrize(
@@ -110,13 +117,23 @@ class _Tree:
         ("nfs://[fd00::1]/x/*.tar", ["nfs://[fd00::1]/x/b.tar", "nfs://[fd00::1]/x/c%20d.tar"]),
         ("nfs://h/x/.*", ["nfs://h/x/.a.tar"]),
         ("nfs://h/x/c%20[a-d].tar?version=3", ["nfs://h/x/c%20d.tar?version=3"]),
-        ("nfs://h/*/*.tar", ["nfs://h/x/b.tar", "nfs://h/x/c%20d.tar"]),
+        ("nfs://h/*.tar?version=4.1", ["nfs://h/r.tar?version=4.1"]),
+        ("nfs://h/*/b.tar", ["nfs://h/x/b.tar"]),
+        ("nfs://h/[xy]/*.tar", ["nfs://h/x/b.tar", "nfs://h/x/c%20d.tar"]),
         ("nfs://h/y/*/b.tar", ["nfs://h/y/2/b.tar"]),
         ("nfs://h/y/[12]/*.tar", ["nfs://h/y/1/a.tar", "nfs://h/y/2/b.tar"]),
         ("nfs://h/y/**/*.tar", ["nfs://h/y/1/a.tar", "nfs://h/y/2/b.tar", "nfs://h/y/2/deep/d.tar"]),
         ("nfs://h/**/deep/*", ["nfs://h/y/2/deep/d.tar"]),
         ("nfs://h/y/2/**", ["nfs://h/y/2/b.tar", "nfs://h/y/2/deep", "nfs://h/y/2/deep/d.tar"]),
         ("nfs://h/x/*.zip", []),
+        ("nfs://h/z/a%3F*.tar", ["nfs://h/z/a%3Fb.tar"]),
+        ("nfs://h/z/a%5B1%5D*.tar", ["nfs://h/z/a%5B1%5Db.tar"]),
+        ("nfs://h/z/a[%3F1]*.tar", ["nfs://h/z/a%3Fb.tar", "nfs://h/z/a1b.tar"]),
+        ("nfs://h/z/a[%5B]*.tar", ["nfs://h/z/a%5B1%5Db.tar", "nfs://h/z/a%5Bb.tar"]),
+        ("nfs://h/z/a[b*", ["nfs://h/z/a%5Bb.tar"]),
+        ("nfs://h/z/%2A*", ["nfs://h/z/%2A.tar"]),
+        ("nfs://h/z/[%C3%A4].tar", ["nfs://h/z/%C3%A4.tar"]),
+        ("nfs://h/z/%C3%A4*", ["nfs://h/z/%C3%A4.tar"]),
     ],
 )
 def test_a_glob_of_a_url_matches_as_one_of_paths(
@@ -129,7 +146,7 @@ def test_a_glob_of_a_url_matches_as_one_of_paths(
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     _Tree(monkeypatch)
     with pytest.raises(errors.NotFoundError, match="no such folder"):
-        _locations.matches("nfs://h/z/*.tar")
+        _locations.matches("nfs://h/none/*.tar")
 
 
 def test_a_folder_of_a_url_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:

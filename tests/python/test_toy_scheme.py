@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import pytest
 
@@ -79,17 +80,35 @@ def formats() -> Any:
     return module
 
 
-def test_each_format_is_read(tmp_path: Path) -> None:
+def listed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """From now on the folders of ``mem://formats`` are those below a folder of this machine."""
+    state = forebay._forebay.state
+
+    def path_of(url: str) -> Path:
+        return folder / os.fsdecode(unquote_to_bytes(url.removeprefix("mem://formats").lstrip("/")))
+
+    def state_of(url: str) -> tuple[bool, int, int | None]:
+        return (True, 0, None) if path_of(url).is_dir() else state(url)
+
+    def entries(url: str) -> list[tuple[str, bool | None]]:
+        if not path_of(url).is_dir():
+            raise forebay.NotFoundError("no such folder", path=url)
+        return [(one.name, None if number % 2 else one.is_dir()) for number, one in enumerate(path_of(url).iterdir())]
+
+    monkeypatch.setattr(forebay._forebay, "state", state_of)
+    monkeypatch.setattr(forebay._forebay, "entries", entries)
+
+
+def test_each_format_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numpy", reason="these formats are read as numpy's arrays")
     nfs = formats()
     nfs.write(tmp_path)
     for path in tmp_path.rglob("*"):
         if path.is_file():
             put(f"mem://formats/{quote(os.fsencode(path.relative_to(tmp_path)))}", path.read_bytes())
+    listed(monkeypatch, tmp_path)
     for what, (name, open_it) in nfs.FORMATS.items():
-        if what in nfs.LISTING:
-            continue
-        there = open_it(f"mem://formats/{quote(name, safe='/{}')}")
+        there = open_it(f"mem://formats/{quote(name, safe='/{}*[]')}")
         assert nfs.same(open_it(str(tmp_path / name))(), there()), what
 
 
@@ -113,6 +132,26 @@ def test_a_save_that_fails_leaves_nothing() -> None:
         assert not pending.nameless and pending.target == url
     with forebay.open(url) as file:
         assert file.read() == b"old"
+
+
+def test_a_save_that_nobody_ends_is_removed_while_others_run() -> None:
+    turns: list[float] = []
+    dropped = threading.Event()
+
+    def run() -> None:
+        while not dropped.wait(0.05):
+            turns.append(time.monotonic())
+
+    other = threading.Thread(target=run)
+    other.start()
+    pending = forebay._forebay.Pending("mem://dropped?remove=slow")
+    begun = time.monotonic()
+    del pending
+    ended = time.monotonic()
+    dropped.set()
+    other.join()
+    assert ended - begun > 0.9
+    assert [begun + 0.2 < turn < ended - 0.2 for turn in turns].count(True) >= 2
 
 
 def test_folders_are_not_made_at_urls() -> None:

@@ -43,6 +43,21 @@ fn every_version_lists_names_and_says_which_are_directories() {
 }
 
 #[test]
+fn the_root_of_a_server_is_listed_or_refused_with_what_to_name() {
+    const ACCESS: u32 = 13;
+    for version in VERSIONS {
+        let found = listed(&filled(), "/", version).unwrap();
+        assert!(found.keys().eq(["export", "other"]), "{version}: {found:?}");
+    }
+    // Version 3 has no root but an exported one.
+    let server = filled();
+    server.faults(|seen| (seen.asked == Asked::Open).then_some(Fault::Status(ACCESS)));
+    let error = listed(&server, "/", "3").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    assert!(error.hints()[0].starts_with("name the whole path on the server"), "{error:?}");
+}
+
+#[test]
 fn a_directory_of_many_names_comes_in_parts() {
     for version in VERSIONS {
         let server = Server::start();

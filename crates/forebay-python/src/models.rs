@@ -182,6 +182,16 @@ impl Pending {
     }
 }
 
+impl Drop for Pending {
+    /// A save that nobody ended: what a server has of it is removed there while other threads run Python.
+    fn drop(&mut self) {
+        if let Some(save) = self.take() {
+            // Without an interpreter the save is dropped with the closure.
+            Python::try_attach(move |py| py.detach(move || drop(save)));
+        }
+    }
+}
+
 #[pymethods]
 impl Pending {
     /// `cache`: as [`open`](crate::open::open) takes it.

@@ -58,8 +58,17 @@ impl Upload for NewBytes {
     }
 
     fn finish(self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
-        lock(&FILES).insert(self.0.name.clone(), self.0);
+        lock(&FILES).insert(self.0.name.clone(), self.0.clone());
         Ok(Vec::new())
+    }
+}
+
+impl Drop for NewBytes {
+    fn drop(&mut self) {
+        // For tests: a server that needs a second to remove a file.
+        if self.0.name.ends_with("?remove=slow") {
+            std::thread::sleep(Duration::from_secs(1));
+        }
     }
 }
 

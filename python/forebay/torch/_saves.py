@@ -109,8 +109,8 @@ class SaveTask:
             self._future.set_exception(error)
             _failed.append(self)
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """Does the work on a thread that the interpreter's exit waits for."""
+    def _run(self, work: Callable[[], None]) -> bool:
+        """Does the work on a thread that the interpreter's exit waits for. Whether that has begun; else the task has failed."""
 
         def body() -> None:
             error: BaseException | None = None
@@ -124,6 +124,8 @@ class SaveTask:
             threading.Thread(target=body, name=f"forebay save {os.path.basename(self.path)}", daemon=False).start()
         except RuntimeError as reason:  # no threads any more: the interpreter is going down
             self._end(reason)
+            return False
+        return True
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "staged" if self.staged else "staging"
@@ -280,7 +282,8 @@ def save_async(
             raise
         return task
     task._staged.set()
-    task._run(lambda: publish(pending))
+    if not task._run(lambda: publish(pending)):
+        pending.abort()
     return task
 
 
