@@ -1,13 +1,16 @@
 //! A whole scheme, as a crate may add it: `mem://NAME` names bytes of this process. It needs `forebay-source` and no engine.
+mod for_tests;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
     Access, Answer, Direction, Facts, Fill, Opener, Request, Requests, Source, StateToken, Upload,
 };
+
+pub use for_tests::snapshot;
 
 /// The files of the process, by their URLs.
 static FILES: Mutex<BTreeMap<String, Arc<Bytes>>> = Mutex::new(BTreeMap::new());
@@ -15,11 +18,6 @@ static FILES: Mutex<BTreeMap<String, Arc<Bytes>>> = Mutex::new(BTreeMap::new());
 /// Opens `mem://` URLs from now on.
 pub fn register() {
     forebay_source::register(Arc::new(Memory));
-}
-
-/// The bytes of a file as they are now; `None` where no file has this URL.
-pub fn snapshot(url: &str) -> Option<Vec<u8>> {
-    lock(&FILES).get(url).map(|file| lock(&file.now).0.clone())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -63,15 +61,6 @@ impl Upload for NewBytes {
     }
 }
 
-impl Drop for NewBytes {
-    fn drop(&mut self) {
-        // For tests: a server that needs a second to remove a file.
-        if self.0.name.ends_with("?remove=slow") {
-            std::thread::sleep(Duration::from_secs(1));
-        }
-    }
-}
-
 /// A file: its bytes, and how often they were written.
 #[derive(Debug)]
 struct Bytes {
@@ -99,13 +88,8 @@ impl Source for Bytes {
     }
 
     fn state(&self) -> Result<Option<StateToken>> {
-        // For tests: a source that has no states, and one that needs a second to tell its state.
-        match self.name.rsplit_once("?state=") {
-            Some((_, "none")) => return Ok(None),
-            Some((_, "slow")) => std::thread::sleep(Duration::from_secs(1)),
-            _ => {}
-        }
-        Ok(Some(StateToken::new(&lock(&self.now).1.to_le_bytes())))
+        let token = || StateToken::new(&lock(&self.now).1.to_le_bytes());
+        Ok(for_tests::has_state(&self.name).then(token))
     }
 
     fn facts(&self) -> Facts {
