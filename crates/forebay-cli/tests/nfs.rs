@@ -449,6 +449,27 @@ fn a_signal_ends_what_waits_for_a_silent_server() {
 }
 
 #[test]
+fn a_signal_while_the_copy_gets_its_name_says_that_it_may_have_it() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("file"), b"bytes").unwrap();
+    for version in ["3", "4.1"] {
+        let server = Server::start();
+        server.put("/export/copy", b"old".to_vec());
+        server.faults(|seen| (seen.asked == Asked::Rename).then_some(Fault::NoReply));
+        let child = started(directory.path(), &format!("cp file {}", server.url("/export/copy", version)));
+        wait_until(|| server.count(Asked::Rename) > 0);
+        let (ended, took, err) = signalled(child, libc::SIGINT);
+        let expected = "error: interrupted: the copy may have its name already\n";
+        assert_eq!((ended.code(), err.as_str()), (Some(130), expected));
+        assert!(took < SOON, "{version} {took:?}");
+        assert_eq!(
+            (server.paths(), server.durable("/export/copy")),
+            (vec!["/export/copy".to_owned()], b"bytes".to_vec())
+        );
+    }
+}
+
+#[test]
 fn a_server_that_is_silent_for_long_is_told_meanwhile_and_in_the_receipt() {
     let directory = tempfile::tempdir().unwrap();
     let late = |seen: &Seen| {
