@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 SIZE = 256 << 10
-STALE = "Io: cannot read: the file was removed or replaced on the server"
+STALE = "Busy: cannot read: the file was removed or replaced on the server"
 
 
 class Url:

@@ -139,7 +139,7 @@ taken_away() {
     fresh_files
     reads "$1" "$2"
     exportfs -u '*:/export/tmp'
-    ends_with reads "Io: cannot read: the file was removed or replaced on the server (stale handle)"
+    ends_with reads "Busy: cannot read: the file was removed or replaced on the server (stale handle)"
 }
 
 removed() {
@@ -149,7 +149,7 @@ removed() {
     # Whatever the server still has open of it ends with a restart.
     stop_server
     start_server
-    ends_with reads "Io: cannot read: the file was removed or replaced on the server (stale handle)"
+    ends_with reads "Busy: cannot read: the file was removed or replaced on the server (stale handle)"
 }
 
 stays_away() {
