@@ -291,7 +291,9 @@ def matches(pattern: str) -> list[str]:
     fixed = next((at for at, part in enumerate(parts) if _is_pattern(part)), len(parts))
     # Directly below the host is the root of what the server exports.
     folder = "/".join([f"{scheme}/", host, *(parts[:fixed] or [""])]) + query
-    return sorted(set(_matched(folder, [part for part in parts[fixed:] if part])))
+    # Behind ``**`` a folder is looked at twice, but listed once.
+    listed = functools.cache(entries)
+    return sorted(set(_matched(folder, [part for part in parts[fixed:] if part], listed)))
 
 
 def _is_pattern(name: str) -> bool:
@@ -311,7 +313,7 @@ def _unescaped(part: str) -> str:
     return os.fsdecode(re.sub(rb"\[!?\]?[^]]*\]|\[|%[0-9A-Fa-f]{2}", plain, os.fsencode(part)))
 
 
-def _matched(location: str, parts: list[str]) -> Iterator[str]:
+def _matched(location: str, parts: list[str], listed: Callable[[str], list[tuple[str, bool, bool]]]) -> Iterator[str]:
     """What lies below a location and has these names, which may be patterns. ``**`` stands for any number of folders, and behind
     them for all that is there."""
     import fnmatch
@@ -324,11 +326,11 @@ def _matched(location: str, parts: list[str]) -> Iterator[str]:
     if not _is_pattern(parts[0]):
         inner = member(location, os.fsdecode(unquote_to_bytes(parts[0])))
         if is_folder(inner) if rest else exists(inner):
-            yield from _matched(inner, rest)
+            yield from _matched(inner, rest, listed)
         return
     if part == "**" and rest:
-        yield from _matched(location, rest)
-    for name, is_inner, _ in entries(location):
+        yield from _matched(location, rest, listed)
+    for name, is_inner, _ in listed(location):
         if name.startswith(".") and not part.startswith("."):
             continue
         inner = member(location, name)
@@ -336,9 +338,9 @@ def _matched(location: str, parts: list[str]) -> Iterator[str]:
             if not rest:
                 yield inner
             if is_inner:
-                yield from _matched(inner, parts)
+                yield from _matched(inner, parts, listed)
         elif fnmatch.fnmatchcase(name, part) and (is_inner or not rest):
-            yield from _matched(inner, rest)
+            yield from _matched(inner, rest, listed)
 
 
 def again(call: Callable[..., Any], *given: Any) -> Any:

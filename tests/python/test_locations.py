@@ -139,8 +139,9 @@ class _Tree:
 def test_a_glob_of_a_url_matches_as_one_of_paths(
     monkeypatch: pytest.MonkeyPatch, pattern: str, expected: list[str]
 ) -> None:
-    _Tree(monkeypatch)
+    tree = _Tree(monkeypatch)
     assert _locations.matches(pattern) == expected
+    assert len(tree.listed) == len(set(tree.listed))
 
 
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,11 @@ pub(crate) enum Refused {
 
 pub(crate) type Results = Result<Out, Refused>;
 
+/// What a call's arguments have, or why there are no results.
+pub(crate) fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
+    found.ok_or(Refused::Arguments)
+}
+
 /// A call under way.
 pub(crate) struct Calling<'a> {
     pub(crate) shared: &'a Shared,

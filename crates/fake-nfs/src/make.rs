@@ -1,6 +1,6 @@
 //! Calls that make, rename and remove files, and say who may use them: of version 3, and the operations of version 4.
 
-use crate::calling::{Calling, Refused, Results};
+use crate::calling::{Calling, Refused, Results, arguments};
 use crate::files::{Files, Made};
 use crate::words::{In, Out};
 use crate::{Asked, lock};
@@ -10,10 +10,6 @@ const NO_ENTRY: u32 = 2;
 const EXISTS: u32 = 17;
 const STALE: u32 = 70;
 const MODIFY: u32 = 4;
-
-fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
-    found.ok_or(Refused::Arguments)
-}
 
 /// A path below the folder of a handle.
 pub(crate) fn below(folder: &[u8], name: &[u8]) -> Option<String> {

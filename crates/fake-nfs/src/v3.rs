@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::calling::{Calling, Refused, Results};
+use crate::calling::{Calling, Refused, Results, arguments};
 use crate::files::{File, Files};
 use crate::words::{In, Out};
 use crate::{Asked, Fault, lock, make};
@@ -11,10 +11,6 @@ const STALE: u32 = 70;
 const NO_ENTRY: u32 = 2;
 const NOT_DIRECTORY: u32 = 20;
 const TOO_SMALL: u32 = 10005;
-
-fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
-    found.ok_or(Refused::Arguments)
-}
 
 pub(crate) fn portmap(calling: &Calling<'_>, procedure: u32, from: &mut In<'_>) -> Results {
     match procedure {

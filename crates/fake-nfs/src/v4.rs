@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
-use crate::calling::{Calling, Refused, Results};
+use crate::calling::{Calling, Refused, Results, arguments};
 use crate::files::Files;
 use crate::words::{In, Out};
 use crate::{Asked, Fault, lock, make};
@@ -45,10 +45,6 @@ impl Sessions {
     pub(crate) fn count(&self) -> (usize, usize) {
         (self.slots.len(), self.clients.len())
     }
-}
-
-fn arguments<T>(found: Option<T>) -> Result<T, Refused> {
-    found.ok_or(Refused::Arguments)
 }
 
 pub(crate) fn call(calling: &mut Calling<'_>, procedure: u32, from: &mut In<'_>, most: u32) -> Results {

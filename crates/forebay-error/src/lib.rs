@@ -203,6 +203,12 @@ impl Error {
         self
     }
 
+    /// Whether this is among the errors that caused it.
+    pub fn is_caused_by<T: std::error::Error + 'static>(&self) -> bool {
+        let first = std::error::Error::source(self);
+        std::iter::successors(first, |cause| cause.source()).any(<dyn std::error::Error>::is::<T>)
+    }
+
     /// What the error means.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind

@@ -126,7 +126,7 @@ fn a_session_that_may_only_place_says_that_options_forbid_it_for_mounts() {
                 assert!(error.to_string().contains("FOREBAY_NFS forbids it"), "{error:?}");
                 assert_eq!(error.hints(), ["unset FOREBAY_NFS, or FOREBAY_NFS=rdma"]);
             }
-            // It says nothing of other sources.
+            // Other sources can be placed: the session opens.
             session.elect(&session.device(0).unwrap()).unwrap();
         }
     }

@@ -20,14 +20,6 @@ use crate::stop::{SLICE, is_stopped, stopped};
 #[derive(Debug)]
 pub struct ServerUnreachable(Option<io::Error>);
 
-impl ServerUnreachable {
-    /// Whether this is why.
-    pub fn is_why(error: &Error) -> bool {
-        let first = std::error::Error::source(error);
-        std::iter::successors(first, |cause| cause.source()).any(<dyn std::error::Error>::is::<Self>)
-    }
-}
-
 impl fmt::Display for ServerUnreachable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {

@@ -5,14 +5,14 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use forebay_error::{Error, Result};
+use forebay_error::Result;
 use forebay_sys::DeviceRange;
 use forebay_verbs::{Device, Domain, RegisteredMemory};
 
 use crate::{Answer, StateToken};
 
-/// Puts bytes of one source into registered memory. No byte crosses this host's memory. An error that says nothing of the server's other
-/// files has [`FileReplaced`] within.
+/// Puts bytes of one source into registered memory. No byte crosses this host's memory. After an error that is caused by
+/// [`FileReplaced`], other files of the server are still placed.
 pub trait Place: Send + Sync + fmt::Debug {
     /// How the bytes travel, for receipts: "NFS v4.1, server nas1".
     fn way(&self) -> String;
@@ -54,14 +54,6 @@ pub trait Place: Send + Sync + fmt::Debug {
 /// The reason within an error: the file was removed or replaced on its server.
 #[derive(Debug)]
 pub struct FileReplaced;
-
-impl FileReplaced {
-    /// Whether this is why.
-    pub fn is_why(error: &Error) -> bool {
-        let first = std::error::Error::source(error);
-        std::iter::successors(first, |cause| cause.source()).any(<dyn std::error::Error>::is::<Self>)
-    }
-}
 
 impl fmt::Display for FileReplaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -110,12 +110,13 @@ impl Requests for Bytes {
             now.1 += 1;
         }
         let end = now.0.len().min(start + request.memory.len).max(start);
-        // SAFETY: the buffer is valid, and nobody else's, until the request is answered.
-        let buffer = unsafe { request.memory.first(end - start).bytes_mut() };
+        let memory = request.memory.first(end - start);
         match request.direction {
             _ if start == end => {}
-            Direction::Read => buffer.copy_from_slice(&now.0[start..end]),
-            Direction::Write => now.0[start..end].copy_from_slice(buffer),
+            // SAFETY: the memory is valid, and nobody else's, until the request is answered.
+            Direction::Read => unsafe { memory.bytes_mut() }.copy_from_slice(&now.0[start..end]),
+            // SAFETY: as above; it is only read.
+            Direction::Write => now.0[start..end].copy_from_slice(unsafe { memory.bytes() }),
         }
         drop(now);
         done(Ok(end - start));

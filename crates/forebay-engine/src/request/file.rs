@@ -33,16 +33,15 @@ impl fmt::Debug for File {
     }
 }
 
-/// Makes a request and waits for its answer. A write leaves the bytes as they are.
-fn answer_of(requests: &dyn Requests, direction: Direction, bytes: &mut [u8], offset: u64) -> Result<usize> {
+/// Makes a request and waits for its answer. A write only reads the memory.
+fn answer_of(requests: &dyn Requests, direction: Direction, memory: HostRange, offset: u64) -> Result<usize> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
-    let len = bytes.len();
-    let request = Request { direction, offset, memory: HostRange::of_mut(bytes) };
+    let request = Request { direction, offset, memory };
     requests.start(request, Box::new(move |got| drop(answer.send(got))));
     // Exactly one answer comes: until then the memory is the request's.
     let missing = |_| Err(Error::new(ErrorKind::Internal, "a source gave no answer"));
     match answered.recv().unwrap_or_else(missing)? {
-        done if done > len => {
+        done if done > memory.len => {
             Err(Error::new(ErrorKind::Internal, "a source answered with more bytes than were asked for"))
         }
         0 if direction == Direction::Write => Err(Error::new(ErrorKind::Io, "the source took no bytes")),
@@ -225,7 +224,7 @@ impl File {
                     .map_err(|errno| {
                         Error::from_errno(errno.raw_os_error(), "cannot read").with("offset", offset)
                     }),
-                Fill::Requests(requests) => answer_of(requests, Direction::Read, rest, at),
+                Fill::Requests(requests) => answer_of(requests, Direction::Read, HostRange::of_mut(rest), at),
             };
             done += match got.map_err(|error| error.with("path", self.name()))? {
                 0 => {
@@ -246,7 +245,7 @@ impl File {
                 Fill::Descriptor(fd) => rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, bytes, offset))
                     .map_err(|errno| Error::from_errno(errno.raw_os_error(), "cannot write")),
                 Fill::Requests(requests) => {
-                    answer_of(requests, Direction::Write, &mut bytes.to_vec(), offset)
+                    answer_of(requests, Direction::Write, HostRange::of(bytes), offset)
                 }
             };
             let done = put.map_err(|error| error.with("offset", offset).with("path", self.name()))?;
@@ -273,7 +272,7 @@ impl File {
     /// A source without a descriptor: what lies before a byte beyond its end reads as zeros.
     fn grow(&self, requests: &dyn Requests, len: u64) -> Result<()> {
         if self.len()? < len {
-            answer_of(requests, Direction::Write, &mut [0], len - 1)?;
+            answer_of(requests, Direction::Write, HostRange::of(&[0]), len - 1)?;
         }
         Ok(())
     }

@@ -17,7 +17,9 @@ use crate::protocol::rpc::random;
 
 /// Whether the server was not reached at all, over TCP or by RDMA, or did not answer.
 pub fn is_unreached(error: &Error) -> bool {
-    ServerUnreachable::is_why(error) || Why::of(error).is_some() || error.kind() == ErrorKind::Timeout
+    error.is_caused_by::<ServerUnreachable>()
+        || Why::of(error).is_some()
+        || error.kind() == ErrorKind::Timeout
 }
 
 /// A connection to the first address that takes one. Something waits for it meanwhile.

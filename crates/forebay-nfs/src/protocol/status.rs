@@ -135,8 +135,8 @@ mod tests {
         assert_eq!(error.to_string(), "cannot read: permission denied");
         assert!(error.hints()[0].contains("root_squash"));
         let error = NfsStatus::STALE.error("cannot read", 5);
-        assert!(error.kind() == ErrorKind::Busy && FileReplaced::is_why(&error));
-        assert!(!FileReplaced::is_why(&NfsStatus::DELAY.error("cannot read", 5)));
+        assert!(error.kind() == ErrorKind::Busy && error.is_caused_by::<FileReplaced>());
+        assert!(!NfsStatus::DELAY.error("cannot read", 5).is_caused_by::<FileReplaced>());
         assert!(error.to_string().contains("stale handle"), "{error}");
         assert_eq!(NfsStatus(30).error("cannot write", 5).kind(), ErrorKind::ReadOnly);
         assert!(

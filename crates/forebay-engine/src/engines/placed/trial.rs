@@ -133,8 +133,9 @@ fn learn(key: &Key, verdict: Verdict, until: Option<Instant>) {
 
 /// Leaves the way alone for a moment, for this file alone or for all: a transfer of the file failed there.
 pub(super) fn pause(key: &Key, file: &File, error: &Error, refusal: &Arc<Refusal>) {
-    // That one file was removed or replaced says nothing of the others. Any other error may: the server is busy, a queue is full.
-    let file = FileReplaced::is_why(error).then(|| Arc::downgrade(file.source()));
+    // Where one file was removed or replaced, the others can still be placed. After any other error perhaps not: the server is
+    // busy, a queue is full.
+    let file = error.is_caused_by::<FileReplaced>().then(|| Arc::downgrade(file.source()));
     let mut all = lock(&Trials::of_process().paused);
     let now = Instant::now();
     all.retain(|pause| now < pause.until);
@@ -145,7 +146,7 @@ pub(super) fn pause(key: &Key, file: &File, error: &Error, refusal: &Arc<Refusal
 enum TrialOutcome {
     /// The bytes do not arrive.
     Refused(Arc<Refusal>),
-    /// It says nothing of the way.
+    /// Whether they arrive is not known yet.
     Unclear(Arc<Refusal>),
     /// Nor was the file read.
     Failed(Error, Arc<Refusal>),
@@ -221,7 +222,7 @@ impl Tester {
         let (verdict, until) = match tried {
             Ok(()) => (Ok(()), None),
             Err(TrialOutcome::Refused(refusal)) => (Err(refusal), None),
-            Err(TrialOutcome::Failed(error, refusal)) if FileReplaced::is_why(&error) => {
+            Err(TrialOutcome::Failed(error, refusal)) if error.is_caused_by::<FileReplaced>() => {
                 pause(key, &server.file, &error, &refusal);
                 return Err(refusal);
             }
