@@ -39,6 +39,8 @@ ROWS = {
     "small": programs.small,
     "pinned-cpu": programs.pinned_cpu,
     "cold": programs.cold,
+    "cold-large": programs.cold_large,
+    "writes": programs.writes,
     "tensors": models.tensors,
     "step": programs.step,
     "start": models.start,

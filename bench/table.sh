@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The comparison tables of docs/benchmarks.md: forebay, the same work as raw calls, and public peers, on one machine.
+# Comparison tables: forebay, the same work as raw calls, and public peers, on one machine.
 #
 #   bench/table.sh [SECTION ...]      sections: warm rand cold coldrand write latency types container local
 #                                               mapped mrand files vendor

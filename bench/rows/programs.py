@@ -101,19 +101,22 @@ def nvidia_environment(bench: Bench, library: Path) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def fio(bench: Bench, path: Path, arguments: list[Any]) -> Measured:
+def fio(bench: Bench, path: Path, arguments: list[Any], small: bool = True) -> Measured:
+    """fio by O_DIRECT: random reads of 4 KiB, unless the arguments say otherwise."""
     program = shutil.which(bench.fio)
     if not program:
         raise Skip(f"no fio at {bench.fio} (bench/build-fio.sh makes one)")
-    command = [program, "--name=peer", f"--filename={path}", "--thread", "--output-format=json", "--norandommap",
-               "--randrepeat=0", "--time_based", f"--runtime={math.ceil(bench.secs)}", "--direct=1", "--readonly", "--rw=randread",
-               "--bs=4k", *arguments]  # fmt: skip
+    kind = ["--rw=randread", "--bs=4k", "--norandommap", "--randrepeat=0"] if small else []
+    command = [program, "--name=peer", f"--filename={path}", "--thread", "--output-format=json",
+               "--time_based", f"--runtime={math.ceil(bench.secs)}", "--direct=1", *kind, *arguments]  # fmt: skip
+    if "--rw=write" not in arguments:
+        command.append("--readonly")
     out, _ = run(command, limit=bench.limit)
     report = json.loads(out[out.index("{") :])
     found = from_fio(report)
     if "error" in found:
         raise Failed(found["error"])
-    return [figure("first", found | {"latency_us": {"p99": found["p99_us"]}}, "fio", small=True)], report
+    return [figure("first", found | {"latency_us": {"p99": found["p99_us"]}}, "fio", small)], report
 
 
 def of_builds(bench: Bench, measure: Callable[..., Measured], *arguments: Any) -> list[Subject]:
@@ -269,6 +272,37 @@ def cold(bench: Bench) -> None:
             # Its own loss by batches that end as a whole.
             subjects.append(Subject("fio, whole batches", partial(fio, bench, path, [f"--size={size}", *whole])))
         bench.alternate("cold", case, subjects, partial(pages.cold, path))
+
+
+def cold_large(bench: Bench) -> None:
+    """large reads ≥ 0.97 of fio io_uring by one call, ≥ 0.95 by 4 workers"""
+    path = pages.make_file(bench, 4 * GIB)
+    size = path.stat().st_size
+    common = ["-f", path, "-x", 0, "-I", 0, "-T", math.ceil(bench.secs), "--drop-cache"]
+    parts = ["--numjobs=4", f"--size={size // 4}", f"--offset_increment={size // 4}", "--iodepth=1"]
+    ways = (
+        ("one call of 1 GiB", ["-w", 1, "-s", size, "-i", "1G"], [f"--size={size}", "--iodepth=16"]),
+        ("1M x 4", ["-w", 4, "-s", size, "-i", "1M"], parts),
+    )
+    for case, ours, theirs in ways:
+        subjects = of_builds(bench, forebay_bench, [*common, *ours])
+        if bench.wants("fio"):
+            large = ["--rw=read", "--bs=1M", "--ioengine=io_uring", *theirs]
+            subjects.append(Subject("fio", partial(fio, bench, path, large, False)))
+        bench.alternate("cold-large", case, subjects, partial(pages.cold, path))
+
+
+def writes(bench: Bench) -> None:
+    """to the disk by O_DIRECT ≥ 0.95 of fio; over pages of a tmpfs ≥ bare calls"""
+    path = pages.make_file(bench, 4 * GIB, "written")
+    size = path.stat().st_size
+    flags = ["-f", path, "-w", 4, "-s", size, "-i", "1M", "-x", 0, "-I", 1, "-T", math.ceil(bench.secs), "--overwrite"]
+    subjects = of_builds(bench, forebay_bench, [*flags, "--cache", "bypass"])
+    if bench.wants("fio"):
+        parts = ["--numjobs=4", f"--size={size // 4}", f"--offset_increment={size // 4}", "--iodepth=1"]
+        large = ["--rw=write", "--bs=1M", "--ioengine=io_uring", *parts]
+        subjects.append(Subject("fio", partial(fio, bench, path, large, False)))
+    bench.alternate("writes", "disk, 1M x 4", subjects, partial(pages.cold, path))
 
 
 def order(bench: Bench) -> None:
