@@ -24,14 +24,14 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke nfs unit torture-quick asan-quick python-test fuzz lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke nfs unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
 	@.ci/check $(BASE)
 
 .PHONY: lint
-lint: fmt clippy typos deny features rooms seams words ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words
+lint: fmt clippy typos deny features rooms seams words links versions ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words, links, versions
 
 # All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
 ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
@@ -73,13 +73,29 @@ seams: ## The engine names no protocol and depends on none
 words: ## No word that STYLE.md bans
 	@$(STEP) "Banned words" .ci/words --fail
 
+.PHONY: links
+links: ## Links, anchors and pictures of all pages; docs/SUMMARY.md names each page
+	@$(STEP) "Links" .ci/links
+
+.PHONY: versions
+versions: ## One version everywhere
+	@$(STEP) "Versions" .ci/versions
+
 .PHONY: ptx
 ptx: ## The checked-in PTX is what the kernels' source compiles to
 	@$(STEP) "GPU kernels (PTX)" .ci/ptx
 
+# rustdoc links to a crate whose folder is there when it runs; cargo does not run it in the order of dependencies.
+DOC_FOLDERS = $(addprefix $(TARGET)/doc/,$(subst -,_,$(notdir $(filter-out %.md,$(wildcard crates/*)))))
+
 .PHONY: doc
 doc: ## API documentation, warnings are errors
+	@mkdir -p $(DOC_FOLDERS)
 	@$(STEP) "Documentation" env RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(LOCKED) --workspace --no-deps --lib
+
+.PHONY: docs
+docs: doc ## The documentation as a site: pages, search, the APIs of Rust and Python (target/site/book/html)
+	@$(STEP) "Site" .ci/site/build
 
 .PHONY: smoke
 smoke: release ## Our own cost per operation on the noop engine; a quick report
