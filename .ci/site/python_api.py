@@ -31,7 +31,7 @@ class Names:
 
     def link(self, name, scope):
         """Markdown for a name that is used within a module, or a class of it."""
-        for full in (f"{scope}.{name}", f"{scope.rpartition('.')[0]}.{name}", f"{MODULES[0]}.{name}", name):
+        for full in (f"{scope}.{name}", f"{scope.rpartition('.')[0]}.{name}", f"{MODULES[0]}.{name}", f"forebay.errors.{name}", name):
             if full in self.places:
                 return f"[`{name}`]({self.places[full]})"
         return f"[`{name}`]({name}.md)" if name in MODULES else f"`{name}`"
@@ -121,9 +121,10 @@ def signature(item, name):
         return f"{name}: {item.annotation}" if item.annotation else name
     if item.is_class:
         init = item.members.get("__init__")
-        call = target_of(init).signature(name=name, return_type=False) if init and not init.is_alias else name
-        bases = [str(base) for base in item.bases if not str(base).startswith("_")]
-        return f"class {call}" + (f"  # {', '.join(bases)}" if bases else "")
+        if init and not init.is_alias:
+            return f"class {init.signature(name=name, return_type=False)}"
+        bases = ", ".join(str(base) for base in item.bases if not str(base).startswith("_"))
+        return f"class {name}({bases})" if bases else f"class {name}"
     return item.signature(name=name)
 
 

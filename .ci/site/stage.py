@@ -1,6 +1,6 @@
-"""Lays the pages out as mdBook reads them: `stage.py SRC`. They keep their places, READMEs become index pages.
+"""Lays the pages out as mdBook reads them: `stage.py SRC FOREBAY`. They keep their places, READMEs become index pages.
 
-Links to what is no page lead to the repository. Pages that list the API of Rust and of Python are made.
+Links to what is no page lead to the repository. Pages of the commands and of Rust's and Python's API are made.
 """
 
 import os
@@ -9,6 +9,7 @@ import shutil
 import sys
 import tomllib
 
+import commands
 import markdown
 import python_api
 import summary
@@ -16,9 +17,10 @@ import summary
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "STYLE.md", "crates/README.md"]
 REPOSITORY = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["repository"]
-PICTURES = {".svg", ".png"}
+# What pages show or lead to, beside pages.
+COPIED = {".svg", ".png", ".html"}
 # Where docs/SUMMARY.md has the pages that are made here.
-API = "<!-- API -->"
+MADE = "<!-- commands and APIs -->"
 
 
 def place(path):
@@ -40,7 +42,7 @@ def changed(page, target, known):
     there = there / "README.md" if there / "README.md" in known else there
     if there in known:
         return os.path.relpath(place(there), pathlib.Path(place(page)).parent) + hash_ + anchor
-    if there.suffix in PICTURES and there.is_relative_to(ROOT / "docs"):
+    if there.suffix in COPIED and there.is_relative_to(ROOT / "docs"):
         return target
     return f"{REPOSITORY}/blob/main/{there.relative_to(ROOT)}{hash_}{anchor}"
 
@@ -57,22 +59,23 @@ def rust_page():
     return "\n".join([*lines, ""])
 
 
-def main(src):
+def main(src, forebay):
     shutil.rmtree(src, ignore_errors=True)
     known = set(pages())
     for page in known:
         copy = src / place(page)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(markdown.replace_links(page.read_text(), lambda target, page=page: changed(page, target, known)))
-    for picture in (path for path in (ROOT / "docs").rglob("*") if path.suffix in PICTURES):
-        copy = src / picture.relative_to(ROOT)
+    for path in (path for path in (ROOT / "docs").rglob("*") if path.suffix in COPIED):
+        copy = src / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(picture, copy)
+        shutil.copyfile(path, copy)
+    (src / "commands.md").write_text(commands.page(forebay))
     (src / "rust.md").write_text(rust_page())
     modules = python_api.write(src / "python")
-    lines = ["- [Python](python/index.md)", *(f"  - [`{name}`](python/{name}.md)" for name in modules), "- [Rust](rust.md)"]
-    (src / "SUMMARY.md").write_text(summary.expanded(ROOT, place).replace(API, "\n".join(lines)))
+    lines = ["- [Commands](commands.md)", "- [Python](python/index.md)", *(f"  - [`{name}`](python/{name}.md)" for name in modules), "- [Rust](rust.md)"]
+    (src / "SUMMARY.md").write_text(summary.expanded(ROOT, place).replace(MADE, "\n".join(lines)))
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]).resolve())
+    main(pathlib.Path(sys.argv[1]).resolve(), sys.argv[2])
