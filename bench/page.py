@@ -82,11 +82,9 @@ def from_training(records: list[Record], row: Row, subject: str) -> Pairs:
 
 def from_save(records: list[Record], row: Row, subject: str) -> Pairs:
     for record in records:
-        if record.get("work") == row.row and (record.get("file_system") == "tmpfs") == (row.case == "tmpfs"):
-            if subject == "ceiling" and record["work"] == "ceiling":
-                yield record["gb_per_s"], None
-            elif record.get("peer") == subject:
-                yield record["gb_per_s"], record.get("cpu_s_per_gb")
+        is_tmpfs = str(record.get("folder", "")).startswith("/dev/shm")
+        if is_tmpfs == (row.case == "tmpfs") and subject in (record.get("peer"), record.get("work")):
+            yield record["gb_per_s"], record.get("cpu_s_per_gb")
 
 
 def from_gather(records: list[Record], row: Row, subject: str) -> Pairs:

@@ -260,10 +260,11 @@ def cold(bench: Bench) -> None:
         ways.append((case, ours, ["--ioengine=io_uring", "--iodepth=64"], whole))
     for case, ours, theirs, whole in ways:
         subjects = beside_off(bench, forebay_bench, [*common, *ours], True)
-        if "-w" in ours:
+        if "-w" in ours and bench.wants("type 2"):
             # Each thread's pread into pinned memory, and a copy that it sleeps for.
             plain = [*common, *ours[:2], "-x", 2]
             subjects.append(Subject("type 2", partial(forebay_bench, bench, bench.build, plain, True)))
+        if "-w" in ours:
             # The same, and a copy that it spins for: what disk, link and driver leave.
             subjects += spinning(bench, [*common, *ours], True)
         if bench.wants("fio"):
@@ -278,7 +279,7 @@ def cold_large(bench: Bench) -> None:
     """large reads ≥ 0.97 of fio io_uring by one call, ≥ 0.95 by 4 workers"""
     path = pages.make_file(bench, 4 * GIB)
     size = path.stat().st_size
-    common = ["-f", path, "-x", 0, "-I", 0, "-T", math.ceil(bench.secs), "--drop-cache"]
+    common = ["-f", path, "-x", 0, "-I", 0, "-T", math.ceil(bench.secs), "--cache", "bypass"]
     parts = ["--numjobs=4", f"--size={size // 4}", f"--offset_increment={size // 4}", "--iodepth=1"]
     ways = (
         ("one call of 1 GiB", ["-w", 1, "-s", size, "-i", "1G"], [f"--size={size}", "--iodepth=16"]),
