@@ -1,4 +1,4 @@
-//! Who is told what happens during a run.
+//! Observers of a run.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct Progress {
     pub runtime: Option<Duration>,
 }
 
-/// Is told what happens during a run.
+/// Observes a run.
 pub trait Observer: Sync {
     /// Several times a second while bytes move.
     fn progress(&self, progress: Progress) {
@@ -33,7 +33,7 @@ pub trait Observer: Sync {
     }
 }
 
-/// An observer that does not look.
+/// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

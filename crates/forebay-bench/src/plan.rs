@@ -29,7 +29,7 @@ pub(crate) struct IoOp {
     pub(crate) write: bool,
 }
 
-/// What an [`IoPlan`] is made of.
+/// The parameters of an [`IoPlan`].
 #[derive(Clone, Debug)]
 pub(crate) struct PlanSpec {
     /// The part of the file.

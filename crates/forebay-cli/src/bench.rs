@@ -15,7 +15,7 @@ use crate::json_file::JsonFile;
 use crate::load::Load;
 use crate::silence;
 
-/// How often it is looked whether a signal came.
+/// How often the thread checks for a signal.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the command.
@@ -26,7 +26,7 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
             Error::new(ErrorKind::InvalidInput, "the report would overwrite what the run reads or writes");
         return Err(Failure::usage(error.with("path", json.display()).hint("name another file with --json")));
     }
-    // A result that cannot be written is known before the run, not after it.
+    // Opens the file before the run, so that an error does not cost the result.
     let json = load.json.as_deref().map(JsonFile::open).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
     let last = Mutex::default();
@@ -61,7 +61,7 @@ fn is_read(json: &Path, load: &Load, work: &Workload) -> bool {
     files.filter_map(|path| path.canonicalize().ok()).any(|path| path == json)
 }
 
-/// Does `work`, which a signal ends at once, wherever it is.
+/// Runs `work`; a signal ends it at once, wherever it is.
 fn interruptible<T>(watcher: &Watcher<'_, '_>, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let _guard = Guard::new();
     let result = thread::scope(|scope| {
@@ -80,13 +80,13 @@ fn interruptible<T>(watcher: &Watcher<'_, '_>, work: impl FnOnce() -> Result<T, 
         result
     });
     if let (Err(_), Some(signal)) = (&result, Guard::caught()) {
-        // What waited for a server failed by the signal.
+        // The signal made a wait for a server fail.
         watcher.end_by(signal);
     }
     result
 }
 
-/// Errors of files that say nothing about what to do get a hint.
+/// Adds a hint to errors of files that have none.
 fn refine(error: Error) -> Error {
     if !error.hints().is_empty() {
         return error;
@@ -106,12 +106,13 @@ struct Watcher<'a, 'b> {
     per_job: bool,
     live: ProgressLine,
     quiet: bool,
-    /// How far the present pass has come.
+    /// Progress of the current pass.
     last: Mutex<Option<Progress>>,
 }
 
 impl Watcher<'_, '_> {
-    /// Says how far it has come, and ends the process by the signal: nothing else is run, and other threads are where they are.
+    /// Prints the progress, and ends the process by the signal: no cleanup runs, and other threads are not stopped
+    /// first.
     fn end_by(&self, signal: libc::c_int) -> ! {
         self.live.clear();
         let Failure { error, code } = self.interrupted(signal);
@@ -123,7 +124,7 @@ impl Watcher<'_, '_> {
         }
     }
 
-    /// What a signal ended.
+    /// The message about an interrupted run.
     fn interrupted(&self, signal: libc::c_int) -> Failure {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let done = last.map_or_else(

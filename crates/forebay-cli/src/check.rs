@@ -50,12 +50,12 @@ pub(crate) struct CheckArgs {
     pub(crate) fail_on: FailOn,
 }
 
-/// What makes the exit code other than 0.
+/// The severity that makes the exit code other than 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum FailOn {
-    /// What does not work.
+    /// Something does not work.
     Blocks,
-    /// That, and what is slower than it could be.
+    /// The same, or something is slower than it could be.
     #[default]
     Slower,
 }
@@ -69,7 +69,7 @@ impl FailOn {
 
 /// Runs the command and returns its exit code.
 pub(crate) fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
-    // What fails is writing: the stream remembers it.
+    // Only writing can fail, and the stream remembers that.
     print(args, out, err).unwrap_or(1)
 }
 

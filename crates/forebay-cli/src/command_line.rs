@@ -1,11 +1,11 @@
-//! A command line as a command, and the words of what is wrong with it.
+//! Parses a command line, and words its errors.
 
 use std::ffi::OsString;
 
 use clap::error::ContextKind;
 use clap::{Arg, Command, CommandFactory, FromArgMatches};
 
-/// What the standard library says of a number, and what a user is told.
+/// The standard library's messages about numbers, and forebay's.
 const NUMBERS: [(&str, &str); 4] = [
     ("invalid digit found in string", "not a whole number"),
     ("cannot parse integer from empty string", "not a whole number"),
@@ -31,7 +31,7 @@ fn taking_negative_numbers(arg: Arg) -> Arg {
     arg.allow_negative_numbers(true)
 }
 
-/// Help, or what is wrong.
+/// Help, or the error.
 pub(crate) fn words(mut error: clap::Error) -> String {
     // That a flag may be meant as the name of a file (`-- --flag`) is a guess, and a wrong one.
     error.remove(ContextKind::Suggested);

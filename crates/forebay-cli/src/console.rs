@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A command that did not do its work.
+/// A command that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// Why.
@@ -39,7 +39,7 @@ impl From<Error> for Failure {
 
 /// The two streams of a command.
 pub(crate) struct Console<'a> {
-    /// Whether a line of result was not taken: more of them are in vain.
+    /// Whether writing a line of the result failed: further ones would fail, too.
     is_lost: AtomicBool,
     out: Mutex<&'a mut (dyn Write + Send)>,
     err: Mutex<&'a mut (dyn Write + Send)>,
@@ -64,13 +64,13 @@ impl<'a> Console<'a> {
 
     /// Writes text of the report, with its line breaks.
     pub(crate) fn say(&self, text: impl Display) {
-        // Nobody is left to tell.
+        // There is no stream left to report this on.
         let _ = write_to(&self.err, &text.to_string());
     }
 
     /// Writes an error with its hints.
     pub(crate) fn error(&self, error: &Error) {
-        // Paths and other people's words are in it.
+        // It contains paths and messages of other programs.
         let mut text = format!("error: {}\n", plain(&error.to_string()));
         for hint in error.hints() {
             text.push_str("hint: ");
@@ -106,7 +106,7 @@ impl ProgressLine {
         Self { bar }
     }
 
-    /// Says what is being done.
+    /// Names the current step.
     pub(crate) fn say(&self, what: &str) {
         if let Some(bar) = &self.bar
             && bar.prefix() != what
@@ -129,7 +129,7 @@ impl ProgressLine {
         bar.set_message(format!("{}  {rate:.2} GB/s", forebay_bench::text::bytes(bytes)));
     }
 
-    /// Shows what is being done, and how much of the whole is.
+    /// Shows the current step, and the part that is done.
     pub(crate) fn step(&self, part: f64, text: String) {
         let Some(bar) = &self.bar else { return };
         bar.set_position((part.min(1.0) * 1000.0) as u64);

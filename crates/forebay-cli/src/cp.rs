@@ -70,7 +70,8 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
     copy(args, console, Some(&found))
 }
 
-/// Copies a file that was looked at, or one of a server. What is interrupted ends by an error of what it waited for.
+/// Copies a file that was checked, or one of a server. An interrupted copy ends with the error of the call that it
+/// waited in.
 fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
     let guard = Guard::new();
     let is_whole = Cell::new(false);
@@ -103,7 +104,7 @@ fn copy_guarded(
     let pending = Pending::create_like(&destination, mode).map_err(explain)?;
     let started = Instant::now();
     let mut work = Work::new(&session, &device, &source, pending.file());
-    // What the kernel makes up as it is read has no length, or one that is not its own.
+    // Files that the kernel generates (/proc) have no length, or a wrong one.
     let result = match found {
         Some(found) if found.len() == 0 || matches!(source.file_system(), "proc" | "sysfs") => {
             work.copy_to_end(&args.source)
@@ -120,7 +121,7 @@ fn copy_guarded(
     pending.sync().map_err(explain)?;
     let seconds = started.elapsed().as_secs_f64();
     if args.verify {
-        // What is compared should come from the disk where it can.
+        // The comparison should read from the disk where it can.
         let _ = pending.file().drop_cache();
         verify::compare(&source, pending.file(), work.len)?;
     }

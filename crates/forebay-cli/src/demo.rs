@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Demo, console: &Console<'_>) -> Result<i32, Failure> {
         }
         match measure(&row, &live, &mut advice) {
             Ok(text) => console.line(text),
-            // tmpfs is never cold, and has no O_DIRECT everywhere: the other rows tell the story.
+            // tmpfs is never cold, and has no O_DIRECT everywhere: the other rows suffice.
             Err(error) if row.cold && matches!(error.kind(), ErrorKind::Busy | ErrorKind::Unsupported) => {
                 console.line(format!("{:<34} not here: {error}", row.work));
             }
@@ -160,7 +160,7 @@ fn rows(args: &Demo, path: &Path, host: bool, is_bar: bool) -> Vec<Row> {
     warm.warm = true;
     push(name("read, file to GPU", "read, file to memory"), warm.clone());
     if !host {
-        // The last of three passes in one session: by then the pages are pinned, if they may be.
+        // The last of three passes in one session: by then pages that may be pinned are pinned.
         let mut again = warm.clone();
         again.repeat = 3;
         push(name("read again, file to GPU", "read again, file to memory"), again);
@@ -213,8 +213,8 @@ fn measure(row: &Row, live: &ProgressLine, advice: &mut Vec<String>) -> Result<S
         return Err(Error::new(ErrorKind::Internal, "a row of the demo was not measured"));
     };
     for (text, hint) in pass.notes.iter().map(|note| (note.text.clone(), &note.hint)).chain(
-        // What nobody can change about `mapped` (a write, too little read yet) is no advice, nor is that a row is cold which
-        // was made so.
+        // Leave out reasons that nobody can change: of `mapped`, a write or too few reads so far; and that a row is
+        // cold which was made cold.
         pass.refused
             .iter()
             .filter(|one| one.engine != "mapped" || (one.hint.is_some() && pass.state != "cold"))

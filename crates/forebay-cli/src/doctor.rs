@@ -44,7 +44,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "pid", value_parser = crate::names::source())]
     root: Option<PathBuf>,
 
-    /// Print what is well, too
+    /// Print what is in order, too
     #[arg(long)]
     all: bool,
 
@@ -59,12 +59,12 @@ pub(crate) struct DoctorArgs {
 
 /// Runs the command and returns its exit code.
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
-    // What fails is writing: the stream remembers it.
+    // Only writing can fail, and the stream remembers that.
     print(args, out, err).unwrap_or(1)
 }
 
 fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
-    // A copy of another machine has its own paths.
+    // Another machine's tree has its own paths.
     let mut asked = args.paths.iter().filter(|_| args.root.is_none());
     if let Some(error) = asked.find_map(|path| crate::nfs::not_a_path("doctor", path.as_ref())) {
         return refuse(err, &Hinted::from(&error));

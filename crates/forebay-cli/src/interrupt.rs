@@ -10,8 +10,9 @@ extern "C" fn catch(signal: libc::c_int) {
     forebay_remote::stop::stop_waiting(true);
 }
 
-/// From now until it is dropped, the first SIGINT, SIGTERM and SIGHUP set a flag in place of ending the process, and end what waits
-/// for an NFS server. The second of its kind ends it: the command may be stuck, for example in a pipe that nobody reads.
+/// From now until it is dropped, the first SIGINT, SIGTERM and SIGHUP set a flag in place of ending the process, and
+/// end waits for an NFS server. The second of its kind ends it: the command may be stuck, for example in a pipe that
+/// nobody reads.
 pub(crate) struct Guard {
     before: [(libc::c_int, libc::sigaction); 3],
 }
@@ -29,7 +30,7 @@ impl Guard {
                 ours.sa_flags = libc::SA_RESETHAND;
                 ours.sa_sigaction = catch as extern "C" fn(libc::c_int) as libc::sighandler_t;
                 libc::sigaction(signal, &ours, &mut before);
-                // A command that was told to ignore hang-ups (nohup) goes on ignoring them.
+                // A command started with nohup keeps ignoring hang-ups.
                 if before.sa_sigaction == libc::SIG_IGN {
                     libc::sigaction(signal, &before, std::ptr::null_mut());
                 }
@@ -45,7 +46,7 @@ impl Guard {
     }
 }
 
-/// The exit code of what a signal ended, as shells tell it.
+/// The exit code after a signal, as shells report it.
 pub(crate) fn exit_code(signal: libc::c_int) -> i32 {
     128 + signal
 }

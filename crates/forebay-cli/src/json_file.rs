@@ -9,11 +9,11 @@ use forebay_error::{Error, ErrorKind};
 use forebay_models::Pending;
 use serde::Serialize;
 
-/// Where the report goes. A run that is ended leaves no part of one, and an old one as it was.
+/// The target of the report. An interrupted run leaves no partial report, and does not change an old one.
 pub(crate) enum JsonFile {
     /// It gets its name when it is whole.
     New(Pending),
-    /// What is there stays what it is: a pipe, or what a shell has opened.
+    /// The target is written in place: a pipe, or a file that a shell has opened.
     Old(File, PathBuf),
 }
 
@@ -56,7 +56,7 @@ impl JsonFile {
                 file.set_len(0)?;
             }
             file.write_all(text.as_bytes())?;
-            // Some file systems tell of a full disk only now.
+            // Some file systems report a full disk only on close.
             if file.metadata()?.is_file() { file.sync_data() } else { Ok(()) }
         };
         match self {

@@ -89,7 +89,7 @@ enum Command {
 }
 
 impl Command {
-    /// Fails where a command that moves bytes would not understand the environment: that is a wrong command line, too.
+    /// Fails on environment variables that a command would not understand: these count as a wrong command line.
     fn check_environment(&self) -> forebay_error::Result<()> {
         match self {
             Self::Bench(_)
@@ -181,7 +181,7 @@ fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Wr
         Err(error) => {
             let stream: &mut dyn Write = if error.use_stderr() { err } else { out };
             let code = error.exit_code();
-            // `Output` remembers what its stream did not take.
+            // `Output` remembers the first failed write.
             let _ = write!(stream, "{}", command_line::words(error));
             return code;
         }

@@ -113,7 +113,7 @@ pub(crate) struct Load {
     /// Passes; figures are medians [default: 1; 5 with --compare]
     #[arg(long, value_name = "N", help_heading = "forebay's own")]
     repeat: Option<usize>,
-    /// Use this engine whatever election says; noop moves nothing
+    /// Use this engine, without election; noop moves nothing
     #[arg(long, value_name = "NAME", help_heading = "forebay's own")]
     engine: Option<String>,
     /// Engines that payload may use; anything else is an error
@@ -128,7 +128,7 @@ pub(crate) struct Load {
     /// Read the files into the page cache before each pass
     #[arg(long, help_heading = "forebay's own")]
     warm: bool,
-    /// Let go of all pinned pages before each pass: each is a first read
+    /// Unpin all pages before each pass: each is a first read
     #[arg(long, help_heading = "forebay's own")]
     trim: bool,
     /// Gather random pieces of -i bytes, -B per call [default: 1048576], from the mapped file by one kernel; offsets
@@ -150,7 +150,7 @@ pub(crate) struct Load {
     /// Lanes per device
     #[arg(long, value_name = "N", value_parser = lanes, help_heading = "forebay's own")]
     lanes: Option<usize>,
-    /// How waits for copies are done: throughput (short naps), cpu (sleep in the driver), latency (spin)
+    /// How to wait for copies: throughput (short sleeps), cpu (sleep in the driver), latency (spin)
     #[arg(long, value_name = "WHAT", value_parser = parse::<Objective>, help_heading = "forebay's own")]
     objective: Option<Objective>,
     /// How lanes talk to the kernel: auto, ring, threads
@@ -159,13 +159,13 @@ pub(crate) struct Load {
     /// Batches (types 6 and 7) or I/Os (types 3 and 5) that a thread keeps in flight [default: 1]
     #[arg(long, value_name = "N", help_heading = "forebay's own")]
     batches: Option<usize>,
-    /// Measure what raw calls reach too
+    /// Measure the rate of raw calls, too
     #[arg(long, help_heading = "forebay's own")]
     ceiling: bool,
     /// Allow to overwrite this block device
     #[arg(long, value_name = "DEVICE", help_heading = "forebay's own")]
     yes_destroy: Vec<PathBuf>,
-    /// Write to files that hold data of others, too
+    /// Write to files that hold other data, too
     #[arg(long, help_heading = "forebay's own")]
     overwrite: bool,
     /// Called as gdsio, which writes to any file.
@@ -203,7 +203,7 @@ impl Load {
         Self { is_gdsio: true, ..self }
     }
 
-    /// Said as `gdsio`, whose users expect that a cufile.json counts.
+    /// Only for `gdsio`, whose users expect it to read cufile.json.
     pub(crate) fn unread_cufile_json(&self) -> Option<String> {
         let path = self.is_gdsio.then(|| Settings::from_env().path).flatten()?;
         Some(format!(
@@ -356,7 +356,7 @@ impl Load {
         }
     }
 
-    /// What `-O` asks for. gdsio opens files by O_DIRECT, unless something else is asked for.
+    /// The meaning of `-O`. gdsio opens files by O_DIRECT by default.
     fn direct(&self) -> Option<CachePolicy> {
         let is_plain = self.task() == BenchTask::Transfers && self.engine.is_none() && !self.warm;
         let is_asked = forebay_config::env::text("FOREBAY_CACHE").is_some();
@@ -381,7 +381,7 @@ impl Load {
         Ok(jobs)
     }
 
-    /// Several devices for one target: what to type.
+    /// The error for several devices on one target, with the command line to type.
     fn one_target(&self, target: &JobTarget) -> Error {
         let (flag, path) = match target {
             JobTarget::File(path) => ("-f", path),
@@ -502,7 +502,7 @@ mod tests {
         }
     }
 
-    /// What the hint says can be typed, and has a job for each.
+    /// The hint's command line parses, and has a job for each device.
     #[test]
     fn devices_of_one_file_are_typed_for_each() {
         for (line, typed) in

@@ -1,5 +1,5 @@
-//! Paths on the command line. What nothing opens (`s3://…`), or is to be made on a server, is refused as it is read, by
-//! every command alike.
+//! Paths on the command line. Every command refuses URLs that forebay cannot open (`s3://…`), and new files on a
+//! server, while it parses.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(crate) fn target() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| checked(path, check_target))
 }
 
-/// A URL's form is the command's to check: it says more of it.
+/// The command checks a URL's form: its error has more detail.
 fn check_scheme(path: &Path) -> Result<()> {
     if opener_of(path).is_some() { Ok(()) } else { Location::of(path).map(drop) }
 }
@@ -61,7 +61,7 @@ fn checked<T: AsRef<Path>>(path: T, check: fn(&Path) -> Result<()>) -> std::resu
     Ok(path)
 }
 
-/// An error and what to type, in the words of the command line.
+/// An error with its hint, for the command line.
 pub(crate) fn in_words(error: &Error) -> String {
     match error.hints().first() {
         Some(hint) => format!("{error}\nhint: {hint}"),

@@ -1,10 +1,10 @@
-//! Standard output: what it does not take makes the command fail.
+//! Standard output: a failed write makes the command fail.
 
 use std::io::{self, Write};
 
 use forebay_error::{Error, ErrorKind};
 
-/// A stream that remembers the first error of writing to it. Commands need not look.
+/// A stream that remembers the first error of writing to it. Commands need not check.
 pub(crate) struct Output<'a> {
     to: &'a mut (dyn Write + Send),
     failed: Option<io::Error>,
@@ -15,14 +15,14 @@ impl<'a> Output<'a> {
         Self { to, failed: None }
     }
 
-    /// Writes what is left; why not all was written. A reader that has gone has got what it wanted.
+    /// Flushes; returns the error if a write failed. A closed pipe is no error: its reader has read enough.
     pub(crate) fn lost(&mut self) -> Option<Error> {
         let _ = self.flush();
         let error = self.failed.as_ref().filter(|error| error.kind() != io::ErrorKind::BrokenPipe)?;
         let error = Error::from_io(error, "cannot write the output");
         let is_closed = self.failed.as_ref().and_then(io::Error::raw_os_error) == Some(libc::EBADF);
         Some(match error.kind() {
-            ErrorKind::NoSpace => error.hint("free some space (df -h): what is there is not all"),
+            ErrorKind::NoSpace => error.hint("free some space (df -h): the output is incomplete"),
             _ if is_closed => error.hint("standard output is closed: open it, with >FILE for example"),
             _ => error,
         })

@@ -13,7 +13,7 @@ use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::json_file::JsonFile;
 
-/// Run a recorded trace again, by plain calls and by each engine in turn, and tell what each made of it.
+/// Run a recorded trace again, by plain calls and by each engine in turn, and compare their times.
 ///
 /// Sizes, offsets, threads, batches, streams and the gaps between calls are those of the recording. Reads come from the
 /// recorded files where these still have their size, and from made ones otherwise; writes go to made files. These lie
@@ -26,14 +26,14 @@ pub(crate) struct Replay {
     /// Leave the gaps out: as fast as it goes
     #[arg(long)]
     fast: bool,
-    /// What has a turn: plain, forebay (its own choice), staged, mapped, placed, p2p, libcufile; host for host memory [default: all that
-    /// is here]
+    /// The engines to compare: plain, forebay (its own choice), staged, mapped, placed, p2p, libcufile; host for host
+    /// memory [default: all that is here]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     engine: Vec<String>,
     /// How many turns each has, one after the other, round by round [default: 5, or as many as end within a minute; one at least]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: Option<u16>,
-    /// Write to the recorded files: what is in them is lost. Names them and asks first
+    /// Write to the recorded files: their contents are lost. Names them and asks first
     #[arg(long)]
     in_place: bool,
     /// Do not ask
@@ -123,7 +123,7 @@ fn confirm(args: &Replay, plan: &ReplayPlan, console: &Console<'_>) -> Result<Ve
     if !std::io::stdin().is_terminal() {
         return Err(refused());
     }
-    console.say("what is in them will be lost: type yes to go on: ");
+    console.say("their contents will be lost: type yes to go on: ");
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
     if read.is_ok() && answer.trim() == "yes" { Ok(files) } else { Err(refused()) }

@@ -146,7 +146,7 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     Ok(tell(&finished, &order, console))
 }
 
-/// A mistake of the command line that only the report finds.
+/// A mistake in the command line that only the report can find.
 fn is_usage(error: &Error) -> bool {
     error.kind() == ErrorKind::InvalidInput
 }
@@ -197,7 +197,7 @@ impl Report {
         let mut presets: Vec<String> = presets.iter().map(|word| word.display().to_string()).collect();
         let usage = |message: &str, hint: &str| Err(Error::new(ErrorKind::InvalidInput, message).hint(hint));
         let names: Vec<&str> = PRESETS.iter().map(|(_, name, _)| *name).collect();
-        // A word that has no slash and is not there was meant as a preset as likely as a path.
+        // A word without a slash that does not exist may be a misspelt preset or path.
         let is_word = |path: &&PathBuf| path.components().count() == 1 && path.symlink_metadata().is_err();
         if let Some(word) = paths.iter().find(is_word) {
             let message = format!("neither a preset nor a path that is there: {}", word.display());
@@ -245,7 +245,7 @@ impl Report {
     }
 }
 
-/// What runs this command again.
+/// The command line that runs this command again.
 fn own_command() -> Result<Vec<OsString>> {
     if let Some(python) = interpreter() {
         return Ok([python, "-m".into(), "forebay".into()].into());
@@ -312,7 +312,7 @@ impl Watch for Watcher<'_, '_> {
     }
 }
 
-/// `15 min`, of a time that is reckoned.
+/// `15 min`, of an estimated time.
 fn minutes(time: Duration) -> String {
     match time.as_secs() {
         seconds if seconds >= 60 => format!("{} min", (seconds + 30) / 60),

@@ -25,22 +25,22 @@ use patch::Patch;
 
 /// Run a program on forebay's libcufile.so.0, whatever copy it was built with.
 ///
-/// The program and all that it starts find forebay's library by LD_PRELOAD and LD_LIBRARY_PATH, and what KvikIO wants
-/// before it uses cuFile (KVIKIO_COMPAT_MODE=OFF and a cufile.json), unless you set these yourself. Signals go to the
-/// program, and its exit code is the command's: 128 and the number where a signal ended it, 127 where there is no such
-/// program, 126 where it cannot be run.
+/// The program and all that it starts find forebay's library by LD_PRELOAD and LD_LIBRARY_PATH, and the settings that
+/// KvikIO needs before it uses cuFile (KVIKIO_COMPAT_MODE=OFF and a cufile.json), unless you set these yourself.
+/// Signals go to the program, and its exit code is the command's: 128 and the number where a signal ended it, 127 where
+/// there is no such program, 126 where it cannot be run.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Run {
-    /// Write every cuFile call to this file; further processes add their number, %p stands for it (see `forebay trace`)
+    /// Write every cuFile call to this file; further processes add their number, or %p becomes it (see `forebay trace`)
     #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
     trace: Option<PathBuf>,
-    /// At the end, tell which bytes moved by which engine, and why not by a better one
+    /// At the end, print which engine moved which bytes, and why not a better one
     #[arg(long)]
     receipt: bool,
     /// At the end, print the counters of every process as `forebay stats` does
     #[arg(long)]
     stats: bool,
-    /// Have forebay stand in for a library in the program's Python processes, which need forebay installed
+    /// Replace a library by forebay in the program's Python processes, which need forebay installed
     #[arg(long, value_name = "LIBRARY")]
     patch: Option<Patch>,
     /// The folder of forebay's libcufile.so.0 [default: FOREBAY_LIBCUFILE, or beside this program]
@@ -110,7 +110,7 @@ fn command(args: &Run, folder: &Folder, trace: Option<&Path>, id: u64) -> Result
     Ok(command)
 }
 
-/// What the library will not take of cufile.json and its variables. Where a log was asked for, it says so there.
+/// Settings of cufile.json and its variables that the library refuses. With a log, the library reports them there.
 fn misread() -> Vec<String> {
     let loaded = Settings::from_env();
     let is_logged = loaded.settings.log.place().is_some() || env::filled("FOREBAY_CUFILE_LOG").is_some();
@@ -161,7 +161,7 @@ fn trace_path(path: &Path) -> Result<PathBuf> {
     Ok(absolute)
 }
 
-/// What happened, or why nothing did.
+/// Prints what the program did, or why it did nothing.
 fn receipt(args: &Run, snapshots: &[Snapshot]) -> String {
     let obstacles = if snapshots.is_empty() {
         let mut found = args.command.first().map(|name| unused::by_program(name)).unwrap_or_default();
@@ -194,7 +194,7 @@ fn traces(path: &Path, run: u64) -> String {
     }
     if found.is_empty() {
         text.push_str("note: no trace was written: no process used forebay's libcufile\n");
-        text.push_str("hint: forebay run --receipt -- CMD tells more\n");
+        text.push_str("hint: forebay run --receipt -- CMD gives the reason\n");
     }
     text
 }

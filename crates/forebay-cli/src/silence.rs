@@ -1,4 +1,4 @@
-//! What a command says while it waits for an NFS server that is silent.
+//! Messages of a command that waits for a silent NFS server.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -9,14 +9,14 @@ use forebay_remote::silence::SilentServer;
 
 use crate::console::Console;
 
-/// How often it is looked for.
+/// How often servers are checked.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Does `work`, and tells of servers that it waits for for long, and of their return.
+/// Runs `work`, and reports servers that it waits for for long, and their return.
 pub(crate) fn told<T>(console: &Console<'_>, work: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (end, ended) = channel::<()>();
-        // Without the thread nothing is told.
+        // Without the thread there are no messages.
         let _ = thread::Builder::new()
             .name("forebay-silence".to_owned())
             .spawn_scoped(scope, move || tell(console, &ended));
@@ -39,8 +39,8 @@ fn tell(console: &Console<'_>, ended: &Receiver<()>) {
     }
 }
 
-/// What there is to tell of servers that are silent now, and were silent before. One that nothing waits for any more has not answered
-/// for that.
+/// Messages about servers that are silent now, and were silent before. A server that nothing waits for any more has not
+/// answered yet.
 fn changes(
     before: &[SilentServer],
     now: &[SilentServer],

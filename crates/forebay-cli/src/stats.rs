@@ -19,7 +19,7 @@ pub(crate) struct Stats {
     #[arg(short = 'p', long, value_name = "PID")]
     pub(crate) pid: Option<u32>,
 
-    /// What gds_stats's part shows: 1 totals, 2 also sizes, 3 also GPUs
+    /// Detail of gds_stats's part: 1 totals, 2 also sizes, 3 also GPUs
     #[arg(short = 'l', long, value_name = "1..3", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3), requires = "pid", conflicts_with_all = ["json", "prometheus"])]
     pub(crate) level: u32,
 
@@ -162,7 +162,7 @@ fn pause(duration: Duration) -> Option<libc::c_int> {
 /// Whether standard output is a pipe whose reader is gone.
 fn nobody_reads() -> bool {
     let mut ask = libc::pollfd { fd: libc::STDOUT_FILENO, events: 0, revents: 0 };
-    // SAFETY: one struct of ours is read and written; no waiting.
+    // SAFETY: one local struct is read and written; no waiting.
     unsafe { libc::poll(&raw mut ask, 1, 0) == 1 && ask.revents & libc::POLLERR != 0 }
 }
 

@@ -40,13 +40,13 @@ pub(crate) struct Verify {
     /// 0 or 1, printed as "sync" (accepted)
     #[arg(short = 'm', value_name = "0|1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     sync: u8,
-    /// Accepted for gdsio_verify's sake
+    /// Accepted, as gdsio_verify does; no effect
     #[arg(short = 't', value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     t: Option<u64>,
-    /// Accepted for gdsio_verify's sake
+    /// Accepted, as gdsio_verify does; no effect
     #[arg(short = 'S', value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     s: Option<u64>,
-    /// Accepted for gdsio_verify's sake
+    /// Accepted, as gdsio_verify does; no effect
     #[arg(short = 'g', value_name = "N", num_args = 0..=1, default_missing_value = "1")]
     g: Option<u64>,
     /// Compare with the pattern of `bench -V -k SEED` in place of a plain read
@@ -150,7 +150,7 @@ fn open(args: &Verify, location: &Location) -> Result<(File, Range<u64>)> {
     Ok((file, args.offset..args.offset + len))
 }
 
-/// Reads piece by piece and compares; says what read it.
+/// Reads piece by piece and compares; prints the engine.
 fn compare(
     args: &Verify,
     session: &Session,

@@ -218,7 +218,7 @@ fn an_interrupted_run_ends_with_the_signal_and_keeps_the_old_report() {
                 assert!(started.elapsed() < Duration::from_secs(30), "the run does not begin");
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // SAFETY: a child of ours that was not waited for yet.
+            // SAFETY: a child that was not waited for yet.
             unsafe { libc::kill(child.id() as i32, signal) };
             // What shells tell as 130, 143 and 129.
             assert_eq!(child.wait().unwrap().signal(), Some(signal));
@@ -717,7 +717,7 @@ fn files_without_data_are_said() {
         }
         let opened = run(directory.path(), &format!("bench -f {name} --open-cost --repeat 2")).ok();
         assert_eq!(opened.err.contains("never written"), said.is_some(), "{name}: {}", opened.err);
-        // What is written has its blocks then.
+        // Written ranges have their blocks then.
         run(directory.path(), &format!("bench -f {name} -i 64K -I 1 --overwrite")).ok();
         let done = run(directory.path(), &format!("bench -f {name} -i 64K")).ok();
         assert!(!done.err.contains("never written"), "{name}: {}", done.err);

@@ -94,7 +94,7 @@ fn holes_stay_holes() {
             assert!((size_of(holes) / expected - 1.0).abs() < 0.01, "{}", done.err);
         }
     }
-    // What is stored whole has none, zeros or not.
+    // A file without holes has none, zeros or not.
     fs::write(directory.path().join("zeros"), vec![0; 1 << 20]).unwrap();
     let done = run(directory.path(), "cp zeros copy").ok();
     assert!(!done.err.contains("holes"), "{}", done.err);
@@ -170,7 +170,7 @@ fn in_the_middle(signal: libc::c_int) -> (Option<i32>, Vec<String>) {
         assert!(started.elapsed() < Duration::from_secs(30), "the copy does not begin");
         std::thread::sleep(Duration::from_millis(1));
     }
-    // SAFETY: a child of ours that was not waited for yet.
+    // SAFETY: a child that was not waited for yet.
     unsafe { libc::kill(child.id() as i32, signal) };
     let status = child.wait().unwrap();
     (status.code(), names(directory.path()))

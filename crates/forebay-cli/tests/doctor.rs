@@ -49,7 +49,7 @@ fn a_saved_machine() {
         run(directory.path(), "doctor --root saved --json --all /nfs").out
     );
 
-    // The log answers later: what is left is slower, and that fails unless only what blocks is to fail.
+    // The log answers later. The remaining finding is "slower", which fails unless only "blocks" shall fail.
     std::fs::write(directory.path().join("log"), "[ 1.0] nothing\n").unwrap();
     assert_eq!(run(directory.path(), "doctor --root saved --log log /nfs").code, Some(1));
     assert_eq!(run(directory.path(), "doctor --root saved --log log --fail-on blocks /nfs").code, Some(0));

@@ -43,7 +43,7 @@ fn probe_tells_versions_limits_and_rates() {
             "{line}"
         );
     }
-    // The server of the test has no RDMA, whatever this machine has.
+    // The test's server has no RDMA, even if this machine does.
     assert!(lines[7].starts_with("rdma  no: "), "{}", lines[7]);
     assert_eq!(server.count(Asked::Write), 0);
 }
@@ -169,7 +169,7 @@ fn bench_reads_writes_and_verifies_a_file_of_a_server() {
         run(directory.path(), &format!("bench -f {url} -I 2 -i 4K -w 4 -T 1")).ok();
     }
     assert!(server.durable("/export/file").iter().any(|byte| *byte != 0));
-    run(directory.path(), &format!("bench -P {url} -I 1")).fails(1, "not looked at");
+    run(directory.path(), &format!("bench -P {url} -I 1")).fails(1, "not checked");
     run(directory.path(), &format!("bench -P {url} -x 1")).fails(1, "raw calls need a file");
     run(directory.path(), "bench -P rdma://x").fails(2, "RDMA targets");
 }
@@ -394,7 +394,7 @@ fn started(directory: &Path, args: &str) -> Child {
 /// Sends it a signal, and waits; how it ended, how long it took, and what it said.
 fn signalled(mut child: Child, signal: libc::c_int) -> (ExitStatus, Duration, String) {
     let began = Instant::now();
-    // SAFETY: a child of ours that was not waited for yet.
+    // SAFETY: a child that was not waited for yet.
     unsafe { libc::kill(child.id() as i32, signal) };
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
@@ -509,7 +509,7 @@ fn flags_that_do_nothing_for_a_server_are_refused() {
     }
 }
 
-/// Names are bytes: what is printed of one that is no text can be typed again.
+/// Names are bytes: a printed name that is not UTF-8 can be typed again.
 #[test]
 fn a_name_that_is_no_text_can_be_typed() {
     let directory = tempfile::tempdir().unwrap();

@@ -304,7 +304,7 @@ fn an_interrupted_replay_leaves_nothing() {
     assert_eq!(made(), None);
 }
 
-/// Turns that were done are told, with their verdict.
+/// Finished turns are reported, with their verdict.
 #[test]
 fn an_interrupted_replay_tells_what_was_done() {
     let folder = recorded(&reads(MemoryCode::Host, 4));
@@ -363,7 +363,7 @@ fn a_trace_of_kvikio_is_repeated() {
             let found = (&turn["calls"], &turn["read"], &turn["written"], &turn["errors"]);
             assert_eq!(found, (&13.into(), &24_576.into(), &16_384.into(), &0.into()), "{}", done.out);
         }
-        // What was cancelled is not repeated.
+        // A cancelled call is not repeated.
         assert_eq!((&report["left_out"]["failed"], &report["changed"]["late"]), (&4.into(), &4.into()));
     }
 }

@@ -189,7 +189,7 @@ fn load_beside_rows_is_shown_as_measured() {
     let report = state(bed.path());
     for row in rows(&report) {
         let load = &row["runs"][0]["load"];
-        let by = if row["labels"][1] == "busy" { "stress-ng" } else { "nothing of ours" };
+        let by = if row["labels"][1] == "busy" { "stress-ng" } else { "no load of the report" };
         assert_eq!(load["by"], by, "{row:#}");
         assert!((0.0..=100.0).contains(&load["during_percent"].as_f64().unwrap()), "{row:#}");
     }
@@ -260,7 +260,7 @@ fn interrupted_and_resumed() {
         check_html(&read(bed.path(), "report.html"), &now);
         kept(&before, &now);
     }
-    // Killed outright: what was done is there.
+    // Killed: finished runs are in the report.
     let before = state(bed.path());
     let mut child = started(bed.path(), args, done_rows(&before).len() + 1);
     child.kill().unwrap();

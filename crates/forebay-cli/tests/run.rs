@@ -1,4 +1,4 @@
-//! `forebay run` and `forebay trace`: the environment, the exit code, signals, what is told at the end.
+//! `forebay run` and `forebay trace`: the environment, the exit code, signals, the output at the end.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 mod support;

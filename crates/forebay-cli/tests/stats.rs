@@ -133,7 +133,7 @@ fn watching_goes_on_until_it_is_interrupted_or_nobody_reads() {
         (child, lines)
     };
     let (mut child, lines) = watch();
-    // SAFETY: a signal to a child of ours that was not waited for.
+    // SAFETY: a signal to a child that was not waited for.
     unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
     assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(lines);
@@ -162,7 +162,7 @@ fn who_is_stuck_in_a_full_pipe_ends_at_the_second_signal() {
         std::thread::sleep(Duration::from_millis(20));
     }
     for _ in 0..400 {
-        // SAFETY: a signal to a child of ours that was not waited for.
+        // SAFETY: a signal to a child that was not waited for.
         unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
         std::thread::sleep(Duration::from_millis(50));
         if child.try_wait().unwrap().is_some() {

@@ -78,7 +78,7 @@ fn a_closed_standard_output_is_a_failure() {
         assert!(err.contains("error: cannot write the output: Bad file descriptor"), "{line}: {err}");
         assert!(err.contains("hint: standard output is closed"), "{line}: {err}");
     }
-    // What is open to be thrown away is no failure.
+    // A discarded stream (/dev/null) is no failure.
     let null = OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
     assert!(command(bed.path(), "--version", null.into()).status().unwrap().success());
 }

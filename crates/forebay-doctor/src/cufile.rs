@@ -1,4 +1,4 @@
-//! NVIDIA's libcufile: where it is, what its configuration file says, whether it could register files here.
+//! NVIDIA's libcufile: its path, its configuration, and whether it could register files here.
 
 use forebay_config::cufile::{Key, Loaded, Settings};
 use serde::{Serialize, Serializer};
@@ -16,7 +16,7 @@ pub struct CufileConfig {
     /// Option names as gdscheck prints them, with values.
     #[serde(serialize_with = "as_map")]
     pub values: Vec<(&'static str, String)>,
-    /// Keys that libcufile ignores without a word, and why.
+    /// Keys that libcufile ignores silently, and why.
     pub ignored: Vec<String>,
 }
 
@@ -93,8 +93,9 @@ impl CufileConfig {
     }
 }
 
-/// What gdscheck would print for an option. It is what the file says, even if the library would not take it; without a
-/// file, what forebay's libcufile runs with (NVIDIA's gdscheck then prints others for some, which its library does not use).
+/// What gdscheck would print for an option. The file's value, even if the library would refuse it; without a file, the
+/// value that forebay's libcufile uses (NVIDIA's gdscheck then prints other values for some options, which its library
+/// does not use).
 fn value(loaded: &Loaded, usual: &Settings, name: &str) -> String {
     let Some(key) = Key::at(name) else { return String::new() };
     show(name, loaded.given(key.name).unwrap_or(&usual.value(key)))

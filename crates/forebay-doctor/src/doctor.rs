@@ -1,4 +1,4 @@
-//! `forebay doctor`: the findings without the exercise, of this machine, a process, a pod, or a saved tree.
+//! `forebay doctor`: findings without transfers, of this machine, a process, a pod, or a saved tree.
 
 use std::fmt::Write;
 
@@ -20,7 +20,7 @@ use crate::rules::findings;
 use crate::storage::{self, StoragePlace};
 use crate::system::{ProcessView, System};
 
-/// What to look at.
+/// The things to examine.
 #[derive(Clone, Debug, Default)]
 pub struct DoctorOptions {
     /// Directories or files; empty looks for mounted file systems.
@@ -37,7 +37,7 @@ pub struct DoctorOptions {
     pub benches: Vec<SavedBench>,
 }
 
-/// What the doctor found.
+/// The doctor's result.
 #[derive(Clone, Debug, Serialize)]
 pub struct DoctorReport {
     /// Name and version of this schema.
@@ -48,15 +48,15 @@ pub struct DoctorReport {
     pub worst: Severity,
     /// 0, 1 or 2.
     pub exit_code: i32,
-    /// The process that was looked at.
+    /// The process examined.
     pub process: Option<ProcessFacts>,
-    /// Paths that were looked at.
+    /// Paths examined.
     pub places: Vec<String>,
-    /// What was found, worst first.
+    /// The findings, worst first.
     pub findings: Vec<Finding>,
 }
 
-/// Looks, and tries nothing.
+/// Reads the machine, and tries nothing.
 pub fn diagnose(
     system: &dyn System,
     offered: &DriverOffer,
@@ -162,7 +162,7 @@ fn mapped(system: &dyn System, pid: u32) -> Vec<MappedLibrary> {
     all
 }
 
-/// Files of data: no devices, no libraries, nothing of the system's own.
+/// Data files: no devices, libraries or system files.
 fn files(system: &dyn System, pid: u32) -> Vec<(String, String)> {
     const SYSTEM_PATHS: [&str; 8] =
         ["/dev/", "/proc/", "/sys/", "/memfd:", "/usr/", "/lib", "/run/", "/etc/"];
@@ -193,7 +193,7 @@ fn cpu(system: &dyn System, pid: u32) -> Option<f64> {
     Some(ticks as f64 / 100.0)
 }
 
-/// The report for people; what is well only where `all` is asked for.
+/// The report for people; findings in order only with `all`.
 pub fn text(report: &DoctorReport, all: bool) -> String {
     let mut out = String::new();
     let title = match report.worst {

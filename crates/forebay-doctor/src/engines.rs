@@ -1,4 +1,4 @@
-//! Verdicts: for each target and place, which engines work, which do not, why, and what to type.
+//! Verdicts: for each target and place, the engines that work, those that do not, why, and the fix.
 
 use forebay_engine::{EngineKind, Moved};
 use serde::Serialize;
@@ -10,11 +10,11 @@ use crate::gpu::GpuFacts;
 use crate::machine::{Iommu, MachineFacts};
 use crate::storage::{StoragePlace, Udev};
 
-/// What is known about an engine.
+/// The verdict on an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EngineState {
-    /// It moved bytes, and they were the right ones.
+    /// It moved bytes, and they were correct.
     Works,
     /// A part of it worked, a part failed.
     Partly,
@@ -44,13 +44,13 @@ impl EngineState {
 pub struct Verdict {
     /// The engine.
     pub engine: &'static str,
-    /// To where.
+    /// The target.
     pub target: ExerciseTarget,
     /// The place's path.
     pub place: String,
-    /// What is known.
+    /// The verdict.
     pub state: EngineState,
-    /// What was done, or why not; the most important first.
+    /// Reasons and results, the most important first.
     pub reasons: Vec<Hinted>,
     /// The exercise behind it, for engines that can be tried.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,7 +76,7 @@ pub fn verdicts(
         reasons,
         exercise,
     };
-    // Where the user asked for NVIDIA's library, it is what was exercised.
+    // Where the user requested NVIDIA's library, that was exercised.
     let by_libcufile = exercised.engine.as_deref() == Some(EngineKind::Libcufile.name());
     let engine = match target {
         ExerciseTarget::Host => EngineKind::Host,
@@ -102,7 +102,7 @@ pub fn verdicts(
     all
 }
 
-/// What came of a server's writes into a GPU's memory.
+/// The result of a server's writes into a GPU's memory.
 pub(crate) fn by_server(target: ExerciseTarget, place: &StoragePlace, tried: InPlace) -> Verdict {
     let (state, reason) =
         one_engine(tried, |bytes| format!("the server placed {} by RDMA; bytes compared", size(bytes)));
@@ -110,7 +110,7 @@ pub(crate) fn by_server(target: ExerciseTarget, place: &StoragePlace, tried: InP
     Verdict { engine: EngineKind::Placed.name(), target, place, state, reasons, exercise: None }
 }
 
-/// What came of a drive's own transfers. That there is no way for them is no failure.
+/// The result of a drive's own transfers. A missing path is no failure.
 pub(crate) fn by_drive(place: &StoragePlace, exercised: ExerciseResult) -> Verdict {
     let found = match state(&exercised) {
         EngineState::NotExercised => EngineState::Refused,
@@ -192,7 +192,7 @@ fn summary(expected: EngineKind, exercised: &ExerciseResult) -> Vec<Hinted> {
             }
         }
     }
-    // One reason for all three is said once.
+    // A reason that all three share is printed once.
     if let [
         (_, ExerciseOutcome::Skipped(a)),
         (_, ExerciseOutcome::Skipped(b)),
@@ -236,7 +236,7 @@ fn libcufile(machine: &MachineFacts, library: Option<&LibcufileFacts>, place: &S
         ];
     };
     let version = library.version.as_deref().unwrap_or("of unknown version");
-    let text = format!("only when asked for; libcufile {version} lies at {}", library.path);
+    let text = format!("only on request; libcufile {version} is at {}", library.path);
     let mut reasons = vec![Hinted::new(text).fix("FOREBAY_ENGINE=libcufile forebay check")];
     if machine.nvidia_fs.is_none() {
         reasons.push(Hinted::new(

@@ -1,4 +1,4 @@
-//! What was tried for real: the seam between the doctor's rules and the engine.
+//! Transfers that were tried: the seam between the doctor's rules and the engine.
 
 use forebay_engine::Moved;
 use forebay_ways::serialize_ways;
@@ -23,12 +23,12 @@ pub struct GpuSeen {
     pub driver_api: i32,
 }
 
-/// A text with what to type about it.
+/// A text with its fix.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Hinted {
-    /// What is so.
+    /// The fact.
     pub text: String,
-    /// What to type, if anything helps.
+    /// The fix, if there is one.
     pub fix: Option<String>,
 }
 
@@ -52,7 +52,7 @@ impl From<&forebay_error::Error> for Hinted {
     }
 }
 
-/// Where bytes were moved to and from.
+/// The memory that bytes were moved to and from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExerciseTarget {
@@ -64,7 +64,7 @@ pub enum ExerciseTarget {
     Host,
 }
 
-/// One thing that was tried.
+/// The result of one transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum ExerciseOutcome {
@@ -84,10 +84,10 @@ pub enum ExerciseOutcome {
     Skipped(Hinted),
 }
 
-/// What became of the exercise of one target at one place.
+/// The results of one target at one place.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExerciseResult {
-    /// To where.
+    /// The target.
     pub target: ExerciseTarget,
     /// The engine that the receipts name; none if nothing moved.
     pub engine: Option<String>,
@@ -101,12 +101,12 @@ pub struct ExerciseResult {
     pub alignment: Option<(u32, u32)>,
     /// Why there is no O_DIRECT.
     pub direct_refused: Option<String>,
-    /// How residency in the page cache is found out.
+    /// How residency in the page cache is measured.
     pub residency: Option<String>,
 }
 
 impl ExerciseResult {
-    /// An exercise of which nothing was tried, for one reason.
+    /// An exercise with no transfer tried, for one reason.
     pub fn skipped(target: ExerciseTarget, why: Hinted) -> Self {
         Self {
             target,
@@ -126,7 +126,7 @@ impl ExerciseResult {
     }
 }
 
-/// What the driver offers.
+/// The devices that the driver offers.
 #[derive(Clone, Debug, Default)]
 pub struct DriverOffer {
     /// GPUs.
@@ -138,11 +138,11 @@ pub struct DriverOffer {
 /// The lanes of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LaneFacts {
-    /// To where they move bytes.
+    /// The target of their transfers.
     pub target: ExerciseTarget,
     /// How many work at first.
     pub lanes: usize,
-    /// How many may work, where that turns out to be faster.
+    /// The most that may work, where more are measured to be faster.
     pub most: usize,
     /// Slots of each.
     pub slots: usize,
@@ -150,14 +150,14 @@ pub struct LaneFacts {
     pub slot_size: usize,
     /// How they talk to the kernel: `io_uring` or `threads`.
     pub backend: String,
-    /// What held them back.
+    /// Reasons why they are slower.
     pub notes: Vec<Hinted>,
 }
 
-/// What a read of a user's file gave.
+/// The result of reading a user's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileRead {
-    /// To where.
+    /// The target.
     pub target: ExerciseTarget,
     /// Bytes read through the session and compared with an ordinary read.
     pub bytes: u64,
@@ -168,7 +168,7 @@ pub struct FileRead {
     pub moved: Moved,
 }
 
-/// What became of reading a file by one engine alone: its pages in place, or by what its server writes.
+/// The result of reading a file by one engine alone: `mapped` or `placed`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InPlace {
     /// All bytes came that way, and were compared.
@@ -197,20 +197,20 @@ pub struct PinBudget {
     pub registering: String,
 }
 
-/// What a server, or the kernel, says to a question.
+/// An answer of a server, or of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Answer {
-    /// It is so; the text says how that was seen.
+    /// Yes; the text says how that was measured.
     Yes(Hinted),
-    /// It is not so.
+    /// No.
     No(Hinted),
-    /// That was not to be found out.
+    /// Unknown.
     Unknown(Hinted),
 }
 
 impl Answer {
-    /// Its text, and what to type.
+    /// Its text, and its fix.
     pub const fn said(&self) -> &Hinted {
         match self {
             Self::Yes(said) | Self::No(said) | Self::Unknown(said) => said,
@@ -218,14 +218,14 @@ impl Answer {
     }
 }
 
-/// What was learned of the server of an NFS mount, beside the kernel's client.
+/// Answers of the server of an NFS mount, asked without the kernel's client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServerAnswers {
     /// Where it is mounted.
     pub mount_point: String,
     /// The server's address, if it was asked.
     pub server: Option<String>,
-    /// Whether the kernel tells handles of its files, by which they are asked for.
+    /// Whether the kernel gives handles of its files, which requests to the server need.
     pub handle: Answer,
     /// Whether the export takes calls from ports that any program may have (`insecure`).
     pub any_port: Answer,

@@ -1,4 +1,4 @@
-//! What the rules look at: the machine, what was tried on it, a running process, saved reports.
+//! The input of the rules: the machine, the transfers tried on it, a running process, saved reports.
 
 use forebay_config::Config;
 use forebay_stats::Snapshot;
@@ -47,7 +47,7 @@ pub struct ProcessFacts {
     pub counters: Option<Snapshot>,
 }
 
-/// All that the rules look at.
+/// The input of the rules.
 pub(crate) struct Facts<'a> {
     pub system: &'a dyn System,
     pub machine: &'a MachineFacts,
@@ -57,7 +57,7 @@ pub(crate) struct Facts<'a> {
     pub config: &'a Result<Config, Hinted>,
     pub cufile: &'a CufileConfig,
     pub library: Option<&'a LibcufileFacts>,
-    /// What was tried; none where nothing was to be tried.
+    /// The exercise; none for the doctor, which tries nothing.
     pub tried: Option<ExerciseResults<'a>>,
     /// The process whose view `system` is.
     pub process: Option<&'a ProcessFacts>,
@@ -66,7 +66,7 @@ pub(crate) struct Facts<'a> {
     pub benches: &'a [SavedBench],
 }
 
-/// What came of the exercise.
+/// The results of the exercise.
 #[derive(Clone, Copy)]
 pub(crate) struct ExerciseResults<'a> {
     pub lanes: &'a [Result<LaneFacts, (ExerciseTarget, Hinted)>],
@@ -89,7 +89,7 @@ impl Facts<'_> {
         self.log.map_or_else(|| self.system.kernel_log(), |log| Ok(log.clone()))
     }
 
-    /// Whether this is a pod of Kubernetes, whose fixes stand in its manifest.
+    /// Whether this is a pod of Kubernetes, whose fixes belong into its manifest.
     pub(crate) fn in_pod(&self) -> bool {
         self.machine.container.as_deref() == Some("kubernetes")
     }

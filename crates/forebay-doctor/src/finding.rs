@@ -1,16 +1,16 @@
-//! Findings: what is so, how bad it is, where it was read, what to type. `check` and `doctor` share them.
+//! Findings: the fact, its severity, its evidence, its fix. `check` and `doctor` share them.
 
 use serde::Serialize;
 
 use crate::exercise::Hinted;
 
-/// How bad it is.
+/// Its severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// As it should be.
     Ok,
-    /// Costs nothing now.
+    /// No cost now.
     Note,
     /// Works, but slower or with less than it could.
     Slower,
@@ -30,23 +30,23 @@ impl Severity {
     }
 }
 
-/// Something that was found out.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Stable name of the rule, for programs.
     pub id: &'static str,
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// What is so.
+    /// The fact.
     pub text: String,
-    /// Where it was read, and what stood there: `/proc/cmdline: intel_iommu=on`.
+    /// The evidence, as `path: text`: `/proc/cmdline: intel_iommu=on`.
     pub evidence: Vec<String>,
-    /// What to type, if anything helps.
+    /// The fix, if there is one.
     pub fix: Option<String>,
 }
 
 impl Finding {
-    /// Adds what was read, and where.
+    /// Adds evidence: the path and the text read there.
     pub(crate) fn seen(&mut self, place: &str, content: impl AsRef<str>) -> &mut Self {
         let content = content.as_ref().trim();
         if !content.is_empty() {
@@ -55,7 +55,7 @@ impl Finding {
         self
     }
 
-    /// Adds what is not there.
+    /// Adds evidence: a path that does not exist.
     pub(crate) fn missing(&mut self, place: &str) -> &mut Self {
         self.seen(place, "not there")
     }

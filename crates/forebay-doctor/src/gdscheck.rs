@@ -133,10 +133,10 @@ pub fn targets(report: &CheckReport) -> String {
     out
 }
 
-/// Which modes moved bytes in the places of a row, best first, as gdscheck writes them since 1.16: `p2pdma, compat`. Its
-/// third, `nvfs`, needs NVIDIA's kernel module, which forebay does not use.
+/// The modes that moved bytes in the places of a row, best first, as gdscheck writes them since 1.16: `p2pdma, compat`.
+/// Its third, `nvfs`, needs NVIDIA's kernel module, which forebay does not use.
 fn modes(report: &CheckReport, wanted: Belongs) -> String {
-    // What was moved to a GPU counts; to host memory only where there is no GPU to move to.
+    // Transfers to a GPU count; those to host memory only on a machine without GPU.
     let has_gpu = report.gpus.iter().any(|gpu| gpu.index.is_some());
     let counts = |target: &ExerciseTarget| matches!(target, ExerciseTarget::Gpu(_)) == has_gpu;
     let is_here = |path: &str| {

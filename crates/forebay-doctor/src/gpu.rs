@@ -5,12 +5,12 @@ use serde::Serialize;
 use crate::exercise::{DriverOffer, GpuSeen, Hinted};
 use crate::system::System;
 
-/// A PCI link: what it runs at and what the device could do.
+/// A PCI link: current and maximum speed and width.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PciLink {
     /// As `32.0 GT/s PCIe`.
     pub speed: String,
-    /// The most that the device can.
+    /// The device's maximum.
     pub max_speed: String,
     /// Lanes in use.
     pub width: u32,
@@ -23,9 +23,9 @@ pub struct PciLink {
 pub struct GpuFacts {
     /// Index at the surface (`-d`); none if the driver does not offer it.
     pub index: Option<usize>,
-    /// Product name, or what the bus says.
+    /// Product name, or the name by PCI id.
     pub name: String,
-    /// Who made it.
+    /// The manufacturer.
     pub maker: &'static str,
     /// As `0000:1b:00.0`.
     pub pci: String,
@@ -52,7 +52,7 @@ pub struct GpuFacts {
 /// Where the kernel lists PCI devices.
 pub(crate) const BUS: &str = "/sys/bus/pci/devices";
 
-/// The GPUs that the driver offers, with what the bus says of them, then those that only the bus shows.
+/// The GPUs that the driver offers, with their PCI properties, then GPUs that only the bus shows.
 pub fn probe(system: &dyn System, offered: &[GpuSeen]) -> Vec<GpuFacts> {
     let mut gpus: Vec<GpuFacts> = offered.iter().map(|seen| on_bus(system, seen)).collect();
     for pci in system.list(BUS) {

@@ -1,10 +1,10 @@
-//! What this machine can do for transfers, what it cannot, why, and what to type.
+//! Which transfers work on this machine, which do not, why, and the fix.
 //!
 //! [`examine`] asks the machine through the seam [`System`], tries engines through the seam [`Exercise`] and returns
 //! a [`CheckReport`] as plain data. Rendering is apart: [`gdscheck`] writes it in the layout of NVIDIA's tool, [`render`]
 //! in forebay's own words, `serde` as JSON (`docs/reference/check.md` documents it).
 //!
-//! The word "supports" is used only of what was just exercised: bytes were written, read back to the device and
+//! The word "supports" means that the report has just tried it: bytes were written, read back to the device and
 //! compared.
 
 pub mod cufile;

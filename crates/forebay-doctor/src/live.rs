@@ -29,14 +29,14 @@ const SPARE_BYTES: u64 = 64 << 20;
 /// The pattern's key.
 const PATTERN_KEY: u64 = 0x0066_6f72_6562_6179;
 
-/// What has not finished by then hangs: a mount whose server is gone, a GPU that fell off the bus.
+/// Time limit of a try: a mount whose server is gone, or a GPU that fell off the bus, hangs.
 const HANG_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long probe files rest before their pages are pinned: nobody else writes to them.
 const PROBE_SETTLE: Duration = Duration::from_millis(20);
 
-/// Tries things through the process's session, and through sessions that must use one engine. Nothing that hangs can
-/// hang it.
+/// Tries transfers through the process's session, and through sessions limited to one engine. Each try has a time
+/// limit.
 #[derive(Clone, Debug)]
 pub struct LiveExercise {
     session: Result<Session>,
@@ -48,7 +48,7 @@ pub struct LiveExercise {
 }
 
 impl LiveExercise {
-    /// Finds the devices and opens the session. Never fails: what is missing is told by the exercise.
+    /// Finds the devices and opens the session. Never fails: the exercise reports what is missing.
     pub fn open() -> Self {
         let session = Session::open();
         let devices =
@@ -61,7 +61,7 @@ impl LiveExercise {
         Self { session, host, alone, devices }
     }
 
-    /// The session that a target is exercised with: GPU memory by `staged`, whatever election says.
+    /// The session that a target is exercised with: GPU memory by `staged`, without election.
     fn session_for(&self, target: &ExerciseTarget) -> Result<&Session> {
         match target {
             ExerciseTarget::Host => self.host.as_ref().map_err(Error::clone),
@@ -75,7 +75,7 @@ impl LiveExercise {
         self.alone.get(&engine).ok_or_else(missing)?.as_ref().map_err(Error::clone)
     }
 
-    /// Does `work` on a thread of its own; `None` if it does not finish, and then leaves it behind.
+    /// Runs `work` on its own thread; `None` if it does not finish in time: the thread is left running.
     fn with_time_limit<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> T + Send + 'static,
@@ -83,7 +83,7 @@ impl LiveExercise {
         let (tell, told) = channel();
         let live = self.clone();
         std::thread::spawn(move || {
-            // Nobody listens any more if it took too long.
+            // The receiver is gone if it took too long.
             let _ = tell.send(work(&live));
         });
         told.recv_timeout(HANG_LIMIT).ok()
@@ -97,7 +97,7 @@ impl LiveExercise {
         }
     }
 
-    /// Reads a file at a place by a session of one engine: one of ours, or one that is there.
+    /// Reads a file at a place by a session of one engine: a probe file, or a file of the user.
     fn try_alone(
         &self,
         target: &ExerciseTarget,
@@ -128,7 +128,7 @@ impl LiveExercise {
     fn alone(&self, work: impl FnOnce(&Self) -> Result<InPlace> + Send + 'static) -> InPlace {
         match self.with_time_limit(work) {
             Some(Ok(tried)) => tried,
-            // What an option forbids is no failure of the machine.
+            // An engine that an option forbids is no failure of the machine.
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
                 InPlace::Refused(refusal(&error))
             }
@@ -137,7 +137,7 @@ impl LiveExercise {
         }
     }
 
-    /// By a file of the place: one of ours without bytes, or one that is there.
+    /// By a file of the place: an empty probe file, or a file of the user.
     fn ask_server_of(&self, place: &StoragePlace) -> Result<ServerAnswers> {
         let is_off = self.session.as_ref().is_ok_and(|session| session.config().nfs == Nfs::Off);
         let silent = is_off.then(|| Hinted::new("FOREBAY_NFS=off forbids it").fix("unset FOREBAY_NFS"));
@@ -168,7 +168,7 @@ impl LiveExercise {
             let free = size(place.free.unwrap_or(0));
             Hinted::new(format!("only {free} are free there")).fix("free some space: df -h")
         } else if place.is_file {
-            Hinted::new("a file of yours is only read")
+            Hinted::new("your file is only read, never written")
         } else if place.read_only {
             Hinted::new("mounted read-only")
         } else {
@@ -261,7 +261,7 @@ impl Exercise for LiveExercise {
         });
         match tried {
             Some(Ok(exercised)) => exercised,
-            // There is no way, or an option forbids it.
+            // There is no path, or an option forbids it.
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Strict) => {
                 ExerciseResult::skipped(target, refusal(&error))
             }
@@ -337,7 +337,7 @@ impl Exercise for LiveExercise {
     }
 }
 
-/// What the driver offers.
+/// The devices that the driver offers.
 pub fn offered(devices: &Devices) -> DriverOffer {
     let gpus = devices.gpus.iter().map(|device| {
         let info = device.info();
@@ -366,7 +366,7 @@ fn only(engine: EngineKind, session: &Session) -> Result<Session> {
     Session::on_devices(config, session.devices().clone())
 }
 
-/// A session for host memory. NVIDIA's library was asked for the GPUs' sake.
+/// A session for host memory. A request for NVIDIA's library is about GPUs only.
 fn for_host(session: &Session) -> Result<Session> {
     if session.config().engine.as_deref() != Some(EngineKind::Libcufile.name()) {
         return Ok(session.clone());
@@ -375,7 +375,7 @@ fn for_host(session: &Session) -> Result<Session> {
     Session::on_devices(config, session.devices().clone())
 }
 
-/// An error of one engine as a reason: whose it is stands beside it.
+/// An error of one engine as a reason, without the engine's name, which the report prints beside it.
 fn refusal(error: &Error) -> Hinted {
     let said = error.message();
     let of_engine = |engine: EngineKind| said.strip_prefix(&format!("engine {engine} cannot do this: "));
@@ -390,7 +390,7 @@ fn read_in_place(
     file: &File,
     expected: &[u8],
 ) -> Result<InPlace> {
-    // Options that forbid it say so with what to change.
+    // The error of an option that forbids it has its own hint.
     if let Err(error) = session.elect(device).and_then(|_| session.probe_mapped(file, device)) {
         return Ok(InPlace::Refused(refusal(&error)));
     }
@@ -427,7 +427,7 @@ fn read_by_server(
     })
 }
 
-/// What an engine that was to move all bytes did not move.
+/// The error where an engine moved only part of the bytes.
 fn another_way(receipt: &Receipt, engine: EngineKind, bytes: u64) -> InPlace {
     let text = format!("{bytes} of {} bytes went another way", receipt.bytes());
     let refusal = receipt.election.refused.iter().find(|refusal| refusal.engine == engine);
@@ -512,7 +512,7 @@ fn read(
     checked(receipt, engine, || wrong(&buffer.to_vec()?, expected))
 }
 
-/// A file that nobody else sees, or at least one that goes away.
+/// A file without a name, or else one that is removed at the end.
 struct Probe {
     plain: fs::File,
     path: PathBuf,
@@ -521,7 +521,8 @@ struct Probe {
 
 impl Probe {
     fn create(dir: &str) -> Result<Self> {
-        // A file without a name cannot be left behind. Not every file system has that, nor every container /proc.
+        // A file without a name cannot be left behind. Not every file system has O_TMPFILE, and not every container has
+        // /proc.
         if Path::new("/proc/self/fd").is_dir()
             && let Ok(plain) = fs::OpenOptions::new()
                 .read(true)
@@ -541,7 +542,7 @@ impl Probe {
         Ok(Self { plain, path, named: true })
     }
 
-    /// Writes the ordinary way.
+    /// Writes by plain calls.
     fn write(&self, bytes: &[u8]) -> Result<()> {
         self.plain
             .write_all_at(bytes, 0)
@@ -564,7 +565,7 @@ impl Probe {
         exercised.write =
             checked(receipt, &mut exercised.engine, || wrong(&plain_read(&self.plain, PROBE_BYTES)?, &bytes));
         if !matches!(exercised.write, ExerciseOutcome::Works { .. }) {
-            // Reading is tried all the same, on bytes that were written the ordinary way.
+            // Reading is tried anyway, on bytes written by plain calls.
             self.write(&bytes)?;
         }
         describe(&file, &mut exercised);
@@ -589,7 +590,7 @@ impl Probe {
 impl Drop for Probe {
     fn drop(&mut self) {
         if self.named {
-            // Nothing can be done about a failure here; the name says whose file it is.
+            // Ignore a failure: there is no remedy, and the file's name tells its origin.
             let _ = fs::remove_file(&self.path);
         }
     }

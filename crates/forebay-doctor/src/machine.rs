@@ -15,14 +15,14 @@ pub enum IoUring {
     Works,
     /// The system call failed.
     Refused {
-        /// What it returned.
+        /// Its errno.
         errno: i32,
-        /// Who forbids it.
+        /// The cause.
         by: Refuser,
     },
 }
 
-/// Who forbids io_uring.
+/// Why io_uring is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refuser {
@@ -40,7 +40,7 @@ pub enum Refuser {
     Unknown,
 }
 
-/// What the IOMMU does to DMA.
+/// The state of the IOMMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Iommu {
@@ -72,7 +72,7 @@ pub struct KernelDriver {
     pub open: bool,
 }
 
-/// RDMA devices that the kernel knows.
+/// RDMA devices of the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rdma {
     /// Their names.
@@ -83,7 +83,7 @@ pub struct Rdma {
     pub down: usize,
 }
 
-/// Variables of libcufile that change what this report says of it.
+/// Variables of libcufile that change this report.
 const CUFILE_VARIABLES: &[&str] = &[
     "CUFILE_ENV_PATH_JSON",
     "CUFILE_ALLOW_COMPAT_MODE",
@@ -93,7 +93,7 @@ const CUFILE_VARIABLES: &[&str] = &[
     "CUFILE_LOGFILE_PATH",
 ];
 
-/// What was found out about the machine.
+/// The state of the machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct MachineFacts {
     /// Variables of forebay, libcufile and CUDA that are set.
@@ -256,10 +256,10 @@ pub(crate) fn cgroup_dirs(system: &dyn System, controller: Option<&str>) -> Vec<
     dirs
 }
 
-/// What a cgroup of this process lets it have.
+/// The memory limit of a cgroup of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryLimit {
-    /// The file that says so.
+    /// The limit's file.
     pub file: String,
     /// Bytes.
     pub limit: u64,
@@ -326,7 +326,7 @@ fn iommu(system: &dyn System) -> Iommu {
     if system.list("/sys/class/iommu").is_empty() {
         return Iommu::Disabled;
     }
-    // The groups say what really happens; the command line is only asked where they do not.
+    // The groups show the real state; the command line counts only where there are none.
     let types: Vec<String> = system
         .list("/sys/kernel/iommu_groups")
         .iter()

@@ -1,11 +1,11 @@
-//! NFS mounts of this client: those that are there, what they counted, and those that are written down.
+//! NFS mounts of this client: active ones with their counters, and configured ones.
 
 use forebay_sys::kernel_text::unescape;
 
 use crate::storage::{MountLine, NfsMount, mounts};
 use crate::system::System;
 
-/// A mount that is there.
+/// An active mount.
 pub(crate) struct MountedNfs {
     pub line: MountLine,
     pub nfs: NfsMount,
@@ -23,7 +23,7 @@ impl MountedNfs {
     }
 }
 
-/// What /proc/self/mountstats counted since the mount.
+/// Counters of /proc/self/mountstats since the mount.
 #[derive(Default)]
 pub(crate) struct MountCounters {
     /// Bytes that programs read through the page cache.
@@ -34,7 +34,7 @@ pub(crate) struct MountCounters {
     pub wire: u64,
     pub read: CallCounters,
     pub write: CallCounters,
-    /// Calls that were under way at a time, on the average, over all connections.
+    /// Mean number of calls in flight, over all connections.
     pub depth: f64,
 }
 
@@ -82,7 +82,7 @@ fn counted(stats: &str, point: &str) -> MountCounters {
         let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
         match name {
             "bytes:" => (all.normal_read, all.direct_read) = (at(0), at(2)),
-            // Port, binds, connects, their time, idle time, sent, received, unknown, and the sum of those under way.
+            // Port, binds, connects, their time, idle time, sent, received, unknown, and the sum of calls in flight.
             "xprt:" if at(5) > 0 => all.depth += at(8) as f64 / at(5) as f64,
             "READ:" | "READ_PLUS:" | "WRITE:" => {
                 let (sum, payload) =
@@ -101,7 +101,7 @@ fn counted(stats: &str, point: &str) -> MountCounters {
     all
 }
 
-/// A mount that /etc says is to be there.
+/// A mount configured in /etc.
 pub(crate) struct ConfiguredMount {
     /// `/etc/fstab`, or the unit's file.
     pub place: String,
@@ -155,7 +155,7 @@ pub(crate) fn configured(system: &dyn System) -> Vec<ConfiguredMount> {
     all
 }
 
-/// A point without escapes, slashes at its end and links. What is mounted there is not asked: it may not answer.
+/// A point without escapes, slashes at its end and links. The mounted file system itself is not asked: it may hang.
 fn as_mounted(system: &dyn System, mounts: &[MountLine], written: &str) -> String {
     let point = unescape(written);
     let point = match point.trim_end_matches('/') {

@@ -38,7 +38,7 @@ impl Port {
         format!("{}/{}", self.device, self.number)
     }
 
-    /// Where the device's place on the bus stands.
+    /// The path of the device's PCI address.
     pub(crate) fn device_link(&self) -> String {
         format!("{CLASS}/{}/device", self.device)
     }

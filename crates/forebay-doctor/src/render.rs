@@ -27,7 +27,7 @@ pub fn text(report: &CheckReport) -> String {
     }
     for target in targets {
         line!(out, "\n{}", title(report, &target));
-        // A reason that several places share is said once for the target.
+        // A reason that several places share is printed once for the target.
         let shared = shared(report, &target);
         for place in &report.places {
             line!(out, "  {}", place_title(place));
@@ -47,7 +47,8 @@ pub fn text(report: &CheckReport) -> String {
     out
 }
 
-/// What drives might reach by themselves, and what keeps them from it. Reasons that stand beside an engine are named only.
+/// The memory that drives might reach by themselves, and what prevents it. Reasons already printed for an engine are
+/// only named.
 fn direct(out: &mut String, report: &CheckReport) {
     line!(out, "\ndirect path: drives into device memory, without a copy through the host");
     if report.memories.is_empty() {
@@ -86,7 +87,7 @@ fn direct(out: &mut String, report: &CheckReport) {
     }
 }
 
-/// How a route stands, in a line.
+/// The state of a route, in a line.
 fn standing(route: &DriveRoute) -> String {
     let ids: Vec<&str> = route.blockers.iter().map(|blocker| blocker.id).collect();
     let mut text = route.reach.label().to_owned();
@@ -180,7 +181,7 @@ fn nfs_title(nfs: &NfsMount) -> String {
     if nfs.connections == 1 { text } else { format!("{text}, {} connections", nfs.connections) }
 }
 
-/// (engine, reason) pairs of engines that do not work, said at every one of several places.
+/// (engine, reason) pairs of engines that do not work, common to all of several places.
 fn shared(report: &CheckReport, target: &ExerciseTarget) -> Vec<(&'static str, Hinted)> {
     let mut shared = Vec::new();
     if report.places.len() < 2 {

@@ -21,7 +21,7 @@ use crate::rules::findings;
 use crate::storage::{self, StoragePlace};
 use crate::system::System;
 
-/// What to look at.
+/// The things to examine.
 #[derive(Clone, Debug, Default)]
 pub struct CheckOptions {
     /// Only this GPU, or this memory in a PCI BAR.
@@ -38,9 +38,9 @@ pub struct CheckOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Overall {
-    /// All that was looked at works (0).
+    /// Everything examined works (0).
     Usable,
-    /// It works with less than it could (1).
+    /// It works, but slower than it could (1).
     Degraded,
     /// It cannot run (2).
     Unusable,
@@ -62,13 +62,13 @@ impl Overall {
 pub struct FileTest {
     /// The file.
     pub path: String,
-    /// What was read, if it worked.
+    /// The bytes read, if it worked.
     pub read: Option<FileRead>,
     /// Why it failed.
     pub error: Option<Hinted>,
 }
 
-/// Everything that was found out.
+/// The whole report.
 #[derive(Clone, Debug, Serialize)]
 pub struct CheckReport {
     /// Name and version of this schema.
@@ -97,19 +97,19 @@ pub struct CheckReport {
     pub pin_budget: Option<PinBudget>,
     /// Memory that drives might reach by themselves.
     pub memories: Vec<BarMemory>,
-    /// Each of it with each place.
+    /// Each memory with each place.
     pub routes: Vec<DriveRoute>,
     /// Engines per target and place.
     pub verdicts: Vec<Verdict>,
-    /// What servers of NFS mounts said.
+    /// Answers of the servers of NFS mounts.
     pub servers: Vec<ServerAnswers>,
-    /// What else was found out, worst first.
+    /// Findings, worst first.
     pub findings: Vec<Finding>,
     /// The register test, if asked for.
     pub file: Option<FileTest>,
 }
 
-/// Looks at the machine and tries what can be tried.
+/// Reads the machine, and tries every engine that can be tried.
 pub fn examine(
     system: &dyn System,
     exercise: &dyn Exercise,
@@ -207,7 +207,7 @@ fn find_places(system: &dyn System, options: &CheckOptions) -> Result<Vec<Storag
     found.into_iter().map(|place| place.map_err(|path| missing(&path))).collect()
 }
 
-/// A place that was asked for, and is not there.
+/// The error for a place that does not exist.
 pub(crate) fn missing(path: &str) -> Hinted {
     let refused = std::fs::metadata(path).is_err_and(|error| error.kind() == ErrorKind::PermissionDenied);
     if refused {
@@ -219,7 +219,7 @@ pub(crate) fn missing(path: &str) -> Hinted {
         .fix(fix.unwrap_or_else(|| "give directories or files that exist".to_owned()))
 }
 
-/// What was read of the machine before anything is tried.
+/// The facts read from the machine before anything is tried.
 struct KnownHardware<'a> {
     machine: &'a MachineFacts,
     library: Option<&'a LibcufileFacts>,
@@ -304,7 +304,7 @@ pub fn no_such_device(index: usize, count: usize) -> Hinted {
     }
 }
 
-/// Reads a file of the user for real.
+/// Reads a file of the user.
 pub fn test_file(exercise: &dyn Exercise, target: ExerciseTarget, path: &str) -> FileTest {
     match exercise.read_file(target, path) {
         Ok(read) => FileTest { path: path.to_owned(), read: Some(read), error: None },

@@ -1,4 +1,5 @@
-//! What the server of an NFS mount says beside the kernel's client: does its export take calls from any port, does it take RDMA.
+//! Asks the server of an NFS mount without the kernel's client: does its export take calls from any port, does it take
+//! RDMA.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -20,18 +21,18 @@ const LIMIT: Duration = Duration::from_secs(2);
 pub struct ServerRoutes {
     /// Where portmappers listen.
     pub portmap: u16,
-    /// This machine's RDMA devices, or why it has none.
+    /// This machine's RDMA devices, or why there are none.
     pub rdma: Result<RdmaOptions>,
 }
 
 impl ServerRoutes {
-    /// Those of this machine.
+    /// The default ports, and this machine's RDMA devices.
     pub fn of_machine() -> Self {
         Self { portmap: portmap::PORT, rdma: RdmaOptions::of_machine() }
     }
 }
 
-/// Asks the server of an open file on a mount of this network namespace; nothing where `silent` says why.
+/// Asks the server of an open file on a mount of this network namespace; no question where `silent` has a reason.
 pub fn ask_of_file(
     fd: BorrowedFd<'_>,
     mount_point: &str,
@@ -62,7 +63,7 @@ pub fn unasked(mount_point: &str, handle: Answer, why: &Hinted) -> ServerAnswers
     }
 }
 
-/// Asks the server of a file. Nothing that hangs can hang it.
+/// Asks the server of a file, with a time limit.
 pub fn ask(mounted: &MountTarget, mount_point: &str, handle: Answer, routes: &ServerRoutes) -> ServerAnswers {
     let by_port = mounted.clone();
     let (mount, by) = (mounted.mount.clone(), routes.clone());
@@ -78,23 +79,23 @@ pub fn ask(mounted: &MountTarget, mount_point: &str, handle: Answer, routes: &Se
 fn in_time(ask: impl FnOnce() -> Answer + Send + 'static) -> Answer {
     let (tell, told) = channel();
     std::thread::spawn(move || {
-        // Nobody listens any more if it took too long.
+        // The receiver is gone if it took too long.
         let _ = tell.send(ask());
     });
     told.recv_timeout(LIMIT).unwrap_or_else(|_| {
         let text = format!("its server did not answer in {} seconds", LIMIT.as_secs());
-        Answer::Unknown(Hinted::new(text).fix("look at the server and the way to it: rpcinfo SERVER"))
+        Answer::Unknown(Hinted::new(text).fix("check the server and the network path to it: rpcinfo SERVER"))
     })
 }
 
-/// By what the kernel says of a file's handle: nothing, or why it tells none.
+/// Whether the kernel gives a file's handle, or why not.
 fn handle(untold: Result<Option<String>>) -> Answer {
     match untold {
         Ok(None) => {
-            Answer::Yes(Hinted::new("the kernel tells handles of its files: servers are asked by them"))
+            Answer::Yes(Hinted::new("the kernel gives handles of its files: requests to the server use them"))
         }
         Ok(Some(why)) => {
-            let said = Hinted::new(format!("{why}: files are looked for by their path, if at all"));
+            let said = Hinted::new(format!("{why}: requests to the server use paths, if any"));
             let is_old = why.contains("version 4.0");
             Answer::No(if is_old {
                 said.fix("mount with vers=3, vers=4.1 or vers=4.2 (as root)")
@@ -111,7 +112,7 @@ fn any_port(mounted: &MountTarget) -> Answer {
     match forebay_nfs::takes_any_port(mounted, &options) {
         Ok(true) => Answer::Yes(Hinted::new("the export takes calls from any port (insecure)")),
         Ok(false) => {
-            let text = "the export takes calls from ports below 1024 only: over TCP forebay's own client reads there as root alone";
+            let text = "the export takes calls from ports below 1024 only: over TCP only root can read there with forebay's own client";
             let fix = "on the server: add insecure to the export's options in /etc/exports, then: sudo exportfs -ra";
             Answer::No(Hinted::new(text).fix(fix))
         }
@@ -131,7 +132,7 @@ fn rdma(mount: &KernelMount, routes: &ServerRoutes) -> Answer {
         let text = format!("the server takes RDMA on port {}: it is mounted so", mount.port);
         return Answer::Yes(Hinted::new(text));
     }
-    // Finding the way and connecting, each within the limit.
+    // Finds the address and connects, each within the time limit.
     let tried = routes.rdma.as_ref().map_err(Error::clone);
     let tried = tried.and_then(|rdma| open::takes_rdma(rdma, mount.address, LIMIT / 3));
     match tried {
@@ -152,7 +153,7 @@ fn not_there(what: &str, error: &Error) -> Hinted {
     )
 }
 
-/// By the portmapper's list, where no connection could be tried, and why. Not all servers are in it that take RDMA.
+/// By the portmapper's list, where no connection could be tried. Some servers that take RDMA are not in it.
 fn listed(address: IpAddr, port: u16, untried: &Error) -> Answer {
     let found = portmap::services(SocketAddr::new(address, port), LIMIT / 2);
     match found.map(|services| portmap::rdma_port(&services, address)) {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::gpu::is_pci_address;
 use crate::system::System;
 
-/// What kind of storage a file system lies on.
+/// The kind of storage below a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskKind {
@@ -62,7 +62,7 @@ impl DiskKind {
     }
 }
 
-/// What udev's database says about a block device. NVIDIA's libcufile refuses files without an entry.
+/// The entry of a block device in udev's database. NVIDIA's libcufile refuses files without an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Udev {
@@ -76,7 +76,7 @@ pub enum Udev {
     Present,
 }
 
-/// A place to read and write: a directory or file and what lies below it.
+/// A place to read and write: a directory or file, and the storage below it.
 #[derive(Clone, Debug, Serialize)]
 pub struct StoragePlace {
     /// The directory or file that is exercised.
@@ -91,7 +91,7 @@ pub struct StoragePlace {
     pub mount_point: String,
     /// Type of the file system, as `ext4`.
     pub file_system: String,
-    /// What is mounted, as `/dev/vda` or `server:/export`.
+    /// The source of the mount, as `/dev/vda` or `server:/export`.
     pub source: String,
     /// Device number as `259:6`.
     pub device: String,
@@ -103,7 +103,7 @@ pub struct StoragePlace {
     pub free: Option<u64>,
     /// Name of the block device, as `nvme0n1`.
     pub disk: Option<String>,
-    /// What kind of storage.
+    /// The kind of storage.
     pub kind: DiskKind,
     /// PCI address of the storage's controller, where one device holds all.
     pub controller: Option<String>,
@@ -113,13 +113,13 @@ pub struct StoragePlace {
     pub backing: Option<String>,
     /// NUMA node of the storage's controller.
     pub numa_node: Option<i64>,
-    /// What udev knows.
+    /// Its entry in udev's database.
     pub udev: Udev,
     /// For NFS: how the mount talks to its server.
     pub nfs: Option<NfsMount>,
 }
 
-/// What client and server of an NFS mount agreed upon.
+/// The options that client and server of an NFS mount agreed upon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NfsMount {
     /// Version of the protocol, as `4.2`.
@@ -168,7 +168,7 @@ pub struct MountLine {
     pub flags: String,
     /// Type of the file system.
     pub file_system: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: String,
     /// The file system's own options.
     pub options: String,
@@ -208,7 +208,7 @@ const PSEUDO: &[&str] = &[
     "udf",
 ];
 
-/// At most this many places are found by themselves.
+/// Without arguments, at most this many places are examined.
 const MAX_FOUND_PLACES: usize = 8;
 
 pub(crate) fn mounts(system: &dyn System) -> Vec<MountLine> {
@@ -238,7 +238,7 @@ pub fn mount(system: &dyn System, path: &str) -> Option<MountLine> {
     mount_of(&mounts(system), path).cloned()
 }
 
-/// What is at a path without links, and below it.
+/// The place at a path without links, and the storage below it.
 pub fn place(system: &dyn System, path: &str) -> StoragePlace {
     describe(system, &mounts(system), path, false)
 }
@@ -283,7 +283,7 @@ pub fn probe(
         place
     };
     if !asked.is_empty() {
-        // A mount whose server is gone does not answer, and is there all the same.
+        // A mount whose server is gone does not answer, but it exists.
         let named = |path: &String| system.resolve(path).or_else(|| point_of(&mounts, path));
         return asked
             .iter()
@@ -306,7 +306,7 @@ pub fn probe(
         }
         let same = |old: &&mut StoragePlace| old.device == new.device && old.file_system == new.file_system;
         match found.iter_mut().find(same) {
-            // The same file system at a better spot.
+            // The same file system at a better mount point.
             Some(old) if !old.writable && new.writable => *old = new,
             None if new.writable || new.sample.is_some() || path == system.cwd() => found.push(new),
             _ => {}

@@ -90,7 +90,7 @@ fn nothing_is_in_the_way_of_a_good_machine() {
 
 type Change = fn(&mut Fake);
 
-/// What is changed, to which memory the way is looked at, and which rule says so.
+/// The change, the memory of the path, and the rule that reports it.
 const CASES: &[(&str, &str, &str, Change)] = &[
     ("kernel without the option", GPU, "kernel-config", |m| {
         m.file("/boot/config-6.17.0-8-generic", "# CONFIG_PCI_P2PDMA is not set\nCONFIG_ZONE_DEVICE=y\n");

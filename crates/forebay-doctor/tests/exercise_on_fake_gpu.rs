@@ -42,7 +42,7 @@ fn a_gpu_is_exercised_through_staged() {
     let test = test_file(&live, ExerciseTarget::Gpu(0), file.to_str().unwrap());
     assert_eq!(test.read.unwrap().bytes, 70_001);
 
-    // On a mount of NFS its server is tried, too; elsewhere it is told why not.
+    // On a mount of NFS its server is tried, too; elsewhere the report has the reason why not.
     let by_server = |live: &LiveExercise| match live.read_by_server(ExerciseTarget::Gpu(0), &report.places[0])
     {
         Some(InPlace::Refused(why)) => why.text,

@@ -137,7 +137,7 @@ fn the_page_has_every_finding_with_the_tests_that_there_are() {
     let cases: BTreeSet<&str> = all_cases().map(|case| case.id).collect();
     assert_eq!(tested, cases, "docs/reference/doctor.md and tests/cases");
 
-    // Ids of the rules that only check has: they come of the exercise, or say what is well.
+    // Ids of the rules that only check has: they come from the exercise, or report what is in order.
     let of_check = [
         "engine-fails",
         "nothing-works",

@@ -61,7 +61,7 @@ fn answers() -> ServerAnswers {
     ServerAnswers {
         mount_point: "/nfs".to_owned(),
         server: Some("10.0.0.1".to_owned()),
-        handle: Answer::Yes(Hinted::new("the kernel tells handles")),
+        handle: Answer::Yes(Hinted::new("the kernel gives handles")),
         any_port: Answer::No(Hinted::new("from ports below 1024 only").fix("sudo exportfs -ra")),
         rdma: Answer::Unknown(Hinted::new("it did not answer").fix("rpcinfo SERVER")),
     }
@@ -76,7 +76,7 @@ fn what_a_server_says_is_told_with_what_to_type() {
     let of =
         |id: &str| -> Finding { report.findings.iter().find(|finding| finding.id == id).unwrap().clone() };
     let (handle, port, rdma) = (of("nfs-handle"), of("nfs-any-port"), of("nfs-rdma-port"));
-    assert_eq!((handle.severity, handle.text.as_str()), (Severity::Ok, "/nfs: the kernel tells handles"));
+    assert_eq!((handle.severity, handle.text.as_str()), (Severity::Ok, "/nfs: the kernel gives handles"));
     assert_eq!((port.severity, port.fix.as_deref()), (Severity::Note, Some("sudo exportfs -ra")));
     assert_eq!((rdma.severity, rdma.fix.as_deref()), (Severity::Note, Some("rpcinfo SERVER")));
     assert_eq!(

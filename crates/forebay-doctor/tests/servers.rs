@@ -134,7 +134,7 @@ fn by_a_device_the_server_is_connected_to() {
     let _placing = Placing::start(&fabric, server.clone());
     let taken = told(&mounted, &routes).rdma;
     assert!(matches!(taken, Answer::Yes(_)) && text(&taken).contains("takes connections"), "{taken:?}");
-    assert_eq!(server.count(Asked::List), 0, "what was tried needs no list");
+    assert_eq!(server.count(Asked::List), 0, "a successful connection needs no list");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A process: started, waited for, stopped, and what it said.
+//! Starts a process, waits for it, stops it, and keeps its output.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -21,7 +21,7 @@ pub(crate) struct Child {
     pub(crate) cpu: Option<usize>,
     /// When it counts as stuck.
     pub(crate) limit: Duration,
-    /// The exit code that says that it cannot run here, with the reason on stderr.
+    /// The exit code that means "cannot run here"; the reason is on stderr.
     pub(crate) absent: Option<i32>,
 }
 
@@ -55,7 +55,7 @@ impl Child {
         // SAFETY: between fork and exec only system calls are made; the mask is a local.
         unsafe {
             self.command.pre_exec(move || {
-                // It does not outlive us.
+                // The child ends when this process does.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 if libc::getppid() as u32 != parent {
                     libc::_exit(1);
@@ -85,7 +85,7 @@ impl Child {
         if status.is_err() {
             end(&mut child);
         }
-        // What it started may hold its pipes.
+        // Its own children may hold its pipes open.
         signal_group(&child, libc::SIGKILL);
         let (out, err) = (text(out), text(err));
         match status {
@@ -124,7 +124,7 @@ fn pin(cpu: usize) -> std::io::Result<()> {
 
 /// The first CPU that this process may use.
 pub(crate) fn first_cpu() -> Option<usize> {
-    // SAFETY: all-zero bytes are an empty mask of the size that is told.
+    // SAFETY: all-zero bytes are an empty mask; the size passed is the mask's own.
     unsafe {
         let mut mask: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut mask) != 0 {
@@ -138,14 +138,14 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
     let (said, text) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What came before an error is what there is.
+        // After a read error, keep the bytes that came before it.
         let _ = from.read_to_end(&mut bytes);
         let _ = said.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     text
 }
 
-/// What was read to its end; nothing where a process that has left the group still holds the pipe.
+/// The output, read to its end; empty while a process outside the group still holds the pipe.
 fn text(reader: Option<Receiver<String>>) -> String {
     reader.and_then(|reader| reader.recv_timeout(GRACE_TIME).ok()).unwrap_or_default()
 }
@@ -155,7 +155,7 @@ fn end(child: &mut std::process::Child) {
     signal_group(child, libc::SIGINT);
     if !ends(child) {
         let _ = child.kill();
-        // One that waits for a drive or server that does not answer ends when that does.
+        // A process that waits for a silent drive or server ends only when that answers.
         ends(child);
     }
 }
@@ -174,11 +174,12 @@ fn ends(child: &mut std::process::Child) -> bool {
 
 /// To the process and all that it started.
 fn signal_group(child: &std::process::Child, signal: libc::c_int) {
-    // SAFETY: no pointers are passed. The group has the child's number, which is not given anew while one of it lives.
+    // SAFETY: no pointers are passed. The group has the child's number, which the kernel does not reuse while a member
+    // lives.
     unsafe { libc::kill(-(child.id() as libc::pid_t), signal) };
 }
 
-/// What a failed process said, or how it ended.
+/// The last output of a failed process, or its exit status.
 fn reason(status: ExitStatus, err: &str) -> Why {
     let line = |prefix: &str| err.lines().find_map(|line| line.strip_prefix(prefix)).map(str::to_owned);
     if let Some(text) = line("error: ") {
@@ -211,7 +212,7 @@ mod tests {
             matches!(shell("sleep 50 & echo done").run(&|| false), Ended::Done { text, .. } if text == "done\n")
         );
         assert!(matches!(shell("sleep 50 & exit 3").run(&|| false), Ended::Failed(_)));
-        // One that leaves the group.
+        // A child that leaves the process group.
         let script = "echo done; setsid sleep 40 & sleep 0.2; exit 0";
         assert!(matches!(shell(script).run(&|| false), Ended::Done { .. }));
         assert!(began.elapsed() < Duration::from_secs(30), "it was waited for");

@@ -1,4 +1,4 @@
-//! Two reports side by side: what got better, worse, or is within the noise.
+//! Compares two reports: figures that got better, got worse, or are within the noise.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -23,18 +23,18 @@ pub struct Change {
     pub new: f64,
     /// The second divided by the first.
     pub ratio: f64,
-    /// What that is.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// What two reports differ in.
+/// The differences of two reports.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// Figures that both have.
     pub changes: Vec<Change>,
     /// Rows that the first report has measured and that fail in the second, with the reason: they count as worse.
     pub failed: Vec<String>,
-    /// What the reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ impl Comparison {
         self.changes.iter().filter(|change| change.verdict == verdict).count() + failed
     }
 
-    /// In words: what got worse first, then what got better.
+    /// As text: worse figures first, then better ones.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for row in &self.failed {
@@ -144,7 +144,7 @@ fn by_chance(old: &Report, new: &Report) -> Option<String> {
     })
 }
 
-/// What makes figures of two reports differ, beside the programs.
+/// Reasons other than forebay for which figures of two reports differ.
 fn differences(old: &Report, new: &Report) -> Vec<String> {
     let mut notes = Vec::new();
     if old.release != new.release {

@@ -12,7 +12,7 @@ use crate::model::{Machine, Place, Report, VERSION};
 
 /// The state of the report, from which all else is rendered.
 pub(crate) const STATE_FILE: &str = "report.json";
-/// What people read.
+/// The rendered report.
 pub(crate) const PAGE_FILES: [&str; 2] = ["report.md", "report.html"];
 const LOCK_FILE: &str = ".report.lock";
 
@@ -49,8 +49,8 @@ impl Folder {
         }
     }
 
-    /// The report that is there. To begin `again`, one that this release cannot read is none. What no report wrote is not
-    /// replaced.
+    /// The report in the folder. With `again`, a report that this release cannot read counts as absent. A file that is
+    /// no report is never replaced.
     pub(crate) fn load(&self, again: bool) -> Result<Option<Report>> {
         let path = self.path.join(STATE_FILE);
         if !is_there(&path) {
@@ -69,7 +69,7 @@ impl Folder {
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let (path, temporary) = (self.path.join(name), self.path.join(format!(".{name}.new")));
         let write = || -> std::io::Result<()> {
-            // One that a killed process left; where it is a link, the link goes.
+            // A temporary file that a killed process left; of a symbolic link, only the link is removed.
             if is_there(&temporary) {
                 fs::remove_file(&temporary)?;
             }
@@ -116,7 +116,7 @@ fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Whether it is a report, of whatever release.
+/// Whether it is a report of any release.
 fn is_report(path: &Path) -> bool {
     let bytes = read_named(path, "cannot read report").unwrap_or_default();
     let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
@@ -129,7 +129,8 @@ fn foreign(path: &Path) -> Error {
         .hint("name another folder with -o, or move that file away: it was left as it is")
 }
 
-/// Why a report that is there is not gone on with. Another machine or build may be `accepted`, another command not.
+/// Why this run does not continue the report in the folder. The user may have `accepted` another machine or build,
+/// never another command.
 pub(crate) fn check_same(old: &Report, new: &Report, accepted: bool, path: &Path) -> Result<()> {
     let other = "name another folder with -o, or throw that report away with --again";
     let (differs, hint) = if old.command != new.command {
@@ -145,7 +146,7 @@ pub(crate) fn check_same(old: &Report, new: &Report, accepted: bool, path: &Path
 }
 
 impl Place {
-    /// What of the machine or the program is not alike.
+    /// The first difference of machine or program.
     pub(crate) fn differs(&self, new: &Self) -> Option<String> {
         let programs = [(&self.release, &new.release, "release"), (&self.build, &new.build, "build")];
         let other = programs.into_iter().find(|(old, new, _)| old != new);
@@ -161,11 +162,11 @@ impl Place {
     }
 }
 
-/// What of a machine has to be the same: a report goes on on another one of its kind.
+/// The properties that must be equal for a report to continue on another machine.
 pub(crate) fn alike(machine: &Machine) -> Machine {
     let mut one = machine.clone();
     one.boot.clear();
-    // Some virtual machines begin with little, and get more as it is used.
+    // Some virtual machines start with little memory and grow.
     one.memory = 0;
     one.devices.iter_mut().for_each(|device| device.pci.clear());
     for path in &mut one.paths {

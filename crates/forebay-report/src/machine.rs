@@ -1,4 +1,4 @@
-//! What is written down about the machine, and the time of day.
+//! The description of the machine, and the time of day.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hasher};
@@ -16,7 +16,7 @@ use forebay_sys::UtcTime;
 
 use crate::model::{Device, Machine, PathFacts};
 
-/// This machine as far as it concerns these devices and paths.
+/// Describes this machine for these devices and paths.
 pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result<Machine> {
     let MachineReport { kernel, cpus, cpu_model } = MachineReport::this();
     let found = Devices::discover();
@@ -40,7 +40,7 @@ pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result
     Ok(Machine { boot, kernel, cpu_model, cpus, memory, devices, paths })
 }
 
-/// A hash of the program that this code is in: the command, or the module of the Python package.
+/// A hash of the program: the command, or the module of the Python package.
 pub(crate) fn build() -> String {
     let hash = own_object().and_then(|path| fs::read(path).ok()).map(|bytes| {
         let mut hasher = DefaultHasher::new();
@@ -86,7 +86,7 @@ fn facts(path: &Path) -> PathFacts {
     }
 }
 
-/// What disks that a host makes up are called.
+/// Names of emulated disks.
 const VIRTUAL_MODELS: [&str; 8] = [
     "QEMU",
     "VBOX",
@@ -99,7 +99,7 @@ const VIRTUAL_MODELS: [&str; 8] = [
 ];
 const OF_A_GUEST: &str = "of a virtual machine";
 
-/// The drive in words, as far as the kernel tells.
+/// The drive's model, where the kernel shows it.
 fn drive(kind: DiskKind, disk: Option<&str>) -> String {
     let model = disk.and_then(|disk| storage::drive_model(&RealSystem, disk)).unwrap_or_default();
     let is_guest = || {
@@ -118,13 +118,13 @@ fn drive(kind: DiskKind, disk: Option<&str>) -> String {
     }
 }
 
-/// A sentence on paths whose drive is made up by a host.
+/// A note on paths whose drive is emulated by a host.
 pub(crate) fn virtual_disks(machine: &Machine) -> Option<String> {
     let paths = machine.paths.iter().filter(|path| path.drive.ends_with(OF_A_GUEST));
     let names: Vec<&str> = paths.map(|path| path.path.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "A virtual machine's disk: {}. Its host may cache, share and limit it, so that what is cold here need not be cold there: rates are of this disk, at this time, and not of a drive.",
+            "A virtual machine's disk: {}. Its host may cache, share and limit it, so a read that is cold here may be served from the host's memory: the rates are of this virtual disk at this time, not of a drive.",
             names.join(", ")
         )
     })

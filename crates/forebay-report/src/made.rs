@@ -1,4 +1,5 @@
-//! Files that a report makes and removes. What somebody else put in their place is not written to, followed or removed.
+//! Files that a report makes and removes. A file or link that somebody else put in their place is not written to,
+//! followed or removed.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -11,9 +12,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::targets::free;
 use forebay_bench::empty_bytes;
 
-/// What a file is filled with, and known by.
+/// How a file is filled, and recognised later.
 pub(crate) trait Content {
-    /// What errors call it.
+    /// Its name in errors.
     fn name(&self) -> &'static str;
     /// Its whole length.
     fn len(&self) -> u64;
@@ -23,7 +24,7 @@ pub(crate) trait Content {
     fn write(&self, file: &mut File, stopped: &dyn Fn() -> bool) -> io::Result<bool>;
 }
 
-/// A file of ours that is whole. It is locked: another report that measures with it is told.
+/// A complete file made by a report. It is locked: a second report that wants it gets an error.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) path: PathBuf,
@@ -31,8 +32,8 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// Takes the file that is there, if it is ours and has its length, or makes it; `None` if it was stopped. `known` is the
-    /// inode of what this report made earlier: rows may have written to it since.
+    /// Takes the existing file if a report made it and its length is right; else makes it. `None` if it was stopped.
+    /// `known` is the inode of what this report made earlier: rows may have written to it since.
     pub(crate) fn new(
         path: &Path,
         content: &dyn Content,
@@ -43,7 +44,7 @@ impl Made {
         let ours =
             |file: &File, inode: u64, is_own: bool| known == Some(inode) || is_own && content.fills(file);
         if let Some(found) = Self::find(path, content, &ours)? {
-            // What a drive does not hold is no file to measure.
+            // A file with holes cannot be measured: the drive has no blocks for it.
             let is_whole = empty_bytes(path, 0..content.len()).unwrap_or(0) == 0;
             if is_whole && found.file.metadata().is_ok_and(|one| one.len() == content.len()) {
                 return Ok(Some(found));
@@ -51,7 +52,7 @@ impl Made {
             found.remove();
         }
         making();
-        // One that a killed process left.
+        // A file that a killed process left.
         let partial = partial(path);
         let begun = |file: &File, _: u64, is_own: bool| {
             is_own && (file.metadata().is_ok_and(|one| one.len() == 0) || content.fills(file))
@@ -82,7 +83,7 @@ impl Made {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(explain(&error, "look for", content, path)),
         };
-        // What is no file is not opened.
+        // Opens regular files only.
         if !found.is_file() || found.nlink() != 1 {
             return Err(foreign(content, path));
         }
@@ -98,14 +99,14 @@ impl Made {
         Ok(Some(Self { path: path.to_owned(), file }))
     }
 
-    /// Fills it under another name: what has its own is whole.
+    /// Fills it under a temporary name: a file with the final name is complete.
     fn make(
         path: &Path,
         partial: PathBuf,
         content: &dyn Content,
         stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Self>> {
-        // A disk that is filled to its end harms others, too.
+        // A full disk harms other programs, too.
         let room = path.parent().and_then(free);
         if let Some(room) = room.filter(|room| *room < content.len()) {
             let full = io::Error::from_raw_os_error(libc::ENOSPC);
@@ -145,7 +146,7 @@ pub(crate) fn folder(path: &Path) -> Result<()> {
     is_folder.then_some(()).ok_or_else(|| {
         Error::new(
             ErrorKind::AlreadyExists,
-            "what is in the place of the folder with files to measure is none",
+            "the path of the folder for measured files is taken, and is not a folder",
         )
         .with("path", path.display())
         .hint("move it away or remove it, or name another directory: it was left as it is")
@@ -167,7 +168,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 fn lock(file: &File, path: &Path) -> Result<()> {
-    // On a file system without locks nobody else is known of.
+    // Without file locks other reports cannot be seen.
     if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
         return Err(Error::new(ErrorKind::Busy, "another report measures with this file")
             .with("path", path.display())
@@ -186,13 +187,13 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    // NFS and old kernels cannot tell: whether the name is free was looked at before.
+    // NFS and old kernels cannot tell: the caller has checked that the name is free.
     let unknown = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS));
     if unknown && fs::symlink_metadata(to).is_err() { fs::rename(from, to) } else { Err(error) }
 }
 
 fn foreign(content: &dyn Content, path: &Path) -> Error {
-    let message = format!("what is in the place of the {} was not made by a report", content.name());
+    let message = format!("the path of the {} is taken by something that no report made", content.name());
     Error::new(ErrorKind::AlreadyExists, message)
         .with("path", path.display())
         .hint("move it away or remove it, or name another directory: it was left as it is")

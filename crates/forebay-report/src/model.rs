@@ -1,4 +1,4 @@
-//! What a report is: the form of `report.json`, from which everything else is rendered.
+//! The data model of a report: `report.json`, from which the pages are rendered.
 
 use std::collections::BTreeMap;
 
@@ -28,18 +28,18 @@ pub struct Report {
     /// Where it ran before, oldest first: [`Run::place`] counts them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Place>,
-    /// What was asked for. A folder holds one report: another command is refused.
+    /// The command's arguments. A folder holds one report: another command is refused.
     pub command: Command,
     /// The files that are measured.
     #[serde(default)]
     pub files: Vec<FileFacts>,
-    /// What the reader of all tables should know.
+    /// Notes on all tables.
     pub notes: Vec<String>,
     /// The tables.
     pub tables: Vec<Table>,
 }
 
-/// Where and by what a part of a report was measured.
+/// The machine and build that measured a part of a report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Place {
     /// The machine.
@@ -55,7 +55,7 @@ pub struct Place {
 /// The machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Which start of it: the kernel's boot id. Another one is another machine, or this one started again.
+    /// The kernel's boot id. A different one means another machine, or a reboot.
     #[serde(default)]
     pub boot: String,
     /// Kernel release.
@@ -87,18 +87,18 @@ pub struct Device {
     pub driver: i32,
 }
 
-/// A path and what is behind it.
+/// A path and its file system and drive.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PathFacts {
     /// As given, absolute.
     pub path: String,
     /// The file system's type.
     pub file_system: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: String,
-    /// The model of the drive, if the kernel tells it.
+    /// The model of the drive, if the kernel shows it.
     pub drive: String,
-    /// How it is mounted, as far as that moves bytes in another way: protocol and version of NFS.
+    /// Mount options that change the data path: protocol and version of NFS.
     #[serde(default)]
     pub options: String,
 }
@@ -114,7 +114,7 @@ pub struct FileFacts {
     pub inode: Option<u64>,
 }
 
-/// What was asked for.
+/// The command's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Command {
     /// The presets.
@@ -148,13 +148,13 @@ pub struct Table {
     pub title: String,
     /// Where the published figures come from.
     pub source: Option<Source>,
-    /// What the comparison means: their hardware, ours, which path moved the bytes.
+    /// What the comparison means: the source's hardware, this machine's, which engine moved the bytes.
     pub meaning: String,
-    /// What else the reader should know: what was scaled, left out or taken otherwise.
+    /// Notes: what was scaled, left out or measured differently.
     pub notes: Vec<String>,
     /// The names of the rows' labels.
     pub axes: Vec<String>,
-    /// What is shown of each row.
+    /// The columns.
     pub columns: Vec<Quantity>,
     /// Which rows are compared with which.
     pub ratio: Option<Compared>,
@@ -169,15 +169,15 @@ pub struct Table {
 pub struct Source {
     /// Document and year.
     pub name: String,
-    /// Whose its figures are, in a word or two, above them and in charts.
+    /// A short name of the source for columns and charts.
     #[serde(default)]
     pub short: String,
-    /// What it calls what our labels name otherwise.
+    /// The source's own names for this table's labels.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub names: BTreeMap<String, String>,
-    /// What it was measured on.
+    /// The source's hardware.
     pub hardware: String,
-    /// What it says beside its table.
+    /// Findings that the source states in its text.
     pub claims: Vec<String>,
 }
 
@@ -188,7 +188,7 @@ pub struct Compared {
     pub axis: usize,
     /// The value that is 1.
     pub base: String,
-    /// What is compared.
+    /// The compared quantities.
     pub quantities: Vec<Quantity>,
 }
 
@@ -203,22 +203,22 @@ pub struct Row {
     pub command: String,
     /// Figures of the source, by the table's columns.
     pub published: BTreeMap<Quantity, f64>,
-    /// The source's ratios at their best (“up to”) to the row that this one is compared with.
+    /// The source's best ratios (“up to”) to the row that this one is compared with.
     pub published_ratio: BTreeMap<Quantity, f64>,
     /// Why it is not judged against the row that it is compared with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unjudged: Option<String>,
     /// How many runs it has in the end.
     pub wanted: usize,
-    /// What became of it.
+    /// Its state.
     pub state: State,
-    /// What was measured.
+    /// The runs.
     pub runs: Vec<Run>,
-    /// What the reader should know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
 }
 
-/// What became of a row.
+/// The state of a row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
@@ -233,7 +233,7 @@ pub enum State {
         /// What to change.
         hint: Option<String>,
     },
-    /// It has no meaning here.
+    /// The row does not apply to this machine.
     Absent {
         /// Why.
         reason: String,
@@ -264,7 +264,7 @@ pub struct Run {
     pub one_cpu_user_s: Option<f64>,
     /// CPU seconds in the kernel of that CPU, with interrupts.
     pub one_cpu_system_s: Option<f64>,
-    /// What other programs, and other guests of the host, used of all CPUs meanwhile, in percent.
+    /// CPU use of other programs and other guests of the host during the run, in percent of all CPUs.
     #[serde(default)]
     pub others_percent: Option<f64>,
     /// Busy CPU of the file server in percent of all its CPUs.
@@ -273,13 +273,13 @@ pub struct Run {
     pub load: Option<Load>,
     /// `warm`, `cold`, `mixed` or `unknown`: the page cache before the timed part.
     pub cache: String,
-    /// What moved the bytes, most first.
+    /// The engines that moved the bytes, most bytes first.
     pub engines: Vec<Share>,
-    /// Why no better engine did.
+    /// Why no better engine was used.
     pub refused: Vec<Why>,
     /// What held the engine back.
     pub notes: Vec<Why>,
-    /// What raw calls reach, measured right behind it.
+    /// The rate of raw calls, measured right after the run.
     pub ceiling: Option<Ceiling>,
     /// The parts of several GPU–drive pairs that ran at once.
     pub pairs: Vec<PairShare>,
@@ -305,14 +305,14 @@ pub struct Why {
     pub hint: Option<String>,
 }
 
-/// What raw calls reach.
+/// The rate of raw calls.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ceiling {
-    /// Throughput of the stage that is least.
+    /// Throughput of the slowest stage.
     pub gb_per_s: f64,
     /// How it was measured.
     pub method: String,
-    /// Why the run was faster than what was measured first.
+    /// Why the run was faster than its first ceiling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<String>,
 }
@@ -329,7 +329,7 @@ pub struct PairShare {
 /// The load beside a run, as measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Load {
-    /// What made it.
+    /// The program that made it.
     pub by: String,
     /// Busy part of all CPUs before the run, in percent.
     pub alone_percent: f64,
@@ -352,7 +352,7 @@ pub struct Chart {
     pub series: usize,
     /// Rows with these values of these axes only.
     pub only: Vec<(usize, String)>,
-    /// What goes along y.
+    /// The quantity along y.
     pub y: Quantity,
     /// Divided by the series of this name.
     pub over: Option<String>,
@@ -374,7 +374,8 @@ impl Row {
         Summary::of(self.runs.iter().filter_map(|run| quantity.of(run)).collect())
     }
 
-    /// Whether a run, counted from 0, measures the ceiling, too: the first and the last do, since a disk's speed changes.
+    /// Whether this run, counted from 0, also measures the ceiling: the first and the last do, since a disk's speed
+    /// changes.
     pub fn measures_ceiling(&self, run: usize) -> bool {
         run == 0 || run + 1 == self.wanted
     }
@@ -385,7 +386,7 @@ impl Row {
     }
 }
 
-/// What raw calls reached beside a row.
+/// The rates of raw calls measured with a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowCeiling<'a> {
     /// How they were measured.
@@ -396,13 +397,13 @@ pub struct RowCeiling<'a> {
     pub least: f64,
     /// How often they were measured.
     pub times: usize,
-    /// What part of the ceiling the row's median reached.
+    /// The row's median as a part of the ceiling.
     pub percent: f64,
 }
 
 impl Table {
-    /// The ceiling of a row: the greatest of those that were measured by the same calls beside its runs and those of the rows
-    /// that took turns with it.
+    /// The ceiling of a row: the greatest rate of the same raw calls, over its own runs and those of the rows that it
+    /// alternates with.
     pub fn ceiling_of<'a>(&'a self, row: &'a Row) -> Option<RowCeiling<'a>> {
         let is_beside = |other: &Row| {
             let axis = self.ratio.as_ref().map(|ratio| ratio.axis);
@@ -427,7 +428,7 @@ impl Table {
         })
     }
 
-    /// Whose the published figures are.
+    /// The source of the published figures.
     pub fn whose(&self) -> &str {
         let short = self.source.as_ref().map_or("", |source| source.short.as_str());
         if short.is_empty() { "published" } else { short }
@@ -458,11 +459,11 @@ impl Table {
     }
 }
 
-/// Part of all CPUs that others may use beside a run, in percent: more is told.
+/// Other programs may use this much of all CPUs during a run, in percent; above it, the report has a note.
 const BUSY_PERCENT: f64 = 10.0;
 
 impl Report {
-    /// A sentence on what others used of the machine meanwhile, if that is much.
+    /// A note on the CPU use of other programs, if it is high.
     pub fn busy(&self) -> Option<String> {
         let alone = self.rows().flat_map(|row| &row.runs).filter(|run| run.load.is_none());
         let others = Summary::of(alone.filter_map(|run| run.others_percent).collect())?;
@@ -474,7 +475,7 @@ impl Report {
         })
     }
 
-    /// Where and by what it was measured last.
+    /// The machine and build of the last run.
     pub fn place(&self) -> Place {
         Place {
             machine: self.machine.clone(),

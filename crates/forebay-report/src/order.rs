@@ -1,4 +1,4 @@
-//! What the user asked for.
+//! The order: what the user wants measured.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -162,9 +162,9 @@ pub struct Order {
     pub pairing: Pairing,
     /// Stop after the run that passes this.
     pub limit: Option<Duration>,
-    /// Go on on another machine, or by another build.
+    /// Continue on another machine, or with another build.
     pub accept_changes: bool,
-    /// Throw away what is in the folder.
+    /// Discard the report in the folder.
     pub again: bool,
     /// The `forebay` command, which runs the rows: a program, and its first arguments.
     pub executable: Vec<OsString>,

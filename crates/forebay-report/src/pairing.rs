@@ -30,15 +30,15 @@ pub(crate) fn pairs(devices: &[Device], targets: &[Target], pairing: Pairing) ->
     let how = if chosen != given {
         "GPUs and paths are paired by their distance on PCI; --pair given takes them in the order given."
     } else if is_known {
-        "GPUs and paths are paired in the order given, which no other is nearer than on PCI."
+        "GPUs and paths are paired in the order given: on PCI no other pairing is nearer."
     } else {
         "GPUs and paths are paired in the order given: how near they are on PCI is not known."
     };
     (chosen.iter().enumerate().map(|(gpu, drive)| job(gpu, *drive)).collect(), Some(how.to_owned()))
 }
 
-/// For each of `count` GPUs its drive: two pairs swap drives while that makes them nearer. What is as near in the order given
-/// stays in it.
+/// For each of `count` GPUs its drive: two pairs swap drives while that makes them nearer. Pairs that are equally near
+/// keep the order given.
 fn nearest(count: usize, distance: &dyn Fn(usize, usize) -> Option<usize>) -> Vec<usize> {
     let cost = |gpu: usize, drive: usize| distance(gpu, drive).unwrap_or(64);
     let mut chosen: Vec<usize> = (0..count).collect();

@@ -16,7 +16,7 @@ use crate::work::{Cache, Peer, typed};
 /// Exit code of the script where the library is not installed.
 const EXIT_MISSING: i32 = 3;
 const SCRIPT: &str = include_str!("peers.py");
-/// kvikio reads as the rows beside it do: 8 threads, 4 MiB.
+/// kvikio reads like the other rows: 8 threads, 4 MiB.
 pub(crate) const VARIABLES: [(&str, &str); 2] = [("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
 /// Bytes of each tensor of the model.
 const TENSOR_BYTES: u64 = 32 << 20;
@@ -33,7 +33,7 @@ struct Load {
     cache: String,
 }
 
-/// What the script is told.
+/// The script's parameters.
 fn args(peer: &Peer) -> [OsString; 5] {
     let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
     let file = peer.file.file.clone().into_os_string();

@@ -1,4 +1,4 @@
-//! What is to be measured: tables with empty rows, and the work of each row.
+//! The plan: tables with empty rows, and the work of each row.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// What an extent has without flags.
+    /// The defaults of an extent.
     pub(crate) fn of(extent: Extent, cpus: usize) -> Self {
         let (seconds, short, repeat, size) = match extent {
             Extent::Quick => (0.25, 0.25, 1, 256 << 20),
@@ -57,7 +57,7 @@ impl Scale {
     }
 }
 
-/// What presets build their tables from.
+/// The inputs of presets.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// GPU–drive pairs; most presets use the first.
@@ -137,7 +137,7 @@ impl Work {
             Program::Bench(bench) => (bench, bench.pass as f64),
         };
         let threads = (bench.threads * bench.jobs.len()) as f64;
-        // Every thread ends what it has begun.
+        // Every thread finishes the I/O that it has begun.
         let timed = bench
             .seconds
             .map_or(size / DRIVE_RATE, |seconds| seconds.max(threads * bench.size as f64 / DRIVE_RATE));
@@ -147,7 +147,7 @@ impl Work {
     }
 }
 
-/// A time that is reckoned; one beyond all measure is the longest there is.
+/// An estimated time; an estimate that overflows becomes the longest duration.
 pub(crate) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
@@ -191,7 +191,7 @@ impl Planned {
         self
     }
 
-    /// What the source calls what a label of ours names otherwise.
+    /// The source's own name for one of this table's labels.
     pub(crate) fn called(mut self, label: &str, theirs: &str) -> Self {
         if let Some(source) = &mut self.table.source {
             source.names.insert(label.to_owned(), theirs.to_owned());
@@ -199,7 +199,7 @@ impl Planned {
         self
     }
 
-    /// Says how long its runs are, beside a source that does not say how long its own are.
+    /// Adds a note with the length of runs, for sources that do not state theirs.
     pub(crate) fn note_lengths(&mut self) {
         let mut lengths: Vec<String> = Vec::new();
         for work in self.works.iter().flatten() {
@@ -210,12 +210,15 @@ impl Planned {
             }
         }
         if !lengths.is_empty() {
-            self.note(format!("Runs take {}; how long the source's took is not said.", lengths.join(" or ")));
+            self.note(format!(
+                "Runs take {}; the source does not state the length of its runs.",
+                lengths.join(" or ")
+            ));
         }
     }
 
-    /// Without a GPU there are neither its copies nor its streams, which tell types apart: all but 0 and 6, which differ by
-    /// how I/Os are asked for.
+    /// Types differ by copies to the GPU and by streams, which do not exist without a GPU. Only 0 and 6 remain
+    /// different there: single calls and batches.
     pub(crate) fn leave_unjudged(&mut self) {
         let xfer = |row: usize| match self.works[row].as_ref().map(|work| &work.run) {
             Some(Program::Bench(bench)) => Some(bench.xfer),
@@ -276,7 +279,7 @@ impl Planned {
         self.push(labels, command, wanted, state.unwrap_or(State::Waiting))
     }
 
-    /// A row that cannot be here.
+    /// A row that does not apply to this machine.
     pub(crate) fn absent(&mut self, labels: &[&str], reason: &str) -> &mut Row {
         self.works.push(None);
         self.push(labels, String::new(), 0, State::Absent { reason: reason.to_owned() })

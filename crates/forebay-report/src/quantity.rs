@@ -1,4 +1,4 @@
-//! What a row's figures are: names, units, what is better, and what counts as noise.
+//! The quantities of a row: names, units, which direction is better, and what counts as noise.
 
 use serde::{Deserialize, Serialize};
 
@@ -137,11 +137,11 @@ pub struct Summary {
     pub runs: usize,
 }
 
-/// Fewer runs than this do not show what chance does: only a difference of [`CLEAR_FACTOR`] is judged.
+/// Fewer runs than this do not show the noise: only a difference of [`CLEAR_FACTOR`] is judged.
 pub(crate) const MIN_RUNS: usize = 3;
-/// A figure this many times as large is no chance: the disks of this project's own machines varied by up to this.
+/// A factor this large is not noise: the disks of this project's own machines varied by up to this.
 pub(crate) const CLEAR_FACTOR: f64 = 2.5;
-/// A few runs do not show all of their range: it is taken as wider at both ends.
+/// A few runs do not show the whole range: widen it at both ends.
 const RANGE_MARGIN: f64 = 0.01;
 
 impl Summary {
@@ -164,7 +164,7 @@ impl Summary {
     }
 }
 
-/// What became of a figure.
+/// The verdict on a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is better.

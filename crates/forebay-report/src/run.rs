@@ -60,7 +60,7 @@ pub struct Progress<'a> {
     pub left: Duration,
 }
 
-/// What a call is going to do.
+/// The work that a call is going to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// Rows that are to be measured.
@@ -71,11 +71,11 @@ pub struct Planned {
     pub time: Duration,
 }
 
-/// Who looks on.
+/// Observes a report.
 pub trait Watch {
     /// Whether to stop: asked between and during runs.
     fn stopped(&self) -> bool;
-    /// What is going to be done.
+    /// The work ahead.
     fn planned(&self, planned: &Planned);
     /// A file to measure is being made.
     fn making(&self, path: &Path, size: u64);
@@ -94,7 +94,7 @@ const MIN_TIME_LIMIT: Duration = Duration::from_mins(1);
 /// A run of the schedule: table, row.
 type Turn = (usize, usize);
 
-/// Makes a report, or goes on with the one that is in the folder.
+/// Makes a report, or continues the one in the folder.
 pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     let targets = order.paths.iter().map(|path| Target::look_for(path)).collect::<Result<Vec<_>>>()?;
     check_urls(order, &targets)?;
@@ -218,8 +218,8 @@ fn check_server(server: Option<&str>) -> Result<()> {
     }
 }
 
-/// Takes over what an earlier call measured. Failed rows, and those whose program was not here, are tried again once no
-/// other is left.
+/// Takes over the runs of an earlier call. Failed rows, and rows whose program was missing, are tried again after all
+/// others.
 fn adopt(report: &mut Report, old: Report) {
     let again = old.waiting() == 0;
     let before = old.place();
@@ -243,7 +243,7 @@ fn adopt(report: &mut Report, old: Report) {
                 continue;
             }
             row.runs = old.runs;
-            // Rows that the plan leaves out stay so.
+            // Rows that the plan leaves out stay out.
             if row.is_waiting() && !(again && old.state != State::Done) {
                 row.state = old.state;
             }
@@ -272,7 +272,8 @@ struct ReportRun<'a> {
 }
 
 impl ReportRun<'_> {
-    /// Runs what is missing. Rows of a table that are compared take turns, so that what the machine does meanwhile meets all.
+    /// Runs what is missing. Rows of a table that are compared take turns, so that changes of the machine affect all of
+    /// them.
     fn run(&mut self, targets: &[Target]) -> Result<Ended> {
         let mut schedule = self.schedule();
         if schedule.is_empty() {
@@ -544,11 +545,11 @@ impl ReportRun<'_> {
         models.collect()
     }
 
-    /// Writes what people read; removes what was made, if nothing is left to measure.
+    /// Renders the report; removes the files that were made, if nothing is left to measure.
     fn finish(&mut self, ended: Ended) -> Result<()> {
         if ended == Ended::Complete && !self.held.is_empty() {
             self.held.retain(|made| !made.remove());
-            // One that is not empty is not ours alone.
+            // A folder that is not empty has files of others.
             self.files_of_workers().iter().for_each(|(folder, ..)| drop(std::fs::remove_dir(folder)));
             let held = |path: &str| self.held.iter().any(|made| made.path == Path::new(path));
             self.report.files.iter_mut().filter(|one| !held(&one.path)).for_each(|one| one.inode = None);
@@ -560,7 +561,7 @@ impl ReportRun<'_> {
     }
 }
 
-/// Rows that are compared with each other: they differ in the label that ratios are of. All others are alone.
+/// Groups of rows that are compared with each other: they differ only in the label that ratios are of.
 fn groups(table: &crate::model::Table) -> Vec<Vec<usize>> {
     let mut groups: Vec<(Vec<&String>, Vec<usize>)> = Vec::new();
     let axis = table.ratio.as_ref().map(|ratio| ratio.axis);

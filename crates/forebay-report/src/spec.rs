@@ -1,4 +1,4 @@
-//! A table of one's own, as TOML (`--spec`): docs/reference/report-spec.md.
+//! A user's own table, as TOML (`--spec`): docs/reference/report-spec.md.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::RangeInclusive;
@@ -84,7 +84,7 @@ pub(crate) fn plan(path: &Path, text: &str, setup: &Setup) -> Result<Planned> {
     build(text, setup, &name(path)).map_err(|error| error.with("path", path.display()))
 }
 
-/// What the table is called: the file's name.
+/// The table's name: the file's.
 fn name(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };

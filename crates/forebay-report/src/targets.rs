@@ -1,4 +1,4 @@
-//! The files that are measured: what the user named, on this machine or by a URL, or a file made for it.
+//! The files that are measured: named by the user, as a path or a URL, or made by the report.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -113,10 +113,10 @@ impl Target {
         forebay_source::scheme_of(&self.given).is_some()
     }
 
-    /// The size to make: what was asked for, or what this report made before, or `default` as far as there is room.
+    /// The size to make: the one asked for, or that of the file made earlier, or `default` if there is room.
     pub(crate) fn size(&self, asked: Option<u64>, before: Option<u64>, default: u64) -> u64 {
         asked.or(before).unwrap_or_else(|| {
-            // One that is there is replaced.
+            // An existing file is replaced.
             let here = fs::symlink_metadata(&self.file).map_or(0, |found| found.blocks() * 512);
             let room = free(&self.given).map_or(u64::MAX, |free| free.saturating_add(here));
             default.min((room / 4) & !0xF_FFFF).max(MIN_FILE_BYTES)
@@ -133,7 +133,7 @@ impl Target {
     }
 }
 
-/// In a file that is shorter a row's I/Os would not have the size that they are said to have.
+/// In a shorter file a row's I/Os would be shorter than its label.
 fn long_enough(length: u64) -> Result<()> {
     if length >= MIN_FILE_BYTES {
         return Ok(());
@@ -143,7 +143,7 @@ fn long_enough(length: u64) -> Result<()> {
         .hint(format!("name a file of at least {} MiB", MIN_FILE_BYTES >> 20)))
 }
 
-/// Holes, and blocks without data, are read at any speed: rates over them are none of a drive.
+/// Reads of holes and of unwritten blocks do not reach the drive: their rates mean nothing.
 fn whole(target: &Target) -> Result<()> {
     match forebay_bench::empty_bytes(&target.file, 0..target.length()) {
         None | Some(0) => Ok(()),

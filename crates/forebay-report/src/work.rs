@@ -1,11 +1,11 @@
-//! What a row runs.
+//! The work of a row.
 
 use crate::order::Extent;
 use crate::targets::Target;
 
 /// The name of the model that is made.
 pub(crate) const MODEL: &str = "forebay-report.safetensors";
-/// What loads it and may be installed; the first is ourselves.
+/// Libraries that load it; the first is forebay.
 pub(crate) const LOADERS: [&str; 6] =
     ["forebay", "safetensors", "fastsafetensors", "instanttensor", "instanttensor-mmap", "runai"];
 
@@ -78,7 +78,7 @@ pub(crate) struct Bench {
     pub(crate) more: Vec<String>,
 }
 
-/// What a row runs, and beside what.
+/// The work of a row, and what runs beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) run: Program,
@@ -136,7 +136,7 @@ impl Bench {
         }
         push(&["-x", &self.xfer.to_string(), "-I", self.io.number(), "-i", &size(self.size)]);
         if self.io.writes() && !self.more.iter().any(|flag| flag == "-R") {
-            // Zeros may be left out by what is below (thin, compressed), and later rows would read what no drive holds.
+            // A thin or compressing device may not store zeros, and later rows would read blocks that no drive holds.
             push(&["-R"]);
         }
         push(&["-w", &self.threads.to_string()]);

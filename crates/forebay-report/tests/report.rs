@@ -598,7 +598,7 @@ fn a_report_goes_on_on_a_like_machine_and_says_so() {
     for name in ["report.html", "report.md"] {
         let text = bed.report(name);
         assert!(
-            text.contains("was measured on an earlier start of this machine, or a machine like it."),
+            text.contains("was measured on this machine before a reboot, or a machine like it."),
             "{text}"
         );
         let mixed = rest.report.rows().filter(|row| row.runs[0].place != row.runs[1].place).count();

@@ -89,7 +89,7 @@ fn has_holders(number: (u32, u32), sys: &Path) -> bool {
             .any(|part| part.join("partition").exists() && !entries(&part.join("holders")).is_empty())
 }
 
-/// The device, its partitions, the disk that it is a partition of, and what stands on any of them.
+/// The device, its partitions, the disk that it is a partition of, and devices that are built on any of them.
 fn related(number: (u32, u32), sys: &Path) -> BTreeSet<(u32, u32)> {
     let mut seen = BTreeSet::new();
     let mut open = vec![number];

@@ -21,7 +21,7 @@ const TICK: Duration = Duration::from_millis(12);
 const DROPS: u32 = 4;
 const BETWEEN_DROPS: Duration = Duration::from_millis(20);
 
-/// Waits until files that were written a moment ago may be pinned; files that never rest are not waited for.
+/// Waits until files that were written a moment ago may be pinned, but not for files that are written all the time.
 pub(crate) fn wait_settled(session: &Session, files: &[&File]) -> Result<()> {
     let settle = session.config().pin_settle;
     let deadline = Instant::now() + settle * 3;
@@ -41,7 +41,7 @@ pub(crate) fn wait_settled(session: &Session, files: &[&File]) -> Result<()> {
     Ok(())
 }
 
-/// Makes the page cache what was asked for.
+/// Brings the page cache into the requested state.
 pub(crate) fn settle_cache(work: &Workload, ready: &[ReadyJob<'_>]) -> Result<()> {
     for job in ready {
         let len = job.range.end - job.range.start;
@@ -107,7 +107,7 @@ pub(crate) fn warm(path: Option<&Path>, start: u64, len: u64) -> Result<()> {
     })
 }
 
-/// Where bytes of a pass came from or went to: a part of them is that of the rest by more than one in a hundred.
+/// The path of a pass's bytes; a share of up to 1 % by another path is ignored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Through {
     /// How many of a hundred bytes.
@@ -144,8 +144,8 @@ pub(crate) fn differs(passes: &[Pass], one: usize, other: usize) -> bool {
     )
 }
 
-/// What the reader should know of the page cache: what of the engine's types went through it, where gdsio and raw calls
-/// go by O_DIRECT.
+/// Notes on the page cache: the share of the engine's types that went through it, where gdsio and raw calls use
+/// O_DIRECT.
 pub(crate) fn note(work: &Workload, report: &BenchReport) -> Option<String> {
     let (did, does, fix) = if work.access.writes() {
         ("wrote through", "writes", "--cache bypass has all written to the drive")
@@ -176,7 +176,7 @@ pub(crate) fn note(work: &Workload, report: &BenchReport) -> Option<String> {
     Some(format!("{what}, where gdsio {does} by O_DIRECT: {fix}"))
 }
 
-/// What the reader should know of files that do not hold what was read.
+/// Notes on files whose blocks hold no data.
 pub(crate) fn empty_note(report: &BenchReport) -> Option<String> {
     let files = report.passes.iter().flat_map(|pass| &pass.files);
     let of_pass = files.map(|file| (&file.path, file.empty, file.before.as_ref().map(|one| one.total)));
@@ -194,10 +194,10 @@ pub(crate) fn empty_note(report: &BenchReport) -> Option<String> {
     ))
 }
 
-/// Part of all CPUs that others may use beside a run, in percent: more is told.
+/// Other programs may use this much of all CPUs during a run, in percent; above it, the report has a note.
 const BUSY_PERCENT: f64 = 10.0;
 
-/// What the reader should know of a machine that others used meanwhile.
+/// A note on the CPU use of other programs.
 pub(crate) fn busy_note(report: &BenchReport) -> Option<String> {
     let others = report.passes.iter().filter_map(|pass| pass.cpu.others_percent).fold(0.0, f64::max);
     (others > BUSY_PERCENT).then(|| {

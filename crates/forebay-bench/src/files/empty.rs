@@ -1,4 +1,4 @@
-//! What a file does not hold: holes, and blocks that were allocated and never written. Reads of either bring zeros and
+//! Finds holes, and blocks that were allocated and never written. Reads of either bring zeros and
 //! reach no drive, at any speed.
 
 use std::fs::File;
@@ -12,7 +12,7 @@ const FIEMAP: libc::Ioctl = 0xC020_660B_u32 as libc::Ioctl;
 const FLAG_SYNC: u32 = 1;
 const EXTENT_LAST: u32 = 1;
 const EXTENT_UNWRITTEN: u32 = 0x800;
-/// Extents that one call tells.
+/// Extents per call.
 const EXTENTS: usize = 128;
 
 #[repr(C)]
@@ -37,7 +37,7 @@ struct Map {
     extents: [Extent; EXTENTS],
 }
 
-/// Bytes of `range` that the file at `path` does not hold; `None` where its file system does not tell.
+/// Bytes of `range` that the file at `path` does not hold; `None` where its file system cannot say.
 pub fn empty_bytes(path: &Path, range: Range<u64>) -> Option<u64> {
     let file = File::open(path).ok()?;
     if !file.metadata().ok()?.is_file() || range.is_empty() {
@@ -51,7 +51,7 @@ pub fn empty_bytes(path: &Path, range: Range<u64>) -> Option<u64> {
     }
 }
 
-/// By the file's extents: what lies between them, and what was never written.
+/// By the file's extents: gaps between them, and unwritten extents.
 fn by_extents(file: &File, range: &Range<u64>, flags: u32) -> Option<u64> {
     let mut at = range.start;
     let mut held = 0;
@@ -81,14 +81,14 @@ fn by_extents(file: &File, range: &Range<u64>, flags: u32) -> Option<u64> {
     }
 }
 
-/// By what `lseek` tells, where the file system has no extents to tell.
+/// By `lseek`, where the file system reports no extents.
 fn by_holes(file: &File, range: &Range<u64>) -> Option<u64> {
     let seek = |at: u64, whence| {
         // SAFETY: no pointers are passed.
         let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, whence) };
         match u64::try_from(found) {
             Ok(found) => Some(found),
-            // Nothing of the kind follows.
+            // No hole, or no data, follows.
             Err(_) if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => Some(range.end),
             Err(_) => None,
         }
@@ -112,7 +112,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A folder that is hardly ever memory.
+    /// A folder that is rarely on tmpfs.
     fn build_folder() -> PathBuf {
         std::env::current_exe().unwrap().parent().unwrap().to_owned()
     }

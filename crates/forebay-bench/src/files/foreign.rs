@@ -1,4 +1,4 @@
-//! What a file holds that is about to be written: bytes of earlier runs, or somebody's data.
+//! Looks into a file before it is overwritten: bytes of earlier runs, or somebody's data?
 
 use std::fs::File as StdFile;
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use forebay_gpu::{pattern_word, unmixed_word};
 use crate::workload::job::Job;
 use crate::workload::{Foreign, Workload};
 
-/// Looked at from the first data on, and before the end.
+/// Bytes checked from the first data on, and before the end.
 const EDGE: u64 = 1 << 20;
 /// Blocks in between, and bytes of each.
 const BLOCKS: u64 = 64;
@@ -45,8 +45,8 @@ pub(crate) fn guard(work: &Workload) -> Result<Option<String>> {
     .hint("name another file, or add --overwrite"))
 }
 
-/// Where the file holds something else than zeros and the pattern, if it is seen. What cannot be opened or read is
-/// reported by the run itself.
+/// Whether a sample of the file has anything but zeros and the pattern. The run itself reports files that cannot be
+/// opened or read.
 fn foreign_byte(path: &Path) -> Option<u64> {
     let about = std::fs::metadata(path).ok().filter(|about| about.is_file() && about.len() > 0)?;
     let len = about.len();
@@ -60,7 +60,7 @@ fn foreign_byte(path: &Path) -> Option<u64> {
             let mut bytes = vec![0; (place.end - place.start) as usize];
             let is_foreign = file.read_exact_at(&mut bytes, place.start).is_ok() && !is_ours(&bytes);
             if !was_cached {
-                // The run finds the cache as it was.
+                // This check must not change the page cache.
                 advise(&file, place.clone(), libc::POSIX_FADV_DONTNEED);
             }
             is_foreign
@@ -85,7 +85,7 @@ fn places(file: &StdFile, len: u64) -> Vec<std::ops::Range<u64>> {
     places.extend(data_from(file, 0).map(|start| piece(start, EDGE)));
     let stretch = len / BLOCKS;
     places.extend((0..BLOCKS).filter_map(|n| {
-        // Somewhere in each stretch; where that is a hole, what comes behind it.
+        // One block in each stretch; where that is a hole, the data behind it.
         let within = pattern_word(len, n * WORD as u64) % stretch;
         data_from(file, (n * stretch + within) / BLOCK * BLOCK).map(|start| piece(start, BLOCK))
     }));
@@ -105,7 +105,7 @@ fn data_from(file: &StdFile, offset: u64) -> Option<u64> {
 }
 
 /// Whether these are zeros and pieces of the pattern, of any key, from any offset on, at any byte: what `-V`, `-R` and
-/// `-F` write, one over another. So little that the pattern cannot be told belongs to what lies around it.
+/// `-F` write, one over another. Pieces too short to recognise count as their neighbours do.
 fn is_ours(bytes: &[u8]) -> bool {
     let word = |at: usize| -> Option<u64> {
         bytes.get(at..at + WORD).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes)

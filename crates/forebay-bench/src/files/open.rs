@@ -47,7 +47,7 @@ pub(crate) struct ReadyJob<'a> {
     pub(crate) files: Vec<Arc<OpenFile>>,
     /// The range of each file.
     pub(crate) range: Range<u64>,
-    /// Whether some of the range had no bytes yet: the first pass allocates them.
+    /// Whether part of the range is unallocated: the first pass allocates it.
     pub(crate) fresh: bool,
 }
 
@@ -58,7 +58,7 @@ impl ReadyJob<'_> {
     }
 }
 
-/// Finds out whether the job can run, makes missing files of a writing one, and opens what the engine needs.
+/// Checks that the job can run, makes missing files for a writing one, and opens the files.
 pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<ReadyJob<'a>> {
     let writes = work.writes();
     if work.only_writes_in_place() {
@@ -145,12 +145,9 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
 /// A file of a server, and its range. It is not made, and not made longer by `ftruncate`.
 fn open_url(work: &Workload, job: &Job, path: &Path) -> Result<(File, Range<u64>)> {
     if work.writes() && work.foreign == Foreign::Refuse {
-        return Err(Error::new(
-            ErrorKind::InvalidInput,
-            "what the file holds on the server is not looked at",
-        )
-        .with("url", path.display())
-        .hint("add --overwrite if nothing in it is needed"));
+        return Err(Error::new(ErrorKind::InvalidInput, "the file's contents on the server are not checked")
+            .with("url", path.display())
+            .hint("add --overwrite if nothing in it is needed"));
     }
     let file = File::options().read(true).write(work.writes()).cache(work.config.cache).open(path)?;
     let range = wanted(work, job, path, file.len()?, false)?;
@@ -168,7 +165,7 @@ fn writable_in_place(path: &Path) -> Result<()> {
         let mut found: libc::statfs = std::mem::zeroed();
         (libc::statfs(name.as_ptr(), &mut found) == 0).then_some(found.f_type)
     };
-    // Block devices lie in a tmpfs of their own. What cannot be looked at fails later, where the reason is known.
+    // Block devices lie in a tmpfs of their own. A path that cannot be checked fails later, with its reason.
     let is_block = fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
     if magic.is_none_or(|magic| magic == libc::TMPFS_MAGIC) && !is_block {
         return Ok(());
@@ -197,7 +194,7 @@ pub(crate) fn with_raw<'a>(
         })?;
         if in_place {
             let map = RawMap::new(path, &ready.range, &ready.device)?;
-            // With --trim the registration belongs to the pass: it begins with the first read.
+            // With --trim registration is part of the pass: it begins with the first read.
             if !work.trim || matches!(work.task, BenchTask::Gather(_)) {
                 map.register_until(ready.range.end)?;
             }
@@ -220,7 +217,7 @@ pub(crate) fn direct(work: &Workload, ready: &ReadyJob<'_>, xfer: Xfer, warm: bo
         _ if work.reads_raw_maps(xfer) => false,
         Xfer::CpuCachedGpu => false,
         Xfer::CpuOnly | Xfer::CpuGpu | Xfer::CpuAsyncGpu => !work.keeps_cache(),
-        // Bare forms of the engine's types do what the engine would: the cache where it is warm.
+        // Bare forms of the engine's types do as the engine does: they read from the cache where it is warm.
         _ => match work.config.cache {
             forebay_config::CachePolicy::Keep => false,
             forebay_config::CachePolicy::Bypass => true,
@@ -288,7 +285,7 @@ fn make(path: &Path) -> Result<fs::File> {
     })
 }
 
-/// Adds what to do about an error of opening a file, where it says nothing itself.
+/// Adds a hint to an error of opening a file that has none.
 pub(crate) fn explain(error: Error) -> Error {
     if !error.hints().is_empty() {
         return error;

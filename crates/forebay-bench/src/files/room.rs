@@ -1,10 +1,10 @@
-//! What a file system has left.
+//! Free space of a file system.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What is free where a path is.
+/// Free space at a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Bytes.
@@ -13,7 +13,7 @@ pub struct Room {
     pub files: Option<u64>,
 }
 
-/// What is free where `path` is, if its file system counts it.
+/// Free space at `path`, if its file system counts it.
 pub fn room(path: &Path) -> Option<Room> {
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     // SAFETY: all-zero bytes are a valid statvfs; the path ends with a zero.

@@ -1,4 +1,4 @@
-//! Types 0, 5, 6 and 7: what the engine does.
+//! Types 0, 5, 6 and 7: the engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl Mover for SubmittingMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let mut flying: VecDeque<BatchFlight> = VecDeque::with_capacity(self.flights);
         let result = self.fly(feed, meter, &mut flying);
-        // After an error others may still be under way: the memory stays until they are done.
+        // After an error other transfers may still be running: keep the memory until they end.
         for flight in flying {
             flight.ticket.wait();
         }
@@ -192,7 +192,7 @@ impl SubmittingMover {
             if meter.stopped() {
                 break;
             }
-            // Not the end of the last one that was finished: it may take longer than the run to begin as many as are in flight.
+            // Use the clock, not the end of the last finished I/O: starting a full queue may take longer than the run.
             let now = Instant::now();
             let ops: Vec<_> = std::iter::from_fn(|| feed.next(now)).take(self.entries).collect();
             if ops.is_empty() {

@@ -18,7 +18,7 @@ struct MappedSlot {
     busy: Option<(Instant, Arc<OpenFile>, IoOp)>,
 }
 
-/// A ring of copies. Within an I/O, windows are registered while the copies before are under way.
+/// A ring of copies. Within an I/O, windows are registered while earlier copies are still running.
 pub(super) struct MappedMover {
     slots: Vec<MappedSlot>,
     stream: Box<dyn Stream>,
@@ -90,7 +90,7 @@ impl Mover for MappedMover {
 
 impl Drop for MappedMover {
     fn drop(&mut self) {
-        // After an error copies may still be under way: nothing is freed below them.
+        // After an error copies may still be running: free nothing that they use.
         let _ = self.stream.synchronize(Wait::Block);
     }
 }

@@ -1,4 +1,4 @@
-//! What a mover is: a way to move the I/Os of one worker.
+//! A mover moves the I/Os of one worker in one way.
 
 use std::sync::Arc;
 use std::time::Instant;

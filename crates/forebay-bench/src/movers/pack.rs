@@ -155,7 +155,7 @@ impl Mover for PackMover {
 
 impl Drop for PackMover {
     fn drop(&mut self) {
-        // After an error copies may still be under way: nothing is freed below them.
+        // After an error copies may still be running: free nothing that they use.
         let _ = self.stream.synchronize(Wait::Block);
     }
 }

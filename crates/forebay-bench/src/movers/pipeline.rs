@@ -66,7 +66,7 @@ impl PipelineMover {
         Ok(Self { slots, stream, target, size, next: 0, regions: io <= size, write })
     }
 
-    /// Finishes what the slot is busy with.
+    /// Finishes the chunk in the slot.
     fn settle(&mut self, index: usize, meter: &mut WorkerMeter) -> Result<()> {
         let slot = &mut self.slots[index];
         let Some(chunk) = slot.busy.take() else { return Ok(()) };
@@ -149,7 +149,7 @@ impl Mover for PipelineMover {
 
 impl Drop for PipelineMover {
     fn drop(&mut self) {
-        // After an error copies may still be under way: nothing is freed below them.
+        // After an error copies may still be running: free nothing that they use.
         let _ = self.stream.synchronize(Wait::Block);
     }
 }

@@ -80,8 +80,8 @@ impl WorkerMemory {
         // SAFETY: device memory, ours, `len` long, and nothing uses it yet.
         unsafe { stream.zero(DeviceRange::new(address, len)) }?;
         stream.synchronize(Wait::Block)?;
-        // What the pass before has freed is scrubbed by the device meanwhile, which slows copies down (by a tenth, for
-        // 4 GiB on an H200): no part of what is measured.
+        // Wait: the device scrubs memory that the last pass freed, which slows copies (by a tenth, for 4 GiB on an
+        // H200).
         if len >= MIN_SCRUBBED {
             std::thread::sleep(SCRUB);
         }

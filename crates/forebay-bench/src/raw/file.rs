@@ -1,4 +1,4 @@
-//! Files by plain system calls: what the engine is measured against.
+//! Files by plain system calls, to measure the engine against.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A file's pages, registered with a device by raw calls: what the engine `mapped` is measured against.
+//! A file's pages, registered with a device by raw calls, to measure the engine `mapped` against.
 
 use std::ops::Range;
 use std::os::fd::AsRawFd;
@@ -23,7 +23,7 @@ pub(crate) struct RawMap {
     start: usize,
     mapped: usize,
     len: u64,
-    /// What may be registered, in whole pages.
+    /// The range that may be registered, in whole pages.
     range: Range<usize>,
     /// Registered so far: from the range's start to here.
     end: Mutex<usize>,
@@ -67,7 +67,7 @@ impl RawMap {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers what is not registered yet before file offset `end`. A copy that was started before goes on meanwhile:
+    /// Registers the windows before file offset `end` that are not registered yet. An earlier copy continues meanwhile:
     /// one thread that does both in turn is faster than two, which wait for each other in the driver.
     pub(crate) fn register_until(&self, end: u64) -> Result<()> {
         let mut reached = self.end();

@@ -1,4 +1,4 @@
-//! Figures of passes whose medians are told: in JSON, in the table for people, and as ratios.
+//! The figures that have medians: in JSON, in the table for people, and as ratios.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What was measured, as data. A field of these types is a field of the JSON form: its name, type and comment are a row of
+//! The results as data. A field of these types is a field of the JSON form: its name, type and comment are a row of
 //! `docs/reference/bench-json.md`, which a test writes.
 
 #[macro_use]
@@ -37,7 +37,7 @@ described! {
         pub summary: Vec<TypeSummary>,
         /// What opening, mapping, reading and closing one file costs.
         pub open_cost: Option<OpenCost>,
-        /// Sentences that the reader of the figures should know.
+        /// Notes on the figures.
         pub warnings: Vec<String>,
     }
 
@@ -229,7 +229,7 @@ described! {
         pub hint: Option<String>,
     }
 
-    /// Something that held the engine back.
+    /// A reason why the engine was slower.
     pub struct NoteReport {
         /// What.
         pub text: String,

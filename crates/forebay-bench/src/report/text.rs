@@ -76,7 +76,7 @@ pub fn pass(pass: &Pass) -> String {
     text
 }
 
-/// What was done, in a word.
+/// The direction, in a word.
 fn what(pass: &Pass) -> &'static str {
     match pass.task {
         "gather" => "GATHER",
@@ -194,7 +194,7 @@ pub fn summary(report: &BenchReport) -> String {
                 ratio.mean_us,
                 ratio.user_cpu,
                 ratio.cpu,
-                // What tells them apart is not there.
+                // The types differ only by a GPU, and there is none.
                 match (ratio.cache_beside_drive, without_gpu) {
                     (true, _) => "  (page cache beside O_DIRECT)",
                     (false, true) => "  (no GPU: no verdict)",

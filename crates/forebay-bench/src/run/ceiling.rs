@@ -17,11 +17,11 @@ use crate::report::{Ceiling, CeilingStage, Pass};
 use crate::workload::Workload;
 use crate::workload::job::{IoSize, Xfer};
 
-/// I/Os larger than this go to the engine's lanes.
+/// Larger I/Os go to the engine's lanes.
 const LANES_FROM: u64 = 1 << 20;
 /// Threads of one measurement at most: further ones add none.
 const MAX_THREADS: usize = 256;
-/// A pass that is this much faster than its ceiling was measured against something else.
+/// A pass this much faster than its ceiling has a wrong ceiling.
 const ABOVE: f64 = 1.05;
 
 /// Measures the ceiling of a pass that is over: the least of the storage's and the copy's. `None` for host memory
@@ -76,8 +76,8 @@ fn copies(ready: &[ReadyJob<'_>], way: TransferWay, of: &Pass) -> Result<Option<
     }))
 }
 
-/// Measures a stage again that the pass was above: as it was, then with four times the threads. The greatest counts.
-/// Gives what the pass or the stage was that it was not taken for.
+/// Measures a stage again that was slower than the pass: with the same threads, then with four times as many. The
+/// greatest rate counts. Returns the reason.
 fn again(
     stage: &mut CeilingStage,
     rate: f64,
@@ -101,7 +101,7 @@ fn again(
     Ok(format!("{again}: {}", file_is()))
 }
 
-/// What a file is that is read faster than its storage.
+/// Why a file is read faster than its storage.
 fn file_is(of: &Pass, way: TransferWay) -> String {
     let empty: u64 = of.files.iter().filter_map(|file| file.empty).sum();
     let cached = of.moved()[Way::Cached] + of.moved()[Way::Mapped];
@@ -118,8 +118,8 @@ fn file_is(of: &Pass, way: TransferWay) -> String {
         .to_owned()
 }
 
-/// The storage's: the same I/Os between file and host memory, by `more` times the threads. What a cold pass read may be in the page cache by now,
-/// so that only O_DIRECT tells; where the file has none, there is no figure.
+/// The storage's: the same I/Os between file and host memory, by `more` times the threads. A cold pass may have filled
+/// the page cache, so only O_DIRECT measures the storage; where the file has no O_DIRECT, there is no figure.
 fn storage(
     work: &Workload,
     session: &Session,
@@ -146,7 +146,7 @@ fn storage(
     raw.config.engine = None;
     raw.config.cache =
         if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
-    // What a thread keeps in flight is stood for by as many threads, up to twice the CPUs.
+    // A queue depth of N is measured with N threads, up to twice the CPUs.
     let limit = forebay_config::allowed_cpus() * 2;
     let depth = of.io_depth.unwrap_or(1);
     let mut jobs = Vec::new();
@@ -163,7 +163,7 @@ fn storage(
             && job.io.max > LANES_FROM
             && one.files.len() == 1
         {
-            // Lanes share a large I/O, slot by slot: as many threads stand for them.
+            // Lanes share a large I/O, slot by slot: measure with as many threads.
             let report = session.report(&one.device)?;
             job.workers = job.workers.max(report.lanes);
             job.io = IoSize::fixed(job.io.max.min(report.slot_size as u64));
@@ -242,7 +242,7 @@ fn copy(device: &Arc<dyn Device>, io: u64, out: bool) -> Result<(usize, f64)> {
 mod tests {
     use super::*;
 
-    /// A rate above its ceiling: what is measured again, and what is said. The rate is the same in all.
+    /// A rate above its ceiling: which stages are measured again, and the text. The rate is the same in all.
     #[test]
     fn a_ceiling_below_the_rate_is_measured_again() {
         let stage = |gb_per_s| CeilingStage { method: String::new(), gb_per_s };

@@ -27,7 +27,7 @@ use crate::workload::job::{Job, JobTarget};
 const SPREAD: u64 = 256;
 /// Longer files are read in parts.
 const LONGEST_READ: u64 = 1 << 30;
-/// Files whose residency stands for that of all.
+/// Number of files sampled for residency.
 const SAMPLE: usize = 256;
 
 /// The files below a directory.
@@ -90,7 +90,7 @@ impl Listing {
         self.sample().map(|(path, len)| if *len == 0 { Some(0) } else { empty_bytes(path, 0..*len) }).sum()
     }
 
-    /// Makes the page cache what was asked for.
+    /// Brings the page cache into the requested state.
     pub(crate) fn settle_cache(&self, work: &Workload) -> Result<()> {
         for (path, len) in &self.files {
             if work.warm {
@@ -157,7 +157,7 @@ fn make_files(directory: &Path, count: u64, size: u64, workers: usize) -> Result
     results.into_iter().collect()
 }
 
-/// That there is no room is known before the drive is full.
+/// Checks the free space first, so that the drive is not filled.
 fn check_room(directory: &Path, count: u64, size: u64) -> Result<()> {
     let Some(room) = room(directory) else { return Ok(()) };
     let needed = count.saturating_mul(size);

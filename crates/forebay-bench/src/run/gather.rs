@@ -18,7 +18,7 @@ use crate::workers;
 use crate::workers::measure::WorkerMeter;
 use crate::workload::{MOST_GATHERED, OffsetsIn, Workload};
 
-/// Pieces per call if nothing is said.
+/// Pieces per call by default.
 const PIECES: usize = 1 << 20;
 /// Lists of offsets that a worker takes in turn.
 const LISTS: u64 = 8;
@@ -38,7 +38,7 @@ pub(crate) fn pieces_per_call(work: &Workload, ready: &ReadyJob<'_>) -> usize {
     count.max(1)
 }
 
-/// What is told where the buffer does not hold as many pieces as were asked for.
+/// The note where the buffer holds fewer pieces than were asked for.
 pub(crate) fn cap(work: &Workload, piece: u64) -> Option<String> {
     let fits = (MOST_GATHERED / piece).max(1) as usize;
     let wanted = work.batch.unwrap_or(PIECES);
@@ -90,9 +90,9 @@ pub(crate) struct GatherWorker<'a> {
     pub(crate) place: (usize, usize),
 }
 
-/// What a worker needs.
+/// A worker's state.
 pub(crate) struct GatherState {
-    // Before the memory that its kernels use.
+    // Dropped before the memory that its kernels use.
     raw: Option<RawGatherStream>,
     out: Buffer,
     lists: Vec<OffsetList>,
@@ -237,7 +237,7 @@ impl GatherWorker<'_> {
     }
 }
 
-/// What a raw gather needs beside the pages.
+/// A raw gather's memory, apart from the pages.
 struct RawGatherStream {
     event: Box<dyn Event>,
     stream: Box<dyn Stream>,
@@ -314,7 +314,7 @@ impl RawGatherStream {
 
 impl Drop for RawGatherStream {
     fn drop(&mut self) {
-        // After an error kernels may still be under way: nothing is freed below them.
+        // After an error kernels may still be running: free nothing that they use.
         let _ = self.stream.synchronize(Wait::Block);
     }
 }

@@ -24,7 +24,7 @@ use crate::report::{BenchReport, DeviceReport, MachineReport, Medians, Pass, Rat
 use crate::workload::job::{IoAccess, Job, Xfer};
 use crate::workload::{BenchTask, Workload};
 
-/// How long gathers go on if nothing is said.
+/// Length of gathers by default.
 const GATHER_TIME: Duration = Duration::from_secs(3);
 /// Bytes of a file's first page: a file with these in the page cache counts as warm.
 const PAGE: u64 = 4096;
@@ -54,7 +54,7 @@ fn warm_up(work: &Workload, session: &Session, device: &Arc<dyn Device>) -> Resu
         session.elect(device)?;
     }
     session.report(device)?;
-    // Where kernels cannot run, copies take their place: the passes tell.
+    // Where kernels cannot run, copies replace them; the passes report it.
     let _ = device.kernels(Context::PRIMARY);
     Ok(())
 }
@@ -129,8 +129,8 @@ fn devices(work: &Workload, session: &Session, report: &mut BenchReport) -> Resu
     Ok(devices)
 }
 
-/// Fails if the workers' buffers alone need more host memory than there is: each would be given, and all of them end this process
-/// or another.
+/// Fails if the workers' buffers need more host memory than there is: the kernel would grant each of them, and then
+/// kill a process.
 fn check_memory(work: &Workload, devices: &[Arc<dyn Device>]) -> Result<()> {
     let of = |xfer: Xfer| {
         let jobs = work
@@ -149,14 +149,14 @@ fn check_memory(work: &Workload, devices: &[Arc<dyn Device>]) -> Result<()> {
         .hint("use a smaller I/O size (-i) or fewer threads (-w)"))
 }
 
-/// Bytes of host memory that can be had, where the kernel tells it.
+/// Available host memory in bytes, where the kernel shows it.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the reader of the figures should know.
+/// Notes on the figures.
 fn warnings(work: &Workload) -> Vec<String> {
     let mut warnings = Vec::new();
     let is_gather = matches!(work.task, BenchTask::Gather(_));
@@ -183,10 +183,10 @@ fn warnings(work: &Workload) -> Vec<String> {
     warnings
 }
 
-/// How much longer than asked for a run by time may take until that is said.
+/// A run by time that takes this much longer than asked gets a note.
 const LATE: f64 = 1.5;
 
-/// What the reader should know of a run by time that took longer: what is in flight at its end is waited for, and counts.
+/// A note on a run by time that took longer: I/Os in flight at its end are waited for, and count.
 fn late_note(work: &Workload, report: &BenchReport) -> Option<String> {
     let asked = work.runtime?.as_secs_f64();
     let timed = report.passes.iter().filter(|pass| !pass.verify_pass);
@@ -206,7 +206,7 @@ fn try_a_page(work: &Workload, session: &Session, ready: &ReadyJob<'_>) {
     for open in ready.files.iter().filter(|_| !ready.device.info().is_host) {
         let is_warm = open.file.residency(0, PAGE).is_ok_and(|found| found.cached > 0);
         if is_warm || work.only_mapped() {
-            // A refusal is told by the passes.
+            // The passes report a refusal.
             let _ = session.probe_mapped(&open.file, &ready.device);
         }
     }
@@ -245,7 +245,7 @@ fn length(work: &Workload) -> PassLength {
     }
 }
 
-/// Whether the pass is about pinned pages, so that a file too fresh to be pinned would tell nothing.
+/// Whether the pass measures pinned pages: a file too fresh to be pinned would make it useless.
 fn wants_pins(work: &Workload, way: TransferWay) -> bool {
     let is_engine = !way.raw() && way.xfer.uses_engine();
     let asked = work.repeat > 1 || work.trim || work.only_mapped();
@@ -253,7 +253,7 @@ fn wants_pins(work: &Workload, way: TransferWay) -> bool {
     (is_engine && asked && (!way.write || work.only_mapped())) || is_gather
 }
 
-/// Waits for files too fresh to be pinned, outside of the clock, where pins are what the pass is about.
+/// Waits for files too fresh to be pinned, outside of the clock, where the pass measures pins.
 fn rest(work: &Workload, session: &Session, ready: &[ReadyJob<'_>], way: TransferWay) -> Result<()> {
     if !wants_pins(work, way) || ready.iter().all(|one| one.device.info().is_host) {
         return Ok(());

@@ -15,9 +15,9 @@ use crate::workload::job::Job;
 
 /// Bytes of the first read.
 const PAGE: usize = 4096;
-/// The first one in a process tries a page; later ones only look up what came of it.
+/// The first one in a process tries a page; later ones only look up its result.
 const PROBE: &str = "probe";
-/// Rounds if nothing is said.
+/// Rounds by default.
 pub const ROUNDS: usize = 20;
 /// Unregistering ends in the background; a driver that takes longer than this is not waited for.
 const PATIENCE: Duration = Duration::from_secs(10);

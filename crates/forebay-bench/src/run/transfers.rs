@@ -1,4 +1,4 @@
-//! One pass: what its workers do, and what was measured.
+//! One pass: its workers and its figures.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +21,7 @@ use crate::workers::{self, PassObserver, WorkersDone};
 use crate::workload::job::{IoAccess, IoSize};
 use crate::workload::{BenchTask, OffsetsIn, Workload};
 
-/// Runs one pass. Gives what was measured, and how many I/Os each worker did.
+/// Runs one pass. Returns its figures, and the number of I/Os of each worker.
 pub(crate) fn run(
     work: &Workload,
     session: &Session,
@@ -115,7 +115,7 @@ fn with_raw<'a>(
     Ok((raw, direct))
 }
 
-/// What a pass was, apart from what was measured.
+/// The description of a pass, without its figures.
 pub(crate) struct PassFacts<'a> {
     pub(crate) way: TransferWay,
     pub(crate) access: IoAccess,
@@ -387,7 +387,7 @@ fn engines(meter: &WorkerMeter) -> Vec<EngineReport> {
     all
 }
 
-/// What raw calls moved.
+/// Bytes moved by raw calls.
 fn raw_engine(
     work: &Workload,
     meter: &WorkerMeter,

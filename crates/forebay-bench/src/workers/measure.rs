@@ -87,7 +87,7 @@ impl LatencyTimeline {
     }
 }
 
-/// What workers and the one who waits for them share.
+/// Shared between the workers and the thread that waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMeter {
     /// Bytes moved so far, for the progress line.
@@ -96,7 +96,7 @@ pub(crate) struct SharedMeter {
     pub(crate) stop: AtomicBool,
 }
 
-/// What one worker measured.
+/// The figures of one worker.
 #[derive(Debug)]
 pub(crate) struct WorkerMeter {
     histogram: Histogram<u64>,
@@ -168,9 +168,9 @@ impl WorkerMeter {
         self.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Keeps what a receipt says.
+    /// Adds a receipt.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
-        // What engines shared is told of each, whichever the receipt is named after.
+        // A transfer that several engines shared counts for each of them, whatever name its receipt has.
         for (engine, moved) in receipt.moved.by_engine(receipt.engine().for_the_rest()) {
             self.add(engine, moved);
         }
@@ -186,7 +186,7 @@ impl WorkerMeter {
         }
     }
 
-    /// Adds what another worker measured.
+    /// Adds the figures of another worker.
     pub(crate) fn merge(&mut self, other: Self) {
         // Every field is named, so that a new one is not left out.
         let Self {
@@ -253,7 +253,7 @@ impl WorkerMeter {
         distinct(self.elections.iter().flat_map(|election| election.refused.iter()))
     }
 
-    /// What held the engine back, each once.
+    /// Reasons why the engine was slower, each once.
     pub(crate) fn notes(&self) -> Vec<Note> {
         distinct(self.elections.iter().flat_map(|election| election.notes.iter()))
     }
@@ -311,7 +311,7 @@ impl Cpu {
         }
     }
 
-    /// What other programs, and other guests of the host, used of all CPUs, in percent.
+    /// CPU use of other programs and other guests of the host, in percent of all CPUs.
     pub(crate) fn others_percent(self) -> Option<f64> {
         let (busy, all) = self.machine.filter(|(_, all)| *all >= MIN_MACHINE_SECONDS)?;
         Some(((busy - self.user - self.system) * 100.0 / all).clamp(0.0, 100.0))
@@ -320,7 +320,7 @@ impl Cpu {
 
 /// The CPU that this thread is pinned to; `None` where it may use several.
 fn only_cpu() -> Option<usize> {
-    // SAFETY: all-zero bytes are an empty mask, and the size that is told is its own.
+    // SAFETY: all-zero bytes are an empty mask, and the size passed is its own.
     unsafe {
         let mut mask: libc::cpu_set_t = std::mem::zeroed();
         if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut mask) != 0
@@ -332,7 +332,7 @@ fn only_cpu() -> Option<usize> {
     }
 }
 
-/// Seconds of a line of /proc/stat: user nice system idle iowait irq softirq steal. What follows is counted in them.
+/// Seconds of a line of /proc/stat: user nice system idle iowait irq softirq steal. Later fields are counted in these.
 fn seconds_of(stat: &str, name: &str) -> Option<[f64; 8]> {
     let line = stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
     // SAFETY: the call takes a number.

@@ -16,7 +16,7 @@ use measure::{Cpu, SharedMeter, WorkerMeter};
 
 /// One worker's part of a pass.
 pub(crate) trait PassWorker: Sync {
-    /// What the worker needs; it lives until all are measured, since freeing memory takes time.
+    /// The worker's state; it lives until all workers are measured, since freeing memory takes time.
     type Kept;
 
     /// Its job and its number in it.
@@ -29,7 +29,7 @@ pub(crate) trait PassWorker: Sync {
     fn work(&self, kept: &mut Self::Kept, meter: &mut WorkerMeter) -> Result<Vec<u64>>;
 }
 
-/// What one worker came to.
+/// The outcome of one worker.
 pub(crate) struct WorkerDone {
     pub(crate) job: usize,
     pub(crate) worker: usize,
@@ -38,7 +38,7 @@ pub(crate) struct WorkerDone {
     pub(crate) taken: Vec<u64>,
 }
 
-/// What all came to.
+/// The outcome of all workers.
 pub(crate) struct WorkersDone {
     pub(crate) done: Vec<WorkerDone>,
     pub(crate) cpu: Cpu,
@@ -46,7 +46,7 @@ pub(crate) struct WorkersDone {
     pub(crate) shared: Arc<SharedMeter>,
 }
 
-/// Who looks on, and what for.
+/// The observer, and the totals for its progress.
 #[derive(Clone, Copy)]
 pub(crate) struct PassObserver<'a> {
     /// Bytes in all, if that is known.
@@ -56,7 +56,7 @@ pub(crate) struct PassObserver<'a> {
     pub(crate) observer: Option<&'a dyn Observer>,
 }
 
-/// What many threads wait for, once.
+/// An event that many threads wait for, once.
 #[derive(Default)]
 struct StartGate {
     is_open: Mutex<bool>,
@@ -75,7 +75,7 @@ impl StartGate {
     }
 }
 
-/// What the workers report.
+/// A message from a worker.
 enum WorkerNews {
     /// Ready to begin, or not.
     Ready(Result<()>),
@@ -97,7 +97,7 @@ pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassObserver<'_>) -> Resu
                 run_worker(worker, &send, &mine, begin, end);
             });
             if let Err(error) = spawned {
-                // Those that were started find that they have nothing to do.
+                // Threads already started find no work.
                 shared.stop.store(true, Ordering::Relaxed);
                 begin.open();
                 end.open();
@@ -150,7 +150,7 @@ fn run_worker<S: PassWorker>(
     drop(held);
 }
 
-/// Turns a panic into an error: the others wait for this one.
+/// Turns a panic into an error: the other workers wait for this one.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Internal, "a worker panicked")

@@ -1,4 +1,4 @@
-//! Transfer types, directions, sizes, targets: what a job is made of.
+//! The parts of a job: transfer types, directions, sizes, targets.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -38,10 +38,10 @@ const KEYS: &[(&str, bool)] = &[
     ("batch_size", false),
 ];
 
-/// A job file as it was read: the workload, and what does not belong to it.
+/// A parsed job file: the workload, and settings outside of it.
 #[derive(Clone, Debug)]
 pub struct JobFile {
-    /// What to run.
+    /// The workload.
     pub workload: Workload,
     /// Whether per-job lines were asked for.
     pub per_job: bool,
@@ -249,7 +249,7 @@ fn number<T: FromStr>(value: &str) -> Result<T> {
 /// ```
 pub fn seed(text: &str) -> Result<u64> {
     let hex = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"));
-    // A sign is one for u64's own parser, and none that a seed has.
+    // u64's parser accepts a sign; a seed has none.
     let parsed = hex.map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
     parsed.ok().filter(|_| !text.contains('+')).ok_or_else(|| {
         Error::new(ErrorKind::InvalidInput, format!("not a seed: {text:?}"))

@@ -21,7 +21,7 @@ const MOST_PIECES: usize = 1 << 28;
 /// The most bytes that one gather brings: its buffer in device memory.
 pub(crate) const MOST_GATHERED: u64 = 4 << 30;
 
-/// What written buffers hold when nothing is verified.
+/// Contents of written buffers when nothing is verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteFill {
     /// Zeros.
@@ -33,7 +33,7 @@ pub enum WriteFill {
     RandomEach,
 }
 
-/// What is done about files that hold somebody's data.
+/// How to treat files that hold somebody's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Foreign {
     /// They are refused, and nothing is written.
@@ -65,7 +65,7 @@ impl FromStr for OffsetsIn {
     }
 }
 
-/// What is measured.
+/// What to measure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BenchTask {
     /// Transfers between files and memory.
@@ -87,7 +87,7 @@ pub enum BenchTask {
 pub struct Workload {
     /// The jobs; all run at once.
     pub jobs: Vec<Job>,
-    /// What is measured.
+    /// What to measure.
     pub task: BenchTask,
     /// How bytes move.
     pub xfer: Xfer,
@@ -107,7 +107,7 @@ pub struct Workload {
     pub align: Option<u64>,
     /// Percent of reads in batches that mix reads and writes (`-M`).
     pub mix: Option<u8>,
-    /// Routing over NVLink was asked for (`-p`), which there is not.
+    /// Routing over NVLink was requested (`-p`); forebay has none.
     pub nvlinks: bool,
     /// Writes carry a pattern, reads check it (`-V`).
     pub verify: bool,
@@ -119,7 +119,7 @@ pub struct Workload {
     pub drop_cache: bool,
     /// Read the files into the page cache before every timed pass.
     pub warm: bool,
-    /// Let go of all pinned pages before every timed pass: each is a first read.
+    /// Unpin all pages before every timed pass: each is a first read.
     pub trim: bool,
     /// Measure ceilings too.
     pub ceiling: bool,
@@ -129,7 +129,7 @@ pub struct Workload {
     pub compare: Vec<Xfer>,
     /// Block devices that may be overwritten.
     pub destroy: Vec<PathBuf>,
-    /// What is done about files that hold what no run has written.
+    /// How to treat files with data that no run has written.
     pub foreign: Foreign,
     /// Options of the session.
     pub config: Config,
@@ -204,7 +204,7 @@ impl Workload {
         if self.compare.is_empty() { vec![self.xfer] } else { self.compare.clone() }
     }
 
-    /// Refuses what makes no sense, before anything is touched.
+    /// Refuses combinations that make no sense, before any file is touched.
     pub fn check(&self) -> Result<()> {
         if self.jobs.is_empty() {
             return bad(
@@ -262,7 +262,7 @@ impl Workload {
         Ok(())
     }
 
-    /// What does nothing for files of a server, which have no page cache here and no raw calls.
+    /// Flags without effect on files of a server, which have no page cache here and no raw calls.
     fn check_servers(&self) -> Result<()> {
         let Some(job) = self.jobs.iter().find(|job| File::is_url(job.target.path())) else { return Ok(()) };
         let url = job.target.path().display().to_string();
@@ -276,8 +276,7 @@ impl Workload {
             );
         }
         let is_gather = matches!(self.task, BenchTask::Gather(_));
-        let (no_cache, no_raw) =
-            ("this machine's page cache has nothing of it", "there are no raw calls for it");
+        let (no_cache, no_raw) = ("it is not in this machine's page cache", "there are no raw calls for it");
         for (is_given, flag, why) in [
             (self.drop_cache, "--drop-cache", no_cache),
             (self.warm, "--warm", no_cache),
@@ -345,7 +344,8 @@ impl Workload {
         Ok(())
     }
 
-    /// Flags of our own that would change nothing. gdsio ignores those of its own where they do not fit, and so do we.
+    /// Flags of forebay that would change nothing are refused. gdsio ignores its own flags where they do not apply, and
+    /// so does forebay.
     fn check_idle(&self, types: &[Xfer]) -> Result<()> {
         let writes_alone = self.access.writes() && self.mix.is_none();
         let has_batches = self.bare

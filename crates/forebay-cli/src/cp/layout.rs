@@ -1,4 +1,4 @@
-//! Where a file has data, and how much of it goes into one buffer.
+//! Finds the data of a file, and splits it into buffers.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -8,8 +8,8 @@ use forebay_engine::ReadPiece;
 /// Pieces of one buffer: files of many small pieces make few calls, too.
 const MAX_PIECES: usize = 1024;
 
-/// The parts of a file's first `len` bytes that are no holes: all of them where the file system does not tell, or
-/// nothing is given to ask.
+/// The parts of a file's first `len` bytes that are no holes: all of them where the file system reports no holes, or
+/// there is no file to ask.
 pub(super) fn data(fd: Option<RawFd>, len: u64) -> Vec<Range<u64>> {
     let mut ranges = Vec::new();
     let mut at = 0;
@@ -29,14 +29,14 @@ pub(super) fn data(fd: Option<RawFd>, len: u64) -> Vec<Range<u64>> {
     ranges
 }
 
-/// Our own descriptor: nobody else minds where it stands.
+/// Our own descriptor: nobody else uses its position.
 fn seek(fd: RawFd, at: u64, whence: libc::c_int) -> Result<u64, i32> {
     // SAFETY: no pointers are passed.
     let found = unsafe { libc::lseek(fd, at as libc::off_t, whence) };
     u64::try_from(found).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// What goes into one buffer of `room` bytes, for each buffer in turn.
+/// The pieces of each buffer of `room` bytes, in order.
 pub(super) fn loads(ranges: Vec<Range<u64>>, room: usize) -> Vec<Vec<ReadPiece>> {
     let mut loads = Vec::new();
     let mut pieces: Vec<ReadPiece> = Vec::new();
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(found(), from_ref(&(69_632..73_728)));
         file.write_all_at(&[1], len - 1).unwrap();
         assert_eq!(found(), [69_632..73_728, 1 << 20..len]);
-        // A pipe tells no holes.
+        // A pipe has no holes.
         let (pipe, _) = std::io::pipe().unwrap();
         for fd in [Some(pipe.as_raw_fd()), None] {
             assert_eq!(data(fd, 77), from_ref(&(0..77)));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_bench::text::bytes;
 use forebay_engine::{Election, Moved, Receipt};
 
-/// What receipts add up to.
+/// The sum of receipts.
 #[derive(Default)]
 pub(super) struct ReceiptSum {
     moved: Moved,

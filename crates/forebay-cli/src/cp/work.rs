@@ -71,7 +71,7 @@ impl<'a> Work<'a> {
         if self.holes == 0 {
             self.target.preallocate(len)?;
         } else {
-            // The target is new: what is not written stays a hole.
+            // The target is new: ranges that are not written stay holes.
             self.target.set_len(len)?;
         }
         self.pump(layout::loads(ranges, BUFFER_BYTES), data)
@@ -113,7 +113,7 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// Copies what plain reads of the file give, up to its end: it does not say how much that is.
+    /// Copies by plain reads to the end, for files that report no length.
     pub(super) fn copy_to_end(&mut self, path: &Path) -> Result<(), Failure> {
         let failed =
             |error: &std::io::Error| Error::from_io(error, "cannot read").with("path", path.display());
@@ -143,7 +143,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// What was done, in a few lines.
+    /// The summary, in a few lines.
     pub(super) fn report(&self, seconds: f64, what: &str, verified: &str) -> String {
         let moved = self.len - self.holes;
         let rate = moved as f64 / 1e9 / seconds.max(1e-9);

@@ -1,4 +1,4 @@
-//! All that a probe found out, and as JSON: docs/reference/nfs-probe-json.md.
+//! The result of a probe, and its JSON form: docs/reference/nfs-probe-json.md.
 
 use forebay_doctor::direct::pci_distance;
 use forebay_doctor::{RealSystem, System};
@@ -15,9 +15,9 @@ use super::nic::{self, Nic};
 pub(super) struct Found {
     pub(super) url: NfsUrl,
     pub(super) probe: ServerProbe,
-    /// This machine's RDMA devices; `None` where no byte came by RDMA, whose reason is told.
+    /// This machine's RDMA devices; `None`, with the reason, where no byte came by RDMA.
     pub(super) nics: Option<Result<Vec<Nic>>>,
-    /// What the server wrote into the memory of GPUs; `None` as above.
+    /// The server's writes into the memory of GPUs; `None` as above.
     pub(super) gpus: Option<Result<Vec<Placed>>>,
 }
 
@@ -170,7 +170,7 @@ mod tests {
         }
     }
 
-    /// What differs from run to run, from machine to machine, and from port to port.
+    /// Removes values that differ between runs, machines and ports.
     fn still(value: &mut Value) {
         match value {
             Value::Object(map) => {
@@ -255,7 +255,7 @@ mod tests {
         let url = url(here.server.url("/export/file", "4.1").as_ref()).unwrap();
         assert!(Found::look(&url, &NfsOptions::default(), gpu::session).is_err());
         here.server.faults(|_| None);
-        // The server of the test has no RDMA, whatever this machine has.
+        // The test's server has no RDMA, even if this machine does.
         let report = json(&Found::look(&url, &NfsOptions::default(), gpu::session).unwrap());
         assert!(report["rdma"]["error"]["text"].is_string() && report["rdma"]["rate"].is_null(), "{report}");
         assert!(report["nics"].is_null() && report["gpus"].is_null(), "{report}");

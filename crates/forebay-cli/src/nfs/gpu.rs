@@ -14,16 +14,16 @@ use forebay_nfs::{NfsOptions, NfsUrl, open};
 const BYTES: u64 = 256 << 20;
 const CONNECTIONS: usize = 4;
 
-/// What was found for a GPU.
+/// The result for one GPU.
 pub(super) struct Placed {
     pub(super) index: usize,
     pub(super) name: String,
     pub(super) pci: String,
-    /// The rate, and what the receipt says of the way; or why there is none.
+    /// The rate, and the way from the receipt; or why there is none.
     pub(super) result: Result<(ProbeRate, String)>,
 }
 
-/// A session that places, or fails.
+/// A session with the engine `placed` only.
 pub(super) fn session() -> Result<Session> {
     Session::with_config(only_rdma(Config::from_env()?))
 }

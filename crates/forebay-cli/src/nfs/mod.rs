@@ -19,7 +19,7 @@ use crate::silence;
 use found::Found;
 use gpu::Placed;
 
-/// The error of a command that reads by a path alone, given a URL or what is meant to be one; `None` for a path.
+/// The error of a command that takes only paths, for a URL or a misspelt one; `None` for a path.
 pub(crate) fn not_a_path(command: &str, path: &Path) -> Option<Error> {
     let url = if NfsUrl::is_one(path) {
         // As it can be typed.
@@ -57,7 +57,7 @@ struct ProbeArgs {
     #[arg(value_name = "SERVER:/PATH")]
     what: OsString,
 
-    /// Write all that was found out as JSON (docs/reference/nfs-probe-json.md): what owners of real network cards may send back
+    /// Write the result as JSON (docs/reference/nfs-probe-json.md), to send from machines with real network cards
     #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
     json: Option<PathBuf>,
 }
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
     Ok(0)
 }
 
-/// A URL, or what `mount` would take.
+/// A URL, or a source as `mount` takes it.
 fn url(what: &OsStr) -> Result<NfsUrl> {
     let path = Path::new(what);
     if NfsUrl::is_one(path) {
@@ -159,7 +159,7 @@ fn say(found: &Found, console: &Console<'_>) {
     }
 }
 
-/// What came of FOREBAY_NFS_SERVERS; nothing where it names no other address of the server.
+/// Lines about the addresses of FOREBAY_NFS_SERVERS; none where it names no other address of the server.
 fn say_addresses((used, left_out): &(usize, Vec<LeftOutAddress>), console: &Console<'_>) {
     if *used > 1 {
         console.line(format_args!("addr  {used} addresses are used"));

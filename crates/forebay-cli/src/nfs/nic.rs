@@ -1,4 +1,4 @@
-//! What this machine's RDMA devices are: by their own answers where one was opened, and by /sys.
+//! Describes this machine's RDMA devices: by queries where one was opened, and by /sys.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// An RDMA device. `None` is what is not known.
+/// An RDMA device. `None` is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Nic {
     /// Its name: `mlx5_0`.

@@ -1,4 +1,4 @@
-//! The program that is run: signals go to it, and its end is ours.
+//! The child program: signals are passed to it, and its exit code is returned.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -51,7 +51,7 @@ impl Guard {
                 ours.sa_sigaction = handler as libc::sighandler_t;
                 ours.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
                 libc::sigaction(signal, &ours, &mut before);
-                // What we were told to ignore (nohup), the program is to ignore too.
+                // Signals that this process ignores (nohup) the program ignores, too.
                 if before.sa_sigaction == libc::SIG_IGN {
                     libc::sigaction(signal, &before, std::ptr::null_mut());
                 }

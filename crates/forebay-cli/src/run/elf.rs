@@ -1,4 +1,4 @@
-//! What the dynamic loader will make of a file: as much of its ELF headers as that takes.
+//! Reads the ELF headers that the dynamic loader uses.
 
 use std::fs::File;
 use std::io;

@@ -22,7 +22,7 @@ impl Patch {
         command.env("FOREBAY_PATCH", self.name()).env("FOREBAY_PATCH_SEEN", seen(folder));
     }
 
-    /// What came of it.
+    /// The result.
     pub(super) fn outcome(self, folder: &Path) -> String {
         let lines = std::fs::read_to_string(seen(folder)).unwrap_or_default();
         let name = self.name();

@@ -1,4 +1,4 @@
-//! Why a program did not come to the drop-in, and what to type.
+//! Why a program did not use the drop-in, and what to type.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs;
@@ -13,7 +13,7 @@ use super::elf;
 /// The longest script that is searched for a name.
 const MAX_SCRIPT_BYTES: u64 = 1 << 20;
 
-/// What kept the program away, with hints.
+/// The reasons, with hints.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Obstacle {
     pub(super) text: String,
@@ -24,7 +24,7 @@ fn obstacle(text: impl Into<String>, hint: impl Into<String>) -> Obstacle {
     Obstacle { text: text.into(), hint: hint.into() }
 }
 
-/// What the program itself says about it.
+/// Reasons that the program's file shows.
 pub(super) fn by_program(name: &OsStr) -> Vec<Obstacle> {
     let shown = name.to_string_lossy();
     let Some(path) = which(name) else { return Vec::new() };
@@ -55,7 +55,7 @@ pub(super) fn by_program(name: &OsStr) -> Vec<Obstacle> {
     found
 }
 
-/// What libraries look at before they use cuFile at all, as far as the command line is about them.
+/// Conditions under which libraries of the command line use cuFile at all.
 pub(super) fn by_gates(command: &[OsString]) -> Vec<Obstacle> {
     let exists = |path: &str| Path::new(path).exists();
     let names = |name: &str| names(command, name);
@@ -66,7 +66,7 @@ pub(super) fn by_gates(command: &[OsString]) -> Vec<Obstacle> {
 fn names(command: &[OsString], name: &str) -> bool {
     let has = |bytes: &[u8]| bytes.windows(name.len()).any(|part| part.eq_ignore_ascii_case(name.as_bytes()));
     command.iter().any(|word| {
-        // Programs are not searched: they may have the name of everything that they can do.
+        // Programs are not searched: they may contain the names of libraries that they never use.
         let is_script = |text: &String| !text.contains('\0');
         has(word.as_bytes())
             || files::read_plain(Path::new(word), MAX_SCRIPT_BYTES)
@@ -96,7 +96,7 @@ fn gates(kvikio: Option<&str>, names: impl Fn(&str) -> bool, exists: impl Fn(&st
     found
 }
 
-/// The file that a command's name stands for.
+/// The file of a command.
 fn which(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(name.into());

@@ -1,4 +1,4 @@
-//! What keeps a drive from a memory, and what rules find.
+//! Blockers between a drive and a memory, and the result of rules.
 
 use serde::Serialize;
 
@@ -9,11 +9,11 @@ use crate::exercise::Hinted;
 pub struct Blocker {
     /// Stable name of the rule, for programs.
     pub id: &'static str,
-    /// What is so.
+    /// The fact.
     pub text: String,
-    /// What to type or change, if anything helps.
+    /// The fix, if there is one.
     pub fix: Option<String>,
-    /// What a transfer that tries all the same fails with.
+    /// The error of a transfer that is tried anyway.
     pub errno: Option<&'static str>,
 }
 
@@ -39,7 +39,7 @@ impl Blocker {
     }
 }
 
-/// What rules found.
+/// The result of rules.
 #[derive(Default)]
 pub(super) struct RouteFindings {
     pub(super) blockers: Vec<Blocker>,

@@ -1,17 +1,16 @@
-//! What lies below a place, and whether it passes device memory on.
+//! The storage below a place, and whether it accepts device memory.
 
 use super::blocker::{Blocker, RouteFindings};
 use crate::storage::{DiskKind, StoragePlace};
 
-/// File systems that are known to hand the pages of a direct read or write to the drive as they are.
+/// File systems that are known to pass the pages of a direct read or write to the drive unchanged.
 const PASSING: [&str; 3] = ["ext4", "xfs", "raw"];
 
-/// Adds what keeps the drive below a place from device memory.
+/// Adds the blockers between device memory and the drive below a place.
 pub(super) fn check(place: &StoragePlace, found: &mut RouteFindings) {
-    // An overlay hands pages on to the file system below it, which is not shown here.
+    // An overlay passes pages to the file system below it, which is not visible here.
     if place.kind == DiskKind::Overlay {
-        let text =
-            "what lies below the overlay; its own directory as a volume shows: docker run -v /data:/data";
+        let text = "the file system below the overlay; mount the directory as a volume to see it: docker run -v /data:/data";
         return found.unread(text);
     }
     let disk = place.disk.as_deref().unwrap_or(&place.source);
@@ -27,7 +26,7 @@ fn blocker(place: &StoragePlace, disk: &str) -> Option<Blocker> {
     Some(match place.kind {
         DiskKind::Nvme if PASSING.contains(&fs.as_str()) => return None,
         DiskKind::Nvme => {
-            Blocker::new("file-system", format!("{fs} is not known to pass P2P memory on (ext4 and xfs are)"))
+            Blocker::new("file-system", format!("{fs} is not known to accept P2P memory (ext4 and xfs are)"))
                 .fix("keep the files on ext4 or xfs, or use the block device itself")
         }
         DiskKind::NvmeMultipath => {
@@ -37,7 +36,7 @@ fn blocker(place: &StoragePlace, disk: &str) -> Option<Blocker> {
         }
         DiskKind::NvmeOf => Blocker::new(
             "fabrics",
-            format!("{disk} is NVMe over fabrics: not this machine's drive writes, but its network card"),
+            format!("{disk} is NVMe over fabrics: this machine's network card writes to memory, not a drive"),
         ),
         DiskKind::Md | DiskKind::DeviceMapper | DiskKind::Loop => stacked(place, disk),
         DiskKind::Virtio => {
@@ -69,7 +68,7 @@ fn stacked(place: &StoragePlace, disk: &str) -> Blocker {
     let (id, text, fix) = match place.kind {
         DiskKind::Md => (
             "md",
-            format!("{disk} is software RAID{members}: its queue does not pass P2P memory on"),
+            format!("{disk} is software RAID{members}: its queue does not accept P2P memory"),
             "keep the files on one of the drives without md",
         ),
         DiskKind::DeviceMapper => (
@@ -78,7 +77,7 @@ fn stacked(place: &StoragePlace, disk: &str) -> Blocker {
                 "{disk} is device mapper{members}: its queue passes P2P memory on only if every member's does, and \
                  encryption never does"
             ),
-            "keep the files on a partition of the drive itself (lsblk shows what lies where)",
+            "keep the files on a partition of the drive itself (lsblk shows the partitions)",
         ),
         _ => {
             let backing = place.backing.as_ref().map(|file| format!(" over {file}")).unwrap_or_default();

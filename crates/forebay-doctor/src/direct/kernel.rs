@@ -1,4 +1,4 @@
-//! What the kernel and a GPU's driver must have and be told.
+//! Requirements on the kernel and the GPU's driver, and their options.
 
 use super::blocker::{Blocker, RouteFindings};
 use super::memory::BarMemory;
@@ -10,7 +10,7 @@ use crate::system::System;
 const FIRST_DRIVER: [u32; 2] = [565, 57];
 /// The first driver whose pages work on kernels from 6.15 on.
 const FIXED_DRIVER: [u32; 2] = [595, 44];
-/// Without this the driver maps BAR 1 in a way that the kernel cannot make pages of.
+/// Without this option the driver maps BAR 1 in a way that the kernel cannot make pages for.
 const OPTION: &str = "RmForceDisableIomapWC=1";
 
 /// The kernel itself.
@@ -52,8 +52,7 @@ pub(super) fn check_driver(
     found: &mut RouteFindings,
 ) {
     if gpu.maker != "NVIDIA" {
-        let text =
-            format!("{} GPUs: this version of forebay knows no way to get memory for drives", gpu.maker);
+        let text = format!("{} GPUs: this version of forebay cannot get memory for drives there", gpu.maker);
         return found.block(Blocker::new("gpu-maker", text));
     }
     if machine.arch == "aarch64" {
@@ -119,7 +118,7 @@ fn not_published(system: &dyn System, gpu: &GpuFacts, options: Option<String>) -
     match options {
         Some(options) if options.contains(OPTION) => {
             Blocker::new("no-p2pmem", format!("{text}, although it was loaded with {options}"))
-                .fix("its reason stands in the kernel's log: sudo dmesg | grep -i -e nvrm -e uvm")
+                .fix("the kernel's log has the reason: sudo dmesg | grep -i -e nvrm -e uvm")
         }
         _ => Blocker::new("driver-options", text).fix(format!(
             "echo 'options nvidia NVreg_RegistryDwords=\"{OPTION};\"' | sudo tee \

@@ -1,4 +1,4 @@
-//! Memory of PCI devices that drives might reach: GPUs, and whatever publishes peer-to-peer memory.
+//! Memory of PCI devices that drives might reach: GPUs, and other devices that publish peer-to-peer memory.
 
 use serde::Serialize;
 
@@ -23,11 +23,11 @@ pub enum MemoryOffer {
 pub struct BarMemory {
     /// PCI address of the device.
     pub pci: String,
-    /// What it is, for people.
+    /// A description for people.
     pub name: String,
     /// Who offers it.
     pub offer: MemoryOffer,
-    /// Bytes that the kernel knows as peer-to-peer memory; none if it knows of none.
+    /// Bytes that the kernel knows as peer-to-peer memory; none if it knows none.
     pub bytes: Option<u64>,
     /// Of them, bytes that nobody has allocated.
     pub free: Option<u64>,
@@ -74,7 +74,8 @@ pub(super) fn check(system: &dyn System, memory: &BarMemory, found: &mut RouteFi
         found.block(Blocker::new("no-p2pmem", format!("{} has no bytes of peer-to-peer memory", memory.pci)));
     }
     if memory.published == Some(false) {
-        let text = format!("the driver of {} keeps its memory to itself (p2pmem/published is 0)", memory.pci);
+        let text =
+            format!("the driver of {} does not publish its memory (p2pmem/published is 0)", memory.pci);
         found.block(Blocker::new("not-published", text));
     }
     if memory.free == Some(0) && memory.bytes.is_some_and(|bytes| bytes > 0) {

@@ -1,7 +1,7 @@
-//! Which drive can reach which device memory by itself, and what keeps it from that.
+//! Which drive can reach which device memory by itself, and what prevents it.
 //!
-//! All of it is read from /sys and /proc, as an ordinary user; what such a user cannot read is said. Nothing is tried:
-//! where no obstacle is found, only a transfer whose bytes are compared would prove that there is none.
+//! All of it is read from /sys and /proc, as an ordinary user; files that such a user cannot read are reported. Nothing
+//! is tried: where no obstacle is found, only a transfer whose bytes are compared would prove that there is none.
 
 mod blocker;
 mod drive;
@@ -21,11 +21,11 @@ use crate::machine::MachineFacts;
 use crate::storage::StoragePlace;
 use crate::system::System;
 
-/// What is known about a way from a drive to a memory.
+/// The verdict on the path from a drive to a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reach {
-    /// Something keeps the drive from it.
+    /// Something prevents it.
     Blocked,
     /// No obstacle was found, and all was readable. Nothing is proven.
     NoObstacle,
@@ -51,15 +51,15 @@ pub struct DriveRoute {
     pub memory: String,
     /// The place's path.
     pub place: String,
-    /// What is known.
+    /// The verdict.
     pub reach: Reach,
-    /// What keeps the drive from it.
+    /// The blockers.
     pub blockers: Vec<Blocker>,
     /// How bytes would travel; none if the drive is not known.
     pub way: Option<PciWay>,
-    /// What is worth knowing and keeps nobody from anything.
+    /// Notes that block nothing.
     pub notes: Vec<String>,
-    /// What could not be read, and who could.
+    /// Files that could not be read, and who could read them.
     pub unread: Vec<String>,
 }
 

@@ -33,7 +33,7 @@ fn place(system: &dyn System, pci: &str) -> Option<PciPlace> {
     (place.devices.last().map(String::as_str) == Some(pci)).then_some(place)
 }
 
-/// Bridges and roots between two devices of the bus, by their addresses. None if /sys does not show the way.
+/// Bridges and roots between two devices of the bus, by their addresses. None if /sys does not show the path.
 pub fn pci_distance(system: &dyn System, one: &str, other: &str) -> Option<usize> {
     let (one, other) = (place(system, one)?, place(system, other)?);
     let shared = one.devices.iter().zip(&other.devices).take_while(|(a, b)| a == b).count();
@@ -41,18 +41,18 @@ pub fn pci_distance(system: &dyn System, one: &str, other: &str) -> Option<usize
     Some(one.devices.len() + other.devices.len() - 2 * shared + roots)
 }
 
-/// What two devices of the bus share.
+/// The nearest common point of two devices of the bus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PciNearness {
     /// The bridge that both are behind.
     Switch(String),
     /// The root that both are below.
     HostBridge,
-    /// Nothing: each is below a root of its own.
+    /// None: each is below its own root.
     Roots,
 }
 
-/// How near two devices are. None if /sys does not show the way.
+/// How near two devices are. None if /sys does not show the path.
 pub(crate) fn nearness(system: &dyn System, one: &str, other: &str) -> Option<PciNearness> {
     let (one, other) = (place(system, one)?, place(system, other)?);
     Some(match one.shared_bridges(&other) {
@@ -62,7 +62,7 @@ pub(crate) fn nearness(system: &dyn System, one: &str, other: &str) -> Option<Pc
     })
 }
 
-/// Follows the kernel's own rules. None if /sys does not show the way.
+/// Follows the kernel's own rules. None if /sys does not show the path.
 pub(super) fn check(
     system: &dyn System,
     machine: &MachineFacts,
@@ -115,7 +115,7 @@ fn redirecting<'a>(
     all
 }
 
-/// The way leads through the root: the kernel must trust the host bridges with that. Their names.
+/// The way leads through the root: the kernel must trust the host bridges for that. Their names.
 fn through_root(
     system: &dyn System,
     machine: &MachineFacts,
@@ -150,7 +150,7 @@ fn through_root(
         names.join(", "),
         machine.kernel
     );
-    let log = "what the kernel says: sudo dmesg | grep -i p2pdma";
+    let log = "the kernel's messages: sudo dmesg | grep -i p2pdma";
     found.block(
         match acs {
             Some(bridges) => Blocker::new(
@@ -195,7 +195,7 @@ fn is_zen(system: &dyn System) -> bool {
             .is_some_and(|family| family >= 0x17)
 }
 
-/// Host bridges that kernels trust. Newer kernels know more of them.
+/// Host bridges that kernels trust. Newer kernels have a longer list.
 fn is_listed((vendor, device): (i64, i64), same: bool) -> bool {
     const INTEL: i64 = 0x8086;
     const GOOGLE: i64 = 0x1ae0;
@@ -213,7 +213,7 @@ fn is_listed((vendor, device): (i64, i64), same: bool) -> bool {
     }
 }
 
-/// An IOMMU that translates is in the way of GPUs; with other devices' memory the kernel knows how to deal with it.
+/// An IOMMU that translates is in the way of GPUs; with other devices' memory the kernel handles it.
 pub(super) fn check_iommu(
     system: &dyn System,
     memory: &BarMemory,

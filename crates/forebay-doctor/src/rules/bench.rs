@@ -31,7 +31,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// What moved the most bytes.
+    /// The engine that moved the most bytes.
     fn engine(&self) -> Option<&Value> {
         let engines = self.json["engines"].as_array()?;
         engines.iter().max_by_key(|engine| engine["bytes"].as_u64())
@@ -54,7 +54,7 @@ fn passes(bench: &SavedBench) -> Vec<Pass<'_>> {
     all.iter().filter_map(pass).collect()
 }
 
-/// The GPU's type costs as much CPU as the classic path: bytes go the same way.
+/// The GPU's type costs as much CPU as the classic path: both go through the CPU.
 fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
     let same = |a: &Pass<'_>, b: &Pass<'_>| {
         ["io", "io_size", "threads", "bare", "state"].iter().all(|key| a.json[key] == b.json[key])
@@ -64,9 +64,8 @@ fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
         if !direct.by_cpu() || direct.cpu < 0.001 || direct.cpu < 0.9 * classic.cpu {
             continue;
         }
-        let text =
-            "the GPU's transfer type costs as much CPU as the classic path: the GPU path is not at work";
-        let fix = "why not stands in the report's refusals; forebay check PATH tries each engine; nvidia-smi shows whether GPU memory is used";
+        let text = "the GPU's transfer type costs as much CPU as the classic path: the GPU path is not used";
+        let fix = "the report's refusals have the reason; forebay check PATH tries each engine; nvidia-smi shows whether GPU memory is used";
         let finding = found.add("equal-cpu", Severity::Slower, text, Some(fix));
         for pass in
             [Some(direct), passes.iter().find(|pass| pass.kind == 1 && same(direct, pass)), Some(classic)]
@@ -81,7 +80,7 @@ fn equal_cpu(passes: &[Pass<'_>], found: &mut Findings) {
     }
 }
 
-/// A pass of the GPU's type whose bytes an engine of the CPU moved, with what would change that.
+/// A pass of the GPU's type whose bytes an engine of the CPU moved, with the fix.
 fn cpu_path(pass: &Pass<'_>, found: &mut Findings) {
     let Some(engine) = pass.engine().filter(|_| pass.by_cpu()) else { return };
     let refused = pass.json["refused"].as_array().map(Vec::as_slice).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What is not there after a reboot: mounts that are written down, modules, soft devices.
+//! Things that a reboot loses: mounts, modules, soft devices.
 
 use forebay_error::quoted;
 
@@ -29,7 +29,7 @@ pub(super) fn find(
         if !automatic(facts, &mount.line.point) && !configured.iter().any(|one| one.point == mount.line.point)
         {
             let point = &mount.line.point;
-            let text = format!("{point} is mounted by hand: it is not there after a reboot");
+            let text = format!("{point} is mounted by hand: a reboot loses it");
             let fix = format!("printf '%s\\n' {} | sudo tee -a /etc/fstab", quoted(&line_of(mount)));
             let finding = found.add("mount-by-hand", Severity::Note, text, Some(&fix));
             finding.seen("/etc/fstab, /etc/systemd/system/*.mount", format!("no line for {point}"));
@@ -56,7 +56,7 @@ fn line_of(mount: &MountedNfs) -> String {
     format!("{} {} nfs {options},_netdev 0 0", field(&mount.line.source), field(&mount.line.point))
 }
 
-/// The automounter made it, and does again.
+/// The automounter mounts it again.
 fn automatic(facts: &Facts<'_>, point: &str) -> bool {
     let lines = mounts(facts.system);
     let mut points = lines.iter().filter(|line| line.file_system == "autofs").map(|line| &line.point);
@@ -67,7 +67,7 @@ fn missing(one: &ConfiguredMount, mounted: &[MountedNfs], found: &mut Findings) 
     if !one.at_boot || mounted.iter().any(|mount| mount.line.point == one.point) {
         return;
     }
-    let text = format!("{} is to be mounted at boot, and is not mounted", one.point);
+    let text = format!("{} should be mounted at boot, and is not mounted", one.point);
     let name = quoted(one.place.rsplit('/').next().unwrap_or_default());
     let fix = match (&one.unit, one.version()) {
         (_, Some(version @ ("4.1" | "4.2"))) if one.is_rdma() => {
@@ -85,7 +85,7 @@ fn missing(one: &ConfiguredMount, mounted: &[MountedNfs], found: &mut Findings) 
 }
 
 fn unit(one: &ConfiguredMount, found: &mut Findings) {
-    // systemd orders NFS behind the network by itself, unless it is told not to.
+    // systemd orders NFS after the network by itself, unless DefaultDependencies=no.
     let is_off = |line: &&str| {
         let value = line.trim().strip_prefix("DefaultDependencies=").map(|value| value.trim().to_lowercase());
         value.is_some_and(|value| ["no", "false", "off", "0", "n", "f"].contains(&value.as_str()))
@@ -93,7 +93,7 @@ fn unit(one: &ConfiguredMount, found: &mut Findings) {
     let text = one.unit.as_deref().filter(|text| !text.contains("network-online.target"));
     let Some(line) = text.and_then(|text| text.lines().find(is_off)) else { return };
     let said = format!(
-        "the unit of {} does not wait for network-online.target: at boot it may come before the network",
+        "the unit of {} does not wait for network-online.target: at boot it may start before the network",
         one.point
     );
     let fix = format!(
@@ -108,7 +108,7 @@ fn port(one: &ConfiguredMount, found: &mut Findings) {
         return;
     }
     let text = format!(
-        "{} is to go over RDMA without port=20049: older clients then ask at port 2049, where no RDMA is",
+        "{} uses RDMA without port=20049: older clients then try port 2049, where no server takes RDMA",
         one.point
     );
     found.add("nfs-port", Severity::Note, text, Some(&add_port(one))).seen(&one.place, &one.text);
@@ -139,7 +139,7 @@ fn of_regex(text: &str) -> String {
     out
 }
 
-/// Modules that something lists for boot.
+/// Modules loaded at boot.
 fn listed(facts: &Facts<'_>) -> Vec<String> {
     let dirs = ["/etc/modules-load.d", "/usr/lib/modules-load.d", "/run/modules-load.d", "/etc/rdma/modules"];
     let files = dirs.into_iter().flat_map(|dir| {
@@ -170,8 +170,7 @@ fn modules(
     let has = |names: &[&str]| listed.iter().any(|line| names.contains(&line.as_str()));
     if !has(&["rpcrdma", "xprtrdma"]) {
         let severity = if is_there { Severity::Note } else { Severity::Slower };
-        let text =
-            "no list of modules for boot has rpcrdma: an NFS mount over RDMA may come before its module";
+        let text = "rpcrdma is not loaded at boot: an NFS mount over RDMA may start before its module";
         let fix = "echo rpcrdma | sudo tee /etc/modules-load.d/rpcrdma.conf";
         found.add("boot-modules", severity, text, Some(fix)).seen("/etc/modules-load.d/*.conf", "no rpcrdma");
     }
@@ -179,7 +178,7 @@ fn modules(
         let module = if port.is_iwarp { "siw" } else { "rdma_rxe" };
         if !has(&[module]) {
             let interface = port.interface.as_deref().unwrap_or("INTERFACE");
-            let text = format!("{} is a soft RDMA device, and nothing makes it again at boot", port.device);
+            let text = format!("{} is a soft RDMA device, and nothing creates it at boot", port.device);
             let kind = if port.is_iwarp { "siw" } else { "rxe" };
             let fix = format!(
                 "echo {module} | sudo tee /etc/modules-load.d/{module}.conf; and a unit that runs, before the mounts: rdma link add {} type {kind} netdev {interface}",

@@ -75,7 +75,7 @@ fn numa(facts: &Facts<'_>, gpu: &GpuFacts, name: &str, found: &mut Findings) {
     }
 }
 
-/// NVIDIA's GDS is not guaranteed to work then; forebay's transfers through host memory do not mind.
+/// NVIDIA's GDS is not guaranteed to work then; forebay's transfers through host memory still work.
 fn iommu(facts: &Facts<'_>, found: &mut Findings) {
     let gds = facts.machine.nvidia_fs.is_some() || facts.library.is_some();
     let severity = if gds && !facts.gpus.is_empty() { Severity::Slower } else { Severity::Note };

@@ -1,4 +1,4 @@
-//! NVIDIA's driver, CUDA, nvidia-fs, and the devices that a program needs of them.
+//! NVIDIA's driver, CUDA, nvidia-fs, and the device files that programs need.
 
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
@@ -21,7 +21,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
 /// The driver in the kernel and its library must be of one version.
 fn versions(facts: &Facts<'_>, found: &mut Findings) {
     let Some(driver) = &facts.machine.driver else { return };
-    // CUDA itself says its version: it starts.
+    // CUDA reports a version, so it starts.
     if facts.process.is_none() && facts.offered.gpus.iter().any(|gpu| gpu.driver_api > 0) {
         return;
     }
@@ -41,7 +41,7 @@ fn versions(facts: &Facts<'_>, found: &mut Findings) {
     let text =
         format!("the driver in the kernel is {}, its library {version}: CUDA does not start", driver.version);
     let fix = if facts.machine.container.is_some() {
-        "make the container again, so that it gets the node's libraries"
+        "recreate the container, so that it gets the node's libraries"
     } else {
         "sudo reboot (the kernel still has the old one), or install both of one version"
     };
@@ -59,7 +59,7 @@ fn toolkits(facts: &Facts<'_>, found: &mut Findings) {
         if driver.numbers().as_slice() < oldest.as_slice() {
             let [a, b, c] = oldest;
             let text = format!(
-                "CUDA {version} is installed, and wants driver {a}.{b:02}.{c:02} or later; this one is {}: its programs do not start",
+                "CUDA {version} is installed, and needs driver {a}.{b:02}.{c:02} or later; this one is {}: its programs do not start",
                 driver.version
             );
             let fix = format!(
@@ -72,7 +72,7 @@ fn toolkits(facts: &Facts<'_>, found: &mut Findings) {
     }
 }
 
-/// NVIDIA's libcufile is here, and what it wants is not.
+/// NVIDIA's libcufile is installed, and a module or device that it needs is missing.
 fn nvidia_fs(facts: &Facts<'_>, found: &mut Findings) {
     let system = facts.system;
     let Some(loaded) = &facts.machine.nvidia_fs else {
@@ -118,11 +118,11 @@ fn nvidia_fs(facts: &Facts<'_>, found: &mut Findings) {
     }
 }
 
-/// GPUs that NVIDIA's GDS does not take. forebay does.
+/// GPUs that NVIDIA's GDS does not support, and forebay does.
 fn no_gds(facts: &Facts<'_>, found: &mut Findings) {
     for gpu in facts.gpus.iter().filter(|gpu| gpu.name.contains("GeForce") || gpu.name.contains("TITAN")) {
         let text = format!(
-            "{} ({}): NVIDIA's GDS takes data centre and RTX professional GPUs only, and copies through host memory here",
+            "{} ({}): NVIDIA's GDS supports data centre and RTX professional GPUs only, and copies through host memory here",
             gpu.name, gpu.pci
         );
         let fix = "forebay's own engines work there: forebay run -- COMMAND";
@@ -160,7 +160,7 @@ fn devices(facts: &Facts<'_>, found: &mut Findings) {
     }
 }
 
-/// A GPU is named that is not there.
+/// CUDA_VISIBLE_DEVICES names a GPU that does not exist.
 fn visible(facts: &Facts<'_>, found: &mut Findings) {
     let Some(value) = facts.system.env("CUDA_VISIBLE_DEVICES") else { return };
     let bus = facts.gpus.iter().filter(|gpu| gpu.maker == "NVIDIA").count();

@@ -16,7 +16,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     place_by_place(facts, found);
 }
 
-/// A ring can be made. That the lanes have one too is another question.
+/// A ring can be made. The lanes may use threads all the same.
 fn ring_findings(facts: &Facts<'_>, found: &mut Findings) {
     let on_threads = facts.lanes().find(|lanes| lanes.backend == "threads");
     let asked = facts.config.as_ref().is_ok_and(|config| config.io == IoBackend::Threads);
@@ -119,7 +119,7 @@ fn place_findings(place: &StoragePlace, exercised: &ExerciseResult, found: &mut 
     match exercised.residency.as_deref() {
         Some("mincore") => {
             let text = format!(
-                "{at}: page-cache residency by mincore, which tells the truth only for own or writable files"
+                "{at}: page-cache residency by mincore, which is right only for files that this user owns or may write"
             );
             found.add("residency", Severity::Note, text, Some("use kernel 6.5 or later for cachestat"));
         }

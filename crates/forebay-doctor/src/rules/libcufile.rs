@@ -20,12 +20,12 @@ fn is_used(facts: &Facts<'_>) -> bool {
     loaded || (facts.library.is_some() && asked)
 }
 
-/// What its file says and libcufile does not do. A process that runs with it does not get what it asked for.
+/// Settings of the file that libcufile ignores: a process with this file does not get them.
 fn configuration(facts: &Facts<'_>, found: &mut Findings) {
     let path = facts.cufile.path.as_deref().unwrap_or("/etc/cufile.json");
     let severity = if facts.process.is_some() { Severity::Slower } else { Severity::Note };
     if let Some(error) = &facts.cufile.error {
-        let fix = format!("mend it: forebay check -p shows what is read of {path}");
+        let fix = format!("correct it: forebay check -p shows the settings read from {path}");
         let text = format!("{error}: libcufile's defaults hold");
         found.add("cufile-json", severity, text, Some(&fix)).seen(path, error);
     }
@@ -38,7 +38,7 @@ fn configuration(facts: &Facts<'_>, found: &mut Findings) {
 }
 
 fn udev(facts: &Facts<'_>, found: &mut Findings) {
-    // Without a database all places fail alike: one finding.
+    // Without a database all places fail in the same way: one finding.
     let no_database = facts.places.first().is_some_and(|place| place.udev == Udev::NoDatabase);
     let on_disk =
         facts.places.iter().filter(|place| place.kind != DiskKind::Memory && !place.device.is_empty());

@@ -1,4 +1,4 @@
-//! What the kernel's log says: servers that do not answer, mounts that fail, denials.
+//! The kernel's log: servers that do not answer, mounts that fail, denials.
 
 use forebay_error::quoted;
 
@@ -7,7 +7,7 @@ use crate::finding::{Findings, Severity};
 use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 
-/// What concerns transfers, in a denial of AppArmor or SELinux.
+/// Words that mark a denial of AppArmor or SELinux as one of transfers.
 const TRANSFER_FILES: [&str; 12] = [
     "nvidia",
     "infiniband",
@@ -22,7 +22,7 @@ const TRANSFER_FILES: [&str; 12] = [
     "libcuda",
     "/dev/shm",
 ];
-/// What the kernel and mount.nfs say when a mount fails: parts of the line, what they mean, what to do.
+/// Messages of the kernel and mount.nfs when a mount fails: parts of the line, the meaning, the fix.
 const MOUNT_FAILURES: [(&[&str], &str, &str); 4] = [
     (
         &[
@@ -30,18 +30,18 @@ const MOUNT_FAILURES: [(&[&str], &str, &str); 4] = [
             "mount.nfs: Protocol not supported",
             "mount.nfs: requested NFS version",
         ],
-        "an NFS mount failed: the server does not do this version, or not over this transport",
+        "an NFS mount failed: the server does not support this version, or not over this transport",
         "ask for 4.0, else 3: sudo mount -t nfs -o vers=4.0,proto=rdma,port=20049 SERVER:/EXPORT POINT (vers=3,mountproto=tcp)",
     ),
     (
         &["NFS: state manager:"],
-        "an NFS client and its server do not agree on what is open: a lease ran out, or two clients have one name",
-        "is the name of each client its own: hostname; cat /sys/module/nfs/parameters/nfs4_unique_id; then mount it again",
+        "an NFS client and its server do not agree on the open files: a lease expired, or two clients have one name",
+        "each client needs its own name: hostname; cat /sys/module/nfs/parameters/nfs4_unique_id; then mount it again",
     ),
     (
         &["mount.nfs: an incorrect mount option", "nfs: Unknown parameter"],
         "an NFS mount failed: an option is misspelt, or not known to this kernel or this mount.nfs",
-        "which does it pass on: sudo mount -v POINT; which are there: man 5 nfs",
+        "options passed: sudo mount -v POINT; options known: man 5 nfs",
     ),
     (
         &["mount.nfs: access denied by server"],
@@ -52,7 +52,7 @@ const MOUNT_FAILURES: [(&[&str], &str, &str); 4] = [
 
 /// Programs whose denials are of transfers.
 const PROGRAMS: [&str; 6] = ["forebay", "gdsio", "gdscheck", "gds_", "python", "fio"];
-/// Older lines are history.
+/// Older lines are ignored.
 const RECENT_S: f64 = 3600.0;
 
 pub(super) fn find(
@@ -66,7 +66,7 @@ pub(super) fn find(
         Ok(log) => log,
         Err(error) => {
             if !mounted.is_empty() || !configured.is_empty() || !ports.is_empty() {
-                let text = "the kernel's log cannot be read: what it says of NFS and RDMA is not known";
+                let text = "the kernel's log cannot be read: errors of NFS and RDMA in it are unknown";
                 let fix = "sudo dmesg > log.txt && forebay doctor --log log.txt";
                 found.add("log-unreadable", Severity::Note, text, Some(fix)).seen("dmesg", error.to_string());
             }
@@ -95,7 +95,7 @@ struct Log {
 }
 
 impl Log {
-    /// The last line that fits, and the same with a count of those before.
+    /// The last line that matches, and the same with a count of earlier ones.
     fn last(&self, is: impl Fn(&str) -> bool) -> Option<(&str, String)> {
         let all: Vec<&str> = self.text.lines().filter(|line| is(line)).collect();
         let last = all.last()?;
@@ -104,7 +104,7 @@ impl Log {
         Some((last, more))
     }
 
-    /// Within the last hour, as far as can be told: `[  123.456] …` counts seconds since boot.
+    /// Within the last hour, where the line has a time: `[  123.456] …` counts seconds since boot.
     fn is_recent(&self, line: &str) -> bool {
         let stamp = line.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
         let seconds = stamp.and_then(|(stamp, _)| stamp.trim().parse::<f64>().ok());
@@ -143,19 +143,19 @@ fn not_responding(facts: &Facts<'_>, log: &Log, mounted: &[MountedNfs], found: &
     };
     let text = format!("the NFS server {name} did not respond, {state}");
     let fix = format!(
-        "is it there: ping {name}; rpcinfo -t {name} nfs; then congestion: ethtool -S INTERFACE | grep -E 'pause|discard', PFC and ECN on the switch; on the server: iostat -x 1, dmesg"
+        "is it up: ping {name}; rpcinfo -t {name} nfs; then congestion: ethtool -S INTERFACE | grep -E 'pause|discard', PFC and ECN on the switch; on the server: iostat -x 1, dmesg"
     );
     found.add("nfs-not-responding", severity, text, Some(&fix)).seen(&log.place, seen);
 }
 
-/// The directory above has it, and it does not say what it is. A saved copy of a machine lacks what was mounted.
+/// Compares the device numbers with the directory above. A saved copy of a machine lacks its mounted file systems.
 fn hangs_at(facts: &Facts<'_>, point: &str) -> bool {
     let Some((above, name)) = point.rsplit_once('/') else { return false };
     let above = if above.is_empty() { "/" } else { above };
     facts.system.list(above).iter().any(|known| known == name) && !facts.system.is_dir(point)
 }
 
-/// How bad a failure is: history, where all that is to be mounted is.
+/// The severity of a failure: a note where everything configured is mounted now.
 fn of_mounts(log: &Log, line: &str, nfs_lacks: bool) -> Severity {
     if nfs_lacks && log.is_recent(line) { Severity::Slower } else { Severity::Note }
 }
@@ -201,21 +201,21 @@ fn denied(facts: &Facts<'_>, log: &Log, found: &mut Findings) {
     if let Some((last, seen)) = log.last(is("apparmor=\"DENIED\"")) {
         let profile = last.split_once("profile=\"").and_then(|(_, rest)| rest.split('"').next());
         let profile = profile.unwrap_or("PROFILE");
-        let text = format!("AppArmor's profile {profile} forbids something that transfers need");
+        let text = format!("AppArmor's profile {profile} denies something that transfers need");
         let fix = format!(
-            "see whether it is that: sudo aa-complain {0}, run it again, and at once back: sudo aa-enforce {0}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined",
+            "test whether that is the cause: sudo aa-complain {0}, run it again, and at once back: sudo aa-enforce {0}; for good, a rule in /etc/apparmor.d; in Docker: --security-opt apparmor=unconfined",
             quoted(profile)
         );
         found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
     }
     if let Some((last, seen)) = log.last(is("avc:  denied")) {
-        let text = "SELinux forbids something that transfers need";
+        let text = "SELinux denies something that transfers need";
         let of = match program(last).as_str() {
             "" => "PROGRAM".to_owned(),
             program => quoted(program),
         };
         let fix = format!(
-            "see whether it is that: sudo setenforce 0, run it again, and at once back: sudo setenforce 1; for good: sudo ausearch -m avc -c {of} -ts recent | audit2allow -M forebay, read forebay.te: it allows all that is in it; then sudo semodule -i forebay.pp (undo: sudo semodule -r forebay)"
+            "test whether that is the cause: sudo setenforce 0, run it again, and at once back: sudo setenforce 1; for good: sudo ausearch -m avc -c {of} -ts recent | audit2allow -M forebay, read forebay.te: it allows all that is in it; then sudo semodule -i forebay.pp (undo: sudo semodule -r forebay)"
         );
         found.add("lsm-denied", severity(last), text, Some(&fix)).seen(&log.place, seen);
     }
@@ -241,7 +241,7 @@ fn nvidia_fs(log: &Log, found: &mut Findings) {
 fn mismatch(log: &Log, found: &mut Findings) {
     let Some((last, seen)) = log.last(|line| line.contains("NVRM: API mismatch")) else { return };
     let text = "a program's driver library was of another version than the driver in the kernel";
-    let fix = "sudo reboot, or install the driver and its libraries of one version; in a container: make it again, so that it gets the node's libraries";
+    let fix = "sudo reboot, or install the driver and its libraries of one version; in a container: recreate it, so that it gets the node's libraries";
     let severity = if log.is_recent(last) { Severity::Slower } else { Severity::Note };
     found.add("driver-mismatch", severity, text, Some(fix)).seen(&log.place, seen);
 }

@@ -1,4 +1,4 @@
-//! The rules: each looks at the facts and says what is wrong. A file for each part of the machine.
+//! The rules: each reads the facts and returns findings. One file for each part of the machine.
 
 mod bench;
 mod boot;
@@ -56,11 +56,11 @@ fn apply(facts: &Facts<'_>, found: &mut Findings) {
     network(facts, found);
 }
 
-/// NFS, RDMA, and what boot and the log say of them.
+/// NFS, RDMA, and their configuration for boot and lines of the log.
 fn network(facts: &Facts<'_>, found: &mut Findings) {
     let mounted = crate::nfs::mounted(facts.system);
     let mut configured = crate::nfs::configured(facts.system);
-    // Of what is written down, too, only that of the paths asked for.
+    // Of configured mounts, too, only those of the paths asked for.
     if facts.places.iter().any(|place| place.asked) {
         let holds = |point: &str| facts.places.iter().any(|place| Path::new(&place.path).starts_with(point));
         configured.retain(|one| holds(&one.point));
@@ -76,7 +76,8 @@ fn network(facts: &Facts<'_>, found: &mut Findings) {
     server::find(facts, found);
 }
 
-/// Whether an engine's refusal is of the state of a file's pages, which changes by itself, and not of the machine.
+/// Whether an engine refused because of the state of a file's pages, which changes by itself, not because of the
+/// machine.
 fn is_passing(reason: &str) -> bool {
     reason.starts_with("its pages") || reason.starts_with("the file was changed")
 }

@@ -1,4 +1,4 @@
-//! NFS mounts that are there: transport, version, what their counters say.
+//! Active NFS mounts: transport, version, counters.
 
 use forebay_error::quoted;
 
@@ -8,14 +8,14 @@ use crate::finding::{Findings, Severity};
 use crate::nfs::{CallCounters, MountedNfs};
 use crate::rdma::Port;
 
-/// Fewer calls prove nothing.
+/// Fewer calls are too few to judge.
 const MIN_CALLS: u64 = 100;
-/// A server that has the bytes in memory answers within a fraction of this, and of what they take at 1 GB/s.
+/// A server that has the bytes in memory answers within a fraction of this, plus the transfer time at 1 GB/s.
 const SLOW_SERVER_MS: f64 = 5.0;
 /// Calls wait here for a free slot.
 const SLOW_QUEUE_MS: f64 = 1.0;
 
-/// The mounts that are asked about: those of the places asked for, or all.
+/// The mounts to examine: those of the places asked for, or all.
 pub(super) fn relevant<'a>(facts: &Facts<'_>, mounted: &'a [MountedNfs]) -> Vec<(&'a MountedNfs, bool)> {
     let asked = |mount: &MountedNfs| {
         facts.places.iter().any(|place| place.asked && place.mount_point == mount.line.point)
@@ -36,7 +36,7 @@ pub(super) fn find(facts: &Facts<'_>, mounted: &[MountedNfs], ports: &[Port], fo
     }
 }
 
-/// What client and server agreed upon, as evidence.
+/// The options that client and server agreed upon, as evidence.
 fn options(mount: &MountedNfs) -> String {
     let mut kept: Vec<String> = Vec::new();
     for name in ["vers", "rsize", "wsize", "nconnect", "proto", "port"] {
@@ -52,7 +52,7 @@ fn mount_again(mount: &MountedNfs, changes: &[&str]) -> String {
     format!("sudo umount {point} && sudo mount -t nfs -o {options} {source} {point}")
 }
 
-/// How to mount it over RDMA. Versions 3 and 4.0 are what servers do there most reliably.
+/// How to mount it over RDMA. Versions 3 and 4.0 are the most reliable there.
 fn remount(mount: &MountedNfs, version: &str) -> String {
     let proto = if mount.nfs.transport.ends_with('6') { "proto=rdma6" } else { "proto=rdma" };
     let version = format!("vers={version}");
@@ -106,7 +106,7 @@ fn version(mount: &MountedNfs, found: &mut Findings) {
         return;
     }
     let text = format!(
-        "{} is NFS {} over RDMA: several storage servers do only 3 and 4.0 reliably there",
+        "{} is NFS {} over RDMA: several storage servers support only 3 and 4.0 reliably there",
         line.point, nfs.version
     );
     let finding = found.add("nfs-version", Severity::Note, text, Some(&remount(mount, "4.0")));
@@ -121,18 +121,18 @@ fn calls(mount: &MountedNfs, found: &mut Findings) {
         }
         let (queue, server) = (calls.mean(calls.queue_ms), calls.mean(calls.server_ms));
         let seen = seen(name, calls);
-        // Of calls side by side each waits for those before it.
+        // Parallel calls wait for each other.
         let depth = mount.counted.depth.max(1.0);
         let fair = SLOW_SERVER_MS + calls.mean(calls.bytes) / 1e6;
         if server / depth > fair && server > queue {
             let text = format!(
-                "{name}s at {point} wait {server:.1} ms each for the server: its disks, or the network, set the pace"
+                "{name}s at {point} wait {server:.1} ms each for the server: its disks, or the network, are the limit"
             );
             let fix = "on the server: iostat -x 1 5 (its disks), cat /proc/fs/nfsd/pool_stats (its threads: sudo rpc.nfsd 64); to leave its disks out, export a tmpfs: sudo mount -t tmpfs -o size=8G tmpfs /export/ram && sudo exportfs -o rw,fsid=1 '*:/export/ram'";
             found
                 .add("nfs-server-slow", Severity::Slower, text, Some(fix))
                 .seen("/proc/self/mountstats", &seen)
-                .seen("/proc/self/mountstats", format!("{depth:.1} calls side by side"));
+                .seen("/proc/self/mountstats", format!("{depth:.1} calls in parallel"));
         }
         if queue > SLOW_QUEUE_MS && queue > server {
             let text = format!(

@@ -1,4 +1,4 @@
-//! How far a GPU is from the RDMA link by which servers write into its memory.
+//! The distance between a GPU and the RDMA link by which servers write into its memory.
 
 use super::transfer::target_name;
 use crate::direct::{PciNearness, nearness, pci_distance};
@@ -8,7 +8,7 @@ use crate::finding::{Findings, Severity};
 use crate::gpu::{BUS, GpuFacts};
 use crate::rdma::Port;
 
-/// Where a link's card is, and how far from a GPU.
+/// A link's card, and its distance to a GPU.
 struct Card<'a> {
     port: &'a Port,
     pci: Option<String>,
@@ -49,7 +49,7 @@ fn tell(facts: &Facts<'_>, gpu: &GpuFacts, name: &str, card: &Card<'_>, found: &
         }
         (_, Some(one), Some(other)) => {
             let text = format!(
-                "{name} is on NUMA node {one}, its nearest RDMA link {link} on node {other}: what a server writes there crosses between sockets"
+                "{name} is on NUMA node {one}, its nearest RDMA link {link} on node {other}: bytes that a server writes there cross between sockets"
             );
             let fix = "nvidia-smi topo -m shows which GPU is near which NIC; take that one: CUDA_VISIBLE_DEVICES=INDEX COMMAND; or put the card into a slot of the GPU's node";
             let finding = found.add("nic-distance", Severity::Note, text, Some(fix));

@@ -1,4 +1,4 @@
-//! Containers and pods: what the node has and the container was not given, and what its cgroup did to it.
+//! Containers and pods: devices of the node that the container lacks, and limits of its cgroup.
 
 use crate::engines::size;
 use crate::facts::Facts;
@@ -13,7 +13,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     }
 }
 
-/// Killed for memory, or held back for CPU.
+/// Processes killed by the memory limit, or throttled by the CPU limit.
 fn cgroup(facts: &Facts<'_>, found: &mut Findings) {
     let system = facts.system;
     let field = |path: &str, name: &str| {

@@ -1,4 +1,4 @@
-//! A running process: which libcufile it has, what its configuration says, which engines move its bytes.
+//! A running process: its libcufile, its configuration, the engines that move its bytes.
 
 use std::path::Path;
 
@@ -37,8 +37,7 @@ fn libraries(process: &ProcessFacts, found: &mut Findings) {
             found.add("libcufile", Severity::Note, text, Some(run)).seen(&maps, &one.path);
         }
         several => {
-            let text =
-                "the process has several copies of libcufile: which one moves its bytes depends on who asks";
+            let text = "the process has several copies of libcufile: which one moves the bytes depends on the calling library";
             let finding = found.add("libcufile-copies", Severity::Slower, text, Some(run));
             for one in several {
                 finding.seen(&maps, &one.path);
@@ -48,12 +47,12 @@ fn libraries(process: &ProcessFacts, found: &mut Findings) {
 }
 
 fn without_counters(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
-    // Nothing is known of a process that this user may not look into.
+    // A process that this user may not inspect gives no findings.
     if !facts.machine.proc_readable {
         return;
     }
     let text = match process.libraries.as_slice() {
-        [] => "the process has no counters: it has no libcufile, and has moved nothing on forebay",
+        [] => "the process has no counters: it has no libcufile, and has moved no bytes on forebay",
         libraries if libraries.iter().any(|library| library.own) => {
             "the process has moved no bytes on forebay yet"
         }
@@ -64,7 +63,7 @@ fn without_counters(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findi
     finding.seen(&format!("/proc/{}/fd", process.pid), "no counters").seen("program", &process.program);
 }
 
-/// What moved, by which engine, and why not by a better one.
+/// Bytes by engine, and why not a better one.
 fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
     let all = counters.engine_bytes();
     let seen = |engine: &EngineTotals| format!("{}: {}", engine.name, engine.ways(size));
@@ -82,7 +81,7 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
             refusal.engine,
             refusal.reason
         );
-        // Where nothing helps, or time does, it is no fault of this process.
+        // Without a fix, or where it passes with time, it is no fault of this process.
         let lasting = refusal.hint.is_some() && !is_passing(&refusal.reason);
         let severity = if lasting { Severity::Slower } else { Severity::Note };
         let fix = refusal.hint.clone().or_else(|| what_to_try(process, &refusal.engine));
@@ -118,13 +117,13 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
     }
 }
 
-/// What to type where an engine said why it did not move the bytes, and not what would help.
+/// The fix where an engine's reason has none.
 fn what_to_try(process: &ProcessFacts, engine: &str) -> Option<String> {
     match engine {
         "p2p" => {
             let folder = process.files.first().and_then(|(_, path)| Path::new(path).parent()?.to_str());
             let folder = folder.map_or_else(String::new, |folder| format!(" {}", quoted(folder)));
-            Some(format!("forebay check{folder}   # what of drive, links, kernel and driver stands in the way"))
+            Some(format!("forebay check{folder}   # shows what drive, links, kernel and driver lack"))
         }
         "mapped" => Some(
             "forebay run --trace calls.trace -- COMMAND; forebay replay calls.trace   # what mapped would make of its calls; \
@@ -136,7 +135,7 @@ fn what_to_try(process: &ProcessFacts, engine: &str) -> Option<String> {
 }
 
 /// Files that NVIDIA's library reads through host memory because they were opened without O_DIRECT. Readers open a file
-/// twice, for both ways; what is small or only written is no data that is loaded.
+/// twice, with and without O_DIRECT; small files and files only written are no loaded data.
 fn buffered_files(facts: &Facts<'_>, process: &ProcessFacts, found: &mut Findings) {
     const MIN_DATA_BYTES: u64 = 1 << 20;
     let dir = format!("/proc/{}/fd", process.pid);

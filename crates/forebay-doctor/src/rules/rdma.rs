@@ -1,4 +1,4 @@
-//! RDMA: devices, links, GIDs, counters, and the port that an NFS server listens at.
+//! RDMA: devices, links, GIDs, counters, and the port that an NFS server listens on.
 
 use super::nfs;
 use crate::facts::Facts;
@@ -46,7 +46,7 @@ pub(super) fn find(
     portlist(facts, ports, found);
 }
 
-/// Something is to go over RDMA, and there is no device for it.
+/// A mount is configured for RDMA, and there is no RDMA device.
 fn no_device(
     facts: &Facts<'_>,
     mounts: &[&MountedNfs],
@@ -62,7 +62,7 @@ fn no_device(
         (None, None) => return,
     };
     let card = mellanox(facts);
-    let text = format!("{what} is to go over RDMA, and this machine has no RDMA device");
+    let text = format!("{what} is configured for RDMA, and this machine has no RDMA device");
     let fix = match &card {
         Some(_) => "sudo modprobe mlx5_ib && rdma link show",
         None => {
@@ -84,7 +84,7 @@ fn mellanox(facts: &Facts<'_>) -> Option<String> {
 fn links(ports: &[Port], wanted: bool, found: &mut Findings) {
     let any_up = ports.iter().any(Port::is_active);
     for port in ports.iter().filter(|port| !port.is_active()) {
-        // A second port without a cable is nothing unusual, nor is a card that nothing is to go over.
+        // A second port without a cable is normal, and so is a card that no mount uses.
         let severity = if wanted && !any_up { Severity::Blocks } else { Severity::Note };
         let fix = match &port.interface {
             _ if port.link_layer == "InfiniBand" && port.state.contains("INIT") => {
@@ -103,7 +103,7 @@ fn links(ports: &[Port], wanted: bool, found: &mut Findings) {
     }
 }
 
-/// Peers can be reached by it: over Ethernet it has an address.
+/// The link can reach peers: over Ethernet it has an address.
 fn works(facts: &Facts<'_>, port: &Port) -> bool {
     let of_address = |(gid, kind): &(String, String)| kind.contains("v2") && !gid.starts_with("fe80");
     let free = port.is_iwarp || port.link_layer != "Ethernet";
@@ -151,7 +151,7 @@ fn loses(system: &dyn System, port: &Port, lost: &[(String, i64)]) -> bool {
     if all > 0 { lost >= 10 && lost > all / 100_000 } else { lost >= 100 }
 }
 
-/// RoCE needs a network that loses nothing: pause frames, or PFC with ECN.
+/// RoCE needs a lossless network: pause frames, or PFC with ECN.
 fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
     let Some(interface) = port.interface.as_deref().filter(|_| !port.is_soft) else { return };
     let system = facts.system;
@@ -168,7 +168,7 @@ fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findin
         return;
     }
     let (severity, text) = if is_lossy {
-        (Severity::Slower, format!("{} lost packets: the network drops RoCE's", port.name()))
+        (Severity::Slower, format!("{} lost packets: the network drops RoCE packets", port.name()))
     } else {
         let text = format!(
             "{interface}: pause frames and ECN are off: RoCE loses packets as soon as the network is busy"
@@ -194,8 +194,8 @@ fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findin
     }
 }
 
-/// The most bytes that a counter of traffic stands for: data counters have words of four bytes, packets at most 4096.
-/// None where a counter of 32 bits has come to its end.
+/// The most bytes that a traffic counter can mean: data counters have words of four bytes, packets at most 4096.
+/// None where a 32-bit counter has saturated.
 fn counted(counters: &[(String, i64)]) -> Option<u64> {
     let bytes = |(path, count): &(String, i64)| {
         let unit = if path.ends_with("_data") { 4 } else { 4096 };
@@ -204,7 +204,7 @@ fn counted(counters: &[(String, i64)]) -> Option<u64> {
     counters.iter().map(bytes).try_fold(0, |sum: u64, bytes| Some(sum.saturating_add(bytes?)))
 }
 
-/// A mount over RDMA moved bytes, and the ports counted hardly any.
+/// A mount over RDMA moved bytes, but the ports' counters hardly changed.
 fn no_traffic(facts: &Facts<'_>, mounts: &[&MountedNfs], ports: &[Port], found: &mut Findings) {
     const MIN_MOVED_BYTES: u64 = 1 << 20;
     let Some(mount) = mounts.iter().find(|mount| mount.counted.wire > MIN_MOVED_BYTES) else { return };
@@ -213,8 +213,10 @@ fn no_traffic(facts: &Facts<'_>, mounts: &[&MountedNfs], ports: &[Port], found: 
     if counters.is_empty() || counted(&counters).is_none_or(|bytes| bytes > mount.counted.wire / 8) {
         return;
     }
-    let text =
-        format!("{} moved bytes, and RDMA ports counted hardly any: they go another way", mount.line.point);
+    let text = format!(
+        "{} moved bytes, but the RDMA ports counted hardly any: the bytes take another path",
+        mount.line.point
+    );
     let fix = "compare before and after a read: rdma statistic show; look at proto= in grep nfs /proc/self/mountinfo; a server on this machine takes a short cut (NFS_LOCALIO)";
     let finding = found.add("rdma-no-traffic", Severity::Slower, text, Some(fix));
     finding.seen("/proc/self/mountstats", format!("{} bytes of READ and WRITE", mount.counted.wire));

@@ -1,4 +1,4 @@
-//! What servers of NFS mounts said when they were asked.
+//! Answers of the servers of NFS mounts.
 
 use crate::exercise::{Answer, ServerAnswers};
 use crate::facts::Facts;

@@ -15,8 +15,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
             found.add("process-hidden", Severity::Note, text, Some(&fix)).seen(&place, "not for this user");
         }
         None => {
-            let text =
-                "/proc does not show this process: mounts, limits, residency and counters cannot be told";
+            let text = "/proc does not show this process: mounts, limits, residency and counters are unknown";
             let finding = found.add("proc", Severity::Slower, text, Some("mount -t proc proc /proc"));
             finding.missing("/proc/self/status");
         }

@@ -1,4 +1,4 @@
-//! What came of the exercise: engines and lanes.
+//! Results of the exercise: engines and lanes.
 
 use crate::engines::{EngineState, Verdict};
 use crate::exercise::{ExerciseOutcome, ExerciseTarget, Hinted};
@@ -23,7 +23,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     let alone = tried.verdicts.iter().filter(|verdict| ["mapped", "placed"].contains(&verdict.engine));
     for verdict in alone.filter(|verdict| verdict.state == EngineState::Fails) {
         let Some(why) = verdict.reasons.first() else { continue };
-        // Other engines move the bytes all the same.
+        // Other engines still move the bytes.
         let text = format!("{}: {}", verdict_name(verdict), why.text);
         found.add("engine-fails", Severity::Slower, text, why.fix.as_deref());
     }
@@ -34,7 +34,7 @@ fn verdict_name(verdict: &Verdict) -> String {
     format!("{} to {} at {}", verdict.engine, target_name(&verdict.target), verdict.place)
 }
 
-/// Nothing moved a byte. Where nothing was tried either, that is no failure.
+/// No engine moved a byte. Where nothing was tried, that is no failure.
 fn nothing_works(facts: &Facts<'_>, tried: ExerciseResults<'_>, found: &mut Findings) {
     let exercises = || tried.verdicts.iter().filter_map(|verdict| verdict.exercise.as_ref());
     let mut outcomes = exercises().flat_map(|exercise| exercise.outcomes().map(|(_, outcome)| outcome));

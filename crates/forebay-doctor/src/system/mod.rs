@@ -1,7 +1,7 @@
-//! The seam to the machine: everything that a probe may ask of it.
+//! The seam to the machine: every question that a probe may ask it.
 //!
-//! [`RealSystem`] is the machine that the program runs on, [`RootedSystem`] one by its files alone, [`ProcessView`] one as
-//! a running process has it.
+//! [`RealSystem`] is the machine that the program runs on, [`RootedSystem`] a machine by its files alone,
+//! [`ProcessView`] the machine as a running process sees it.
 
 mod process;
 mod rooted;
@@ -22,7 +22,7 @@ use rustix::process::{Resource, getrlimit};
 pub use process::ProcessView;
 pub use rooted::RootedSystem;
 
-/// What `uname` says.
+/// The result of `uname`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uname {
     /// Kernel release, as `6.18.44`.
@@ -33,12 +33,12 @@ pub struct Uname {
     pub host: String,
 }
 
-/// What `ethtool -a` says of an interface.
+/// The pause settings of an interface (`ethtool -a`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PauseFrames {
-    /// It heeds them.
+    /// It reacts to pause frames.
     pub rx: bool,
-    /// It sends them.
+    /// It sends pause frames.
     pub tx: bool,
 }
 
@@ -46,19 +46,19 @@ pub struct PauseFrames {
 pub trait System {
     /// The bytes of a file of the kernel (`/proc`, `/sys`), or of a plain file of at most [`MAX_TEXT_BYTES`].
     fn read(&self, path: &str) -> io::Result<Vec<u8>>;
-    /// The bytes of a file that a variable of a program names: of a plain one only. `/proc/kmsg` would take what it gives.
+    /// The bytes of a file that a variable of a program names: plain files only: reading `/proc/kmsg` would consume it.
     fn read_plain(&self, path: &str) -> io::Result<Vec<u8>> {
         self.read(path)
     }
     /// Names in a directory, sorted; empty if it cannot be listed.
     fn list(&self, path: &str) -> Vec<String>;
-    /// Whether something has this name.
+    /// Whether the path exists.
     fn exists(&self, path: &str) -> bool;
-    /// Whether a directory has this name.
+    /// Whether the path is a directory.
     fn is_dir(&self, path: &str) -> bool;
     /// The path without symbolic links, if it exists.
     fn resolve(&self, path: &str) -> Option<String>;
-    /// What a symbolic link holds.
+    /// The target of a symbolic link.
     fn link(&self, path: &str) -> Option<String>;
     /// An environment variable.
     fn env(&self, name: &str) -> Option<String>;
@@ -104,10 +104,10 @@ pub trait System {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealSystem;
 
-/// What a mount whose server is gone may take.
+/// Time limit for a mount whose server is gone.
 const HANG_LIMIT: Duration = Duration::from_secs(2);
 
-/// Asks the file system of `path` on a thread of its own: some never answer.
+/// Asks the file system of `path` on its own thread: some never answer.
 fn with_time_limit<T: Send + 'static>(
     path: &str,
     ask: impl FnOnce(&str) -> Option<T> + Send + 'static,
@@ -122,7 +122,7 @@ fn plain_bytes(path: &str) -> io::Result<Vec<u8>> {
         .unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Whether the kernel itself has the file, and always answers. What another process has as its root is its own.
+/// Whether the file is on one of the kernel's own file systems, which always answer. Another process's root is not.
 fn is_of_kernel(path: &str) -> bool {
     let below = |dir: &str| path.starts_with(dir);
     (below("/proc/") || below("/sys/")) && path.split('/').nth(3).is_none_or(|name| name != "root")

@@ -29,7 +29,7 @@ impl<'a> ProcessView<'a> {
         Self { environ: pairs.collect(), machine, own, root }
     }
 
-    /// Where this machine has what the process calls `path`.
+    /// The path on this machine of the process's `path`.
     fn here(&self, path: &str) -> String {
         let below =
             |dir: &str| path.strip_prefix(dir).filter(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -64,7 +64,7 @@ impl System for ProcessView<'_> {
         if here == path {
             return self.machine.resolve(path);
         }
-        // Below another root links would be followed from this one's.
+        // The kernel would resolve absolute links below another root from this process's root.
         self.machine.exists(&here).then(|| path.to_owned())
     }
     fn link(&self, path: &str) -> Option<String> {
@@ -76,7 +76,7 @@ impl System for ProcessView<'_> {
     fn uname(&self) -> Uname {
         self.machine.uname()
     }
-    /// What it may do cannot be tried from outside; its own notes say it.
+    /// The process's permissions cannot be tried from outside; /proc/PID/status has them.
     fn io_uring(&self) -> Result<(), i32> {
         match self.machine.number("/proc/sys/kernel/io_uring_disabled") {
             Some(2) => Err(libc::EPERM),

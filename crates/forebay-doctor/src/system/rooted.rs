@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::{PauseFrames, RealSystem, System, Uname, is_of_kernel, plain_bytes};
 
-/// The machine whose files lie below a directory. What files do not tell is taken as being well.
+/// The machine whose files lie below a directory. Facts that files do not show count as in order.
 #[derive(Clone, Debug)]
 pub struct RootedSystem {
     root: PathBuf,
@@ -26,7 +26,7 @@ impl RootedSystem {
         Some(self.root.join(self.real(path)?.strip_prefix("/").ok()?))
     }
 
-    /// The path on that machine without links; parts that do not exist stay.
+    /// The path on that machine without links; parts that do not exist stay as they are.
     fn real(&self, path: &str) -> Option<PathBuf> {
         let mut left: Vec<String> = parts(Path::new(path)).rev().collect();
         let mut real = PathBuf::from("/");
@@ -102,7 +102,7 @@ impl System for RootedSystem {
         Some(target.to_string_lossy().into_owned())
     }
 
-    /// Its processes have variables, the machine has none.
+    /// Processes have environment variables, a machine has none.
     fn env(&self, _: &str) -> Option<String> {
         None
     }

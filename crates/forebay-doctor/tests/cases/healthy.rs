@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::trees::{NFS_LINE, PORT, mountstats};
 
-/// What is planted, and the notes that it gives.
+/// The planted file, and the notes that it gives.
 type Healthy = (&'static str, fn(&mut Tree) -> DoctorOptions, &'static [&'static str]);
 
 pub const HEALTHY: &[Healthy] = &[
@@ -18,7 +18,7 @@ pub const HEALTHY: &[Healthy] = &[
         &["nfs-not-responding"],
     ),
     (
-        "the same in a saved copy, which lacks what was mounted",
+        "the same in a saved copy, which lacks mounted file systems",
         |t| {
             t.file("/proc/uptime", "90000.12 1.0\n").without("/nfs");
             all(t.append("/var/log/kern.log", "[ 9.0] nfs: server 10.0.0.1 not responding, still trying\n"))

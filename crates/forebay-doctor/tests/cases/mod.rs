@@ -1,4 +1,4 @@
-//! Each finding: what is planted in the healthy tree, and what the doctor must say.
+//! Each finding: the fault planted in the healthy tree, and the doctor's output.
 
 #![allow(unreachable_pub)] // a module of a test, not of a library
 
@@ -21,7 +21,7 @@ pub fn all_cases() -> impl Iterator<Item = &'static Case> {
     gds::CASES.iter().chain(network::CASES).chain(machine::CASES)
 }
 
-/// One finding: its name, what is planted, how bad it is, a part of its evidence, a part of its fix.
+/// One finding: its name, the planted fault, its severity, a part of its evidence, a part of its fix.
 pub struct Case {
     pub id: &'static str,
     pub what: &'static str,

@@ -8,7 +8,7 @@ use crate::work::{Io, Work, size};
 /// Bytes per I/O, threads there; under load up to how many times the bandwidth, and how many times less response time.
 const WORKS: [(u64, usize, f64, f64); 3] =
     [(4 << 10, 2048, 6.0, 3.8), (128 << 10, 1024, 1.5, 3.0), (1 << 20, 512, 1.4, 1.5)];
-const FILLED: &str = "Memory is filled until 80 % of it is in use, but for 4 GiB that stay free.";
+const FILLED: &str = "Memory is filled until 80 % of it is in use; at least 4 GiB stay free.";
 /// CPUs of a DGX A100, hyperthreads counted.
 const THEIR_CPUS: usize = 256;
 
@@ -25,11 +25,11 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "DGX A100 (256 CPUs), 8 × NVMe, 5 GB file; stressapptest at 80 % of CPU and memory",
         &["Under load GDS has up to 6 times the bandwidth of the traditional path and a response time up to 3.8 times better at 4 KiB × 2048 threads, 1.5 and 3 at 128 KiB × 1024, 1.4 and 1.5 at 1 MiB × 512."],
     )
-    .meaning("Only the ratio of the two paths on the same machine can be compared: how much the load takes from the path through the CPU, and how much from ours. Their direct path is the drive's DMA into GPU memory; ours is the engine that the row names. Traditional is type 2: O_DIRECT into pinned host memory, then a copy.")
+    .meaning("Only the ratio of the two paths on the same machine can be compared: how much the load slows the path through the CPU, and how much forebay's. Their direct path is the drive's DMA into GPU memory; forebay's is the engine that the row names. Traditional is type 2: O_DIRECT into pinned host memory, then a copy.")
     .called("forebay (-x 0)", "GDS")
     .ratio(2, "traditional (-x 2)", &[GbPerS, MeanUs]);
     plan.note(format!(
-        "Not as theirs: threads are scaled to this machine, theirs (2048, 1024 and 512) × {} of {THEIR_CPUS} CPUs (a DGX A100's by its data sheet), at least 4 and at most theirs. Their file has 5 GB; ours is told at the top.",
+        "Unlike the source: threads are scaled to this machine, the source's (2048, 1024 and 512) × {} of {THEIR_CPUS} CPUs (a DGX A100's by its data sheet), at least 4 and at most the source's number. The source's file has 5 GB; the size of this one is at the top.",
         setup.scale.cpus
     ));
     plan.note("The load is shown as measured: busy CPU before a run and during it, and memory in use.");

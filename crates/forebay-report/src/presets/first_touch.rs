@@ -6,7 +6,7 @@ use crate::quantity::Quantity::{CpuPerGb, GbPerS, Seconds};
 use crate::targets::Target;
 use crate::work::{Bench, Cache, Io, LOADERS, MODEL, Peer, Program, Work};
 
-/// Of cold files alone: beside reads from the page cache it would compare a drive with memory.
+/// For cold files only: against reads from the page cache it would compare a drive with memory.
 const DIRECT: &str = "O_DIRECT, then a copy";
 /// Reads of the whole file.
 const READS: [(&str, u8); 3] = [("forebay", 0), (DIRECT, 2), ("page cache, then a copy", 4)];
@@ -21,11 +21,11 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         &["what", "page cache, pass", "program"],
         &[GbPerS, Seconds, CpuPerGb],
     )
-    .meaning("No document has this table; the peers are what is installed here. A fresh process has no page registered with the GPU and no lane running: “first” is what a program's first read costs, “third” what later ones do.")
+    .meaning("No document has this table; the peers are what is installed here. A fresh process has no page registered with the GPU and no lane running: “first” is the cost of a program's first read, “third” that of later ones.")
     .ratio(2, READS[0].0, &[GbPerS, CpuPerGb]);
     plan.note("Reads: 8 threads, 4 MiB, once over the file. Loads: every tensor of a safetensors file in the memory of the device, imports and the start of CUDA not counted.");
     plan.note("forebay's reads use a buffer of 4 MiB for each thread, kvikio's one of the whole file (KVIKIO_NTHREADS=8, KVIKIO_TASK_SIZE=4194304). The clock of reads begins with the file open, that of loads before the library opens it; making the buffer of reads is not in it, the tensors' memory is.");
-    plan.note("“Page cache” below is what was measured before the run.");
+    plan.note("“Page cache” below is the state measured before the run.");
     plan.note("Loads are compared with forebay's load of the same state, reads with forebay's read.");
     for (state, cache, pass) in STATES {
         for (name, xfer) in READS.into_iter().filter(|(name, _)| cache == Cache::Cold || *name != DIRECT) {

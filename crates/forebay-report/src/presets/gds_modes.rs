@@ -44,7 +44,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "8 × A800, local NVMe",
         &["With 40 threads types 0 and 2 move the same 6.65 GiB/s (7.14 GB/s) of a file of 100 GiB; the process takes 18.8 % CPU in type 0, 63.7 % in type 2."],
     )
-    .meaning("GB/s tell their drives from ours, not their stack from ours. Compare the types with each other: type 0 against type 2, in bytes and in CPU, is what the direct path brings. Their type 0 is the drive's DMA into GPU memory through nvidia-fs; ours is the engine that the row names.")
+    .meaning("GB/s depend on the drives more than on the software. Compare the types with each other: type 0 against type 2, in throughput and in CPU, is the gain of the direct path. The source's type 0 is the drive's DMA into GPU memory through nvidia-fs; forebay's is the engine that the row names.")
     .ratio(0, TYPES[2], &[GbPerS, CpuPerGb]);
     plan.note(
         "Types 6 and 7 have one thread and a queue depth of 4, as in the guide, the others an I/O for each thread; latency is of a whole batch.",
@@ -53,12 +53,12 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "Type 4 reads the file once: afterwards it is in the page cache. The others read it over and over.",
     );
     plan.note("Reads start with the file out of the page cache. CPU is of the process: 100 % is one CPU.");
-    plan.note("Theirs are converted from GiB/s. Their 40 threads read 100 GiB; our file is told at the top.");
+    plan.note("The source's figures are converted from GiB/s. Its 40 threads read 100 GiB; the size of the file measured here is at the top.");
     let repeat = setup.scale.repeat;
     for (xfer, (name, (gib, us))) in TYPES.iter().zip(PUBLISHED).enumerate() {
         let mut bench = setup.bench(xfer as u8, Io::Read, 1 << 20, 4);
         if xfer == 4 {
-            // A second time over the file would find it in the page cache.
+            // A second pass would read the file from the page cache.
             bench.seconds = None;
         }
         let work = Work::bench(bench);

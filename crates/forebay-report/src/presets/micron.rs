@@ -8,18 +8,18 @@ use crate::work::{Io, Job, Work, size};
 const SHORT: &str = "Micron";
 const NAME: &str = "Micron, July 2020";
 const HARDWARE: &str = "8 × V100, 8 × 9300 Pro NVMe, one drive per GPU";
-const MEANING: &str = "Theirs is one drive per GPU, eight times over, and the drive's DMA into GPU memory; ours are the pairs given, and the engine that the row names. Compare the shape: where a curve bends, and what CPU it takes. Legacy is type 2: O_DIRECT into pinned host memory, then a copy.";
+const MEANING: &str = "The source has eight pairs of GPU and drive, and the drive's DMA into GPU memory; here it is the pairs given, and the engine that the row names. Compare the shape: where a curve bends, and what CPU it takes. Legacy is type 2: O_DIRECT into pinned host memory, then a copy.";
 const PATHS: [(&str, u8); 2] = [("forebay (-x 0)", 0), ("legacy (-x 2)", 2)];
 
 /// GPU–drive pairs of the source, whose figures are of all pairs together.
 const THEIR_PAIRS: f64 = 8.0;
 
-/// One for each GPU that was named, as in the source: more paths are other tables' second mount.
+/// One for each GPU named, as in the source: a further path is the second mount of other tables.
 fn pairs(setup: &Setup) -> &[Job] {
     &setup.pairs[..setup.pairs.len().min(setup.devices)]
 }
 
-/// What runs at once, under a name: each pair, then all.
+/// Sets of pairs that run at the same time, each with a name: each pair, then all.
 fn groups(setup: &Setup) -> Vec<(String, Vec<Job>)> {
     let pairs = pairs(setup);
     let mut groups: Vec<_> = pairs.iter().map(|pair| (pair.name(), vec![pair.clone()])).collect();

@@ -60,7 +60,7 @@ mod tests {
         Target { given, file, made: true, can_be_cold, nfs: None, controller: None }
     }
 
-    /// A path on tmpfs is told where rows are on it.
+    /// Rows on tmpfs get a note.
     #[test]
     fn memory_is_told_where_it_is_measured() {
         let job = |path, can_be_cold| Job { device: "0".to_owned(), target: target(path, can_be_cold) };
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// A host, a thin device or a compressing one need not hold zeros.
+    /// A host, a thin-provisioned or a compressing device may not store zeros.
     #[test]
     fn rows_that_write_leave_data() {
         let rows = PRESETS.iter().flat_map(|(preset, ..)| rows(*preset, Extent::Full, 16, true));
@@ -180,7 +180,7 @@ mod tests {
         assert!(!written.is_empty() && written.iter().all(|(row, _)| row.command.contains(" -R ")));
     }
 
-    /// A warm file that is read by O_DIRECT is a drive beside memory.
+    /// A warm file read by O_DIRECT would compare a drive with memory.
     #[test]
     fn warm_rows_are_of_the_page_cache() {
         for (row, bench) in rows(Preset::FirstTouch, Extent::Full, 16, true) {

@@ -64,7 +64,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "16 cores, RTX A2000, ConnectX-4 Lx RoCE; server XN5112, tmpfs export, NFS v4.0 over RDMA",
         &["A file of 128 MiB for each worker, 10 s a row. User CPU falls by 80 to 85 % from type 2 to type 0, at equal or better bandwidth."],
     )
-    .meaning("With 64K their types reach about the same bandwidth, with two ports twice that. What can be compared is CPU at equal bandwidth, type 0 against type 2. Their type 0 is RDMA into GPU memory; ours is the engine that the row names: on NFS bytes are staged through host memory, or the server writes them into GPU memory (rdma).")
+    .meaning("With 64K the source's types reach about the same bandwidth, with two ports twice that. Compare CPU at equal bandwidth, type 0 against type 2. The source's type 0 is RDMA into GPU memory; forebay's is the engine that the row names: on NFS bytes are staged through host memory, or the server writes them into GPU memory (rdma).")
     .ratio(2, TYPES[2], &[GbPerS, UserPercent, CpuPerGb]);
     about(&mut plan, setup);
     let (cpu, paths) = (child::first_cpu(), paths(setup));
@@ -130,27 +130,30 @@ fn about(plan: &mut Planned, setup: &Setup) {
         )),
         Some((Some(proto), path)) => plan.note(format!("{path} is an NFS mount (proto={proto}).")),
         Some((None, path)) => {
-            plan.note(format!("{path} is no NFS mount: the rows run on what it is, and say nothing of NFS."));
+            plan.note(format!("{path} is not an NFS mount: these rows do not measure NFS."));
         }
         None => {}
     }
     match child::first_cpu() {
-        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU in the timed part is the kernel's count of its threads (getrusage): exact in sum, and split into user and system by samples, which 10 s settle. QSAN's is of all that ran on its pinned CPU, with interrupts.")),
-        None => plan.note("The process could not be pinned: this machine does not tell its CPUs. Its CPU stands below, at “How the bytes went”."),
+        Some(cpu) => plan.note(format!("The process is pinned to CPU {cpu}; its CPU in the timed part is the kernel's count of its threads (getrusage): the sum is exact; the split into user and system is sampled, and 10 s are enough samples. QSAN's figure is of everything that ran on its pinned CPU, interrupts included.")),
+        None => plan.note("The process could not be pinned: this machine does not show its CPUs. Its CPU time is below, under “How the bytes went”."),
     }
     match each(setup, &paths(setup)) {
-        Some(THEIR_FILE) => plan.note("Each worker has a file of 128 MiB of its own, as QSAN's."),
-        Some(bytes) => plan.note(format!("Not as QSAN's: a file of {} for each worker (--size), theirs 128M.", size(bytes))),
-        None => plan.note("Not as QSAN's: all workers share the file that is given, where theirs have one of 128 MiB each. A directory has them made."),
+        Some(THEIR_FILE) => plan.note("Each worker has its own file of 128 MiB, as QSAN's."),
+        Some(bytes) => plan.note(format!("Unlike QSAN's: a file of {} for each worker (--size); QSAN's had 128M.", size(bytes))),
+        None => plan.note("Unlike QSAN's: all workers share the file given; QSAN's had one of 128 MiB each. Give a directory to have one made for each worker."),
     }
     if seconds(setup) < THEIR_SECONDS {
-        plan.note(format!("Not as QSAN's: rows run for {} s (--seconds), theirs for 10 s.", seconds(setup)));
+        plan.note(format!(
+            "Unlike QSAN's: rows run for {} s (--seconds); QSAN's ran for 10 s.",
+            seconds(setup)
+        ));
     }
     plan.note("Theirs are converted from MiB/s.");
     if setup.server.is_none() {
         plan.note("Server CPU is – because no server is named: --server ssh:HOST reads its /proc/stat.");
     } else {
-        plan.note("Server CPU is of all its CPUs in the timed part: what it does anyway (looked at for a second before each run) is taken off. These rows have no ceiling: measuring it would load the server, too.");
+        plan.note("Server CPU is of all its CPUs in the timed part: its load without the run (measured for a second before each run) is subtracted. These rows have no ceiling: measuring it would load the server, too.");
     }
-    plan.note("Two mounts: theirs is the sum of both, latency and CPU as printed.");
+    plan.note("Two mounts: the source's figure is the sum of both; latency and CPU are as printed.");
 }

@@ -25,10 +25,10 @@ pub(crate) fn table(setup: &Setup) -> Planned {
             "Synchronous calls for single threads with more than 16 MiB, or many threads from 64 KiB on; batches for many small, scattered pieces; streams where the I/O depends on earlier work of the GPU.",
         ],
     )
-    .meaning("The slides have curves, no figures: compare where they cross. A batch/sync ratio above 1 below 64 KiB is their finding. Their GPUD is the drive's DMA into GPU memory; ours is the engine that the row names, and COMPAT here is type 2, O_DIRECT into pinned host memory, then a copy.")
+    .meaning("The slides have curves, no figures: compare where they cross. A batch/sync ratio above 1 below 64 KiB is their finding. The source's GPUD is the drive's DMA into GPU memory; forebay's is the engine that the row names, and COMPAT here is type 2, O_DIRECT into pinned host memory, then a copy.")
     .ratio(2, "GPUD", &[GbPerS, CpuPerGb]);
     plan.note(format!(
-        "As theirs, {THREADS} I/Os are in flight: by {THREADS} threads, or for batches by {BATCH_THREADS} with a queue depth of {BATCH_DEPTH}, whose latency is of a whole batch."
+        "As in the source, {THREADS} I/Os are in flight: by {THREADS} threads, or for batches by {BATCH_THREADS} with a queue depth of {BATCH_DEPTH}, whose latency is of a whole batch."
     ));
     plan.note("Offsets are random; reads start with the file out of the page cache.");
     for io in [Io::RandRead, Io::RandWrite] {

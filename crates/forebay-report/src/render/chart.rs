@@ -47,7 +47,7 @@ pub(super) struct Point {
     pub(super) once: bool,
 }
 
-/// The figures of a chart; `None` if there are none of ours.
+/// The figures of a chart; `None` if no row has measured one.
 pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
     let rows: Vec<&Row> = table
         .rows
@@ -104,7 +104,7 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
     })
 }
 
-/// Whose figures these are, of which series.
+/// The source and the series of these figures.
 fn theirs(table: &Table, name: &str, alone: bool) -> String {
     let source = table.source.as_ref().filter(|source| !source.short.is_empty());
     let own = source.and_then(|source| source.names.get(name)).map_or(name, String::as_str);
@@ -134,7 +134,7 @@ fn place(chart: &Chart, row: &Row, xs: &[&str]) -> Option<usize> {
 
 fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Point> {
     let x = place(chart, row, xs)?;
-    // Where runs are left the table shows no figure either.
+    // Rows with missing runs have no figure in the table either.
     let own = row.summary(chart.y).filter(|_| matches!(row.state, State::Done))?;
     let Some(base) = &chart.over else {
         return Some(Point { x, y: own.median, low: own.min, high: own.max, once: own.runs == 1 });

@@ -97,7 +97,7 @@ fn section(text: &mut String, report: &Report, table: &Table) {
     text.push_str("</section>\n");
 }
 
-/// What a chart says of rows that have no range.
+/// A note on rows that have no range.
 fn ran_once(plot: &chart::Plot<'_>) -> Option<&'static str> {
     match (plot.once, plot.kind) {
         (Once::None, _) => None,
@@ -107,7 +107,7 @@ fn ran_once(plot: &chart::Plot<'_>) -> Option<&'static str> {
     }
 }
 
-/// What a chart says of rows that it cannot show.
+/// A note on rows that the chart cannot show.
 fn without_figure(rows: usize) -> Option<String> {
     match rows {
         0 => None,
@@ -180,7 +180,7 @@ fn figures(text: &mut String, table: &Table) {
     text.push_str("</tbody></table></div>\n");
 }
 
-/// The source's figures of a row that has none of ours.
+/// The source's figures of a row that was not measured here.
 fn published(table: &Table, row: &Row) -> String {
     let all: Vec<String> = table
         .columns
@@ -278,7 +278,7 @@ fn commands(text: &mut String, report: &Report, table: &Table) {
     text.push_str("</pre></details>\n");
 }
 
-/// Text as HTML and XML take it; what XML cannot have is left out.
+/// Text escaped for HTML and XML; characters that XML forbids are left out.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

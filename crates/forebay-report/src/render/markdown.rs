@@ -113,7 +113,7 @@ fn line(text: &mut String, cells: &[String]) {
     let _ = writeln!(text, "| {} |", cells.join(" | "));
 }
 
-/// Text that Markdown takes as it is.
+/// Text escaped for Markdown.
 fn plain(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ").replace('<', "&lt;").replace('*', "\\*").replace('_', "\\_")
 }

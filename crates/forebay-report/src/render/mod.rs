@@ -1,4 +1,4 @@
-//! What people read: HTML and Markdown.
+//! Rendering: HTML and Markdown.
 
 mod chart;
 mod html;

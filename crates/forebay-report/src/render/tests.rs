@@ -117,7 +117,7 @@ fn ceilings_have_the_unit_of_the_table() {
     assert_eq!(words::ceiling(&table, &table.rows[0]), "50 % of 1.86 GiB/s");
 }
 
-/// What was not measured like with like has its ratio, and no verdict.
+/// Rows of different conditions have a ratio, and no verdict.
 #[test]
 fn what_is_not_judged_says_so() {
     let runs = |speed: f64| vec![run(speed, None); 3];
@@ -128,7 +128,7 @@ fn what_is_not_judged_says_so() {
     assert_eq!(of(&table), [("throughput 3.00×, not judged: no GPU".to_owned(), None)]);
 }
 
-/// Others used the machine meanwhile: the first that a reader is told. The load that `busy` makes is not of others.
+/// A busy machine is the first note. The load that `busy` makes does not count.
 #[test]
 fn a_busy_machine_is_said_at_the_top() {
     let of = |others: &[f64], load: bool| {

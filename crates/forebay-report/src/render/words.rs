@@ -1,4 +1,4 @@
-//! What both forms say in the same words.
+//! Texts that HTML and Markdown share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -8,10 +8,10 @@ use forebay_ways::EngineKind;
 use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, Source, State, Table, Why};
 use crate::quantity::{Quantity, Verdict, figure, ratio};
 
-/// A row above this percentage of its ceiling is said to be: it, or its ceiling, is not what it was taken for.
+/// A row above this percentage of its ceiling gets a note: the row or its ceiling was measured wrongly.
 const MAX_PERCENT: f64 = 105.0;
 
-/// Where nothing was measured.
+/// A cell without a figure.
 pub(super) const NONE: &str = "–";
 
 /// Whether any row has a published figure of this quantity.
@@ -55,7 +55,7 @@ pub(super) fn ratio_title(table: &Table) -> Option<String> {
     table.ratio.as_ref().map(|Compared { base, .. }| format!("against {base}"))
 }
 
-/// A row against the one that it is compared with: `throughput 1.82× (theirs up to 6.00×)`, with what it means.
+/// A row against the one that it is compared with: `throughput 1.82× (theirs up to 6.00×)`, with the verdict.
 pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)> {
     let Some(compared) = &table.ratio else { return Vec::new() };
     let base = table.base_of(row);
@@ -102,7 +102,7 @@ pub(super) fn outcome(row: &Row) -> Option<String> {
     }
 }
 
-/// What moved a row's bytes: `staged 97 % (O_DIRECT), host 3 % (page cache)`.
+/// The engines that moved a row's bytes: `staged 97 % (O_DIRECT), host 3 % (page cache)`.
 pub(super) fn engines(runs: &[Run]) -> String {
     let mut bytes: BTreeMap<&str, (u64, BTreeMap<&str, u64>)> = BTreeMap::new();
     for share in runs.iter().flat_map(|run| &run.engines) {
@@ -130,7 +130,7 @@ pub(super) fn engines(runs: &[Run]) -> String {
     if text.is_empty() { NONE.to_owned() } else { text }
 }
 
-/// A part in percent; what is less than one is said to be.
+/// A part in percent; below one it is `<1 %`.
 fn percent(part: u64, of: u64) -> String {
     match part as f64 * 100.0 / of.max(1) as f64 {
         value if value < 1.0 => "< 1 %".to_owned(),
@@ -177,30 +177,30 @@ pub(super) fn repetitions(table: &Table, row: &Row) -> String {
     }
 }
 
-/// What the reader of all tables should know: a busy machine first.
+/// Notes on all tables: a busy machine first.
 pub(super) fn top(report: &Report) -> Vec<String> {
     report.busy().into_iter().chain(parts(report)).chain(report.notes.iter().cloned()).collect()
 }
 
-/// Where published figures come from, and what else is said there.
+/// The source of the published figures, and its findings.
 pub(super) fn source(source: &Source) -> String {
     let hardware = if source.hardware.is_empty() { String::new() } else { format!(" ({})", source.hardware) };
     format!("{}{hardware}. {}", source.name, source.claims.join(" ")).trim_end().to_owned()
 }
 
-/// The parts of a report that was measured on several machines, or starts of one, or by several builds.
+/// The parts of a report that was measured on several machines, after reboots, or by several builds.
 pub(super) fn parts(report: &Report) -> Vec<String> {
     let now = report.place();
     let part = |(index, place): (usize, &Place)| {
         let of = match place.differs(&now) {
             Some(differs) => format!("another machine or build than the last part: {differs}"),
-            None => "an earlier start of this machine, or a machine like it".to_owned(),
+            None => "this machine before a reboot, or a machine like it".to_owned(),
         };
         format!("Part {}, until {} UTC, was measured on {of}.", index + 1, place.until)
     };
     let mut all: Vec<String> = report.earlier.iter().enumerate().map(part).collect();
     if !all.is_empty() {
-        all.push("Rows whose runs, or whose comparison, are of two parts say so.".to_owned());
+        all.push("A row says so where its runs, or its comparison, are of two parts.".to_owned());
     }
     all
 }
@@ -276,7 +276,7 @@ pub(super) fn footnotes(table: &Table) -> Footnotes {
     Footnotes { all, of }
 }
 
-/// What a row means that was above its ceiling: what its last run found out, if it did.
+/// Explains a row above its ceiling, by the reason that its last run found, if any.
 fn above_ceiling(row: &Row) -> String {
     let found = row.runs.iter().rev().find_map(|run| run.ceiling.as_ref()?.above.as_ref());
     let why = found.map_or("raw calls beside other runs of it were slower", String::as_str);
@@ -287,7 +287,7 @@ fn why(one: &Why) -> String {
     one.hint.as_ref().map_or(one.text.clone(), |hint| format!("{} (hint: {hint})", one.text))
 }
 
-/// What is behind a path: `ext4 on /dev/vda, QEMU HARDDISK`.
+/// File system and drive of a path: `ext4 on /dev/vda, QEMU HARDDISK`.
 pub(super) fn path(facts: &PathFacts) -> String {
     let drive = if facts.drive.is_empty() { String::new() } else { format!(", {}", facts.drive) };
     format!("{}: {} on {}{drive}", facts.path, facts.file_system, facts.source)
@@ -315,7 +315,7 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
     all
 }
 
-/// What the words of "moved by" mean, of the engines that moved bytes of a table.
+/// Explains the engine names in "moved by" for a table.
 pub(super) fn engines_explained(table: &Table) -> String {
     let shares = || table.rows.iter().flat_map(|row| &row.runs).flat_map(|run| &run.engines);
     let moved = EngineKind::ALL.into_iter().filter(|one| shares().any(|share| share.engine == one.name()));
@@ -324,7 +324,7 @@ pub(super) fn engines_explained(table: &Table) -> String {
     engines.chain([raw]).collect::<Vec<_>>().join("; ")
 }
 
-/// What our figures of a table stand for: the second half of its meaning.
+/// Describes the machine and engines behind this table's measured figures: the second half of its meaning.
 pub(super) fn ours(report: &Report, table: &Table) -> String {
     let mut runs: Vec<Run> = table.rows.iter().flat_map(|row| row.runs.clone()).collect();
     // The other paths' bytes, and other programs', are not ours.
@@ -343,7 +343,7 @@ pub(super) fn ours(report: &Report, table: &Table) -> String {
     )
 }
 
-/// What has to be there before a table's rows can be repeated.
+/// The commands that make the files which a table's rows read.
 pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
     let uses = |what: &str| table.rows.iter().any(|row| row.command.contains(what));
     let mut lines = Vec::new();
@@ -374,12 +374,12 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
         }
     }
     if uses(" peers.py ") {
-        lines.push("# peers.py is crates/forebay-report/src/peers.py in forebay's source; the model was removed, too: name one of yours.".to_owned());
+        lines.push("# peers.py is crates/forebay-report/src/peers.py in forebay's source. The model was removed, too: use your own.".to_owned());
     }
     lines
 }
 
-/// How many rows are what.
+/// Counts rows by state.
 pub(super) fn counts(report: &Report) -> String {
     let rows = report.rows().count();
     let of = |is: fn(&State) -> bool| report.rows().filter(|row| is(&row.state)).count();

@@ -1,6 +1,6 @@
 //! Load beside a row: 80 % of every CPU, by stress-ng where it is installed, else by threads of our own that copy memory,
-//! and of memory; and what the machine was like meanwhile. It is made in processes that the kernel ends first where memory
-//! runs out.
+//! and of memory; and the state of the machine during it. It is made in processes that the kernel ends first where
+//! memory runs out.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -31,7 +31,7 @@ const LOOK_TIME: Duration = Duration::from_millis(500);
 const STRESS_START: Duration = Duration::from_secs(2);
 /// Longest wait until memory is filled.
 const FILL_LIMIT: Duration = Duration::from_mins(2);
-/// What [`load_machine`] says when its memory is filled.
+/// Printed by [`load_machine`] when its memory is filled.
 const READY_LINE: &str = "ready\n";
 
 /// Ticks of all CPUs.
@@ -45,7 +45,7 @@ impl Ticks {
     /// Of the text of /proc/stat.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        // The first eight: what follows (guests) is counted in them already.
+        // The first eight: the following ones (guests) are counted in them already.
         let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
         let idle = ticks.get(3)? + ticks.get(4).unwrap_or(&0);
         let all = ticks.iter().sum::<u64>();
@@ -72,7 +72,7 @@ pub(super) struct Generator {
 /// A part of it.
 struct Process(Child);
 
-/// What was seen before a run.
+/// The sample before a run.
 pub(super) struct Before {
     alone_percent: f64,
     memory_percent: f64,
@@ -106,7 +106,7 @@ impl Generator {
         one.check().map(|()| one)
     }
 
-    /// What makes the load.
+    /// The program that makes the load.
     pub(super) fn name(&self) -> &str {
         &self.by
     }
@@ -227,11 +227,11 @@ pub(super) fn before() -> Before {
     Before { alone_percent, memory_percent: memory_percent(), ticks }
 }
 
-/// What the load was in a run.
+/// The load during a run.
 pub(super) fn after(before: &Before, by: Option<&str>) -> Load {
     let during = before.ticks.zip(Ticks::now()).map_or(0.0, |(before, now)| now.percent_since(before));
     Load {
-        by: by.unwrap_or("nothing of ours").to_owned(),
+        by: by.unwrap_or("no load of the report").to_owned(),
         alone_percent: before.alone_percent,
         during_percent: during,
         memory_percent: before.memory_percent,
@@ -323,7 +323,7 @@ mod tests {
             thread.join().unwrap_or_default()
         });
         let part = spent / began.elapsed().as_secs_f64();
-        // Others of this machine may want the CPU, too.
+        // Other programs may use the CPU, too.
         assert!((0.1..0.95).contains(&part), "{part}");
     }
 

@@ -15,17 +15,17 @@ use load::Generator;
 pub use load::load_machine;
 use server::Server;
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Box<Run>),
     Failed(Why),
-    /// It is not there: the row has no meaning here.
+    /// The program is missing: the row does not apply here.
     Absent(String),
     Stopped,
 }
 
-/// What all runs share.
+/// Shared by all runs.
 pub(crate) struct Runner<'a> {
     executable: Vec<OsString>,
     python: OsString,

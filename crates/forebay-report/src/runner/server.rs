@@ -8,9 +8,9 @@ use super::load::Ticks;
 use crate::child::{Child, Ended};
 use crate::model::Why;
 
-/// How long the server is looked at before a run: what it does anyway.
+/// How long the server's own load is sampled before a run.
 const LOOK_TIME: Duration = Duration::from_secs(1);
-/// A look that takes longer has failed: its connection stands, and nothing comes.
+/// A sample that takes longer has failed: the connection is open, but the server is silent.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
 /// Failures in a row after which the server is not asked again.
 const MAX_FAILURES: usize = 3;
@@ -20,7 +20,7 @@ const TICKS_PER_SECOND: f64 = 100.0;
 /// Where the server is.
 pub(super) struct Server {
     host: String,
-    /// What tells its ticks.
+    /// The command that prints its ticks.
     command: Vec<OsString>,
     /// How long a look may take.
     limit: Duration,
@@ -28,14 +28,14 @@ pub(super) struct Server {
     failed: RefCell<(usize, String)>,
 }
 
-/// What a look gave.
+/// One sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     ticks: Ticks,
     cpus: usize,
 }
 
-/// What was seen before a run: two looks.
+/// The two samples before a run.
 pub(super) type Before = Result<[Look; 2], String>;
 
 impl Server {
@@ -101,7 +101,7 @@ impl Look {
     }
 }
 
-/// Busy ticks from the second look on, less those that it would have had anyway, on `timed` seconds of all its CPUs.
+/// Busy ticks from the second look on, less its load without the run, on `timed` seconds of all its CPUs.
 fn percent([first, second]: [Look; 2], now: Look, timed: f64) -> f64 {
     let anyway = second.ticks.percent_since(first.ticks) / 100.0;
     let all = now.ticks.all.saturating_sub(second.ticks.all) as f64;
