@@ -14,7 +14,7 @@ static LOCK: Mutex<()> = Mutex::new(());
 static HELD: AtomicU64 = AtomicU64::new(0);
 static LONGEST: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the cost; `None` sets it back to what the environment says, and forgets what was counted.
+/// Sets the cost; `None` sets it back to the environment's value, and resets the counts.
 pub(crate) fn set_cost(micros: Option<u64>) {
     COST.store(micros.unwrap_or_else(|| number(NAME, 0)), Ordering::Relaxed);
     HELD.store(0, Ordering::Relaxed);

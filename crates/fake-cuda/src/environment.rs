@@ -33,7 +33,8 @@ fn run_on(cpu: usize) -> bool {
     }
 }
 
-/// The attributes that `FAKE_CUDA_ATTRIBUTES` overrides: `name=value,…`. What cannot be read is told and left out.
+/// The attributes that `FAKE_CUDA_ATTRIBUTES` overrides: `name=value,…`. Parts that cannot be parsed are reported and
+/// left out.
 pub(crate) fn attributes() -> HashMap<c_int, c_int> {
     let text = std::env::var("FAKE_CUDA_ATTRIBUTES").unwrap_or_default();
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());

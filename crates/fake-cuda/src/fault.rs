@@ -42,7 +42,7 @@ pub(crate) struct DriverFault {
 }
 
 impl DriverFault {
-    /// Reads `name:code[@after=N][@times=M],…`. What cannot be read is told and left out.
+    /// Reads `name:code[@after=N][@times=M],…`. Parts that cannot be parsed are reported and left out.
     pub(crate) fn parse_list(text: &str) -> Vec<Self> {
         let parse = |part: &&str| {
             let fault = Self::parse(part);

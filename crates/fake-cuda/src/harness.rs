@@ -49,7 +49,7 @@ pub fn install() -> Result<&'static Fake, String> {
     static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
     let make = || {
         let path = library_path()?;
-        // SAFETY: the caller is told to do this before other threads use the environment.
+        // SAFETY: the documentation requires this before other threads use the environment.
         unsafe { std::env::set_var("FOREBAY_LIBCUDA", &path) };
         Fake::load(&path)
     };
@@ -102,7 +102,7 @@ impl Fake {
         );
     }
 
-    /// Forgets faults, hangs, broken GPUs, counts, delays and attributes. What is allocated stays.
+    /// Forgets faults, hangs, broken GPUs, counts, delays and attributes. Allocations stay.
     pub fn reset(&self) {
         call!(self, "fake_cuda_reset", (),);
     }

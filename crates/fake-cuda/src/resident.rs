@@ -1,4 +1,4 @@
-//! The kernel that stays: it polls mailboxes, copies what is posted there, and ends by itself.
+//! The kernel that stays: it polls mailboxes, copies the posted requests, and ends by itself.
 //!
 //! Blocks do not run at once here: one thread looks at all mailboxes in turn. Written down once more, so that it and the engine
 //! can disagree.

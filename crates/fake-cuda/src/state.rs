@@ -24,7 +24,7 @@ pub(crate) struct FakeGpu {
     pub(crate) primary_references: usize,
     /// A fault of queued work: every later call in a context of this GPU answers it, as the real driver does.
     pub(crate) error: Option<c_int>,
-    /// How often it was mended: what was queued before it broke never runs.
+    /// How often it was repaired: work queued before it broke never runs.
     pub(crate) life: u64,
     /// Copies and kernels that are running.
     pub(crate) moving: usize,

@@ -193,7 +193,7 @@ impl FakeStream {
         self.wait_for(self.mark());
     }
 
-    /// Lets the thread end after what is queued.
+    /// Lets the thread end after the queued work.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();

@@ -87,8 +87,8 @@ pub(crate) fn drain_gpu(gpu: usize) {
     }
 }
 
-/// The fault of a GPU's earlier work, if any. Once it is told nothing touches memory any more, as on the real thing:
-/// what other streams are moving is waited for.
+/// The fault of a GPU's earlier work, if any. Once it is reported nothing touches memory any more, as on the real
+/// thing: what other streams are moving is waited for.
 pub(crate) fn broken(gpu: usize) -> Answer {
     loop {
         let found = {

@@ -43,7 +43,7 @@ pub fn install() -> Result<&'static Fake, String> {
     static FAKE: OnceLock<Result<Fake, String>> = OnceLock::new();
     let make = || {
         let path = library_path()?;
-        // SAFETY: the caller is told to do this before other threads use the environment.
+        // SAFETY: the documentation requires this before other threads use the environment.
         unsafe { std::env::set_var("FOREBAY_VENDOR_LIBCUFILE", &path) };
         // SAFETY: the library is this crate's own; loading it runs nothing.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }

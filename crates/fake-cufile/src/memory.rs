@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// A driver that is not there already would know nothing of this process's memory.
+/// A driver loaded now would not know this process's memory.
 const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 
 type Peek = unsafe extern "C" fn(u64, *mut u8, usize, c_int) -> c_int;

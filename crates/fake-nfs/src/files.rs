@@ -1,4 +1,4 @@
-//! Files in memory. What was written is durable after a COMMIT, or at once where that is asked for.
+//! Files in memory. Written bytes are durable after a COMMIT, or at once where the client asks for that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub(crate) struct File {
 /// Names in a reply at most.
 const MOST_NAMES: usize = 100;
 
-/// What became of a file that was to be made.
+/// The result of creating a file.
 pub(crate) enum Made {
     New,
     There,

@@ -23,7 +23,7 @@ pub use serve::may_vanish;
 use v4::Sessions;
 use words::Out;
 
-/// What is asked of the server.
+/// A request to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Asked {
     /// READ.
@@ -55,7 +55,7 @@ pub enum Asked {
 /// A call as faults see it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// What is asked.
+    /// The request.
     pub asked: Asked,
     /// How many such calls came before it.
     pub before: u64,

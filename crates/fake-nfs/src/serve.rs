@@ -157,7 +157,7 @@ fn record(stream: &mut TcpStream, shared: &Shared) -> std::io::Result<Vec<u8>> {
     }
 }
 
-/// The kernel takes little more than what is received.
+/// The kernel buffers little more than the received bytes.
 fn keep_little(stream: &TcpStream) {
     let bytes: libc::c_int = 64 << 10;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_RCVBUF);

@@ -243,7 +243,7 @@ impl Compound {
     fn read_dir(&mut self, calling: &mut Calling<'_>, from: &mut In<'_>) -> Done {
         let (cookie, _verifier) = (arguments(from.long())?, arguments(from.long())?);
         let (_names, room) = (arguments(from.word())?, arguments(from.word())?);
-        // The type, and in its place why it cannot be told.
+        // The type, or why it is unknown.
         if [arguments(from.word())?, arguments(from.word())?] != [1, 1 << 1 | 1 << 11] {
             return Err(Refused::Arguments);
         }

@@ -28,7 +28,7 @@ impl Out {
     }
 }
 
-/// What is left of a call. Reading beyond its end gives `None`: the call is answered with GARBAGE_ARGS.
+/// The rest of a call. Reading beyond its end gives `None`: the call is answered with GARBAGE_ARGS.
 pub(crate) struct In<'a>(pub(crate) &'a [u8]);
 
 impl<'a> In<'a> {

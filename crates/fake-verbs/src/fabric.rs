@@ -15,7 +15,7 @@ use crate::lock;
 use crate::machine::{FakeDevice, Machine};
 use crate::network::Network;
 
-/// A fabric of its own: only what was opened from it, or from a clone of it, can connect.
+/// A separate fabric: only devices opened from it, or from a clone of it, can connect.
 #[derive(Clone, Debug)]
 pub struct Fake(Arc<Network>);
 
@@ -91,12 +91,12 @@ impl Fake {
         self.0.machine.journal.record(on);
     }
 
-    /// What was carried out and refused since [`Fake::record`], in that order.
+    /// The operations carried out and refused since [`Fake::record`], in that order.
     pub fn journal(&self) -> Vec<Entry> {
         self.0.machine.journal.entries()
     }
 
-    /// What was carried out in all.
+    /// Counts of all operations carried out.
     pub fn counts(&self) -> Counts {
         self.0.machine.journal.counts()
     }

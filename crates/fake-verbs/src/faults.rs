@@ -1,4 +1,4 @@
-//! Faults on demand, and the record of what was done.
+//! Faults on demand, and the record of operations.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ pub enum What {
     Hold(u32),
     /// Both ends are disconnected before it.
     Disconnect,
-    /// The peer does not answer: the poster's end is down, the peer knows nothing.
+    /// The peer does not answer: the poster's end is down, and the peer does not see it.
     Unreachable,
     /// The poster's end is down before it, and the peer is never told.
     Vanish,
@@ -120,7 +120,7 @@ pub struct Entry {
     pub refused: Option<Refusal>,
 }
 
-/// What was carried out since the fabric was made.
+/// The operations carried out since the fabric was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Messages.

@@ -78,7 +78,7 @@ pub(crate) struct Machine {
     pub(crate) routes: Mutex<Vec<(IpAddr, String)>>,
     /// Bytes of host memory that those who connect may still register.
     pub(crate) lockable: AtomicU64,
-    /// Whether a forked child gets copies of what is registered.
+    /// Whether a forked child gets copies of registered memory.
     pub(crate) copies_at_fork: AtomicBool,
     /// How many more of their deregistrations fail.
     pub(crate) kept: AtomicU32,
@@ -132,7 +132,7 @@ impl Machine {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The table to be changed. Waits for copies: what was taken out is not touched afterwards.
+    /// The table, to be changed. Waits for copies: removed memory is not touched afterwards.
     pub(crate) fn change_table(&self) -> RwLockWriteGuard<'_, Table> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }

@@ -33,7 +33,7 @@ fn a_delay_keeps_the_order() {
     assert_eq!(target.bytes(), [0; 8]);
     expect_message(&mut pair.client, b"done");
     assert!(begun.elapsed() >= late);
-    assert_eq!(target.bytes(), [9; 8], "what was written before the message is there with it");
+    assert_eq!(target.bytes(), [9; 8], "bytes written before the message arrive with it");
     assert_eq!(next(&mut pair.server), Completion::Done { id: 2, kind: Kind::Send });
 }
 

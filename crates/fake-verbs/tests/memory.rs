@@ -1,4 +1,4 @@
-//! Only what was registered, granted and still lives is reached; everything else breaks the connection.
+//! Only registered, granted and living memory is reached; every other access breaks the connection.
 
 mod common;
 

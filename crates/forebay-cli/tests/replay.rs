@@ -168,7 +168,7 @@ fn without_a_gpu_it_says_what_cannot_be_told() {
     let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(done.out.contains("memory: host memory, since no GPU is here\n"), "{}", done.out);
     let last = done.out.lines().last().unwrap();
-    assert!(last.starts_with("Whether the direct path would help cannot be told without a GPU"), "{last}");
+    assert!(last.starts_with("Whether the direct path would help is unknown without a GPU"), "{last}");
     let folder = recorded(&reads(MemoryCode::Host, 4));
     let done = run(folder.path(), "replay t --rounds 1 --fast").ok();
     assert!(

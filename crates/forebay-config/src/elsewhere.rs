@@ -1,5 +1,6 @@
 //! Names of what does not lie on this machine, and that no client is registered for (`forebay_source::check_read` asks that first):
-//! objects of stores, the web, repositories of Hugging Face. What is recognised, and what is said of it, stands here alone.
+//! objects of stores, the web, repositories of Hugging Face. The recognised forms and their messages are in this file
+//! only.
 
 use std::path::Path;
 

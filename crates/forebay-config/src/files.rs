@@ -18,7 +18,7 @@ pub const MAX_TEXT_BYTES: u64 = 256 << 20;
 /// Longest wait for a file that a user names. What takes longer is on a server that is gone.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// File systems whose files the kernel makes up as they are read: proc, sysfs, debugfs, tracefs, securityfs, cgroup2. Some of
-/// these files have no end, or lose what was read.
+/// these files have no end, or lose the bytes read.
 const KERNEL_FILE_SYSTEMS: [i64; 6] =
     [0x9FA0, 0x6265_6572, 0x6462_6720, 0x7472_6163, 0x7363_6673, 0x6367_7270];
 

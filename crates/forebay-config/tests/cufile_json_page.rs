@@ -21,7 +21,7 @@ most 1 MiB (no FIFO, no device), JSON with `//` and `/* */` comments. Flags are 
 variable counts as unset.
 
 Nothing is dropped silently: a key that is unknown or stands in the wrong place, a value of the wrong type or out of
-range, and a file that cannot be read each give a warning that says what is used instead. Warnings go where the log
+range, and a file that cannot be read each give a warning with the value used instead. Warnings go where the log
 goes, at its default level, once, and into the receipt; where no log was asked for, `forebay run` prints them. `forebay check` finds
 misplaced keys too.
 

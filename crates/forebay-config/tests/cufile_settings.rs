@@ -1,4 +1,4 @@
-//! `cufile.json` and `CUFILE_*`: what is read, what is refused, what programs set by number.
+//! `cufile.json` and `CUFILE_*`: values read, values refused, parameters that programs set by number.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 

@@ -46,7 +46,7 @@ fn assert_missing(url: &str) {
     assert_eq!(File::open(url).unwrap_err().kind(), ErrorKind::NotFound, "{url}");
 }
 
-/// Nothing is there before the end, all of it after; what was written can be read before.
+/// The file appears at the end, whole; written bytes can be read before.
 fn is_there_when_it_is_whole(session: &Session, url: &str) {
     let bytes = pattern(KEY, 0, LEN);
     assert_missing(url);
@@ -57,7 +57,8 @@ fn is_there_when_it_is_whole(session: &Session, url: &str) {
     assert!(there(url) == bytes, "other bytes than were written");
 }
 
-/// The old bytes are there until the end. Who has the old file open gets its bytes, or is told that it was replaced.
+/// The old bytes are there until the end. A reader that has the old file open gets its bytes, or an error that it was
+/// replaced.
 fn replaces(session: &Session, url: &str) {
     let (old, new) = (pattern(1, 0, LEN), pattern(2, 0, LEN / 2));
     finish(uploaded(session, url, &old));

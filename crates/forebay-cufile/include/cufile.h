@@ -76,7 +76,7 @@ typedef enum CUfileOpError {
     CU_FILE_CUDA_POINTER_RANGE_ERROR = 5014, /* the range leaves its allocation */
     CU_FILE_CUDA_CONTEXT_MISMATCH = 5015,
     CU_FILE_INVALID_MAPPING_SIZE = 5016,
-    CU_FILE_INVALID_MAPPING_RANGE = 5017, /* the range leaves what was registered */
+    CU_FILE_INVALID_MAPPING_RANGE = 5017, /* the range leaves the registered memory */
     CU_FILE_INVALID_FILE_TYPE = 5018,     /* neither a regular file nor a block device */
     CU_FILE_INVALID_FILE_OPEN_FLAG = 5019,
     CU_FILE_DIO_NOT_SET = 5020,
@@ -290,7 +290,7 @@ CUfileError_t cuFileGetVersion(int *version);
 CUfileError_t cuFileDriverGetP2PFlags(CUfileDriverStatusFlags_t status_flag, CUfileP2PFlags_t *p2p_flags);
 CUfileError_t cuFileDriverSetP2PFlags(CUfileDriverStatusFlags_t status_flag, CUfileP2PFlags_t p2p_flags);
 
-/* Writes what is known of the machine's PCIe topology to a new file, as JSON (1.17). Errors: 5022, 5025. */
+/* Writes the machine's PCIe topology to a new file, as JSON (1.17). Errors: 5022, 5025. */
 CUfileError_t cuFileExportPCIeTopology(const char *filename);
 
 /* The size of a GPU's BAR1, in KiB. Errors: 5022 for NULL or no such GPU. */
@@ -355,7 +355,7 @@ void cuFileHandleDeregister(CUfileHandle_t fh);
 
 /*
  * Registers memory: of a device, of a pool, mapped virtual memory, or the host's. Never needed for a transfer, and the
- * memory is not touched. Transfers at a registered base may not leave what was registered. Opens the driver.
+ * memory is not touched. Transfers at a registered base may not leave the registered memory. Opens the driver.
  * Errors: 5012 a pointer that the driver fails on, 5013 managed memory (which can be read into unregistered), 5014 the
  * range leaves its allocation, 5022 NULL or nothing, 5023 this base is registered.
  */
@@ -375,7 +375,7 @@ CUfileError_t cuFileBufDeregister(const void *bufPtr_base);
  * a stream is captured that the legacy one would have to wait for, nor with FOREBAY_ORDER=none.
  * Errors: -1 with errno: EINVAL no handle, 5027 a deregistered one, or one whose descriptor was closed or given to another
  * file (a call that had begun goes on with the old one), 5022 negative file offset, 5030 negative buffer
- * offset, 5019 the file cannot be read, 5017 out of what was registered, EIO a file that cannot be written, memory that
+ * offset, 5019 the file cannot be read, 5017 outside of the registered memory, EIO a file that cannot be written, memory that
  * is not there or a device that failed; otherwise what read and write give (ENOSPC, EFBIG, EIO, ...).
  */
 ssize_t cuFileRead(CUfileHandle_t fh, void *bufPtr_base, size_t size, off_t file_offset, off_t bufPtr_offset);
@@ -423,7 +423,7 @@ typedef struct CUfileIOParams {
     void *cookie; /* comes back in the entry's event; may be NULL */
 } CUfileIOParams_t;
 
-/* What became of an entry. */
+/* The result of an entry. */
 typedef struct CUfileIOEvents {
     void *cookie;
     CUfileStatus_t status;
@@ -453,7 +453,7 @@ CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t batch_idp, unsigned min
                                      CUfileIOEvents_t *iocbp, struct timespec *timeout);
 
 /*
- * Cancels what has not started and waits for what has; which bytes were moved is not told. Afterwards their memory is the
+ * Cancels entries that have not started and waits for the others; does not report which bytes were moved. Afterwards their memory is the
  * program's again, and no event is left, also of entries that were complete before: GetStatus gives 0. The batch can be
  * used again. What another thread submits meanwhile may be cancelled too. NULL is a success. Errors: 5042 for an unknown
  * batch.
@@ -465,7 +465,7 @@ void cuFileBatchIODestroy(CUfileBatchHandle_t batch_idp);
 
 /* ------------------------------------------------------------------------------------------------------- streams -- */
 
-/* Flags of cuFileStreamRegister: what is known at submission already, and that all of it is of whole pages. */
+/* Flags of cuFileStreamRegister: parameters that are final at submission, and that all of them are multiples of pages. */
 #define CU_FILE_STREAM_FIXED_BUF_OFFSET 1
 #define CU_FILE_STREAM_FIXED_FILE_OFFSET 2
 #define CU_FILE_STREAM_FIXED_FILE_SIZE 4
@@ -484,7 +484,7 @@ CUfileError_t cuFileReadAsync(CUfileHandle_t fh, void *bufPtr_base, size_t *size
 CUfileError_t cuFileWriteAsync(CUfileHandle_t fh, void *bufPtr_base, size_t *size_p, off_t *file_offset_p,
                                off_t *bufPtr_offset_p, ssize_t *bytes_written_p, CUstream stream);
 
-/* Says what is fixed for the transfers of a stream. Not needed for 0. Errors: 5022 unknown flags, or registered. */
+/* Registers the fixed parameters of a stream's transfers. Not needed for 0. Errors: 5022 unknown flags, or registered. */
 CUfileError_t cuFileStreamRegister(CUstream stream, unsigned flags);
 
 /* Waits for the stream and forgets it. Errors: 5022 not registered. */
@@ -534,7 +534,7 @@ typedef enum CUFileArrayConfigParameter_t {
 } CUFileArrayConfigParameter_t;
 
 /*
- * Getting: the running value, or while the driver is closed the one that opening will take: what was set, else the
+ * Getting: the running value, or while the driver is closed the one that opening will take: the value set, else the
  * environment's, else cufile.json's, else the default. Setting: only while it is closed; the last one counts, until the
  * next open takes it. Units stand in the names.
  * Errors: 5022 NULL, an unknown parameter, a value out of range or a buffer too short for the text and its end; 5026

@@ -55,7 +55,7 @@ pub type CUfileBatchHandle = *mut c_void;
 /// A stream of the driver API.
 pub type CUstream = *mut c_void;
 
-/// What is registered: a descriptor.
+/// The type of handle: a descriptor.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CUfileDescr {

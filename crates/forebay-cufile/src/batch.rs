@@ -96,7 +96,7 @@ impl BatchState {
         lock(&self.inner)
     }
 
-    /// Takes in what is resolved.
+    /// Collects resolved entries.
     fn collect(self: &Arc<Self>, inner: &mut BatchProgress) {
         while let Some(place) = inner.woken.pop() {
             self.look(inner, place);
@@ -224,7 +224,7 @@ impl CufileBatch {
         true
     }
 
-    /// Takes in what became of entries that were submitted.
+    /// Collects the results of submitted entries.
     pub(crate) fn submitted(&self, begun: Result<Submission, (Vec<BatchEntry>, c_int)>) {
         let mut progress = self.state.lock();
         match begun {
@@ -262,7 +262,7 @@ impl CufileBatch {
         drop(self.wait_until(None, |inner| inner.left == 0));
     }
 
-    /// Gives up what has not begun, waits for what has, and forgets all events: those that nobody fetched too.
+    /// Cancels entries that have not begun, waits for those that have, and drops all events, fetched or not.
     pub(crate) fn cancel(&self) {
         // Cancel without the lock: the thread that resolves a submission takes it.
         let flying = std::mem::take(&mut self.state.lock().flying);
@@ -289,7 +289,7 @@ impl CufileBatch {
         inner.events.drain(..count).collect()
     }
 
-    /// Takes in what is resolved until this is so, or the time is up.
+    /// Collects resolved entries until this is so, or the time is up.
     fn wait_until(
         &self,
         deadline: Option<Instant>,

@@ -15,7 +15,7 @@
 
 #![allow(non_snake_case, reason = "the names are the interface's")]
 #![allow(clippy::missing_safety_doc, reason = "each has one; extern functions without pointers need none")]
-#![allow(unreachable_pub, reason = "what is exported is found by name, not by path")]
+#![allow(unreachable_pub, reason = "exported functions are found by name, not by path")]
 
 mod abi;
 mod batch;

@@ -17,7 +17,7 @@ pub(crate) struct PointerTarget {
     pub(crate) kind: MemoryKind,
     /// The GPU it belongs to.
     pub(crate) gpu: Option<usize>,
-    /// What is known to be of one kind.
+    /// A range known to be of one kind.
     known: DeviceRange,
 }
 
@@ -91,7 +91,7 @@ fn on_host(session: &'static Session, address: u64, kind: MemoryKind) -> Pointer
 }
 
 /// Whether memory of `owner` reaches to `end` without a gap: virtual memory may be mapped in several parts. Drivers may tell of all of a
-/// reservation in place of a part: what is not mapped there is refused when it is copied to.
+/// reservation in place of a part: unmapped parts are refused when they are copied to.
 fn reaches(
     device: &Arc<dyn Device>,
     mut range: Option<DeviceRange>,

@@ -37,7 +37,7 @@ fn replay(folder: &Path) -> Replay {
     Replay { folder: folder.to_owned(), rounds: Some(1), config, ..Replay::default() }
 }
 
-/// Every turn did what was recorded.
+/// Every turn made the recorded calls.
 fn same(report: &ReplayReport, ways: &[&str]) {
     let found: Vec<_> = report.turns.iter().map(|turn| turn.way.as_str()).collect();
     assert_eq!(found, ways, "{:?}", report.not_here);

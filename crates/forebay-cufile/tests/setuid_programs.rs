@@ -59,7 +59,7 @@ impl Wishes<'_> {
         self.0.join("marks")
     }
 
-    /// Runs it as nobody; what it printed, and the names of what was left.
+    /// Runs it as nobody; returns its output, and the names of leftover files.
     fn run(&self, program: &Path, (name, value): (&str, &str)) -> (String, Vec<String>) {
         let mut command: Command = clean(program);
         command.env_remove("LD_LIBRARY_PATH").arg(self.0.join("data")).uid(NOBODY).gid(NOBODY);

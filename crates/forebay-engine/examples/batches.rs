@@ -104,7 +104,7 @@ impl Work {
 
 fn main() -> Result<()> {
     let usage = || {
-        Error::new(ErrorKind::InvalidInput, "what is to be done?")
+        Error::new(ErrorKind::InvalidInput, "no action is named")
             .hint("batches save|load FILE PIECES BYTES [ROUNDS]")
     };
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -131,7 +131,7 @@ fn main() -> Result<()> {
             }
             work.buffer.copy_from_slice(&vec![0; room])?;
             let file = File::open(path)?;
-            // What was changed a moment ago is not read in place.
+            // Pages changed a moment ago are not read in place.
             std::thread::sleep(std::time::Duration::from_millis(1200));
             (0..rounds).try_for_each(|round| {
                 work.timed(&format!("load {round}"), || work.run(&file, Direction::Read))

@@ -1,6 +1,6 @@
 //! What may happen to a process while callers' pieces are with the resident kernel, on the machine's GPU:
 //!
-//! - `full`: kernels of the user's fill the whole GPU, so that none of ours starts;
+//! - `full`: kernels of the user fill the whole GPU, so that none of the engine's starts;
 //! - `capture`: another thread captures a stream, globally;
 //! - `exit`: the process exits;
 //! - `reset`: the primary context is reset.

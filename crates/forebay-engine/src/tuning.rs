@@ -23,9 +23,9 @@ pub(crate) mod machine {
     pub(crate) const IDLE: Duration = Duration::from_micros(200);
     /// Nap where nothing is urgent; what others may hold the driver: 4 devices in turns read 18 GB/s together.
     pub(crate) const LONG_NAP: Duration = Duration::from_millis(2);
-    /// What is waited for others in the engine, and how long an answer of theirs holds. Chosen.
+    /// Waits for other threads of the engine, and how long an answer of one holds. Chosen.
     pub(crate) const BRIEF_WAIT: Duration = Duration::from_millis(100);
-    /// What is waited for the program and the kernel before something else is done. Chosen.
+    /// Waits for the program and the kernel before the engine does something else. Chosen.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
     /// An eighth: what a new measurement makes of what was learnt, and what has to end before a lane wakes up.
     pub(crate) const EIGHTH: u64 = 8;
@@ -135,7 +135,7 @@ pub(crate) mod plan {
     pub(crate) const CELL: usize = 64 << 10;
     /// Least pieces of a pack that is spread over lanes: they share a launch (4.8 µs of CPU). Twice as many at most.
     pub(crate) const MIN_PACK_PIECES: usize = 128;
-    /// Least bytes of a lane's part, and of what is measured, asked for or written in place at once. Chosen.
+    /// Least bytes of a lane's part, of a measurement, of a request, and of a write in place. Chosen.
     pub(crate) const CHUNK: u64 = 1 << 20;
     /// Most bytes of a request to a source without a descriptor: it costs 2 000 instructions, and a cancel waits for it.
     pub(crate) const MAX_REQUEST: usize = 16 << 20;

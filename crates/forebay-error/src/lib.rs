@@ -147,7 +147,7 @@ impl Error {
         }))
     }
 
-    /// The error of a system call: `doing` says what was tried ("cannot open file").
+    /// The error of a system call: `doing` names the attempt ("cannot open file").
     pub fn from_errno(errno: i32, doing: impl Into<String>) -> Self {
         let os = std::io::Error::from_raw_os_error(errno);
         let mut error =

@@ -142,7 +142,7 @@ impl Bench {
         unsafe { self.device.unregister(address) }
     }
 
-    /// Registers the whole file in windows; the guard unregisters what was registered.
+    /// Registers the whole file in windows; the guard unregisters it.
     fn registered(&self, size: usize) -> Result<Held<'_>> {
         let windows: Vec<_> = self.windows(size).collect();
         let mut done = Vec::new();
@@ -226,7 +226,7 @@ fn first_read(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// 4: reading what is registered.
+/// 4: reading registered pages.
 fn repeated_read(bench: &Bench) -> Result<()> {
     let _held = bench.registered(WINDOW)?;
     let clock = Clock::start();
@@ -424,7 +424,7 @@ fn main() -> Result<()> {
         ("1. attributes", attributes),
         ("2. registering, by window", registration),
         ("3. first read, registering while copying", first_read),
-        ("4. repeated read of what is registered", repeated_read),
+        ("4. repeated read of registered pages", repeated_read),
         ("5. gather and scatter", gathers),
         ("6. looking at the file", looks),
         ("   latency", latency),

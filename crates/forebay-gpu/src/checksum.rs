@@ -11,7 +11,7 @@ const POLYNOMIAL: u32 = 0x82F6_3B78;
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
 
-/// The CRC-32C of some bytes, and how many they are: what is needed to join it with that of the bytes that follow.
+/// The CRC-32C of some bytes, and their number: both are needed to join it with that of the following bytes.
 ///
 /// ```
 /// use forebay_gpu::Checksum;

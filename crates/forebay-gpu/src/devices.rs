@@ -19,7 +19,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Finds the devices. Never fails: a missing driver is told in `missing`.
+    /// Finds the devices. Never fails: `missing` has the reason if there is no driver.
     pub fn discover() -> Self {
         let (gpus, missing) = match cuda::devices() {
             Ok(gpus) if gpus.is_empty() => {

@@ -403,7 +403,7 @@ fn no_export() -> Error {
     Error::new(ErrorKind::Unsupported, "this device's memory cannot be given to other devices (dma-buf)")
 }
 
-/// The answer of a device that knows nothing of registration.
+/// The answer of a device without registration.
 #[cold]
 fn no_registration() -> Error {
     Error::new(ErrorKind::Unsupported, "this device cannot use the CPU's mappings in place")
@@ -476,8 +476,8 @@ pub trait Stream: Send + fmt::Debug {
     /// The list and all that it names are valid until the kernel is done; destinations do not overlap.
     unsafe fn scatter(&self, list: u64, count: usize, longest: usize) -> Result<()>;
 
-    /// Starts a kernel that copies what is posted in mailboxes for a moment: see [`Resident`]. [`ErrorKind::Unsupported`] where
-    /// there are no kernels. The stream is one of [`Device::stream`], and lives until the kernel has ended.
+    /// Starts a kernel that serves requests in mailboxes for a moment: see [`Resident`]. [`ErrorKind::Unsupported`]
+    /// where there are no kernels. The stream is one of [`Device::stream`], and lives until the kernel has ended.
     ///
     /// # Safety
     /// The mailboxes and the word stay valid until the kernel has ended; so does all that a request names until it is done,

@@ -23,7 +23,7 @@ impl Naps {
     pub fn start() -> Self {
         // SAFETY: no pointers are passed; the slack is the thread's own.
         let before = unsafe { libc::prctl(libc::PR_GET_TIMERSLACK, 0, 0, 0, 0) };
-        // One that cannot be told cannot be put back.
+        // An unknown value cannot be restored.
         let before = (before > SLACK).then_some(before);
         if before.is_some() {
             set(SLACK);

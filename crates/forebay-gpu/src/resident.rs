@@ -1,6 +1,7 @@
 //! What a resident kernel is asked for.
 
-/// A kernel that polls mailboxes in pinned memory and copies what is posted there, until nothing was for a while.
+/// A kernel that polls mailboxes in pinned memory and copies the requests posted there, until there are none for a
+/// while.
 ///
 /// A mailbox has [`Resident::MAILBOX`] bytes: two lines of 128, each written by one side alone. Numbers are of 32 bits, little-endian.
 ///

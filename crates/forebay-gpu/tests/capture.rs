@@ -59,7 +59,7 @@ fn a_capture_survives_our_calls() {
             });
             other.join().unwrap();
         }
-        assert_eq!(fake.end_capture(captured).unwrap(), 0, "nothing of ours was captured");
+        assert_eq!(fake.end_capture(captured).unwrap(), 0, "no work of the engine was captured");
         assert_eq!(fake.capture_mode(), GLOBAL, "the thread's mode is what it was");
     }
     // What an allocator of somebody else does in the midst of our work, in another thread.

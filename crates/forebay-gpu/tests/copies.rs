@@ -162,7 +162,7 @@ fn a_fault_of_queued_work_surfaces_at_the_event() {
     let error = stream.synchronize(Wait::Block).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error:?}");
     assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
-    // Where the GPU is broken, the fake forgets what is unpinned all the same.
+    // Where the GPU is broken, the fake drops unpinned pages all the same.
     drop(others);
     fake.reset();
     // SAFETY: nothing uses it any more.

@@ -31,7 +31,7 @@ fn devices_are_found_without_a_context() {
     unsafe { gpu.free_kind(AllocationKind::HostHeap, DeviceRange::new(heap, 10)) };
     assert_eq!(fake.leaks().contexts, 0);
 
-    // A pointer's device is told whichever device is asked.
+    // Every device gives the device of a pointer.
     let memory = gpu.allocate(100).unwrap();
     let told = devices.gpus[0].classify(memory).unwrap();
     assert_eq!((told.device, told.context), (Some(1), Context::PRIMARY));

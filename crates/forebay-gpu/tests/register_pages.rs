@@ -1,4 +1,4 @@
-//! Registering a file's mapped pages, over the fake driver: what is refused, what the device reads, and what it goes
+//! Registering a file's mapped pages, over the fake driver: refusals, the device's reads, and what it goes
 //! on reading when the file changes below it.
 
 #![allow(clippy::unwrap_used)]

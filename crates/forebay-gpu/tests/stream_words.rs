@@ -56,7 +56,7 @@ fn a_list_is_read_when_the_stream_may_go_on() {
         let bytes = on_device(fake, memory, 4096);
         assert!(bytes[..1000] == source.slice()[..1000] && bytes[1000..].iter().all(|byte| *byte == 0));
     }
-    // What is refused is told with what was taken before.
+    // A refusal comes with the number of operations accepted before it.
     fake.fail_next("cuLaunchKernel", 2, 0, 1);
     let posts = [
         Post::Write(reached, 50),

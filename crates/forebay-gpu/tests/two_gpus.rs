@@ -62,7 +62,7 @@ fn gpus_reach_each_other_only_when_told() {
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
         fake.reset();
         first.unregister(mapped.address).unwrap();
-        // What is pinned as before belongs to all.
+        // Memory pinned as before belongs to all.
         let pinned = vec![3u8; LEN];
         let reach = first.pin(HostRange::new(pinned.as_ptr().cast_mut(), LEN)).unwrap();
         assert_eq!(fake.registered_bytes(), 0);

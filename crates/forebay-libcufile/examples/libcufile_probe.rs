@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p forebay-libcufile --example libcufile_probe -- FILE…`
 //!
-//! Each step is printed before it is made, with what came of it behind it, so that a hang shows where. A step that takes
+//! Each step is printed before it is made, with its result behind it, so that a hang shows its place. A step that takes
 //! longer than 60 seconds ends the program. Files that do not exist are made (1 MiB), and removed; others are only read.
 //! The library is the one that the engine would take, or `FOREBAY_VENDOR_LIBCUFILE`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "an example that prints and ends")]

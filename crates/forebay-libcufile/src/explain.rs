@@ -92,8 +92,8 @@ fn code(code: i32, doing: &str) -> Error {
     hints.iter().fold(error, |error, hint| error.hint(*hint))
 }
 
-/// Why registering failed. Up to 1.16 the usual cause is that udev's database says nothing of the file's block device: it
-/// is asked even where nothing but ordinary reads and writes would follow.
+/// Why registering failed. Up to 1.16 the usual cause is that udev's database has no entry for the file's block device:
+/// it is asked even where nothing but ordinary reads and writes would follow.
 pub(super) fn registration(status_: Status, device: (u32, u32), file_system: &str) -> Error {
     let error = status(status_, "NVIDIA's libcufile cannot register the file");
     if !matches!(status_.code, HANDLE_NOT_REGISTERED | INTERNAL) {
@@ -106,7 +106,7 @@ pub(super) fn registration(status_: Status, device: (u32, u32), file_system: &st
         return error;
     }
     let why = format!(
-        "NVIDIA's libcufile cannot register the file: udev's database says nothing of its device {major}:{minor}"
+        "NVIDIA's libcufile cannot register the file: udev's database has no entry for its device {major}:{minor}"
     );
     let error =
         Error::new(ErrorKind::Unsupported, why).with("cufile", status_.code).with("looked for", &entry);

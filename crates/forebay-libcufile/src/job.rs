@@ -12,7 +12,7 @@ use crate::abi::{Calls, FileHandle};
 use crate::explain;
 use crate::threads::CallPost;
 
-/// Bytes of a call: what the library takes at once by default, and little enough to tell a hang from a long read.
+/// Bytes of a call: the library's default maximum, and few enough to distinguish a hang from a long read.
 const CHUNK: u64 = 16 << 20;
 /// Writes that begin and end at multiples of this share no block with their neighbours.
 const BLOCK: u64 = 4096;

@@ -180,7 +180,7 @@ impl Libcufile {
                 Ok((registered.handle, mode))
             }
             Err(error) => {
-                // Too little memory says nothing of the library; a hang does, and waiting again helps nobody.
+                // Too little memory is no fault of the library; a hang is, and waiting again would not help.
                 if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Timeout) {
                     trials.insert(key, Err(error.clone()));
                 }

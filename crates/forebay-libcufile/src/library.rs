@@ -9,7 +9,7 @@
 //!   process's. glibc allows few namespaces, and each gets a libc with threads' memory of its own.
 //! - `RTLD_LOCAL` alone keeps its names from others, but not others' from it.
 //! - `RTLD_LOCAL | RTLD_DEEPBIND` lets it find its own names first, then those of its dependencies, and only then the
-//!   process's. Libraries that are loaded stay shared, so libcuda is the one already there. That is what is done, and
+//!   process's. Libraries that are loaded stay shared, so libcuda is the one already there. This is done, and
 //!   only where another libcufile is in front: deep binding also finds libc's `malloc` before an allocator that was
 //!   preloaded, and memory of one may end in the `free` of the other. Where both are preloaded it is refused.
 

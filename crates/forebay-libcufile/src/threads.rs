@@ -1,8 +1,8 @@
 //! The threads that call NVIDIA's library, and the one that watches them.
 //!
 //! The library may hang, in any of its calls, for ever. So none is made on a caller's thread, and the watch looks at how
-//! long each has taken. One that takes too long is given up: its thread is left alone and touches nothing of ours any
-//! more should it ever come back, its transfers fail, and the library is not called again.
+//! long each has taken. One that takes too long is given up: its thread is left alone and touches no memory of the
+//! engine any more should it ever come back, its transfers fail, and the library is not called again.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The engine `libcufile` over a test double of NVIDIA's library: what receipts say, and what becomes of its failures.
+//! The engine `libcufile` over a test double of NVIDIA's library: its receipts, and its failures.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -41,7 +41,7 @@ impl Default for LoadLimits {
     }
 }
 
-/// What is read together of a load.
+/// A read of a load: neighbouring tensors together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadPlan {
     /// Bytes of all tensors.

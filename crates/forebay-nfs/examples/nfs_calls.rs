@@ -53,7 +53,7 @@ fn offset(file: &NfsFile, index: usize, bytes: usize) -> u64 {
 /// Requests of the client, one after the other.
 fn requests(form: &str, file: &NfsFile, memory: &mut [u8], count: usize) -> Result<()> {
     let range = Memory::Host(HostRange::of_mut(memory));
-    // SAFETY: the memory outlives what is registered.
+    // SAFETY: the memory outlives the registration.
     let registered = unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?;
     for index in 0..count {
         let (waits, told) = (std::thread::current(), Arc::new(std::sync::OnceLock::new()));

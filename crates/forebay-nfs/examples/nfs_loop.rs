@@ -22,7 +22,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::of_mount;
 use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, RdmaOptions, mount, open};
 
-/// Bytes around what is read, and what they are.
+/// Guard bytes around the read range, and their value.
 const GUARD: usize = 67;
 const GUARD_BYTE: u8 = 0xA5;
 
@@ -207,7 +207,7 @@ fn rewrites(file: &NfsFile, end: &str) -> Result<()> {
     Ok(())
 }
 
-/// Where two ranges differ is told by the first byte that does, and by what stands there.
+/// Prints where two ranges differ: the first such offset, and both bytes.
 fn same(got: &[u8], wanted: &[u8]) -> Result<()> {
     let pairs = || got.iter().zip(wanted).enumerate().filter(|(_, (got, wanted))| got != wanted);
     match pairs().next() {
@@ -220,7 +220,7 @@ fn same(got: &[u8], wanted: &[u8]) -> Result<()> {
     }
 }
 
-/// What has happened, for scenarios to look at.
+/// Counters, for scenarios.
 fn tell(file: &NfsFile) {
     let traffic = file.client().traffic();
     say(&format!(
@@ -237,7 +237,7 @@ fn tell(file: &NfsFile) {
     ));
 }
 
-/// One line for each line of stdin. Bytes are told as runs: `a*4096 b*12`.
+/// One line for each line of stdin. Bytes are printed as runs: `a*4096 b*12`.
 fn talk(file: &NfsFile) -> Result<()> {
     say("ready");
     for line in std::io::stdin().lock().lines() {

@@ -180,7 +180,7 @@ fn client(form: &str, bytes: usize, count: usize, path: &str) -> Outcome {
     let mut memory = vec![0u8; bytes * UNDER_WAY];
     let registered = if form == "registered" {
         let range = Memory::Host(HostRange::of_mut(&mut memory));
-        // SAFETY: the memory outlives what is registered.
+        // SAFETY: the memory outlives the registration.
         Some(unsafe { forebay_verbs::RegisteredMemory::new(&file.client().domain()?, range) }?)
     } else {
         None

@@ -48,7 +48,7 @@ impl ServerSilences {
         Self { client: Arc::downgrade(client), before: client.silences(), since: Instant::now() }
     }
 
-    /// By what a transfer was held up that began then; `None`: by nothing.
+    /// The reason why a transfer that began then was delayed; `None`: it was not delayed.
     pub(crate) fn told(&self) -> Option<String> {
         let client = self.client.upgrade()?;
         let ((times, long), (times_before, long_before)) = (client.silences(), self.before);

@@ -167,7 +167,7 @@ fn a_second_file_that_differs_leaves_the_address_out() {
     }
 }
 
-/// What was sent there is sent again by other connections.
+/// Calls sent there are sent again by other connections.
 #[test]
 fn an_address_that_is_left_out_ends_its_connections_while_a_file_is_read() {
     for version in ["3", "4.0"] {
@@ -216,7 +216,7 @@ fn an_address_does_not_return_on_another_file() {
         assert!(is_looked_at, "{version}: {:?}", first.client().left_out());
         assert!(read(&first) == pattern(LEN), "{version}");
         assert_eq!((first.client().addresses_in_use(), other.count(Asked::Read)), (1, 0), "{version}");
-        // A file that nobody has open any more says nothing.
+        // A file that nobody has open any more proves nothing.
         drop(first);
         assert!(
             within(5, || read(&last) == pattern(LEN) && last.client().addresses_in_use() == 2),

@@ -205,7 +205,7 @@ fn a_session_that_comes_back_with_fewer_slots_is_used() {
     );
 }
 
-/// A connection whose calls have no slot in the new session, while the old one still answers what is sent again.
+/// A connection whose calls have no slot in the new session, while the old one still answers repeated calls.
 #[test]
 fn a_connection_that_loses_its_slots_gives_no_bytes_of_another_call() {
     let bytes = pattern(LEN);

@@ -1,7 +1,8 @@
 //! Files of a server by their URL do what every source must.
 //!
 //! `FOREBAY_TEST_NFS=nfs://SERVER/FOLDER?version=3` runs it over files of a real server, by the transport of `FOREBAY_NFS`;
-//! `FOREBAY_TEST_DIR` is that folder as the server itself has it: there the files are made, and what was written is looked at.
+//! `FOREBAY_TEST_DIR` is that folder as the server itself has it: there the files are made, and written bytes are
+//! checked.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../../forebay-engine/tests/common/mod.rs"]

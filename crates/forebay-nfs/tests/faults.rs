@@ -433,7 +433,7 @@ fn what_nothing_uses_is_closed_and_made_again() {
     }
 }
 
-/// What was not asked for when a request failed is never asked for: the memory is the caller's again.
+/// Parts not sent when a request failed are never sent: the memory is the caller's again.
 #[test]
 fn a_request_that_failed_asks_for_nothing_more() {
     const IO: u32 = 5;
@@ -476,7 +476,7 @@ fn what_a_connection_has_not_sent_when_it_is_given_up_is_never_sent() {
         unread(&server, time);
         assert_eq!(file.write_at(&vec![1; LEN], 0).unwrap(), LEN);
         assert_eq!(file.write_at(&vec![2; LEN], 0).unwrap(), LEN);
-        // The server reads what is left of the first connection.
+        // The server reads the rest of the first connection.
         std::thread::sleep(time);
         assert_eq!(server.count(Asked::Write), 1 + 2 * 4, "{version}");
         assert!(server.durable("/export/file").iter().all(|byte| *byte == 2), "{version}");

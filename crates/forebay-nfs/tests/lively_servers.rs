@@ -1,4 +1,4 @@
-//! Servers that always send something, but not what is waited for: each request ends in time all the same.
+//! Servers that always send something, but never the expected reply: each request ends in time all the same.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;

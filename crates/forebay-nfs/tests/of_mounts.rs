@@ -18,7 +18,7 @@ use forebay_source::HostRange;
 
 const LEN: usize = 8 << 20;
 
-/// A server that may be told to refuse calls from ports that any program may have.
+/// A server that can be set to refuse calls from ports that any program may have.
 fn server() -> Arc<Server> {
     let server = Arc::new(Server::start());
     server.put("/export/file", vec![7; LEN]);
@@ -164,7 +164,7 @@ fn a_server_is_waited_for_longer_than_its_requests_take_of_late() {
         let error = told[0].recv().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         let first = begun.elapsed();
-        // What waits for room waits for the server, too, unless it is told.
+        // A call that waits for room waits for the server, too, unless it gets an error.
         file.client().fail_waiting(&error);
         for told in &told[1..] {
             told.recv().unwrap().unwrap_err();

@@ -1,5 +1,5 @@
 //! The engine `placed`: a server in the process writes into the software GPU's memory over a fabric in the process. What it takes,
-//! what it refuses and why, and what becomes of transfers that fail on the way. The contract runs over it, too.
+//! its refusals and their reasons, and transfers that fail on the way. The contract runs over it, too.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../../forebay-engine/tests/common/mod.rs"]
@@ -590,7 +590,7 @@ fn memory_of_trials_is_not_used_once_it_belongs_to_others() {
     turn.fake.set_current_context(0).unwrap();
 }
 
-/// Whose the memory of a trial is can be told later only if the driver told at first.
+/// The owner of a trial's memory can be checked later only if the driver gave it at first.
 #[test]
 fn a_driver_that_does_not_tell_of_memory_costs_none() {
     let turn = turn();

@@ -143,7 +143,8 @@ fn where_no_nic_registers_the_memory_it_is_staged_with_the_reason() {
     assert!(receipt.to_string().contains("cannot register a dma-buf (device=fake0)"), "{receipt}");
 }
 
-/// A transfer does not wait while the server is looked at by a NIC: an address that takes connections and says nothing takes 2 s.
+/// A transfer does not wait while the server is looked at by a NIC: an address that takes connections and stays silent
+/// takes 2 s.
 #[test]
 fn a_silent_address_holds_up_no_transfer() {
     let _turn = turn();

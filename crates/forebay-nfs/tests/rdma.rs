@@ -401,7 +401,7 @@ fn where_no_connection_has_locked_memory_that_is_told_at_once() {
         assert!(began.elapsed() < options.silence / 2, "{version}");
         fake.limit_locked(u64::MAX);
         assert!(read(&file, 0, LEN).unwrap() == pattern(LEN), "{version}");
-        // What is registered there is still of use.
+        // Memory registered there is still usable.
         assert!(Arc::ptr_eq(&domain, &file.client().domain().unwrap()), "{version}");
     }
 }

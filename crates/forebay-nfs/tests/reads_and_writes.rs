@@ -42,7 +42,10 @@ fn every_version_reads_and_writes_the_same_bytes() {
             assert_eq!(file.write_at(&new, offset as u64).unwrap(), len);
             expected.resize(expected.len().max(offset + len), 0);
             expected[offset..offset + len].copy_from_slice(&new);
-            assert!(server.durable("/export/dir/file") == expected, "{version}: what is written is durable");
+            assert!(
+                server.durable("/export/dir/file") == expected,
+                "{version}: the written bytes are durable"
+            );
         }
         assert_eq!(file.attributes().unwrap().size, expected.len() as u64);
         assert_eq!(server.wrong_slots(), 0, "{version}");

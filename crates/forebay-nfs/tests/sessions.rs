@@ -110,7 +110,7 @@ fn a_silent_server_does_not_hold_up_the_end_of_a_session() {
     assert_eq!((server.count(Asked::End), server.sessions()), (1, (0, 1)));
 }
 
-/// Calls under way were cut for the session before, and so is what is asked for since.
+/// Calls in flight were cut to the old session's sizes, and so are later ones.
 #[test]
 fn a_server_that_takes_less_in_a_call_after_a_restart_is_read_and_written() {
     const SMALLER: u64 = (64 << 10) + 4096;

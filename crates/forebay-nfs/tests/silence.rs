@@ -67,7 +67,7 @@ fn all_end(version: &str, is_gone: bool) {
         let kind = result.unwrap_err().kind();
         assert!(kind == ErrorKind::Timeout || is_gone, "{version} {kind:?}");
     }
-    // What is asked for next has less time, also where it is queued, unless the server answers.
+    // The next call has less time, also where it is queued, unless the server answers.
     if server.is_some() {
         for (at, result) in ends(&file, || ()) {
             assert!(at >= Duration::from_millis(1400) && result.is_err(), "{version} {at:?}");

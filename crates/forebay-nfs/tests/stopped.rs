@@ -94,7 +94,7 @@ fn what_waits_ends_when_it_is_to_stop() {
     server.faults(|seen| (seen.asked == Asked::Names).then(|| Fault::Names(vec![("a", 3 + seen.before)])));
     stopped("a listing without end", || folder::list(&export, &options(&None)));
 
-    // What was begun is removed, though that needs a connection, and an answer that comes late.
+    // The unfinished file is removed, though that needs a connection, and the answer comes late.
     const DELAY: u32 = 10008;
     let new = make(&url, &options(&None), 0o600).unwrap();
     assert_eq!(server.paths().len(), 2);

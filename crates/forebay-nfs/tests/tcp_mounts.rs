@@ -258,7 +258,7 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
     std::thread::scope(|scope| scope.spawn(other).join().unwrap());
 }
 
-/// An fsync of ours would be told what a write of the program's has failed with.
+/// An fsync by the engine would consume the error of a program's write.
 #[test]
 fn a_file_that_is_open_for_writing_stays_the_kernels() {
     let _turn = turn();
@@ -301,7 +301,7 @@ fn a_file_that_changes_meanwhile_is_read_on_by_the_kernel() {
             assert_eq!(receipt.bytes(), LEN as u64);
             assert!(receipt.moved[Way::Requested] < LEN as u64, "{receipt}");
             assert!(why(&receipt).starts_with("the file changed while it was read"), "{receipt}");
-            // It says nothing of the server. (The kernel's view has not changed here.)
+            // It does not concern the server. (The kernel's view has not changed here.)
             chill(&file);
             let receipt = session.read(&file, 0, &mut target.buffer(&session, LEN)).unwrap();
             assert_eq!((receipt.moved[Way::Requested], why(&receipt)), (LEN as u64, ""), "{receipt}");

@@ -59,7 +59,7 @@ impl Kind {
         self.0.numpy()
     }
 
-    /// What array interfaces cannot say (bfloat16, 8-bit floats) is told there as plain bytes of that size.
+    /// Types that array interfaces lack (bfloat16, 8-bit floats) appear there as plain bytes of that size.
     pub(crate) const fn typestr(self) -> &'static str {
         self.0.descr()
     }
@@ -124,7 +124,7 @@ impl Array {
         (!self.is_host()).then(|| self.buffer.device().info().index)
     }
 
-    /// Waits for what is queued on the default stream of its GPU.
+    /// Waits for the work queued on the default stream of its GPU.
     fn settle(slf: &Bound<'_, Self>) -> PyResult<()> {
         if slf.get().buffer.is_empty() {
             return Ok(());
@@ -184,7 +184,7 @@ impl Array {
         self.buffer.address()
     }
 
-    /// The bytes, copied to the host once what is queued on the default stream is done.
+    /// The bytes, copied to the host once the work queued on the default stream is done.
     fn tobytes<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyBytes>> {
         Self::settle(slf)?;
         let (py, own) = (slf.py(), slf.get());
@@ -192,7 +192,7 @@ impl Array {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Fills the array with the bytes of a host array of the same length, once what is queued on the default stream is
+    /// Fills the array with the bytes of a host array of the same length, once the work queued on the default stream is
     /// done.
     fn fill_from(slf: &Bound<'_, Self>, source: &Bound<'_, PyAny>) -> PyResult<()> {
         let (py, own) = (slf.py(), slf.get());

@@ -112,7 +112,7 @@ impl OpenFile {
         self.engine.path().is_none()
     }
 
-    /// An error if the file is not what it was, or if that cannot be told.
+    /// An error if the file has changed, or if that is unknown.
     pub(crate) fn check(&self) -> Result<()> {
         let Some(then) = &self.opened else { return Ok(()) };
         let is_same = self.engine.state()?.is_some_and(|now| now.has_bytes_of(then));
@@ -121,7 +121,7 @@ impl OpenFile {
 
     /// The error of a read after which it is not, or that met its end: when it was opened there were records behind that.
     pub(crate) fn changed(&self) -> Error {
-        let text = "the file changed since the data set was opened: what was read is of no state";
+        let text = "the file changed since the data set was opened: the bytes read are of no single state";
         Error::new(ErrorKind::Busy, text)
             .with("path", self.engine.name())
             .hint("open the data set anew")
@@ -139,7 +139,7 @@ impl Drop for OpenFile {
     }
 }
 
-/// What came of opening a file.
+/// The result of opening a file.
 pub(crate) enum Opening {
     Open(Arc<OpenFile>),
     /// Only once others are closed: this number is open, and all of them are read.
@@ -201,7 +201,7 @@ impl Slot {
             .clone())
     }
 
-    /// Whether the file of its name is what it was. What hinders to see that counts as a change: who opens it is told.
+    /// Whether the file of its name is unchanged. An error counts as a change: opening the file reports it.
     fn is_as_it_was(&self) -> bool {
         version_of(&self.path).is_ok_and(|found| self.is_version(&found))
     }
@@ -237,7 +237,7 @@ fn most_open() -> u64 {
     getrlimit(Resource::Nofile).current.map_or(u64::MAX, |limit| (limit / 4).max(1))
 }
 
-/// What tells a file from another, and from itself before.
+/// Distinguishes a file from others, and its present state from earlier ones.
 pub(crate) struct Version {
     is_file: bool,
     size: u64,

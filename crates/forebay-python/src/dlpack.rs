@@ -152,7 +152,7 @@ fn tensor_of<'a>(capsule: &'a Bound<'_, PyAny>) -> PyResult<Option<(&'a Tensor, 
 
 // ---- going out ----------------------------------------------------------------------------------------------------
 
-/// What is offered to others.
+/// The exported tensor.
 pub(crate) struct Offer {
     pub(crate) address: u64,
     pub(crate) shape: Vec<i64>,

@@ -349,8 +349,8 @@ impl File {
 
     /// Fills the whole array from `offset` (bytes) of the file. A file that ends before raises ShortReadError.
     ///
-    /// Waits for what is queued on the framework's current stream, or on `stream` (a CUDA stream's handle as a number),
-    /// before the first byte; on return the bytes are there for every stream.
+    /// Waits for the work queued on the framework's current stream, or on `stream` (a CUDA stream's handle as a
+    /// number), before the first byte; on return the bytes are there for every stream.
     #[pyo3(signature = (array, offset=0, *, stream=None))]
     fn read_into(
         &self,
@@ -372,8 +372,8 @@ impl File {
         self.run(array, offset, stream, Direction::Write)
     }
 
-    /// Starts `read_into`. With `stream`, the read takes its place in that stream: it begins after what is queued there,
-    /// and what is queued there later sees its bytes.
+    /// Starts `read_into`. With `stream`, the read takes its place in that stream: it begins after the work queued
+    /// there, and work queued there later sees its bytes.
     #[pyo3(signature = (array, offset=0, *, stream=None))]
     fn read_into_async(
         &self,
@@ -486,13 +486,14 @@ impl File {
         Ok(Self::new(self.engine()?, self.path.clone(), self.mode))
     }
 
-    /// What tells the file from another, and from itself before. `None` where its source has nothing that does.
+    /// Distinguishes the file from others, and its present state from earlier ones. `None` where its source has nothing
+    /// that does.
     fn _state(&self, py: Python<'_>) -> PyResult<Option<Vec<u8>>> {
         let engine = self.engine()?;
         Ok(py.detach(|| engine.state()).or_raise()?.map(|state| state.to_bytes()))
     }
 
-    /// Whether it has the bytes of a state that was told before; `is_here`: and is the same file of this machine.
+    /// Whether it still has the bytes of an earlier state; `is_here`: and is the same file of this machine.
     fn _is_in(&self, py: Python<'_>, state: &[u8], is_here: bool) -> PyResult<bool> {
         let engine = self.engine()?;
         let now = py.detach(|| engine.state()).or_raise()?;

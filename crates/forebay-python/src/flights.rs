@@ -35,7 +35,7 @@ impl Flights {
     /// The flights of this process.
     pub(crate) fn here() -> &'static Self {
         let known = CURRENT.load(Ordering::Acquire);
-        // SAFETY: what is stored there was leaked, so it lives for ever.
+        // SAFETY: the stored value was leaked, so it lives for ever.
         match unsafe { known.as_ref() } {
             Some(flights) if flights.is_here() => return flights,
             _ => {}

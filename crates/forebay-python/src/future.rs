@@ -296,7 +296,8 @@ impl Flight {
         }
     }
 
-    /// As [`Flight::result`] without a limit; on Ctrl-C gives up what has not started, and waits for what is in the air.
+    /// As [`Flight::result`] without a limit; on Ctrl-C cancels parts that have not started, and waits for those in
+    /// flight.
     pub(crate) fn finish(&self, py: Python<'_>) -> PyResult<Receipt> {
         self.finished(py).map(|(receipts, elapsed)| Receipt::of(receipts, elapsed))
     }
@@ -319,7 +320,7 @@ impl Flight {
         }
     }
 
-    /// Gives up what has not started.
+    /// Cancels parts that have not started.
     fn cancel(&self) {
         // One of the process that this one was forked from has nothing here to give up.
         let Some(mut state) = self.state().filter(|_| self.home.is_here()) else { return };
@@ -385,7 +386,7 @@ impl Future {
         }
     }
 
-    /// Gives up what has not started; what is in the air lands. True unless it was resolved already.
+    /// Cancels parts that have not started; those in flight finish. True unless it was resolved already.
     fn cancel(&self) -> bool {
         self.0.cancel();
         !self.done()

@@ -90,7 +90,7 @@ impl Map {
         })
     }
 
-    /// [`ErrorKind::Busy`] if the file is in another state by now: what is not read in place has only that to go by.
+    /// [`ErrorKind::Busy`] if the file is in another state by now: parts that are not read in place rely on that alone.
     fn check_state(&self, py: Python<'_>) -> PyResult<()> {
         let Some(before) = &self.before else { return Ok(()) };
         if py.detach(|| self.file.state()).or_raise()?.is_some_and(|now| now.has_bytes_of(before)) {

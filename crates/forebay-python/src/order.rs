@@ -139,7 +139,7 @@ enum Kind {
     Block { block: u64, window: u64 },
 }
 
-/// Whole blocks come in windows; what is left behind the last of them belongs to the last window.
+/// Whole blocks come in windows; the rest after the last one belongs to the last window.
 struct Blocks {
     block: u64,
     window: u64,

@@ -1,7 +1,7 @@
 //! The order of transfers and of what others have queued on a GPU.
 //!
 //! An allocator of a framework hands out memory whose last kernel may not have run yet, and counts on everybody queueing
-//! behind it. Transfers do not queue on that stream: so they start when what was queued on it is done.
+//! behind it. Transfers do not queue on that stream: so they start when the work queued on it is done.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::error::OrRaise;
 use crate::session::{gpu, session};
 use crate::wait;
 
-/// A mark in somebody's stream: what was queued before it has to be done.
+/// A mark in a user's stream: work queued before it must be done.
 pub(crate) struct Mark(Box<dyn Event>);
 
 impl Mark {
@@ -64,8 +64,8 @@ pub(crate) fn exchange_capture_mode(mode: i32) -> Option<i32> {
     forebay_gpu::cuda::exchange_capture_mode(mode)
 }
 
-/// Waits until what is queued on a CUDA stream of GPU `device_index` (its handle as a number; 0: the default stream) is
-/// done.
+/// Waits until the work queued on a CUDA stream of GPU `device_index` (its handle as a number; 0: the default stream)
+/// is done.
 #[pyfunction]
 pub(crate) fn wait_stream(py: Python<'_>, device_index: usize, stream: u64) -> PyResult<()> {
     let device = gpu(&session()?, device_index)?;

@@ -270,7 +270,7 @@ impl View {
         }
     }
 
-    /// What has to be done before the memory may be used: work on `given`, or on the stream that the array named.
+    /// The wait before the memory may be used: work on `given`, or on the stream that the array named.
     pub(crate) fn mark(&self, session: &Session, given: Option<u64>) -> PyResult<Option<Mark>> {
         let memory = self.memory(session)?;
         let device: Arc<dyn Device> = match (&self.stream, memory.device.info().is_host) {

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(error.errno(), libc::ETIMEDOUT);
         let now = Instant::now();
         assert!(now - began >= Duration::from_millis(800), "{:?}", now - began);
-        // What is asked for now has the clock of what was asked for before.
+        // New calls use the clock of earlier ones.
         clock.asked(now);
         let limits = WaitLimits { silence: Duration::from_secs(1), deadline: Duration::from_mins(1) };
         assert!(clock.left(now, now, limits) <= Duration::from_millis(59_200));

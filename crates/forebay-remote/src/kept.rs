@@ -1,8 +1,8 @@
 //! Clients of the process: files of one server share one, and it is kept for some seconds behind the last of them, with its
 //! connections. A program that opens one file after the other makes them once.
 //!
-//! Threads of the process's own end what was kept for long enough, one for each network namespace, which goes with the last of its
-//! clients; at the end of the process the rest is ended. A forked child has none of it.
+//! The process's own threads end clients that were kept for long enough, one for each network namespace, which goes
+//! with the last of its clients; at the end of the process the rest is ended. A forked child has none of it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the end of the process waits for those of all clients.
 const AT_EXIT: Duration = Duration::from_millis(500);
 
-/// What is left of a client that has no file any more.
+/// A client that has no file any more.
 pub trait KeptClient: Sized + Send + 'static {
     /// What files that share a client have in common.
     type Key: PartialEq + Send;
@@ -38,7 +38,7 @@ pub trait KeptClient: Sized + Send + 'static {
     /// The namespace of its connections; its end is of a thread that has the same.
     fn namespace(&self) -> Option<NetworkNamespace>;
 
-    /// Ends it: its connections, and what its server is told. No longer than `patience` for each answer.
+    /// Ends it: its connections, and its session at the server. No longer than `patience` for each answer.
     fn end(self, patience: Duration);
 }
 
@@ -108,7 +108,7 @@ impl<K: KeptClient> KeptClients<K> {
         self.all.get().keep(kept, time);
     }
 
-    /// Has the end of the process end what is kept.
+    /// Has the end of the process end kept clients.
     fn end_at_exit(&self) {
         extern "C" fn at_exit<K: KeptClient>() {
             let _ = catch_unwind(|| K::all().all.known().map(ProcessClients::end_all));
@@ -153,7 +153,7 @@ impl<K: KeptClient> ProcessClients<K> {
         }
     }
 
-    /// There is no thread for a namespace: what was kept of it ends now.
+    /// There is no thread for a namespace: its kept clients end now.
     fn end_here(&self, namespace: Option<NetworkNamespace>) {
         let mut list = lock(&self.state);
         list.watched.retain(|one| *one != namespace);
@@ -166,7 +166,8 @@ impl<K: KeptClient> ProcessClients<K> {
         }
     }
 
-    /// Ends what was kept for long enough, until there is nothing more. Connections that this takes are of the thread's own namespace.
+    /// Ends clients that were kept for long enough, until there are none. Connections that this takes are of the
+    /// thread's own namespace.
     fn watch(&self, namespace: Option<NetworkNamespace>) {
         let mut list = lock(&self.state);
         loop {
@@ -234,7 +235,7 @@ mod tests {
 
     static KEPT: KeptClients<KeptName> = KeptClients::new();
 
-    /// What is left of a client that is only a name; tells of its end.
+    /// A client with only a name; it reports its end.
     struct KeptName(&'static str, Sender<Duration>);
 
     impl KeptClient for KeptName {

@@ -1,5 +1,5 @@
-//! How long a server has been silent while something waits for it. One clock for all that waits: what is queued behind other calls, or
-//! asked for while the server is silent, is given up with the first of them.
+//! How long a server has been silent while something waits for it. One clock for all waits: calls queued behind other
+//! calls, or asked for while the server is silent, is given up with the first of them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use forebay_sys::lock;
 
-/// Who looks at it (a user, a receipt) is told of silences from this length on.
+/// Users and receipts see silences from this length on.
 const TOLD_FROM: Duration = Duration::from_secs(10);
 
 /// A thread that waits says so at least as often, also while it makes connections and between its attempts.
 const SAID_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long the server has for what is asked of it after all that waited was given up.
+/// How long the server has for new calls after all waiting calls were given up.
 const LATER: Duration = Duration::from_secs(5);
 
 /// How much longer than its options say a slow server is waited for, at most.
@@ -44,7 +44,7 @@ impl SilentServer {
 /// Servers of this process.
 static ALL: Mutex<Vec<Weak<SilenceClock>>> = Mutex::new(Vec::new());
 
-/// The servers that something waits for in vain at present.
+/// The silent servers that something waits for now.
 pub fn silent() -> Vec<SilentServer> {
     let now = Instant::now();
     let mut all = lock(&ALL);
@@ -74,7 +74,7 @@ impl WaitLimits {
         self.silence.max(self.deadline)
     }
 
-    /// How long what is asked for later waits.
+    /// How long later calls wait.
     fn later(self) -> Duration {
         LATER.min(self.longest())
     }

@@ -17,8 +17,8 @@ thread_local! {
     static PATIENT_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Has all that waits for a server, in this process, end with an error soon, and what is asked later at once; `false` takes it back. A
-/// handler of a signal may call it.
+/// Has all that waits for a server, in this process, end with an error soon, and later calls at once; `false` takes it
+/// back. A handler of a signal may call it.
 pub fn stop_waiting(stop: bool) {
     STOPPED.store(stop, Relaxed);
 }
@@ -28,7 +28,7 @@ pub fn is_stopped() -> bool {
     STOPPED.load(Relaxed) && PATIENT_UNTIL.get().is_none_or(|until| Instant::now() >= until)
 }
 
-/// Does what is to be cleaned up at a server: this thread waits for it that long even where waiting is to stop.
+/// Cleans up at a server: this thread waits for it that long even where waiting is to stop.
 pub fn patiently<T>(patience: Duration, clean_up: impl FnOnce() -> T) -> T {
     struct Before(Option<Instant>);
     impl Drop for Before {

@@ -22,7 +22,7 @@ const PLAIN_BUFFER_BYTES: usize = 16 << 20;
 /// Most elections that are kept for the reasons in them.
 const MAX_ELECTIONS: usize = 64;
 
-/// What became of a call.
+/// The result of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallDone {
     /// Nanoseconds since the turn began.
@@ -145,7 +145,7 @@ impl<'a> CallerRun<'a> {
         }
     }
 
-    /// Waits for what was done in the recording when it began the next step.
+    /// Waits for the requests that had finished in the recording when it began the next step.
     fn wait_as_recorded(&mut self, next: u64) -> ControlFlow<()> {
         while let Some(flight) = self.flights.next_ended(next) {
             flight.ticket.wait_timeout(Duration::MAX);
@@ -272,7 +272,7 @@ impl<'a> CallerRun<'a> {
         unsafe { session.submit_batch(batch) }
     }
 
-    /// Takes in what is done, oldest first.
+    /// Collects finished requests, oldest first.
     fn land_done(&mut self) {
         while self.flights.front().is_some_and(|flight| flight.ticket.is_done()) {
             self.land();

@@ -155,7 +155,7 @@ impl ReplayFile {
         Err(Error::new(ErrorKind::Busy, "another file has this name now").with("path", self.path.display()))
     }
 
-    /// Which part of what is read is in the page cache; `None`: nothing is read, or it cannot be told.
+    /// The part of the read ranges in the page cache; `None`: nothing is read, or it is unknown.
     fn cached(&self, about: &PlanFile) -> Option<(u64, u64)> {
         let file = self.open(File::options()).ok()?;
         let (mut cached, mut total) = (0, 0);
@@ -221,7 +221,7 @@ impl ReplayFiles {
         Ok(all)
     }
 
-    /// Makes a file: what is read or written of it has bytes on the disk before the first turn, as it has before the others.
+    /// Makes a file: ranges read or written have bytes on the disk before the first turn, as before later ones.
     fn make(
         &mut self,
         about: &PlanFile,
@@ -290,7 +290,7 @@ impl ReplayFiles {
         Some((made.path.parent()?.display().to_string(), system.to_owned()))
     }
 
-    /// How much of what is read is in the page cache, in a word.
+    /// The part of the read ranges in the page cache, in a word.
     pub(crate) fn state(&self, plan: &ReplayPlan) -> &'static str {
         let (mut cached, mut total) = (0, 0);
         for (file, about) in self.files.iter().zip(&plan.files) {
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(made(&named).as_deref(), Some("another file has its name now"));
     }
 
-    /// Who says yes to a name is told what else it is the name of.
+    /// The question lists all names of a file, so that the user knows what they agree to overwrite.
     #[test]
     fn links_are_named() {
         let folder = tempfile::tempdir().unwrap();

@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(flights.next_ended(20), None);
         assert_eq!((flights.pop(), flights.pop()), (Some("a"), Some("b")));
         flights.push("e", 35);
-        // What has landed is not given.
+        // Finished requests are left out.
         assert_eq!(flights.next_ended(50), Some(&"e"));
         assert_eq!(flights.next_ended(50), Some(&"d"));
         assert_eq!(flights.next_ended(50), None);

@@ -1,4 +1,4 @@
-//! The folder of made files: open to nobody else, and what goes at the end is what was made in it.
+//! The folder of made files: open to nobody else. At the end only the files made in it are removed.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -77,7 +77,7 @@ impl Drop for MadeFolder {
     }
 }
 
-/// What tells a file from all others.
+/// A file's identity.
 pub(crate) fn identity(about: &fs::Metadata) -> (u64, u64) {
     (about.dev(), about.ino())
 }

@@ -62,7 +62,7 @@ pub(crate) struct PlanFile {
     pub(crate) name: Option<PathBuf>,
     /// Its sizes when it was registered, in order.
     pub(crate) sizes: Vec<u64>,
-    /// What was read and written: merged ranges, whole [`RANGE_GRAIN`]s.
+    /// Ranges read and written: merged, whole [`RANGE_GRAIN`]s.
     pub(crate) read: Vec<Range<u64>>,
     pub(crate) written: Vec<Range<u64>>,
     /// Where the last read ended.
@@ -180,7 +180,7 @@ enum CallerId {
     Stream(u32),
 }
 
-/// What is gathered on the way.
+/// State collected during the pass.
 #[derive(Default)]
 struct PlanBuilder {
     moves: Vec<Record>,

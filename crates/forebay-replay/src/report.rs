@@ -67,7 +67,7 @@ pub enum Answer {
     Unknown,
 }
 
-/// What was recorded.
+/// The recording.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecordedRun {
     /// The command line.
@@ -134,7 +134,7 @@ pub struct TurnReport {
     pub way: String,
     /// The engines that moved bytes.
     pub engines: Vec<EngineBytes>,
-    /// What the page cache held of what is read.
+    /// The part of the read ranges in the page cache.
     pub state: String,
     /// Transfers.
     pub calls: u64,

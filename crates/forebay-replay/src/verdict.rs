@@ -70,7 +70,7 @@ pub(crate) fn of(report: &ReplayReport) -> (Answer, String) {
     if report.gpu.is_none() {
         let whole = &report.recorded.turn;
         let text = format!(
-            "Whether the direct path would help cannot be told without a GPU; it would save at most the {} in which the \
+            "Whether the direct path would help is unknown without a GPU; it would save at most the {} in which the \
              recorded program had calls under way, {:.0} % of its time.",
             seconds(whole.busy_seconds),
             100.0 * whole.busy_seconds / whole.seconds.max(1e-9)
@@ -127,7 +127,7 @@ fn compared(direct: &TurnReport, turns: &[TurnReport]) -> (Answer, String) {
     let Some(best) = fastest(others().filter(|turn| is_alike(direct, turn))) else {
         return (
             Answer::Unknown,
-            format!("Whether the direct path would help cannot be told: {}.", unlike(direct, others())),
+            format!("Whether the direct path would help is unknown: {}.", unlike(direct, others())),
         );
     };
     let judged = judge(direct, best);
@@ -334,7 +334,7 @@ mod tests {
             compared(&cold, &[warm]),
             (
                 Answer::Unknown,
-                "Whether the direct path would help cannot be told: the turns are not alike: mapped has 100 bytes, 0 \
+                "Whether the direct path would help is unknown: the turns are not alike: mapped has 100 bytes, 0 \
                  failed, state cold; plain has 100 bytes, 0 failed, state warm."
                     .to_owned()
             )

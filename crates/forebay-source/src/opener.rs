@@ -30,7 +30,7 @@ pub struct ListEntry {
     pub is_folder: Option<bool>,
 }
 
-/// Opens what is named by URLs of one scheme, `SCHEME://…`. A program that registers one reads such files wherever it takes a path.
+/// Opens URLs of one scheme, `SCHEME://…`. A program that registers one reads such files wherever it takes a path.
 ///
 /// URLs come with bytes of names as `%20`, because Python makes them of what [`Opener::list`] gives: each function turns them back.
 pub trait Opener: Send + Sync {

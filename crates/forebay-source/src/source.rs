@@ -38,7 +38,8 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Makes written bytes durable.
     fn sync(&self) -> Result<()>;
 
-    /// What tells its present state from the next. `None` where it has nothing that does: a change during a read is not noticed then.
+    /// Distinguishes its present state from the next. `None` where it has nothing that does: a change during a read is
+    /// not noticed then.
     fn state(&self) -> Result<Option<StateToken>>;
 
     /// What receipts and reports say of it.
@@ -68,7 +69,7 @@ pub struct Facts {
     pub file_system: Option<&'static str>,
 }
 
-/// Says what has held transfers up since it was made: a silent server. `None`: nothing has.
+/// Returns what has delayed transfers since it was made: a silent server. `None`: nothing has.
 pub type HeldUp = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// The capability to fill host memory with a source's bytes, or to take them from there.

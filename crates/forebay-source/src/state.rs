@@ -1,4 +1,4 @@
-//! States: what tells one state of a source's bytes from the next.
+//! States: a value that distinguishes the states of a source's bytes.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct StateToken {
     bytes: Box<[u8]>,
-    /// Where the number begins, and what is touched.
+    /// The first number, and the memory touched.
     cuts: [u16; 2],
 }
 

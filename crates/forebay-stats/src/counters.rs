@@ -73,7 +73,7 @@ pub struct Counters {
 
 /// What [`Counters::collected`] leaves out.
 struct Collection {
-    /// What was counted before the last reset, and while stopped.
+    /// The counts before the last reset, and while stopped.
     base: Box<Shard<u64>>,
     /// The counters when collection stopped.
     stopped: Option<Box<Shard<u64>>>,
@@ -342,7 +342,7 @@ impl Counters {
         Snapshot::of(&self.memory.copy(), clock::now(), None)
     }
 
-    /// What was counted since the last [`reset`](Self::reset), without what came while stopped. Only the counters
+    /// The counts since the last [`reset`](Self::reset), without those while stopped. Only the counters
     /// differ from [`snapshot`](Self::snapshot); files, and rates, do not know of resets.
     pub fn collected(&self) -> Snapshot {
         let collection = self.collection();

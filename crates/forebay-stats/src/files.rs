@@ -11,7 +11,7 @@ pub struct FileCounter {
     name: Box<str>,
     /// The place in the list (+ 1, upper 16 bits) and the number of its text then; 0 if it has none.
     place: AtomicU64,
-    /// What was counted while it had no place.
+    /// The counts while it had no place.
     apart: [AtomicU64; 4],
 }
 

@@ -58,7 +58,7 @@ pub(crate) struct RegionHeader<W> {
     pub(crate) spare: [W; 7],
 }
 
-/// What is written now and then, away from the header's cache lines.
+/// Fields written now and then, away from the header's cache lines.
 #[repr(C)]
 pub(crate) struct RareWords<W> {
     /// Bytes of the last batch that completed.

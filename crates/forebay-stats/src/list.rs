@@ -13,7 +13,7 @@ impl<const N: usize> WordList<N> {
         Self { entries: [const { OnceLock::new() }; N], adding: Mutex::new(()) }
     }
 
-    /// The place of a pair. If it is new, `publish` is told its place; none if all are taken.
+    /// The place of a pair. If it is new, `publish` gets its place; none if all are taken.
     pub(crate) fn place(&self, first: &str, second: &str, publish: impl FnOnce(usize)) -> Option<usize> {
         if let Ok(found) = self.find(first, second) {
             return found;

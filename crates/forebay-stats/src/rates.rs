@@ -5,7 +5,7 @@ use crate::snapshot::Rate;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// What was counted in a stretch of time.
+/// The counts in a stretch of time.
 pub(crate) struct RateWindow {
     pub(crate) sums: Box<Shard<u64>>,
     seconds: f64,

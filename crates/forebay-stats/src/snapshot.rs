@@ -325,7 +325,7 @@ fn device(sums: &Shard<u64>, window: &RateWindow, index: usize) -> DeviceTotals 
         registered_ok: registered.ok,
         registered_err: registered.err,
         freed: registered.freed,
-        // What was registered before a reset and freed after it would come out below zero.
+        // Memory registered before a reset and freed after it would give a negative count.
         registered_bytes: if (registered.bytes as i64) < 0 { 0 } else { registered.bytes },
     }
 }

@@ -88,7 +88,7 @@ fn a_running_process_is_found_without_set_up() {
     assert!(seen.program.contains("fixture --exact"), "{}", seen.program);
     assert!(list().iter().any(|snapshot| snapshot.pid == pid));
     process.kill();
-    // What was opened stays readable; the process is not found any more.
+    // Opened counters stay readable; the process is not found any more.
     assert_eq!(reader.snapshot().unwrap().read.ok, 1);
     assert_eq!(Reader::attach(pid).unwrap_err().kind(), ErrorKind::NotFound);
 }

@@ -127,7 +127,7 @@ functions! {
     write_async = "cuFileWriteAsync"(Handle, u64, *mut usize, *mut i64, *mut i64, *mut isize, u64) -> Status;
 }
 
-/// What was built with this program.
+/// The library built with this program.
 pub fn beside(name: &str) -> PathBuf {
     let executable = std::env::current_exe().expect("this program has a path");
     let folder = executable.parent().expect("a program lies in a folder");

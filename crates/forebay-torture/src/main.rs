@@ -1,8 +1,9 @@
 //! Attacks on forebay and its drop-in libcufile, over the software GPU.
 //!
 //! Each attack is a program of its own, started again and again with other seeds until the time is over, so that one
-//! that crashes or hangs is told as such and the others go on. What an attack does follows from its seed; what threads,
-//! signals and the machine do meanwhile does not. A failure is printed with the command that runs this attack again.
+//! that crashes or hangs is reported as such, and the others continue. What an attack does follows from its seed; what
+//! threads, signals and the machine do meanwhile does not. A failure is printed with the command that runs this attack
+//! again.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -19,7 +19,7 @@ const TURN: f64 = 30.0;
 /// How much longer than asked an attack may take before it is killed.
 const GRACE: Duration = Duration::from_secs(90);
 
-/// What became of one attack, all its processes together.
+/// The result of one attack, over all its processes.
 #[derive(Default)]
 struct Sum {
     started: u64,

@@ -132,7 +132,7 @@ pub fn threads(process: &str) -> String {
     text
 }
 
-/// Runs an attack and prints what came of it, for the runner.
+/// Runs an attack and prints the result for the runner.
 pub fn run(attack: &Attack, seed: u64, options: &Options) -> ExitCode {
     let folder = options.disk.clone().unwrap_or_else(std::env::temp_dir);
     let memory = Path::new("/dev/shm").join(folder.file_name().unwrap_or_default());

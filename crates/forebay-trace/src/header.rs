@@ -94,7 +94,7 @@ impl TraceHeader {
             self.release.as_bytes(),
             self.executable.as_os_str().as_bytes(),
             self.directory.as_os_str().as_bytes(),
-            // Last: it takes what is left.
+            // Last: it takes the remaining room.
             &command.join(&0),
         ];
         let mut at = TEXT_AT;

@@ -1,7 +1,7 @@
 //! The trace file of cuFile calls.
 //!
 //! A [`Trace`] writes one record of 64 bytes for each call, straight into a shared mapping of its file: an atomic
-//! addition reserves the slot, so callers do not wait for each other, and what was recorded survives the death of the
+//! addition reserves the slot, so callers do not wait for each other, and records survive the death of the
 //! process. A [`TraceReader`] goes through such a file and never trusts it; a [`TraceSummary`] says what a program did.
 //!
 //! The format is in `docs/reference/trace.md`. All that a replay needs is in it: names and sizes of files, every

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::header::{HEADER, TraceHeader, is_trace};
 
-/// What becomes of a name.
+/// The fate of a name.
 enum Look {
     /// The trace has it now.
     Ours,
@@ -38,7 +38,7 @@ pub(crate) fn claim(path: &Path, header: &TraceHeader) -> Result<(File, PathBuf)
     })?;
     let placed = place(&draft, &path, header);
     if placed.is_err() {
-        // The reason is told already.
+        // The reason is already reported.
         let _ = fs::remove_file(&draft);
     }
     placed.map(|path| (file, path))

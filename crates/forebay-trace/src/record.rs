@@ -43,7 +43,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What was called. Codes are never 0: a slot whose first byte is 0 holds nothing.
+    /// The function. Codes are never 0: a slot whose first byte is 0 holds nothing.
     Api {
         /// `cuFileRead`.
         #[default]
@@ -225,7 +225,7 @@ impl CallFlags {
 /// One call. What does not apply is 0; see [`Api`] for what the numbers of calls without bytes mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// What was called.
+    /// The function.
     pub api: Api,
     /// The kind of memory.
     pub memory: MemoryCode,

@@ -15,7 +15,7 @@ use crate::record::{Api, EngineCode, MemoryCode, Record};
 const MAX_LISTED: usize = 10;
 /// Most intervals of the time line.
 const MAX_BUCKETS: usize = 20;
-/// The longest latency that is told apart: an hour.
+/// The histogram's longest latency: an hour.
 const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 
 /// A trace in numbers.
@@ -45,7 +45,7 @@ pub struct TraceSummary {
     pub closed: bool,
     /// Threads that called.
     pub threads: usize,
-    /// By what was called.
+    /// By function.
     pub apis: Vec<ApiRow>,
     /// By the engine that moved the bytes and the kind of memory.
     pub engines: Vec<EngineRow>,
@@ -111,7 +111,7 @@ pub struct SizeRow {
 /// One slow call.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct SlowCall {
-    /// What was called.
+    /// The function.
     pub api: &'static str,
     /// When, in seconds since the trace's start.
     pub at: f64,
@@ -166,7 +166,7 @@ impl TraceSummary {
     }
 }
 
-/// What is gathered on the way.
+/// State collected during the pass.
 #[derive(Default)]
 struct Sums {
     calls: u64,

@@ -32,7 +32,7 @@ type Note = Box<dyn Fn(&Error) + Send + Sync>;
 
 /// A trace being written. Any number of threads may record at once.
 ///
-/// Dropping it, or [`finish`](Self::finish), cuts the file to what was recorded. A process that dies without leaves a
+/// Dropping it, or [`finish`](Self::finish), cuts the file to the recorded part. A process that dies without leaves a
 /// tail of zeros, which readers skip.
 pub struct Trace {
     inner: Arc<OpenTrace>,
@@ -72,7 +72,7 @@ impl Trace {
     pub fn create(path: impl AsRef<Path>) -> Result<Self> {
         Self::create_noting(path, |error| {
             let hints = error.hints().join("\nhint: ");
-            // Standard error may be closed; then nobody can be told.
+            // Standard error may be closed; then there is no place to report it.
             let _ = writeln!(std::io::stderr(), "forebay: note: {error}\nhint: {hints}");
         })
     }
@@ -145,7 +145,7 @@ impl Trace {
         file
     }
 
-    /// Ends the trace: cuts the file to what was recorded. Later records are dropped. For a library that is never
+    /// Ends the trace: cuts the file to the recorded part. Later records are dropped. For a library that is never
     /// unloaded, to be called when its process exits.
     pub fn finish(&self) {
         self.inner.finish();

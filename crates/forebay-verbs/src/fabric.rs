@@ -134,7 +134,7 @@ pub trait Domain: Send + Sync + Debug {
     unsafe fn register(&self, memory: Memory<'_>, access: Access) -> Result<Region>;
 
     /// Whether the kernel gives a forked child copies of registered pages (Linux 5.12 and later, with libibverbs 35 or later to say so). Otherwise the
-    /// child shares them: this process's next write beside what is registered takes the page from the device.
+    /// child shares them: this process's next write beside the registered range takes the page from the device.
     fn copies_at_fork(&self) -> bool;
 
     /// A window that is bound to nothing. [`crate::Why::Unsupported`] where the device has none.
@@ -293,7 +293,7 @@ pub trait Connection: Send + Debug {
     /// Why it is down. What only the peer knows is noted by [`Connection::arm`].
     fn down(&self) -> Option<Down>;
 
-    /// Ends it: what was posted completes as failed.
+    /// Ends it: posted operations complete as failed.
     fn disconnect(&mut self);
 
     /// Polls until something is there, the connection is down with nothing left, or the time is over; how many came.

@@ -106,7 +106,7 @@ impl Region {
         self.memory
     }
 
-    /// What was granted.
+    /// The grant.
     pub const fn access(&self) -> Access {
         self.access
     }

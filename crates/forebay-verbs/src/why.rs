@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind};
 pub enum Why {
     /// libibverbs or librdmacm is not installed.
     NoLibrary,
-    /// The library is older than what is needed of it.
+    /// The library is too old.
     OldLibrary,
     /// The kernel has no RDMA device, or no rdma_cm.
     NoDevice,

@@ -120,7 +120,7 @@ impl Moved {
         for (_, way) in OWNED {
             left[way] = 0;
         }
-        // The resident kernel copies what is read in place, or staged.
+        // The resident kernel copies pieces read in place, or staged.
         let mapped = self.resident.min(self[Way::Mapped]);
         left.resident -= mapped;
         let own = OWNED.into_iter().map(move |(kind, way)| {

@@ -320,7 +320,7 @@
 //! By default ([`CachePolicy::Auto`](config::CachePolicy::Auto)) warm bytes come from the page cache and cold ones pass
 //! it by (O_DIRECT), so that reading a large file once does not push out what others need.
 //! [`Keep`](config::CachePolicy::Keep) leaves the bytes in the cache for the next reader,
-//! [`Bypass`](config::CachePolicy::Bypass) never uses it for what is aligned. The policy is an option of the session,
+//! [`Bypass`](config::CachePolicy::Bypass) never uses it for aligned parts. The policy is an option of the session,
 //! and of a file:
 //!
 //! ```
@@ -374,7 +374,7 @@
 //!         let mut rows = session.buffer(0, 3 * 512)?;
 //!         let receipt = map.gather(Offsets::Host(&[0, 4096, 77]), 512, &mut rows)?;
 //!         assert_eq!(receipt.moved[Way::Mapped], 3 * 512);
-//!         map.check()?; // the file is still what was mapped: so were the bytes
+//!         map.check()?; // the file is still the mapped one: so were the bytes
 //!     }
 //!     // No GPU, a driver or file system that does not allow it, no budget: the error says which.
 //!     Err(error) => println!("{error}: {:?}", error.hints()),

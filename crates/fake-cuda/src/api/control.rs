@@ -46,7 +46,7 @@ pub unsafe extern "C" fn fake_cuda_fail_next(name: *const c_char, code: c_int, a
     state().faults.push(DriverFault { name, code, after, times });
 }
 
-/// Forgets faults, hangs, broken GPUs, counts, delays and attributes. What is allocated stays.
+/// Forgets faults, hangs, broken GPUs, counts, delays and attributes. Allocations stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_reset() {
     set_delay(None);

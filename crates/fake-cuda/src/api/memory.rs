@@ -157,7 +157,7 @@ fn is_known(address: u64, len: usize) -> Answer<bool> {
 /// which the real driver stages (in) or waits for (out).
 ///
 /// # Safety
-/// What is not known is host memory of that length.
+/// Unknown addresses are host memory of that length.
 unsafe fn copy(stream: &Arc<FakeStream>, dst: u64, src: u64, len: usize) -> Answer {
     if captures(stream)? || len == 0 {
         return Ok(());
@@ -191,7 +191,7 @@ unsafe fn copy(stream: &Arc<FakeStream>, dst: u64, src: u64, len: usize) -> Answ
     Ok(())
 }
 
-/// Waits for what was queued where the memory asks for it (`SYNC_MEMOPS`).
+/// Waits for queued work where the memory requires it (`SYNC_MEMOPS`).
 fn settle(stream: &FakeStream, addresses: &[u64]) -> Answer {
     let asks = |address: &u64| state().region(*address).is_some_and(|(_, region)| region.is_synchronous);
     if addresses.iter().any(asks) {

@@ -63,7 +63,7 @@ export! {
     fn cuMemRelease(memory: u64) {
         let mut state = state();
         let physical = state.physical.remove(&memory).ok_or(INVALID_VALUE)?;
-        // What is still mapped is given back when that ends.
+        // Memory still mapped is freed when its mapping ends.
         if Arc::strong_count(&physical.pages) == 1 {
             state.give(physical.gpu, physical.pages.len);
         }

@@ -1,6 +1,6 @@
 //! Pages of a file that a GPU has pinned.
 //!
-//! A real GPU holds on to the physical pages that a mapping had when it was registered. What is written into them in
+//! A real GPU holds on to the physical pages that a mapping had when it was registered. Bytes written into them in
 //! place, it sees. A page that leaves the file (truncated, punched out, or replaced by a write past the page cache)
 //! stays the GPU's own: it reads the old bytes from then on, and nothing tells it.
 //!
@@ -26,7 +26,7 @@ const FRAME: u64 = (1 << 55) - 1;
 
 static PAGEMAP: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/pagemap").ok());
 
-/// Pinned pages, and what is known of each.
+/// Pinned pages, and the state of each.
 #[derive(Debug)]
 pub(crate) struct PinnedFilePages {
     address: u64,
@@ -226,7 +226,7 @@ mod tests {
         file.write_all_at(&[77], 2 * PAGE as u64).expect("written");
         assert_eq!(read(&pinned, 2 * PAGE - 1, 2), [1, 77], "in place");
         file.set_len(3 * PAGE as u64).expect("cut");
-        assert_eq!(read(&pinned, 3 * PAGE - 1, 2), [2, 3], "what was cut off is still there");
+        assert_eq!(read(&pinned, 3 * PAGE - 1, 2), [2, 3], "the truncated bytes are still there");
         file.set_len(LEN as u64).expect("grown");
         file.write_all_at(&[99; PAGE], 3 * PAGE as u64).expect("written");
         assert_eq!(read(&pinned, 3 * PAGE, 1), [3], "and is not what grew back");

@@ -113,7 +113,7 @@ impl MapsLine {
             return Err(RegistrationRefusal::Code(INVALID_VALUE));
         }
         if self.of_a_file() && !self.shared {
-            // Pinning asks for pages of its own in place of the file's, and is told to try again for ever.
+            // Pinning needs private pages in place of the file's, and gets EAGAIN for ever.
             return Err(RegistrationRefusal::Hangs);
         }
         // Kernels from 6.5 on: a device that writes to a file's pages past the file system is refused.

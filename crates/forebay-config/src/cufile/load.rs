@@ -1,4 +1,4 @@
-//! Reading file and environment, and telling what was not taken.
+//! Reads file and environment, and reports values that were not taken.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub const PATH_VARIABLE: &str = "CUFILE_ENV_PATH_JSON";
 pub struct Loaded {
     /// The values that hold.
     pub settings: Settings,
-    /// What was not taken as it stands, a line each: the key, where it belongs, what is used instead.
+    /// Values that were not taken unchanged, a line each: the key, its place, the value used instead.
     pub warnings: Vec<String>,
     /// The file; `None` if there is none.
     pub path: Option<PathBuf>,

@@ -19,7 +19,7 @@ pub struct Settings {
     posix_pool: Slabs,
     gpu_bounce: Slabs,
     rdma_transport: String,
-    /// What is logged, and where.
+    /// The level of logging, and the log's path.
     pub log: Log,
     /// Where NVIDIA's library would use no direct path.
     pub denylist: Denylist,
@@ -64,7 +64,7 @@ impl Interface {
     }
 }
 
-/// What is logged, and where.
+/// The level of logging, and the log's path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     /// The file that `CUFILE_LOGFILE_PATH` names; set but empty, it can be read back and names none.

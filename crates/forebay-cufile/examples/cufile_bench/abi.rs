@@ -41,7 +41,7 @@ pub(crate) struct Entry {
     pub(crate) cookie: usize,
 }
 
-/// `CUfileIOEvents_t`: what became of an entry.
+/// `CUfileIOEvents_t`: the result of an entry.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Event {

@@ -10,7 +10,7 @@ use crate::plan::Request;
 
 /// What a result holds until the library writes it.
 const NO_RESULT: isize = isize::MIN;
-/// The result of a request that was refused when it was submitted; that was told then.
+/// The result of a request that was refused when it was submitted; the error was returned then.
 const REFUSED: isize = isize::MIN + 1;
 
 /// One thread with its streams.

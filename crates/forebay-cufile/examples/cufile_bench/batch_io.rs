@@ -52,11 +52,11 @@ impl<'a> BatchWork<'a> {
         let answer = unsafe { submit(slot.batch, count, slot.entries.as_mut_ptr(), 0) };
         pass.counts.submit.saturating_record(nanos(slot.submitted.elapsed()));
         pass.beat.tick();
-        // What was not taken cannot be waited for: the pass ends.
+        // Entries not accepted cannot be waited for: the pass ends.
         answer.done("cuFileBatchIOSubmit").map_err(|error| pass.counts.faults.error(error)).is_ok()
     }
 
-    /// Waits until the batch is done, and looks at what came of it.
+    /// Waits until the batch is done, and checks the results.
     fn end(&mut self, number: usize, pass: &mut Pass<'_>) -> bool {
         let slot = &mut self.slots[number];
         if let Err(error) = slot.wait(self.bench, pass) {

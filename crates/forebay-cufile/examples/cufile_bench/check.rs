@@ -42,7 +42,9 @@ impl<'a> Checker<'a> {
         let answer = if self.bench.options.writes() {
             self.bytes.fill(POISON);
             let read = self.bench.file.plain.read_exact_at(&mut self.bytes, request.offset);
-            read.map_err(|error| format!("cannot read what was written: {error} (offset={})", request.offset))
+            read.map_err(|error| {
+                format!("cannot read the bytes written: {error} (offset={})", request.offset)
+            })
         } else {
             self.bench.gpu.get(buffer, at, &mut self.bytes, self.stream)
         };

@@ -70,7 +70,7 @@ impl TestFile {
         let mut pages = vec![0u8; len.div_ceil(4096)];
         // SAFETY: the mapping has `len` bytes and the vector a byte for each of its pages.
         let failed = unsafe { libc::mincore(map, len, pages.as_mut_ptr()) } != 0;
-        // SAFETY: unmaps what was mapped above.
+        // SAFETY: unmaps the mapping made above.
         unsafe { libc::munmap(map, len) };
         let resident = pages.iter().filter(|page| **page & 1 == 1).count() as u64;
         (!failed).then_some((resident * 4096).min(self.size))

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-/// As many errors are told in words; the rest is counted.
+/// At most this many errors are printed; the rest is counted.
 const TOLD: usize = 16;
-/// The longest latency that is told apart from longer ones.
+/// The histogram's longest latency; longer ones count as this.
 const LONGEST_NS: u64 = 600_000_000_000;
 
 /// What one thread did in one pass.

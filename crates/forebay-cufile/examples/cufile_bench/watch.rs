@@ -18,7 +18,7 @@ impl Beat {
     }
 }
 
-/// The signs of life of all threads, and what is known of the run so far.
+/// The signs of life of all threads, and the state of the run so far.
 #[derive(Debug)]
 pub(crate) struct Watch {
     beats: Vec<Beat>,

@@ -71,7 +71,7 @@ impl EntryGroup {
 /// The answer to a submission that is refused as a whole.
 const REFUSED_SUBMIT: RefusedCall = RefusedCall(code::INTERNAL_BATCH_SUBMIT_ERROR);
 
-/// What was found out about an entry: the next one is most likely of the same file and memory.
+/// The file and memory of an entry: the next one most likely has the same.
 struct SeenEntry {
     handle: CUfileHandle,
     base: *mut c_void,
@@ -84,7 +84,7 @@ struct SeenEntry {
 }
 
 impl SeenEntry {
-    /// The memory of another entry, if what is known tells it.
+    /// The memory of another entry, if it is the same.
     fn memory_of(&self, entry: &CUfileIOParams) -> Option<forebay_engine::Memory> {
         let part = &entry.batch;
         let reach = part.buffer_offset.checked_add_unsigned(part.size as u64)?;
@@ -314,7 +314,7 @@ pub unsafe extern "C-unwind" fn cuFileBatchIOGetStatus(
     })
 }
 
-/// Gives entries up, as far as that is possible: what has started is waited for. None of them has an event afterwards.
+/// Cancels entries, as far as possible: started ones are waited for. None of them has an event afterwards.
 ///
 /// # Safety
 /// None: handles are checked.

@@ -65,7 +65,7 @@ pub unsafe extern "C-unwind" fn cuFileGetParameterString(
     })
 }
 
-/// The path of the log as the environment has it now, if that is what was asked for.
+/// The path of the log in the environment now, if that is the parameter.
 fn log_path(parameter: c_uint) -> Option<String> {
     use forebay_config::cufile::StringParameter::EnvLogfilePath;
     (parameter == EnvLogfilePath.number()).then(|| env::text("CUFILE_LOGFILE_PATH")).flatten()

@@ -15,7 +15,7 @@ use crate::status::RefusedCall;
 
 /// Words of level 1 in 1.15 to 1.18.
 const WORDS: usize = 64;
-/// The same since 1.19. What was appended is about cuFileReadv and cuFileWritev, which count as reads and writes here.
+/// The same since 1.19. The appended fields are for cuFileReadv and cuFileWritev, which count as reads and writes here.
 const WORDS_1_19: usize = 78;
 /// Classes of sizes, for reads and for writes.
 const CLASSES: usize = 32;

@@ -66,7 +66,7 @@ fn deregister(stream: CUstream) -> Result<(), RefusedCall> {
     result
 }
 
-/// Tells what is fixed about the transfers of a stream: offsets in the buffer (1), in the file (2), sizes (4), all
+/// Registers the fixed parameters of a stream's transfers: offsets in the buffer (1), in the file (2), sizes (4), all
 /// multiples of a page (8). Waits for the stream.
 ///
 /// # Safety
@@ -76,7 +76,7 @@ pub unsafe extern "C-unwind" fn cuFileStreamRegister(stream: CUstream, flags: c_
     guarded(|| register(stream, flags))
 }
 
-/// Forgets what was said about a stream. Waits for the stream.
+/// Drops the registration of a stream. Waits for the stream.
 ///
 /// # Safety
 /// `stream` is a live stream.
@@ -145,7 +145,7 @@ struct StreamOperation {
     bound: Mutex<Option<(WantedTransfer, u64)>>,
     /// The descriptor was not the file's any more by then.
     is_gone: AtomicBool,
-    /// Its result was told.
+    /// Its result was delivered.
     is_told: AtomicBool,
 }
 
@@ -323,7 +323,7 @@ fn enqueue(
     library.queued.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the interface demands a live stream, and memory and places that stay valid until it has passed.
     unsafe { session.enqueue(stream as u64, late) }.map_err(|error| {
-        // Where the stream refused a part of it late, its success was told, and counted, before.
+        // Where the stream refused a part of it late, its success was delivered and counted before.
         if !operation.is_told.load(Ordering::SeqCst) {
             meter().stream_refused();
             library.queued.fetch_sub(1, Ordering::SeqCst);

@@ -72,7 +72,7 @@ pub(crate) fn allows(registered: &RegisteredFile, direction: Direction) -> Resul
     }
 }
 
-/// The memory of a transfer: what the pointer points to, within what was registered there.
+/// The memory of a transfer: at the pointer, within the registered range.
 pub(crate) fn target(session: &'static Session, asked: &AskedTransfer) -> Result<PointerTarget, c_int> {
     let (base, address) = (asked.base as u64, asked.address()?);
     if let Some(range) = library().buffers.get(base) {

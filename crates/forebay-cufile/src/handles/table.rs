@@ -1,4 +1,4 @@
-//! Handles that programs hold: checked at each use, so that one that was given back is told from garbage.
+//! Handles that programs hold: checked at each use, so that a released handle is distinguished from garbage.
 
 use std::ffi::c_void;
 use std::ops::Deref;

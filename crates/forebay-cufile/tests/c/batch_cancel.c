@@ -1,4 +1,4 @@
-/* Cancelling a batch gives up what has not begun, and lands what has: its memory is the program's afterwards. */
+/* Cancelling a batch drops entries that have not begun and finishes those that have: the memory is the program's afterwards. */
 #include "check.h"
 
 enum { ENTRIES = 32 };

@@ -1,4 +1,4 @@
-/* Registering memory: what is refused, and that it is never needed. */
+/* Registering memory: refusals, and that it is never needed. */
 #include "check.h"
 
 static void rules(void) {
@@ -58,7 +58,7 @@ static void inside(CUfileHandle_t handle) {
     GPU_SAME(device + 100 * KIB, 7, 10, 64 * KIB);
     EQ(cuFileRead(handle, device, 64 * KIB, 20, 300 * KIB), 64 * KIB);
     GPU_SAME(device + 300 * KIB, 7, 20, 64 * KIB);
-    /* From the registered base past what was registered. */
+    /* From the registered base past the registered range. */
     MINUS_ONE(cuFileRead(handle, device, 64 * KIB, 0, 480 * KIB), CU_FILE_INVALID_MAPPING_RANGE);
     OK(cuFileBufDeregister(device));
     EQ(cuFileRead(handle, device, 64 * KIB, 0, 480 * KIB), 64 * KIB);
@@ -70,7 +70,7 @@ static uint64_t asked(void) {
     return ((uint64_t (*)(const char *))gpu_symbol("fake_cuda_calls"))("cuPointerGetAttributes");
 }
 
-/* What was told of memory at its registration is not asked again, until it is deregistered. */
+/* Attributes of memory from its registration are not queried again until it is deregistered. */
 static void known(CUfileHandle_t handle) {
     char *device = gpu_alloc(1 * MIB);
     OK(cuFileBufRegister(device, 1 * MIB, 0));

@@ -1,5 +1,5 @@
 /* A program that closes all descriptors above 2, as daemons do, and opens files of its own under their numbers: the library
- * finds out. No call hangs, no byte goes into those files, none of them is closed, and what is registered later works. */
+ * finds out. No call hangs, no byte goes into those files, none of them is closed, and later registrations work. */
 #include "check.h"
 #include <sys/mman.h>
 #include <sys/resource.h>

@@ -176,7 +176,7 @@ static void vector_waits(int writes, uint64_t key) {
     free(host);
 }
 
-/* What is cancelled while it waits for the stream does not wait any more. */
+/* A request cancelled while it waits for the stream does not wait any more. */
 static void a_cancelled_batch_does_not_wait(void) {
     CUfileBatchHandle_t batch;
     CUfileIOParams_t entry = batch_entry(handle, CUFILE_READ, device, 3 * MIB, 0);

@@ -90,7 +90,7 @@ static void full(const char *folder) {
     close(fd);
 }
 
-/* A block device whose backing file was cut: reads of what is gone fail with EIO. */
+/* A block device whose backing file was cut: reads past the cut fail with EIO. */
 static void failing_drive(const char *folder, char *device) {
     int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), number = -1;
     if (control >= 0) number = ioctl(control, LOOP_CTL_GET_FREE);

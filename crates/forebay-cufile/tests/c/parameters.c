@@ -72,7 +72,7 @@ static void round_trips(void) {
     }
     CODE(cuFileSetParameterPosixPoolSlabArray(NULL, counts, 3), CU_FILE_INVALID_VALUE);
     CODE(cuFileGetParameterPosixPoolSlabArray(found, found_counts, 0), CU_FILE_INVALID_VALUE);
-    /* Opening takes what was set; while it is open nothing can be set. */
+    /* Opening uses the parameters set before; while it is open none can be set. */
     OK(cuFileDriverOpen());
     for (int i = 0; i < COUNT; i++) EQ(size_of(sizes[i].param), sizes[i].value);
     CODE(cuFileSetParameterSizeT(CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE, 64), CU_FILE_DRIVER_ALREADY_OPEN);
@@ -83,7 +83,7 @@ static void round_trips(void) {
     OK(cuFileGetStatsLevel(&level));
     EQ(level, 3);
     OK(cuFileDriverClose());
-    /* What was staged went with that open. */
+    /* The staged parameters ended with that opening. */
     EQ(size_of(CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE), 128);
     OK(cuFileDriverOpen());
     EQ(size_of(CUFILE_PARAM_PROPERTIES_IO_BATCHSIZE), 128);

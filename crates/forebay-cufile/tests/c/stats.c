@@ -1,4 +1,4 @@
-/* Statistics: levels, what is counted, and that the structs end where 1.15's end. */
+/* Statistics: levels, counters, and that the structs end where 1.15's end. */
 #include "check.h"
 
 #define GUARD 0x5A

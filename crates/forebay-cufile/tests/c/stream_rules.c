@@ -1,4 +1,4 @@
-/* What streams refuse, how a failure is told, and that a capture survives. */
+/* Requests that streams refuse, the errors, and that a capture survives. */
 #include "check.h"
 
 static size_t size = 4096;
@@ -97,7 +97,7 @@ static void capturing(const char *folder, CUfileHandle_t handle, void *device) {
         close(fd);
         uint64_t graph = 99;
         CU_OK(cuStreamEndCapture, (uint64_t, uint64_t *), (uint64_t)stream, &graph);
-        EQ(graph, 0); /* nothing of ours was caught */
+        EQ(graph, 0); /* no work of forebay was captured */
     }
 }
 

@@ -252,7 +252,7 @@ static void closed(const char *folder) {
     unsigned char *bytes = calloc(1, 4 * MIB);
     close(fd);
     says_so(handle, bytes);
-    /* The same file under the number again, by whatever opening, is what was registered. */
+    /* The same file under the same number, opened again, is the registered file. */
     int again = open(path_in(folder, "closed"), O_RDWR | O_CLOEXEC);
     EQ(again, fd);
     EQ(cuFileRead(handle, bytes, 4 * MIB, 0, 0), 4 * MIB);

@@ -69,7 +69,7 @@ pub fn text_of(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Waits for a child, but not for ever: a hang is a failure with what was printed so far.
+/// Waits for a child, but not for ever: a hang is a failure with the output so far.
 pub fn wait(mut child: Child, limit: Duration) -> Output {
     let start = Instant::now();
     let mut late = false;

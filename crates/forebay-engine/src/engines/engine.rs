@@ -96,7 +96,7 @@ pub struct AskedBatch<'a> {
     pub batch: &'a Arc<Batch>,
     /// The parts still to be taken; `None`: the whole batch.
     pub parts: Option<Vec<Part>>,
-    /// What is known of its file.
+    /// The state of its file.
     pub known: &'a Known<'a>,
     /// The batch is the only one of its submission, and its copies wait for no prior work.
     pub(crate) is_alone: bool,

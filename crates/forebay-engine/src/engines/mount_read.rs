@@ -103,7 +103,7 @@ impl MountRead {
         if self.is_over.load(Ordering::Relaxed) {
             return false;
         }
-        // Other transfers may have waited for the server meanwhile, in vain.
+        // Other transfers may have waited for the server meanwhile, without success.
         let Err(error) = self.reads.check() else { return true };
         if !self.is_over.swap(true, Ordering::Relaxed) {
             completion.note(by_kernel(&error));

@@ -28,7 +28,7 @@ pub(crate) struct TaskThread(Arc<Queue>);
 
 struct Queue {
     name: &'static str,
-    /// What is to be done, and whether there is a thread.
+    /// The queue, and whether there is a thread.
     state: Mutex<(VecDeque<Task>, bool)>,
     wake: Condvar,
 }

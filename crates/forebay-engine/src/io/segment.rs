@@ -49,7 +49,7 @@ pub(crate) struct Segment {
     pub(crate) failed: bool,
     /// Other segments move the rest of an entry.
     pub(crate) is_part: bool,
-    /// The segment's call in the ring reads only what is cached, and does not wait.
+    /// The segment's call in the ring reads only cached pages, and does not wait.
     pub(crate) asks_cache: bool,
     /// That call reads straight into the caller's host memory, not into the window.
     pub(crate) asks_in_place: bool,
@@ -185,7 +185,7 @@ impl Segment {
         (reached.saturating_sub(self.start) as usize).min(self.len)
     }
 
-    /// An error was reported for it. Of a read nothing is handed on; what was written is in the file.
+    /// An error was reported for it. A read delivers nothing; bytes written are in the file.
     pub(crate) fn fail(&mut self, direction: Direction) {
         self.failed = true;
         if direction == Direction::Read {

@@ -84,7 +84,7 @@ impl WorkerWake {
         self.wake();
     }
 
-    /// Takes what was answered into an empty vector, and leaves its room for more.
+    /// Takes the answers into an empty vector, whose allocation is used for further ones.
     pub(crate) fn answers(&self, into: &mut Vec<(u64, Result<usize>)>) {
         std::mem::swap(&mut *lock(&self.inbox), into);
     }

@@ -1,4 +1,4 @@
-//! Cancelling a submission: what has not begun is left out, what is in the air lands.
+//! Cancelling a submission: works that have not begun are skipped, works in flight finish.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ pub(crate) trait Cancel: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Cancellation {
     is_asked: AtomicBool,
-    /// Who is told when it is.
+    /// Notified when it is.
     listeners: Mutex<Vec<Weak<dyn Cancel>>>,
     /// Entries of which something was left out.
     left_out: Mutex<BTreeSet<u32>>,
@@ -29,7 +29,7 @@ impl Cancellation {
         self.is_asked.load(Ordering::Acquire)
     }
 
-    /// `who` has works of the submission; is told at once if it was cancelled before.
+    /// `who` has works of the submission; it is notified at once if the submission was cancelled before.
     pub(crate) fn on_cancel(&self, who: Weak<dyn Cancel>) {
         let mut listeners = lock(&self.listeners);
         if !self.is_asked() {

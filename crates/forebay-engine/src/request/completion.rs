@@ -138,7 +138,7 @@ impl Completion {
         self.left.fetch_add(more, Ordering::AcqRel);
     }
 
-    /// What is to be asked when the last work is done: whether there are more.
+    /// Called when the last work is done: are there more?
     pub(crate) fn look_again(&self, look: LookAgain) {
         lock(&self.looks).push(look);
     }
@@ -202,7 +202,7 @@ impl Completion {
         self.cancellation.on_cancel(who);
     }
 
-    /// Whether its caller gave it up: what has not begun is left out.
+    /// Whether its caller cancelled it: works that have not begun are skipped.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_asked()
     }

@@ -60,7 +60,7 @@ impl<'a> CallOrder<'a> {
         Self { device, context, began, found: OnceCell::new() }
     }
 
-    /// When the call began: what was queued before comes first.
+    /// When the call began: work queued earlier comes first.
     pub(crate) fn began(&self) -> Instant {
         self.began
     }

@@ -198,7 +198,7 @@ impl File {
         self.source.is_empty()
     }
 
-    /// What tells its present state from the next. `None` where its source has nothing that does.
+    /// Distinguishes its present state from the next. `None` where its source has nothing that does.
     pub fn state(&self) -> Result<Option<StateToken>> {
         self.source.state()
     }

@@ -1,4 +1,4 @@
-//! What is asked, what is in flight, and what came of it.
+//! Requests, their state in flight, and their results.
 pub(crate) mod buffer;
 pub(crate) mod cancel;
 pub(crate) mod completion;

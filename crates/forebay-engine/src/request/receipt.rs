@@ -94,7 +94,7 @@ impl PartialEq for CountedPlaces {
 impl Eq for CountedPlaces {}
 
 impl Election {
-    /// Where the counters count requests of which the chosen engine (or what is left of one that moves bytes by itself: see
+    /// Where the counters count requests of which the chosen engine (or the rest of one that moves bytes by itself: see
     /// [`EngineKind::for_the_rest`]) moves all; `None` for counters other than those that asked first.
     #[inline]
     pub fn places(&self, counters: &'static Counters) -> Option<&TextPlaces> {

@@ -17,7 +17,7 @@ pub trait CallerPolled: Send + Sync {
     /// Whether the bytes have come. The completion may still be about to resolve.
     fn has_landed(&self) -> bool;
 
-    /// Looks, and does what is left to do if they have. It does not wait. Whether they have.
+    /// Checks whether they have, without waiting, and finishes the request if so. Returns the answer.
     fn look(&self) -> bool;
 
     /// Waits for them, at most until `deadline`; whether they have come.
@@ -165,7 +165,7 @@ impl<B> Ticket<B> {
         self.driven.as_ref().is_some_and(|driven| !driven.has_landed())
     }
 
-    /// Gives up what has not begun; does not wait. Entries of which something was given up end with
+    /// Cancels works that have not begun; does not wait. Entries with a cancelled part end with
     /// [`ErrorKind::Cancelled`](forebay_error::ErrorKind); which parts of them were moved is not told. What is in the air goes on (a few MiB for
     /// each thread of forebay's), so the memory is in use until the ticket is resolved, which it soon is. Transfers in
     /// the order of a stream are not given up.

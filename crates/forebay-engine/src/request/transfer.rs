@@ -1,4 +1,4 @@
-//! What is to be moved: a range of a source and a range of memory.
+//! A transfer to make: a range of a source and a range of memory.
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -42,7 +42,7 @@ pub struct Transfer {
     /// Which way.
     pub direction: Direction,
     /// A read that meets the end of the source, and a write of which only a part finds room, are no errors. The result is
-    /// the length of what was moved from the transfer's start without a gap: see [`Receipt::bytes`](crate::Receipt::bytes).
+    /// the bytes moved from the transfer's start without a gap: see [`Receipt::bytes`](crate::Receipt::bytes).
     /// A file that shrinks and grows meanwhile may end in the middle of a read; nothing behind that place counts.
     pub allow_short: bool,
 }

@@ -34,7 +34,7 @@ struct State {
     missing: usize,
     /// Of each part.
     reaches: Option<Vec<Result<Reach>>>,
-    /// Offsets of what was pinned.
+    /// Offsets of the pinned parts.
     pinned: Vec<usize>,
 }
 
@@ -114,7 +114,7 @@ impl PinnedGroup {
         }
     }
 
-    /// Pins the tails, then the parts that can be. Also returns the offsets of what is pinned.
+    /// Pins the tails, then the parts that can be. Also returns the offsets of the pinned parts.
     fn pin_parts(&self, parts: usize) -> (Vec<Result<Reach>>, Vec<usize>) {
         let tail = match self.pin(parts * self.part, parts * self.tail) {
             Ok(tail) => tail,

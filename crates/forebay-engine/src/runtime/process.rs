@@ -147,7 +147,7 @@ extern "C" fn in_child() {
 fn watch_forks() {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if !WATCHED.load(Ordering::Acquire) {
-        // SAFETY: the handler does what is allowed. Installing it twice does no harm.
+        // SAFETY: the handler makes only async-signal-safe calls. Installing it twice does no harm.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         WATCHED.store(true, Ordering::Release);
     }

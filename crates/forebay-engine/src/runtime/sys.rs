@@ -211,7 +211,7 @@ pub(crate) fn has_all_pages(pagemap: RawFd, address: u64, len: u64) -> Option<bo
     const PRESENT: u64 = 1 << 3;
     // struct page_region: the first range that was found.
     let mut found = [0u64; 3];
-    // struct pm_scan_arg: size, flags, start, end, where the walk ended, the place for what is found and its length, the
+    // struct pm_scan_arg: size, flags, start, end, where the walk ended, the result buffer and its length, the
     // most pages, categories: inverted, all of these, any of these, to be told.
     let end = address + len;
     let place = found.as_mut_ptr() as u64;

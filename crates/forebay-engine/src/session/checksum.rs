@@ -256,7 +256,7 @@ impl ChecksumSlot {
                     ahead.clone().next().filter(|(_, next)| place + next.len as usize <= SHARE)
                 {
                     let to = self.pages.as_ptr().wrapping_add(share + place);
-                    // SAFETY: the piece fits into what is left of the share.
+                    // SAFETY: the piece fits into the rest of the share.
                     unsafe {
                         stream.driver_stream.copy_out(HostRange::new(to, piece.len as usize), piece.address)
                     }?;

@@ -342,7 +342,7 @@ impl Session {
     }
 
     /// Starts transfers in the order of a device stream (a `CUstream` as an integer; 0 is the default stream): they
-    /// begin one after the other when the stream gets there, and what is queued on the stream later waits for them.
+    /// begin one after the other when the stream gets there, and work queued on the stream later waits for them.
     ///
     /// # Safety
     /// As [`Session::submit`]; and `stream` is a live stream of the memory's device (for host memory: of any device).

@@ -1,4 +1,4 @@
-//! Pinned pages of a session: maps, probes, and what is pinned now.
+//! Pinned pages of a session: maps, probes, and the present number.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Transfers from what users give, and what is refused before anything starts.
+//! Makes transfers of users' arguments, and refuses wrong ones before anything starts.
 
 use std::ops::Range;
 use std::sync::Arc;

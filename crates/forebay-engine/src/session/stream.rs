@@ -134,7 +134,7 @@ impl Session {
         unsafe { server.stream_server()?.enqueue(stream, request, route) }
     }
 
-    /// Counts it when it is told its result.
+    /// Counts it when it gets its result.
     fn counted(&self, late: Late, engines: &DeviceEngines) -> Result<Late> {
         let Some(counter) = self.counter_of(late.direction, late.memory.device.as_ref(), std::iter::empty())
         else {

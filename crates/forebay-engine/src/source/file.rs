@@ -197,7 +197,7 @@ impl OpenOptions {
         self
     }
 
-    /// The name of the file in messages, for a path that says nothing (`/proc/self/fd/3`).
+    /// The name of the file in messages, for a path that does not show it (`/proc/self/fd/3`).
     #[must_use]
     pub fn called(mut self, name: impl AsRef<Path>) -> Self {
         self.called = Some(name.as_ref().to_owned());

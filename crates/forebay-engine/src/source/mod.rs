@@ -166,7 +166,7 @@ impl Descriptors {
         }
     }
 
-    /// Counts the bytes of a small read. Returns what was counted before and what was counted now: a thread that reads the same
+    /// Counts the bytes of a small read. Returns the counts before and after: a thread that reads the same
     /// file again and again tells of several reads at once, so that many do not fight over one word.
     pub(crate) fn count_small(&self, bytes: u64) -> (u64, u64) {
         thread_local!(static UNTOLD: Cell<(u64, u64)> = const { Cell::new((u64::MAX, 0)) });

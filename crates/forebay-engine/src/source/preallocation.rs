@@ -24,7 +24,7 @@ use crate::tuning::files::{ALLOCATION_STEP, FRESH, INTERRUPTIONS};
 
 const PAGE: u64 = 4096;
 
-/// What is known of a file's pages.
+/// The state of a file's pages.
 #[derive(Debug, Default)]
 pub(crate) struct Preallocation {
     state: Mutex<AllocationState>,

@@ -19,7 +19,7 @@ use crate::tuning::callers::PART;
 use crate::tuning::files::{TRUSTED, WARMTH_SAMPLES};
 use crate::tuning::machine::{BRIEF_WAIT, MANY, WORTH_SLEEPING};
 
-/// What is known of a range's residency before a read.
+/// The residency of a range before a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Warmth {
     /// All samples are in the page cache: read from there without asking first.

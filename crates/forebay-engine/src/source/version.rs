@@ -1,4 +1,4 @@
-//! Versions: they tell one state of a file from the next.
+//! Versions: they distinguish the states of a file.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

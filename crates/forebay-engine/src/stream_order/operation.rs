@@ -18,7 +18,7 @@ use crate::runtime::traffic::QueuedOperation;
 use crate::source::piece::Direction;
 use crate::tuning::plan::CELL;
 
-/// A transfer in the order of a stream, whose range is told only when the stream gets there.
+/// A transfer in the order of a stream, whose range is known only when the stream gets there.
 pub struct Late {
     /// The source.
     pub file: File,

@@ -1,4 +1,4 @@
-//! What the server knows of a user's stream: its words, and what is queued on it.
+//! The server's state of a user's stream: its words, and the operations queued on it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,7 +18,7 @@ pub(crate) struct StreamState {
     pub(super) tail: Mutex<StreamTail>,
     /// Operations that are not over.
     pub(super) queued: AtomicUsize,
-    /// The context is broken: what is queued never runs.
+    /// The context is broken: queued work never runs.
     dead: AtomicBool,
     marks: Mutex<OperationMarks>,
     /// Whether `marks` names an operation that was refused.

@@ -175,7 +175,7 @@ impl Device for CudaDevice {
 }
 
 /// The context of a stream that is not being captured, and a guard under which the stream may be asked about. Work
-/// that starts when a stream gets there cannot be part of a graph: what is captured runs later, and again.
+/// that starts when a stream gets there cannot be part of a graph: a graph runs later, and repeatedly.
 ///
 /// # Safety
 /// `stream` is live.

@@ -80,7 +80,8 @@ fn forked() -> Error {
 }
 
 /// Refuses an address that only the process has from which this one was forked: GPU memory, and host memory that the
-/// driver keeps from children. Nobody else can tell them from the host's here, and touching them ends the process.
+/// driver keeps from children. Nothing else distinguishes them from the host's pages here, and touching them ends the
+/// process.
 pub fn check_inherited(address: u64) -> Result<()> {
     // Asked first, and all that a process without a GPU pays.
     if !matches!(GPUS.get(), Some(Ok(gpus)) if !gpus.is_empty()) {

@@ -295,7 +295,7 @@ impl Drop for CudaStream {
         if let Some(number) = self.resident_number.get() {
             self.gpu.give_resident_number(*number);
         }
-        // The driver finishes what is queued before it frees the stream, and does not wait for that here.
+        // The driver finishes queued work before it frees the stream, and does not wait for that here.
         if let Some(_guard) = owner.enter() {
             // SAFETY: created by us, destroyed once.
             let _ = unsafe { self.gpu.driver.symbols.cuStreamDestroy_v2(self.stream) };

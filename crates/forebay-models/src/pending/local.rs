@@ -14,7 +14,7 @@ use super::{leftovers, rights, sys};
 /// A file without a name in the target's folder (`O_TMPFILE`), or one beside the target with a hidden name.
 #[derive(Debug)]
 pub(super) struct LocalSave {
-    /// A descriptor of the same file, which holds the lock that tells living saves from dead ones.
+    /// A descriptor of the same file, which holds the lock that marks a save as alive.
     held: StdFile,
     target: Target,
     /// What `held` is called in the target's folder at the moment, if anything.

@@ -105,7 +105,7 @@ impl Pending {
         matches!(&self.save, Save::Local(save) if save.is_nameless())
     }
 
-    /// Makes what was written so far durable; [`commit`](Self::commit) does it too.
+    /// Makes the bytes written so far durable; [`commit`](Self::commit) does it too.
     pub fn sync(&self) -> Result<()> {
         match &self.save {
             Save::Local(save) => save.sync(),

@@ -1,4 +1,4 @@
-//! What is to be replaced, and where it lies.
+//! The file to be replaced, and its folder.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{File as StdFile, Metadata};

@@ -152,7 +152,7 @@ fn find_end<R: ReadAt + ?Sized>(file: &R) -> Result<End> {
 /// The end record with wide fields, which ends where its locator begins.
 fn end_64<R: ReadAt + ?Sized>(file: &R, locator: &[u8], position: u64) -> Result<End> {
     let at = long(locator, 8);
-    // Records may be longer than what is known of them, so they are found by the locator alone.
+    // Records may be longer than the known fields, so they are found by the locator alone.
     if at.checked_add(END_64_LEN).is_none_or(|end| end > position) {
         return Err(invalid("the wide end record of the zip archive lies elsewhere").with("offset", at));
     }

@@ -154,7 +154,7 @@ pub(crate) fn known(
 
 /// Whether there is one that has files, or had.
 pub(crate) fn is_known((name, port): (&str, u16), version: NfsVersion, options: &NfsOptions) -> bool {
-    // What was kept is kept on.
+    // A kept client stays.
     known((name, port), version, options).is_some_and(|known| {
         if known.client.is_none() {
             keep_server(known.server);
@@ -177,7 +177,7 @@ pub(crate) fn keep(shared: Arc<SharedWires>, is_outdated: bool) {
     KeptServer { server, shared: Some(shared) }.keep(time);
 }
 
-/// A server on which nothing was found: what is looked for next may be there.
+/// A server on which a path was not found: the next path may be there.
 pub(crate) fn keep_server(server: Arc<NfsServer>) {
     let time = server.time_to_keep();
     KeptServer { server, shared: None }.keep(time);

@@ -15,7 +15,7 @@ use crate::protocol::read_dir::{self, DirPart, DirPlace, ReadDirForm};
 use crate::protocol::status::NfsStatus;
 use crate::protocol::xdr::Malformed;
 
-/// What is done here.
+/// The request, for errors.
 const DOING: &str = "cannot list the directory";
 /// Bytes of a reply that are asked for: what the connection for calls takes, with room for what stands around them.
 const REPLY_BYTES: u32 = 24 << 10;

@@ -19,7 +19,7 @@ use crate::protocol::status::NfsStatus;
 use crate::protocol::v3;
 use crate::protocol::xdr::{XdrReader, XdrWriter};
 
-/// What is done here.
+/// The request, for errors.
 const DOING: &str = "cannot mount the export";
 
 /// The mountd of a server.
@@ -58,7 +58,8 @@ impl<'a> Mountd<'a> {
         call(&mut self.low, self.server, path)
     }
 
-    /// mountd refuses what is not exported as it refuses who may not: neither owner nor mode is looked at.
+    /// mountd gives the same error for a path that is not exported and for a client without permission; owner and mode
+    /// do not matter.
     fn not_mounted(&self, status: NfsStatus) -> Error {
         if !status.is_refusal() {
             return status.error(DOING, self.server.who.uid());

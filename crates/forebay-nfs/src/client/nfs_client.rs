@@ -29,7 +29,7 @@ pub struct NfsClient {
     is_outdated: AtomicBool,
 }
 
-/// What has happened since a client was made.
+/// Counters since a client was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerTraffic {
     /// Calls that were answered.
@@ -44,7 +44,7 @@ pub struct ServerTraffic {
     pub resent: u64,
     /// Calls that waited because the server asked for it.
     pub waited: u64,
-    /// Replies that were none of ours, or came twice.
+    /// Replies to unknown calls, or repeated ones.
     pub strange: u64,
 }
 
@@ -53,7 +53,7 @@ impl NfsClient {
         Self::again(Arc::new(SharedWires::new(server, limits)))
     }
 
-    /// One that had no file any more. It is as a new one, but for what has happened, which goes on.
+    /// One that had no file any more. It is like a new one, except for its counters, which continue.
     pub(crate) fn again(shared: Arc<SharedWires>) -> Arc<Self> {
         shared.reopen();
         Arc::new(Self {
@@ -93,7 +93,7 @@ impl NfsClient {
         self.shared.server.further.left_out()
     }
 
-    /// What is asked for in one call at most.
+    /// The most bytes of one call.
     pub fn limits(&self) -> CallLimits {
         self.shared.limits
     }
@@ -134,7 +134,7 @@ impl NfsClient {
         self.shared.server.record_duration(duration);
     }
 
-    /// Ends what waits for a connection that has room with an error. What was sent ends by itself.
+    /// Ends, with an error, calls that wait for room on a connection. Calls already sent end by themselves.
     pub fn fail_waiting(&self, error: &Error) {
         self.shared.fail_waiting(error);
     }
@@ -144,7 +144,7 @@ impl NfsClient {
         self.shared.server.clock.silences()
     }
 
-    /// What has happened so far.
+    /// The counters so far.
     pub fn traffic(&self) -> ServerTraffic {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.shared.traffic;

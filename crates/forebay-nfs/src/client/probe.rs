@@ -15,7 +15,7 @@ use crate::network::job::Direction;
 use crate::network::options::{NfsOptions, RdmaOptions};
 use crate::protocol::handle::{CallLimits, FileAttributes, FileKind, NfsVersion};
 
-/// What was found.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct ServerProbe {
     /// Each version that was asked for, with what the server says to it.

@@ -29,7 +29,7 @@ pub struct KernelMount {
     pub port: u16,
     /// Where it takes calls over TCP.
     pub tcp_port: u16,
-    /// That is a guess: in version 3 without the option `port` the kernel was told by the portmapper.
+    /// That is a guess: in version 3 without the option `port` the kernel asked the portmapper.
     pub is_guess: bool,
     /// Where its mountd listens, for version 3.
     pub mount_port: Option<u16>,
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(ports, [Some(4711), None, None]);
     }
 
-    /// Without a handle a file has its path on the server: what was mounted, and what lies below the place of the mount.
+    /// Without a handle a file has its path on the server: the mounted path, and the path below the mount point.
     #[test]
     fn a_path_on_the_server_is_made_of_the_mounts() {
         let at = |place: &str, path: &str| LINE.replace("/mnt/a\\040b", place).replace("/tmp/x", path);

@@ -55,7 +55,7 @@ pub(super) enum MountTransport {
     Rdma,
 }
 
-/// An open file on a mount, and what is known of it on its server.
+/// An open file on a mount, and its state on its server.
 #[derive(Clone)]
 pub struct MountedFile(Arc<MountState>);
 
@@ -221,8 +221,8 @@ impl MountedFile {
             return Err(never(left("the source is not a file of the kernel's")));
         };
         if file.access().1 {
-            // Where a write has failed, the first fsync by this opening is told: that is to be the program's own.
-            let why = "it is open for writing: errors of what was written are the program's to hear";
+            // The first fsync by this opening reports a failed write: that must be the program's own fsync.
+            let why = "it is open for writing: the program's own fsync must get errors of its writes";
             return Err(never(left(why)));
         }
         let facts = self.facts();
@@ -231,7 +231,7 @@ impl MountedFile {
             may_be_contacted(&mount).map_err(never)?;
         }
         alone(&mount)?;
-        // The kernel's facts are of what is written: times and sizes of what is not are its own.
+        // The kernel's attributes describe written data; times and sizes of unwritten data are its own.
         file.sync().map_err(never)?;
         let mounted = facts.of_file(fd, is_asked).map_err(never)?;
         alone(&mounted.mount)?;

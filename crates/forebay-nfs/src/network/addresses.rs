@@ -178,7 +178,7 @@ impl FurtherAddresses {
         lock(&self.identity).clone()
     }
 
-    /// What is to be called when an address leaves or returns.
+    /// Called when an address leaves or returns.
     pub(crate) fn on_change(&self, call: impl Fn() + Send + Sync + 'static) {
         let _ = self.on_change.set(Box::new(call));
     }
@@ -221,7 +221,7 @@ impl FurtherAddresses {
         self.changed();
     }
 
-    /// Notes what came of a look that has shown nothing.
+    /// Notes the result of a check that has shown nothing.
     pub(crate) fn unshown(&self, index: usize, why: &UnshownReason) {
         match why {
             UnshownReason::Not(error) => self.leave_out(index, error),
@@ -351,7 +351,7 @@ mod tests {
             *since = since.checked_sub(Duration::from_mins(1)).unwrap();
         }
         assert!(is_due(LookReason::Due) && !is_due(LookReason::Due));
-        // The reason is told until it was shown to be the server's.
+        // The reason is reported until the address is shown to be the server's.
         assert_eq!(addresses.left_out()[0].reason, "for a test");
         assert!(addresses.show(0, 1, None));
         assert!(!is_due(LookReason::Due) && is_due(LookReason::Opened(0)) && addresses.left_out().is_empty());

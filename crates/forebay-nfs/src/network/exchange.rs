@@ -195,7 +195,7 @@ impl Exchange {
     fn is_over(&self, began: Instant) -> bool {
         let left = self.left(began);
         if left.is_zero() && self.has_answered {
-            // What is asked for later has a few seconds.
+            // Later requests have a few seconds.
             self.clock.is_given_up(Instant::now(), self.limits());
         }
         left.is_zero() || began.elapsed() > self.options.deadline
@@ -249,7 +249,7 @@ impl Exchange {
         loop {
             record(stream, &mut self.reply, until, clock)?;
             let found = rpc::reply_xid(&mut XdrReader::new(&self.reply)).map_err(NoReply::Server)?;
-            // A reply to a call that was given up is none of ours.
+            // A reply to a cancelled call is ignored.
             if found == xid {
                 return Ok(());
             }

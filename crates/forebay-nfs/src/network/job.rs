@@ -64,7 +64,7 @@ struct JobState {
     verifier: Option<[u8; 8]>,
     /// Some bytes were taken, but are not durable.
     is_volatile: bool,
-    /// The server restarted: what was taken may be lost.
+    /// The server restarted: accepted writes may be lost.
     is_lost: bool,
     is_committing: bool,
     rounds: u32,
@@ -83,7 +83,7 @@ pub(crate) struct JobPart {
 }
 
 impl JobPart {
-    /// What is left when the first `count` bytes have moved.
+    /// The rest after the first `count` bytes.
     pub(crate) const fn after(self, count: u32) -> Self {
         let io = IoCall { offset: self.io.offset + count as u64, count: self.len() - count, ..self.io };
         let (memory, at) = (self.memory.after(count as usize), self.at + count as usize);
@@ -112,7 +112,7 @@ pub(crate) enum NextStep {
     Wait,
     /// More calls.
     Again,
-    /// The caller is told.
+    /// The caller gets the result.
     Complete(Answer, Result<usize>),
 }
 
@@ -163,7 +163,7 @@ impl IoJob {
     #[inline]
     pub(crate) fn next(&self, limits: CallLimits) -> Option<(JobPart, bool)> {
         let mut state = lock(&self.state);
-        // The caller was told, and has its memory back.
+        // The caller has its result, and its memory back.
         state.answer.as_ref()?;
         if state.is_committing && state.pending == 0 {
             state.pending = 1;

@@ -62,7 +62,7 @@ impl NfsServer {
         if forbidden.is_some() && !is_waited_for {
             return;
         }
-        // In versions with sessions a file says nothing.
+        // In versions with sessions a file proves nothing.
         let is_looked_at = |address: &FurtherAddress| {
             address.is_due(looks, self.options.left_out)
                 && !(self.version.has_session() && address.is_shown())
@@ -92,7 +92,7 @@ impl NfsServer {
         }
     }
 
-    /// Looks at an address, and notes what came of it.
+    /// Checks an address, and notes the result.
     fn look_at(&self, index: usize, looks: LookReason) {
         let address = &self.further.all[index];
         let was_shown = address.is_shown();

@@ -155,7 +155,7 @@ impl NfsOptions {
         self.network.map_or(Ok(()), NetworkNamespace::check)
     }
 
-    /// The same within what is allowed, with connections from this thread's network namespace.
+    /// The same within the allowed range, with connections from this thread's network namespace.
     pub(crate) fn checked(mut self) -> Self {
         self.connections = self.connections.clamp(1, 16);
         self.depth = self.depth.clamp(1, 64);

@@ -18,7 +18,7 @@ use crate::protocol::v4::{self, GrantedSession};
 /// How often a file is looked at that may just be changing.
 const LOOKS: u32 = 3;
 
-/// What is done when an address is looked at.
+/// The work of checking an address.
 const LOOKING: &str = "cannot look at the address";
 
 /// Whether the server at the other end says that it is the same, and knows the session. What it says no to may be over meanwhile: a

@@ -1,4 +1,4 @@
-//! A server: its addresses, what it is spoken to by, and what is known of it.
+//! A server: its addresses, its clients, and its properties.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -143,8 +143,8 @@ impl NfsServer {
         self.addresses.first().map_or(0, SocketAddr::port)
     }
 
-    /// How long it is kept behind its last file. Not one that is waited for in vain, nor one with addresses that were left out: these are
-    /// looked at when a file is opened anew.
+    /// How long it is kept behind its last file. A silent server is not kept, and neither is one with addresses that
+    /// were left out: these are looked at when a file is opened anew.
     pub(crate) fn time_to_keep(&self) -> Duration {
         if self.clock.is_answering() && self.further.left_out().is_empty() {
             self.options.keep

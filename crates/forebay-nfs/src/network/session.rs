@@ -18,7 +18,7 @@ use crate::protocol::v3::{self, CallOutcome};
 use crate::protocol::v4::{self, GrantedSession, SequenceSlot, op};
 use crate::protocol::xdr::{XdrReader, XdrWriter};
 
-/// What is done when a session is made.
+/// The work of making a session.
 const OPENING: &str = "cannot open a session";
 
 /// When a file is looked at.
@@ -360,7 +360,7 @@ impl From<RefusedStatus> for Error {
 }
 
 impl NfsServer {
-    /// Tells the server that a session is over, and the client with it. An error: it could not be told.
+    /// Tells the server that a session is over, and the client with it. An error: the server could not be reached.
     fn end_session(&self, control: &mut ControlCalls, granted: &GrantedSession) -> Result<()> {
         // A session is ended on a connection that it knows: a new one is known by its first call in a slot.
         if !control.exchange.is_connected()
@@ -388,7 +388,7 @@ impl NfsServer {
 }
 
 impl Drop for NfsServer {
-    /// Tells the server that its session is over. One that is waited for in vain is left alone: the lease ends the session.
+    /// Tells the server that its session is over. A silent server is left alone: the lease ends the session.
     fn drop(&mut self) {
         // A child's connection and session are its parent's.
         if !self.process.is_current() {

@@ -20,7 +20,8 @@ use crate::network::same::{same_files, same_server};
 use crate::network::server::NfsServer;
 
 impl FurtherAddress {
-    /// A connection on which the server was shown to be the same. `files`: what is to be compared in versions that do not say who it is.
+    /// A connection on which the server was shown to be the same. `files`: to compare in versions without a server's
+    /// identity.
     pub(crate) fn connection(
         &self,
         server: &NfsServer,

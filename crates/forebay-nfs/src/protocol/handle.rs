@@ -126,7 +126,7 @@ pub struct FileAttributes {
     pub change: u64,
 }
 
-/// What tells one state of a file from the next.
+/// Distinguishes the states of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileState {
     /// Bytes.
@@ -157,7 +157,7 @@ impl CallLimits {
     /// Less than this is no limit that a server means.
     const MIN_BYTES: u32 = 512;
 
-    /// What is used of what a server tells.
+    /// The part of a server's answer that is used.
     pub fn of_told(read: u64, write: u64) -> Self {
         let sane = |told: u64| match told.min(Self::MAX_BYTES.into()) as u32 {
             told if told < Self::MIN_BYTES => 4096,

@@ -7,7 +7,7 @@ use crate::protocol::v3::{self, CallOutcome};
 use crate::protocol::v4::{self, SequenceSlot, op};
 use crate::protocol::xdr::{Malformed, XdrReader, XdrWriter, pad};
 
-/// What is asked of a server.
+/// A request to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoOperation {
     /// Bytes of the file.
@@ -24,7 +24,7 @@ pub enum IoOperation {
 /// A call that moves bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct IoCall {
-    /// What is asked.
+    /// The request.
     pub operation: IoOperation,
     /// The first byte.
     pub offset: u64,
@@ -120,7 +120,7 @@ impl IoCall {
         to.u32(self.count);
     }
 
-    /// Reads a reply from behind its number. The bytes of a READ are what is left. A reply never moves more than was asked.
+    /// Reads a reply from behind its number. The bytes of a READ are the rest. A reply never moves more than was asked.
     #[inline]
     pub fn decode(
         &self,

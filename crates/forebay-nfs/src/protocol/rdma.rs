@@ -83,7 +83,7 @@ pub enum ReplyBody {
     WrongChunks,
 }
 
-/// Reads the header of a reply; the message is what is left.
+/// Reads the header of a reply; the message is the rest.
 #[inline]
 pub fn reply(from: &mut XdrReader<'_>) -> Result<ReplyHeader, Malformed> {
     // One segment was filled: all but few replies to a READ.

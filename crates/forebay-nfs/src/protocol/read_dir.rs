@@ -57,7 +57,7 @@ pub struct DirPart {
     pub is_last: bool,
 }
 
-/// Attributes that are asked for in version 4: the type, and in its place why it cannot be told.
+/// Attributes that are asked for in version 4: the type, or why it is unknown.
 const TYPE: u32 = 1 << 1;
 const WHY_NOT: u32 = 1 << 11;
 

@@ -50,7 +50,7 @@ pub mod op {
 /// Attributes that are asked for: type, change, size, fsid, fileid, maxread, maxwrite, time_modify.
 const WANTED: [u32; 2] = [1 << 1 | 1 << 3 | 1 << 4 | 1 << 8 | 1 << 20 | 1 << 30 | 1 << 31, 1 << (53 - 32)];
 
-/// Those that tell one state of a file from the next: change, size.
+/// Those that distinguish states of a file: change, size.
 const OF_STATE: u32 = 1 << 3 | 1 << 4;
 
 /// The place of a call in a session.

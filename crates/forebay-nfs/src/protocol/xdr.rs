@@ -111,7 +111,7 @@ impl<'a> XdrReader<'a> {
         Self { bytes }
     }
 
-    /// What was not read yet.
+    /// The bytes not read yet.
     pub const fn rest(&self) -> &'a [u8] {
         self.bytes
     }

@@ -109,7 +109,7 @@ impl Calls for OnMount {
     }
 }
 
-/// What is known of open files, by their descriptors and numbers.
+/// The state of open files, by their descriptors and numbers.
 type Known = HashMap<(RawFd, u64), Arc<Facts>>;
 static MOUNTED: Mutex<Option<Known>> = Mutex::new(None);
 

@@ -1,6 +1,6 @@
 //! Descriptors closed, or replaced by an unrelated file, under registered handles, in the middle of calls.
 //!
-//! What is moved afterwards is of the registered file or of none: a call that began before may succeed or fail, one that
+//! Bytes moved afterwards are of the registered file or of none: a call that began before may succeed or fail, one that
 //! began after fails with 5027, and the unrelated file stays as it is.
 
 use std::fs::File;
@@ -178,7 +178,7 @@ impl Game {
         }
     }
 
-    /// The registered file has only what it had and what was written before.
+    /// The registered file has only its old bytes, and those written before.
     fn look_at(&self, path: &PathBuf) {
         let found = std::fs::read(path).unwrap_or_default();
         let half = (self.len / 2) as usize;

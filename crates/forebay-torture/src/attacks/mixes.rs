@@ -1,5 +1,5 @@
-//! Large writes, each by one call, beside readers in place: what was read in place, or again because of a change, is old
-//! or new as a whole. Reads that were staged from the start follow `read(2)`, block by block.
+//! Large writes, each by one call, beside readers in place: each read in place, and each repeated because of a change,
+//! is old or new as a whole. Reads that were staged from the start follow `read(2)`, block by block.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;

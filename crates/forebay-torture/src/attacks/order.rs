@@ -1,5 +1,5 @@
-//! Calls behind work that still stands on a default stream: a read's bytes come after what was queued before it, a
-//! write takes the bytes that what was queued before it makes.
+//! Calls behind work that still stands on a default stream: a read's bytes come after work queued before it, a write
+//! takes the bytes that work queued before it makes.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;

@@ -149,7 +149,7 @@ impl Subject {
         let len = self.len;
         let is_right = match (found, wanted) {
             (Ok(found), Some(wanted)) => *found == wanted,
-            // The file ends before such an offset in any case; 0 is as good as the kernel's EINVAL.
+            // The file ends before such an offset in any case; 0 is as acceptable as the kernel's EINVAL.
             (Ok(found), None) => *found == 0,
             (Err(_), wanted) => wanted.is_none(),
         };
@@ -254,7 +254,7 @@ impl Subject {
                 self.trial.check(is_right, || {
                     format!("cuFileRead of {size} bytes of a file of {short} to {len} bytes gave {found}")
                 });
-                // What was never cut off is still the file's.
+                // Bytes that were never truncated are still the file's.
                 let kept = short.min(ROOM) as usize;
                 let wrong = if is_right { difference(&self.host.get(kept), KEY, 0) } else { None };
                 self.trial

@@ -101,7 +101,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// A range of what is only read.
+    /// A range of memory that is only read.
     fn range(&mut self) -> (u64, usize) {
         let len = self.random.len(MOST.min(self.test_file.fixed));
         (self.random.below(self.test_file.fixed - len + 1), len as usize)
@@ -292,7 +292,7 @@ impl<'a> Worker<'a> {
 
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
-        // SAFETY: no memory is touched; what is not registered is refused.
+        // SAFETY: no memory is touched; unregistered memory is refused.
         unsafe { (cufile().buf_deregister)(self.memory.address) };
         let _ = self.gpu.fake.destroy_stream(self.stream);
     }

@@ -1,4 +1,5 @@
-//! Connects an RDMA device to itself, moves bytes each way that forebay uses, compares them, and prints what was compared.
+//! Connects an RDMA device to itself, moves bytes each way that forebay uses, compares them, and prints the
+//! comparisons.
 //!
 //! `verbs_loop ADDRESS`     an address of an RDMA device; a soft one: `rdma link add rxe0 type rxe netdev eth0`
 //! `verbs_loop fake`        the double, within this process

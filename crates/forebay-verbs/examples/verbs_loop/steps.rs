@@ -1,4 +1,4 @@
-//! What is done and compared, over any fabric.
+//! The steps and comparisons, over any fabric.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -236,7 +236,7 @@ fn messages(ends: &mut Ends) -> Result<String> {
 fn probe(ends: &mut Ends) -> Result<String> {
     for id in 0..5 {
         ends.client.probe(100 + id)?;
-        // In order: what was posted before it is done, too.
+        // In order: operations posted before it are done, too.
         ends.client.send(id, b"after a probe", Post::PLAIN)?;
         message(&mut *ends.server, b"after a probe")?;
         expect(&mut *ends.client, &Completion::Done { id, kind: Kind::Send })?;
@@ -407,7 +407,7 @@ fn rights(ends: &mut Ends) -> Result<String> {
     let target = Buffer::new(&*ends.client_domain, 8192, Access::WRITE | Access::REMOTE_READ, GUARD)?;
     let failures = ends.write_refused(4096, target.at(0))?;
     target.has(0, &[])?;
-    Ok(format!("a WRITE to what is only to be read is refused {failures:?}, 8192 bytes unchanged"))
+    Ok(format!("a WRITE to a read-only grant is refused {failures:?}, 8192 bytes unchanged"))
 }
 
 fn bounds(ends: &mut Ends) -> Result<String> {

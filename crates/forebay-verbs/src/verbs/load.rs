@@ -68,7 +68,7 @@ impl Libraries {
 }
 
 /// Whether the kernel gives a forked child copies of registered pages. Where it does not, or an older library does not say (no `status`),
-/// the library is to keep its own memory, and what is registered, from children: possible before it is used only.
+/// the library shall keep its own memory, and registered memory, from children: possible only before its first use.
 fn prepare_for_forks(status: Option<c_int>, begin: impl FnOnce() -> c_int) -> Result<bool> {
     if status == Some(FORK_UNNEEDED) {
         return Ok(true);
@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// What a machine looks like, and what is said of it.
+    /// A machine's files, and the expected text.
     #[test]
     fn the_machine_shows_why_there_is_no_device() {
         let folder = std::env::temp_dir().join(format!("forebay-verbs-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! The protection domain itself, and what is registered there.
+//! The protection domain, and its memory regions.
 
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;

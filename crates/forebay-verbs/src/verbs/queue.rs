@@ -1,4 +1,4 @@
-//! A completion queue with its event descriptor, and the count of what is posted.
+//! A completion queue with its event descriptor, and the number of posted operations.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -101,7 +101,7 @@ pub(super) struct Posted {
     pub(super) slot: Option<u32>,
 }
 
-/// What is posted, in order. The device tells of some only; these end all that were posted before them.
+/// The posted operations, in order. The device reports only some; each of these also ends all earlier ones.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     posted: VecDeque<Posted>,

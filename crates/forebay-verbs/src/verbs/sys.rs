@@ -1,5 +1,6 @@
 //! The C interface of libibverbs and librdmacm, as far as it is used: declarations of our own. Layouts are the same in all
-//! versions of the libraries that bear these names (ABI 1.1 and 1.0); what is not used is left out at the end of a structure, or a gap.
+//! versions of the libraries that bear these names (ABI 1.1 and 1.0); unused fields are left out at the end of a
+//! structure, or are a gap.
 
 #![allow(clippy::struct_field_names, reason = "the names that the C interface has")]
 

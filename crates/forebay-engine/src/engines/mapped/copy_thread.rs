@@ -1,5 +1,5 @@
 //! The thread that carries out transfers of files whose pages may be pinned: it has the device copy in place what is
-//! registered, hands the rest to the lanes, and makes sure that what was copied is one state of the file.
+//! registered, hands the rest to the lanes, and makes sure that the copied bytes are of one state of the file.
 
 mod copies;
 #[cfg(test)]
@@ -69,7 +69,7 @@ pub(super) struct CopyThread {
     watched: Vec<Arc<CallerPolledBatch>>,
     /// Batches whose copies come after work of the user's that is not done.
     held: Vec<MappedJob>,
-    /// What is read again.
+    /// Ranges to read again.
     repeated: Vec<RepeatedJob>,
     /// Held as long as there are windows to register.
     turn: Option<DriverTurn>,
@@ -119,14 +119,15 @@ impl CopyThread {
         std::mem::forget(Naps::start());
     }
 
-    /// Works until a window or a piece of one is to be registered. `None` if it was told to stop and all is done.
+    /// Works until a window or a piece of one is to be registered. `None` after a request to stop, when all work is
+    /// done.
     pub(super) fn work(&mut self) -> Option<PinRequest> {
         loop {
             let seen = self.state.cache.wake_queue.count();
             let any = self.go_on();
             if let Some(request) = self.state.next_request() {
                 if self.state.take_over(&request) {
-                    // Another thread unregisters what was begun.
+                    // Another thread unregisters the window that was begun.
                     self.turn = None;
                 }
                 if let Err(reason) = self.may_register(&request) {
@@ -152,7 +153,7 @@ impl CopyThread {
         }
     }
 
-    /// What is to be registered beside copies now, or how long to wait at most.
+    /// The window to register beside copies now, or the longest time to wait.
     fn next_piece(&mut self) -> std::result::Result<PinRequest, Duration> {
         if !self.state.has_background() || self.state.is_done() {
             return Err(IDLE);
@@ -162,7 +163,7 @@ impl CopyThread {
         }
         let turn = DriverTurn::take_unless_paused()?;
         let request = self.state.next_background().ok_or(Duration::ZERO)?;
-        // What was let go of may wait for being unregistered.
+        // Released windows may wait to be unregistered.
         if !self.state.cache.reclaimer.wait_for_region(Duration::ZERO, &request.pinned.mapping()) {
             self.state.put_back(request);
             return Err(PAUSE);
@@ -386,7 +387,7 @@ impl CopyThread {
         any
     }
 
-    /// Goes on with what is read again. Whether any has ended.
+    /// Continues the ranges that are read again. Returns whether any has ended.
     fn read_again(&mut self) -> bool {
         let count = self.repeated.len();
         self.repeated.retain_mut(|repeated| !repeated.step(&self.state));

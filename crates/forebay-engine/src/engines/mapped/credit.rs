@@ -94,12 +94,12 @@ mod tests {
     }
 
     /// A loop over a file on a machine: GB/s of lanes, of the link, of registering. Windows register one after the other while the
-    /// device copies what is pinned; no lane copies meanwhile.
+    /// device copies the pinned part; no lane copies meanwhile.
     struct Loop {
         lanes: f64,
         link: f64,
         pages: f64,
-        /// By how much registering is slower than what was measured first.
+        /// By how much registering is slower than at the first measurement.
         drag: f64,
         credit: Credit,
         pinned: Vec<bool>,

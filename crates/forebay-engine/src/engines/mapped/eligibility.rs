@@ -216,7 +216,7 @@ fn try_page(
     let read = told.recv_timeout(TRIAL_LIMIT).map(|read| read.and_then(|bytes| compare(fd, &wanted, &bytes)));
     match read {
         Ok(Ok(())) => Ok(Ok(())),
-        // Such an error says nothing of the device or the file system.
+        // Such an error does not concern the device or the file system.
         Ok(Err(error))
             if matches!(
                 error.kind(),

@@ -21,7 +21,7 @@ pub(super) struct CopyList {
     room: usize,
 }
 
-/// What was written down.
+/// The entries written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ListContents {
     pub(super) count: usize,
@@ -57,8 +57,8 @@ impl CopyList {
         written
     }
 
-    /// As [`CopyList::write`], behind what is written down already, as long as there is room and there are fewer than `most`
-    /// bytes. The first entry that is left.
+    /// As [`CopyList::write`], behind the entries written already, as long as there is room and there are fewer than
+    /// `most` bytes. The first entry that is left.
     pub(super) fn add(
         &self,
         written: &mut ListContents,
@@ -92,7 +92,7 @@ impl CopyList {
         entries.end
     }
 
-    /// What is written down: no kernel uses the list.
+    /// The entries written: no kernel uses the list.
     pub(super) fn pieces(&self, written: &ListContents) -> impl ExactSizeIterator<Item = CopyPiece> + Clone {
         assert!(written.count <= self.room, "more than the list has");
         #[allow(clippy::cast_ptr_alignment, reason = "as below")]

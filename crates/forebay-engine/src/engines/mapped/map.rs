@@ -118,7 +118,7 @@ impl Map {
         self.inner.pins.iter().map(|pin| pin.len()).sum()
     }
 
-    /// Whether the file is still what was mapped: if it is, all that kernels have read so far were its bytes.
+    /// Whether the file is still the one mapped: if it is, all that kernels have read so far were its bytes.
     /// [`ErrorKind::Busy`] if it was changed.
     pub fn check(&self) -> Result<()> {
         self.check_here()?;
@@ -314,8 +314,8 @@ impl Map {
     }
 
     /// As [`Map::gather`], into device memory by its address: piece `i` goes to `out + i * length`. With `after` (a
-    /// `CUstream` as an integer; 0 is the default stream) it begins when that stream has done what is queued on it now,
-    /// and later work of the stream comes after it.
+    /// `CUstream` as an integer; 0 is the default stream) it begins when that stream has done the work queued on it
+    /// now, and later work of the stream comes after it.
     ///
     /// Offsets in host memory are copied into pinned memory part by part while the device gathers those before. Many
     /// threads may gather from one map at once.

@@ -83,7 +83,7 @@ pub(crate) struct InPlaceOutcome {
     pub(crate) reason: Option<Reason>,
 }
 
-/// What is pinned, and how much may be.
+/// The pinned pages, and their budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinReport {
     /// Bytes that this session keeps pinned for the device, without those that maps hold.

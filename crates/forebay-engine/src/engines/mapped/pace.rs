@@ -46,7 +46,7 @@ impl RegisterPace {
         self.is_known() && self.best >= least
     }
 
-    /// Of what was measured, if that is enough.
+    /// The measured pace, if there are enough measurements.
     pub(super) fn gb_per_second(self) -> Option<f64> {
         self.is_known().then_some(self.best)
     }
@@ -113,7 +113,7 @@ pub(super) fn learn_of_mount(key: MountKey, bytes: u64, took: Duration) {
     lock(&MountPaces::of_process().0).entry(key).or_default().learn(bytes, took);
 }
 
-/// How fast the lanes bring what is left to them, in bytes a second, as they measured it last.
+/// The lanes' rate in bytes a second, by their last measurement.
 #[derive(Debug, Default)]
 pub(super) struct LanesPace(AtomicU64);
 

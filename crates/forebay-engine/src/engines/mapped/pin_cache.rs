@@ -103,7 +103,7 @@ impl PinCache {
     fn ask_writers(&self, file: &Descriptors, pinned: &Arc<PinnedFile>) {
         let was_watched = pinned.is_watched();
         pinned.set_writers(self.writers(file, &pinned.version()));
-        // From now on the version tells all. What was lost before must show now.
+        // From now on the version shows every change. Pages lost earlier must be found now.
         if was_watched && !pinned.is_watched() && !pinned.has_kept_all() {
             self.discard(pinned);
         }
@@ -114,7 +114,7 @@ impl PinCache {
         self.gauge.read(self.option)
     }
 
-    /// The file's state, and what is known of it in that state. A file that is known in another one is forgotten.
+    /// The file's state, and the pages pinned in that state. An entry of another state is dropped.
     pub(crate) fn look_up(&self, fd: RawFd) -> Result<(FileVersion, Option<Arc<PinnedFile>>)> {
         let version = FileVersion::of(fd)?;
         let Some(pinned) = self.known(version.id()) else { return Ok((version, None)) };
@@ -532,7 +532,7 @@ impl PinCache {
         }
     }
 
-    /// Whether the file still has all pages that a batch needs of what is pinned, should that be in doubt. If not, it is
+    /// Whether the file still has all pinned pages that a batch needs, if that is in doubt. If not, it is
     /// forgotten.
     pub(crate) fn has_kept(&self, pinned: &Arc<PinnedFile>, batch: &Batch, len: u64) -> bool {
         if !pinned.is_watched() || pinned.has_kept_batch(batch, len) {

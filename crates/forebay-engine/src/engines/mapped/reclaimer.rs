@@ -59,7 +59,8 @@ impl DriverTurn {
         Some(Self(()))
     }
 
-    /// As [`DriverTurn::take`], for what is registered beside copies. Does not wait: how long to, if it is not time yet.
+    /// As [`DriverTurn::take`], for windows registered beside copies. Does not wait: how long to, if it is not time
+    /// yet.
     pub(super) fn take_unless_paused() -> std::result::Result<Self, Duration> {
         let mut turns = lock(&DriverTurns::of_process().turns);
         let left =
@@ -146,7 +147,7 @@ impl Pin {
         let took = begun.elapsed();
         let (region, reclaimer, reservation) = (region.clone(), reclaimer.clone(), reservation.clone());
         self.parts.push(Registration { address, len, region, reclaimer, reservation });
-        // What was registered are the pages of this state of the file: it has had it before and after.
+        // The registered pages are of this state of the file, which was the same before and after.
         check()?;
         if witness.is_some_and(|witness| !witness.is_whole(0, len)) {
             return Err(Error::new(ErrorKind::Busy, "the file lost pages while they were registered"));
@@ -207,7 +208,7 @@ pub(super) struct Registration {
     pub(super) reservation: Arc<Reservation>,
 }
 
-/// Unregisters what is not used any more: on its thread, as long as that runs.
+/// Unregisters unused windows: on its thread, as long as that runs.
 #[derive(Debug)]
 pub(super) struct Reclaimer {
     pub(super) device: Arc<dyn Device>,

@@ -92,7 +92,7 @@ impl Drop for Region {
 
 // ---- which pages are there, as the kernel tells in /proc/self/pagemap --------------------------------------------
 
-/// The open file, and what tells it from another one that got its number.
+/// The open file, and what distinguishes it from another file that reuses its descriptor number.
 #[derive(Debug)]
 pub(crate) struct Pagemap {
     file: File,

@@ -22,7 +22,7 @@ use crate::tuning::mapped::PROBE;
 /// How a window is registered, and whether its caller waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PinPolicy {
-    /// If it is worth registering, by what was asked for so far: see [`PinCache::count_demand`]. The caller does not wait: the
+    /// If it is worth registering, by the demand so far: see [`PinCache::count_demand`]. The caller does not wait: the
     /// window is registered beside copies, piece by piece.
     Background,
     /// If it is worth registering. The caller waits.
@@ -62,7 +62,7 @@ pub(crate) struct PinRequest {
     pub(crate) terms: PinTerms,
     pub(crate) reservation: Arc<Reservation>,
     pub(crate) since: Instant,
-    /// What is registered of it, and whether a write may have been under way meanwhile that takes pages from the file.
+    /// The part of it that is registered, and whether a write that takes pages from the file may have run meanwhile.
     pub(crate) pin: Pin,
     pub(crate) was_watched: bool,
 }
@@ -103,8 +103,8 @@ impl PinRequest {
         self.terms.policy == PinPolicy::Background
     }
 
-    /// Whether the window waits for this request. A caller that waits may have taken over what was to be registered beside
-    /// copies, or its pages were let go of.
+    /// Whether the window waits for this request. A caller that waits may have taken over a window to be registered
+    /// beside copies, or its pages were let go of.
     pub(super) fn has_window(&self) -> bool {
         !self.is_background() || self.pinned.is_queued(self.window, self.since)
     }
@@ -239,7 +239,7 @@ impl PinCache {
         }
         let PinRequest { pinned, window, pin, was_watched, .. } = request;
         pinned.set_pinned(window, pin);
-        // A thread that found meanwhile that nobody writes any more has looked at what was pinned before.
+        // A thread that found meanwhile that nobody writes any more has checked the windows pinned before.
         if was_watched && !pinned.is_watched() && !pinned.has_kept_all() {
             self.discard(&pinned);
         }

@@ -63,7 +63,7 @@ pub(super) struct BatchRoute {
     pub(super) cuts: Vec<(u32, u64)>,
 }
 
-/// What is known of a window that the batch touches.
+/// The state of a window that the batch touches.
 #[derive(Clone, Copy, Debug)]
 enum WindowStatus {
     Untouched,

@@ -128,7 +128,7 @@ impl MappedState {
         queue.is_empty() && self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Takes no more work. What is queued is still done.
+    /// Takes no more work. Queued work is still done.
     pub(super) fn stop(&self) {
         {
             let _queue = lock(&self.queue);
@@ -137,7 +137,7 @@ impl MappedState {
         self.cache.wake_queue.wake();
     }
 
-    /// Takes no more work. What is queued fails.
+    /// Takes no more work. Queued work fails.
     pub(super) fn close(&self, error: &Error) {
         let mut queue = lock(&self.queue);
         self.is_closed.store(true, Ordering::SeqCst);

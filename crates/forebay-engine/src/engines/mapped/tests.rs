@@ -1,4 +1,4 @@
-//! What is counted of a read before anything is moved: over host memory, which stands for any device's.
+//! Counts of a read before any byte is moved: over host memory, in place of a device's.
 
 use super::*;
 use crate::engines::mapped::registrar::PinPolicy;
@@ -114,7 +114,8 @@ fn large_requests_pay_for_windows_that_they_read_again() {
         (is_asked, terms.iter().filter(|terms| terms.policy == PinPolicy::Paid).count())
     };
     assert_eq!(pass(), (false, 0), "it is new");
-    // A twentieth of the file is saved, a window costs two thirds of its bytes; nothing was registered of what was promised.
+    // A twentieth of the file is saved, a window costs two thirds of its bytes; none of the promised bytes was
+    // registered.
     assert_eq!([pass(), pass()], [(true, 4); 2]);
     pinned.credit.lock().unwrap().cover(20 * WINDOW);
     assert_eq!(pass().1, 34, "as much as the device copies meanwhile, too");

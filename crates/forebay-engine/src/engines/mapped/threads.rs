@@ -29,7 +29,7 @@ pub(super) struct EngineThreads {
 
 /// The work of a copy thread that is in the driver.
 struct ParkedWork {
-    /// Also tells it from what is parked later.
+    /// Also distinguishes it from threads parked later.
     since: Instant,
     copier: Box<CopyThread>,
     pinned: Arc<PinnedFile>,
@@ -79,8 +79,9 @@ impl EngineThreads {
             .map_err(|error| Error::from_io(&error, "cannot start a thread for the mapped engine"))
     }
 
-    /// The copy thread: works until it is told to stop and all is done, or another thread has gone on with its work.
-    /// Windows are registered while copies are in flight. Meanwhile the work is parked where the reclaimer finds it.
+    /// The copy thread: works until a request to stop, and all work is done, or another thread has gone on with its
+    /// work. Windows are registered while copies are in flight. Meanwhile the work is parked where the reclaimer finds
+    /// it.
     fn run(&self, mut copier: Box<CopyThread>) {
         while let Some(request) = copier.work() {
             let since = self.park(copier, &request);
@@ -131,7 +132,7 @@ impl EngineThreads {
         *thread = started.ok();
     }
 
-    /// The reclaimer's thread: unregisters what is not used any more, gives memory back when it runs short, and rescues
+    /// The reclaimer's thread: unregisters unused windows, gives memory back when it runs short, and rescues
     /// the work of a copy thread that hangs.
     fn reclaim(self: &Arc<Self>) {
         let cache = &self.state.cache;
@@ -143,7 +144,7 @@ impl EngineThreads {
         });
     }
 
-    /// Ends the threads when what is queued is done.
+    /// Ends the threads when the queued work is done.
     pub(super) fn shut_down(&self) {
         self.state.stop();
         // A copy thread that hangs in the driver is replaced by the reclaimer, which still runs.

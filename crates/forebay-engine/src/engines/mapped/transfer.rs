@@ -75,7 +75,7 @@ pub(super) struct InPlaceTransfer {
     pub(super) pinned: Arc<PinnedFile>,
     pub(super) version: FileVersion,
     pub(super) todo: VecDeque<RouteSpan>,
-    /// What was copied in place, should it have to be moved again.
+    /// The ranges copied in place, in case they must be moved again.
     pub(super) copied: Vec<Part>,
     /// Held until the last copy is done.
     pub(super) pins: Vec<Arc<Pin>>,
@@ -86,20 +86,20 @@ pub(super) struct InPlaceTransfer {
     /// The resident kernel copied them.
     pub(super) by_resident: bool,
     pub(super) error: Option<Error>,
-    /// What is left to the lanes once windows that readers pay for are registered: lanes could start no copies meanwhile.
+    /// The lanes' part, once windows that readers pay for are registered: lanes could start no copies meanwhile.
     pub(super) held: Vec<Part>,
-    /// What is left to the lanes, and why.
+    /// The lanes' part, and why.
     pub(super) rest: Vec<Arc<Completion>>,
     pub(super) rest_bytes: u64,
     pub(super) reason: Option<Reason>,
     /// Entries that the end of the file cuts, and where.
     pub(super) cuts: Vec<(u32, u64)>,
-    /// What was cancelled before it began.
+    /// Ranges cancelled before they began.
     pub(super) left_out: Vec<Part>,
 }
 
 impl InPlaceTransfer {
-    /// Nothing more is started; what was not moved yet fails with the rest.
+    /// Nothing more is started; bytes not moved yet fail with the rest.
     pub(super) fn fail(&mut self, error: Error) {
         self.error.get_or_insert(error);
         self.copied.extend(self.todo.drain(..).map(RouteSpan::part));
@@ -189,7 +189,7 @@ impl InPlaceTransfer {
             && self.rest.iter().all(|rest| rest.is_done())
     }
 
-    /// Whether what was copied in place is the file's.
+    /// Whether the bytes copied in place are the file's.
     pub(super) fn is_good(&self) -> bool {
         if self.copied.is_empty() {
             return true;
@@ -261,7 +261,7 @@ impl InPlaceTransfer {
     }
 }
 
-/// Why what was copied in place is read once more.
+/// Why the ranges copied in place are read once more.
 pub(super) const CHANGED: &str = "the file changed before it was all read in place: it was read again";
 
 /// Writes down how the batch was divided.
@@ -395,10 +395,10 @@ impl SecondRead {
         if matches!(&self.phase, ReadPhase::Reading { read, .. } if !read.is_done()) {
             return ReadStep::Later;
         }
-        // After what was read.
+        // After the bytes read.
         let Ok(now) = version(&self.batch) else { return ReadStep::Over(self.busy()) };
         match &self.phase {
-            // What was read by now may be a mixture.
+            // The bytes read so far may mix two states of the file.
             _ if is_cancelled && !is_write => ReadStep::Over(self.failed(&cancelled())),
             ReadPhase::Waiting(until) => {
                 let is_sure = is_write || self.is_at_rest(state, &now);
@@ -454,7 +454,7 @@ impl SecondRead {
 enum ReadStep {
     Later,
     Next(ReadPhase),
-    /// What was read may be a mixture.
+    /// The bytes read may mix two states of the file.
     Changed,
     Over(SecondOutcome),
 }

@@ -1,4 +1,4 @@
-//! One state of one file, in windows: what is pinned of it on one device.
+//! One state of one file, in windows: its pinned pages on one device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -196,8 +196,8 @@ impl PinnedFile {
         !self.is_watched() || start >= end || lock(&self.region).upgrade().is_some_and(is_whole)
     }
 
-    /// Whether what is pinned of a batch's pages is still the file's. Few pieces are looked at one by one, many with what
-    /// lies between them.
+    /// Whether a batch's pinned pages are still the file's. Few pieces are checked one by one, many as one range with
+    /// the gaps between them.
     pub(super) fn has_kept_batch(&self, batch: &Batch, len: u64) -> bool {
         /// To ask for a piece takes as long as for this many bytes more.
         const ASK: u64 = 1 << 20;

@@ -50,7 +50,7 @@ pub(crate) struct P2p {
 /// Parts of a batch that the drive moves by itself. All of it, where no parts are named.
 struct Reachable {
     placed: Option<Vec<Part>>,
-    /// What is staged, and how many bytes that is.
+    /// The staged pieces, and their bytes.
     rest: Vec<Part>,
     left: u64,
     mover: Arc<dyn DirectMover>,

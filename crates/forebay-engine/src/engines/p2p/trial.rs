@@ -33,7 +33,7 @@ const SAMPLE_BYTES: usize = 64 << 10;
 /// Memory that is aligned to less than a sector is left alone: drives are said to take multiples of 4 bytes, but bytes were
 /// seen to get lost there, below a length.
 const SECTOR: u64 = 512;
-/// Places of a file, or of what is to be written, that are looked at for bytes that prove something.
+/// Places of a file, or of the bytes to write, that are searched for bytes that prove something.
 const SAMPLE_PLACES: u64 = 4;
 /// Single files that are remembered.
 const MAX_FILES: usize = 256;
@@ -348,7 +348,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Has the drive move bytes to or from the device's memory: a block, and then the rest. Drives are told of short and
+    /// Has the drive move bytes to or from the device's memory: a block, and then the rest. Drives report short and
     /// long ranges in different ways.
     fn place(&self, direction: Direction, memory: DeviceRange, offset: u64) -> TrialResult {
         let (memory, step) = (memory.as_host(), self.step);
@@ -459,7 +459,7 @@ impl Trial<'_> {
             }
         }
         let Some((at, bytes)) = found else {
-            return Err(unclear("what is to be written is the same byte all over, which proves nothing"));
+            return Err(unclear("the bytes to write are all the same, which proves nothing"));
         };
         let offset = piece.offset + at;
         let tried =

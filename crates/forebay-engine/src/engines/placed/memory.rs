@@ -82,7 +82,7 @@ impl Registrations {
         lock(&self.kept).is_empty()
     }
 
-    /// Gives back what nobody uses, and what was freed. True if something is left.
+    /// Gives back unused and freed registrations. True if any is left.
     pub(super) fn sweep(&self) -> bool {
         let mut kept = lock(&self.kept);
         let is_there = |allocation: &Allocation| {

@@ -52,7 +52,7 @@ pub(crate) struct Placed {
     looks: TaskThread,
     /// Ways are tried there, too.
     tester: Arc<Tester>,
-    /// What is asked of each before and after a transfer.
+    /// The questions to each before and after a transfer.
     checks: ServerThreads,
     config: Config,
     nics: NearestFirst,
@@ -203,7 +203,7 @@ impl Placed {
         None
     }
 
-    /// Registers the memory of all pieces, and cuts them into what is asked of the server at a time.
+    /// Registers the memory of all pieces, and cuts them into single requests to the server.
     fn register(&self, batch: &Batch, server: ServerFile) -> Result<Placing, Arc<Refusal>> {
         let domain = server.place.domain().map_err(|error| error_refusal(&error))?;
         let mut memory: Vec<(forebay_gpu::Allocation, Arc<RegisteredMemory>)> = Vec::new();

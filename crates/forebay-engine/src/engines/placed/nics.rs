@@ -11,7 +11,7 @@ pub(super) struct NearestFirst {
     place: Option<PciPlace>,
     /// Of NICs that are as near, each device begins with another one.
     turn: usize,
-    /// What was found, by the NICs' names: /sys is not read for each transfer.
+    /// The results by the NICs' names: /sys is not read for each transfer.
     known: Mutex<Vec<(Vec<String>, Vec<usize>)>>,
 }
 

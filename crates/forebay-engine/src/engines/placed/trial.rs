@@ -182,7 +182,7 @@ impl Tester {
         if let Some(verdict) = known(key, &server.file) {
             return verdict;
         }
-        // What was said last holds until something else is known.
+        // The last verdict holds until a new one is known.
         let meanwhile = last_refusal(key).unwrap_or_else(under_way);
         if !waits && !Trials::begin(key) {
             return Err(meanwhile);
@@ -306,7 +306,7 @@ impl TrialMemory {
     fn place(&self, server: &ServerFile, offset: u64, len: usize) -> std::result::Result<(), TrialOutcome> {
         let allocation = self.device.allocation(self.start)?;
         let domain = server.place.domain()?;
-        // What is wrong with this memory says nothing of the caller's, which is registered already.
+        // A fault of this memory does not concern the caller's, which is registered already.
         let registered = memory::register(self.device.as_ref(), &domain, &allocation);
         let registered = registered.map_err(TrialOutcome::Unclear)?;
         let (tell, told) = std::sync::mpsc::sync_channel(1);

@@ -228,7 +228,7 @@ impl Launcher {
 
     // ---- the thread -----------------------------------------------------------------------------------------------
 
-    /// The thread's body. However it fails, callers are told.
+    /// The thread's body. However it fails, callers get an error.
     fn run(self: Arc<Self>, serve: impl FnOnce(&Self) -> Result<()>) {
         let served = catch_unwind(AssertUnwindSafe(|| serve(&self)));
         if let Err(error) = served.unwrap_or_else(|_| Err(broken("the resident kernel's thread died"))) {

@@ -9,11 +9,11 @@ use crate::tuning::machine::LINK_BYTES_PER_NS;
 use crate::tuning::plan::CELL;
 use crate::tuning::resident::{LONG_BYTES, MAX_LAUNCH, MAX_PIECE};
 
-/// Longest piece that is short: where all blocks copy one of these, a launch that was told [`life`] is over in time.
+/// Longest piece that is short: where all blocks copy one of these, a launch with the lifetime [`life`] ends in time.
 const SHORT: u64 = CELL as u64;
 
-/// What the kernel is told of [`MAX_LAUNCH`], in nanoseconds. It reckons that a block has 4 GB/s of the link; where all blocks copy
-/// it has less, and the kernel ends later.
+/// The kernel's parameter for [`MAX_LAUNCH`], in nanoseconds. It assumes that a block has 4 GB/s of the link; where all
+/// blocks copy it has less, and the kernel ends later.
 pub(super) const fn life(are_long: bool) -> u32 {
     let begun = Resident::BLOCKS as u64 * SHORT + if are_long { LONG_BYTES } else { 0 };
     let late = Resident::late(begun, LINK_BYTES_PER_NS) + Resident::takes(0);

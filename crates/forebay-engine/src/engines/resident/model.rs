@@ -136,7 +136,7 @@ fn explore(launches: &'static [usize], caller: fn(&Model)) {
         let claimed = device.claimed.load(Ordering::Relaxed);
         let answered =
             [&device.done, &device.declined].iter().any(|word| word.load(Ordering::Relaxed) == claimed);
-        assert!(claimed <= last && answered, "what is claimed is answered");
+        assert!(claimed <= last && answered, "a claimed request is answered");
     });
 }
 

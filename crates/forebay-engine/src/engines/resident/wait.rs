@@ -78,7 +78,7 @@ impl Waiting {
         self.started.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// What is to be done before the next looks: nothing, to let others run, or to sleep.
+    /// The pause before the next looks: none, yield, or sleep.
     pub(super) fn rest(&mut self, elapsed: Duration) {
         let CallerWait { poll, yields, .. } = self.wait;
         if elapsed < poll {

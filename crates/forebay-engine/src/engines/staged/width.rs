@@ -37,7 +37,7 @@ impl SourceKind {
     }
 }
 
-/// What is tried out.
+/// The experiment under way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Trial {
     /// The rate at this width is to be known first.
@@ -217,7 +217,7 @@ impl Meter {
         lock(&self.state).search.most
     }
 
-    /// Lanes found no work: what is measured now is not what they can do.
+    /// Lanes found no work: the present rate is not their capacity.
     pub(crate) fn starve(&self) {
         if !self.is_fixed && !self.is_starved.load(Ordering::Relaxed) {
             self.is_starved.store(true, Ordering::Relaxed);

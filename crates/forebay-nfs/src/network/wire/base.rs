@@ -368,7 +368,7 @@ impl Wire {
             }
             let (now, clock) = (Instant::now(), &self.server.clock);
             clock.waits(now);
-            // What is not to wait is seen in the next round, and so is what is given up.
+            // The next round sees calls that must not wait, and cancelled calls.
             let left = clock.left(now, now, self.server.wait_limits()).max(FIRST_PAUSE);
             let _ = stop::sleep(pauses.next_pause().min(left));
         }

@@ -116,7 +116,7 @@ impl WireCall {
         }
     }
 
-    /// What was not sent yet: of the header, of the bytes, of the pad.
+    /// The part not sent yet: of the header, of the bytes, of the pad.
     pub(super) fn left(&self) -> SendRanges {
         let count = self.part.as_ref().map_or(0, |part| part.io.count as usize).min(self.payload());
         let buffer = self.part.as_ref().map_or(std::ptr::null(), |part| part.memory.start.cast_const());

@@ -6,7 +6,7 @@ use forebay_source::HostRange;
 
 use crate::protocol::xdr::Malformed;
 
-/// Bytes kept of a stream beyond what was asked for: small replies, or the next reply's head.
+/// Bytes received beyond those requested: small replies, or the next reply's head.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 
 /// The same while large READs are received, of whose bytes few are to be copied: a record mark and a reply's head.
@@ -27,7 +27,7 @@ pub(crate) trait RecordStream {
     fn receive(&mut self, into: &mut [IoSliceMut<'_>]) -> Result<usize, Self::Error>;
 }
 
-/// What was received, and where in a record it is.
+/// The received bytes, and their place in a record.
 pub(crate) struct RecordInput {
     ahead: Box<[u8]>,
     start: usize,
@@ -136,7 +136,7 @@ impl RecordInput {
     }
 
     /// # Safety
-    /// As of `read`; it is at most what is left of the fragment.
+    /// As of `read`; it is at most the rest of the fragment.
     unsafe fn take<S: RecordStream>(&mut self, stream: &mut S, place: HostRange) -> Result<(), S::Error> {
         self.left -= place.len;
         // SAFETY: passed on.

@@ -8,7 +8,7 @@ use crate::protocol::xdr::Malformed;
 /// How often a wire's thread looks how long calls have waited, whatever comes meanwhile.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Replies in a row that are none of ours, before the connection is given up. Chosen: more than any wire has calls.
+/// Consecutive replies to unknown calls before the connection is dropped. Chosen: more than any wire has calls.
 const MAX_STRANGE: u32 = 1024;
 
 /// A server is not silent while at least this many bytes of a reply come, or of calls go, within each silence. Chosen: a drip is less,
@@ -22,7 +22,7 @@ pub(super) struct Liveness {
     due: Instant,
     /// A reply of ours has come since it was looked at.
     is_answered: bool,
-    /// Replies that were none of ours, since the last one that was.
+    /// Replies to unknown calls since the last one to a known call.
     strange: u32,
     /// A reply of ours is being received.
     is_receiving: bool,
@@ -68,7 +68,7 @@ impl Liveness {
         (self.strange, self.is_receiving, self.is_answered) = (0, false, true);
     }
 
-    /// A reply has come that is none of ours.
+    /// A reply to an unknown call has come.
     pub(super) fn strange(&mut self) -> Result<(), Malformed> {
         self.strange += 1;
         if self.strange > MAX_STRANGE {

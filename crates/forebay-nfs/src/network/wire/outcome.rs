@@ -1,4 +1,4 @@
-//! What comes of calls: they are answered, asked again, or given up.
+//! How calls end: answered, sent again, or given up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ impl Wire {
         let traffic = &shared.traffic;
         state.table.count_reply();
         batch.liveness.answered();
-        // Otherwise it is told with the others, when it is looked how long calls have waited.
+        // Otherwise it ends with the others, at the next check of how long calls have waited.
         if self.server.clock.is_in_doubt() {
             self.server.clock.heard(batch.last_reply);
         }
@@ -168,8 +168,8 @@ impl Wire {
         self.fail(shared, |_| true, error);
     }
 
-    /// Ends calls with an error that have waited for long enough, and with the first of a silent server what was queued behind them.
-    /// What was asked for since has its own time. There is no connection.
+    /// Ends calls with an error that have waited for long enough, and after the first of a silent server the calls
+    /// queued behind them. Later calls have their own time. There is no connection.
     pub(super) fn fail_given_up(&self, shared: &Arc<SharedWires>, error: &Error) {
         let (now, limits, clock) = (Instant::now(), self.server.wait_limits(), &self.server.clock);
         if clock.is_given_up(now, limits) {

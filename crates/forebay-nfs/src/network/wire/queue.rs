@@ -1,4 +1,4 @@
-//! What waits for the connections of a client, and what has happened on them.
+//! The calls that wait for connections of a client, and counters of the connections.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,7 +26,7 @@ struct WaitingCalls {
     parts: Vec<(Arc<IoJob>, JobPart)>,
 }
 
-/// What has happened since the client was made.
+/// Counters since the client was made.
 #[derive(Debug, Default)]
 pub(crate) struct TrafficCounters {
     pub(crate) read: AtomicU64,

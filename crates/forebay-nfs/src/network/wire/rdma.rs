@@ -1,5 +1,5 @@
 //! A wire over RDMA: the server writes bytes of a READ into memory of the caller, and reads those of a WRITE from there. The memory is
-//! registered for each call, by a key that ends before the caller is told.
+//! registered for each call, by a key that ends before the caller gets the result.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -210,7 +210,7 @@ fn lost(error: Error) -> WireLost {
     if is_limit(&error) { WireLost::Refused(error) } else { WireLost::Broken(error) }
 }
 
-/// What a message says to which call, and the calls that the server takes at a time; no call: it is none of ours.
+/// A message: its call, its contents, and the calls that the server takes at a time; no call: the call is unknown.
 type ReceivedReply = (Option<u32>, Option<(usize, IoReply)>);
 
 /// The usual reply to a READ, if it is one, and fits its call.

@@ -16,7 +16,7 @@ use crate::protocol::io_call::IoOperation;
 use crate::protocol::rdma::{self, RdmaChunk, RdmaSegment};
 use crate::protocol::xdr::{Malformed, XdrWriter};
 
-/// Bytes of a receive: Linux's server sends more inline than it was told to.
+/// Bytes of a receive: Linux's server sends more inline than the client announced.
 const RECEIVE: u32 = 16 << 10;
 
 /// The longest call: header, credential, handle.
@@ -28,7 +28,7 @@ pub(super) const PROBE: u64 = u64::MAX;
 /// What RFC 8797 has a client say when it connects: magic, version, no remote invalidation, 4096 bytes each way.
 const PRIVATE_DATA: [u8; 8] = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 3, 3];
 
-/// A connection with what is registered for its calls.
+/// A connection with the memory registered for its calls.
 pub(super) struct RdmaLink {
     // Dropped first: afterwards nothing of the server's arrives.
     pub(super) connection: Box<dyn Connection>,
@@ -172,7 +172,7 @@ impl RdmaLink {
             return left;
         }
         self.probed = Instant::now();
-        // Where there is no room for it, what was posted before tells.
+        // Where there is no room for it, earlier posts show it.
         let _ = self.connection.probe(PROBE);
         every
     }
@@ -223,7 +223,7 @@ impl RdmaLink {
         let mut chunk = RdmaChunk::None;
         if let Some(registered) = call.registered() {
             let remote = registered.remote(DeviceRange::new(part.memory.address(), part.io.count as usize));
-            let remote = remote.map_err(|_| Malformed("a range beyond what is registered"))?;
+            let remote = remote.map_err(|_| Malformed("a range beyond the registered memory"))?;
             chunk = RdmaChunk::Write(RdmaSegment {
                 key: remote.key,
                 len: part.io.count,

@@ -1,6 +1,6 @@
-//! The usual reply to a READ of version 3 over RDMA, read at fixed offsets: all went well, the file's attributes are told, and the bytes
-//! are in the one segment that was offered. What differs in any word is left to [`rdma::reply`](crate::protocol::rdma::reply) and what follows
-//! it.
+//! The usual reply to a READ of version 3 over RDMA, read at fixed offsets: success, with the file's attributes, and
+//! the bytes are in the one segment that was offered. What differs in any word is left to
+//! [`rdma::reply`](crate::protocol::rdma::reply) and what follows it.
 
 use crate::protocol::handle::FileState;
 

@@ -9,7 +9,7 @@ use super::liveness::Liveness;
 use crate::network::job::{IoJob, NextStep};
 use crate::protocol::xdr::Malformed;
 
-/// Replies that are taken under one lock, and what is left to do behind it.
+/// Replies that are taken under one lock, and the work left after it.
 pub(super) struct ReplyBatch {
     /// When the last ones came.
     pub(super) last_reply: Instant,

@@ -174,7 +174,7 @@ impl CallTable {
         self.ask(server, index, now).inspect_err(|_| drop(self.end(index)))
     }
 
-    /// Asks for what is left of a call's part, as a new call.
+    /// Asks for the rest of a call's part, as a new call.
     pub(crate) fn ask(&mut self, server: &NfsServer, index: usize, now: Instant) -> Result<(), Malformed> {
         let session = server.session();
         if session.epoch != self.epoch {
@@ -322,7 +322,7 @@ impl CallTable {
         }
     }
 
-    /// What is to be sent next.
+    /// The next call to send.
     pub(crate) fn next_to_send(&self) -> Option<SendRanges> {
         self.to_send.front().map(|index| self.calls[*index].left())
     }
@@ -339,7 +339,7 @@ impl CallTable {
         }
     }
 
-    /// The call that a reply is of. A reply to what was not sent yet is a lie.
+    /// The call that a reply is of. A reply to a call not sent yet is wrong.
     #[inline]
     pub(crate) fn find(&mut self, xid: u32) -> Result<Option<usize>, Malformed> {
         let is_it = |call: &WireCall| {

@@ -56,7 +56,7 @@ impl Wire {
         };
         let mut state = lock(&self.state);
         state.link = None;
-        // What was sent meanwhile is sent again.
+        // Calls sent meanwhile are sent again.
         if matches!(lost, WireLost::Idle) && state.table.is_idle() {
             // A port below 1024 would rest for a minute.
             if !has_low_port(&stream) {
@@ -91,8 +91,8 @@ impl Wire {
         if let IoReply::Read { count, state, .. } = &mut reply {
             let count = *count;
             let here = from.rest().len().min(count as usize);
-            // SAFETY: `count` is at most what was asked for. The memory is the caller's until the call ends, which only
-            // this thread does, and no other thread touches it meanwhile.
+            // SAFETY: `count` is at most the length requested. The memory is the caller's until the call ends, which
+            // only this thread does, and no other thread touches it meanwhile.
             unsafe {
                 std::ptr::copy_nonoverlapping(from.rest().as_ptr(), part.memory.start, here);
                 input.read(link, part.memory.first(count as usize).after(here))?;
@@ -166,7 +166,7 @@ impl RecordStream for WireSocket<'_> {
 }
 
 impl WireSocket<'_> {
-    /// Waits until the socket has bytes; sends what is left meanwhile.
+    /// Waits until the socket has bytes; sends the rest meanwhile.
     fn wait(&mut self) -> Result<(), WireLost> {
         let (idle_since, mut reason) = (Instant::now(), WakeReason::Signalled);
         loop {

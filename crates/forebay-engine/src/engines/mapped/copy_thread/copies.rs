@@ -137,7 +137,7 @@ impl CopyThread {
         self.note_queued(at, GATHER, queued, written.bytes, Some(list))
     }
 
-    /// Notes what was queued on a stream, or what kept it from being queued. Gathers have a list.
+    /// Notes the copies queued on a stream, or the error that prevented it. Gathers have a list.
     fn note_queued(
         &mut self,
         at: usize,

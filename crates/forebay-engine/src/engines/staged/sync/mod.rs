@@ -304,7 +304,7 @@ impl Callers {
     }
 
     /// Whether there are enough callers for the resident kernel. It changes with a delay on purpose: copies on default
-    /// streams look like work of the user's to what is ordered behind them.
+    /// streams look like the user's work to operations ordered behind them.
     fn are_many(&self, callers: usize) -> bool {
         let were_many = self.are_many.load(Ordering::Relaxed);
         let are_many = callers > if were_many { MAX_POLLING_CALLERS } else { FEW_CALLERS.min(self.cpus) };

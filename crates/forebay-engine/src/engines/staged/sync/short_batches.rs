@@ -197,7 +197,7 @@ impl Callers {
                 Err(error) => result = Err(error),
             }
         }
-        // Both ends of what was posted are in use, whatever became of the rest.
+        // Both ends of the posted requests are in use, whatever the state of the rest.
         posted.into_iter().fold(result, end)
     }
 }

@@ -44,7 +44,7 @@ struct StreamWord {
     trial: Cell<WordTrial>,
 }
 
-/// What is known of the device's writes of the word.
+/// The state of the device's writes to the word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WordTrial {
     Untried,

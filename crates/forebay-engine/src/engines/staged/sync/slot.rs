@@ -60,9 +60,9 @@ impl SlotRoom {
 /// Memory that kernels reach, each with the time when that was known.
 #[derive(Default)]
 struct KnownMemory {
-    /// By the driver's word: all around what was asked about.
+    /// By the driver's answer: the whole allocation around the address.
     told: Option<(Instant, DeviceRange)>,
-    /// What was held to be such last, and used then.
+    /// The last allocation found so, and the time of its last use.
     used: Option<(Instant, DeviceRange)>,
 }
 

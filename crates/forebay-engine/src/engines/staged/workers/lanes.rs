@@ -46,7 +46,7 @@ pub struct LaneReport {
     pub slot_size: usize,
     /// `io_uring` or `threads`.
     pub backend: &'static str,
-    /// What was measured, by kind of source.
+    /// The measurements, by kind of source.
     pub measured: Vec<LaneWidth>,
     /// What held the lanes back, with hints.
     pub notes: Vec<Note>,
@@ -168,7 +168,7 @@ impl Lanes {
         })
     }
 
-    /// What was found for a kind of source.
+    /// The result for a kind of source.
     pub(crate) fn measured(&self, kind: SourceKind) -> Option<LaneWidth> {
         LaneWidth::of(self.meter(kind), kind)
     }

@@ -126,7 +126,7 @@ impl LaneThreads {
         lock(&self.state).add(note);
     }
 
-    /// What is found in the state, once it is there.
+    /// The entry in the state, once it exists.
     fn once<T>(&self, find: impl Fn(&Self, &State) -> Option<T>) -> T {
         let mut state = lock(&self.state);
         loop {

@@ -1,4 +1,4 @@
-//! How a lane's works end: bytes in the caller's memory, errors, what was moved.
+//! How a lane's works end: bytes in the caller's memory, errors, bytes moved.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -54,8 +54,9 @@ impl Lane {
         }
     }
 
-    /// The ring takes no more operations: the program has closed its descriptor, on a kernel that knows rings by nothing
-    /// else. Operations that have not begun fail, the others are waited for, and the lane goes on without a ring.
+    /// The ring takes no more operations: the program has closed its descriptor, on a kernel that finds rings only by
+    /// that descriptor. Operations that have not begun fail, the others are waited for, and the lane goes on without a
+    /// ring.
     pub(super) fn lose_ring(&mut self) {
         let Some(mut ring) = self.ring.take() else { return };
         ring.settle();

@@ -183,7 +183,8 @@ impl Lane {
             };
             shared.threads.is_gone(index);
             if has_lived && error.kind() != ErrorKind::DeviceLost && !shared.stop.load(Ordering::SeqCst) {
-                // What stands in its way may pass, as a lack of memory does. What no other lane moves is told meanwhile.
+                // The obstacle may pass, as a lack of memory does. Until then works that no other lane takes fail with
+                // it.
                 shared.queue.refuse_if(&error, |width| !shared.threads.any_lives(width));
                 shared.pause(pause);
                 pause = (pause * 2).min(NEXT_LANE.1);
@@ -245,7 +246,7 @@ impl Lane {
         })
     }
 
-    /// Pins more memory, up to what is wanted.
+    /// Pins more memory, up to the wanted number of slots.
     fn grow(&mut self, wanted: LaneMemory) {
         let (all, slot_size) = (self.shared.config.slots, self.shared.config.slot_size);
         let plain = PLAIN_SLOTS.min(all);
