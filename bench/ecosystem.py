@@ -275,7 +275,7 @@ def wheels(_: argparse.Namespace) -> int:
         "\nTo prune: unzip the wheel; bench/ecosystem.py prune LIBRARY LIBRARY.new for its largest .so; zstd -10 it; carry it and\n"
         "the rest; zstd -d there, and put the folder on PYTHONPATH (LD_LIBRARY_PATH for its lib64). With headers and the modules of\n"
         "other Pythons removed, strip -s of all libraries, and tar and xz -6, the case dali is 53.6 MB and cudf, without KvikIO, 54.6:\n"
-        "pruned so they are imported on a machine without a GPU. cuDF's KvikIO has to be told\n"
+        "pruned so they are imported on a machine without a GPU. cuDF's KvikIO needs to be set\n"
         "to use cuFile: forebay run sets KVIKIO_COMPAT_MODE=OFF. If a loader refuses emptied code, carry the whole library."
     )
     return 0

@@ -14,7 +14,7 @@ measurement; `folio_kib` is the mean size of the file's folios. A subject that c
 Columns: medians over the processes, their range, CPU by user and system (s/GB; µs for an operation where the value is IOPS); how
 many times better the first subject is than this one, its user CPU and all CPU as parts of this one's; the way that the
 receipt named.
-Rows, and what is asked of them:
+Rows, and their requirements:
 """
 
 from __future__ import annotations

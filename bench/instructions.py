@@ -5,7 +5,7 @@
     bench/instructions.py --check       fails if p2p costs more than staged without its copies, or placed bytes cost any
 
 Start-up is left out: two runs of different length are compared. What the software GPU executes, and the kernel, is not
-counted. Waits sleep rather than poll (`FOREBAY_OBJECTIVE=cpu`); what is left of the clock is in the spread of some runs, of
+counted. Waits sleep rather than poll (`FOREBAY_OBJECTIVE=cpu`); the remaining effect of the clock is in the spread of some runs, of
 which the least counts.
 """
 
@@ -100,7 +100,7 @@ OURS = re.compile(r"^fn=\(\d+\) <?(forebay_(engine|nfs::network::wire)|nfs_calls
 
 def build() -> None:
     """The example, and the libraries that it loads."""
-    # Names tell copies from the rest.
+    # Names distinguish copies from the rest.
     environment = os.environ | {
         "CARGO_PROFILE_RELEASE_DEBUG": "line-tables-only",
         "CARGO_PROFILE_RELEASE_STRIP": "none",
@@ -274,7 +274,7 @@ def main() -> int:
         folder = Path(scratch)
         for name in ("written", "read"):
             (folder / name).write_bytes(os.urandom(64 * M))
-        # What was changed a moment ago is not read in place.
+        # Pages changed a moment ago are not read in place.
         time.sleep(1.5)
         for row in rows:
             one = found[row] = measure(row, folder)

@@ -6,7 +6,7 @@
 
 Preparing needs cargo, a C compiler, Debian's libnfs-dev and apt-get. Running needs root (namespaces), python3 and target/nfs-tcp.
 Server and client have CPUs of their own: the upper and the lower half of those that the process may use, or what --server-cpus and
---client-cpus name (`0-7`). With fewer than 4 CPUs they share them, and rates say nothing.
+--client-cpus name (`0-7`). With fewer than 4 CPUs they share them, and rates mean nothing.
 
 `forebay` is `forebay bench -P nfs://…` into host memory (`forebay, GPU`: into that of GPU 0), `client` its NFS client alone, `libnfs` its
 asynchronous reads over as many contexts, each with a thread and a copy to the caller's memory, `bare` the same calls made

@@ -9,7 +9,7 @@
 # only; the file is the only change to the system, and it is gone after a reboot). It also writes a cufile.json with
 # the values of the one that NVIDIA ships, as without it requests on streams are off.
 #
-# Standard output: `export NAME=VALUE` lines. Standard error: what was done.
+# Standard output: `export NAME=VALUE` lines. Standard error: the steps.
 set -euo pipefail
 
 [ $# -ge 1 ] && [ $# -le 2 ] || { sed -n '2,13p' "$0" | cut -c3- >&2; exit 2; }

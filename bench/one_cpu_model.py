@@ -3,7 +3,7 @@
 
     bench/one_cpu_model.py [--repeat 3] [--secs 5] [--cpus 0,1] [--scratch DIR] [--forebay FILE …]
 
-Both read 4 KiB pieces at random by O_DIRECT with 4 threads, in turns. What is counted is the time of the program's own threads, by
+Both read 4 KiB pieces at random by O_DIRECT with 4 threads, in turns. The figure is the CPU time of the program's own threads, by
 /proc/PID/task: the software GPU's are left out. It shows what forebay's code costs, and what a change of it brings; the copies of a GPU take
 another time. The kernel counts user time by ticks: runs of some seconds, and medians. Needs, all as release builds: the command,
 `cargo build --release -p fake-cuda -p forebay-cli` and `-p forebay-engine --example resident`.

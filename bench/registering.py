@@ -9,7 +9,7 @@ copies of N threads (pread into a pinned slot, copy, event) while another thread
 pass of callers that copy in place while another thread registers the file ahead of them, window by window.
 """
 
-# ruff: noqa: B023 (what is timed runs at once)
+# ruff: noqa: B023 (the timed function runs at once)
 
 import argparse
 import ctypes

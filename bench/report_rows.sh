@@ -7,7 +7,7 @@
 # FOREBAY is a release build, FOLDER lies on the disk that is measured and has 5 GiB free, OUT gets two reports:
 # OUT/like (gds-modes, sizes, latency, sweep: three runs of 0.25 s a row) and OUT/nfs (nfs-rdma: one run of 10 s a row).
 # A call that was cut goes on where it was. Without an NFS mount the rows of nfs-rdma run on FOLDER, pinned to one CPU, and
-# say nothing of NFS; its rows of two mounts are absent, and so is its server's CPU.
+# do not measure NFS; its rows of two mounts are absent, and so is its server's CPU.
 set -uo pipefail
 
 [ $# = 3 ] || { sed -n '2,10p' "$0" | cut -c3- >&2; exit 2; }

@@ -236,7 +236,7 @@ types() {
     wrap=()
 }
 
-# What is left in a default container: another user, 8 MiB of locked memory, no io_uring.
+# The limits of a default container: another user, 8 MiB of locked memory, no io_uring.
 container() {
     [ "$(id -u)" = 0 ] || { skip "container: needs root to change the user"; return; }
     need_file

@@ -221,7 +221,7 @@ class Arm:
                 losses += float(error)
                 asked = time.perf_counter()
             dice, seconds = 2 * hits / max(1.0, both), time.perf_counter() - begun
-            # A loss that is no number is told: its Dice is 0 from then on.
+            # A loss that is no number is reported: its Dice is 0 from then on.
             epochs.append({"seconds": seconds, "waited": waited, "dice": dice, "loss": str(losses)})
         return {"epochs": epochs, "crc": crc}
 
@@ -254,7 +254,7 @@ def serve(words: dict[str, Any]) -> None:
     arm = Arm(words)
     for line in sys.stdin:
         job = json.loads(line)
-        # Where it was is told shortly before its time is over.
+        # Its stack is printed shortly before its time is over.
         faulthandler.dump_traceback_later(max(0.1, job["limit"] - 1.0), file=sys.stderr)
         try:
             answer = arm.train(job["seed"], job["regime"]) if "seed" in job else arm.fill()

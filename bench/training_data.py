@@ -15,11 +15,11 @@ Rows:
     billion   10⁹ records of 64 bytes: seconds to open and to resume at record 7 × 10⁸, bytes of memory
 
 Subjects: forebay; torch (numpy.memmap and a DataLoader with workers, pinned); litdata; streaming (MosaicML's); kvikio (a future a
-record); dali (its numpy reader, volumes only). What is not installed, fails or outlives --limit is a line that says so. Each
+record); dali (its numpy reader, volumes only). A peer that is not installed, fails or outlives --limit is a line with the reason. Each
 measurement is a process of its own; subjects take turns; tables show medians. CPU is that of the process and its workers, for
 each record. A worker's start does not count: the clock runs from the third batch on, but in `written`, `read-before` and `cold`,
 which are one pass. Rates come with a time series (records and bytes by engine, four times a second); from 6 s on the first 3 s and
-the later ones are told apart, too: pages are registered in the first.
+the later ones are listed separately, too: pages are registered in the first.
 
 Each measurement is a line of --out (FOLDER/training.jsonl), and is not taken again by a command of the same words: one that
 was ended goes on. --until ends it before the next measurement. Files are removed when all is measured, unless --keep. litdata and
@@ -53,7 +53,7 @@ STEPS = ("0.323", "0.162")
 #: Bytes that a thread warms at a time.
 PART = 1 << 30
 CHILD = Path(__file__).with_name("training_subjects.py")
-#: What the figures of a row are read by, best first; and what is asked of forebay's: at least, or at most where it ends in "_ms".
+#: The figures of a row, best first; and forebay's target: at least, or at most where it ends in "_ms".
 GOALS: dict[str, tuple[str, float]] = {
     "tokens": ("records_per_second", 8e6),
     "images": ("gb_per_second", 40.0),
@@ -149,7 +149,7 @@ class Bench:
         return self.made("volumes", nbytes, max(14, self.options.bytes // 4 // nbytes))
 
     def make_files(self, rows: list[str]) -> None:
-        """Makes the files of all rows beside each other. What fails is told by its row."""
+        """Makes the files of all rows beside each other. A failure is reported in its row."""
         jobs: list[Callable[[], object]] = [
             functools.partial(self.for_peer, peer, row)
             for row in rows
@@ -301,7 +301,7 @@ def medians(lines: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def table(bench: Bench) -> list[str]:
-    """A line for each row: forebay's median, the best peer's, how they compare, and what was asked for."""
+    """A line for each row: forebay's median, the best peer's, how they compare, and the target."""
     text = [
         "",
         f"| row ({bench.options.device}) | forebay | best peer | ratio | CPU µs a record (peer) | asked |",

@@ -22,7 +22,7 @@ SHAPES = {"tokens": (4096, 4096), "images": (128 << 10, 256)}
 SKIPPED = 3
 #: Seconds between two marks of a time series; and those that count as its beginning.
 MARK, EARLY = 0.25, 3.0
-#: What has to be installed for a subject.
+#: Packages that a subject needs.
 PACKAGES = {
     "forebay": ("forebay", "torch", "numpy"),
     "torch": ("torch", "numpy"),

@@ -72,7 +72,7 @@ def _left() -> int:
 
 
 class MemorySampler:
-    """Highest memory while a `with` block runs, over what was held before it."""
+    """Highest memory while a `with` block runs, over the memory held before it."""
 
     def __init__(self, every: float = 0.01) -> None:
         self._every = every
@@ -230,7 +230,7 @@ def _cpu_name() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions of what is measured. Say it once per run, not once per record."""
+    """The machine and the versions of the measured programs. Printed once per run, not once per record."""
     versions = {"python": platform.python_version()}
     for name in _VERSIONED:
         try:
@@ -302,7 +302,7 @@ def worker_main(work: Callable[[], None]) -> None:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits; a dash for what is not known."""
+    """Three significant digits; a dash for an unknown value."""
     if value is None:
         return "–"
     return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -4,7 +4,7 @@
     bench/python/compare.py FILE... [--peers forebay,safetensors,…] [--state warm,cold] [--repeats 5] [--passes 3]
                             [--device cuda:0] [--results FILE] [--fio bench/bin/fio]
 
-Each measurement is a process of its own (load.py, which says what is timed). The peers take turns: each round runs
+Each measurement is a process of its own (load.py, which defines the timed part). The peers take turns: each round runs
 every peer once, each round beginning with another peer, so that nobody always follows the same neighbour. Columns:
 `first` is the first load in a process, `again` the median of the later ones in it; GB/s are 10⁹ bytes a second; CPU is
 user and system seconds of all threads per GB; `host` is the most host memory held, page cache aside (common.py says

@@ -58,7 +58,7 @@ def main() -> None:
     own: list[float] = []
     heavy: set[str] = set()
     for names in kinds.values():
-        run(names)  # Compiles what is not compiled yet, and warms the page cache.
+        run(names)  # Compiles modules that are not compiled yet, and warms the page cache.
     for _ in range(options.repeats):
         for kind, names in kinds.items():
             took, found = run(names)

@@ -34,7 +34,7 @@ def large_shapes(scale: float) -> list[tuple[str, Shape]]:
     """22 layers of nine tensors, an embedding and a final norm: 200 tensors; the widths follow from the size."""
     layers = (LARGE_TENSORS - 2) // 9
     target = LARGE_BYTES * scale / 2
-    # A layer has 2 h² + 2 h (h/4) + 3 h (7/2 h) weights for a width of h; the embedding takes what is left.
+    # A layer has 2 h² + 2 h (h/4) + 3 h (7/2 h) weights for a width of h; the embedding takes the rest.
     hidden = max(64, int(math.sqrt(target * 0.95 / (13 * layers))) // 64 * 64)
     kv, inner = hidden // 4, hidden * 7 // 2
     layer: list[tuple[str, Shape]] = [

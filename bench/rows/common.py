@@ -83,7 +83,7 @@ class Bench:
         raise Skip(f"{build} has no {name}")
 
     def add(self, record: dict[str, Any]) -> None:
-        """Writes a record: what was measured stays if the run is cut."""
+        """Writes a record: finished measurements stay if the run is cut."""
         with open(self.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 

@@ -1,4 +1,4 @@
-"""Rows that run `forebay bench`, cufile_bench and fio: no Python in what is timed."""
+"""Rows that run `forebay bench`, cufile_bench and fio: no Python in the timed part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! Whatever a .npy header says, the array lies within the file; what is read can be written.
+//! Whatever a .npy header says, the array lies within the file; an array read can be written.
 #![no_main]
 
 use forebay_models::npy::{header, read};

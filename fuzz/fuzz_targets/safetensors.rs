@@ -1,4 +1,4 @@
-//! Whatever a safetensors header says, what is read lies within the file, without gaps or overlaps.
+//! Whatever a safetensors header says, the ranges read lie within the file, without gaps or overlaps.
 #![no_main]
 
 use forebay_models::safetensors::read;

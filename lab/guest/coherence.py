@@ -15,7 +15,7 @@ STALE = "Busy: cannot read: the file was removed or replaced on the server"
 
 
 class Url:
-    """A file by URL, opened once, that does what it is told."""
+    """A file by URL, opened once, that runs commands."""
 
     def __init__(self, name: str) -> None:
         path = f"/export/tmp/{name}" if VERSION == "3" else f"/tmp/{name}"

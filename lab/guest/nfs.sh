@@ -52,8 +52,8 @@ nfs_bytes() {
 }
 
 # wire_bytes PROTO read|write: bytes that the transport itself counted. TCP: what the loopback interface carried, headers
-# and all. RDMA: what the server's RDMA writes brought; it fetches what is written by RDMA reads, of which the client counts
-# chunks, and the card packets of at most 4096 bytes.
+# and all. RDMA: what the server's RDMA writes brought; it fetches written bytes by RDMA reads, of which the client
+# counts chunks, and the card packets of at most 4096 bytes.
 wire_bytes() {
     case $1-$2 in
         tcp-*) cat /sys/class/net/lo/statistics/rx_bytes ;;

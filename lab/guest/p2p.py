@@ -3,7 +3,7 @@
 Runs each operation between the target (a file or block device, opened with O_DIRECT) and a mapping of
 p2pmem/allocate of the provider (a PCI address), compares bytes, and prints `operation outcome`. Outcomes are `ok`,
 `WRONG` (the call succeeded, other bytes arrived) and names of errors. Fails where an outcome is not the expected
-one; `all=` says what is expected of those that are not named (`ok` if it is not given either). `A|B` expects either.
+one; `all=` is the expected result of those that are not named (`ok` if it is not given either). `A|B` expects either.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Probe:
         return "ok"
 
     def operations(self) -> dict[str, Callable[[], str]]:
-        """What is tried, by name."""
+        """The operations to try, by name."""
         return {
             "pread-64k": lambda: self.pread(SIZE),
             "pread-4k": lambda: self.pread(4096),
@@ -117,7 +117,7 @@ class Probe:
 
 
 def outcome(operation: Callable[[], str]) -> str:
-    """What came of it, in a word."""
+    """The result, in a word."""
     try:
         return operation()
     except OSError as error:

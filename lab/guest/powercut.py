@@ -1,9 +1,9 @@
 """Cuts the power at every moment that matters: powercut.py LOG COPY COW OPTIONS OLD NEW.
 
 LOG is what dm-log-writes recorded, COPY the drive as it was before. The drive's state right after each flush (and each
-write that is durable by itself) is put together on COPY; what was not flushed by then is lost, all of it or a random
+write that is durable by itself) is put together on COPY; writes not flushed by then are lost, all of them or a random
 half. Each state is mounted from a snapshot (on COW), which runs the file system's recovery, and /cut/file is compared
-with OLD and NEW. Prints what was found; the last line is `states … old … new … MIXED … LOST …`: LOST counts states
+with OLD and NEW. Prints the result; the last line is `states … old … new … MIXED … LOST …`: LOST counts states
 after the mark `done` where the file is not the new one. Fails if any state is mixed or lost.
 """
 
@@ -35,7 +35,7 @@ class Entry:
 
 
 def entries(log: int) -> Iterator[Entry]:
-    """What was recorded, in the order in which it became durable."""
+    """The recorded writes, in the order in which they became durable."""
     magic, version, number, size = struct.unpack("<QQQI", os.pread(log, 28, 0))
     if (magic, version, size) != (0x6A736677736872, 1, SECTOR):
         sys.exit("error: not a log of dm-log-writes with sectors of 512 bytes")

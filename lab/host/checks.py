@@ -1,4 +1,4 @@
-"""What is looked at on the host once a guest has ended: things that only QEMU saw."""
+"""Checks on the host after a guest has ended: things that only QEMU saw."""
 
 from __future__ import annotations
 

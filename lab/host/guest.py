@@ -204,7 +204,7 @@ def boot(lines: list[list[str]], timeout: int, work: Path) -> str | None:
                 if process is None:
                     return GIVEN_UP
                 running.append(process)
-                # The guest has its end; where it ends, the other one is told.
+                # The guest has its end; when it ends, the other one gets EOF.
                 end.close()
             code = wait(running[0], timeout, work)
         except subprocess.TimeoutExpired:

@@ -143,7 +143,7 @@ def copy_modules(modules: Path, root: Path, wanted: str) -> None:
         words = line.split("#")[0].split()
         for word in words[1:]:
             into = [first, chosen] if words[0] == "boot:" else [chosen]
-            # What is built in, or not in this kernel, is not in the list.
+            # Modules that are built in, or not in this kernel, are not in the list.
             for path in reversed(needs.get(word.replace("-", "_"), [])):
                 for names in into:
                     names.append(path) if path not in names else None

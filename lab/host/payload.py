@@ -1,4 +1,4 @@
-"""What is carried into guests: forebay as it was built here."""
+"""Files carried into guests: forebay as built here."""
 
 from __future__ import annotations
 

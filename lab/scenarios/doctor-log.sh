@@ -68,7 +68,7 @@ grep -q "nfs-not-responding" /tmp/by-file.txt || fail "not in the log as a file:
 
 # Its fix asks whether the machine is there, and then whether its NFS server is.
 ln -s /bin/busybox /usr/local/bin/ping
-type_fix nfs-not-responding 's|^is up: ping \([^;]*\);.*|ping -c 1 \1|'
+type_fix nfs-not-responding 's|^is it up: ping \([^;]*\);.*|ping -c 1 \1|'
 serves=$(ask nfs-not-responding fix | sed -n 's/.*; \(rpcinfo -t [^;]*\);.*/\1/p')
 must_fail timeout 60 bash -c "$serves"
 

@@ -1,6 +1,6 @@
 # proves: the contract of sources holds over a real NFS server by RDMA: the same suite as for every source, over files of Linux's
 #   server by URL (NFS 3 and 4.1) through forebay's own client and soft RoCE, into host memory, the software GPU and memory in a
-#   BAR; what was written is compared on the server itself, which fetched and placed the bytes by RDMA.
+#   BAR; written bytes are compared on the server itself, which fetched and placed the bytes by RDMA.
 # kernel: debian
 # memory: 2G
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
@@ -30,7 +30,7 @@ contract() {
     sed 's/^/    /' <<<"$said"
     grep -q "^test result: ok. $tests passed; 0 failed; 0 ignored" <<<"$said" || fail "not all of $tests tests"
     fetched=$(($(placed write) - fetched))
-    echo "  the server fetched what was written by $fetched RDMA operations"
+    echo "  the server fetched the written bytes by $fetched RDMA operations"
     [ $fetched -gt 100 ] || fail "writes did not go by RDMA"
     [ -z "$(ls /export/tmp)" ] || fail "left there: $(ls /export/tmp)"
 }

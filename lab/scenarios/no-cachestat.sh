@@ -1,4 +1,4 @@
-# proves: on a kernel without cachestat (6.1) warm and cold are told apart by other means; bytes verified.
+# proves: on a kernel without cachestat (6.1) warm and cold are distinguished by other means; bytes verified.
 # kernel: debian-6.1
 # drives: a=512M
 # qemu: -device virtio-blk-pci,drive=a,serial=a

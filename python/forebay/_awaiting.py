@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def awaiter(future: Future) -> Generator[Any, None, Receipt]:
-    """What ``await future`` runs: its loop is told from the thread that sees the transfer's end."""
+    """The body of ``await future``: the thread that sees the transfer's end wakes the loop."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[Receipt] = loop.create_future()
 

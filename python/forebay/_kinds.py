@@ -55,7 +55,7 @@ _MAX_ONNX_VERSION: Final = 30
 
 
 def other_kind(file: File, wanted: str) -> InvalidInputError | None:
-    """The error that says what an open file is instead of what was wanted; ``None`` where that cannot be told."""
+    """The error with the format of an open file that is not the wanted one; ``None`` where the format is unknown."""
     try:
         start = file.read(START_BYTES)
     except (OSError, ValueError, EOFError):

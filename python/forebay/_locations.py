@@ -167,7 +167,7 @@ def state(location: str) -> State:
     """What is there.
 
     Raises:
-        NotFoundError, PermissionDeniedError, …: it cannot be told.
+        NotFoundError, PermissionDeniedError, …: it is unknown.
     """
     if is_url(location):
         is_folder, nbytes, changed = _forebay.state(location)
@@ -193,7 +193,7 @@ def _state(found: os.stat_result) -> State:
 
 
 def exists(location: str) -> bool:
-    """Whether something is there. What cannot be told is not there."""
+    """Whether the name exists. ``False`` where that cannot be found out."""
     return _found(location) is not None if is_url(location) else os.path.exists(location)
 
 
@@ -254,7 +254,7 @@ def entries(folder: str) -> list[tuple[str, bool, bool]]:
 
 def below(folder: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """As ``os.walk``: (folder, names of folders, names of files), in the order of names. Those that the caller takes out of the
-    names of folders are not entered, nor are links. A folder that cannot be listed is left out."""
+    names of folders are not entered, and links are not followed. A folder that cannot be listed is left out."""
     try:
         found = entries(folder)
     except errors.Error:
@@ -380,7 +380,7 @@ def check_file(found: State, location: str) -> None:
 
 @functools.cache
 def home() -> tuple[str, str] | None:
-    """The machine, and which files this process sees there; ``None`` where that cannot be told."""
+    """The machine, and which files this process sees there; ``None`` where that is unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read(), os.readlink("/proc/self/ns/mnt")

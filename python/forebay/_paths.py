@@ -1,4 +1,4 @@
-"""Paths of files: absolute from the call on that they are given to. What is opened is kept open; what has to be opened again,
+"""Paths of files: absolute from the call on that they are given to. Opened files are kept open; files that must be opened again,
 in another process say, is known by more than its name.
 """
 
@@ -95,7 +95,7 @@ def _absolute(path: str, writes: bool) -> str:
 
 
 class Watch:
-    """Notices that an open file was changed in place. To be made before anything of it is read. What was replaced or removed
+    """Notices that an open file was changed in place. Make it before the first read. A file that was replaced or removed
     is still what it was: it is open. (A change whose writer sets the time of change back is not seen.)
 
     As a context manager it does :meth:`check` at the end of the block, also after an error: most likely the change is its
@@ -134,7 +134,7 @@ class Watch:
 
 
 class Known:
-    """An open file by its path, and what tells it from another that may have the path later. It can be sent to other processes.
+    """An open file by its path, and its identity, which another file at the path later does not have. It can be sent to other processes.
 
     Args:
         file: is open.

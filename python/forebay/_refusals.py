@@ -42,7 +42,7 @@ def changed(path: str) -> BusyError:
 
 
 def no_path(given: Any) -> InvalidInputError:
-    """Says what is given in place of a path, and what to give."""
+    """Names the wrong argument, and the right one."""
     if isinstance(given, (bytes, bytearray, memoryview)):
         return InvalidInputError(
             "these bytes are no path",

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _log = logging.getLogger("forebay")
 #: Errors that are safetensors' too.
 _twins: dict[tuple[type[Error], tuple[type[Exception], ...]], type[Error]] = {}
-#: What was said of functions that go to safetensors: each once.
+#: Messages about functions that go to safetensors: each once.
 _said: set[tuple[object, ...]] = set()
 
 
@@ -93,7 +93,7 @@ def _refusal(error: Error, their_error: Exception | None) -> Error:
     return refusal
 
 
-#: What may be refused in safetensors' words: it is about what was given. Of the rest safetensors knows nothing.
+#: Errors that are raised as safetensors' own: those about arguments. safetensors has none for the rest.
 _ABOUT_INPUT = (InvalidInputError, UnsupportedError, NotFoundError)
 
 
@@ -346,7 +346,7 @@ def _save_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _preparation(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For ``multiprocessing.spawn``: what a child that begins as a new interpreter is told of this process."""
+    """For ``multiprocessing.spawn``: the data that a child, a new interpreter, gets of this process."""
 
     @functools.wraps(original)
     def get_preparation_data(name: str) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Archive:
         return order
 
     def pickle(self) -> io.BufferedIOBase:
-        """What is to be unpickled."""
+        """The pickle."""
         offset, size, _ = self.records[f"{self.root}/data.pkl"]
         if size > PICKLE_LIMIT:
             raise errors.InvalidInputError(
@@ -167,7 +167,7 @@ class Legacy:
     def _skip_heading(self) -> int:
         stream = self._stream(0)
         try:
-            # The magic number, the version and what is known of the machine.
+            # The magic number, the version and facts about the machine.
             _, version, _ = (_unpickled(stream) for _ in range(3))
         except Exception as reason:
             self._refuse_protocol(reason)
@@ -188,7 +188,7 @@ class Legacy:
         return stream
 
     def pickle(self) -> io.BufferedIOBase:
-        """What is to be unpickled."""
+        """The pickle."""
         return self._stream(self.start)
 
     def claim(self, key: str, elements: int, itemsize: int) -> int:

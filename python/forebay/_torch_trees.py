@@ -99,7 +99,7 @@ def tensors(
         else:
             inner = []
         keys = node if type(node) in (*_MAPPINGS, set) else ()
-        # Of what is hashed, torch.save writes text and numbers, alone or in tuples.
+        # Hashed values that torch.save writes are text and numbers, alone or in tuples.
         is_odd = type(node) not in (*_MAPPINGS, list, tuple, set) or depth > _DEPTH_LIMIT
         if is_odd or not all(type(part) in plain for key in keys for part in (key if type(key) is tuple else (key,))):
             inner += odd(_name_of_keys(trail) or "", node).items()
@@ -124,7 +124,7 @@ def _name_of_keys(trail: _KeyPath | None) -> str | None:
 
 
 def replace(node: Any, new: Mapping[int, torch.Tensor], made: dict[int, Any]) -> Any:
-    """The tree with the tensors that were made; lists and dictionaries in place. ``made`` keeps what was shared shared.
+    """The tree with the new tensors; lists and dictionaries are changed in place. ``made`` keeps shared objects shared.
 
     Raises:
         RecursionError: it is nested too deep, or contains itself.

@@ -194,7 +194,7 @@ class StrictError(Error, RuntimeError):
 
 
 class IntegrityError(Error, ValueError):
-    """Bytes differ from what was expected, or a file's content cannot be trusted."""
+    """Bytes differ from the expected ones, or a file's content is invalid."""
 
     kind = "Corrupt"
 

@@ -1,6 +1,6 @@
 """Fills tensors from files: the framework allocates all of them, then the engine reads them, group by group.
 
-What thousands of small tensors cost is what is done for each: here, to make it, to ask for its address and to put it
+The cost of thousands of small tensors is the work for each: here, to make it, to get its address and to put it
 into a dict. Everything else is done for all at once, or in the native module; and the engine reads those that are made
 while the next ones are.
 """
@@ -39,7 +39,7 @@ _NAMES_IN_HINT = 4
 
 
 class Source:
-    """An open safetensors file and what is wanted of it.
+    """An open safetensors file and the tensors to load.
 
     Args:
         path: of the file.
@@ -148,7 +148,7 @@ class Loader:
 
         Raises:
             UnsupportedError: the framework lacks a dtype. Nothing was allocated then.
-            DeviceOutOfMemoryError, OutOfMemoryError: nothing of what was allocated is kept.
+            DeviceOutOfMemoryError, OutOfMemoryError: all memory allocated for it is freed.
             BusyError: a file was changed in place meanwhile.
             IntegrityError: a checksum differs.
         """
@@ -260,7 +260,7 @@ class Loader:
             raise _refusals.wrong_size(entry, nbytes)
 
     def _submit(self) -> None:
-        """Starts reading what is allocated."""
+        """Starts reading the allocated tensors."""
         made: dict[Device, list[Any]] = {}
         for group in self._waiting:
             made.setdefault(group.device, []).extend(group.arrays)

@@ -4,7 +4,7 @@ The first epoch computes what does not depend on chance and keeps it in a file f
 straight to the device, in one batch. Neither kvikio nor cupy is needed, and the device may be ``"cpu"``.
 
 A file appears once it is whole: a process that is killed, a full disk or a second rank leave none that is half written. It is
-read only while its size and version are right; what is damaged is computed again. All epochs give the same types: tensors on
+read only while its size and version are right; damaged items are computed again. All epochs give the same types: tensors on
 the device, :class:`monai.data.MetaTensor` where the transforms made them, dicts and lists of them, and texts and numbers
 as they were. Caches of MONAI's own ``GDSDataset`` and ``PersistentDataset`` in the same folder are read, too.
 """
@@ -79,7 +79,7 @@ class GDSDataset(PersistentDataset):
         hash_transform: makes the transforms a part of that name; without it, empty the folder when they change.
         reset_ops_id: as MONAI's.
         track_meta: gives ``MetaTensor`` where the transforms made one; otherwise plain tensors.
-        verify: compares the checksums of what is read, and computes an item again whose bytes differ.
+        verify: compares the checksums of items read, and computes an item again whose bytes differ.
         kwargs: of ``monai.data.PersistentDataset``: ``weights_only``, ``pickle_module``, ``pickle_protocol``.
     """
 
@@ -329,7 +329,7 @@ def _tensor(array: Any) -> Any:
 
 
 def _packed(item: Any, weights_only: bool) -> bytes:
-    """What is left of an item without its arrays, as torch saves it: it has to be what torch loads again."""
+    """The rest of an item without its arrays, as torch saves it: torch must be able to load it."""
     text = io.BytesIO()
     torch.save(item, text)
     _unpacked(text.getvalue(), weights_only)

@@ -6,7 +6,7 @@
 >>> forebay.read_npy(path, index=(slice(None), 1))  # Only the bytes of that column are read.
 array([1, 5, 9], dtype=int32)
 
-The files are numpy's own: ``numpy.load`` reads what is written here, and what ``numpy.save`` and ``numpy.savez`` wrote
+The files are numpy's own: ``numpy.load`` reads files written here, and files that ``numpy.save`` and ``numpy.savez`` wrote
 is read here. Arrays of Python objects are refused, since to read them is to run code out of the file.
 
 ``framework`` says whose arrays come back, ``device`` where they lie. Without ``framework`` they are numpy's on the host
@@ -72,7 +72,7 @@ def read_npy(
 
 def open_npy(path: _Path, device: object = None, framework: str | None = None, *, dtype: str | None = None) -> NpyArray:
     """Opens a ``.npy`` file without reading its data: index what comes back to read a part. Arguments and errors as for
-    :func:`read_npy`; what is read is what the file holds at that moment, also if somebody fills it meanwhile. One that is
+    :func:`read_npy`; the bytes are those of the file at that moment, also if another process writes it meanwhile. One that is
     replaced stays open; one that becomes another array in place, of other shape or dtype, is a :class:`BusyError`. A type
     that the framework lacks is an error when it is indexed.
     """
@@ -135,7 +135,7 @@ def read_npz(
 
     Raises:
         InvalidInputError: there is no array of a name, this is no ``.npz`` file, or it lies about what is in it.
-        IntegrityError: what was decompressed has another size or CRC-32 than the file says.
+        IntegrityError: the decompressed bytes have another size or CRC-32 than the file records.
         UnsupportedError: an array of Python objects, or compressed in another way than numpy does, or encrypted.
         BusyError: the file was changed in place meanwhile.
     """
@@ -233,7 +233,7 @@ class NpyArray:
 
     @property
     def device(self) -> str:
-        """Where what is read goes: ``"cpu"`` or ``"cuda:0"``."""
+        """The device of the arrays: ``"cpu"`` or ``"cuda:0"``."""
         return str(self._device)
 
     def __getitem__(self, index: Any) -> Any:
@@ -288,7 +288,7 @@ class NpyArray:
         return self.finish(read, (len(rows), *self.shape[1:]))
 
     def finish(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """Makes what was read, in the order of the file, an array of this shape."""
+        """Makes the bytes read, in the order of the file, an array of this shape."""
         if self._layout.raw is not None:
             array = array.view(self._layout.raw)
         if not self._turned:
@@ -314,7 +314,7 @@ class NpyArray:
         if copy is False:
             raise ValueError("an array in a file cannot be had without a copy")
         if self._device != CPU:
-            raise TypeError(f"what is read goes to {self._device}: open it with device='cpu' for numpy")
+            raise TypeError(f"arrays go to {self._device}: open it with device='cpu' for numpy")
         return numpy.asarray(self[...], dtype=dtype)
 
     def close(self) -> None:
@@ -394,7 +394,7 @@ class _Layout(NamedTuple):
     """How an array lies in a file, said in C order.
 
     Attributes:
-        dtype: safetensors' name of what is stored; ``"U8"`` where only numpy knows the elements.
+        dtype: safetensors' name of the stored type; ``"U8"`` where only numpy knows the elements.
         shape: turned around for Fortran order; with an element's bytes as its last dimension where ``raw`` is given.
         nbytes: of the whole.
         raw: numpy's dtype of the elements that are read as bytes.
@@ -466,7 +466,7 @@ class Stored(NamedTuple):
 
 
 def describe(array: Any, name: str) -> Stored:
-    """An array as what is to be written; what was queued for it on its framework's current stream is done.
+    """An array's bytes to write; the work queued for it on its framework's current stream is done.
 
     Raises:
         InvalidInputError: it is no array, or not contiguous; ``name`` is in the message.

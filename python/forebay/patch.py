@@ -5,7 +5,7 @@
 >>> model = transformers.AutoModel.from_pretrained("./model")  # doctest: +SKIP
 
 ``FOREBAY_PATCH=safetensors`` in the environment does the same in every Python process that has forebay installed. The
-logger ``forebay`` has a line for what was replaced, for each call that goes to safetensors all the same, and for each
+logger ``forebay`` has a line for each replaced function, for each call that goes to safetensors all the same, and for each
 refusal.
 """
 
@@ -41,7 +41,7 @@ _log = logging.getLogger("forebay")
 _lock = threading.RLock()
 #: (original, replacement) while they are in place.
 _pairs: list[tuple[Any, Any]] = []
-#: Names of what is replaced.
+#: Names of the replaced functions.
 _replaced: list[str] = []
 #: What the variable was before it was set for children.
 _variable_before: str | None = None
@@ -108,7 +108,7 @@ def unpatch_safetensors() -> None:
 
 
 def patched() -> dict[str, list[str]]:
-    """What is patched in this process.
+    """The patched libraries of this process.
 
     Returns:
         By patch (``"safetensors"`` is the only one) the functions that are forebay's now: those of modules that the

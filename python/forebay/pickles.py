@@ -528,7 +528,7 @@ class _Builder:
 
 
 def _storages_of(told: torch.Tensor) -> Iterator[int]:
-    """What tells the storages of a tensor from others: of a sparse one, those of its parts."""
+    """The identity of a tensor's storages: of a sparse one, those of its parts."""
     import torch
 
     parts: tuple[str, ...] = ()

@@ -37,7 +37,7 @@ class _Piece(NamedTuple):
 
 
 def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
-    """All tensors as bytes in memory, ready to be read: what was queued for them on their frameworks' current streams
+    """All tensors as bytes in memory, ready to be read: the work queued for them on their frameworks' current streams
     is done.
 
     Raises:

@@ -46,7 +46,7 @@ def is_function(name, value):
 
 
 class Late:
-    """Stands for what is made when the script starts."""
+    """Replaces the object that is made when the script starts."""
 
     _it = None
 

@@ -99,7 +99,7 @@ def texts_come_back_as_set():
             cufile.set_parameter_string(names.LOGGING_LEVEL, ctypes.addressof(level))
             refused(5022, cufile.set_parameter_string, names.LOGGING_LEVEL, 0)
             refused(5022, cufile.get_parameter_string, 99, 256)
-            # What was set holds for one opening; afterwards the environment's values are back.
+            # Set values hold for one opening; afterwards the environment's values are back.
             cufile.driver_open()
             refused(5026, cufile.set_parameter_string, names.LOGGING_LEVEL, ctypes.addressof(level))
             close_all()

@@ -3,7 +3,7 @@
 #
 #   tests/consumers/fetch-programs.sh FOLDER
 #
-# Then, there: tests/consumers/run.sh WHEELS_DIR FOLDER. What is made: fio with its engine for cuFile, from Debian's
+# Then, there: tests/consumers/run.sh WHEELS_DIR FOLDER. Makes: fio with its engine for cuFile, from Debian's
 # source package, against the headers and libraries of CUDA's wheels, and the CUDA runtime that it is linked with.
 # Other programs come from their projects' own builds; where they are in FOLDER, they run too (a line `NAME VERSION` in
 # FOLDER/versions is for the table):

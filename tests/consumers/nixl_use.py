@@ -69,8 +69,8 @@ def _there_and_back(backend, segment, kind, sizes):
                 _move(agent, backend, direction, agent.get_xfer_descs(pieces, segment), places)
                 if direction == "WRITE":
                     with open(path, "rb") as plain:
-                        equal(plain.read() == data, True, "the file has what was written")
-            equal(gpu.get(target, total, is_host) == data, True, "memory has what was read")
+                        equal(plain.read() == data, True, "the file has the written bytes")
+            equal(gpu.get(target, total, is_host) == data, True, "memory has the bytes read")
             agent.deregister_memory(memory, backends=[backend])
             agent.deregister_memory(file, backends=[backend])
 

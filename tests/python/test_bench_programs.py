@@ -39,7 +39,7 @@ def test_training_data_measures_and_goes_on(tmp_path: Path) -> None:
     both = run("training_data.py", tmp_path, *words, "--rows", "tokens,written,read-before,cold,billion")
     assert both.returncode == 0, both.stderr
     found = lines(tmp_path / "training.jsonl")
-    # What was measured before was not measured again.
+    # Rows measured before were not measured again.
     assert [line["row"] for line in found].count("tokens") == 2 and "tokens | forebay" not in both.stderr
     assert "| tokens | " in both.stdout and "| billion | open_ms" in both.stdout, both.stdout
     why = "it reads to a GPU" if importlib.util.find_spec("kvikio") else "not installed: kvikio"
@@ -94,7 +94,7 @@ asleep()
 
 
 def test_time_to_dice_tells_that_a_reading_thread_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MONAI's loader ends its epoch with it, and says nothing."""
+    """MONAI's loader ends its epoch with it, without an error."""
     pytest.importorskip("monai", reason="monai is not installed: time to Dice is not tested")
     monkeypatch.syspath_prepend(str(BENCH))
     import time_to_dice

@@ -250,7 +250,7 @@ def test_tensors_may_change_once_staged(snapshot: Any, tmp_path: Path) -> None:
 
 
 class Slow:
-    """Holds commits back until it is told."""
+    """Holds commits back until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()

@@ -297,7 +297,7 @@ def test_records_of_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_shorter_when_it_is_read_first(tmp_path: Path) -> None:
-    """Opened lazily: what was promised then is looked at again."""
+    """Opened lazily: the file is checked again then."""
     (tmp_path / "a").write_bytes(bytes(1000))
     records = data.raw(tmp_path / "a", "uint8", 10, **WORDS)
     os.truncate(tmp_path / "a", 500)
@@ -307,7 +307,7 @@ def test_a_file_that_is_shorter_when_it_is_read_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_indexes_that_are_no_files(tmp_path: Path, kind: str) -> None:
-    """What is read by its name to know where records lie: never waited for, never endless."""
+    """Files read to find records are opened by name: no FIFO is waited for, and no endless file is read."""
 
     def made(name: str) -> Path:
         path = tmp_path / name

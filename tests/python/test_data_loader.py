@@ -152,7 +152,7 @@ def test_the_next_epoch_is_read_while_the_last_batches_are_used(
     assert taken(loader) == expected[1]
     assert loader.stats.batches == 2 * len(loader) and len(started) <= 2 * len(loader) + 2
     loader.set_epoch(7)
-    assert taken(loader) == expected[7], "what was read ahead belongs to another epoch"
+    assert taken(loader) == expected[7], "samples read ahead belong to another epoch"
 
 
 def test_an_epoch_ends_although_the_next_one_cannot_be_read(
@@ -270,7 +270,8 @@ def test_a_loop_that_was_left_is_over(numbers: data.Records) -> None:
     assert loader.epoch == 2
 
 
-# ---- what is handed out ----------------------------------------------------------------------------------------------
+# ---- batches that the program gets
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])

@@ -102,7 +102,7 @@ class Event:
 
 
 class Recording:
-    """A double of cupy's stream: what was recorded on it, and what it waits for."""
+    """A double of cupy's stream: the events recorded on it, and those that it waits for."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events, self.waits = events, list[Event]()

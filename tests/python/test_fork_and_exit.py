@@ -25,7 +25,7 @@ def no_gpu() -> dict[str, str]:
 
 FORK = """
 import warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is what is tried here
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: this test does that
 import os, sys, threading, time, forebay
 path, when = sys.argv[1:]
 expected = open(path, "rb").read()[:5000]
@@ -103,7 +103,7 @@ for method in ("fork", "forkserver"):
 
 LOAD_AFTER_FORK = """
 import warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is what is tried here
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: this test does that
 import os, sys, numpy, forebay
 path = sys.argv[1]
 expected = {f"t{i}": numpy.full(70_000, i, "f4") for i in range(20)}

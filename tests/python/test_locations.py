@@ -1,4 +1,4 @@
-"""Names within paths and URLs, and what is listed below a folder."""
+"""Names within paths and URLs, and lists of folders."""
 
 from __future__ import annotations
 

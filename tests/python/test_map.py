@@ -113,7 +113,7 @@ def test_a_view_outlives_its_map(path: Path, content: np.ndarray[Any, Any], gpu:
 def test_a_changed_file_is_noticed(path: Path, device: str) -> None:
     with forebay.map(path, device) as mapped:
         mapped.check()
-        # A name more is no change of its bytes for what is read through pinned memory.
+        # For reads through pinned memory a further hard link is no change of the bytes.
         if not mapped.in_place:
             os.link(path, path.with_suffix(".link"))
             mapped.check()

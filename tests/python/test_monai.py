@@ -152,7 +152,7 @@ def test_meta_is_not_shared_between_epochs(tmp_path: Path) -> None:
 
 
 def test_items_are_what_monais_persistent_dataset_gives(tmp_path: Path) -> None:
-    """Random transforms run on what is kept, so with equal seeds both give the same batches."""
+    """Random transforms run on cached items, so with equal seeds both give the same batches."""
     items = [{"image": torch.rand(1, 8, 8), "label": torch.rand(1, 8, 8)} for _ in range(4)]
     flips = Compose([RandFlipd(["image", "label"], prob=0.5, spatial_axis=axis) for axis in (0, 1)])
     ours = GDSDataset(items, flips, tmp_path / "a", "cpu")
@@ -354,7 +354,7 @@ def test_items_that_are_kept_never_change(tmp_path: Path) -> None:
 
 
 def test_a_read_waits_for_no_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The consumer's stream is told of a tensor when it is there, and none is waited for before."""
+    """A tensor is recorded on the consumer's stream when its bytes have arrived, and none is waited for before."""
     data = dataset(tmp_path, lambda number: {"image": torch.ones(2, 3), "none": torch.ones(0)}, items=1)
     data[0]
     told: list[str] = []

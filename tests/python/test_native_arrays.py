@@ -234,7 +234,7 @@ def test_what_is_queued_on_the_default_stream_is_waited_for(tmp_path: Path, gpu:
 
 GPU_ARRAYS = """
 import os, sys, warnings, forebay
-warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is what is tried here
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: this test does that
 path, model = sys.argv[1], sys.argv[1] + ".model"
 array, host = forebay.empty(1 << 20, device="cuda:0"), forebay.empty(1 << 20, device="cpu")
 array.fill_from(bytes(1 << 20))
@@ -277,7 +277,7 @@ def test_a_forked_child_is_told_that_gpu_arrays_stay_behind(tmp_path: Path, gpu:
 
 INHERITED = """
 import os, sys, warnings, forebay
-warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is what is tried here
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: this test does that
 path, what = sys.argv[1:]
 size = os.path.getsize(path)
 file = forebay.open(path)

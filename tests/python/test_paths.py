@@ -135,7 +135,7 @@ CASES = {
     "data.litdata": Case(make_litdata, lambda path: forebay.data.litdata(path, **HOST), all_of),
     "data.megatron": Case(make_megatron, lambda path: forebay.data.megatron(f"{path}/x", **HOST), all_of),
 }
-#: What is sent to other processes.
+#: Objects sent to other processes.
 PICKLED = [name for name in CASES if not name.startswith("safe_open")]
 
 

@@ -523,7 +523,7 @@ def test_what_torch_reads_safely_is_read(kind: str, is_old: bool, tmp_path: Path
     assert same(pickles.load(path, {"weight": "cpu", "": "cpu"}, names=["odd"])["odd"], told["odd"])
     with contextlib.suppress(errors.UnsupportedError):
         assert pickles.load(path, "cpu", dtype="bfloat16")["weight"].dtype == torch.bfloat16
-    # Nothing is left behind for what is loaded next.
+    # Nothing is left behind for the next load.
     torch.save({"a": torch.ones(2)}, tmp_path / "y.pt")
     assert torch.load(tmp_path / "y.pt", weights_only=True)["a"].tolist() == [1, 1]
 

@@ -1,4 +1,4 @@
-"""safe_open: answers as safetensors' own, and reads only what is needed."""
+"""safe_open: answers like safetensors' own, and reads only the needed parts."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_saves_of_own_arrays_come_after_the_default_stream(
 ) -> None:
     array = forebay.empty(100_000, device=gpu)
     array.fill_from(np.zeros(100_000, np.uint8))
-    # The first transfer prepares much, which takes longer than what is waited for here.
+    # The first transfer has much to prepare, which takes longer than the wait here.
     forebay.write_npy(tmp_path / "first", array)
     forebay.save_file({"a": array}, tmp_path / "first")
     nap = HOST_FUNCTION(lambda _: time.sleep(0.3))

@@ -453,10 +453,10 @@ CUfileError_t cuFileBatchIOGetStatus(CUfileBatchHandle_t batch_idp, unsigned min
                                      CUfileIOEvents_t *iocbp, struct timespec *timeout);
 
 /*
- * Cancels entries that have not started and waits for the others; does not report which bytes were moved. Afterwards their memory is the
- * program's again, and no event is left, also of entries that were complete before: GetStatus gives 0. The batch can be
- * used again. What another thread submits meanwhile may be cancelled too. NULL is a success. Errors: 5042 for an unknown
- * batch.
+ * Cancels entries that have not started and waits for the others; does not report which bytes were moved. Afterwards
+ * their memory is the program's again, and no event is left, also of entries that were complete before: GetStatus gives
+ * 0. The batch can be used again. Entries that another thread submits meanwhile may be cancelled too. NULL is a success.
+ * Errors: 5042 for an unknown batch.
  */
 CUfileError_t cuFileBatchIOCancel(CUfileBatchHandle_t batch_idp);
 

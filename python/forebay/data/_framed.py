@@ -130,7 +130,7 @@ def split(
 
 
 def _heads(files: FileSet, frames: list[Frames], sizes: list[int | None], told: list[bool], head: int) -> Any:
-    """The sizes before each sample, where they cannot be told from its length."""
+    """The sizes before each sample, where they do not follow from its length."""
     if sum(size is None for size in sizes) < 2 and sum(told) < 2:
         return None
     for frame in frames:

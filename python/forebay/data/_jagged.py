@@ -309,7 +309,8 @@ def _joined(parts: list[Any]) -> Any:
     return importlib.import_module("jax.numpy" if home == "jax" else home).concatenate(parts)
 
 
-# ---- what frameworks are told of it ----------------------------------------------------------------------------------
+# ---- its frameworks' forms
+# ---------------------------------------------------------------------------------------------
 
 _known: set[str] = set()
 _lock = threading.Lock()

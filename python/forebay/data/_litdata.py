@@ -78,7 +78,7 @@ def litdata(
     Args:
         folder: with ``index.json``, or the path of that, and the chunks; or several, or a pattern.
         columns: to read, of samples that are dicts; by default all. Nested ones are called ``"a.b"``.
-        window: tokens of a record, for what was written for ``TokensLoader``: its ``block_size``.
+        window: tokens of a record, for data written for ``TokensLoader``: its ``block_size``.
         framework: as for :func:`~forebay.data.raw`.
         device: as for :func:`~forebay.data.raw`.
 

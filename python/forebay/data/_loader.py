@@ -162,7 +162,7 @@ class Loader:
 
     @property
     def transform(self) -> Callable[[Any], Any] | None:
-        """What is called with each batch."""
+        """The functions called with each batch."""
         return self._stages.transform
 
     def _use_epoch(self, epoch: Epoch | None) -> None:

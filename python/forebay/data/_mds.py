@@ -182,7 +182,7 @@ def _compressed(kind: str, packed: Any, index: str) -> UnsupportedError:
 
 
 def _checked_size(name: str, encoding: str, told: Any, is_wanted: bool, index: str) -> int | None:
-    """Bytes of a column's values, ``None`` where they differ. What is not read need not be known."""
+    """Bytes of a column's values, ``None`` where they differ. Columns that are not read may be of unknown types."""
     told = told or None
     try:
         size = _size(name, encoding, index)

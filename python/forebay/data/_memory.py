@@ -264,7 +264,7 @@ class Pool(Fresh):
 
 
 def _pass(events: list[Any]) -> None:
-    """Waits before a block is let go: cupy's memory pool knows nothing of the streams that it was used on."""
+    """Waits before a block is let go: cupy's memory pool does not record the streams that used it."""
     for event in events:
         event.synchronize()
 

@@ -51,7 +51,7 @@ def pack(samples: Iterable[Any], path: Any, *, jagged: Collection[str] = (), dur
         The number of records.
 
     Raises:
-        InvalidInputError: no samples, or one has other columns, another dtype or shape than the first; or what is given is one
+        InvalidInputError: no samples, or one has other columns, another dtype or shape than the first; or the argument is one
             sample.
         UnsupportedError: Python objects.
         NoSpaceError, PermissionDeniedError, …: it cannot be written; what was there before is still there.

@@ -51,7 +51,7 @@ class Ranks:
         """The rank and the number of ranks.
 
         Raises:
-            InvalidInputError: they are others than they were: what was counted, and read, was for those; or RANK and
+            InvalidInputError: they changed: the counts, and the samples read, were for the old ones; or RANK and
                 WORLD_SIZE of the environment are no rank, and there is no process group.
         """
         if self._is_given:

@@ -29,7 +29,7 @@ class TransformFailed(Exception):
 
 
 class Stages:
-    """What is called with batches, and in which threads.
+    """The functions called with batches, and their threads.
 
     Args:
         transform: called with each batch.
@@ -84,7 +84,7 @@ class Work:
         return batch
 
     def cancel(self) -> None:
-        """Nobody asks for it: what has not begun does not begin."""
+        """Nobody asks for it: work that has not begun does not begin."""
         self._future.cancel()
 
 
@@ -158,7 +158,7 @@ class _Place:
         return called
 
     def hand_over(self, batch: Any) -> None:
-        """What was queued here comes before what the program queues now, on whichever stream."""
+        """Work queued here comes before work that the program queues now, on any stream."""
         if self._torch is not None:
             now = sys.modules["torch"].cuda.current_stream(self._torch.device)
             if now != self._torch:

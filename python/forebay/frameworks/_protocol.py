@@ -74,7 +74,7 @@ class Framework(Protocol):
         """The CUDA stream that the framework uses now in this thread, ``None`` for host memory."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the framework's allocator failed for want of memory."""
+        """Whether the framework's allocator failed because memory ran out."""
 
     def free_bytes(self, device: Device) -> int | None:
         """How many bytes the allocator could still give, ``None`` where it cannot be asked."""

@@ -69,7 +69,7 @@ class Native:
         raise UnsupportedError("forebay's own arrays cannot be reshaped", hints=['framework="numpy" or "cupy"'])
 
     def current_stream(self, device: Device) -> int | None:
-        # They have none of their own: what was queued on the default stream, where kernels go unless told otherwise.
+        # They have no current stream: the work on the default stream, where kernels go by default.
         return None if device.gpu is None else 0
 
     def is_out_of_memory(self, error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import MissingPackageError
 
 try:
-    import torch as _torch  # noqa: F401  (here, so that its absence is told in words)
+    import torch as _torch  # noqa: F401  (here, so that the error names it if it is missing)
 except ImportError as _error:
     if _error.name != "torch":
         raise

@@ -304,7 +304,7 @@ class CheckpointReader(StorageReader):
             if target.numel() == 0:
                 planner.commit_tensor(item, target)
             elif place.is_pickled:
-                # A scale that is set of what is detached would not be the tensor's own.
+                # A scale set on a detached copy would not be the tensor's own.
                 job.pickled.append((item, given, place))
             elif has_memory and _is_direct(box, target, dtype):
                 job.pieces += pieces(box, target)
@@ -395,7 +395,7 @@ class CheckpointReader(StorageReader):
             ) from error  # fmt: skip
 
     def _read_covered(self, file: File, box: Box, target: torch.Tensor, dtype: torch.dtype, item: ReadItem) -> None:
-        """Reads a part with the gaps in it, to memory beside the target, and copies (and casts) what is wanted."""
+        """Reads a part with the gaps in it, to memory beside the target, and copies (and casts) the wanted part."""
         cut = next((at for at, length in enumerate(box.lengths) if length > 1), None)
         if box.span() > _COVER_BYTES and cut is not None:
             half = box.lengths[cut] // 2
@@ -447,7 +447,7 @@ def _fill(target: torch.Tensor, source: torch.Tensor, item: ReadItem) -> None:
             target.copy_(source)
     except (RuntimeError, NotImplementedError, TypeError) as error:
         raise errors.InvalidInputError(
-            f"a tensor cannot be filled with what was saved: {str(error).partition(chr(10))[0]}",
+            f"a tensor cannot be filled with the saved one: {str(error).partition(chr(10))[0]}",
             hints=["give one as it was when it was saved"], tensor=item.dest_index.fqn, type=type(target).__name__,
             dtype=target.dtype, saved=source.dtype,
         ) from None  # fmt: skip

@@ -156,7 +156,7 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def wait_for(path: str) -> None:
-    """Returns when no save to this path is in flight: what was saved before must not appear afterwards."""
+    """Returns when no save to this path is in flight: an earlier save must not appear afterwards."""
     with _lock:
         before = _last.get(real(path))
     if before is not None:
@@ -164,7 +164,7 @@ def wait_for(path: str) -> None:
 
 
 def follow(task: SaveTask) -> Callable[[], None]:
-    """Puts a task behind the last one for its path. What is returned waits for that one's end."""
+    """Puts a task behind the last one for its path. The returned future waits for that one's end."""
     key = real(task.path)
     with _lock:
         before = _last.get(key)

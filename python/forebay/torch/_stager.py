@@ -25,7 +25,7 @@ def snapshot(state: dict[str, Any], kind: str | None) -> tuple[dict[str, Any], l
     """
     _check(state, "")
     if kind is None:
-        # Another thread has other current streams: what is queued on this one's has to be done.
+        # Another thread has other current streams: work queued on this thread's must be done first.
         return state, _record_events(state)
     if kind == "device":
         copied = _copy(state)

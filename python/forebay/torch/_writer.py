@@ -94,7 +94,7 @@ class CheckpointWriter(StorageWriter):
             self.path = folder_text(checkpoint_id)
 
     def storage_meta(self) -> StorageMeta:
-        """What planners are told about the storage."""
+        """The storage's properties, for planners."""
         return StorageMeta(checkpoint_id=self.path)
 
     @classmethod

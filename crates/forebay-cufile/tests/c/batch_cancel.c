@@ -1,4 +1,4 @@
-/* Cancelling a batch drops entries that have not begun and finishes those that have: the memory is the program's afterwards. */
+/* Cancelling a batch drops entries that have not begun and finishes the others: the memory is the program's then. */
 #include "check.h"
 
 enum { ENTRIES = 32 };
