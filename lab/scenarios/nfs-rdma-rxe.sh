@@ -32,7 +32,7 @@ nfs_check rdma 4.2 65536 131072 "$handles" "$low" "ok +nfs-rdma-port: /mnt: the 
 nfs_check tcp 3 131072 65536 "$handles" "$low" "$takes"
 exported rw,insecure >/etc/exports
 exportfs -ra
-nfs_check tcp 4.0 131072 65536 "note +nfs-handle: /mnt: the kernel tells no handle of it \(version 4.0\)" "$takes" \
+nfs_check tcp 4.0 131072 65536 "note +nfs-handle: /mnt: the kernel gives no handle of it \(version 4.0\)" "$takes" \
     "ok +nfs-any-port: /mnt: the export takes calls from any port \(insecure\)"
 say "what check says without an RDMA device, by the portmapper's list"
 quiet rpcinfo $address

@@ -181,7 +181,7 @@ def state(location: str) -> State:
 
 def warn_stateless(location: str) -> None:
     """Warns the caller's caller that a change of what it reads is not noticed."""
-    text = f"{location}: its source does not tell its states apart: a change while it is read is not noticed"
+    text = f"{location}: its source has no version of its bytes: a change while it is read is not noticed"
     warnings.warn(text, stacklevel=4)
 
 

@@ -150,8 +150,8 @@ class Known:
 
     def is_behind(self, file: File) -> bool:
         """Whether it is the same file, in the same state."""
-        # On another machine a copy is the same: it has the bytes, and the time of change if it was made to keep that. Where the
-        # source does not tell its states apart, the path is all there is.
+        # On another machine a copy is the same: it has the bytes, and the time of change if it was made to keep that.
+        # Where the source has no version of its bytes, the path is all there is.
         is_here = self._home is not None and self._home == home()
         return self._state is None or file._is_in(self._state, is_here)
 

@@ -69,8 +69,7 @@ def patch_safetensors() -> Patch:
     ``.numpy`` and ``.flax`` (and with them ``load_model`` and ``save_model``) use forebay, for the whole process and the
     processes that it starts from then on.
 
-    The order of imports does not matter: modules that have already imported these names get the new ones, and what is
-    imported later finds them. What forebay cannot do (other frameworks, other devices) goes to safetensors as before,
+    The order of imports does not matter: modules that have already imported these names get the new ones, and so do later imports. What forebay cannot do (other frameworks, other devices) goes to safetensors as before,
     and the logger ``forebay`` says so. Calling it twice is calling it once. Where safetensors is not installed there is
     nothing to change: a warning says so.
 

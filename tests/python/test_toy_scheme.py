@@ -64,7 +64,7 @@ def test_a_source_that_is_slow_to_tell_its_state_holds_nobody_else_up() -> None:
 def test_records_of_a_source_without_states_are_read_with_one_warning() -> None:
     np = pytest.importorskip("numpy", reason="these records are numpy's arrays")
     urls = [put(f"mem://{number}?state=none", bytes([number] * 16)) for number in range(3)]
-    with pytest.warns(UserWarning, match="does not tell its states apart") as told:
+    with pytest.warns(UserWarning, match="has no version of its bytes") as told:
         records = forebay.data.raw(urls, "uint8", 8, framework="numpy", device="cpu")
         assert np.array_equal(records[:], np.repeat(np.arange(3, dtype="u1"), 16).reshape(6, 8))
     assert len(told) == 1 and told[0].filename == __file__

@@ -100,7 +100,7 @@ pub(crate) struct Load {
     /// Print a line per job too
     #[arg(short = 'J')]
     pub(crate) per_job: bool,
-    /// 0: by O_DIRECT; 1: without, through the page cache [default: types 0, 5, 6, 7 read what is cached there; 0 as gdsio]
+    /// 0: by O_DIRECT; 1: without, through the page cache [default: types 0, 5, 6, 7 read cached bytes there; 0 as gdsio]
     #[arg(short = 'O', value_name = "0|1", value_parser = clap::value_parser!(u8).range(0..=1))]
     no_direct: Option<u8>,
 

@@ -154,7 +154,7 @@ fn lanes_without_a_ring_are_not_called_ok() {
     unsafe { command.pre_exec(deny_large_rings) };
     let done = finish(command);
     assert!(done.out.contains("a small io_uring can be made, but the lanes use threads"), "{}", done.out);
-    assert!(done.out.contains("io_uring is not to be had: Cannot allocate memory"), "{}", done.out);
+    assert!(done.out.contains("io_uring is not available: Cannot allocate memory"), "{}", done.out);
     assert!(!done.out.contains("io_uring is allowed"), "{}", done.out);
 }
 

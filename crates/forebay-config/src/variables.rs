@@ -19,7 +19,9 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_LANES",
         values: "1..64",
         default: "(measured)",
-        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default three quarters of the allowed CPUs, 1 to 12, at first; then as few as reach the best rate, up to all of them (32 at most).",
+        about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default \
+                three quarters of the allowed CPUs, 1 to 12, at first; then as few as reach the best rate, \
+                up to all of them (32 at most).",
     },
     Variable {
         name: "FOREBAY_SLOTS",
@@ -31,37 +33,45 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_SLOT_SIZE",
         values: "64K..64M, a power of two",
         default: "2M",
-        about: "Bytes per slot. Each lane pins its slots and about 4 MiB for small reads and lists, whatever the file's size.",
+        about: "Bytes per slot. Each lane pins its slots and about 4 MiB for small reads and lists, whatever \
+                the file's size.",
     },
     Variable {
         name: "FOREBAY_OBJECTIVE",
         values: "throughput, cpu, latency",
         default: "throughput",
-        about: "What waits cost: `throughput` polls for a moment where few callers wait and then sleeps, `cpu` always sleeps, `latency` spins.",
+        about: "How threads wait: `throughput` polls briefly if few callers wait and then sleeps, `cpu` \
+                always sleeps, `latency` spins.",
     },
     Variable {
         name: "FOREBAY_CACHE",
         values: "auto, keep, bypass",
         default: "auto",
-        about: "Page cache policy: warm pages from the cache and cold ones by O_DIRECT, everything through the cache, or nothing.",
+        about: "Page cache policy: warm pages from the cache and cold ones by O_DIRECT, everything through \
+                the cache, or nothing.",
     },
     Variable {
         name: "FOREBAY_IO",
         values: "auto, ring, threads, sqpoll",
         default: "auto",
-        about: "How lanes talk to the kernel: io_uring, preadv on threads, or io_uring whose submissions a busy thread of the kernel takes.",
+        about: "How lanes talk to the kernel: io_uring, preadv on threads, or io_uring whose submissions a \
+                busy thread of the kernel takes.",
     },
     Variable {
         name: "FOREBAY_ORDER",
         values: "default, none",
         default: "default",
-        about: "Drop-in libcufile: device copies of synchronous calls and batches come after what stood on the default streams when the call began, or after nothing: then the program must synchronize before it calls.",
+        about: "Drop-in libcufile: `default`: device copies of synchronous calls and batches run after the \
+                work that was queued on the default streams when the call began. `none`: they wait for \
+                nothing, so the program must synchronize before it calls.",
     },
     Variable {
         name: "FOREBAY_RESIDENT",
         values: "auto, off",
         default: "auto",
-        about: "Small copies of several synchronous callers, and of batches of few, go through mailboxes that a short-lived kernel on the GPU polls, without a driver call for each; `off` copies by the driver. Debuggers, sanitizers, profilers and CUDA_LAUNCH_BLOCKING switch it off, too.",
+        about: "Small copies of several synchronous callers, and of batches of few, go through mailboxes \
+                that a short-lived kernel on the GPU polls, without a driver call for each; `off` copies by \
+                the driver. Debuggers, sanitizers, profilers and CUDA_LAUNCH_BLOCKING switch it off, too.",
     },
     Variable {
         name: "FOREBAY_STRICT",
@@ -73,32 +83,43 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_ENGINE",
         values: "an engine's name",
         default: "(elected)",
-        about: "Forces an engine whatever election says ([names](../concepts/engines.md)). `libcufile` is NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own cost.",
+        about: "Uses this engine, without election ([names](../concepts/engines.md)). `libcufile` is \
+                NVIDIA's own libcufile; `noop` moves nothing: it measures forebay's own overhead.",
     },
     Variable {
         name: "FOREBAY_PIN_BUDGET",
         values: "0, or a size",
         default: "25 % of the available memory, at most half of what the cgroup still allows",
-        about: "The most page cache that the process pins for the `mapped` engine; 0 switches the engine off.",
+        about: "The most page cache that the process pins for the `mapped` engine; 0 switches the engine \
+                off.",
     },
     Variable {
         name: "FOREBAY_PIN_SETTLE",
         values: "milliseconds, 20 or more",
         default: "1000",
-        about: "How long a file must have been left unchanged before its pages are pinned, and before and after it is \
-                read again because it changed meanwhile, where it cannot be known that nobody is writing.",
+        about: "A file's pages are pinned once the file has not changed for this long. If its writers are unknown, it must \
+                also rest this long before and after it is read again because it changed.",
     },
     Variable {
         name: "FOREBAY_PIN_PACE",
         values: "GB/s, or 0",
         default: "50",
-        about: "Where pinning was measured to be slower than this or than 1.2 times the lanes (or is expected to be: tmpfs), pages are staged at first. From the second reading on large requests and long reads of many callers have them pinned, window by window, for a twentieth of the time that reading takes; from the third on those of smaller ones are pinned beside other copies for a small part of the time; a reader that is alone, of 64 MiB at a time or less, has them pinned at once from 20 on. 0 pins at once anywhere.",
+        about: "Pinning counts as slow below this rate, and below 1.2 times that of the lanes (tmpfs until \
+                measured); then pages are staged at first. From the second read on, large requests and long \
+                reads of many callers pin them window by window, for 1/20 of the time of reading; from the \
+                third on, smaller ones are pinned beside other copies. For a single reader with at most 64 \
+                MiB per request 20 GB/s count as fast. 0 always pins at once.",
     },
     Variable {
         name: "FOREBAY_NFS",
         values: "auto, off, tcp, rdma",
         default: "auto",
-        about: "How files on NFS are reached. `auto` and `tcp`: `nfs://SERVER/EXPORT/PATH` is opened by forebay's own client over TCP. `off`: URLs are refused. `rdma`: its bytes go by RDMA alone (port 20049), or opening fails with the reason. Files on a mount are the kernel's, but for large cold reads: with `auto` on mounts over RDMA, with `rdma` on all whose server takes it, the server places them in GPU memory (engine `placed`); with `tcp` on all mounts they come over TCP connections beside the kernel's. `off`: the kernel's alone.",
+        about: "How forebay reads files on NFS. URLs (`nfs://SERVER/EXPORT/PATH`): `auto` and `tcp` use \
+                forebay's own client over TCP; `rdma` moves bytes only by RDMA (port 20049), or opening \
+                fails with the reason; `off` refuses URLs. Files on a mount: the kernel reads them, except \
+                large cold reads. With `auto` on mounts over RDMA, and with `rdma` on all mounts whose \
+                server takes RDMA, the server places these in GPU memory (engine `placed`); with `tcp` they \
+                use forebay's own TCP connections; with `off` the kernel reads them, too.",
     },
     Variable {
         name: "FOREBAY_NFS_CONNECTIONS",
@@ -110,7 +131,11 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_NFS_SERVERS",
         values: "NAME=ADDRESS,ADDRESS,NAME2=ADDRESS",
         default: "(one address)",
-        about: "Further addresses of NFS servers: `NAME` is the server's as in `nfs://NAME/…` or in the mount, each `ADDRESS` a name or a number (`10.0.0.12`, `fd00::12`) without a port; 15 for a server at most. Connections that carry bytes go to all addresses in turn, the first included. An address is used when it was shown that the same server answers there; others are left out, and the receipt says why.",
+        about: "Further addresses of NFS servers: `NAME` is the server's as in `nfs://NAME/…` or in the \
+                mount, each `ADDRESS` a name or a number (`10.0.0.12`, `fd00::12`) without a port; 15 for a \
+                server at most. Connections that carry bytes go to all addresses in turn, the first \
+                included. An address is used once it has proved to be the same server; others are left out, \
+                and the receipt has the reason.",
     },
     Variable {
         name: "FOREBAY_VENDOR_LIBCUFILE",
@@ -122,7 +147,9 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_VENDOR_TIMEOUT",
         values: "milliseconds, 20 or more",
         default: "30000",
-        about: "Engine `libcufile`: how long a call of NVIDIA's libcufile may take (opening it: twice that). What takes longer counts as hung: its transfers fail, and the library is not called again in this process.",
+        about: "Engine `libcufile`: how long a call of NVIDIA's libcufile may take (opening it: twice that). \
+                A longer call counts as hung: its transfers fail, and the library is not called again in \
+                this process.",
     },
     Variable {
         name: "FOREBAY_LIBCUDA",
@@ -134,13 +161,16 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_CUFILE_STRICT_COMPAT",
         values: "0, 1",
         default: "0",
-        about: "Drop-in libcufile: with 1, `allow_compat_mode=false` makes opening fail (5001) where it only warns otherwise.",
+        about: "Drop-in libcufile: with 1, `allow_compat_mode=false` makes opening fail (5001) where it only \
+                warns otherwise.",
     },
     Variable {
         name: "FOREBAY_CUFILE_VERSION",
         values: "1.15, 1.19",
         default: "1.15",
-        about: "Drop-in libcufile: the version of the interface that the program was built against. With 1.19 `cuFileGetStatsL1` to `L3` fill its longer structures, and `cuFileGetVersion` says 1190. Only for programs that have them: in others it would write beyond their end.",
+        about: "Drop-in libcufile: the version of the interface that the program was built against. With \
+                1.19 `cuFileGetStatsL1` to `L3` fill its longer structures, and `cuFileGetVersion` says \
+                1190. Only for programs that have them: in others it would write beyond their end.",
     },
     Variable {
         name: "FOREBAY_CUFILE_LOG",
@@ -158,13 +188,15 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_RUN",
         values: "a number",
         default: "(set by `forebay run`)",
-        about: "Which processes belong to one run: their traces do not replace each other.",
+        about: "The same number in all processes of one run: their traces do not replace each other.",
     },
     Variable {
         name: "FOREBAY_PATCH",
         values: "`safetensors`",
         default: "(nothing)",
-        about: "Python: which libraries forebay stands in for, in every process that starts with it and has forebay's wheel installed; `forebay run --patch` and `patch_safetensors()` set it for children.",
+        about: "Python: the libraries that forebay replaces, in every process that starts with the variable \
+                and has forebay's wheel installed; `forebay run --patch` and `patch_safetensors()` set it \
+                for children.",
     },
     Variable {
         name: "FOREBAY_PATCH_SEEN",
@@ -176,13 +208,15 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_TRACE",
         values: "a path",
         default: "(no trace)",
-        about: "Drop-in libcufile: the trace file that gets a record of each call; `forebay run --trace` sets it.",
+        about: "Drop-in libcufile: the trace file that gets a record of each call; `forebay run --trace` \
+                sets it.",
     },
     Variable {
         name: "FOREBAY_COUNTERS_DIR",
         values: "a folder",
         default: "(a memfd)",
-        about: "Drop-in libcufile: live counters go to files in this folder instead of a memfd; `forebay run` sets it.",
+        about: "Drop-in libcufile: live counters go to files in this folder instead of a memfd; `forebay \
+                run` sets it.",
     },
     Variable {
         name: "FOREBAY_DEMO_SIZE",

@@ -127,7 +127,7 @@ impl CufileLibrary {
             log().line(
                 LogLevel::Error,
                 "driver",
-                "allow_compat_mode is false, and taken at its word: not opened",
+                "allow_compat_mode is false, and forebay_strict_compat is on: not opened",
             );
             return Err(RefusedCall(code::DRIVER_NOT_INITIALIZED));
         }

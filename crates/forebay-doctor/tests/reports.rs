@@ -85,7 +85,7 @@ fn what_a_server_says_is_told_with_what_to_type() {
     );
 }
 
-/// Where GPU and NIC hang, and what is said of it.
+/// The places of GPU and NIC on the bus, and the text about them.
 #[test]
 fn the_distance_of_gpu_and_nic_is_told() {
     let gpu = "0000:1b:00.0";

@@ -92,7 +92,7 @@ fn an_export_with_insecure_takes_any_port_and_one_without_it_low_ones() {
         assert!(matches!(closed, Answer::No(_)), "{closed:?}");
         assert!(text(&closed).contains("below 1024 only"), "{closed:?}");
     } else {
-        // It cannot be told from a server that refuses this user.
+        // It looks like a server that refuses this user.
         assert!(matches!(closed, Answer::Unknown(_)), "{closed:?}");
     }
     assert!(closed.said().fix.as_deref().unwrap().contains("insecure"), "{closed:?}");

@@ -1,4 +1,4 @@
-//! Nothing is left behind, and memory is bounded: by lanes and slots, not by the size of what is moved.
+//! Nothing is left behind, and memory is bounded: by lanes and slots, not by the size of transfers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

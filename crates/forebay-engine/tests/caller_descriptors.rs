@@ -344,7 +344,7 @@ fn flocks_last_as_long_as_the_callers_descriptor() {
         let other = raw(scratch.path());
         assert!(!may_flock(other.as_raw_fd()), "the lock is gone");
         drop(theirs);
-        // Nothing of ours keeps that file open: neither pages that linger nor a ring.
+        // Nothing in the engine keeps that file open: neither pages that linger nor a ring.
         let closed = Instant::now();
         while !may_flock(other.as_raw_fd()) {
             assert!(closed.elapsed() < Duration::from_secs(2), "the lock outlives its descriptor");

@@ -1,5 +1,5 @@
 //! Transfers of a session whose copies come after the default streams, while a stream is captured: the receipt says that
-//! nothing was ordered, and the capture goes on. What is ordered is shown by the drop-in's `default_stream.c`.
+//! nothing was ordered, and the capture goes on. The ordered case is tested by the drop-in's `default_stream.c`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -70,7 +70,7 @@ fn one_launch_takes_thousands_of_ranges_and_memory_stays_bounded() {
     let (device, bytes) = filled(&session, 6, LEN);
     let ranges: Vec<_> = (0..5000).map(|index| (at(&device.memory(), 600 * index), 590)).collect();
     let wanted: Vec<_> = (0..5000).map(|index| Checksum::of(&bytes[600 * index..][..590]).crc()).collect();
-    // What is set up once.
+    // Setup that happens once.
     sums(&session, &ranges[..1]);
     let before = (fake().calls("cuLaunchKernel"), fake().leaks());
     assert_eq!(sums(&session, &ranges), wanted);

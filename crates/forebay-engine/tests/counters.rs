@@ -75,7 +75,7 @@ fn transfers_of_the_process_session_are_counted_once() {
         session.read(&file, 0, &mut long).unwrap_err();
         assert_eq!((seen().read.ok, seen().read.err), (5, 1));
         let said: Vec<_> = seen().notes.into_iter().map(|note| note.text).collect();
-        let why = "a call failed: the file ended before the asked number of bytes";
+        let why = "a call failed: the file ended before the requested number of bytes";
         assert_eq!(said.iter().filter(|text| *text == why).count(), 1, "{said:?}");
         session.uncounted().read_into(&file, 0, &mut long, 0..100).unwrap();
         assert_eq!(seen().read.ok, 5);

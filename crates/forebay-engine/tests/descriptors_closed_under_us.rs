@@ -21,7 +21,7 @@ const STRANGE: [u8; 8192] = [0xEE; 8192];
 
 /// Closes all above 2, and gives the lower numbers to one file.
 fn replace_all(stranger: &Scratch) -> Vec<RawFd> {
-    // SAFETY: plain numbers; the test uses none of what is closed.
+    // SAFETY: plain numbers; the test uses none of the closed descriptors.
     unsafe { assert_eq!(libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32), 0) };
     let open = || std::fs::OpenOptions::new().read(true).write(true).open(stranger.path());
     (0..600).map(|_| open().unwrap().into_raw_fd()).collect()

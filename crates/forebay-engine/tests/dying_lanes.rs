@@ -100,7 +100,7 @@ fn a_lane_that_died_is_replaced_as_soon_as_there_is_memory() {
     read().unwrap();
     turn.fake.fail_next("cuMemHostRegister_v2", 2, 0, 3);
     kernel.breaks.store(true, Ordering::Relaxed);
-    // What the lane had taken failed with it, the rest for want of memory.
+    // The works that the lane had taken failed with it, the rest because memory ran out.
     read().unwrap_err();
     kernel.breaks.store(false, Ordering::Relaxed);
     let (mut refused, until) = (0, Instant::now() + Duration::from_secs(10));

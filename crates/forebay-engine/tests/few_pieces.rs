@@ -337,7 +337,7 @@ fn copies_come_after_the_default_stream() {
                         let pieces = pieces(&buffer.memory(), &ranges);
                         assert!(turn.fake.write(buffer.address(), &vec![BLANK; ROOM]));
                         if delay > 0 {
-                            // Late: it would erase what was read before it.
+                            // Late: it would erase the bytes read before it.
                             for piece in &pieces {
                                 // SAFETY: the buffer lives until the batch is done, which comes later.
                                 unsafe { legacy.zero(DeviceRange::new(piece.address, piece.len)) }.unwrap();
@@ -372,7 +372,8 @@ fn copies_come_after_the_default_stream() {
     check(&turn, &pieces, &ticket.wait());
 }
 
-/// Captures go on. One that forbids to ask what stands on the default streams is told by each receipt, of those who did not ask too.
+/// Captures go on. Each receipt names a capture that forbids to query the default streams, also receipts of calls that
+/// did not query.
 #[test]
 fn a_capture_elsewhere_goes_on() {
     let (turn, _scratch, file) = set_up(KEY);
@@ -448,7 +449,7 @@ fn stream_ordered_work_and_callers_go_beside_it() {
 
 // ---- faults -------------------------------------------------------------------------------------------------------
 
-/// The GPU is full of the user's blocks: lanes read what was posted, and the mailboxes are used again.
+/// The GPU is full of the user's blocks: lanes read the posted requests, and the mailboxes are used again.
 #[test]
 fn a_kernel_that_never_starts_holds_nobody_up() {
     let (turn, _scratch, file) = set_up(KEY);
@@ -478,7 +479,7 @@ fn a_kernel_that_breaks_fails_batches_and_hangs_none() {
         let broke = Instant::now();
         let is_late = || broke.elapsed() > Duration::from_millis(300);
         let (_, errors) = crowd(&turn, &session, &file, u64::MAX, is_late);
-        assert!(!errors.is_empty(), "nobody was told");
+        assert!(!errors.is_empty(), "no caller got an error");
         assert!(errors.iter().all(|kind| *kind == ErrorKind::DeviceLost), "{errors:?}");
         turn.fake.reset();
     }

@@ -1,5 +1,5 @@
-//! Writes to a file system that has no room for all of them: what was written is a good prefix, the count says how much, and
-//! the file ends there.
+//! Writes to a file system that has no room for all of them: the bytes written are a good prefix, the count is its
+//! length, and the file ends there.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -328,7 +328,7 @@ fn lanes_follow_a_cpu_quota() {
         let file = File::open(scratch.path()).unwrap();
         let all = allowed_cpus();
         group.allow(Some(1));
-        // Slots that are large enough to be counted, and so small that a read has enough of them to be told.
+        // Slots that are large enough to be counted, and so small that a read has enough of them to be reported.
         let session = open(Config { slot_size: MIB / 2, ..Config::default() });
         for allowed in [Some(1), None, Some(1)] {
             group.allow(allowed);

@@ -15,7 +15,7 @@ const KEY: u64 = 23;
 /// Of its chunks some go through a mapping, as a trial.
 const LEN: usize = 96 << 20;
 
-/// Locks what is mapped from now on. False, with the reason printed, where that could end the test.
+/// Locks memory mapped from now on. False, with the reason printed, where that could end the test.
 fn lock_memory() -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a valid place for a limit.

@@ -123,7 +123,7 @@ fn a_loop_of_callers_ends_in_place() {
     assert!((0..PASSES).any(|_| pass() == CALLS), "never in place");
 }
 
-/// What is asked for of a window that an empty file does not have divided by the number of its windows.
+/// A request beyond an empty file is not divided by its number of windows.
 #[test]
 fn a_file_that_is_cut_to_nothing_under_its_readers_is_short() {
     const PIECE: usize = 1 << 20;

@@ -412,7 +412,7 @@ fn a_call_that_fails_once_fails_those_it_was_for() {
 
 #[test]
 fn copies_do_it_where_kernels_cannot() {
-    // Of its own: what was loaded once stays with the process.
+    // Of its own: a library loaded once stays with the process.
     in_process("copies_do_it_where_kernels_cannot", &[], &[], || {
         let turn = turn();
         turn.fake.fail_next("cuModuleLoadData", 218, 0, 0);

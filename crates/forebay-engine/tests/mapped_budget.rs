@@ -160,7 +160,7 @@ fn a_map_that_fits_half_way_lets_go_of_the_half() {
     let (_scratch, file) = blank(&memory(), 100 * MIB);
     let error = session.map(&file, &gpu(&session)).unwrap_err();
     assert!(error.message().contains("budget"), "{error:?}");
-    // What was asked for already may still be registered, and then goes.
+    // Windows requested already may still be registered, and are released then.
     std::thread::sleep(Duration::from_millis(500));
     let tidy = || (turn.fake.registered_bytes(), pins(&session).process_bytes) == (0, 0);
     assert!(soon(tidy), "a map that was refused keeps {} bytes pinned", turn.fake.registered_bytes());
@@ -523,7 +523,7 @@ fn a_cgroup_bounds_the_budget_and_nobody_is_killed() {
         .unwrap();
     print!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
-    assert_eq!(group.kills(), 0, "the kernel ended a process for want of memory");
+    assert_eq!(group.kills(), 0, "the kernel killed a process because memory ran out");
     let used = group.number("memory.max_usage_in_bytes").or_else(|| group.number("memory.peak"));
     println!("most used: {used:?} of {GROUP_LIMIT}");
 }

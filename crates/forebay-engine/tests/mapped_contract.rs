@@ -526,7 +526,7 @@ fn writes_of_the_same_session_are_seen_by_its_next_read() {
             // At once, and when it has settled.
             assert!(fetch(&session, &file, 0, LEN).unwrap().0 == expected, "right after write {round}");
             settle();
-            // What was written by O_DIRECT has left the page cache.
+            // Pages written by O_DIRECT have left the page cache.
             assert!(std::fs::read(scratch.path()).unwrap() == expected, "the file differs");
         }
         assert!(pin(&session, &file, LEN) == expected);
@@ -609,7 +609,7 @@ fn long_lists_come_in_parts_as_if_by_one_kernel() {
         let receipt = map.gather(Offsets::Host(&offsets), length, &mut out).unwrap();
         assert_eq!(receipt.moved[Way::Mapped], (count * length) as u64);
         check_gathered(&offsets, length, &out.to_vec().unwrap());
-        // What is refused is told by its place in the whole list.
+        // The error names a refused piece by its place in the whole list.
         let bad = [8191, count - 1, count / 2];
         for at in bad {
             offsets[at] = u64::MAX;
@@ -668,7 +668,7 @@ fn gathers_by_address_of_many_threads_wait_for_their_streams() {
                 // SAFETY: the buffer lives until the call is over.
                 let refused = unsafe { map.gather_at(Offsets::Host(&[0]), 8, out.address(), Some(stream)) };
                 assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unsupported);
-                assert_eq!(turn.fake.end_capture(stream).unwrap(), 0, "nothing of ours was captured");
+                assert_eq!(turn.fake.end_capture(stream).unwrap(), 0, "no work of the engine was captured");
                 drop(mine);
                 turn.fake.destroy_stream(stream).unwrap();
             });

@@ -867,7 +867,7 @@ fn a_window_that_hangs_for_good_is_left_behind() {
 
 #[test]
 fn a_lost_gpu_is_an_error_and_no_more() {
-    // A process each: a GPU that was lost stays so, and keeps what is freed later.
+    // A process each: a lost GPU stays lost, and keeps memory that is freed later.
     for size in ["small", "large"].into_iter().filter(|size| is_mine("SIZE", size)) {
         in_process("a_lost_gpu_is_an_error_and_no_more", &[], &[("SIZE", size)], || {
             let small = size == "small";

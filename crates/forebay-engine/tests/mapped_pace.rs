@@ -63,7 +63,7 @@ impl<'a> Share<'a> {
     /// A quarter of the time since the last check at most.
     #[track_caller]
     fn check(&mut self) {
-        // In this order: what is registered meanwhile counts in the time.
+        // In this order: windows registered meanwhile count in the time.
         let (held, longest) = self.turn.fake.registering_us();
         let (held, all) = (held - self.held, self.since.elapsed().as_micros() as u64);
         assert!(held <= all / 4 + longest, "{held} µs of {all}, the longest {longest}");
@@ -131,7 +131,7 @@ fn a_third_pass_is_hardly_slower_where_registering_all_takes_seconds() {
     };
     let (_, second, third) = (pass(), pass(), pass());
     assert!(third < second * 2 + Duration::from_millis(600), "{second:?}, then {third:?}");
-    // A kernel's map has no time, and takes over what was begun.
+    // A map for kernels has no time limit, and takes over the registration that was begun.
     let map = session.map(&file, &gpu(&session)).unwrap();
     assert!(map.pinned_bytes() >= LEN as u64);
     let (bytes, receipt) = fetch(&session, &file, 0, LEN).unwrap();

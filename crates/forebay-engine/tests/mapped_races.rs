@@ -25,7 +25,7 @@ use pages::{
 use user::{UserStream, make_current};
 
 const LEN: usize = 10 * MIB;
-/// What is pinned at once.
+/// The bytes pinned at a time.
 const WINDOW: usize = 64 * MIB;
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -223,7 +223,7 @@ fn small_reads_in_a_loop_over_more_than_the_budget_thrash_nothing() {
     }
 }
 
-// What must be pinned as a whole and does not fit is told so, whatever was pinned before.
+// A request that must be pinned as a whole and does not fit gets that error, whatever was pinned before.
 #[test]
 fn a_map_over_the_budget_says_so_every_time() {
     let _turn = turn();
@@ -237,7 +237,7 @@ fn a_map_over_the_budget_says_so_every_time() {
     }
 }
 
-// ---- what is read and written ---------------------------------------------------------------------------------------
+// ---- the bytes read and written -------------------------------------------------------------------------------------
 
 const PIECE: usize = 64 << 10;
 const PIECES: usize = 200;
@@ -325,7 +325,7 @@ fn race(turn: &Turn, session: &Session, (scratch, file): &(Scratch, File), byte:
     let between = writer.join().unwrap();
     let marks = MARKS.map(|mark| turn.fake.read(outcome.buffer.address() + mark as u64, 1).unwrap()[0]);
     println!("{byte}: {marks:?}, {}", outcome.receipt);
-    // A writer that slept between its writes gave the file a state of its own. What was only staged is as by `read(2)`.
+    // A writer that slept between its writes gave the file a state of its own. Staged bytes are as by `read(2)`.
     let refused = &outcome.receipt.election.refused;
     let is_checked = outcome.receipt.moved[Way::Mapped] > 0
         || refused.iter().any(|refusal| refusal.reason.contains("read again"));
@@ -348,7 +348,7 @@ fn a_divided_read_is_of_one_state() {
         settle();
         let is_pinned =
             || fetch(&session, &subject.1, 0, WINDOW).unwrap().1.moved[Way::Mapped] == WINDOW as u64;
-        assert!(soon(is_pinned), "what was pinned before keeps its place");
+        assert!(soon(is_pinned), "a window pinned before keeps its place");
         let Some(marks) = race(&turn, &session, &subject, byte) else { continue };
         assert_eq!(marks[0], marks[1], "round {byte}: a mixture");
         sure += 1;

@@ -80,8 +80,8 @@ fn at_once(session: &Session, file: &File) -> Vec<u8> {
     fetch(session, file, 0, LEN).unwrap().0
 }
 
-// Pages that are pinned while a direct write is under way are not the file's when it has ended, and the file's times say
-// nothing. Reads that began afterwards once gave the old bytes, for seconds.
+// Pages that are pinned during a direct write are not the file's when it has ended, and the file's times do not show it.
+// Reads that began afterwards once gave the old bytes, for seconds.
 #[test]
 fn pages_pinned_in_the_middle_of_a_direct_write_are_not_believed_when_it_has_ended() {
     let _turn = turn();
@@ -93,7 +93,7 @@ fn pages_pinned_in_the_middle_of_a_direct_write_are_not_believed_when_it_has_end
             let (scratch, file) = subject(&disk(), OLD, LEN);
             read(&session, &file);
             let Some(write) = begin_direct(&scratch, &file) else { return };
-            // What was pinned before may still be on its way out.
+            // Pages pinned before may still be being released.
             let is_pinned = || fetch(&session, &file, 0, LEN).unwrap().1.moved[Way::Mapped] == LEN as u64;
             assert!(common::soon(is_pinned), "never read in place");
             write.end();
@@ -116,7 +116,10 @@ fn a_map_made_in_the_middle_of_a_direct_write_tells_when_it_has_ended() {
         let offsets = Offsets::Host(&[0, (LEN - 4096) as u64]);
         let mut out = session.buffer(0, 8192).unwrap();
         let receipt = map.gather(offsets, 4096, &mut out).unwrap();
-        assert!(has_note(&receipt, if writable { "cannot be known" } else { "somebody has" }), "{receipt}");
+        assert!(
+            has_note(&receipt, if writable { "cannot tell whether" } else { "somebody has" }),
+            "{receipt}"
+        );
         assert!(!map.refresh().unwrap(), "nothing has changed");
         write.end();
         assert_eq!(map.gather(offsets, 4096, &mut out).unwrap_err().kind(), ErrorKind::Busy);
@@ -177,7 +180,7 @@ fn receipts_say_where_writes_cannot_be_known() {
     for (offset, len) in [(0, LEN), (4096, 4096)] {
         let (_, receipt) = fetch(&session, &file, offset, len).unwrap();
         assert_eq!(receipt.moved[Way::Mapped], len as u64, "{receipt}");
-        assert!(has_note(&receipt, "cannot be known, since it is open for writing here"), "{receipt}");
+        assert!(has_note(&receipt, "in progress: it is open for writing here"), "{receipt}");
     }
     // A memory file keeps its pages until its times tell.
     let (_scratch, file) = subject(&memory(), OLD, LEN);

@@ -65,7 +65,7 @@ fn every_device_gets_the_whole_and_storage_is_read_once() {
 #[test]
 fn devices_that_cannot_reach_each_other_read_for_themselves() {
     let turn = three_gpus();
-    // What is enabled once stays so: a refusal of the question itself.
+    // Access that is enabled once stays so: refuse the query itself.
     turn.fake.fail_next("cuCtxEnablePeerAccess", 217, 0, 0);
     turn.fake.fail_next("cuDeviceCanAccessPeer", 101, 0, 0);
     let session = session();
@@ -88,7 +88,7 @@ fn a_source_that_cannot_notice_a_change_says_so() {
     for (file, expected) in [(file, false), (File::from_source(Arc::new(parts)).unwrap(), true)] {
         let receipt = session.read_to_all(&file, 0, &mut buffers(&session, 1 << 20)).unwrap();
         let is_noted =
-            receipt.election.notes.iter().any(|note| note.text.contains("does not tell its states apart"));
+            receipt.election.notes.iter().any(|note| note.text.contains("has no version of its bytes"));
         assert_eq!(is_noted, expected, "{receipt}");
     }
 }

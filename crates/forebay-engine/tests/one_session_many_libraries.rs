@@ -40,7 +40,7 @@ struct Object(Library);
 
 impl Object {
     fn load(path: &Path, flags: c_int) -> Self {
-        // SAFETY: loading it runs nothing of ours.
+        // SAFETY: loading it runs no code of forebay.
         Self(unsafe { Library::open(Some(path), RTLD_NOW | flags) }.unwrap())
     }
 

@@ -1,5 +1,5 @@
-//! The engine `p2p` over memory that behaves as a PCI BAR: what it takes, what it refuses and why, and what becomes of
-//! transfers whose drive does not reach the memory after all. The contract suite runs over it too.
+//! The engine `p2p` over memory that behaves as a PCI BAR: transfers that it takes, refusals and their reasons, and the
+//! results of transfers whose drive does not reach the memory after all. The contract suite runs over it too.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -169,7 +169,7 @@ fn a_file_that_ends_within_a_block_is_read_to_its_end() {
     }
 }
 
-// ---- what is refused, and why --------------------------------------------------------------------------------------
+// ---- refusals, and their reasons ------------------------------------------------------------------------------------
 
 #[test]
 fn bytes_that_go_astray_are_found_by_the_trial() {

@@ -282,7 +282,7 @@ fn a_kernel_that_breaks_fails_callers_and_hangs_none() {
             let is_late = || began.elapsed() > Duration::from_millis(300);
             crowd(&turn, &session, &file, (CALLERS, u64::MAX, 4096), is_late).1
         });
-        let errors = { told }.find(|errors| !errors.is_empty()).expect("nobody was told");
+        let errors = { told }.find(|errors| !errors.is_empty()).expect("no caller got an error");
         assert!(errors.iter().all(|kind| *kind == ErrorKind::DeviceLost), "{errors:?}");
         turn.fake.reset();
     }
@@ -324,7 +324,7 @@ fn a_context_that_is_destroyed_hangs_nobody() {
     good(&turn, &session, &file, (CALLERS, 20, 4096));
 }
 
-/// `cudaDeviceReset` with requests posted: all callers are told.
+/// `cudaDeviceReset` with requests posted: all callers get an error.
 #[test]
 fn a_reset_hangs_nobody() {
     in_process("a_reset_hangs_nobody", &[], &[], || {
@@ -526,7 +526,7 @@ fn copies_come_after_the_default_stream() {
                         device.default_stream(Context::PRIMARY, forebay_gpu::DefaultStream::Legacy).unwrap();
                     for round in 0..40 {
                         let offset = caller * 5000 + round * 77;
-                        // Late: it would erase what was read before it.
+                        // Late: it would erase the bytes read before it.
                         // SAFETY: the buffer lives until the read is done, which comes later.
                         unsafe { legacy.zero(DeviceRange::new(buffer.address(), 4096)) }.unwrap();
                         let receipt =

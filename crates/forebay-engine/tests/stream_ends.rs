@@ -129,7 +129,7 @@ fn a_capturing_stream_is_refused_and_stays_valid() {
             let (read, answer) = fixed(&file, &buffer.memory(), Direction::Read, (0, 0, 60_000));
             enqueue(&session, other, read).unwrap();
             assert!(soon(|| answer.lock().unwrap().is_some()));
-            assert_eq!(turn.fake.end_capture(captured).unwrap(), 0, "nothing of ours was captured");
+            assert_eq!(turn.fake.end_capture(captured).unwrap(), 0, "no work of the engine was captured");
             assert_eq!(told(&answer).unwrap(), 60_000);
         }
         let (read, answer) = fixed(&file, &buffer.memory(), Direction::Read, (0, 0, 60_000));

@@ -1,4 +1,4 @@
-//! Transfers whose range is told when their stream gets there: order, binding, thousands in flight, streams that share
+//! Transfers whose range is known when their stream gets there: order, binding, thousands in flight, streams that share
 //! hardware connections.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -81,7 +81,7 @@ fn a_write_takes_what_is_there_when_the_stream_gets_there() {
         enqueue(&session, user.handle, write).unwrap();
         // SAFETY: as above.
         unsafe { user.stream.fill_pattern(DeviceRange::new(buffer.address(), len), 10, 0) }.unwrap();
-        // What was written is read back in the same order.
+        // The bytes written are read back in the same order.
         let other = session.buffer(0, len).unwrap();
         let (read, again) = fixed(&file, &other.memory(), Direction::Read, (50, 0, len));
         enqueue(&session, user.handle, read).unwrap();

@@ -1,4 +1,4 @@
-//! Stream order: transfers start when a user's stream gets there, and what is queued later sees their bytes. Memory
+//! Stream order: transfers start when a user's stream gets there, and work queued later sees their bytes. Memory
 //! and streams of other contexts; captures that go on elsewhere.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -441,7 +441,7 @@ fn captures_elsewhere_stay_intact_while_transfers_run() {
                 unsafe { session.submit_on(handle, vec![read]) }.unwrap().wait().into_result().unwrap();
             }
             drop(session);
-            assert_eq!(turn.fake.end_capture(captured).unwrap(), 0, "nothing of ours was captured");
+            assert_eq!(turn.fake.end_capture(captured).unwrap(), 0, "no work of the engine was captured");
             assert_eq!(turn.fake.capture_mode(), GLOBAL, "the thread's mode is what it was");
             assert!(std::fs::read(scratch.path()).unwrap() == pattern(KEY, 0, 1_500_001));
         }

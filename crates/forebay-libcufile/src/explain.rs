@@ -12,7 +12,7 @@ const INTERNAL: i32 = 5030;
 const OPEN_COMPAT: &str = "allow its compat mode: CUFILE_ALLOW_COMPAT_MODE=true";
 const LOAD_MODULE: &str = "load its kernel module: sudo modprobe nvidia-fs";
 const SEE_LOG: &str =
-    "its reason stands in its log: CUFILE_LOGGING_LEVEL=TRACE CUFILE_LOGFILE_PATH=/tmp/cufile.log";
+    "its log has the reason: CUFILE_LOGGING_LEVEL=TRACE CUFILE_LOGFILE_PATH=/tmp/cufile.log";
 
 /// The code that stands for success.
 pub(super) fn is_ok(status: Status) -> bool {

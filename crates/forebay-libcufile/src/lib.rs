@@ -207,11 +207,8 @@ impl Libcufile {
                 return Ok(Some(opened.mode.unwrap_or(mode)));
             }
             if file.state().is_ok_and(|after| after.as_ref() == Some(&before)) {
-                return Err(Error::new(
-                    ErrorKind::Corrupt,
-                    "NVIDIA's libcufile read wrong bytes when it was tried out",
-                )
-                .hint("do not use it here: unset FOREBAY_ENGINE"));
+                return Err(Error::new(ErrorKind::Corrupt, "NVIDIA's libcufile read wrong bytes in a trial")
+                    .hint("do not use it here: unset FOREBAY_ENGINE"));
             }
         }
         // It changes all the time.

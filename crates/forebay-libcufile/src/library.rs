@@ -46,7 +46,7 @@ impl Library {
         Err(refused.unwrap_or_else(|| {
             Error::new(ErrorKind::Unsupported, "NVIDIA's libcufile is not installed in any usual place")
                 .hint("install it (it comes with the CUDA toolkit; pip install nvidia-cufile)")
-                .hint("or say where it is: FOREBAY_VENDOR_LIBCUFILE=/…/libcufile.so.0")
+                .hint("or give its path: FOREBAY_VENDOR_LIBCUFILE=/…/libcufile.so.0")
         }))
     }
 

@@ -40,7 +40,7 @@ fn named_one(path: &Path) -> Result<PathBuf> {
         return Err(wrong(ErrorKind::InvalidInput, "the path of NVIDIA's libcufile is not absolute"));
     }
     let path = std::fs::canonicalize(path)
-        .map_err(|_| wrong(ErrorKind::NotFound, "NVIDIA's libcufile is not where it was said to be"))?;
+        .map_err(|_| wrong(ErrorKind::NotFound, "NVIDIA's libcufile is not at the given path"))?;
     match files::obstacle(&path) {
         Some(why) => Err(wrong(ErrorKind::InvalidInput, &format!("cannot load NVIDIA's libcufile: {why}"))),
         None => Ok(path),

@@ -259,7 +259,7 @@ fn sleep_until_look<'a>(shared: &Shared, mut state: MutexGuard<'a, State>) -> Mu
 }
 
 fn hung(what: &str, limit: Duration) -> Error {
-    Error::new(ErrorKind::Timeout, format!("NVIDIA's libcufile hangs: it did not come back from {what}"))
+    Error::new(ErrorKind::Timeout, format!("NVIDIA's libcufile hangs: it did not return from {what}"))
         .with("waited", format!("{:.1} s", limit.as_secs_f64()))
         .hint("end the process: the library may still use the memory of that transfer")
         .hint("leave the choice of the engine to forebay: unset FOREBAY_ENGINE")

@@ -269,7 +269,7 @@ fn what_cannot_be_given_away_gets_narrower() {
     assert!(line("listed").contains("only the owner may use the file"), "{text}");
     assert!(line("grouped").contains("the group could not be kept"), "{text}");
     assert!(
-        !line("member").contains("group") && line("member").contains("belongs to who saved it"),
+        !line("member").contains("group") && line("member").contains("belongs to the user who saved it"),
         "{text}"
     );
     assert!(!line("open").contains("group"), "{text}");

@@ -162,7 +162,7 @@ fn writes(file: &NfsFile, local: &str) -> Result<()> {
     let got = read_guarded(file, 0, shadow.len() + 1, 3)?;
     if got != shadow {
         let at = got.iter().zip(&shadow).take_while(|(one, other)| one == other).count();
-        return Err(differ("what was written", 0, at));
+        return Err(differ("the bytes written", 0, at));
     }
     std::fs::write(local, &shadow).map_err(|error| Error::from_io(&error, "cannot write the file"))?;
     println!("writes: {} of {bytes} bytes written, read again, compared", RANGES.len());

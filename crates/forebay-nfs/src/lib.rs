@@ -1,8 +1,9 @@
 //! An NFS client in user space: versions 3, 4.0, 4.1 and 4.2, over several connections to one server, into memory of the caller.
 //!
 //! It keeps no file open on the server, and no state there but a session (4.1 and later) or, of who makes files, a client id (4.0). Reads and writes are started with a
-//! range and memory, and answered by a function: there is no async runtime. Servers are not believed: lengths, counts and numbers
-//! of replies are checked against what was asked, and memory is given back only when no byte can arrive in it any more.
+//! range and memory, and answered by a function: there is no async runtime. Servers are not believed: lengths, counts
+//! and numbers of replies are checked against the call, and memory is given back only when no byte can arrive in it any
+//! more.
 //!
 //! | folder | what it has |
 //! |---|---|

@@ -79,7 +79,7 @@ impl NfsSource {
     fn open(path: &Path, access: Access) -> Result<Self> {
         let (url, options) = reached(path, "cannot open file")?;
         if access.make {
-            let text = "cannot open file: files on a server are not cut, or made in their place";
+            let text = "cannot open file: forebay does not truncate or create files on a server in place";
             return Err(Error::new(ErrorKind::Unsupported, text)
                 .with("url", &url)
                 .hint("save to it (forebay.save_file, forebay cp), or write to one that is there"));

@@ -315,7 +315,7 @@ fn a_server_that_always_forgets_is_an_error_in_the_end() {
         let file = opened(&server, version, &patient());
         server.faults(|seen| (seen.asked == Asked::Commit).then_some(Fault::Forget));
         let error = file.write_at(&pattern(LEN), 0).unwrap_err();
-        assert_eq!(error.message(), "cannot write: the server loses what it takes");
+        assert_eq!(error.message(), "cannot write: the server loses bytes that it has accepted");
         server.faults(|_| None);
         assert_eq!(file.write_at(&pattern(LEN), 0).unwrap(), LEN);
         assert!(server.durable("/export/file") == pattern(LEN));

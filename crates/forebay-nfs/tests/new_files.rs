@@ -128,7 +128,7 @@ fn an_open_that_does_not_end_is_no_error() {
 
 #[test]
 fn rights_are_kept_or_narrower() {
-    let given_away = "the file belongs to who saved it: the server lets only root give files to others";
+    let given_away = "the file belongs to the user who saved it: the server lets only root change owners";
     let group_lost = "the group could not be kept: its rights were taken away";
     let no_notes: &[&str] = &[];
     // SAFETY: no pointers are passed.

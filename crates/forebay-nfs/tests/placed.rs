@@ -313,7 +313,10 @@ fn a_way_is_tried_beside_the_transfer_that_asks() {
         for _ in 0..3 {
             let receipt = session.read(&file, 0, &mut buffer).unwrap();
             assert_eq!((receipt.moved[Way::Server], receipt.bytes()), (0, LEN as u64), "{receipt}");
-            assert_eq!(refused(&receipt).reason, "whether the server reaches this memory is being tried");
+            assert_eq!(
+                refused(&receipt).reason,
+                "a trial whether the server reaches this memory is in progress"
+            );
         }
         assert!(buffer.to_vec().unwrap() == expected);
         assert_eq!(read(&session, &file, &expected).engine(), EngineKind::Placed);
@@ -541,7 +544,7 @@ fn asked_for_by_name_it_waits_for_a_trial_as_long_as_for_the_server() {
         std::thread::sleep(Duration::from_millis(500));
         let (mut buffer, began) = (session.buffer(0, 4096).unwrap(), Instant::now());
         let error = session.read(&files[1], 0, &mut buffer).unwrap_err();
-        assert!(error.message().contains("is being tried"), "{error}");
+        assert!(error.message().contains("is in progress"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
         assert_eq!(first.join().unwrap(), EngineKind::Placed);
         let mut found = session.read(&files[1], 0, &mut buffer);

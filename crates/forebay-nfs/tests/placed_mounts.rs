@@ -38,7 +38,7 @@ fn read(session: &Session, file: &File, len: usize) -> Receipt {
 /// Reads until the server was found and the way was tried.
 fn settle(session: &Session, file: &File) {
     let until = Instant::now() + Duration::from_secs(20);
-    while ["being tried", "being looked for"]
+    while ["is in progress", "not found yet"]
         .iter()
         .any(|word| reason(&read(session, file, LEN)).contains(word))
     {
@@ -59,7 +59,7 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
     let (file, facts) = place.open(place.facts("rdma"));
     let first = read(&session, &file, LEN);
     assert_eq!((first.engine(), first.moved[Way::Server]), (EngineKind::Staged, 0), "{first}");
-    assert_eq!(reason(&first), "the mount's server is being looked for");
+    assert_eq!(reason(&first), "the mount's server is not found yet");
     let until = Instant::now() + Duration::from_secs(20);
     let receipt = loop {
         let receipt = read(&session, &file, LEN);
@@ -71,7 +71,7 @@ fn a_mount_over_rdma_is_read_from_its_server_beside_the_kernel() {
     };
     assert_eq!(receipt.moved[Way::Server], LEN as u64);
     let text = receipt.to_string();
-    assert!(text.contains("what this host had written was on the server before"), "{text}");
+    assert!(text.contains("this host's writes were on the server before"), "{text}");
     assert!(text.contains("keys: per buffer"), "{text}");
     // The kernel is asked what the file is when all is written back; never again for an open file.
     read(&session, &file, LEN);
@@ -97,7 +97,7 @@ fn a_mount_over_tcp_is_the_kernels_unless_rdma_is_asked_for() {
     let (file, _facts) = place.open(place.facts("tcp"));
     let asked = session(Nfs::Rdma);
     let receipt = read(&asked, &file, LEN);
-    assert!(reason(&receipt).contains("is being tried"), "{receipt}");
+    assert!(reason(&receipt).contains("is in progress"), "{receipt}");
     settle(&asked, &file);
     let receipt = read(&asked, &file, LEN);
     assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Placed, LEN as u64), "{receipt}");
@@ -189,7 +189,7 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
     // The handle is of another file than the kernel's.
     let facts = Facts { wrong: 1, ..place.facts("tcp") };
     let receipt = read(&session, &place.open(facts).0, LEN);
-    assert!(reason(&receipt).contains("other facts of the file than the kernel"), "{receipt}");
+    assert!(reason(&receipt).contains("attributes of the file differ from the kernel"), "{receipt}");
     assert_eq!(place.server.count(Asked::Read), 0);
 }
 

@@ -136,7 +136,7 @@ fn where_no_nic_registers_the_memory_it_is_staged_with_the_reason() {
     let place = Place::new(|nics| nics.iter_mut().for_each(|nic| nic.dma_bufs = false));
     let session = Session::with_config(config(IoBackend::Auto, CachePolicy::Auto)).unwrap();
     let file = place.file("4.1");
-    let looked_at = |receipt: &Receipt| receipt.to_string().contains("is being looked at");
+    let looked_at = |receipt: &Receipt| receipt.to_string().contains("is being checked");
     let receipts = std::iter::repeat_with(|| read(&session, &file, Target::Device));
     let receipt = receipts.take(1000).find(|receipt| !looked_at(receipt)).unwrap();
     assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Staged, 0), "{receipt}");
@@ -159,7 +159,7 @@ fn a_silent_address_holds_up_no_transfer() {
         let receipt = read(&session, &file, Target::Device);
         assert!(began.elapsed() < Duration::from_secs(1), "{version}: {:?}", began.elapsed());
         assert_eq!(receipt.engine(), EngineKind::Staged, "{version}: {receipt}");
-        let reason = "the server is being looked at by NIC fake0";
+        let reason = "the server is being checked by NIC fake0";
         assert!(receipt.to_string().contains(reason), "{version}: {receipt}");
         check_by(&session, &place, &file, "fake0");
     }

@@ -81,7 +81,7 @@ fn cold_reads_go_by_tcp_beside_the_kernel() {
             assert_eq!((receipt.engine(), receipt.moved[Way::Requested]), (engine, LEN as u64), "{receipt}");
             let text = receipt.to_string();
             assert!(text.contains(&format!("NFS v{name} over TCP, {BESIDE}: server 127.0.0.1")), "{text}");
-            assert!(text.contains("what this host had written was on the server before"), "{text}");
+            assert!(text.contains("this host's writes were on the server before"), "{text}");
             assert_eq!(why(&receipt), "");
         }
         // The kernel is asked what the file is when all is written back; never again for an open file.
@@ -163,7 +163,7 @@ fn small_and_cached_reads_are_the_kernels() {
     read_first();
     let receipt = session.read(&file, 0, &mut buffer).unwrap();
     assert_eq!(receipt.moved[Way::Requested], 0);
-    assert!(why(&receipt).contains("other facts of the file than the kernel"), "{receipt}");
+    assert!(why(&receipt).contains("attributes of the file differ from the kernel"), "{receipt}");
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn what_must_not_be_reached_is_left_to_the_kernel() {
     let (place, session_tcp) = (place(), session(Nfs::Tcp));
     for (change, reason) in [
         (Facts { refuses: Some("it is mounted with sec=krb5p"), ..place.facts("tcp") }, "sec=krb5p"),
-        (Facts { wrong: 1, ..place.facts("tcp") }, "other facts of the file than the kernel"),
+        (Facts { wrong: 1, ..place.facts("tcp") }, "attributes of the file differ from the kernel"),
         (Facts { path: Some("/export/gone"), ..place.facts("tcp") }, "no such file"),
     ] {
         let receipt = all(&session_tcp, &place.open(change).0);
@@ -346,7 +346,7 @@ fn what_the_server_refuses_is_read_by_the_kernel() {
         place.server.hide_states(true);
         let receipt = all(&session, &file);
         assert_eq!(receipt.moved[Way::Requested], 0);
-        assert!(why(&receipt).contains("does not tell the file's state"), "{receipt}");
+        assert!(why(&receipt).contains("does not send the file's attributes"), "{receipt}");
     }
 }
 

@@ -239,7 +239,7 @@ impl Array {
             return Err(PyAttributeError::new_err("the array is in host memory"));
         }
         let about = self.interface(py)?;
-        // Nothing of ours is ever queued on it: its transfers have ended when their call or future has.
+        // forebay never queues work on it: its transfers have ended when their call or future has.
         about.set_item("stream", py.None())?;
         Ok(about)
     }
@@ -279,7 +279,7 @@ impl Array {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
-        // Nothing of ours is queued on the memory, so there is nothing that a stream would have to wait for.
+        // forebay has queued no work on the memory, so there is nothing that a stream would have to wait for.
         let _ = stream;
         let own = slf.get();
         if copy == Some(true) || dl_device.is_some_and(|wanted| wanted != dlpack::device_pair(own.gpu())) {

@@ -356,7 +356,7 @@ impl Map {
         match self.in_place_map()? {
             Some(map) => py.detach(|| map.check()).map_err(|error| changed(&error)),
             None if self.before.is_none() => Err(raise(
-                &Error::new(ErrorKind::Unsupported, "the source does not tell its states apart")
+                &Error::new(ErrorKind::Unsupported, "the source has no version of its bytes")
                     .with("path", &self.path),
             )),
             None => self.check_state(py),

@@ -41,7 +41,7 @@ fn of_file(error: Error, file: &Engine) -> Error {
     let is_bare = error.kind() == ErrorKind::InvalidInput && error.hints().is_empty();
     let error = error.with("path", file.name());
     if is_bare {
-        error.hint("copy or write it again if it is cut or damaged; `file PATH` tells what it is")
+        error.hint("copy or write it again if it is cut or damaged; `file PATH` shows its format")
     } else {
         error
     }

@@ -10,8 +10,8 @@ use crate::text::FilePath;
 
 /// Opens a file: mode "r" (read), "r+" (read and write), "w" (made empty, read and write), "x" (as "w", must be new).
 ///
-/// `cache` says what happens to the page cache: "auto" (warm bytes come from it, cold ones pass it by), "keep" (what is
-/// read stays there for the next reader), "bypass" (never used for aligned parts).
+/// `cache` says what happens to the page cache: "auto" (warm bytes come from it, cold ones pass it by), "keep" (bytes
+/// read stay there for the next reader), "bypass" (never used for aligned parts).
 #[pyfunction]
 #[pyo3(signature = (path, mode="r", *, cache=None))]
 pub(crate) fn open(

@@ -148,7 +148,7 @@ impl ReplayPlan {
                     .with("calls", plan.left_out.without_bytes)
                     .with("failed", plan.left_out.failed)
                     .with("damaged", plan.left_out.damaged);
-            return Err(error.hint("forebay run --receipt -- CMD tells why a program moves no bytes"));
+            return Err(error.hint("forebay run --receipt -- CMD shows why a program moves no bytes"));
         }
         if plan.callers.len() > MAX_CALLERS {
             return Err(Error::new(

@@ -21,7 +21,7 @@ pub fn text(report: &ReplayReport) -> String {
     compared(&mut text, report);
     reasons(&mut text, report);
     if report.is_cut {
-        text.push_str("note: stopped before all turns were done: what follows is of those that were\n");
+        text.push_str("note: stopped before all turns were done: the figures are of the finished ones\n");
     }
     let _ = writeln!(text, "\n{}", plain(&report.verdict));
     text

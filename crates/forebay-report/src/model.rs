@@ -150,7 +150,7 @@ pub struct Table {
     pub source: Option<Source>,
     /// What the comparison means: the source's hardware, this machine's, which engine moved the bytes.
     pub meaning: String,
-    /// Notes: what was scaled, left out or measured differently.
+    /// Notes: values that were scaled, left out or measured differently.
     pub notes: Vec<String>,
     /// The names of the rows' labels.
     pub axes: Vec<String>,

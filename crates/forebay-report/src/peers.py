@@ -27,7 +27,7 @@ def need(module):
 
 
 def library():
-    """What is imported for it: looked for first, since torch takes seconds to import."""
+    """The module that it imports: looked for first, since torch takes seconds to import."""
     return {"safetensors": "safetensors", "runai": "runai_model_streamer"}.get(name, name.partition("-")[0])
 
 

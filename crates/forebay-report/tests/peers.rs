@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 const SCRIPT: &str = include_str!("../src/peers.py");
 
-/// Modules: forebay and kvikio count what is done; torch is not installed.
+/// Modules: forebay and kvikio count operations; torch is not installed.
 const MODULES: [(&str, &str); 4] = [
     ("forebay", "def load_file(path, framework, device=None):\n    return {framework: 1}\n"),
     ("torch", "raise ImportError('no torch here')\n"),

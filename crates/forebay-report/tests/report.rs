@@ -1,5 +1,4 @@
-//! What a report does with its rows, over a stand-in for `forebay bench`: a script that gives made figures, and fails where
-//! it is told to.
+//! Reports over a stand-in for `forebay bench`: a script that prints made figures, and fails on demand.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::cell::{Cell, RefCell};

@@ -69,7 +69,7 @@ pub struct Facts {
     pub file_system: Option<&'static str>,
 }
 
-/// Returns what has delayed transfers since it was made: a silent server. `None`: nothing has.
+/// Returns the reason why transfers were delayed since it was made: a silent server. `None`: there was no delay.
 pub type HeldUp = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// The capability to fill host memory with a source's bytes, or to take them from there.

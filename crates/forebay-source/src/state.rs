@@ -4,8 +4,8 @@ use std::fmt;
 
 /// The state of a source. Tokens of one source are compared, also in other processes; what they hold means nothing else.
 ///
-/// It has three parts. The *content* changes with every change of the bytes or their number. The *number* tells the object from
-/// another one of the same content, on one machine. What is *touched* changes with the object's name and rights, too.
+/// It has three parts. The *content* changes with every change of the bytes or their number. The *number* distinguishes
+/// objects of the same content, on one machine. The *touched* part changes with the object's name and rights, too.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct StateToken {
     bytes: Box<[u8]>,

@@ -83,7 +83,7 @@
 //!
 //! let error = session.read(&file, 5, &mut buffer).unwrap_err();
 //! assert_eq!(error.kind(), ErrorKind::ShortRead);
-//! println!("{error}"); // the file ended before the asked number of bytes (got=5, wanted=8, …)
+//! println!("{error}"); // the file ended before the requested number of bytes (got=5, wanted=8, …)
 //! for hint in error.hints() {
 //!     println!("hint: {hint}");
 //! }

@@ -35,7 +35,7 @@ described! {
         pub passes: Vec<Pass>,
         /// Medians, one entry per transfer type.
         pub summary: Vec<TypeSummary>,
-        /// What opening, mapping, reading and closing one file costs.
+        /// The cost of opening, mapping, reading and closing one file.
         pub open_cost: Option<OpenCost>,
         /// Notes on the figures.
         pub warnings: Vec<String>,
@@ -120,11 +120,11 @@ described! {
         pub map_ms: Option<f64>,
         /// For gathers: where the offsets are before a call, `gpu` or `host`.
         pub offsets_in: Option<&'static str>,
-        /// What moved the bytes, most first: each engine has its own share.
+        /// Engines that moved the bytes, most bytes first, each with its share.
         pub engines: Vec<EngineReport>,
         /// Better engines that were not used.
         pub refused: Vec<RefusalReport>,
-        /// What held the engine back.
+        /// Reasons why the engine was slower.
         pub notes: Vec<NoteReport>,
         /// The files; for `--files` one entry for the directory, whose residency is that of a sample.
         pub files: Vec<FileReport>,
@@ -163,8 +163,8 @@ described! {
         pub one_cpu_user_s: Option<f64>,
         /// The same in the kernel, with interrupts.
         pub one_cpu_system_s: Option<f64>,
-        /// What other programs, and other guests of the host, used of all CPUs meanwhile, in percent, without
-        /// interrupts (/proc/stat); null in a part too short to tell.
+        /// CPU use of other programs and other guests of the host during the timed part, in percent of all CPUs,
+        /// without interrupts (/proc/stat); null if the part is too short.
         pub others_percent: Option<f64>,
     }
 
@@ -248,7 +248,7 @@ described! {
         /// Residency after it.
         pub after: Option<ResidencyReport>,
         /// Bytes of the range that no drive holds (holes; allocated, never written), of reading passes; null where the
-        /// file system does not tell.
+        /// file system cannot say.
         pub empty: Option<u64>,
     }
 
@@ -264,14 +264,13 @@ described! {
 
     /// What raw calls without engine code reach in the same process.
     pub struct Ceiling {
-        /// What that stage reaches.
+        /// The rate of that stage.
         pub gb_per_s: f64,
-        /// What part of it the pass reached.
+        /// The pass's rate in percent of it.
         pub percent: f64,
         /// How that stage was measured.
         pub method: String,
-        /// For a pass that was faster than a stage: what that stage, or the file, was that it was not taken for, after
-        /// it was measured again.
+        /// For a pass that was faster than a stage: the reason, found by measuring the stage again.
         pub above: Option<String>,
         /// All stages.
         pub stages: Vec<CeilingStage>,
@@ -281,7 +280,7 @@ described! {
     pub struct CeilingStage {
         /// How it was measured.
         pub method: String,
-        /// What it reaches.
+        /// Its rate.
         pub gb_per_s: f64,
     }
 

@@ -208,7 +208,7 @@ impl Reader {
                 format!("{place}: {reason}; ignored, {} is {}", key.name, settings.value(key))
             }
             Instead::Ignored => format!("{place}: {reason}; ignored"),
-            Instead::Taken => format!("{place}: {reason}; taken all the same"),
+            Instead::Taken => format!("{place}: {reason}; used anyway"),
         }));
         self.loaded.warnings.extend(settings.compat_warning());
         self.loaded

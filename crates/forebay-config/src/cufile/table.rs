@@ -13,9 +13,8 @@ const SLOTS: &str = "`FOREBAY_SLOTS` and `FOREBAY_SLOT_SIZE` bound the memory un
 const RDMA: &str =
     "RDMA storage is NVIDIA's own path; forebay reads such file systems as the kernel mounts them.";
 const P2P: &str = "No kernel module and no PCI peer-to-peer path is used.";
-const DENY: &str =
-    "It forbids NVIDIA's direct path there; forebay uses none, so the files are served all the same.";
-const TOPOLOGY: &str = "No topology is looked at.";
+const DENY: &str = "It forbids NVIDIA's direct path there; forebay uses none, so it serves the files anyway.";
+const TOPOLOGY: &str = "The topology is not used.";
 
 /// All keys, in the order they are documented.
 pub const KEYS: &[Key] = &[
@@ -135,7 +134,7 @@ pub const KEYS: &[Key] = &[
         "properties.forebay_strict_compat",
         Flag,
         "false",
-        Used("A key of forebay's own: `true` takes `allow_compat_mode=false` at its word."),
+        Used("A key of forebay: with `true`, `allow_compat_mode=false` makes opening fail."),
     )
     .variable("FOREBAY_CUFILE_STRICT_COMPAT")
     .goes(Target::StrictCompat),
@@ -158,7 +157,7 @@ pub const KEYS: &[Key] = &[
         "properties.max_batch_io_timeout_msecs",
         Number { min: 1, max: Some(3_600_000) },
         "5",
-        Kept("A batch waits as long as its caller says."),
+        Kept("The caller decides how long a batch waits."),
     )
     .goes(Target::Size(S::BatchIoTimeoutMs)),
     Key::new(

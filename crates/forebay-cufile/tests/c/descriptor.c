@@ -67,7 +67,7 @@ static void flags_and_position(const char *folder, int direct) {
     close(fd);
 }
 
-/* Nothing of ours may sit on 0, 1 or 2, open or closed. */
+/* No descriptor of forebay's may be 0, 1 or 2, open or closed. */
 static void standard_descriptors(const char *folder) {
     struct stat before[3], after;
     for (int i = 0; i < 3; i++) EQ(fstat(i, &before[i]), 0);

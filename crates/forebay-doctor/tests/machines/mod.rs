@@ -30,7 +30,7 @@ pub struct Fake {
     not_writable: BTreeSet<String>,
     gpus: Vec<GpuSeen>,
     no_gpu: Option<Hinted>,
-    /// What comes of reading by a server into GPU memory.
+    /// The result of reads that a server writes into GPU memory.
     pub by_server: Option<InPlace>,
     /// What the server of its NFS mount says.
     pub answers: Option<ServerAnswers>,

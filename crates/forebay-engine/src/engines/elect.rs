@@ -180,7 +180,7 @@ fn check_strict(
         error = error.hint(format!("{} is refused: {}", refusal.engine, refusal.reason));
     }
     if allowed.contains(&EngineKind::Libcufile) {
-        error = error.hint("libcufile only works when it is asked for: FOREBAY_ENGINE=libcufile");
+        error = error.hint("libcufile runs only on request: FOREBAY_ENGINE=libcufile");
     }
     Err(error.hint(format!("allow it: FOREBAY_STRICT={engine}")))
 }

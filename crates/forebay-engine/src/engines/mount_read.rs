@@ -132,7 +132,7 @@ impl MountRead {
         }
         let facts = self.reads.facts();
         let way = facts.way.unwrap_or_default();
-        let text = format!("{way}; what this host had written was on the server before");
+        let text = format!("{way}; this host's writes were on the server before");
         completion.note(Note { text, hint: None });
         for (text, hint) in facts.left_out {
             completion.note(Note { text, hint: Some(hint) });

@@ -44,7 +44,7 @@ pub(crate) fn of_errno(errno: i32, direction: Direction) -> Arc<Refusal> {
         ),
         libc::EIO => (
             format!("the drive reports an error when it is to {verb} this memory (EIO)"),
-            "dmesg tells more; a drive may not reach its own memory buffer",
+            "dmesg has details; a drive may not reach its own memory buffer",
         ),
         _ => {
             let os = std::io::Error::from_raw_os_error(errno);

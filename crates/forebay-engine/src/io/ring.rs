@@ -497,7 +497,7 @@ fn interrupted(error: &io::Error) -> bool {
 
 /// Why there is no io_uring, with what to type.
 fn explain(error: &io::Error) -> Error {
-    let told = Error::new(ErrorKind::Unsupported, format!("io_uring is not to be had: {error}"));
+    let told = Error::new(ErrorKind::Unsupported, format!("io_uring is not available: {error}"));
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => told.hint(
             "a container's seccomp profile or sysctl kernel.io_uring_disabled forbids it: \

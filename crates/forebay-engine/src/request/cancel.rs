@@ -14,7 +14,7 @@ pub(crate) trait Cancel: Send + Sync {
     fn cancel(&self);
 }
 
-/// Whether a submission was cancelled, and what came of that.
+/// Whether a submission was cancelled, and the result.
 #[derive(Default)]
 pub(crate) struct Cancellation {
     is_asked: AtomicBool,

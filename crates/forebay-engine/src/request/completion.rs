@@ -379,7 +379,7 @@ impl Cancel for Completion {
 
 /// The error of a read that met the end of its source.
 pub(crate) fn short_read(got: u64, wanted: u64) -> Error {
-    Error::new(ErrorKind::ShortRead, "the file ended before the asked number of bytes")
+    Error::new(ErrorKind::ShortRead, "the file ended before the requested number of bytes")
         .with("got", got)
         .with("wanted", wanted)
         .hint("read no further than the end of the file; one that shrinks while it is read ends here too")

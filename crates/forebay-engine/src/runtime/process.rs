@@ -42,7 +42,7 @@ use crate::runtime::lock;
 /// No other type has the same [`PerProcess::NAME`]: a value is found by it alone. The type's crate is one of those that the
 /// build id is made of (`build.rs`).
 pub unsafe trait PerProcess: Default + Send + Sync + 'static {
-    /// Tells it from all others, and is the same in all objects of one build.
+    /// Unique, and the same in all objects of one build.
     const NAME: &'static str;
 
     /// The process's, made when first asked for. A forked child makes its own.

@@ -212,7 +212,7 @@ pub(crate) fn has_all_pages(pagemap: RawFd, address: u64, len: u64) -> Option<bo
     // struct page_region: the first range that was found.
     let mut found = [0u64; 3];
     // struct pm_scan_arg: size, flags, start, end, where the walk ended, the result buffer and its length, the
-    // most pages, categories: inverted, all of these, any of these, to be told.
+    // most pages, categories: inverted, all of these, any of these, to return.
     let end = address + len;
     let place = found.as_mut_ptr() as u64;
     let mut scan = [96, 0, address, end, 0, place, 1, 1, PRESENT, PRESENT, 0, PRESENT];

@@ -255,8 +255,8 @@ impl Session {
         unsafe { self.run_since(transfer, Instant::now()) }
     }
 
-    /// As [`Session::run`], for a front whose call began earlier: the receipt tells the time since, and device copies come after what was
-    /// queued by then, if they come after the default streams.
+    /// As [`Session::run`], for a front whose call began earlier: the receipt has the time since then, and device
+    /// copies that follow the default streams come after the work queued by then.
     ///
     /// # Safety
     /// As [`Session::run`].

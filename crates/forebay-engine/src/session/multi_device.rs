@@ -25,7 +25,7 @@ const CHUNKS_AHEAD: usize = 3;
 fn unwatched(election: &Election) -> Arc<Election> {
     let mut with = election.clone();
     with.notes.push(Note {
-        text: "the source does not tell its states apart: a change during the read is not noticed".to_owned(),
+        text: "the source has no version of its bytes: a change during the read is not noticed".to_owned(),
         hint: None,
     });
     Arc::new(with)

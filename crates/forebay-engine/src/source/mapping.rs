@@ -21,7 +21,7 @@ use crate::tuning::machine::HUGE_PAGE;
 
 const PAGE: usize = 4096;
 
-/// What became of a write to a memory file.
+/// The result of a write to a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryWrite {
     /// This number of bytes was written.

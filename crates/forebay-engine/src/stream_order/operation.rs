@@ -31,7 +31,7 @@ pub struct Late {
     /// Tells the range. Called once, on a thread of forebay's, when all that was queued before is done. It must not use
     /// CUDA and should be quick: other streams may wait for it.
     pub bind: Box<dyn FnOnce() -> Result<Bound> + Send>,
-    /// Is told the bytes (fewer than asked for at the end of the file) or the error, before the stream goes on: a
+    /// Called with the bytes (fewer than asked for at the end of the file) or the error, before the stream goes on: a
     /// program that has waited for the stream sees what this did. The same rules as for `bind`.
     pub done: Box<dyn FnOnce(Result<u64>) + Send>,
 }

@@ -225,7 +225,7 @@ impl RunningOperation {
         let (got, error) = self.slot(self.taken).answer.take()?;
         self.taken += 1;
         if self.ended {
-            // What came of chunks behind the end does not count.
+            // Results of chunks behind the end do not count.
             return Some(0);
         }
         self.error = self.error.take().or(error);

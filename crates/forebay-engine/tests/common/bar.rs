@@ -158,7 +158,7 @@ impl Calls for Misled {
             Wrong::Short(most) => unsafe { Kernel.write(fd, memory.first(most), offset) },
             Wrong::Astray => {
                 let layout = std::alloc::Layout::from_size_align(memory.len, 4096).unwrap();
-                // SAFETY: the layout is not empty; what was allocated is freed once, after its last use.
+                // SAFETY: the layout is not empty; the memory is freed once, after its last use.
                 unsafe {
                     let other = std::alloc::alloc_zeroed(layout);
                     other.write_bytes(0x5A, memory.len);

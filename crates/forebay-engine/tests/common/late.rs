@@ -1,4 +1,4 @@
-//! Users' streams, and transfers whose range is told late.
+//! Users' streams, and transfers whose range is known late.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -63,12 +63,12 @@ impl Drop for UserStream {
     }
 }
 
-/// What `done` was told.
+/// The result that `done` got.
 pub type Told = Arc<Mutex<Option<Result<u64>>>>;
 
 pub fn told(told: &Told) -> Result<u64> {
     let told = told.lock().unwrap().clone();
-    told.unwrap_or_else(|| panic!("the stream went on before anybody was told"))
+    told.unwrap_or_else(|| panic!("the stream went on before `done` was called"))
 }
 
 pub fn late(

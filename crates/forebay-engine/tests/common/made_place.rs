@@ -19,7 +19,7 @@ pub struct MadePlace {
     /// Where memory is registered.
     domain: Arc<dyn Domain>,
     peer: Mutex<Peer>,
-    /// Tells one peer from another.
+    /// Distinguishes peers.
     server: Arc<()>,
     writes: AtomicU64,
     /// The peer says that bytes are there, and they are not.

@@ -78,9 +78,8 @@ pub fn allow_dma_bufs() -> &'static Fake {
 pub fn try_placed(session: &Session, file: &File, len: usize) {
     let until = Instant::now() + Duration::from_secs(20);
     let mut buffer = session.buffer(0, len).unwrap();
-    let is_pending = |receipt: String| {
-        ["is being tried", "is being looked at"].iter().any(|words| receipt.contains(words))
-    };
+    let is_pending =
+        |receipt: String| ["is in progress", "is being checked"].iter().any(|words| receipt.contains(words));
     while is_pending(session.read(file, 0, &mut buffer).unwrap().to_string()) {
         assert!(Instant::now() < until, "the trial does not end");
         std::thread::sleep(Duration::from_millis(1));
@@ -160,7 +159,7 @@ impl Drop for Stop<'_> {
 // ---- one test at a time over the software GPU ---------------------------------------------------------------------
 
 /// The software GPU for one test alone, without faults: its faults and counts are the process's. A test that hangs
-/// is told by name and ends the process.
+/// is printed by name and ends the process.
 pub struct Turn {
     pub fake: &'static Fake,
     _alone: MutexGuard<'static, ()>,

@@ -96,7 +96,7 @@ pub fn pin(session: &Session, file: &File, len: usize) -> Vec<u8> {
             assert_eq!(receipt.engine(), EngineKind::Mapped, "{receipt}");
             return bytes;
         }
-        // What was pinned before may still be on its way out.
+        // Pages pinned before may still be being released.
         let passes = ["in the page cache", "being registered or unregistered"];
         let reason = why(&receipt).reason;
         assert!(passes.iter().any(|word| reason.contains(word)), "{receipt}");

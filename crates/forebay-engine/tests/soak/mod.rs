@@ -58,7 +58,7 @@ impl Options {
     }
 }
 
-/// What was counted.
+/// The counters.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub mapped: AtomicU64,
@@ -116,12 +116,12 @@ pub struct Load {
 pub struct Summary {
     pub counts: Counts,
     pub violations: Vec<String>,
-    /// What was held after the first second and at the end.
+    /// The resources held after the first second and at the end.
     pub held: Option<(Sample, Sample)>,
 }
 
 impl Load {
-    /// Something that must not be. The first few are told at once.
+    /// An error. The first few are printed at once.
     pub fn violation(&self, text: String) {
         let mut all = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() < 10 {
@@ -162,7 +162,7 @@ impl Load {
         }
     }
 
-    /// Looks at what is held, ten times a second, and keeps what it saw each second.
+    /// Samples the resources held, ten times a second, and keeps one sample a second.
     fn watch(&self, started: Instant) -> Vec<Sample> {
         let mut samples = Vec::new();
         let mut told = started;
@@ -271,7 +271,7 @@ fn finish(load: Load, samples: &[Sample], folders: &[PathBuf]) -> Summary {
     Summary { counts, violations, held }
 }
 
-/// Compares the last third with the one before: what is lost all the time shows as growth.
+/// Compares the last third with the one before: a steady leak shows as growth.
 fn growth(load: &Load, samples: &[Sample]) {
     let third = samples.len() / 3;
     if third < 3 {

@@ -32,7 +32,7 @@ impl P2pMem {
         let text = fs::read_to_string(&path)
             .map_err(|error| Error::from_io(&error, "cannot read").with("path", path.display()))?;
         text.trim().parse().map_err(|_| {
-            Error::new(ErrorKind::Internal, format!("the kernel tells no number: {:?}", text.trim()))
+            Error::new(ErrorKind::Internal, format!("the kernel shows no number: {:?}", text.trim()))
                 .with("path", path.display())
         })
     }

@@ -75,7 +75,7 @@ pub(super) fn allocation(gpu: &CudaGpu, address: u64) -> Result<Allocation> {
         return Err(refused(gpu, "the memory is not plain memory of the GPU"));
     }
     if id == 0 || range.len == 0 {
-        return Err(refused(gpu, "the GPU's driver does not tell which allocation the memory is of"));
+        return Err(refused(gpu, "the GPU's driver does not say which allocation the memory belongs to"));
     }
     Ok(Allocation { id, range, context: gpu.context(context) })
 }

@@ -24,7 +24,7 @@ pub(super) fn take_over(target: &Target, old: &StdFile, new: &StdFile) -> Result
     // Allowed to the superuser, and for a group to its members; a save is no less good for another owner.
     let given = sys::give(new, about.uid(), about.gid());
     if !given.owner {
-        notes.push("the file belongs to who saved it: only root gives files to others");
+        notes.push("the file belongs to the user who saved it: only root may change owners");
     }
     // As after a write: what runs with its owner's rights holds what the owner put there.
     let bits = about.mode() & 0o777;

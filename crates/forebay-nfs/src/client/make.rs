@@ -64,9 +64,7 @@ pub fn make(url: &NfsUrl, options: &NfsOptions, mode: u32) -> Result<NewNfsFile>
     let found = find(&NfsUrl { path, ..url.clone() }, options)?;
     if found.attributes.kind != FileKind::Directory {
         let error = Error::new(ErrorKind::InvalidInput, "cannot create a file: no directory is above it");
-        return Err(error
-            .with("url", url)
-            .hint("check the path: what is a file there has no names below it"));
+        return Err(error.with("url", url).hint("check the path: one of its folders is a file"));
     }
     let folder = NfsFolder { client: found.client, handle: found.handle };
     make_in(folder, name, url, mode).map_err(|error| error.with("url", url))
@@ -110,7 +108,7 @@ impl NewNfsFile {
         let doing = "cannot give the file its name";
         let folder = &self.hidden.folder;
         // That an answer is missing does not say that nothing was done.
-        let unknown = |error: Error| error.hint("look at the file: it may be the new one already");
+        let unknown = |error: Error| error.hint("check the file: it may be the new one already");
         match folder.rename(&self.hidden.name, &self.name, doing).map_err(unknown)? {
             Ok(()) => {}
             // Answered before, and the answer was lost.
@@ -145,7 +143,8 @@ impl NewNfsFile {
             has_owner && has_group || may_give && set(SetRights { owner, group, mode: None }).is_ok();
         if !is_given && !has_owner {
             notes.push(
-                "the file belongs to who saved it: the server lets only root give files to others".to_owned(),
+                "the file belongs to the user who saved it: the server lets only root change owners"
+                    .to_owned(),
             );
         }
         let group_alone = SetRights { group, ..SetRights::default() };

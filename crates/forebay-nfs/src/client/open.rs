@@ -44,7 +44,8 @@ pub(crate) fn check_kind(kind: FileKind) -> Result<()> {
         FileKind::Link => Err(NfsStatus(10029).error("cannot open file", 0)),
         FileKind::Other => {
             let error = Error::new(ErrorKind::Unsupported, "it is no regular file");
-            Err(error.hint("name a regular file: what devices, pipes and sockets hold is not on the server"))
+            Err(error
+                .hint("name a regular file: contents of devices, pipes and sockets are not on the server"))
         }
     }
 }

@@ -37,7 +37,7 @@ const ANY: [NfsVersion; 3] = [NfsVersion::V4(1), NfsVersion::V4(0), NfsVersion::
 const FORM: &str = "nfs://SERVER/EXPORT/PATH, nfs://SERVER:PORT/PATH?version=3&mountport=PORT";
 const VERSIONS: &str = "version=3, 4.0, 4.1, 4.2, or 4 for 4.1 and then 4.0";
 const MARK: &str =
-    "a ? in a name is %3F; behind a ? stand version=3|4|4.0|4.1|4.2 and mountport=PORT, joined by &";
+    "write a ? in a name as %3F; after a ? come version=3|4|4.0|4.1|4.2 and mountport=PORT, joined by &";
 
 impl NfsUrl {
     /// Whether a path is meant to be one.
@@ -95,7 +95,7 @@ impl NfsUrl {
             return Err(wrong("its path has .. or ., a zero byte, or too long a name"));
         }
         if options.is_empty() && whole.ends_with('?') {
-            return Err(because("nothing stands behind its ?", MARK));
+            return Err(because("nothing follows its ?", MARK));
         }
         let mut url = Self { server, port, path, versions: ANY.to_vec(), mount_port: None };
         let mut seen = Vec::new();

@@ -296,7 +296,7 @@ pub fn parse(line: &str) -> Result<KernelMount> {
         path: format!("/{path}"),
         place: unescape(place),
         version,
-        address: address.ok_or_else(|| refused("its address is not told"))?,
+        address: address.ok_or_else(|| refused("its address is unknown"))?,
         port,
         // The port of a mount over RDMA is that of RDMA.
         tcp_port: if usual == 2049 { port } else { 2049 },
@@ -345,13 +345,13 @@ fn handle_of(fd: BorrowedFd<'_>, inode: u64, mode: u32) -> Result<NfsHandle, Str
 /// Why the kernel tells no handle.
 fn untold(errno: i32) -> String {
     match errno {
-        libc::EOPNOTSUPP => "the kernel tells no handle of it (version 4.0)".to_owned(),
+        libc::EOPNOTSUPP => "the kernel gives no handle of it (version 4.0)".to_owned(),
         libc::EOVERFLOW => "its handle is longer than the kernel tells (114 bytes)".to_owned(),
         libc::ENOSYS => {
-            "this kernel tells no handles (CONFIG_FHANDLE), or a filter forbids the call".to_owned()
+            "this kernel gives no handles (CONFIG_FHANDLE), or a filter forbids the call".to_owned()
         }
         libc::EPERM => "a filter forbids name_to_handle_at".to_owned(),
-        errno => Error::from_errno(errno, "the kernel tells no handle of it").to_string(),
+        errno => Error::from_errno(errno, "the kernel gives no handle of it").to_string(),
     }
 }
 

@@ -246,7 +246,7 @@ fn left(why: impl Into<String>) -> Error {
 }
 
 fn soon() -> Error {
-    Error::new(ErrorKind::Busy, "the mount's server is being looked for")
+    Error::new(ErrorKind::Busy, "the mount's server is not found yet")
 }
 
 /// Whether an error is not of one file alone: the server is not reached, or does not answer.

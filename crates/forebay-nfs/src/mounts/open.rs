@@ -15,7 +15,7 @@ use crate::network::wire::try_out_at;
 use crate::protocol::status::NfsStatus;
 
 /// How the error begins of a file that the server says other things of than the kernel.
-pub(crate) const OTHER_FACTS: &str = "the server tells other facts of the file than the kernel";
+pub(crate) const OTHER_FACTS: &str = "the server's attributes of the file differ from the kernel's";
 
 /// The file of a mount of the kernel's, by the handle that the kernel told, else by its path. Calls without bytes go over TCP to the
 /// mount's address. Fails where what the server says of the file does not fit: then it is another one. Without `low_ports` these are taken

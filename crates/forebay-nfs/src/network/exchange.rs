@@ -39,7 +39,7 @@ pub(crate) struct Exchange {
 /// How the error of a silent server begins.
 pub(crate) const NO_ANSWER: &str = "the server does not answer";
 /// What helps against it.
-pub(crate) const LOOK: &str = "look at the server and the way to it; calls are sent again until then";
+pub(crate) const LOOK: &str = "check the server and the network path to it; calls are sent again until then";
 
 /// How often a server is tried that has never answered.
 const FIRST_ATTEMPTS: u32 = 3;
@@ -220,7 +220,7 @@ impl Exchange {
         }
         match self.addresses.first() {
             Some(address) => told.hint(format!(
-                "what takes connections on port {} does not speak NFS, hangs, or a firewall holds it up: rpcinfo -p {}",
+                "the program on port {} does not speak NFS, hangs, or is blocked by a firewall: rpcinfo -p {}",
                 address.port(),
                 address.ip()
             )),

@@ -295,7 +295,7 @@ impl IoJob {
         state.rounds += 1;
         if state.rounds > MAX_REWRITES {
             state.error = Some(
-                Error::new(ErrorKind::Io, "cannot write: the server loses what it takes")
+                Error::new(ErrorKind::Io, "cannot write: the server loses bytes that it has accepted")
                     .hint("the write verifier changes with every call: look at the server's log"),
             );
             return self.over(state);
@@ -318,9 +318,10 @@ pub const CHANGED: &str = "the file changed while it was read";
 fn changed(told: Option<FileState>) -> Error {
     match told {
         Some(_) => Error::new(ErrorKind::Busy, CHANGED),
-        None => {
-            Error::new(ErrorKind::Unsupported, "the server does not tell the file's state with its bytes")
-        }
+        None => Error::new(
+            ErrorKind::Unsupported,
+            "the server does not send the file's attributes with its bytes",
+        ),
     }
 }
 

@@ -19,8 +19,8 @@ use crate::protocol::handle::{FileAttributes, NfsHandle};
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl NfsServer {
-    /// A file was opened: looks whether it is the same at all addresses, in versions that cannot say who the server is; and at what is
-    /// not known yet. Ends when all have answered, or were left out.
+    /// A file was opened: looks whether it is the same at all addresses, in versions that cannot identify the server;
+    /// and checks addresses that are not known yet. Ends when all have answered, or were left out.
     pub(crate) fn opened(
         self: &Arc<Self>,
         handle: &NfsHandle,
@@ -122,7 +122,7 @@ impl NfsServer {
                     from = count;
                 }
                 Err(UnshownReason::Unclear) if was_shown => {
-                    let error = Error::new(ErrorKind::Io, "it was not seen whether a file is the same there");
+                    let error = Error::new(ErrorKind::Io, "no file was compared there yet");
                     return self.further.leave_out(index, &error);
                 }
                 Err(why) => return self.further.unshown(index, &why),

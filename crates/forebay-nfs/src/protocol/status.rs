@@ -111,7 +111,7 @@ impl NfsStatus {
             1 | 13 => error
                 .hint("check the file's owner and mode")
                 .hint("add `insecure` to the export: this process may use no port below 1024"),
-            20 => error.hint("check the path: what is a file there has no names below it"),
+            20 => error.hint("check the path: one of its folders is a file"),
             21 => error.hint("name a file in it"),
             28 => error.hint("free some space on the server"),
             30 => error.hint("export it with `rw`"),

@@ -236,7 +236,7 @@ pub fn get_attributes(from: &mut XdrReader<'_>) -> CallOutcome<(FileAttributes, 
     }
     // Type, change and size are attributes that every server has.
     if told[0] & 0b1_1010 != 0b1_1010 {
-        return Err(Malformed("the size of a file is not told"));
+        return Err(Malformed("the size of a file is missing"));
     }
     Ok(Ok((found, CallLimits::of_told(read, write))))
 }

@@ -21,7 +21,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         &["what", "page cache, pass", "program"],
         &[GbPerS, Seconds, CpuPerGb],
     )
-    .meaning("No document has this table; the peers are what is installed here. A fresh process has no page registered with the GPU and no lane running: “first” is the cost of a program's first read, “third” that of later ones.")
+    .meaning("No document has this table; the peers are the installed libraries. A fresh process has no page registered with the GPU and no lane running: “first” is the cost of a program's first read, “third” that of later ones.")
     .ratio(2, READS[0].0, &[GbPerS, CpuPerGb]);
     plan.note("Reads: 8 threads, 4 MiB, once over the file. Loads: every tensor of a safetensors file in the memory of the device, imports and the start of CUDA not counted.");
     plan.note("forebay's reads use a buffer of 4 MiB for each thread, kvikio's one of the whole file (KVIKIO_NTHREADS=8, KVIKIO_TASK_SIZE=4194304). The clock of reads begins with the file open, that of loads before the library opens it; making the buffer of reads is not in it, the tensors' memory is.");

@@ -1,4 +1,4 @@
-//! What is said of ceilings, single runs and compared reports, over made rows.
+//! The texts on ceilings, single runs and compared reports, over made rows.
 
 use super::{html, words};
 use crate::compare::Comparison;

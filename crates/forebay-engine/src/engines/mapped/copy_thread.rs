@@ -1,5 +1,5 @@
-//! The thread that carries out transfers of files whose pages may be pinned: it has the device copy in place what is
-//! registered, hands the rest to the lanes, and makes sure that the copied bytes are of one state of the file.
+//! The thread that carries out transfers of files whose pages may be pinned: the device copies registered pages in
+//! place, lanes take the rest, and the thread makes sure that the copied bytes are of one state of the file.
 
 mod copies;
 #[cfg(test)]

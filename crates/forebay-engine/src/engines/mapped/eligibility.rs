@@ -110,7 +110,7 @@ pub(crate) fn refuse(device: &dyn Device, mount: u64, access: Access, reason: Re
 /// Why the pages of a file that has just been written are not pinned.
 pub(crate) fn young(settle: Duration) -> Reason {
     Reason::new("the file was changed a moment ago").hint(format!(
-        "its pages are pinned once it was left alone for {} ms (FOREBAY_PIN_SETTLE)",
+        "its pages can be pinned once it has not changed for {} ms (FOREBAY_PIN_SETTLE)",
         settle.as_millis()
     ))
 }

@@ -1,4 +1,4 @@
-//! Registers windows, as a whole or piece by piece, and writes down what came of it.
+//! Registers windows, as a whole or piece by piece, and records the result.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

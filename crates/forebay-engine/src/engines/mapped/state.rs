@@ -325,18 +325,18 @@ fn make_writers_note(writers: Writers) -> Option<Note> {
         Writers::Nobody => return None,
         Writers::Somebody => ("somebody has the file open for writing", None),
         Writers::Here => (
-            "whether a write to the file is under way cannot be known, since it is open for writing here",
+            "cannot tell whether a write to the file is in progress: it is open for writing here",
             Some("open it for reading only"),
         ),
         Writers::NotOwner => (
-            "whether a write to the file is under way cannot be known: the kernel tells only its owner",
+            "cannot tell whether a write to the file is in progress: the kernel tells only the file's owner",
             Some("run as the file's owner, or with CAP_LEASE"),
         ),
         Writers::Untold => {
-            ("whether a write to the file is under way cannot be known: the kernel does not tell", None)
+            ("cannot tell whether a write to the file is in progress: the kernel does not say", None)
         }
     };
-    let text = format!("{why}; its pages are looked at before each read in place");
+    let text = format!("{why}; its pages are checked before each read in place");
     Some(Note { text, hint: hint.map(str::to_owned) })
 }
 

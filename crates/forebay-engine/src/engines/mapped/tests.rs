@@ -181,7 +181,7 @@ fn receipts_say_what_is_not_known_of_writers() {
     assert_eq!(writers_note(Writers::Nobody), None);
     for (number, writers) in Writers::ALL.into_iter().enumerate().skip(1) {
         assert_eq!(Writers::numbered(number as u8), Some(writers));
-        assert!(writers_note(writers).unwrap().text.contains("looked at before each read"));
+        assert!(writers_note(writers).unwrap().text.contains("checked before each read"));
     }
     assert_eq!(Writers::numbered(u8::MAX), None);
 }

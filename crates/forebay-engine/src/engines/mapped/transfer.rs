@@ -129,7 +129,9 @@ impl InPlaceTransfer {
             return Ok(());
         }
         if self.pinned.is_watched() && !pin.is_whole() {
-            return Err(Reason::new("a write that was under way when its pages were pinned has ended since"));
+            return Err(Reason::new(
+                "a write that was in progress when its pages were pinned has ended since",
+            ));
         }
         self.pins.push(pin);
         Ok(())
@@ -309,7 +311,7 @@ fn each_entry(job: &MappedJob, parts: &[Part], mut tell: impl FnMut(u32, u64)) {
 // writes, the file has to be left alone for the settle time before the reading, and again after it: then no write that took
 // less was in the middle of it.
 
-/// What came of it.
+/// The result of the second reading.
 pub(super) struct SecondOutcome {
     /// For each entry: good bytes from its start, as far as the parts go, and why there are no more.
     pub(super) entries: Vec<(u64, Option<Error>)>,

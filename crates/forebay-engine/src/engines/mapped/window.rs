@@ -33,7 +33,7 @@ const WRITTEN: u64 = 4;
 /// Less than this is cheaper staged than registered.
 pub(crate) const MIN_WORTH: u64 = 8 << 20;
 /// Why what is seldom read is not pinned.
-pub(crate) const TOO_LITTLE: &str = "too little of it was read so far for pinning its pages to pay";
+pub(crate) const TOO_LITTLE: &str = "too little of it was read so far: pinning its pages would not pay";
 
 /// One state of one file, and its windows on this device.
 #[derive(Debug)]
@@ -386,16 +386,14 @@ impl PinnedFile {
         }
     }
 
-    /// What became of a window that was asked for.
+    /// The state of a window that was asked for.
     pub(crate) fn answer(&self, index: usize) -> WindowAnswer {
         match self.window(index).map(|window| lock(&window.state)).as_deref() {
             Some(WindowState::Pinned(pin)) => WindowAnswer::Ready(pin.clone()),
             Some(WindowState::Pending(since)) => WindowAnswer::Pending(*since),
             Some(WindowState::Declined(reason, _)) => WindowAnswer::No(reason.clone()),
-            Some(WindowState::Queued(_)) => {
-                WindowAnswer::No(Reason::new("its pages are still to be registered"))
-            }
-            Some(WindowState::Empty) => WindowAnswer::No(Reason::new("its pages were let go of meanwhile")),
+            Some(WindowState::Queued(_)) => WindowAnswer::No(Reason::new("its pages are not registered yet")),
+            Some(WindowState::Empty) => WindowAnswer::No(Reason::new("its pages were released meanwhile")),
             None => WindowAnswer::No(Reason::new("the range lies beyond the end of the file")),
         }
     }

@@ -227,7 +227,7 @@ fn rules<'a>(known: &Known<'a>) -> Result<(&'a Descriptors, Alignment), Arc<Refu
         ));
     };
     if known.policy == CachePolicy::Keep {
-        let text = "all is to go through the page cache (cache policy keep)";
+        let text = "the cache policy keep sends all bytes through the page cache";
         return Err(refusal::refusal(text, Some("use the cache policy auto or bypass: unset FOREBAY_CACHE")));
     }
     Ok((descriptors, Alignment { offset: known.align, memory: trial::memory_alignment(*direct) }))

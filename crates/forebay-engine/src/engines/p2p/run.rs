@@ -15,7 +15,7 @@ use crate::request::transfer::Transfer;
 use crate::source::Descriptors;
 use crate::source::piece::{Direction, Piece};
 
-/// What came of it.
+/// The outcome of an attempt.
 pub(super) enum Attempted {
     /// Bytes that are good, and how they went.
     Done(usize, Moved),

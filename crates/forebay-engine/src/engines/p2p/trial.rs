@@ -147,7 +147,7 @@ enum TrialOutcome {
 impl From<Error> for TrialOutcome {
     fn from(error: Error) -> Self {
         Self::Unclear(refusal::refusal(
-            format!("whether the drive reaches this memory could not be tried: {error}"),
+            format!("cannot try whether the drive reaches this memory: {error}"),
             error.hints().first().map(String::as_str),
         ))
     }

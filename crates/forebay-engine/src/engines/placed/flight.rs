@@ -298,7 +298,7 @@ fn all_failed(ranges: &[Range], error: &Error) -> Vec<(Range, Error)> {
 fn note(parts: &FlightParts) -> Note {
     let device = parts.memory.first().map_or("", |memory| memory.device());
     let coherence = if parts.server.is_mounted {
-        "; what this host had written was on the server before, and the file did not change meanwhile"
+        "; this host's writes were on the server before, and the file did not change meanwhile"
     } else {
         ""
     };

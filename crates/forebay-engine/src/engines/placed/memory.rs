@@ -1,7 +1,7 @@
 //! Device memory that is registered with a NIC. Registering takes far longer than a call, so registrations are kept while they are
 //! used. The driver is asked for the allocation's number before each use: memory that was freed and allocated again at the same
-//! address has another one, and the old registration, which still leads to the old memory, is never used for it. What is not used
-//! any more is given back soon, because a dma-buf keeps memory that the program has freed.
+//! address has another one, and the old registration, which still leads to the old memory, is never used for it. Unused
+//! registrations are given back soon, because a dma-buf keeps memory that the program has freed.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};

@@ -175,7 +175,7 @@ impl Placed {
             let name = &nics[nic].name;
             // One that is farther would be tried, and left again.
             let Some(by_nic) = self.by_nic(&server.place, name) else {
-                return Err(refusal(format!("the server is being looked at by NIC {name}"), None));
+                return Err(refusal(format!("the server is being checked by NIC {name}"), None));
             };
             let placing = by_nic
                 .map_err(|error| error_refusal(&error))

@@ -154,7 +154,7 @@ enum TrialOutcome {
 
 impl From<Error> for TrialOutcome {
     fn from(error: Error) -> Self {
-        let reason = format!("whether the server reaches this memory could not be tried: {error}");
+        let reason = format!("cannot try whether the server reaches this memory: {error}");
         let refusal = refusal(reason, error.hints().first().map(String::as_str));
         Self::Failed(error, refusal)
     }
@@ -236,7 +236,7 @@ impl Tester {
 }
 
 fn under_way() -> Arc<Refusal> {
-    refusal("whether the server reaches this memory is being tried", None)
+    refusal("a trial whether the server reaches this memory is in progress", None)
 }
 
 fn run(server: &ServerFile, memory: &TrialMemory) -> std::result::Result<(), TrialOutcome> {

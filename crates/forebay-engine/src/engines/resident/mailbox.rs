@@ -38,7 +38,7 @@ pub(super) struct Mailbox {
     pub(super) device: DeviceLine,
 }
 
-/// What became of a request.
+/// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Carried out: who sees this sees the bytes.
@@ -60,7 +60,7 @@ impl Mailbox {
         number
     }
 
-    /// What became of the request, if that is known.
+    /// The answer to the request, if that is known.
     pub(super) fn answer(&self, number: u32) -> Option<Answer> {
         if self.device.done.load(Ordering::Acquire) == number {
             return Some(Answer::Done);
@@ -75,7 +75,7 @@ impl Mailbox {
         fence(Ordering::SeqCst);
     }
 
-    /// What becomes of a request that was withdrawn: a block that serves may still carry it out. `None`: not known yet.
+    /// The outcome of a withdrawn request: a block that serves may still carry it out. `None`: not known yet.
     pub(super) fn outcome(&self, number: u32) -> Option<Answer> {
         // First: a block answers before it ends.
         let is_served = self.device.serving.load(Ordering::Acquire) != 0;

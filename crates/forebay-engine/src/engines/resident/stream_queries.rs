@@ -13,8 +13,8 @@ use crate::tuning::machine::POLL;
 use crate::tuning::resident::START_LIMIT;
 
 /// Questions to the default streams of one context. A call has read the clock when it began, and a question reads it before the driver
-/// is asked: the clock is the same on all CPUs, so that calls write nothing to be told apart. Those who wait look at `answered` alone
-/// most of the time, so that the other word can be written meanwhile.
+/// is asked: the clock is the same on all CPUs, so that calls can be compared without writing anything. Those who wait
+/// look at `answered` alone most of the time, so that the other word can be written meanwhile.
 #[derive(Debug)]
 pub(super) struct StreamQueries {
     clock: Instant,
@@ -58,7 +58,7 @@ impl Drop for QueryGuard<'_> {
     }
 }
 
-/// What became of a wait for an answer.
+/// The end of a wait for an answer.
 enum WaitOutcome<'a> {
     /// Another caller's answer counts.
     Answered(Answer),
