@@ -172,7 +172,7 @@ class Loader:
         except BaseException as error:
             self._give_up()
             if isinstance(error, EOFError):
-                # Most likely somebody truncated it meanwhile: then that is the news.
+                # Most likely the file was truncated meanwhile: then report that.
                 for source in sources:
                     source.check_unchanged()
             raise
@@ -322,7 +322,7 @@ class Loader:
         self._loaded.update(reversed(done))
 
     def _give_up(self) -> None:
-        """Stops what is in flight, waits for it and lets go of everything."""
+        """Stops what is in flight, waits for it and releases everything."""
         self._loaded.clear()
         self._waiting.clear()
         for group in self._flying:

@@ -368,7 +368,7 @@ class Archived(NamedTuple):
 
 
 class _HeaderWatch(Watch):
-    """Notices that a file became another array. Its elements may change: somebody fills it."""
+    """Notices that a file became another array. Its elements may change: another program fills it."""
 
     __slots__ = ("header",)
 

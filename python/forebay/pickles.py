@@ -65,7 +65,7 @@ def is_zip_checkpoint(path: str | os.PathLike[str]) -> bool:
     except errors.NotFoundError:
         return False
     try:
-        # To open a pipe would wait for somebody who writes to it.
+        # Opening a pipe would wait for a writer.
         if not is_file(text):
             return False
         with _forebay.open(text) as file:

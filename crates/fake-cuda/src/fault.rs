@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Calls that hang, and how often all were let go.
+/// Calls that hang, and how often all were released.
 static HANGING: Mutex<(u64, u64)> = Mutex::new((0, 0));
 static LET_GO: Condvar = Condvar::new();
 

@@ -56,7 +56,7 @@ impl FakeMailbox {
         unsafe { AtomicU64::from_ptr((self.words + at) as *mut u64) }.load(Ordering::Relaxed)
     }
 
-    /// Says whether the kernel looks at these. Who withdraws while it does waits.
+    /// Whether the kernel is reading these. A caller that withdraws a request meanwhile waits.
     fn say_serving(mailboxes: &[Self], serving: u32) {
         for mailbox in mailboxes {
             mailbox.word(DEVICE_LINE + 12).store(serving, Ordering::SeqCst);

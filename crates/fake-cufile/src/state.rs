@@ -38,7 +38,7 @@ pub(crate) fn state() -> MutexGuard<'static, State> {
     shared().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does not come back before somebody releases it.
+/// Does not return until it is released.
 pub(crate) fn hang() {
     let mut state = state();
     let before = state.releases;

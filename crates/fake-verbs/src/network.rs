@@ -1,4 +1,4 @@
-//! Who listens where, and how peers find each other.
+//! Listeners and their addresses, and how peers find each other.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! The keys of all memory, and who may do what by which of them.
+//! The keys of all memory, and their rights.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -54,7 +54,7 @@ impl Span {
     }
 }
 
-/// Who asks: a connection of a domain. Windows open for their connection only.
+/// The requester: a connection of a domain. Windows open for their connection only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asker {
     pub(crate) domain: u64,

@@ -64,7 +64,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         // SAFETY: allocated by this device with this kind and length; workers wait for their transfers before they
-        // let go of their memory.
+        // release their memory.
         unsafe { self.device.free_kind(self.kind, DeviceRange::new(self.address, self.len)) };
     }
 }

@@ -173,7 +173,7 @@ fn who_is_stuck_in_a_full_pipe_ends_at_the_second_signal() {
     assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGTERM), "it goes on");
 }
 
-/// A process whose names steer the terminal of who looks at it; not a test by itself.
+/// A process whose names contain terminal control codes; not a test by itself.
 #[test]
 fn fixture_of_odd_names() {
     if std::env::var_os("FIXTURE").is_none() {

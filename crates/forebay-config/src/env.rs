@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 /// Whether this process has rights that its caller lacks (setuid, setgid, file capabilities: `AT_SECURE`). Then variables
-/// are the caller's wishes with somebody else's rights, and there are none.
+/// would be the caller's wishes with another user's rights, so they are ignored.
 pub fn is_elevated() -> bool {
     static ELEVATED: OnceLock<bool> = OnceLock::new();
     // SAFETY: looks a number up.

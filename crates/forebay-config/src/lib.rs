@@ -42,7 +42,7 @@ pub enum CachePolicy {
     Auto,
     /// Everything goes through the page cache, and stays there.
     Keep,
-    /// Everything that is aligned goes by O_DIRECT, warm or not.
+    /// All aligned parts use O_DIRECT, warm or not.
     Bypass,
 }
 
@@ -145,8 +145,8 @@ pub struct Config {
     pub strict: Vec<String>,
     /// The engine to use whatever election says.
     pub engine: Option<String>,
-    /// The most bytes of page cache that may be pinned for devices; 0 pins nothing, `None` goes by the memory that is
-    /// available.
+    /// The most bytes of page cache that may be pinned for devices; 0 pins nothing, `None` depends on the memory that
+    /// is available.
     pub pin_budget: Option<u64>,
     /// How long a file must have been left alone before its pages are pinned.
     pub pin_settle: Duration,
@@ -318,7 +318,7 @@ impl Config {
 
 /// CPUs that this process may run on: its affinity mask and its cgroup's quota, as they were when this was first asked. It is asked
 /// where a call may take microseconds, and sizes what cannot change later; threads of forebay's with an affinity of their own get the
-/// same answer. What follows a change is how many lanes work: that is measured, and goes by [`cpus::cpus_now`].
+/// same answer. Only the number of active lanes follows a change: it is measured, and uses [`cpus::cpus_now`].
 pub fn allowed_cpus() -> usize {
     // Finding out reads several files.
     static FOUND: OnceLock<usize> = OnceLock::new();

@@ -27,7 +27,7 @@ pub struct Subject {
     pub name: &'static str,
     /// It, open for reading and writing.
     pub file: File,
-    /// Its bytes as somebody else sees them.
+    /// Its bytes as another reader sees them.
     pub outside: Box<dyn Fn() -> Vec<u8> + Sync>,
     /// Whether it is so slow that less is done at random.
     pub is_slow: bool,
@@ -39,7 +39,7 @@ pub struct Case<'a> {
     pub session: &'a Session,
     /// The source of [`LEN`] bytes.
     pub file: &'a File,
-    /// Its bytes as somebody else sees them.
+    /// Its bytes as another reader sees them.
     pub outside: &'a (dyn Fn() -> Vec<u8> + Sync),
     /// Memory of a number of bytes.
     pub buffer: &'a (dyn Fn(usize) -> Buffer + Sync),

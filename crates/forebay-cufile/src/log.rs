@@ -1,4 +1,4 @@
-//! The log: lines as NVIDIA's library writes them, and only where somebody asked for a log.
+//! The log: lines as NVIDIA's library writes them, and only where a log is configured.
 
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -128,7 +128,7 @@ impl CallLog {
     }
 }
 
-/// Where the log was asked for. Who sets the variable of its level to more than errors, and names no place, reads
+/// The log's path. A user who sets the variable of its level above ERROR, without a path, reads
 /// standard error.
 fn path(options: &Options) -> Option<PathBuf> {
     match (env::filled(VARIABLE), options.place()) {

@@ -164,7 +164,7 @@ fn counts_of_good_prefixes() {
     check("good_prefix", Kind::Plain, &[("FOREBAY_IO", "threads"), ("FOREBAY_CACHE", "bypass")]);
 }
 
-/// One lane, which has 4 of 32 pieces in the air.
+/// One lane, which has 4 of 32 pieces in flight.
 #[test]
 fn cancelled_batches() {
     check("batch_cancel", Kind::Plain, &[("FOREBAY_LANES", "1")]);

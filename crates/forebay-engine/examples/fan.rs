@@ -1,7 +1,7 @@
 //! One warm file for all GPUs of the machine: each pulls its own part; then all get the whole, by peer copies.
 //!
-//! `cargo run --release -p forebay-engine --example fan -- FILE [ROUNDS]`. Rounds before and after all pins were let go;
-//! the first round of each is a first read. Compares the bytes at the end.
+//! `cargo run --release -p forebay-engine --example fan -- FILE [ROUNDS]`. Rounds before and after all pins were
+//! released; the first round of each is a first read. Compares the bytes at the end.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 #[path = "../../forebay-gpu/examples/common/mod.rs"]

@@ -239,7 +239,7 @@ fn happens(name: &str, user: &User, (kernel, stream): (usize, usize), seen: &See
     let begun = Instant::now();
     while seen.resident.load(Ordering::Relaxed) < 200 {
         if begun.elapsed() > LIMIT / 3 {
-            return Err("nothing goes by the resident kernel".into());
+            return Err("no copy uses the resident kernel".into());
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -25,7 +25,7 @@ pub extern "C" fn shared_open_session() -> i64 {
     told("open_session", Session::open().map(|session| std::ptr::from_ref(session.devices()) as usize))
 }
 
-/// Adopts a descriptor and lets go of it; the number of the second one.
+/// Adopts a descriptor and releases it; the number of the second one.
 #[unsafe(no_mangle)]
 pub extern "C" fn shared_second_descriptor(fd: BorrowedFd<'_>) -> i64 {
     // SAFETY: the descriptor is open during the call.

@@ -347,7 +347,7 @@ impl DeviceEngines {
             mode = mode.or(about.mode);
             notes.extend(about.notes);
         }
-        // An engine of somebody else runs because it was asked for, not because others refused.
+        // A program's own engine runs because it was requested, not because others refused.
         let is_asked = matches!(engine, EngineKind::Libcufile | EngineKind::Registered(_));
         let refused = if is_asked { Vec::new() } else { refused.clone() };
         Ok(Arc::new(Election { engine: *engine, refused, notes, mode, places: CountedPlaces::default() }))

@@ -448,7 +448,7 @@ fn pages_stay_pinned_under_a_flight() {
     let ticket = case.start(&ranges);
     let held = turn.fake.registered_bytes();
     assert!(held >= SHORT as u64);
-    assert_eq!(case.session.trim(), 0, "pages in use were let go of");
+    assert_eq!(case.session.trim(), 0, "pages in use were released");
     assert_eq!(turn.fake.registered_bytes(), held);
     case.check(&ranges, &ticket.wait());
     assert!(case.session.trim() >= SHORT as u64);

@@ -119,7 +119,7 @@ fn each(test: impl Fn(&Session, &Subject, Target)) {
     for io in [IoBackend::Auto, IoBackend::Threads, IoBackend::Polled] {
         for cache in [CachePolicy::Auto, CachePolicy::Keep, CachePolicy::Bypass] {
             let session = session_with_bar(config(io, cache));
-            // Who polls matters to the kernel alone: one memory is enough.
+            // The polling thread matters to the kernel only: one memory is enough.
             for target in targets().iter().filter(|target| io != IoBackend::Polled || **target == Target::Bar)
             {
                 for subject in subjects() {

@@ -289,7 +289,7 @@ fn a_file_that_grows_while_it_is_read_is_read_as_asked() {
         let mut buffer = target.buffer(session, LEN);
         session.read(&file, 0, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
-        // The new part is there for who asks next: a hole.
+        // The next reader sees the new part: a hole.
         assert_eq!(file.len().unwrap(), 2 * LEN as u64);
         session.read(&file, LEN as u64, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap().iter().all(|byte| *byte == 0));

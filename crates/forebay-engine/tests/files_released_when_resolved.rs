@@ -1,5 +1,5 @@
-//! A thread that finds a transfer resolved finds its file let go: a program that closes its file then, and counts its descriptors,
-//! finds as many as before.
+//! A thread that finds a transfer resolved finds its file released: a program that closes its file then, and counts its
+//! descriptors, finds as many as before.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

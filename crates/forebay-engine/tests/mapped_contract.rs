@@ -622,7 +622,7 @@ fn long_lists_come_in_parts_as_if_by_one_kernel() {
         let bytes = out.to_vec().unwrap();
         assert!(bad.iter().all(|at| bytes[at * length..][..length].iter().all(|byte| *byte == 0)));
     }
-    // A device that fails in the middle of a list: nothing is left in the air, and the next list comes over.
+    // A device that fails in the middle of a list: nothing is left in flight, and the next list is copied.
     let offsets = long_list(90_000, 16);
     let mut out = session.buffer(0, 90_000 * 16).unwrap();
     turn.fake.fail_next("cuLaunchKernel", 2, 1, 1);

@@ -742,7 +742,7 @@ fn a_gpu_out_of_memory_for_pins_gets_a_rest() {
             read_staged(&session, file, "memory ran short");
         }
         assert_eq!(turn.fake.calls(REGISTER), calls, "it was tried again at once");
-        // Who asks for a map gets it all the same.
+        // A map is made all the same.
         drop(session.map(&files[0].1, &gpu(&session)).unwrap());
     });
 }

@@ -156,7 +156,7 @@ fn one_load_registers_no_more_than_tells_how_slow_that_is() {
         }
         assert!(why(&receipt).reason.contains("beside other copies"), "{receipt}");
         assert_eq!(receipt.moved[Way::Mapped], 0, "it waits for none: {receipt}");
-        // The trial page, and two of the least pieces, which are let go of.
+        // The trial page, and two of the least pieces, which are released.
         let registered = || turn.fake.calls(REGISTER) - before;
         assert!(soon(|| registered() == 3 && turn.fake.registered_bytes() == 0), "{}", registered());
         std::thread::sleep(Duration::from_millis(100));

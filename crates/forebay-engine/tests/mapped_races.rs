@@ -214,7 +214,7 @@ fn small_reads_in_a_loop_over_more_than_the_budget_thrash_nothing() {
         let mut mapped = 0;
         for offset in (0..3 * WINDOW).step_by(SMALL) {
             mapped += session.read(&file, offset as u64, &mut buffer).unwrap().moved[Way::Mapped];
-            // Time in which windows could be let go.
+            // Time in which windows could be released.
             sleep(Duration::from_millis(6));
         }
         let undone = turn.fake.calls("cuMemHostUnregister") - before;

@@ -325,7 +325,7 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// A new stream in `context` that orders nothing but itself (non-blocking towards the legacy stream).
     fn stream(&self, context: Context) -> Result<Box<dyn Stream>>;
 
-    /// What names a stream that belongs to somebody else (`CUstream` as an integer; 0 is the default stream), for
+    /// The handle of a stream of another library (`CUstream` as an integer; 0 is the default stream), for
     /// good. [`ErrorKind::Unsupported`] if it is being captured; the capture stays as it was.
     ///
     /// # Safety
@@ -334,7 +334,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         Ok(StreamIdentity { context: Context::PRIMARY, id: handle })
     }
 
-    /// Whether a stream of somebody else's works on this device.
+    /// Whether a foreign stream works on this device.
     ///
     /// # Safety
     /// `handle` is a live stream.
@@ -342,7 +342,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Wraps a stream that belongs to somebody else (`CUstream` as an integer; 0 is the default stream).
+    /// Wraps a stream of another library (`CUstream` as an integer; 0 is the default stream).
     ///
     /// # Safety
     /// `handle` is a live stream of this device as long as the wrapper lives.

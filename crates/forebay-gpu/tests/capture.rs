@@ -62,7 +62,7 @@ fn a_capture_survives_our_calls() {
         assert_eq!(fake.end_capture(captured).unwrap(), 0, "no work of the engine was captured");
         assert_eq!(fake.capture_mode(), GLOBAL, "the thread's mode is what it was");
     }
-    // What an allocator of somebody else does in the midst of our work, in another thread.
+    // A foreign allocator at work in another thread, in the middle of a transfer.
     fake.begin_capture(captured, GLOBAL).unwrap();
     let other = std::thread::spawn(move || {
         let before = cuda::exchange_capture_mode(RELAXED);

@@ -24,7 +24,7 @@ pub(super) struct Registered {
     /// In whose context the library was called.
     device: Arc<dyn Device>,
     calls: Calls,
-    /// A descriptor of our own: the library refuses one that somebody has registered before.
+    /// A descriptor of our own: the library refuses one that is registered already.
     fd: Option<OwnedFd>,
     limit: Duration,
 }

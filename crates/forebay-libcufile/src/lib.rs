@@ -1,4 +1,4 @@
-//! The engine `libcufile`: NVIDIA's own libcufile moves the bytes, where it works and somebody asked for it.
+//! The engine `libcufile`: NVIDIA's own libcufile moves the bytes, where it works and the user requests it.
 //!
 //! [`register`] makes it known; `FOREBAY_ENGINE=libcufile` asks for it. It is never elected. All of its calls are made on
 //! threads of its own; one that hangs is given up. Before a file system's first transfer a little of the file

@@ -1,4 +1,4 @@
-//! Who may do what with a file that was saved: never more than before, and never by a link that the kernel refuses.
+//! Rights to a saved file: never more than before, and never through a link that the kernel refuses.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::ffi::{CStr, CString};

@@ -27,7 +27,7 @@ fn each(make: impl Fn(&Session, Target) -> Subject) {
     for io in [IoBackend::Auto, IoBackend::Threads, IoBackend::Polled] {
         for cache in [CachePolicy::Auto, CachePolicy::Keep, CachePolicy::Bypass] {
             let session = session_with_bar(config(io, cache));
-            // Who polls matters to the kernel alone: one memory is enough.
+            // The polling thread matters to the kernel only: one memory is enough.
             for target in
                 Target::WITH_BAR.into_iter().filter(|at| io != IoBackend::Polled || *at == Target::Bar)
             {

@@ -279,7 +279,7 @@ fn bytes_that_do_not_arrive_refuse_the_way_for_good() {
     let file = place.file("3");
     // The first write is into host memory, to compare with; the second is the trial's.
     place.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Lose).after(1));
-    // Who may go no other way waits for the trial, and no byte of it is on its way meanwhile.
+    // A transfer without an alternative waits for the trial, and none of its bytes move meanwhile.
     let mut buffer = session.buffer(0, LEN).unwrap();
     let error = asking_for("placed").read(&file, 0, &mut buffer).unwrap_err().to_string();
     assert!(error.contains("its bytes did not arrive (first wrong byte at 0)"), "{error}");

@@ -241,7 +241,7 @@ fn a_file_that_changes_meanwhile_is_read_again_by_the_kernel() {
     assert!(outcome.buffer.to_vec().unwrap() == pattern(KEY, 0, LEN));
 }
 
-/// The server knows this process's user; what the descriptor was opened for, and by whom, only the kernel knows.
+/// The server knows this process's user; only the kernel knows the descriptor's mode and its opener.
 #[test]
 fn a_descriptor_gives_no_more_than_it_was_opened_for() {
     let _turn = turn();

@@ -221,7 +221,8 @@ fn a_descriptor_of_less_access_is_not_read_by_the_server() {
     }
 }
 
-/// The file may be read by who opened it, and on the server by others not: it is asked as this process's user, and the kernel reads.
+/// The program's opener may read the file, other users on the server may not: the server is asked as this process's
+/// user, refuses, and the kernel reads.
 #[test]
 fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
     const NOBODY: u32 = 65534;

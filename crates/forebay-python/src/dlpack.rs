@@ -63,7 +63,7 @@ struct ManagedVersioned {
 
 // ---- coming in ----------------------------------------------------------------------------------------------------
 
-/// What a tensor of somebody else's is.
+/// The description of a foreign tensor.
 pub(crate) struct Imported {
     pub(crate) address: u64,
     pub(crate) shape: Vec<i64>,

@@ -120,7 +120,7 @@ impl File {
     }
 }
 
-/// An offset that somebody gave.
+/// An offset given by the program.
 pub(crate) fn offset_of(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract().map_err(|error: PyErr| {
         if !error.is_instance_of::<PyOverflowError>(given.py()) {

@@ -222,7 +222,7 @@ impl Flight {
         }
     }
 
-    /// Leaves it to the [`Future`], when it is asked for its result or dropped, to let go of the memory: for callers who
+    /// Leaves it to the [`Future`], when it is asked for its result or dropped, to release the memory: for callers who
     /// hold that themselves and are busy. A thread of ours that waits for the GIL makes each call slower that releases it.
     pub(crate) fn hold(&self) {
         lock(&self.state).is_held = true;
@@ -313,7 +313,7 @@ impl Flight {
             Ok(None) => Err(raise(&Error::new(ErrorKind::Internal, "a transfer ended without a result"))),
             Err(error) => {
                 self.cancel();
-                // What is in the air lands within a moment; storage that hangs is not waited for.
+                // Parts in flight finish within a moment; storage that hangs is not waited for.
                 py.detach(|| self.wait_timeout(Duration::from_secs(5)));
                 Err(error)
             }

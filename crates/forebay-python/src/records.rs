@@ -217,7 +217,7 @@ impl Table {
             rest = &rest[part.pieces..];
             if rest.is_empty() {
                 let flight = part.start(&session, before, keep)?;
-                // The caller asks for the result soon: its thread lets go of the memory.
+                // The caller asks for the result soon: its thread releases the memory.
                 flight.hold();
                 return Ok(Future(flight));
             }

@@ -71,7 +71,7 @@ impl Drop for MadeFolder {
             self.handle.metadata().is_ok_and(|ours| identity(&ours) == identity(&there))
         };
         if fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
-            // Stays if somebody put a file in it.
+            // Stays if it has other files in it.
             let _ = fs::remove_dir(&self.path);
         }
     }

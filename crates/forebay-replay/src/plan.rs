@@ -173,7 +173,7 @@ impl ReplayPlan {
     }
 }
 
-/// Who called: threads, and streams, whose records have the thread that completed them.
+/// The callers: threads, and streams, whose records have the thread that completed them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CallerId {
     Thread(u32),

@@ -1,4 +1,4 @@
-//! A trace is somebody else's file: whatever it holds, a plan of it is an error or can be run within the machine's
+//! A trace is not trusted: whatever its contents, a plan of it is an error or can be run within the machine's
 //! means, without a panic.
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -32,7 +32,7 @@ pub(crate) struct Target {
     pub(crate) file: PathBuf,
     /// Whether it was made, so that it may be written and is removed in the end.
     pub(crate) made: bool,
-    /// Whether the page cache lets go of it.
+    /// Whether its pages can be dropped from the page cache.
     pub(crate) can_be_cold: bool,
     /// `rdma`, `tcp` of an NFS mount; the scheme of a URL: `nfs://`.
     pub(crate) nfs: Option<String>,

@@ -21,7 +21,7 @@ pub struct Request {
     pub direction: Direction,
     /// Offset in the source.
     pub offset: u64,
-    /// Host memory. Who made the request keeps it valid and untouched until `done` is called.
+    /// Host memory. The maker of the request keeps it valid and untouched until `done` is called.
     pub memory: HostRange,
 }
 

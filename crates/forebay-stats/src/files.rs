@@ -31,7 +31,7 @@ impl FileCounter {
     }
 }
 
-/// Who has which place of the list.
+/// The owners of the list's places.
 pub(crate) struct Files(Mutex<[Option<Box<str>>; FILES]>);
 
 type Live = CounterRegion<AtomicU64>;

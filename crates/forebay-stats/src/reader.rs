@@ -29,7 +29,7 @@ impl Reader {
     /// The counters of a running process.
     ///
     /// # Errors
-    /// `NotFound`: there is no such process, or it has no counters. `PermissionDenied`: it belongs to somebody else.
+    /// `NotFound`: there is no such process, or it has no counters. `PermissionDenied`: it belongs to another user.
     /// `Unsupported`: its counters are of another version.
     pub fn attach(pid: u32) -> Result<Self> {
         let directory = format!("/proc/{pid}/fd");

@@ -1,4 +1,4 @@
-//! What a library needs in somebody else's process: threads that run no handlers of the program's, a count of forks,
+//! Tools for a library in a foreign process: threads that run no handlers of the program's, a count of forks,
 //! room for descriptors, files whose descriptors the program may close, values that many threads write, locks whose
 //! holders may panic, ranges of memory, dates, and forms of text that the kernel has.
 

@@ -23,7 +23,7 @@ pub(crate) const END_AT: usize = 56;
 const TEXTS_AT: usize = 72;
 const TEXT_AT: usize = 128;
 
-/// Who wrote a trace, and when.
+/// The writer of a trace, and its time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceHeader {
     /// Version of the format.

@@ -61,7 +61,7 @@ impl<R: Read> TraceReader<R> {
         Ok(Self { input, header, names: HashMap::new(), skipped: 0, over: false })
     }
 
-    /// Who wrote it.
+    /// Its writer.
     pub fn header(&self) -> &TraceHeader {
         &self.header
     }

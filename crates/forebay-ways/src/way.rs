@@ -34,7 +34,7 @@ ways! {
     Direct { name: "direct", words: "O_DIRECT", is_direct: false }
     /// Cold bytes that went through the page cache all the same (unaligned, or the file refuses O_DIRECT).
     Buffered { name: "buffered", words: "cold through the page cache", is_direct: false }
-    /// Bytes that somebody else moved when asked to: a source without a file descriptor, the server of a file on a mount
+    /// Bytes moved on request: by a source without a file descriptor, the server of a file on a mount
     /// (beside the kernel), or NVIDIA's libcufile.
     Requested { name: "requested", words: "by request", is_direct: false }
     /// Bytes that the device read from (or wrote to) the page cache in place.

@@ -97,7 +97,7 @@
 //! # The receipt
 //!
 //! A [`Receipt`] says what really happened: the engine, the bytes by the way they took ([`Moved`]), the better engines
-//! that were refused and why, what held the chosen one back, the wall time.
+//! that were refused and why, why the chosen one was slower than it could be, the wall time.
 //!
 //! ```
 //! use forebay::prelude::*;
@@ -286,9 +286,9 @@
 //!
 //! # Only the engines that you allow
 //!
-//! forebay elects the best [engine](EngineKind) that works and goes on with the next best where one does not. Who must
-//! not fall back says so: with `strict` (or `FOREBAY_STRICT`), a transfer that would use any other engine fails before
-//! its first byte, with the reasons as hints.
+//! forebay elects the best [engine](EngineKind) that works and goes on with the next best where one does not. To allow
+//! only some engines, use `strict` (or `FOREBAY_STRICT`): a transfer that would use another one fails before its first
+//! byte, with the reasons as hints.
 //!
 //! ```
 //! use forebay::prelude::*;
@@ -318,7 +318,7 @@
 //! # The page cache
 //!
 //! By default ([`CachePolicy::Auto`](config::CachePolicy::Auto)) warm bytes come from the page cache and cold ones pass
-//! it by (O_DIRECT), so that reading a large file once does not push out what others need.
+//! it by (O_DIRECT), so that reading a large file once does not evict other pages.
 //! [`Keep`](config::CachePolicy::Keep) leaves the bytes in the cache for the next reader,
 //! [`Bypass`](config::CachePolicy::Bypass) never uses it for aligned parts. The policy is an option of the session,
 //! and of a file:
@@ -352,10 +352,10 @@
 //!
 //! # Warm files
 //!
-//! What is in the page cache need not be copied by the CPU at all: GPUs read it in place, where driver and file system
-//! allow it. [`Session::read`] does so by itself once it is worth it, and the receipt says so
-//! ([`EngineKind::Mapped`], [`Way::Mapped`]). A [`Map`] gives the file's pages to kernels, and gathers pieces of it by
-//! the million, which is about 100 times faster than a read for each.
+//! The CPU need not copy bytes that are in the page cache: GPUs read them in place, where driver and file system allow
+//! it. [`Session::read`] does so once registering the pages pays, and the receipt says so ([`EngineKind::Mapped`],
+//! [`Way::Mapped`]). A [`Map`] gives the file's pages to kernels, and gathers pieces of it by the million, which is
+//! about 100 times faster than a read for each.
 //!
 //! ```
 //! use forebay::prelude::*;
@@ -383,7 +383,7 @@
 //! # }
 //! ```
 //!
-//! # Memory of somebody else
+//! # Memory of other libraries
 //!
 //! A pointer of PyTorch's or CuPy's, or of a C program, is moved by the `unsafe` half of the session: a [`Transfer`]
 //! names a range of a file and a range of [`Memory`], [`Session::locate`] finds out what an address points to.
@@ -424,7 +424,7 @@
 //! - [`source`]: sources that are not files, and faults to test against. [`nfs::register`]: from then on `nfs://` URLs are files.
 //! - [`config`]: every option and its variable.
 //! - [`gpu`]: devices, streams and events beneath.
-//! - The command `forebay check` says which engines a machine has, which not, and what to type.
+//! - The command `forebay check` shows which engines work on a machine, which do not, and the fixes.
 
 pub mod prelude;
 

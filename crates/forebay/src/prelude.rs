@@ -1,4 +1,4 @@
-//! What most programs need: `use forebay::prelude::*;`.
+//! The names that most programs need: `use forebay::prelude::*;`.
 
 pub use crate::config::{CachePolicy, Config, Objective};
 pub use crate::{

@@ -137,7 +137,7 @@ class TorchStream(Fresh):
 
 
 class _Lease:
-    """A block of a pool as long as somebody sees it. Arrays that are made of it hold it, and their views do."""
+    """A block of a pool, for as long as it is referenced. Arrays that are made of it hold it, and their views do."""
 
     __slots__ = ("__array_interface__", "__cuda_array_interface__", "__weakref__", "block", "pool", "stream")
     __array_interface__: dict[str, Any]
@@ -264,7 +264,7 @@ class Pool(Fresh):
 
 
 def _pass(events: list[Any]) -> None:
-    """Waits before a block is let go: cupy's memory pool does not record the streams that used it."""
+    """Waits before a block is released: cupy's memory pool does not record the streams that used it."""
     for event in events:
         event.synchronize()
 

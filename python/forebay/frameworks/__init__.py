@@ -1,7 +1,7 @@
 """The frameworks whose tensors forebay makes and takes.
 
 One module for each: ``torch``, ``jax``, ``numpy``, ``cupy`` and ``native`` (forebay's own :class:`~forebay.Array`).
-None of them is imported before somebody names it or hands in one of its arrays.
+None of them is imported before a program names it or passes one of its arrays.
 
 >>> from forebay import frameworks
 >>> numpy = frameworks.get("numpy")

@@ -1,6 +1,6 @@
 """jax's arrays, from its own allocator.
 
-An array of jax never changes once somebody has seen it. Ours are filled in place *before* anybody sees them: a fresh
+An array of jax never changes once a program has seen it. Ours are filled in place *before* anybody sees them: a fresh
 array is allocated by jax, its allocation is waited for, its bytes are read to where it lies, and only then is it handed
 out. Nothing of jax has looked at its content until then, so nothing can have kept an old copy of it.
 """

@@ -23,7 +23,7 @@ pub struct Leaks {
     pub registrations: u64,
     /// Reserved address ranges.
     pub reservations: u64,
-    /// Streams that somebody created.
+    /// Streams created by the program.
     pub streams: u64,
     /// Events.
     pub events: u64,

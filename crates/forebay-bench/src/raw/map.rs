@@ -119,7 +119,7 @@ impl Drop for RawMap {
         let end = *self.end();
         let mut is_free = true;
         for window in windows(self.range.start, end) {
-            // SAFETY: registered in the same windows; movers wait for their copies before they let go.
+            // SAFETY: registered in the same windows; movers wait for their copies before they release it.
             is_free &= unsafe { self.device.unregister((self.start + window.start) as *mut u8).is_ok() };
         }
         // Pages that the device may still read stay mapped.

@@ -368,7 +368,7 @@ described! {
         pub least_us: f64,
         /// In the first round.
         pub first_us: f64,
-        /// Bytes that it moves, registers or lets go of.
+        /// Bytes that it moves, registers or releases.
         pub bytes: Option<u64>,
         /// By the median.
         pub gb_per_s: Option<f64>,

@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind};
 
 use crate::console::Failure;
 
-/// Signals that somebody sends to us and means for the program.
+/// Signals sent to this process that are meant for the program.
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 

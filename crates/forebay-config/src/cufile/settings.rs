@@ -25,7 +25,7 @@ pub struct Settings {
     pub denylist: Denylist,
     /// Unaligned writes take the POSIX path.
     pub posix_unaligned_writes: bool,
-    /// `allow_compat_mode=false` is taken at its word: see [`Settings::refuses_to_open`].
+    /// `allow_compat_mode=false` makes opening fail: see [`Settings::refuses_to_open`].
     pub strict_compat: bool,
     /// Whose structures the program has.
     pub interface: Interface,
@@ -231,7 +231,8 @@ impl Settings {
         self.flags[parameter as usize]
     }
 
-    /// Whether `allow_compat_mode=false` makes opening fail (5001): it stands alone and is taken at its word.
+    /// Whether `allow_compat_mode=false` makes opening fail (5001): with `forebay_strict_compat`, and nothing that
+    /// overrides it.
     pub fn refuses_to_open(&self) -> bool {
         self.strict_compat
             && !self.flag(BoolParameter::AllowCompatMode)

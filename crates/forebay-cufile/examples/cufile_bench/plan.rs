@@ -16,7 +16,7 @@ pub(crate) struct Cursor {
     whole: u64,
     io: u64,
     random: bool,
-    /// Begins again at the end of the part; somebody else ends the pass.
+    /// Begins again at the end of the part; another thread ends the pass.
     endless: bool,
     at: u64,
     drawn: u64,

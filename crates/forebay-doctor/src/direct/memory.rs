@@ -6,7 +6,7 @@ use super::blocker::{Blocker, RouteFindings};
 use crate::gpu::{BUS, GpuFacts};
 use crate::system::System;
 
-/// Who offers the memory.
+/// The provider of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryOffer {
@@ -25,7 +25,7 @@ pub struct BarMemory {
     pub pci: String,
     /// A description for people.
     pub name: String,
-    /// Who offers it.
+    /// Its provider.
     pub offer: MemoryOffer,
     /// Bytes that the kernel knows as peer-to-peer memory; none if it knows none.
     pub bytes: Option<u64>,

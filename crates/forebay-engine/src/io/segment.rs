@@ -445,7 +445,7 @@ impl Segment {
                 SegmentStep::Failed(error) => return Err(error),
             }
             if was_direct && !self.is_direct() {
-                // The rest goes by the other descriptor, which nobody may have looked at.
+                // The rest uses the other descriptor, which may not have been checked.
                 file.check()?;
                 was_direct = false;
             }

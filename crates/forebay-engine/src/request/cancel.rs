@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind};
 
 use crate::runtime::lock;
 
-/// Who has works of a submission that have not begun.
+/// An owner of works of a submission that have not begun.
 pub(crate) trait Cancel: Send + Sync {
     /// Leaves them out. Does not wait for others.
     fn cancel(&self);

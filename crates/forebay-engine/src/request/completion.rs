@@ -216,7 +216,7 @@ impl Completion {
         }
     }
 
-    /// Whether somebody has more works for it.
+    /// Whether more works may join it.
     fn has_more_works(&self) -> bool {
         let looks = std::mem::take(&mut *lock(&self.looks));
         if looks.is_empty() {

@@ -125,7 +125,7 @@ fn add_captured_note(election: &mut Arc<Election>) {
 pub(crate) struct PriorWork {
     event: Box<dyn Event>,
     is_done: AtomicBool,
-    /// When somebody looked last: one thread asks the driver, not all.
+    /// The time of the last query: one thread asks the driver, not all.
     looked: Mutex<Instant>,
 }
 

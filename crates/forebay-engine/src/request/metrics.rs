@@ -15,7 +15,7 @@ use crate::request::receipt::{Election, EngineKind, Moved};
 use crate::runtime::process::PerProcess;
 use crate::source::piece::{Direction, Piece};
 
-/// Live counters, once somebody counts.
+/// Live counters, once they are on.
 #[derive(Default)]
 struct LiveCounters(OnceLock<Option<Counters>>);
 

@@ -12,7 +12,7 @@ use crate::request::cancel::Cancel;
 use crate::request::completion::Completion;
 use crate::request::receipt::Receipt;
 
-/// A submission that no other thread works on: it ends when somebody looks at it.
+/// A submission that no other thread works on: it ends when it is polled.
 pub trait CallerPolled: Send + Sync {
     /// Whether the bytes have come. The completion may still be about to resolve.
     fn has_landed(&self) -> bool;
@@ -159,16 +159,16 @@ impl<B> Ticket<B> {
     }
 
     /// Whether looking at it is what makes progress: no other thread works on it, so that a caller who wants it soon
-    /// calls [`Ticket::is_done`] again and again, or waits. It resolves when somebody looks after its bytes have come
+    /// calls [`Ticket::is_done`] again and again, or waits. It resolves at the first poll after its bytes have come
     /// (until then its pages stay pinned); where it was polled as a future, or is dropped, another thread looks.
     pub fn is_driven(&self) -> bool {
         self.driven.as_ref().is_some_and(|driven| !driven.has_landed())
     }
 
     /// Cancels works that have not begun; does not wait. Entries with a cancelled part end with
-    /// [`ErrorKind::Cancelled`](forebay_error::ErrorKind); which parts of them were moved is not told. What is in the air goes on (a few MiB for
-    /// each thread of forebay's), so the memory is in use until the ticket is resolved, which it soon is. Transfers in
-    /// the order of a stream are not given up.
+    /// [`ErrorKind::Cancelled`](forebay_error::ErrorKind); the parts that were moved are not reported. Parts in flight
+    /// continue (a few MiB for each thread of forebay's), so the memory is in use until the ticket is resolved, which
+    /// it soon is. Transfers in the order of a stream are not given up.
     pub fn cancel(&self) {
         if self.completion.is_elsewhere() {
             return;

@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use crate::runtime::lock;
 
-/// Something that a process has once. Who has it names it; the process knows no more of it than that.
+/// A value that a process has once, found by its name.
 ///
 /// # Safety
 /// No other type has the same [`PerProcess::NAME`]: a value is found by it alone. The type's crate is one of those that the

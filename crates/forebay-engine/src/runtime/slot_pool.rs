@@ -59,8 +59,8 @@ impl<S> SlotPool<S> {
         }
     }
 
-    /// Places that no thread uses, and their numbers: at most `most`, those without a slot first. The holder uses what else goes by
-    /// the number. The thread's own place stays the one that it finds first.
+    /// Unused places, and their numbers: at most `most`, those without a slot first. The holder also uses whatever else is
+    /// kept under that number. The thread's own place stays the one that it finds first.
     pub(crate) fn spare(&self, most: usize) -> Vec<(usize, MutexGuard<'_, Option<S>>)> {
         let used = self.used.load(Ordering::Acquire);
         let places = (used..self.places.len()).chain(0..used);

@@ -106,7 +106,7 @@ pub(crate) fn is_sealed(fd: RawFd) -> bool {
         .is_ok_and(|seals| seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE))
 }
 
-/// Whether somebody may seal a memory file yet.
+/// Whether a memory file may still be sealed.
 pub(crate) fn can_be_sealed(fd: RawFd) -> bool {
     rustix::fs::fcntl_get_seals(borrow(fd)).is_ok_and(|seals| !seals.contains(SealFlags::SEAL))
 }

@@ -189,7 +189,7 @@ impl Session {
     }
 }
 
-/// An engine of somebody else may wait for all streams, as NVIDIA's library does, and so for one that waits for it: it is
+/// A program's own engine may wait for all streams, as NVIDIA's library does, and so for one that waits for it: it is
 /// called when the stream is through what it has. Whether that is so.
 ///
 /// # Safety

@@ -1,8 +1,7 @@
 //! Whether anybody has a file open for writing.
 //!
-//! A file's times change when a write starts, not when it ends. So they do not tell whether one is under way that started
-//! long ago; whether anybody has the file open for writing does. The kernel says so to who asks for a read lease: it
-//! is refused while there is any descriptor, or mapping, that may write.
+//! A file's times change when a write starts, not when it ends. So they do not show a write in progress that started
+//! long ago. A read lease does: the kernel refuses one while there is any descriptor, or mapping, that may write.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use crate::source::version::FileVersion;
 /// No write call takes this long: it moves 2 GiB at most.
 const MAX_WRITE_TIME: Duration = Duration::from_hours(24);
 
-/// Who may be writing to a file in a state that it was found in.
+/// Possible writers of a file in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Writers {

@@ -50,7 +50,7 @@ impl Half {
         assert_eq!(rc, 0, "{request:#x}: {}", std::io::Error::last_os_error());
     }
 
-    /// Waits until somebody waits for the second half.
+    /// Waits until a thread waits for the second half.
     fn wait(&self) {
         let mut message = [0u8; 32];
         // SAFETY: a writable place of a message's length.

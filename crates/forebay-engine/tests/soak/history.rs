@@ -154,7 +154,7 @@ impl History {
 pub struct Inode {
     pub file: File,
     history: Mutex<History>,
-    /// Held for reading by who wants the file to hold still, for writing by who changes it.
+    /// Held for reading by threads that need the file unchanged, for writing by threads that change it.
     pub still: RwLock<()>,
 }
 

@@ -261,7 +261,7 @@ fn finish(load: Load, samples: &[Sample], folders: &[PathBuf]) -> Summary {
     let left = session.pins(&device).expect("a report of pins").process_bytes;
     let mut violations = violations.into_inner().unwrap_or_else(PoisonError::into_inner);
     if left > 0 {
-        violations.push(format!("{left} bytes are pinned after everything was let go"));
+        violations.push(format!("{left} bytes are pinned after everything was released"));
     }
     drop(session);
     for folder in folders {

@@ -124,13 +124,13 @@ pub fn symbols_missing() -> Result<Vec<&'static str>> {
     Ok(driver()?.symbols.missing())
 }
 
-/// Whether somebody, we or others, has loaded the driver's library in this process. Loads nothing.
+/// Whether the driver's library is loaded in this process. Loads nothing.
 pub(crate) fn is_in_process() -> bool {
     if loaded().is_some() {
         return true;
     }
     let name = other_library().unwrap_or_else(|| LIBRARY.to_owned());
-    // SAFETY: with RTLD_NOLOAD no code of a library runs. What it holds on to is let go of on drop.
+    // SAFETY: with RTLD_NOLOAD no code of a library runs. The reference is released on drop.
     unsafe { open(&name, RTLD_NOW | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
 }
 

@@ -18,7 +18,7 @@ use crate::{
     DeviceRange, Event, Gather, HostRange, PatternCheck, Post, RefusedPosts, Resident, Stream, Wait,
 };
 
-/// A stream of one context, ours or somebody else's.
+/// A stream of one context, made by forebay or by another library.
 #[derive(Debug)]
 pub(crate) struct CudaStream {
     pub(super) gpu: &'static CudaGpu,

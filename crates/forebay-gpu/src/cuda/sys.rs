@@ -36,7 +36,7 @@ pub(crate) struct MemProp {
     pub(crate) flags: [u8; 8],
 }
 
-/// Who may do what with a mapping (`CUmemAccessDesc`).
+/// Access rights to a mapping (`CUmemAccessDesc`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemAccess {

@@ -81,7 +81,7 @@ pub(super) fn lock(file: &StdFile) {
     let _ = ask(|| rustix::fs::flock(file, FlockOperation::LockExclusive));
 }
 
-/// Locks the file unless somebody else has.
+/// Locks the file unless it is locked.
 pub(super) fn try_lock(file: &StdFile) -> bool {
     ask(|| rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)).is_ok()
 }

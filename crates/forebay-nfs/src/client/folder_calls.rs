@@ -193,7 +193,7 @@ impl NfsFolder {
     }
 
     fn made(&self, name: &[u8], doing: &str) -> Result<(NfsHandle, FileAttributes)> {
-        let gone = || Error::new(ErrorKind::Busy, format!("{doing}: somebody has removed it"));
+        let gone = || Error::new(ErrorKind::Busy, format!("{doing}: another program has removed it"));
         self.look(name)?.ok_or_else(gone)
     }
 
@@ -244,7 +244,7 @@ impl NfsFolder {
         Ok(said.map_err(|status| self.error(status, doing))? & MODIFY != 0)
     }
 
-    /// Who may use a file.
+    /// The rights to a file.
     pub(crate) fn rights(&self, file: &NfsHandle) -> Result<FileRights> {
         let doing = "cannot look at the file";
         let said = if self.is_three() {

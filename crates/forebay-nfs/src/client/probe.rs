@@ -93,8 +93,8 @@ const BYTES: u64 = 256 << 20;
 /// The most memory in flight.
 const PIECE: usize = 4 << 20;
 
-/// Asks a server about a path, in all versions of the URL, and reads it if it is a file. By RDMA it goes by the fabric of the options, else
-/// by this machine's.
+/// Asks a server about a path, in all versions of the URL, and reads it if it is a file. RDMA uses the fabric of the
+/// options, else by this machine's.
 pub fn probe(url: &NfsUrl, options: &NfsOptions) -> Result<ServerProbe> {
     let options = &NfsOptions { first_answer: options.first_answer.min(FIRST_ANSWER), ..options.clone() };
     let (mut versions, mut addresses) = (Vec::new(), None);

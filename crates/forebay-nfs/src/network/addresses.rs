@@ -53,7 +53,7 @@ pub(crate) struct FurtherAddresses {
     on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// How often one has returned.
     pub(super) returns: AtomicU64,
-    /// When it was last looked whether one is due.
+    /// When the last check ran whether one is due.
     pub(crate) looked: Mutex<Option<Instant>>,
 }
 
@@ -173,7 +173,7 @@ impl FurtherAddresses {
         *lock(&self.identity) = Some(identity);
     }
 
-    /// Who made it.
+    /// Its creator.
     pub(crate) fn identity(&self) -> Option<ServerIdentity> {
         lock(&self.identity).clone()
     }
@@ -235,7 +235,7 @@ impl FurtherAddresses {
 
     /// An address was shown, if it was not left since. False: by too few files.
     pub(crate) fn show(&self, index: usize, left: u64, files: Option<u64>) -> bool {
-        // A file that is opened at this time finds the address shown, or is compared by who shows it.
+        // A file that is opened at this time finds the address proved, or the thread that proves it compares the file.
         let known = lock(&self.files);
         if files.is_some_and(|files| files < known.count()) {
             return false;

@@ -1,4 +1,4 @@
-//! Who a client and its server are to each other, in versions with sessions.
+//! The identities of a client and its server, in versions with sessions.
 
 use crate::protocol::v4::ClientId;
 

@@ -15,7 +15,7 @@ use crate::network::addresses::{FurtherAddress, LookReason, MOST_FURTHER, Unshow
 use crate::network::server::{NfsServer, TriesRdma};
 use crate::protocol::handle::{FileAttributes, NfsHandle};
 
-/// How often it is looked, while calls are made, whether an address is due again.
+/// How often, while calls are made, a check runs whether an address is due again.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl NfsServer {

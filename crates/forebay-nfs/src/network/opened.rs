@@ -25,7 +25,7 @@ pub(crate) struct OpenedFiles {
 struct OpenedFile {
     number: u64,
     sample: FileSample,
-    /// Who uses it; `None`: nobody has said yet.
+    /// Its user; `None`: not known yet.
     user: Option<Weak<FileTarget>>,
 }
 

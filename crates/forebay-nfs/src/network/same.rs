@@ -144,7 +144,7 @@ fn same_file(
         }
     }
     Err(UnshownReason::Not(other(
-        "the file is in another state there: another server answers, or somebody writes the file",
+        "the file is in another state there: another server answers, or another program writes the file",
     )))
 }
 

@@ -50,7 +50,7 @@ pub const MODIFY: u32 = 4;
 /// The most bytes of a name of a user or group.
 const MAX_OWNER_BYTES: usize = 256;
 
-/// Who may use a file.
+/// The rights to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRights {
     /// What owner, group and others may do: `0o777` at most.

@@ -1,4 +1,4 @@
-//! Remote procedure calls (RFC 5531): headers, and who calls.
+//! Remote procedure calls (RFC 5531): headers, and the caller's identity.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +43,7 @@ pub(crate) fn random() -> u64 {
     now.rotate_left(17) ^ u64::from(std::process::id()) << 32
 }
 
-/// Who calls: AUTH_SYS with this process's own ids, as the kernel would send them. They cannot be set.
+/// The caller's identity: AUTH_SYS with this process's own ids, as the kernel would send them. They cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     /// Flavor, length and body.

@@ -213,7 +213,7 @@ impl CopyThread {
         // The same pages may wait for being unregistered: they cannot be registered twice.
         let old = request.pinned.mapping();
         if !self.state.cache.reclaimer.wait_for_region(BRIEF_WAIT, &old) {
-            return Err("its pages were let go of, and wait to be unregistered until streams are done");
+            return Err("its pages were released, and wait to be unregistered until streams are done");
         }
         self.turn = self.turn.take().or_else(|| DriverTurn::take(LONG_NAP));
         if self.turn.is_none() {

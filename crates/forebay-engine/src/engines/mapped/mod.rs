@@ -77,7 +77,7 @@ pub(crate) struct Mapped {
 /// What the caller's thread has moved.
 pub(crate) struct InPlaceOutcome {
     pub(crate) moved: Moved,
-    /// Who may have been writing meanwhile.
+    /// Possible writers meanwhile.
     pub(crate) writers: Writers,
     /// Why it was not moved in place after all.
     pub(crate) reason: Option<Reason>,

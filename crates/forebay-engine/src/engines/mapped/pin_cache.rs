@@ -94,7 +94,7 @@ impl PinCache {
         if file.is_memory { self.settle.min(STEPS) } else { self.settle }
     }
 
-    /// Who may be writing to a file that had this version before.
+    /// Possible writers of a file that had this version before.
     pub(crate) fn writers(&self, file: &Descriptors, version: &FileVersion) -> Writers {
         Writers::of(file, version, self.listener.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! Who asks for windows: what a request is, and whether one thread asks or several do.
+//! Readers of windows: requests, and whether one thread makes them or several.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;

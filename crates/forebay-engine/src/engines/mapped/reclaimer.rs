@@ -252,7 +252,7 @@ impl Reclaimer {
         let turn = DriverTurn::take(Duration::from_secs(1));
         // SAFETY: a pin registered it; its last owner is gone, so no work in flight uses it.
         let undone = unsafe { self.device.unregister(registered.address as *mut u8) };
-        // A device that is lost has let go of the pages by itself, or keeps them as long as the process.
+        // A device that is lost has released the pages by itself, or keeps them as long as the process.
         drop((undone, turn));
         let Registration { region, reservation, .. } = registered;
         drop(region);

@@ -104,7 +104,7 @@ impl PinRequest {
     }
 
     /// Whether the window waits for this request. A caller that waits may have taken over a window to be registered
-    /// beside copies, or its pages were let go of.
+    /// beside copies, or its pages were released.
     pub(super) fn has_window(&self) -> bool {
         !self.is_background() || self.pinned.is_queued(self.window, self.since)
     }

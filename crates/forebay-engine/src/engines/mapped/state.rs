@@ -313,7 +313,7 @@ impl MappedState {
     }
 }
 
-/// The note of reads in place, by who may have been writing.
+/// The note of reads in place, by possible writers.
 pub(super) fn writers_note(writers: Writers) -> Option<&'static Note> {
     static NOTES: LazyLock<[Option<Note>; Writers::ALL.len()]> =
         LazyLock::new(|| Writers::ALL.map(make_writers_note));

@@ -47,7 +47,7 @@ pub(crate) struct PinnedFile {
     pub(super) credit: Mutex<Credit>,
     /// Bytes that callers have read in place by long reads.
     pulled: AtomicU64,
-    /// Who may be writing to it, as a number; none yet if that was not asked.
+    /// Its possible writers, as a number; none if not asked yet.
     writers: AtomicU8,
     /// When the reclaimer saw it first, and when it asks again, on the cache's clock.
     seen_at: AtomicU64,
@@ -169,7 +169,7 @@ impl PinnedFile {
 
     // ---- writes that may be under way ---------------------------------------------------------------------------
 
-    /// Who may be writing to it, as far as that was asked.
+    /// Its possible writers, if asked.
     pub(crate) fn writers(&self) -> Option<Writers> {
         Writers::numbered(self.writers.load(Ordering::SeqCst))
     }
@@ -185,7 +185,7 @@ impl PinnedFile {
         !self.is_memory && self.writers() != Some(Writers::Nobody)
     }
 
-    /// Who may be writing, as receipts tell of reads in place.
+    /// Possible writers, for receipts of reads in place.
     pub(crate) fn suspects(&self) -> Writers {
         if self.is_watched() { self.writers().unwrap_or(Writers::Untold) } else { Writers::Nobody }
     }

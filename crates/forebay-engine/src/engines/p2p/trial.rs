@@ -375,7 +375,7 @@ impl Trial<'_> {
             }
             done => return Err(no(refusal::short(len, done as usize))),
         }
-        // A page that has come into the page cache meanwhile may be somebody else's doing: not for good.
+        // A page that has come into the page cache meanwhile may come from another process: not for good.
         if cached == Some(0) && self.resident(offset, len).is_some_and(|pages| pages > 0) {
             return Err(unclear(
                 "the file system moves the bytes through the page cache in spite of O_DIRECT",

@@ -195,7 +195,7 @@ impl Tester {
             drop(begun);
             // A caller that closes the file finds it released.
             drop(tried);
-            // Who does not wait has gone.
+            // The receiver may be gone.
             let _ = tell.send(verdict.unwrap_or_else(|error| Err(error_refusal(&error))));
         }));
         if !waits {

@@ -20,7 +20,7 @@ pub(super) struct StreamQueries {
     clock: Instant,
     /// The last answer.
     answered: OwnLine<AtomicU64>,
-    /// Whether somebody asks now.
+    /// Whether a query is in progress.
     is_asked: OwnLine<AtomicBool>,
 }
 

@@ -38,7 +38,7 @@ impl CallerWait {
     pub(crate) fn new(objective: Objective, callers: usize, cpus: usize, is_cold: bool) -> Self {
         let is_crowded = callers >= cpus;
         let (poll, yields) = match objective {
-            // Who has to do something needs the CPU.
+            // Another thread needs the CPU.
             _ if cpus == 1 => (Duration::ZERO, LOOK),
             Objective::Latency if is_crowded => (POLL, Duration::MAX),
             Objective::Latency => (Duration::MAX, Duration::ZERO),

@@ -23,7 +23,7 @@ impl Wire {
     ) -> Result<Duration, WireLost> {
         let now = Instant::now();
         state.sleeps_idle = false;
-        // Who is spoken to all the time need not look at each call's time each time.
+        // A server that answers all the time needs no check of each call's time.
         let is_lively = reason != WakeReason::TimedOut
             && !state.is_closing
             && !state.table.has_parked()

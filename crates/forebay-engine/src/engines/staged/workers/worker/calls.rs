@@ -127,7 +127,7 @@ impl Lane {
         }
     }
 
-    /// Fails a work whose file's descriptor the program has closed, before any byte goes by that number.
+    /// Fails a work whose file's descriptor the program has closed, before any byte is moved through that number.
     fn is_lost(&mut self, unit: usize, job: &Job) -> bool {
         let Some(file) = job.batch.file.descriptors() else { return false };
         let checked = file.check();
