@@ -26,7 +26,7 @@ pub(crate) struct MountReads(Arc<Parts>);
 
 struct Parts {
     config: Config,
-    /// What comes before a transfer.
+    /// The preparation of a transfer.
     checks: ServerThreads,
 }
 
@@ -44,7 +44,7 @@ impl MountReads {
         Self(Arc::new(Parts { config: config.clone(), checks }))
     }
 
-    /// What may read a transfer of this size past the kernel.
+    /// The reader of a transfer of this size past the kernel.
     fn beside(&self, known: &Known<'_>, direction: Direction, bytes: u64) -> Option<Arc<dyn BesideFile>> {
         let may = bytes >= MIN_TRANSFER && direction == Direction::Read && known.file.access().0;
         let beside = known.descriptors.filter(|_| may)?.beside()?;
@@ -56,7 +56,7 @@ impl MountReads {
         self.beside(known, direction, bytes).is_some()
     }
 
-    /// What reads a transfer: `Ok(None)` is the kernel, with nothing to say; an error the kernel, with the reason.
+    /// The reader of a transfer: `Ok(None)` is the kernel, without a note; an error is the kernel, with the reason.
     pub(crate) fn of(&self, asked: &AskedBatch<'_>) -> Result<Option<Arc<MountRead>>, Note> {
         let known = asked.known;
         let Some(beside) = self.beside(known, asked.batch.direction, asked.bytes()) else { return Ok(None) };

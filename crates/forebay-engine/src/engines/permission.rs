@@ -33,7 +33,7 @@ impl Permission {
     }
 }
 
-/// A device, and what the options say of engines.
+/// A device, and the options about engines.
 pub struct DeviceOptions<'a> {
     /// The device.
     pub device: &'a dyn Device,
@@ -46,7 +46,7 @@ pub struct DeviceOptions<'a> {
 }
 
 impl DeviceOptions<'_> {
-    /// What the options say of an engine that the device has.
+    /// The options' verdict on an engine that the device has.
     pub fn permit(&self, engine: EngineKind) -> Permission {
         match self.asked {
             Some(asked) if asked == engine => return Permission::Only,

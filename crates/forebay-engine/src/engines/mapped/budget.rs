@@ -44,7 +44,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What holds now. `option` may only lower it.
+    /// The present budget. `option` may only lower it.
     pub(crate) fn now(option: Option<u64>) -> Self {
         Self::read(Path::new("/"), option)
     }

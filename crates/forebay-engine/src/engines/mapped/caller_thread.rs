@@ -1,5 +1,5 @@
-//! Small batches whose pages are all pinned: the caller's own thread starts the one kernel, and the thread that looks at
-//! the ticket sees it end. No other thread has to wake up.
+//! Small batches whose pages are all pinned: the caller's own thread starts the one kernel, and the thread that polls
+//! the ticket completes it. No other thread has to wake up.
 
 use std::collections::VecDeque;
 use std::hint::spin_loop;
@@ -80,7 +80,7 @@ pub(super) struct BatchSlots {
     pool: SlotPool<Option<BatchSlot>>,
     /// Threads that wait for a batch right now.
     waiting: AtomicUsize,
-    /// Kernels have been loaded. (That waits for all streams: nothing for a caller's thread.)
+    /// Kernels have been loaded. (Loading waits for all streams, so a caller's thread must not do it.)
     may_gather: AtomicBool,
     /// CPUs that this process may run on.
     cpus: usize,
@@ -116,7 +116,7 @@ impl BatchSlots {
         *lock(place) = Some(Some(slot));
     }
 
-    /// Something failed on it: waits for what it still has to do, and does not use it again.
+    /// A call on the stream failed: waits for its remaining work, and does not use it again.
     fn discard(&self, slot: BatchSlot) {
         // Where the device is broken this fails at once, and nothing is under way.
         let _ = slot.stream.synchronize(Wait::Block);
@@ -269,7 +269,7 @@ impl MappedState {
             debug_assert!(repeated.is_none(), "it is good, or has failed");
             return;
         }
-        // To read it again takes its time, which a thread that only looks does not have.
+        // Reading again takes too long for a thread that only polls.
         if let Err(CopyWork::Changed(transfer)) = self.hand_over(CopyWork::Changed(Box::new(transfer)))
             && let Some(repeated) = transfer.conclude(self, false)
         {
@@ -301,15 +301,15 @@ fn note_use(batch: &Batch, file: &Descriptors, pinned: &PinnedFile, bytes: usize
     file.demand.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// A batch in flight that ends when a thread looks: the one with its ticket, or the copy thread if that one turned away. In a
-/// forked child nobody looks: the ticket leaves it alone.
+/// A batch in flight that ends when a thread polls it: the ticket's thread, or the copy thread if that one stopped
+/// polling. In a forked child the ticket does not poll.
 pub(crate) struct CallerPolledBatch {
     state: Arc<MappedState>,
     started: Instant,
     /// The thread that sees it end takes this.
     batch: Mutex<Option<StartedBatch>>,
     has_ended: AtomicBool,
-    /// The copy thread looks at it too.
+    /// The copy thread polls it, too.
     is_watched: AtomicBool,
 }
 

@@ -36,7 +36,7 @@ impl EngineCandidate for MappedCandidate {
         Ok(parts.mapped.clone())
     }
 
-    /// It stages what it cannot read in place.
+    /// It stages the bytes that it cannot read in place.
     fn leaves_rest(&self) -> bool {
         false
     }

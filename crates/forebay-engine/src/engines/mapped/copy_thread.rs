@@ -191,7 +191,7 @@ impl CopyThread {
         }
     }
 
-    /// Does all that can be done without waiting. Whether there was any.
+    /// Does all work that needs no wait. Returns whether there was any.
     fn go_on(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.state.take() {
@@ -208,7 +208,7 @@ impl CopyThread {
         any | self.state.reconsider()
     }
 
-    /// Takes the turn to register. Why it cannot be had now.
+    /// Takes the turn to register, or returns why that is impossible now.
     fn may_register(&mut self, request: &PinRequest) -> std::result::Result<(), &'static str> {
         // The same pages may wait for being unregistered: they cannot be registered twice.
         let old = request.pinned.mapping();
@@ -259,7 +259,7 @@ impl CopyThread {
         any
     }
 
-    /// Looks at batches that callers started and turned away from. Whether any has ended.
+    /// Polls batches that callers started and stopped polling. Returns whether any has ended.
     fn poll_watched(&mut self) -> bool {
         let count = self.watched.len();
         self.watched.retain(|batch| !batch.look());
@@ -339,7 +339,7 @@ impl CopyThread {
         job.completion.work_done(Moved::default());
     }
 
-    /// Gives lanes what is theirs, unless windows are to be registered first that readers pay for.
+    /// Gives lanes their part, unless windows that readers pay for are registered first.
     fn hand_over_rests(&mut self) {
         if self.transfers.iter().flatten().all(|transfer| transfer.held.is_empty()) || self.state.has_paid() {
             return;

@@ -1,12 +1,12 @@
-//! What readers of a file may lose to registrations of its pages: a small part of the time that they take anyway, saved from read to
-//! read. All amounts are bytes that lanes would have brought in that time.
+//! The time that readers of a file may lose to registrations of its pages: a small part of their reading time, saved
+//! from read to read. All amounts are bytes that lanes would have brought in that time.
 
 use std::time::Duration;
 
 use super::pace::RegisterPace;
 use crate::tuning::mapped::{LOSS, UNKNOWN_PACE};
 
-/// What the readers of one file have saved.
+/// The savings of the readers of one file.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
     saved: f64,
@@ -17,8 +17,8 @@ pub(super) struct Credit {
 }
 
 impl Credit {
-    /// Bytes were asked for of a file of `len` bytes. What all of it earns in one pass is the most that is saved: no pass loses all
-    /// that many have saved.
+    /// Bytes were asked for of a file of `len` bytes. What all of it earns in one pass is the most that is saved: no
+    /// pass loses the savings of many.
     pub(super) fn earn(&mut self, bytes: u64, len: u64) {
         let most = most(len);
         if self.saved < most {
@@ -36,7 +36,7 @@ impl Credit {
         self.cover = (self.cover - bytes as f64).max(0.0);
     }
 
-    /// Promises what a window costs, if that is there.
+    /// Reserves the cost of a window, if the savings suffice.
     pub(super) fn promise(&mut self, cost: f64) -> bool {
         if cost > self.saved - self.promised + self.cover {
             return false;
@@ -48,18 +48,18 @@ impl Credit {
         true
     }
 
-    /// A window for which that was promised is registered, or will not be.
+    /// A window with a reserved cost is registered, or will not be.
     pub(super) fn release(&mut self, promised: f64) {
         self.promised -= promised;
     }
 
-    /// What it cost indeed.
+    /// Its real cost.
     pub(super) fn charge(&mut self, cost: f64) {
         self.saved -= cost;
     }
 }
 
-/// What readers of a file of `len` bytes save at most.
+/// The most that readers of a file of `len` bytes save.
 pub(super) fn most(len: u64) -> f64 {
     len as f64 * LOSS
 }
@@ -70,7 +70,8 @@ pub(super) fn expected(bytes: u64, pace: RegisterPace) -> Duration {
     Duration::from_nanos(nanos as u64)
 }
 
-/// What a registration of that time costs readers who get `lanes` GB/s without it, and `spared` bytes of theirs in place for it.
+/// The cost of a registration of that time for readers who get `lanes` GB/s without it, and `spared` bytes of theirs in
+/// place for it.
 pub(super) fn cost(took: Duration, lanes: f64, spared: u64) -> f64 {
     (took.as_nanos() as f64 * lanes - spared as f64).max(0.0)
 }

@@ -43,7 +43,7 @@ impl Reason {
         self
     }
 
-    /// As receipts say it.
+    /// The reason's text in receipts.
     pub(crate) fn refusal(self) -> Refusal {
         Refusal { engine: EngineKind::Mapped, reason: self.text, hint: self.hint }
     }
@@ -74,7 +74,7 @@ impl From<&Error> for Reason {
 type Eligibility = std::result::Result<(), Reason>;
 /// (UUID of the device, device number of the file system, whether it may write).
 pub(super) type MountKey = ([u8; 16], u64, bool);
-/// What the process has learnt.
+/// The process's verdicts.
 #[derive(Debug, Default)]
 struct KnownMounts {
     verdicts: Mutex<HashMap<MountKey, Eligibility>>,
@@ -115,7 +115,7 @@ pub(crate) fn young(settle: Duration) -> Reason {
     ))
 }
 
-/// What the rules say of a file, without trying anything.
+/// The rules' verdict on a file, without a trial.
 pub(crate) fn rules(device: &dyn Device, file: &Descriptors, access: Access) -> Eligibility {
     device.can_register(access).map_err(|error| Reason::from(&error))?;
     kind(file, access)?;
@@ -187,7 +187,7 @@ pub(crate) fn verdict(device: &Arc<dyn Device>, file: &Descriptors, access: Acce
 
 const WAITING: &str = "streams are waiting for transfers: a page of the file system is tried later";
 
-/// Tries one page on a thread of its own. The outer error means that nothing was learnt: the file has no page.
+/// Tries one page on a thread of its own. The outer error means that there is no verdict: the file has no page.
 fn try_page(
     device: &Arc<dyn Device>,
     file: &Descriptors,
@@ -206,7 +206,7 @@ fn try_page(
     let (tell, told) = channel();
     let (device, len) = (device.clone(), wanted.len());
     let started = threads::spawn("forebay-probe", move || {
-        // The asker may have lost its patience.
+        // The asking thread may have stopped waiting.
         let tell = |read| drop(tell.send(read));
         read_page(device.as_ref(), region, len, access, tell);
     });
@@ -237,8 +237,8 @@ fn try_page(
     }
 }
 
-/// Registers the file's first page, lets the device read it, and tells what it read before the page is unregistered: that waits for
-/// all streams, one of which may wait for who asked.
+/// Registers the file's first page, lets the device read it, and returns the bytes before the page is unregistered:
+/// that waits for all streams, one of which may wait for the asking thread.
 fn read_page(
     device: &dyn Device,
     region: Region,

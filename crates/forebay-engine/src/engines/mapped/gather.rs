@@ -1,4 +1,4 @@
-//! What kernels copy many pieces by: lists of pieces, lists of offsets, and what gathers of a map report by.
+//! Lists for kernels that copy many pieces: pieces, offsets, and reports of a map's gathers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl CopyList {
     }
 }
 
-/// What gathers of a map need beside its pages.
+/// Resources of a map's gathers.
 pub(super) struct GatherStream {
     device: Arc<dyn Device>,
     pub(super) stream: Box<dyn Stream>,
@@ -180,7 +180,7 @@ impl Drop for GatherStream {
 /// Most offsets that one kernel takes: those of the third.
 const LARGEST_PART: usize = GATHER_FIRST * GATHER_GROWTH * GATHER_GROWTH;
 
-/// Cuts a list into parts that grow: the first is soon there, the later ones cost few launches.
+/// Cuts a list into growing parts: the first arrives early, the later ones cost few launches.
 pub(super) fn parts(list: &[u64]) -> impl Iterator<Item = &[u64]> {
     let (mut rest, mut size) = (list, GATHER_FIRST);
     std::iter::from_fn(move || {

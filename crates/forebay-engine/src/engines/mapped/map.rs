@@ -48,7 +48,7 @@ struct MapState {
     version: FileVersion,
     address: u64,
     pins: Vec<Arc<Pin>>,
-    /// What its gathers need; made by the first one.
+    /// Resources of its gathers; made by the first one.
     gather_stream: Mutex<Option<GatherStream>>,
     /// Pinned memory for offsets, between gathers.
     offset_buffers: Mutex<Vec<PinnedPages>>,
@@ -210,7 +210,7 @@ fn pin_all(state: &Arc<MappedState>, file: &File, pinned: &Arc<PinnedFile>) -> R
 }
 
 impl MapState {
-    /// Whether all that kernels have read was the file's. What it has lost is found out where that is in doubt.
+    /// Whether all that kernels have read was the file's. Lost pages are searched for where that is in doubt.
     fn check(&self) -> Result<()> {
         self.check_version()?;
         if !self.pinned.is_watched() || self.pinned.has_kept(0, self.version.len) {
@@ -235,7 +235,7 @@ impl MapState {
             .hint("call refresh() and start over")
     }
 
-    /// What receipts of gathers say beside.
+    /// Notes for receipts of gathers.
     fn notes(&self) -> Vec<Note> {
         writers_note(self.pinned.suspects()).cloned().into_iter().collect()
     }
@@ -508,7 +508,7 @@ impl MapState {
         }
     }
 
-    /// What a gather came to.
+    /// The result of a gather.
     fn conclude(
         &self,
         report: GatherReport,
@@ -558,7 +558,7 @@ impl Gathering {
         if self.inner.is_elsewhere() { Err(from_before("this gather was started")) } else { Ok(()) }
     }
 
-    /// Waits for it; what it refused.
+    /// Waits for it; returns its refused pieces.
     fn end(mut self) -> Result<GatherReport> {
         self.is_over = true;
         let bytes = self.request.count.saturating_mul(self.request.length);

@@ -74,7 +74,7 @@ pub(crate) struct Mapped {
     threads: OnceLock<Result<Arc<EngineThreads>>>,
 }
 
-/// What the caller's thread has moved.
+/// The bytes that the caller's thread has moved.
 pub(crate) struct InPlaceOutcome {
     pub(crate) moved: Moved,
     /// Possible writers meanwhile.
@@ -123,7 +123,7 @@ impl Mapped {
             && self.state.callers.were_many()
     }
 
-    /// Whether a batch is a matter for this engine; why not.
+    /// Whether the engine takes a batch; else why not.
     pub(crate) fn takes(&self, batch: &Batch, warmth: Warmth) -> std::result::Result<(), Reason> {
         if let Permission::Never(refusal) = &self.state.permission {
             return Err(Reason::from(refusal));
@@ -157,7 +157,7 @@ impl Mapped {
         }
     }
 
-    /// Saves the way to the copy thread and back where the answer is sure to be no.
+    /// Refuses early where the copy thread would refuse for sure.
     fn may_be_pinned(
         &self,
         owner: &Arc<FileSource>,
@@ -179,7 +179,7 @@ impl Mapped {
         if let Some(Err(reason)) = eligibility::known(cache.device.as_ref(), file.nature.mount, access) {
             return Err(reason);
         }
-        // The engine's threads are what forgets the file again.
+        // Only the engine's threads remove the file again.
         self.start().map_err(|error| Reason::from(&error))?;
         let entered = cache.enter(owner, fd, access);
         let (version, pinned) = entered.map_err(|error| Reason::from(&error))?;
@@ -240,7 +240,7 @@ impl Mapped {
     /// A function that queues batches later, from any thread.
     pub(crate) fn submitter(&self) -> Result<impl Fn(MappedJob) + Send + 'static> {
         self.start()?;
-        // A stream that gets here after the session is gone must not keep its threads alive.
+        // A stream that reaches this after the session has ended must not keep its threads alive.
         let state = Arc::downgrade(&self.state);
         Ok(move |job: MappedJob| match state.upgrade() {
             Some(state) => state.push(job),
@@ -253,8 +253,8 @@ impl Mapped {
         threads.as_ref().map(|_| ()).map_err(Error::clone)
     }
 
-    /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that cannot be; then the pages
-    /// may be on their way for the next one.
+    /// Moves a transfer on this thread if all pages that it needs are pinned. `None` if that is impossible; then the
+    /// pages may be registered for the next one.
     ///
     /// # Safety
     /// The transfer's memory is valid.
@@ -329,7 +329,7 @@ impl Mapped {
     fn look_up(&self, transfer: &Transfer, known: &Known<'_>, file: &Descriptors) -> Option<Arc<FoundFile>> {
         let len = transfer.len as u64;
         let small = transfer.len <= MAX_CALLER_BYTES;
-        // What goes on to `takes` is counted there. What callers read by themselves never gets there.
+        // Requests passed to `takes` are counted there. Reads by callers never get there.
         let is_ours =
             small || (self.state.permission != Permission::Only && self.state.callers.reads_long(known));
         let (before, counted) = match () {
@@ -451,9 +451,9 @@ impl Mapped {
         PinReport { bytes, files, process_bytes, budget, registering }
     }
 
-    /// Makes sure that the trial page of the file's file system is behind us.
+    /// Makes sure that the trial page of the file's file system was tried.
     pub(crate) fn try_out(&self, file: &Descriptors, direction: Direction) {
-        // What it says is asked again when the pages are registered.
+        // The verdict is checked again when the pages are registered.
         let _ = self.state.cache.verdict(file, access_for(direction));
     }
 
@@ -503,7 +503,7 @@ impl Engine for Arc<Mapped> {
 
     fn claim(&self, asked: &AskedBatch<'_>) -> Result<Claim> {
         if asked.parts.is_some() {
-            // What the drive left of a batch is too little to be pinned for.
+            // The drive's rest of a batch is too small to pin pages for it.
             return Ok(Claim::Passed(None));
         }
         let taken = |work: Box<dyn Work>| {
@@ -517,7 +517,7 @@ impl Engine for Arc<Mapped> {
             return taken(Box::new(CallerStart { engine, batch, ready }));
         }
         match self.takes(asked.batch, asked.warmth()) {
-            // Parts of it by two engines would cost more than all of it by the callers' way.
+            // Splitting it between two engines would cost more than the callers' way for all of it.
             Ok(()) if asked.is_alone && self.may_read_short_batch(asked.batch) => Ok(Claim::Passed(None)),
             Ok(()) => taken(Box::new(Queued { engine: self.clone(), batch: asked.batch.clone() })),
             Err(reason) if *self.mode() == Permission::Only => {

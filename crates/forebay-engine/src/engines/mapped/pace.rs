@@ -72,7 +72,7 @@ impl RegisterPace {
 }
 
 impl fmt::Display for RegisterPace {
-    /// As receipts and `forebay check` say it.
+    /// The text in receipts and `forebay check`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.pieces {
             0 => f.write_str("not measured yet")?,
@@ -118,7 +118,7 @@ pub(super) fn learn_of_mount(key: MountKey, bytes: u64, took: Duration) {
 pub(super) struct LanesPace(AtomicU64);
 
 impl LanesPace {
-    /// Takes what the lanes have measured. While they search for their best number they tell nothing.
+    /// Takes what the lanes have measured. While they search for their best number they report nothing.
     pub(super) fn take(&self, measured: Option<f64>) {
         if let Some(pace) = measured {
             self.0.store(pace as u64, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The pinned windows of one device: which there are, which are worth having, which go first.
+//! The pinned windows of one device: their list, when to register one, which to evict first.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, RawFd};
@@ -99,7 +99,7 @@ impl PinCache {
         Writers::of(file, version, self.listener.load(Ordering::Relaxed))
     }
 
-    /// Asks again who may be writing to a file.
+    /// Asks again for possible writers of a file.
     fn ask_writers(&self, file: &Descriptors, pinned: &Arc<PinnedFile>) {
         let was_watched = pinned.is_watched();
         pinned.set_writers(self.writers(file, &pinned.version()));
@@ -252,7 +252,7 @@ impl PinCache {
         verdict.map_err(|reason| reason.unwrap_or_else(|| Reason::new(TOO_LITTLE)))
     }
 
-    /// Asks for a window. What is worth registering is handed to `registrar`. See [`PinCache::policy`].
+    /// Asks for a window. Windows worth registering are passed to `registrar`. See [`PinCache::policy`].
     ///
     /// The window's lock is not held while the budget looks for room, which may look at this window, too. Its state keeps other
     /// threads from asking for it meanwhile.
@@ -382,7 +382,7 @@ impl PinCache {
     ) -> PinTerms {
         let least = self.least(reader);
         let repays = || reader.keeps_lanes_idle() && self.pace_of(pinned).is_known_to_reach(FAST_ENOUGH);
-        // What keeps the lanes busy does not wait for a trial: that is made beside it.
+        // A request that keeps the lanes busy does not wait for a trial: it runs in parallel.
         let is_told = || reader.keeps_lanes_idle() || self.pace_of(pinned).is_known();
         let is_fast = || (is_told() && self.slow(pinned, least).is_none()) || repays();
         let is_at_once = self.pace == 0
@@ -417,7 +417,7 @@ impl PinCache {
         self.cost_of(pinned, window, PaidUse::Later).0 <= credit::most(pinned.len())
     }
 
-    /// What a window costs a file's readers, and the GB/s of registering at which it costs nothing.
+    /// The cost of a window for a file's readers, and the GB/s of registering at which it is nothing.
     fn cost_of(&self, pinned: &PinnedFile, window: usize, when: PaidUse) -> (f64, f64) {
         let least = match self.lanes_pace.gb_per_second() {
             0.0 => self.pace as f64,
@@ -428,7 +428,7 @@ impl PinCache {
         (credit::cost(credit::expected(len, self.pace_of(pinned)), least, spared), least)
     }
 
-    /// Whether what registering costs is asked.
+    /// Whether the cost of registering matters.
     pub(super) fn paces_itself(&self) -> bool {
         self.pace > 0
     }
@@ -488,7 +488,7 @@ impl PinCache {
         bytes.fold((0, 0), |(sum, files), bytes| (sum + bytes, files + 1))
     }
 
-    /// What its reclaimer does from time to time. `is_pressed` tells whether memory ran short.
+    /// The periodic work of its reclaimer. `is_pressed` tells whether memory ran short.
     pub(super) fn maintain(&self, is_pressed: impl FnOnce() -> bool) {
         if self.is_empty() {
             return;
@@ -518,7 +518,7 @@ impl PinCache {
     }
 
     /// Finds out whether writes may still be under way where that was so when pages were pinned, so that they need no
-    /// looking at any more; and forgets files that have lost pages.
+    /// checks any more; and drops files that have lost pages.
     fn recheck_writers(&self) {
         let now = self.now();
         for pinned in self.all_files().iter().filter(|pinned| pinned.is_watched() && pinned.is_due(now)) {
@@ -567,7 +567,7 @@ impl PinCache {
         matches!(known, Some(Err(_)))
     }
 
-    /// What the rules and trials say of this device and a file.
+    /// The verdict of rules and trials on this device and a file.
     pub(crate) fn verdict(&self, file: &Descriptors, access: Access) -> std::result::Result<(), Reason> {
         eligibility::verdict(&self.device, file, access)
     }

@@ -8,7 +8,7 @@ use crate::source::piece::Direction;
 use crate::tuning::machine::BRIEF_WAIT;
 use crate::tuning::mapped::ALONE_ASKS;
 
-/// What asks for windows, as far as that decides how they are registered.
+/// A request for windows: the properties that decide how they are registered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader {
     pub(super) direction: Direction,

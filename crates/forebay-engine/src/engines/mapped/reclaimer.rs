@@ -140,7 +140,7 @@ impl Pin {
         // SAFETY: the region is mapped as long as the pin holds it; it is unregistered before.
         unsafe { device.register(HostRange::new(address as *mut u8, len as usize), access) }.map_err(
             |error| {
-                // Pages that are gone are the file's doing, not the driver's.
+                // Missing pages are the file's fault, not the driver's.
                 check().err().unwrap_or_else(|| error.with(DRIVER, &device.info().name))
             },
         )?;
@@ -264,7 +264,7 @@ impl Reclaimer {
         self.queue().is_open = true;
     }
 
-    /// What the reclaimer's thread runs: works until told to stop, and calls `look` from time to time.
+    /// The body of the reclaimer's thread: works until a request to stop, and calls `look` from time to time.
     pub(super) fn run(&self, stop: &AtomicBool, mut look: impl FnMut()) {
         let mut last = Instant::now();
         while !stop.load(Ordering::SeqCst) {
@@ -342,7 +342,7 @@ impl Reclaimer {
     }
 }
 
-/// What the kernel tells of memory shortage: of the machine, and of this process's cgroups.
+/// The kernel's counters of memory shortage: of the machine, and of this process's cgroups.
 pub(super) struct MemoryPressure {
     pressures: Vec<PathBuf>,
     events: Vec<PathBuf>,

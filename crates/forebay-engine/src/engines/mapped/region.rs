@@ -70,7 +70,7 @@ impl Region {
     }
 
     /// Brings a range's pages into the page cache and the page tables. A range that is not in the file any more is an
-    /// error here, where the driver's own walk would be slower and say less.
+    /// error here, where the driver's own walk would be slower and its error less precise.
     pub(crate) fn populate(&self, offset: u64, len: usize) -> Result<()> {
         const POPULATE_READ: libc::c_int = 22;
         // SAFETY: `madvise` checks the range; this advice changes no bytes.
@@ -90,7 +90,7 @@ impl Drop for Region {
     }
 }
 
-// ---- which pages are there, as the kernel tells in /proc/self/pagemap --------------------------------------------
+// ---- which pages are present, by /proc/self/pagemap --------------------------------------------
 
 /// The open file, and what distinguishes it from another file that reuses its descriptor number.
 #[derive(Debug)]

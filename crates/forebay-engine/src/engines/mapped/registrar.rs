@@ -33,12 +33,12 @@ pub(crate) enum PinPolicy {
     Always,
 }
 
-/// On which terms a window is asked for.
+/// The terms of a request for a window.
 pub(crate) struct PinTerms {
     pub(super) policy: PinPolicy,
     /// Registering at fewer GB/s is slow, or costs the file's readers something.
     pub(super) least: f64,
-    /// What its readers' savings keep for it.
+    /// The part of its readers' savings reserved for it.
     promise: Option<Promise>,
 }
 
@@ -53,7 +53,7 @@ impl PinTerms {
     }
 }
 
-/// What the registrar is asked to do.
+/// A request to the registrar.
 pub(crate) struct PinRequest {
     /// None if nobody waits: then the window is registered for as long as anybody has the file open.
     pub(crate) source: Option<Arc<FileSource>>,
@@ -67,7 +67,7 @@ pub(crate) struct PinRequest {
     pub(crate) was_watched: bool,
 }
 
-/// What the readers of a file keep to pay for a window, until it is registered or given up.
+/// The savings that a file's readers reserve for a window, until it is registered or dropped.
 pub(crate) struct Promise {
     pinned: Arc<PinnedFile>,
     cost: f64,
@@ -141,7 +141,7 @@ impl PinCache {
     /// Registers the next piece of a window, if it is still wanted. The request, if there is more to do. The caller has the
     /// [`DriverTurn`](super::reclaimer::DriverTurn).
     pub(super) fn register(&self, mut request: PinRequest) -> Option<PinRequest> {
-        // What nobody waits for keeps no file open.
+        // A request that nobody waits for keeps no file open.
         let source = request.source.clone().or_else(|| lock(&request.pinned.owner).upgrade());
         let is_wanted = request.has_window() && !request.pinned.is_stale();
         let Some(file) = source.as_ref().filter(|_| is_wanted).map(|source| &source.descriptors) else {
@@ -152,7 +152,7 @@ impl PinCache {
             if self.is_final(file, request.pinned.access) {
                 request.fail(Some(reason));
             } else {
-                // Where nothing was learnt it is tried again.
+                // Without a verdict it is tried again.
                 request.put_off(reason);
             }
             return None;

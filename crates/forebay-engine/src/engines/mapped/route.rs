@@ -53,7 +53,7 @@ pub(super) struct BatchRoute {
     pub(super) spans: VecDeque<RouteSpan>,
     /// Pins of windows that are ready.
     pub(super) pins: Vec<Arc<Pin>>,
-    /// Bytes of them while which are copied nobody else needs the driver.
+    /// Their bytes during whose copy no other thread needs the driver.
     pub(super) cover: u64,
     /// For the lanes.
     pub(super) rest: Vec<Part>,
@@ -254,7 +254,7 @@ impl BatchRoute {
         is_left
     }
 
-    /// What waits for windows goes in the order in which they are registered.
+    /// Entries that wait for windows are in the order of registration.
     fn sort(&mut self, windows: &[WindowStatus]) {
         let place = |span: &RouteSpan| match *span {
             RouteSpan::Range { start, .. } => {

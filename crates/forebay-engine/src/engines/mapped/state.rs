@@ -1,4 +1,4 @@
-//! What the engine's threads and its callers share: the pin cache, work for the copy thread, windows to register.
+//! Shared between the engine's threads and its callers: the pin cache, work for the copy thread, windows to register.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,7 +32,7 @@ pub(super) const REGISTER_LIMIT: Duration = Duration::from_secs(10);
 /// Longest wait of a caller that needs registered pages, while another registration or unregistration is in the way.
 const OBSTACLE_LIMIT: Duration = Duration::from_secs(3);
 
-/// What the engine's threads and its callers share.
+/// Shared between the engine's threads and its callers.
 pub(crate) struct MappedState {
     pub(super) cache: Arc<PinCache>,
     pub(super) permission: Permission,
@@ -208,7 +208,7 @@ impl MappedState {
         self.callers.are_busy() || self.readers.are_several()
     }
 
-    /// Remembers how fast lanes bring what a batch asks for.
+    /// Remembers the rate at which lanes bring a batch's bytes.
     pub(super) fn note_lanes_pace(&self, batch: &Batch) {
         self.cache.lanes_pace.take(self.stage.rate(batch));
     }

@@ -165,8 +165,8 @@ impl InPlaceTransfer {
         written
     }
 
-    /// Takes what comes next and cannot be copied in place, with all behind it of which the same is known: entries that wait for the
-    /// same windows, or ranges.
+    /// Takes the next entries that cannot be copied in place, with the following ones in the same state: entries that
+    /// wait for the same windows, or ranges.
     pub(super) fn take_alike(&mut self) -> Vec<Part> {
         let Some(front) = self.todo.pop_front() else { return Vec::new() };
         let mut parts = vec![front.part()];
@@ -205,7 +205,7 @@ impl InPlaceTransfer {
         }
     }
 
-    /// The end: tells the completion. What is not good has to be moved again.
+    /// The end: tells the completion. Bytes that are not good must be moved again.
     #[must_use]
     pub(super) fn conclude(self, state: &MappedState, is_good: bool) -> Option<RepeatedJob> {
         let Self {
@@ -318,7 +318,7 @@ pub(super) struct SecondOutcome {
     pub(super) moved: Moved,
 }
 
-/// A second reading of some parts of a batch. A write is done once: its bytes are what they are.
+/// A second reading of some parts of a batch. A write is repeated once: its bytes do not change.
 pub(super) struct SecondRead {
     batch: Arc<Batch>,
     parts: Vec<Part>,
@@ -330,7 +330,7 @@ pub(super) struct SecondRead {
 }
 
 enum ReadPhase {
-    /// Until the file holds still, or then.
+    /// Until the file rests, or until this time.
     Waiting(Instant),
     /// `is_sure`: no write was under way when it began.
     Reading { before: FileVersion, is_sure: bool, read: Arc<Completion> },
@@ -372,7 +372,7 @@ impl SecondRead {
         }
     }
 
-    /// Goes on as far as it can without waiting.
+    /// Continues as far as it can without waiting.
     pub(super) fn step(&mut self, state: &MappedState) -> Option<SecondOutcome> {
         loop {
             let next = match self.go_on(state) {
@@ -487,7 +487,7 @@ impl RepeatedJob {
         Self { job, again }
     }
 
-    /// Goes on as far as it can without waiting. Whether it has ended.
+    /// Continues as far as it can without waiting. Returns whether it has ended.
     pub(super) fn step(&mut self, state: &MappedState) -> bool {
         let outcome = self.again.step(state);
         let is_over = outcome.is_some();

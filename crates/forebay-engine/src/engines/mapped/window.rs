@@ -32,7 +32,7 @@ const AT_ONCE: u64 = 4;
 const WRITTEN: u64 = 4;
 /// Less than this is cheaper staged than registered.
 pub(crate) const MIN_WORTH: u64 = 8 << 20;
-/// Why what is seldom read is not pinned.
+/// Why rarely read windows are not pinned.
 pub(crate) const TOO_LITTLE: &str = "too little of it was read so far: pinning its pages would not pay";
 
 /// One state of one file, and its windows on this device.
@@ -43,7 +43,7 @@ pub(crate) struct PinnedFile {
     pub(super) is_memory: bool,
     /// How fast its pages were registered.
     pub(super) pace: Mutex<RegisterPace>,
-    /// What its readers may lose to registrations.
+    /// The savings of its readers for registrations.
     pub(super) credit: Mutex<Credit>,
     /// Bytes that callers have read in place by long reads.
     pulled: AtomicU64,
@@ -87,7 +87,7 @@ pub(super) enum WindowState {
     Declined(Reason, u64),
 }
 
-/// What can be had of a window.
+/// The answer to a request for a window.
 #[derive(Debug)]
 pub(crate) enum WindowAnswer {
     /// The window is registered.
@@ -137,7 +137,7 @@ impl PinnedFile {
     }
 
     /// Tells others, before its first byte or after its last, that the file is being written through its registered
-    /// pages, which the kernel does not notice. They are its pages still, in the state that is answered. `None` if
+    /// pages, which the kernel does not notice. The returned state still has these pages. `None` if
     /// another process has changed it.
     pub(crate) fn touch(&self, fd: RawFd) -> Option<FileVersion> {
         let mut version = lock(&self.version);
@@ -174,7 +174,7 @@ impl PinnedFile {
         Writers::numbered(self.writers.load(Ordering::SeqCst))
     }
 
-    /// Writes down who may be writing. Once there is none that stays: a later write gives the file another version.
+    /// Records the possible writers. Once there is none, that stays: a later write gives the file another version.
     pub(super) fn set_writers(&self, writers: Writers) {
         let still_asks = |before| (before != Writers::Nobody as u8).then_some(writers as u8);
         let _ = self.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, still_asks);
@@ -503,7 +503,7 @@ pub(super) fn parts(batch: &Batch, len: u64) -> impl Iterator<Item = (usize, (u6
     })
 }
 
-/// What a batch touches of each window, from the first to the last byte.
+/// The range that a batch touches in each window, from the first to the last byte.
 pub(super) fn touched(batch: &Batch, len: u64) -> BTreeMap<usize, (u64, u64)> {
     let mut touched = BTreeMap::new();
     for (window, (start, end)) in parts(batch, len) {

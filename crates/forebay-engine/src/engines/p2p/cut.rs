@@ -4,7 +4,7 @@
 use crate::io::plan::Part;
 use crate::source::piece::Piece;
 
-/// What O_DIRECT asks for.
+/// The alignment that O_DIRECT requires.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alignment {
     /// Of offsets and lengths, a power of two.
@@ -13,7 +13,7 @@ pub(crate) struct Alignment {
     pub(crate) memory: u64,
 }
 
-/// What of a batch goes which way.
+/// The division of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// All of it by the drive.

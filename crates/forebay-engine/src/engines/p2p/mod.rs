@@ -60,7 +60,7 @@ struct Reachable {
 #[derive(Clone, Copy, Debug)]
 struct Reached {
     key: trial::Key,
-    /// What the drive refuses after all fails: nothing else is allowed.
+    /// Bytes that the drive refuses after all fail: no other engine is allowed.
     only: bool,
 }
 
@@ -116,7 +116,7 @@ impl P2p {
         self.mode == Permission::Only
     }
 
-    /// What of a batch the drive moves.
+    /// The part of a batch that the drive moves.
     fn takes(&self, batch: &Batch, known: &Known<'_>) -> Result<Reachable, Arc<Refusal>> {
         let (file, alignment) = rules(known)?;
         let (placed, rest, left) = match cut::cut(&batch.pieces, alignment) {
@@ -211,7 +211,7 @@ fn unaligned_ends() -> ReceiptPart<Refusal> {
     ))
 }
 
-/// What costs nothing to ask: whether the source is a file that O_DIRECT can move.
+/// The cheap check: is the source a file that O_DIRECT can move?
 fn rules<'a>(known: &Known<'a>) -> Result<(&'a Descriptors, Alignment), Arc<Refusal>> {
     let Some(descriptors) = known.descriptors else {
         return Err(refusal::refusal("the source is not a file of the kernel's", None));

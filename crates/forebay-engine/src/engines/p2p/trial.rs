@@ -40,14 +40,14 @@ const MAX_FILES: usize = 256;
 /// How long it is left alone where a trial could not tell.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a trial, and so the engine, asks of memory.
+/// The alignment of memory that a trial, and so the engine, requires.
 pub(crate) fn memory_alignment(direct: DirectAlignment) -> u64 {
     u64::from(direct.memory).max(SECTOR)
 }
 
 pub(crate) type Verdict = std::result::Result<(), Arc<Refusal>>;
 
-/// What a verdict is about.
+/// The subject of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     device_id: DeviceId,
@@ -58,7 +58,7 @@ pub(crate) struct Key {
     direction: Direction,
 }
 
-/// The part of a key that is the same for all that a device does.
+/// The device's part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceId {
     boot: u128,
@@ -77,8 +77,9 @@ impl Key {
     }
 }
 
-/// The number of an open file for which no other speaks. File systems without a block device of their own (overlay, btrfs,
-/// …) lead to other drives from file to file, and the kernel gives their numbers anew after they are gone.
+/// The number of an open file whose verdict holds for no other file. File systems without a block device of their own
+/// (overlay, btrfs, …) lead to other drives from file to file, and the kernel gives their numbers anew after they are
+/// gone.
 fn alone(file: &Descriptors) -> Option<u64> {
     let is_alone = || libc::major(file.nature.mount) == 0 || sys::is_realtime(file.buffered.as_raw_fd());
     file.is_alone.get_or_init(is_alone).then_some(file.id)
@@ -91,7 +92,7 @@ fn boot() -> u128 {
     u128::from_str_radix(&digits, 16).unwrap_or_default()
 }
 
-/// What the process has learnt.
+/// The process's verdicts.
 #[derive(Debug, Default)]
 struct Trials {
     known: Mutex<Vec<(Key, KnownVerdict)>>,
@@ -122,7 +123,7 @@ pub(crate) fn known(key: &Key) -> Option<Verdict> {
 fn learn(key: Key, verdict: Verdict, until: Option<Instant>) {
     let mut all = lock(&Trials::of_process().known);
     all.retain(|(known, _)| *known != key);
-    // Files come and go; what is forgotten is tried again.
+    // Files come and go; a dropped verdict is tried again.
     if all.iter().filter(|(known, _)| known.file.is_some()).count() >= MAX_FILES
         && let Some(oldest) = all.iter().position(|(known, _)| known.file.is_some())
     {
@@ -322,7 +323,7 @@ impl Trial<'_> {
         }
     }
 
-    /// What the drive holds, by way of host memory.
+    /// The drive's bytes, through host memory.
     fn read_back(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
         let pages = Pages::new(len)?;
         match self.call(Direction::Read, pages.range().first(len), offset) {
@@ -389,7 +390,7 @@ impl Trial<'_> {
         sys::cachestat(self.fd, offset, len as u64).ok()
     }
 
-    /// Reads what the file itself holds.
+    /// Reads the file's own bytes.
     fn read_file(&self, memory: &TakenSample) -> TrialResult {
         let len = sys::length(self.fd)?;
         let mut last = None;

@@ -49,7 +49,7 @@ pub(super) fn cut(ranges: &mut Vec<Range>, entry: u32, piece: &Piece, registrati
     }
 }
 
-/// What a flight is made of.
+/// The parts of a flight.
 pub(super) struct FlightParts {
     pub(super) batch: Arc<Batch>,
     pub(super) server: ServerFile,
@@ -64,7 +64,7 @@ pub(super) struct FlightParts {
 /// A batch on its way.
 pub(super) struct Flight {
     onward: Onward,
-    /// For what must not wait on a connection's thread, nor on the submitter's.
+    /// For work that must not wait on a connection's thread or the submitter's.
     checks: TaskThread,
     state: Mutex<FlightState>,
 }
@@ -88,7 +88,7 @@ struct FlightState {
     /// Ranges that are asked for, and their bytes.
     asked: (usize, usize),
     ended: Ended,
-    /// What the server said of a mounted file before.
+    /// The server's attributes of a mounted file before the transfer.
     before: Option<StateToken>,
     /// A thread asks for ranges; answers that come meanwhile leave the rest to it.
     is_pumping: bool,
@@ -107,7 +107,7 @@ impl Flight {
         Arc::new(Self { onward, checks, state: Mutex::new(state) })
     }
 
-    /// Begins. Of a mounted file, what this host has written goes to the server first, and the server says which state it has.
+    /// Begins. For a mounted file, this host's writes go to the server first, and the server returns the file's state.
     pub(super) fn begin(self: &Arc<Self>) {
         let server = lock(&self.state).parts.as_ref().map(|parts| parts.server.clone());
         let Some(server) = server.filter(|server| server.is_mounted) else { return self.pump() };
@@ -232,7 +232,7 @@ impl Flight {
         }
         if let Some((_, error)) = failed.first() {
             let refusal = error_refusal(error);
-            // A server that waits or refuses will do so by any way; all else may be of this one.
+            // A server that waits or refuses does so with every way; other errors may belong to this one.
             // The kernel has a way of its own to the server of a mount.
             let is_of_server = error.kind() == ErrorKind::Timeout && !parts.server.is_mounted;
             // A change that this flight saw is no fault of the server. After any other error the way is left alone for a while, for this
@@ -253,7 +253,7 @@ impl Flight {
         completion.work_done(Moved::of(Way::Server, moved));
     }
 
-    /// Gives what failed to the engines further down.
+    /// Gives the failed parts to the engines further down.
     fn stage(&self, parts: &FlightParts, refusal: &Refusal, moved: u64, failed: &[(Range, Error)]) {
         let left = failed.iter().map(|(range, _)| range.memory.len as u64).sum::<u64>();
         let refusal =

@@ -1,5 +1,6 @@
-//! A thread for what must not wait on a caller's thread, nor on that of a connection: transfers that come after other work of the
-//! device, and registrations that nobody uses any more. It starts when there is something to do, and ends when there is nothing.
+//! A thread for work that must not wait on a caller's thread or a connection's: transfers that come after other work of
+//! the device, and registrations that nobody uses any more. It starts when there is something to do, and ends when
+//! there is nothing.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};

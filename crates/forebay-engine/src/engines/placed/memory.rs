@@ -58,7 +58,7 @@ impl Registrations {
             }
             return found.made.clone().map(|registered| (allocation, registered));
         }
-        // Whatever else was there is gone.
+        // Any other allocation there is freed.
         kept.retain(|kept| {
             kept.allocation == allocation || !kept.allocation.range.overlaps(allocation.range)
         });

@@ -48,9 +48,9 @@ pub(crate) struct Placed {
     permission: Permission,
     memory: Arc<Registrations>,
     helper: Helper,
-    /// Servers are looked at by a NIC beside requests.
+    /// A separate thread checks servers by a NIC.
     looks: TaskThread,
-    /// Ways are tried there, too.
+    /// It also runs trials.
     tester: Arc<Tester>,
     /// The questions to each before and after a transfer.
     checks: ServerThreads,
@@ -58,7 +58,7 @@ pub(crate) struct Placed {
     nics: NearestFirst,
 }
 
-/// Looks by NICs that wait, at most: each keeps its file. Chosen.
+/// Most checks by NICs that wait: each keeps its file. Chosen.
 const MAX_LOOKS: usize = 16;
 
 static CACHED: LazyLock<Refusal> = LazyLock::new(|| Refusal {
@@ -136,7 +136,7 @@ impl Placed {
         Ok(Some(ServerFile { place, file: known.file.clone(), is_mounted }))
     }
 
-    /// What the server is to place; `None` for what is not of this engine's kind.
+    /// The work for the server; `None` for transfers that this engine does not take.
     fn takes(&self, asked: &AskedBatch<'_>) -> Result<Option<Placing>, ReceiptPart<Refusal>> {
         if self.is_short(asked.known, asked.bytes()) {
             return Ok(None);
@@ -182,7 +182,7 @@ impl Placed {
                 .and_then(|place| self.register(batch, ServerFile { place, ..server.clone() }));
             match placing {
                 Ok(placing) => return Ok(placing),
-                // That of the nearest says most.
+                // The nearest NIC's reason is the most useful.
                 Err(why) => _ = refused.get_or_insert(why),
             }
         }
@@ -239,7 +239,7 @@ fn server_allows(known: &Known<'_>) -> bool {
     known.file.access().0
 }
 
-/// What a server is to place, and where.
+/// The server's work: bytes and their memory.
 struct Placing {
     server: ServerFile,
     ranges: Vec<Range>,

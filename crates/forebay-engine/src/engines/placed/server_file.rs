@@ -19,12 +19,12 @@ pub(super) struct ServerFile {
 }
 
 impl ServerFile {
-    /// What this host's kernel has of the file and its server has not goes there, and is durable.
+    /// Writes the kernel's dirty pages of the file to its server, durably.
     pub(super) fn settle(&self) -> Result<()> {
         if self.is_mounted { self.file.sync() } else { Ok(()) }
     }
 
-    /// Bytes of the file as they come the other way.
+    /// Bytes of the file, read the other way.
     pub(super) fn held(&self, len: usize, offset: u64) -> Result<Vec<u8>> {
         let Some(fd) = self.file.raw_fd().filter(|_| self.is_mounted) else {
             return self.by_host(len, offset);

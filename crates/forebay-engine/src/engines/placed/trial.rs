@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) type Verdict = std::result::Result<(), Arc<Refusal>>;
 
-/// What a verdict is about.
+/// The subject of a verdict.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Key {
     scope: PlaceScope,
@@ -46,7 +46,7 @@ impl Key {
     }
 }
 
-/// What the process has learnt.
+/// The process's verdicts.
 #[derive(Debug, Default)]
 struct Trials {
     known: Mutex<Vec<(Key, KnownVerdict)>>,
@@ -148,7 +148,7 @@ enum TrialOutcome {
     Refused(Arc<Refusal>),
     /// Whether they arrive is not known yet.
     Unclear(Arc<Refusal>),
-    /// Nor was the file read.
+    /// The file was not read either.
     Failed(Error, Arc<Refusal>),
 }
 

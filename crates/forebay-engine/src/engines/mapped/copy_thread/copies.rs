@@ -1,4 +1,4 @@
-//! Copies and gathers of the thread, a batch at a time in turn.
+//! Copies and gathers of the copy thread, one batch after the other.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl CopyThread {
         }
     }
 
-    /// What comes next cannot be copied in place after all.
+    /// The next entries cannot be copied in place after all.
     fn give_up(&mut self, at: usize, reason: Reason) -> bool {
         let Some(Some(transfer)) = self.transfers.get_mut(at) else { return false };
         let parts = transfer.take_alike();

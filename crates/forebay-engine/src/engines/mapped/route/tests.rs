@@ -1,4 +1,4 @@
-//! Every byte of a batch goes one way, whatever is known of its windows.
+//! Every byte of a batch takes exactly one way, whatever the state of its windows.
 
 use std::collections::HashMap;
 
