@@ -30,7 +30,7 @@ import maturin
 ROOT = Path(__file__).resolve().parents[2]
 #: Where the library lies while a wheel is made; git ignores the folder.
 LIBRARY = ROOT / "python" / "forebay" / "lib" / "libcufile.so.0"
-#: What the source distribution has: enough to build and to test.
+#: Files of the source distribution: enough to build and to test.
 SDIST_FILES = ("Cargo.toml", "Cargo.lock", "rust-toolchain.toml", "pyproject.toml", "LICENSE", "README.md")
 SDIST_FOLDERS = ("crates", "python", "tests/python")
 SDIST_WITHOUT = {"__pycache__", "target", ".mypy_cache", ".pytest_cache", ".ruff_cache"}

@@ -1,4 +1,4 @@
-"""What a file is that is not what it was taken for, by how it begins, and what reads it. Imported only then."""
+"""Recognises a file of an unexpected format by its first bytes, and names its reader. Imported only then."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def other_start(start: bytes, size: int, path: str, wanted: str) -> InvalidInput
 
 
 def _kind(start: bytes, size: int) -> tuple[str, str]:
-    """What a file is and what to do with it; empty where that does not show."""
+    """A file's format and its reader; empty if unknown."""
     for begin, what, hint in _KINDS:
         if start.startswith(begin):
             return what, hint
@@ -122,7 +122,7 @@ def is_npz(start: bytes) -> bool:
 
 
 def folder_hints(folder: str) -> list[str]:
-    """What reads a folder that holds no model."""
+    """The reader of a folder without a model."""
     if _locations.is_file(_locations.member(folder, ".metadata")):
         return [
             "torch.distributed.checkpoint wrote this folder: "

@@ -149,7 +149,7 @@ def real(path: str) -> str:
 
 
 class State(NamedTuple):
-    """What a location has now. Of two states that are equal in bytes and time the bytes are taken for the same."""
+    """The present state of a location. States of equal length and time count as the same bytes."""
 
     is_folder: bool
     is_file: bool
@@ -164,10 +164,10 @@ class State(NamedTuple):
 
 
 def state(location: str) -> State:
-    """What is there.
+    """The state of a location.
 
     Raises:
-        NotFoundError, PermissionDeniedError, …: it is unknown.
+        NotFoundError, PermissionDeniedError, …: it cannot be found out.
     """
     if is_url(location):
         is_folder, nbytes, changed = _forebay.state(location)
@@ -314,7 +314,7 @@ def _unescaped(part: str) -> str:
 
 
 def _matched(location: str, parts: list[str], listed: Callable[[str], list[tuple[str, bool, bool]]]) -> Iterator[str]:
-    """What lies below a location and has these names, which may be patterns. ``**`` stands for any number of folders, and behind
+    """Files below a location with these names, which may be patterns. ``**`` stands for any number of folders, and behind
     them for all that is there."""
     import fnmatch
     from urllib.parse import unquote_to_bytes
@@ -344,7 +344,7 @@ def _matched(location: str, parts: list[str], listed: Callable[[str], list[tuple
 
 
 def again(call: Callable[..., Any], *given: Any) -> Any:
-    """What a system call answers. EAGAIN and EINTR are no answers of a file system: it is asked again."""
+    """The result of a system call. On EAGAIN and EINTR it is called again."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:

@@ -17,10 +17,10 @@ __all__ = [
     "transposed",
 ]
 
-#: What a file says for each type.
+#: The descr of each type in a file.
 DESCR_OF = _dtypes.DESCR
 _PLAIN = {DESCR_OF[name][1:]: name for name in _dtypes.PLAIN}
-#: What numpy writes for types of ml_dtypes, and cannot read: float8_e5m2 alone has a name of its own.
+#: The descr that numpy writes for types of ml_dtypes, and cannot read: float8_e5m2 alone has a name of its own.
 _PLAIN["f1"] = "F8_E5M2"
 _NAMELESS = "W"
 
@@ -55,7 +55,7 @@ def is_nameless(descr: str) -> bool:
 
 
 def hint_of_descr(descr: str) -> list[str]:
-    """What ``dtype=`` could be for a file that says only how wide its elements are."""
+    """Values of ``dtype=`` for a file that records only the width of its elements."""
     fits = [_dtypes.EXTRA[name] for name in _dtypes.EXTRA if DESCR_OF[name][2:] == descr[2:]]
     return [f"say what the elements are: dtype={' or '.join(map(repr, fits))}"] if is_nameless(descr) and fits else []
 

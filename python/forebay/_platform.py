@@ -12,7 +12,7 @@ MACHINES = ("x86_64", "aarch64")
 
 
 def unsupported() -> str | None:
-    """What this machine lacks to run forebay, or None."""
+    """The requirement of forebay that this machine lacks, or None."""
     wide = sys.maxsize > 2**32
     machine = os.uname().machine if hasattr(os, "uname") else "another machine"
     if sys.platform == "linux" and machine in MACHINES and wide:

@@ -1,4 +1,4 @@
-"""What loading says when it cannot go on. Imported only then."""
+"""Errors of loading. Imported only when there is one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def no_room(
 
 
 def room_hints(on_gpu: bool, prefix: str) -> list[str]:
-    """What helps where the tensors do not fit into the memory of a GPU, or of the host."""
+    """Hints for tensors that do not fit into the memory of a GPU, or of the host."""
     if not on_gpu:
         return ["load only some: names=[…]", "free -g shows what is available"]
     return [f'spread them over devices: device={{"{prefix}": "cuda:0", "": "cpu"}}', "or load only some: names=[…]"]

@@ -1,4 +1,4 @@
-"""What stands in for the functions of safetensors, and for what hands a process's state to its children."""
+"""Replacements of safetensors' functions, and of the functions that pass a process's state to its children."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _load(framework: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def theirs() -> dict[str, Any]:
             return dict(original(data))
 
-        # What is no bytes, and a framework that is not there, safetensors refuses in its own words.
+        # safetensors raises its own errors for arguments that are not bytes, and for a missing framework.
         reason = _why_not(_FRAMEWORKS[framework], "cpu") if isinstance(data, bytes) else "no bytes were given"
         if reason is not None:
             _hand_over(name, reason)
@@ -368,7 +368,7 @@ class _PatchedChild:
         return exec, (code, {})
 
 
-#: What makes a replacement, by module and name.
+#: Makers of replacements, by module and name.
 MAKERS: dict[str, dict[str, Maker]] = {
     "safetensors": {"safe_open": _safe_open},
     "safetensors.torch": {

@@ -1,4 +1,4 @@
-"""What the pickle of a checkpoint describes: containers of Python's, plain data, and tensors with names."""
+"""The contents of a checkpoint's pickle: Python's containers, plain data, and tensors with names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def refuse(what: str, path: str) -> NoReturn:
     ]
     # torch says how, too, but its words go on and on.
     named = re.search(r"GLOBAL (\S+) was not an allowed|globals`,? but got <class '([^']+)'>", what)
-    # What is no name of Python's is no part of a line to type: the file says it.
+    # A name that is no identifier cannot be part of a line to type.
     if named is not None and _is_name(named[1] or named[2]):
         name = named[1] or named[2]
         what = f"{name}, which is not allowed"
@@ -51,7 +51,7 @@ def _is_name(text: str) -> bool:
 _KeyPath = tuple["_KeyPath | None", object]
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, bytearray, complex)
 _MAPPINGS: Final = (dict, OrderedDict, Counter)
-#: What the program has and the file but names: nothing in these is of the file.
+#: Objects of the program that the file only names: they have no data of the file.
 _KNOWN: Final = (type, types.FunctionType, types.BuiltinFunctionType, enum.Enum)
 
 

@@ -23,7 +23,7 @@ _FLOATS = frozenset(
 
 
 def cast_for(framework: Framework, dtype: Any) -> Cast | None:
-    """What the user's ``dtype`` asks for each tensor: a dtype for all floating-point tensors, or a function of the
+    """The user's ``dtype`` for each tensor: a dtype for all floating-point tensors, or a function of the
     name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What can go wrong, by meaning.
+"""Errors, by meaning.
 
 Every error of forebay is an :class:`Error` and also the built-in exception that says the same, so that
 ``except FileNotFoundError`` works as ever. :attr:`Error.hints` says what to type; the hints are also notes of the

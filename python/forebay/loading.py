@@ -32,7 +32,7 @@ _name = itemgetter(0)
 _dtype = itemgetter(1)
 _nbytes = itemgetter(4)
 
-#: What tests load by groups of other sizes with: see the native LoadLimits.
+#: Group sizes of loads, for tests: see the native LoadLimits.
 _LIMITS: dict[str, int] = {}
 _CASTS_IN_FLIGHT = 2
 _NAMES_IN_HINT = 4

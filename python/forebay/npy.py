@@ -201,7 +201,7 @@ class NpyArray:
         try:
             self._stored = _layout(descr, self.shape, self.fortran_order, framework, dtype, with_name)
         except UnsupportedError as error:
-            # What the framework cannot hold has a shape all the same.
+            # An array of a dtype that the framework lacks still has a shape.
             self._stored = error
 
     @property
@@ -513,7 +513,7 @@ def _describe_numpy(array: Any, name: str) -> Stored:
         )
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InvalidInputError("the array is not contiguous", hints=["numpy.ascontiguousarray(array)"], tensor=name)
-    # What ml_dtypes adds has no name that numpy could read again.
+    # Types of ml_dtypes have no name that numpy could read again.
     extra = _dtypes.NAMES.get(dtype.name) if dtype.isbuiltin == 2 else None
     descr = dtype.str if extra is None else DESCR_OF[extra]
     header = _forebay.npy_header(descr, not array.flags.c_contiguous, array.shape)

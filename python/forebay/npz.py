@@ -95,7 +95,7 @@ class NpzFile(Mapping[str, Any]):
             return array[...]
 
     def _bytes(self, name: str) -> bytes | None:
-        """What a member holds, unless that is an array."""
+        """The contents of a member, unless it is an array."""
         member = self._members[self._key(name)]
         with self._watch:
             if member.method == STORED:

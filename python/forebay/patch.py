@@ -43,7 +43,7 @@ _lock = threading.RLock()
 _pairs: list[tuple[Any, Any]] = []
 #: Names of the replaced functions.
 _replaced: list[str] = []
-#: What the variable was before it was set for children.
+#: The variable's value before it was set for children.
 _variable_before: str | None = None
 
 
@@ -127,7 +127,7 @@ def patch_child() -> None:
 
 
 def patch_at_start() -> None:
-    """What the wheel's ``forebay-patch.pth`` runs in a process that begins with ``FOREBAY_PATCH``."""
+    """Run by the wheel's ``forebay-patch.pth`` in a process that starts with ``FOREBAY_PATCH``."""
     names = [name for name in os.environ.get(VARIABLE, "").replace(" ", "").split(",") if name]
     unknown = [name for name in names if name != NAME]
     if unknown:

@@ -135,7 +135,7 @@ _Storages = dict[str, "torch.UntypedStorage"]
 
 
 def _described(archive: _Archive | _Legacy) -> tuple[Any, _Storages]:
-    """What the pickle describes, with tensors over storages without memory, and these storages by their keys."""
+    """The pickle's object, with tensors over storages without memory, and these storages by their keys."""
     keys: _Storages = {}
     try:
         tree, _ = _unpickled(archive, keys)
@@ -191,7 +191,7 @@ class _StorageMaker:
 def _unpickled(
     archive: _Archive | _Legacy, keys: _Storages | None = None, *, is_filled: bool = False, memory: str = "meta"
 ) -> tuple[Any, _Storages]:
-    """What the pickle describes, and its storages by their keys.
+    """The pickle's object, and its storages by their keys.
 
     Args:
         archive: holds the pickle.
@@ -249,7 +249,7 @@ def _swap(storage: torch.UntypedStorage, dtype: torch.dtype) -> None:
 
 
 def _allowed_by_program() -> dict[str, Any]:
-    """What the program added to the names that a pickle may use, by ``torch.serialization.add_safe_globals``."""
+    """Names that the program allowed for pickles by ``torch.serialization.add_safe_globals``."""
     from torch import _weights_only_unpickler
 
     untyped: Any = _weights_only_unpickler
@@ -346,7 +346,7 @@ class _Builder:
 
     @left_alone
     def build_around(self, described: Any, names: Any, verify: bool, progress: Progress, rest: int) -> Any:
-        """What the pickle makes of storages that have been read: all of them, since it may look at any.
+        """The pickle's object over storages that have been read: all of them, since it may look at any.
 
         Args:
             described: the tree over storages without memory, if there is one: it tells where storages go.

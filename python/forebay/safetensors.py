@@ -20,7 +20,7 @@ from ._paths import path_text
 from .errors import IntegrityError, InvalidInputError
 from .loading import Loader, Source, total_bytes
 
-# What a plain load does without is imported when it is needed: for small files that is most of the time.
+# Modules that a plain load does not need are imported on demand: for small files imports are most of the time.
 if TYPE_CHECKING:
     from .casting import Cast
     from .frameworks import Device, Framework
@@ -103,7 +103,7 @@ def load_file(
 
 
 def load_with(path: str, framework: Framework, where: Device | Placement, cast: Cast | None = None) -> dict[str, Any]:
-    """What :func:`load_file` does with a safetensors file once it has understood its arguments."""
+    """The body of :func:`load_file` for a safetensors file, with checked arguments."""
     return _load([Source(path)], framework, where, cast, None, False, False)
 
 

@@ -13,7 +13,7 @@ from .errors import IntegrityError, InvalidInputError, IsDirectoryError, NotFoun
 
 __all__ = ["Paths", "Shard", "resolve"]
 
-#: What names a checkpoint: a file, a folder, an index, or several files.
+#: A checkpoint's path: a file, a folder, an index, or several files.
 Paths = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 
 #: How the files of a model are named: those of safetensors first, then those that torch.save wrote.

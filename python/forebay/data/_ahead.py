@@ -57,7 +57,7 @@ class Reader:
                     self._is_running = False
                     return
                 window = self._wanted.pop(0)
-            # What cannot be read ahead is read when it is asked for, or fails there.
+            # Records that cannot be read ahead are read when they are asked for, or fail there.
             with contextlib.suppress(Exception):
                 for read in (self._ask, self._meet):
                     for start, stop in self._order.blocks_of(self._epoch, window):

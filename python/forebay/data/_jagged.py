@@ -238,7 +238,7 @@ def _made(dtype: str, shape: tuple[int, ...], device: str, content: bytes) -> _f
 
 
 def _sent(array: _forebay.Array) -> tuple[Any, ...]:
-    """What :func:`_made` makes the array of, in another process too."""
+    """The arguments of :func:`_made`, also in another process."""
     return array.dtype, array.shape, array.device, array.tobytes()
 
 
@@ -247,7 +247,7 @@ def _received(kind: type[Jagged], values: tuple[Any, ...], offsets: tuple[Any, .
 
 
 def _content(array: Any) -> Any:
-    """What tells whether two arrays have the same elements, wherever they lie."""
+    """A key that is equal for arrays with the same elements, in any memory."""
     if _is_ours(array):
         return array.dtype, array.shape, array.tobytes()
     if not hasattr(array, "tolist"):
@@ -288,7 +288,7 @@ def _filled(shape: tuple[int, ...], values: Any, home: str, value: Any) -> tuple
 
 
 def _cutter(values: Any) -> Callable[[int, int], Any]:
-    """What gives the elements from one to another."""
+    """The function that returns a range of elements."""
     if not _is_ours(values):
         return lambda low, high: values[low:high]
     # forebay's own arrays have no views: a record is a copy.

@@ -36,7 +36,7 @@ _BYTES_AHEAD, _MIN_BATCHES_AHEAD, _MAX_BATCHES_AHEAD = 64 << 20, 2, 4
 
 @dataclass
 class LoaderStats:
-    """What a loader did so far.
+    """Counters of a loader.
 
     Attributes:
         batches: handed out.
@@ -174,7 +174,7 @@ class Loader:
     def _use_seed(self, seed: int) -> None:
         self.seed = integer("seed", seed, 0, 2**64 - 1)
         self._order = _forebay.Order(len(self.records), self.seed, *self._kind)
-        # What is on its way of the epoch behind the current one; it is of this order.
+        # The part of the next epoch that is being read; it has this order.
         self._following: Epoch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class Loader:
         return f"<forebay.data.Loader: {count} of {self.batch_size}, {self._kind[0]} order{ranks}, {self.records!r}>"
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to go on behind the last batch that was handed out, with any number of
+        """The state for :meth:`load_state_dict`, to continue after the last batch that the program got, with any number of
         ranks. Plain numbers and texts. All ranks have the same one after the same number of batches.
         """
         return {

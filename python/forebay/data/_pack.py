@@ -271,7 +271,7 @@ def _of_torch(value: Any) -> Any:
     name = _dtypes.name_of(value.dtype)
     if name not in _dtypes.EXTRA:
         return value.numpy()
-    # What numpy has not got, ml_dtypes adds: the same bytes.
+    # Types that numpy lacks come from ml_dtypes, with the same bytes.
     dtype = _dtypes.numpy_dtype(name)
     if dtype is None:
         raise UnsupportedError(f"{_dtypes.EXTRA[name]} needs ml_dtypes", hints=["pip install --upgrade ml_dtypes"])
@@ -280,7 +280,7 @@ def _of_torch(value: Any) -> Any:
 
 
 class _Told(NamedTuple):
-    """What an index says of a column's values."""
+    """The index's description of a column's values."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -81,7 +81,7 @@ class _TooManyError(Exception):
 
 
 def _braces(text: str) -> list[str]:
-    """What a shell makes of braces. Those without a comma or a range stand for themselves."""
+    """Expands braces as a shell does. Braces without a comma or a range stay as they are."""
     at = text.find("{") if "," in text or ".." in text else -1
     while at >= 0:
         parts = _parts(text, at)
@@ -95,7 +95,7 @@ def _braces(text: str) -> list[str]:
 
 
 def _parts(text: str, begin: int) -> list[str]:
-    """What stands between the commas of the braces that open at ``begin``, and behind them; empty if they do not close."""
+    """The parts between the commas of the braces that open at ``begin``, and the rest; empty if they do not close."""
     parts, depth, start = [], 0, begin + 1
     for at in range(begin, len(text)):
         depth += (text[at] == "{") - (text[at] == "}")
@@ -214,7 +214,7 @@ _Above = tuple[tuple[int, int], ...]
 
 
 def _entered(folder: str, above: _Above) -> _Above:
-    """What is above the members of a folder.
+    """The folders above the members of a folder.
 
     Raises:
         InvalidInputError: it is one of those above it already, by a link.

@@ -83,7 +83,7 @@ def _of_group() -> tuple[int, int] | None:
 
 
 def _of_environment(has_group: bool) -> tuple[int, int] | None:
-    """What torchrun and its like say in RANK and WORLD_SIZE. What cannot be meant is an error where no group decides: each
+    """RANK and WORLD_SIZE, as torchrun and similar launchers set them. Impossible values are an error where no group decides: each
     process would read everything.
     """
     given = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
@@ -122,7 +122,7 @@ def _warn(group: tuple[int, int] | None, told: tuple[int, int] | None) -> None:
 
 
 class Step(NamedTuple):
-    """What a rank reads of one step of all ranks.
+    """A rank's records in one step of all ranks.
 
     Attributes:
         places: (first, behind the last) in the order, one behind the other in the batch.
@@ -166,8 +166,8 @@ class Share:
         if end <= self.total:
             low = begin + self._rank * self._size
             return Step([(low, low + self._size)], end, 0)
-        # What does not fill a batch of each is split evenly: the first ranks have one record more, and the others the next
-        # rank's first, so that all have equally many.
+        # A rest that does not fill a batch of each rank is split evenly: the first ranks have one record more, and the
+        # others the next rank's first, so that all have equally many.
         left = self.total - begin
         each, longer = divmod(left, self._world)
         low = self._rank * each + min(self._rank, longer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .._forebay import Future
     from ..frameworks import Device, Framework
 
-    #: What torch's functions ask for. At run time nothing of torch is needed: it looks for methods alone.
+    #: The types that torch's functions require. At run time torch only looks for methods, so it is not imported.
     DatasetBase = Dataset[Any]
 else:
     DatasetBase = object
@@ -78,7 +78,7 @@ def collate(records: Any) -> Any:
 
 
 class Records(DatasetBase):
-    """What all sources have: a length, and records by their numbers.
+    """The interface of all sources: a length, and records by their numbers.
 
     They are picklable and open their files when they first read, in each process.
     """

@@ -106,7 +106,7 @@ def packed_range(rows: range) -> bytes:
 
 
 def host_rows(rows: Any) -> Any:
-    """What :func:`row_numbers` gave, as numpy's array of 64-bit integers in host memory."""
+    """The result of :func:`row_numbers`, as numpy's array of 64-bit integers in host memory."""
     import numpy
 
     if isinstance(rows, (bytes, list, tuple)):

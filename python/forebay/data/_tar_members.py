@@ -1,4 +1,4 @@
-"""What a tar file has: its members with bytes, and where these lie."""
+"""The members of a tar file that have bytes, and the offsets of these."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def get(name: str) -> Framework:
 
 
 def _without(name: str) -> list[str]:
-    """What to say instead of a framework that is not installed."""
+    """The error for a framework that is not installed."""
     import importlib.util
 
     hints = ['framework="native" needs no other package']
@@ -180,7 +180,7 @@ def unsupported_dtype(framework: Framework, dtype: str, tensor: str) -> Unsuppor
 
 
 def __getattr__(name: str) -> object:
-    # What a framework has to offer matters to those who write one or check types.
+    # The protocol of frameworks is for those who write one or check types.
     if name == "Framework":
         from ._protocol import Framework
 

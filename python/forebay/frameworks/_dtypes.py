@@ -21,7 +21,7 @@ UNPACKED = frozenset(name for name, bits, numpy, _, _, has_code in _ROWS if nump
 TORCH = {name: torch for name, _, _, torch, _, _ in _ROWS if torch}
 #: How ``.npy`` files say it.
 DESCR = {name: descr for name, _, _, _, descr, _ in _ROWS if descr}
-#: What safetensors files can have.
+#: The dtypes of safetensors files.
 STORABLE = frozenset(name for name, *_ in _ROWS if name.isupper())
 #: Our name for each name that users or numpy have for it.
 NAMES = {theirs: ours for ours, theirs in (PLAIN | EXTRA).items()}
@@ -59,7 +59,7 @@ def _extra(name: str) -> Any:
 
 
 def hints(name: str) -> list[str]:
-    """What to do with a tensor of a dtype that a framework lacks."""
+    """The hint for a tensor of a dtype that a framework lacks."""
     if name in PLAIN or name in EXTRA:
         return ['framework="native" has it']
     if name in TORCH:

@@ -1,4 +1,4 @@
-"""What forebay needs of a framework."""
+"""The interface of a framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Framework"]
 
 
 class Framework(Protocol):
-    """What forebay needs of a framework. Dtypes are safetensors' names (``"F32"``, ``"BF16"``, ``"F8_E4M3"``, …)."""
+    """The interface of a framework. Dtypes are safetensors' names (``"F32"``, ``"BF16"``, ``"F8_E4M3"``, …)."""
 
     #: The name that users say.
     name: str
@@ -25,7 +25,7 @@ class Framework(Protocol):
         """GPU 0 if the framework can use one here, the host otherwise."""
 
     def parse_device(self, device: object) -> Device:
-        """What the user's ``device`` means to this framework.
+        """The framework's device for the user's ``device``.
 
         Raises:
             InvalidInputError: nothing that is known.
@@ -39,7 +39,7 @@ class Framework(Protocol):
         """The safetensors name of a framework's dtype (or of what users write for it), ``None`` where there is none."""
 
     def dtype_hints(self, name: str) -> list[str]:
-        """What to do where :meth:`dtype` gives ``None``."""
+        """The hint where :meth:`dtype` gives ``None``."""
 
     def reads(self, name: str) -> bool:
         """Whether :meth:`allocator` takes this dtype, be it only to cast from it."""

@@ -35,7 +35,7 @@ class Jax:
 
     name = "jax"
     array_type: type[Any] = jax.Array
-    # What it takes for equal constants.
+    # jax may share memory between equal constants.
     may_share = True
 
     def default_device(self) -> Device:

@@ -1,4 +1,4 @@
-"""What makes a folder of shards a checkpoint: ``checkpoint.json``, written last."""
+"""``checkpoint.json``, written last: with it a folder of shards is a checkpoint."""
 
 from __future__ import annotations
 

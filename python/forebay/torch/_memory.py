@@ -1,4 +1,4 @@
-"""What forebay needs to know of a ``torch.Tensor``: where its bytes lie, their type, and when they are settled."""
+"""Facts about a ``torch.Tensor``: the address of its bytes, their type, and when they are final."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def pieces(box: Box, target: torch.Tensor) -> Iterator[Piece]:
 
 @dataclass(slots=True)
 class _Job:
-    """What is being read from one file."""
+    """The reads from one file."""
 
     file: File
     watch: Watch
@@ -180,7 +180,7 @@ class CheckpointReader(StorageReader):
         return is_place(checkpoint_id) or (isinstance(checkpoint_id, str) and _locations.is_url(checkpoint_id))
 
     def metadata(self) -> Metadata:
-        """What the checkpoint holds.
+        """The contents of the checkpoint.
 
         Raises:
             NotFoundError: the folder is not there, or its save was not completed.

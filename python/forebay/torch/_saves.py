@@ -36,7 +36,7 @@ class SaveTask:
     """
 
     def __init__(self, path: str) -> None:
-        #: What is being written.
+        #: The path that is being written.
         self.path = path
         self._process = os.getpid()
         self._staged = threading.Event()
