@@ -1,4 +1,4 @@
-//! What a thread has current: a stack of contexts and a capture mode.
+//! A thread's current state: a stack of contexts and a capture mode.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_int;

@@ -1,4 +1,4 @@
-//! What registering costs: one call registers at a time, and every other call waits for it.
+//! The cost of registering: one call registers at a time, and every other call waits for it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};

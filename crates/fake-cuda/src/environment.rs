@@ -1,4 +1,4 @@
-//! What the environment sets.
+//! Settings from the environment.
 
 use std::collections::HashMap;
 use std::ffi::c_int;

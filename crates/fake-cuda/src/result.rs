@@ -1,4 +1,4 @@
-//! What driver functions answer: result codes and handles.
+//! Results of driver functions: codes and handles.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What the fake knows: its words, files and counts.
+//! The state of the fake: its options, files and counts.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;

@@ -1,9 +1,8 @@
 //! A test double of RDMA: [`Fake`] is a [`forebay_verbs::Fabric`] within one process.
-//!
-//! What hardware enforces is enforced: keys, bounds, rights, domains and lifetimes, for the peer's memory and for this side's.
-//! A refused operation breaks the connection, as on real hardware. Operations are carried out on the thread that posts
-//! them; only late ones have a thread of their own. [`Fake::inject`] has faults, [`Fake::journal`] a record of
-//! operations.
+//! The fake enforces the rules of hardware: keys, bounds, rights, domains and lifetimes, for the peer's memory and for
+//! this side's. A refused operation breaks the connection, as on real hardware. Operations are carried out on the
+//! thread that posts them; only late ones have a thread of their own. [`Fake::inject`] has faults, [`Fake::journal`] a
+//! record of operations.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What there is on both sides: devices, the table of keys, faults, the journal.
+//! The state of both sides: devices, the table of keys, faults, the journal.
 
 use std::fmt::Debug;
 use std::net::IpAddr;

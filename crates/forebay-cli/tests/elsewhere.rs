@@ -1,4 +1,4 @@
-//! What lies neither on this machine nor on an NFS server: every command says so, and what to do meanwhile.
+//! Names of files that are neither on this machine nor on an NFS server: every command refuses them, with a hint.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;

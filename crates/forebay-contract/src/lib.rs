@@ -1,5 +1,5 @@
-//! What every source must do alike, over each engine and memory. A crate that adds a source calls [`run`] in a test: it needs no more
-//! than a way to make a source of [`LEN`] bytes and to look at it from outside.
+//! The contract of sources, over each engine and memory. A crate that adds a source calls [`run`] in a test: it needs
+//! no more than a way to make a source of [`LEN`] bytes and to look at it from outside.
 #![allow(
     clippy::unwrap_used,
     clippy::missing_panics_doc,

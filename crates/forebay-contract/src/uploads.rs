@@ -1,4 +1,4 @@
-//! What every scheme must do alike that makes files.
+//! The contract of schemes that make files.
 
 use forebay_engine::{File, Session};
 use forebay_error::ErrorKind;

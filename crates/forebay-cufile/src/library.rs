@@ -1,4 +1,4 @@
-//! What the process has of this library: whether it is open, its options, files, buffers, streams and batches.
+//! The library's state in the process: whether it is open, its options, files, buffers, streams and batches.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

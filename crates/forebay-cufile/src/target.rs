@@ -1,4 +1,4 @@
-//! What a program's pointer points to.
+//! Finds the memory of a program's pointer.
 
 use std::ffi::c_int;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What the shared object looks like from outside: its name, what it needs, what it exports.
+//! The shared object from outside: its name, the libraries it needs, its exports.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod common;

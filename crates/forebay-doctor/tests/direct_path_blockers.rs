@@ -1,4 +1,4 @@
-//! What keeps drives from device memory: one machine on which nothing does, and one thing after the other that does.
+//! Blockers between drives and device memory: a machine without any, and then one blocker after the other.
 
 mod machines;
 

@@ -1,4 +1,4 @@
-//! What servers of NFS mounts are asked by `check`: over a server in the process, and a fabric in it.
+//! Questions of `check` to servers of NFS mounts: over a server in the process, and a fabric in it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::net::TcpListener;

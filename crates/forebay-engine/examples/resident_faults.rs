@@ -1,4 +1,4 @@
-//! What may happen to a process while callers' pieces are with the resident kernel, on the machine's GPU:
+//! Faults of a process while callers' pieces are with the resident kernel, on the machine's GPU:
 //!
 //! - `full`: kernels of the user fill the whole GPU, so that none of the engine's starts;
 //! - `capture`: another thread captures a stream, globally;

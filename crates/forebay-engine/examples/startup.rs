@@ -1,4 +1,4 @@
-//! What a first transfer costs, step by step, in milliseconds: `startup FILE [THREADS]`.
+//! Measures the cost of a first transfer, step by step, in milliseconds: `startup FILE [THREADS]`.
 //!
 //! On device 0: pages that one thread touches and pins by itself, as many at once, or all by one call, in huge pages and in
 //! small ones; streams and their first copies (with the variable `STARTUP_PINS`). Without it: a session, its first reads and

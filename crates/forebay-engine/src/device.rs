@@ -1,4 +1,4 @@
-//! What a session has for each device: engines, lanes, elections and totals.
+//! A session's state for each device: engines, lanes, elections and totals.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock};

@@ -1,4 +1,4 @@
-//! What a machine may forbid: io_uring, locked memory, descriptors, permissions, space. forebay works all the same
+//! Restrictions of a machine: io_uring, locked memory, descriptors, permissions, space. forebay works all the same
 //! and says what is missing, or fails with a clear error.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]

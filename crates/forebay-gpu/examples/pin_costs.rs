@@ -1,5 +1,5 @@
-//! What it costs to let a GPU read a file's cached pages in place: registering windows of a mapping, copying and
-//! gathering from them. A step that fails says so, and the next one goes on.
+//! Measures the cost of letting a GPU read a file's cached pages in place: registering windows of a mapping, copying
+//! and gathering from them. A step that fails says so, and the next one goes on.
 //!
 //! `cargo run --release -p forebay-gpu --example pin_costs -- FILE`, where FILE is in the page cache (4 GiB, say).
 

@@ -1,4 +1,4 @@
-//! What a resident kernel is asked for.
+//! Requests to a resident kernel.
 
 /// A kernel that polls mailboxes in pinned memory and copies the requests posted there, until there are none for a
 /// while.

@@ -1,4 +1,4 @@
-//! What NVIDIA's libcufile does on this machine, step by step: first by plain calls, then through the engine `libcufile`.
+//! Tries NVIDIA's libcufile on this machine, step by step: first by plain calls, then through the engine `libcufile`.
 //!
 //! `cargo run --release -p forebay-libcufile --example libcufile_probe -- FILE…`
 //!

@@ -1,4 +1,4 @@
-//! What NVIDIA's codes mean, and what to do about them.
+//! Explains NVIDIA's error codes, with hints.
 
 use forebay_error::{Error, ErrorKind};
 

@@ -1,4 +1,4 @@
-//! What the elements of a tensor are: the one table of what formats and libraries call them.
+//! Element types of tensors: one table with their names in formats and libraries.
 
 use forebay_error::{Error, ErrorKind, Result};
 

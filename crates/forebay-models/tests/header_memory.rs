@@ -1,4 +1,4 @@
-//! What a long header costs. Alone in its file: the peak is that of the process.
+//! Memory used by a long header. The only test of its program: the peak is that of the process.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use forebay_models::safetensors::{MAX_HEADER, read};

@@ -1,4 +1,4 @@
-//! What servers refuse, and what happens to clients: alike over TCP and by RDMA.
+//! Refusals of servers and faults of clients: alike over TCP and by RDMA.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::{BufRead, BufReader};

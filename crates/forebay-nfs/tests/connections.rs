@@ -1,4 +1,4 @@
-//! What happens on one connection is of that one alone.
+//! A fault of one connection affects no other.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::mpsc::sync_channel;

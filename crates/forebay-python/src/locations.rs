@@ -1,4 +1,4 @@
-//! What lies at a URL: the Python half asks the kernel itself about paths.
+//! States and folders of URLs: for paths the Python half asks the kernel itself.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

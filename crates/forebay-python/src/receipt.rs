@@ -1,4 +1,4 @@
-//! What really happened, as Python sees it.
+//! Receipts for Python.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What every source on a server needs, whatever it speaks.
+//! Shared by all sources on servers, of any protocol.
 //!
 //! | module | what it has |
 //! |---|---|

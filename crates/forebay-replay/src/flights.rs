@@ -1,4 +1,4 @@
-//! What a caller has in flight.
+//! A caller's requests in flight.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -1,4 +1,4 @@
-//! What a trace asks to be done again.
+//! The plan of a replay, from a trace.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};

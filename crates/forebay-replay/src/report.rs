@@ -1,4 +1,4 @@
-//! What a replay came to.
+//! The report of a replay.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};

@@ -1,4 +1,5 @@
-//! What a source of stored bytes offers to engines. A crate that implements [`Source`] needs this one and no engine.
+//! The interface of a source of stored bytes to engines. A crate that implements [`Source`] needs this one and no
+//! engine.
 
 mod beside;
 mod location;

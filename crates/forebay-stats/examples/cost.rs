@@ -1,4 +1,4 @@
-//! What counting costs: `cargo run --release -p forebay-stats --example cost [THREADS]`.
+//! Measures the cost of counting: `cargo run --release -p forebay-stats --example cost [THREADS]`.
 
 use std::time::{Duration, Instant};
 

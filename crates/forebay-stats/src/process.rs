@@ -1,4 +1,4 @@
-//! What /proc tells about a process.
+//! Facts about a process from /proc.
 
 /// Why no process can be found here, with what to type: /proc is not mounted, or something hides it.
 pub fn hidden_processes() -> Option<(&'static str, &'static str)> {

@@ -1,4 +1,4 @@
-//! What many threads write at once: a part for each of them, so that they do not fight over cache lines.
+//! A value that many threads write at once: each has its own part, so that they do not share cache lines.
 
 use std::cell::Cell;
 use std::ops::Deref;

@@ -1,4 +1,4 @@
-//! What recording costs: `cargo run --release -p forebay-trace --example record_cost [FILE]`.
+//! Measures the cost of recording: `cargo run --release -p forebay-trace --example record_cost [FILE]`.
 //!
 //! One thread records a million calls a second in bursts of a hundred. The CPU time in the bursts is what callers pay;
 //! the CPU time of the rest of the process is what growing the file costs beside them.

@@ -1,4 +1,4 @@
-//! What a trace says as a whole.
+//! The summary of a trace.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! What a connection reports.
+//! Completions of a connection.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What this machine has, or the reason why not.
+//! RDMA on this machine, or the reason why there is none.
 
 use std::path::Path;
 

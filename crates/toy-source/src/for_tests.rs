@@ -1,4 +1,4 @@
-//! What tests look at, and what they ask for in a name: `?state=none`, `?state=slow`, `?remove=slow`. A scheme needs none of it.
+//! Hooks for tests, and options in a name: `?state=none`, `?state=slow`, `?remove=slow`. A scheme needs none of it.
 
 use std::thread::sleep;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What KvikIO looks up beside the rest: the copy that finds out itself where its addresses are, many of them at once, and
+//! Functions that only KvikIO looks up: copies that find out where their addresses are, many of them at once, and
 //! newer names.
 
 use std::ffi::{c_int, c_uint, c_void};

@@ -1,4 +1,4 @@
-//! What the driver registers, and what it refuses: a look at the mappings below a range.
+//! Decides by the mappings below a range whether the driver registers it.
 
 use std::ffi::{CString, c_int, c_uint};
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What the command's tests share.
+//! Shared by the command's tests.
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

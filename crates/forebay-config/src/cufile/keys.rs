@@ -1,4 +1,4 @@
-//! What a key of `cufile.json` is, and finding one by the place where it stands.
+//! The keys of `cufile.json`, and their look-up by place.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What all parts of a run share, and the threads and passes of a run.
+//! The shared state of a run, and its threads and passes.
 
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What a pass cost and what went wrong in it.
+//! The figures and errors of a pass.
 
 use std::time::{Duration, Instant};
 

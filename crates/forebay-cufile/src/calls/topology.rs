@@ -1,4 +1,4 @@
-//! What the interface tells about GPUs: the window to their memory, where they are, direct paths.
+//! The interface's facts about GPUs: the window to their memory, their place, direct paths.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! What programs register, and the handles that they get.
+//! Registrations of programs, and their handles.
 
 mod files;
 mod numbered;

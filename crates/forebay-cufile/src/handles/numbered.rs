@@ -1,4 +1,4 @@
-//! What programs register by a number of their own: memory by its first address, streams by their handle.
+//! Registrations with numbers of the program's choice: memory by its first address, streams by their handle.
 
 use std::collections::HashMap;
 use std::ffi::c_uint;

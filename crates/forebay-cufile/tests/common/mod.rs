@@ -1,4 +1,4 @@
-//! What these tests share: the built library under the names that programs look for, and the C compiler.
+//! Shared by these tests: the built library under the names that programs look for, and the C compiler.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]

@@ -1,4 +1,4 @@
-//! What looks like a fault and is none: nothing is found, or notes only.
+//! Cases that look like a fault and are none: no findings, or notes only.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! What the protocol alone reaches: preads and mailboxes, beside copies by the driver. No Session, no receipts, no order.
+//! Measures the protocol alone: preads and mailboxes, beside copies by the driver. No Session, no receipts, no order.
 //!
 //! Each line is one way of one kind of work; CPU is that of the process, the launcher's thread included, for each operation.
 

@@ -1,4 +1,4 @@
-//! What an engine is, and how a batch goes down a list of them.
+//! The trait of engines, and how a batch goes down a list of them.
 
 use std::cell::OnceCell;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What receipts say: which engine moved the bytes, and why no better one did. No other module writes it.
+//! Writes receipts: the engine that moved the bytes, and why no better one did. No other module does.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,4 +1,4 @@
-//! What a submission comes to, as its works end.
+//! Collects the results of a submission while its works end.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};

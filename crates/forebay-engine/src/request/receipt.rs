@@ -1,4 +1,4 @@
-//! What really happened to a transfer's bytes.
+//! Receipts: the way that a transfer's bytes took.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a process has once, and the raw calls of the kernel below everything else.
+//! Values of a process, and raw kernel calls below everything else.
 pub(crate) mod fork;
 pub(crate) mod owned;
 pub(crate) mod pinned;

@@ -1,4 +1,4 @@
-//! What there is once in a process, even if the engine is in it several times.
+//! Values that exist once in a process, even if it has the engine several times.
 //!
 //! `libcufile.so.0` and Python's extension module are shared objects that each have the engine linked in, and a process
 //! may load both. Each then has its own copy of every static, but lanes, pinned memory and counters must be the

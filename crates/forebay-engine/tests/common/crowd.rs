@@ -1,4 +1,4 @@
-//! What tests of the resident kernel share: a file, captures, and callers that read at the same time.
+//! Shared by tests of the resident kernel: a file, captures, and callers that read at the same time.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]

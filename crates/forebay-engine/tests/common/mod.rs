@@ -1,4 +1,4 @@
-//! What the engine's tests share: memories, files with known bytes, sessions.
+//! Shared by the engine's tests: memories, files with known bytes, sessions.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]

@@ -1,4 +1,4 @@
-//! What the tests of the engine `mapped` share beside `common`.
+//! Shared by the tests of the engine `mapped`, in addition to `common`.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(unreachable_pub, reason = "a module of test binaries, not a crate")]

@@ -1,4 +1,4 @@
-//! What a file has held: its steps, and what a reader's bytes say about them.
+//! The history of a file's contents, and the check of a reader's bytes against it.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

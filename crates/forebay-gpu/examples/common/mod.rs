@@ -1,4 +1,4 @@
-//! What examples share.
+//! Shared by the examples.
 
 /// User and system seconds of this process.
 pub(crate) fn cpu() -> (f64, f64) {

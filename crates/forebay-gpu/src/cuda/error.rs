@@ -1,4 +1,4 @@
-//! What the driver's result codes mean.
+//! Explains the driver's result codes.
 
 use std::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! What forebay keeps for one GPU: its primary context, its compiled kernels, what it can do.
+//! A GPU: its primary context, its compiled kernels, its features.
 
 use std::collections::HashMap;
 use std::ffi::c_int;

@@ -1,4 +1,4 @@
-//! What the tests over the fake driver share.
+//! Shared by the tests over the fake driver.
 
 #![allow(dead_code, unreachable_pub, clippy::expect_used)]
 

@@ -1,4 +1,4 @@
-//! What a new file takes over of the one that it replaces: owner, mode, access list and attributes.
+//! Copies owner, mode, access list and attributes from a file to its replacement.
 
 use std::ffi::{CStr, CString};
 use std::fs::File as StdFile;

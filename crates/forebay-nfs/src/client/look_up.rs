@@ -1,4 +1,4 @@
-//! What a path of a server is, in the server's version: its handle, facts, and what the server takes.
+//! Looks up a path on a server: its handle, its attributes, and the server's limits.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a server's portmapper (rpcbind, RFC 1833) lists: which programs it has, over which transport, on which port.
+//! The list of a server's portmapper (rpcbind, RFC 1833): programs, transports and ports.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

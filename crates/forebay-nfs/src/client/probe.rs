@@ -1,4 +1,4 @@
-//! What a server can do for a file: read by 1, 4 and 8 connections, each time compared byte by byte.
+//! Probes a server: reads a file by 1, 4 and 8 connections, and compares every byte each time.
 
 use std::fmt;
 use std::time::{Duration, Instant};

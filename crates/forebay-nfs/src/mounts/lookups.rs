@@ -1,4 +1,4 @@
-//! What a process knows of mounts' servers: which could not be reached, and which files are being looked for.
+//! The process's state of mounts' servers: those that could not be reached, and files whose look-up is in progress.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What can be chosen.
+//! Options of the client.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicUsize;

@@ -1,6 +1,6 @@
-//! What shows that the same server is at the other end of a connection. In version 4.1 and later the server says who it is, and must know
-//! this client and its session (RFC 8881 §2.10.5); in other versions all that can be seen is that the handles of opened files are known
-//! there, and that the files are the same.
+//! Proofs that the same server is at the other end of a connection. In version 4.1 and later the server says who it is,
+//! and must know this client and its session (RFC 8881 §2.10.5); in other versions all that can be seen is that the
+//! handles of opened files are known there, and that the files are the same.
 
 use forebay_error::{Error, ErrorKind, Result};
 

@@ -1,4 +1,5 @@
-//! What travels: written and read without allocation, but for names of directories. Nothing here opens a connection.
+//! Messages of the protocols: written and read without allocation, except names of directories. Nothing here opens a
+//! connection.
 
 pub mod handle;
 pub mod io_call;

@@ -1,4 +1,4 @@
-//! What really happened, for people.
+//! Receipts, for people.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What carries the calls of a wire: a stream, or a connection over RDMA.
+//! The link that carries the calls of a wire: a stream, or a connection over RDMA.
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;

@@ -1,4 +1,4 @@
-//! What a receiving thread knows of its server: whether replies, bytes of them, or other things come.
+//! Signs of life of a server, for a receiving thread: replies, parts of replies, or other bytes.
 
 use std::mem::take;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a receiving thread has in its hands: replies that came, why it woke, and why its connection is of no use.
+//! The state of a receiving thread: replies received, the reason of its wake-up, and the error of its connection.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

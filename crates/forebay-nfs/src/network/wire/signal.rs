@@ -1,4 +1,4 @@
-//! What ends the wait of a wire's thread. There is one for as long as there is the thread.
+//! The signal that ends the wait of a wire's thread. It lives as long as the thread.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
