@@ -1,5 +1,5 @@
 //! Measures the cost of single calls on this machine: user and system CPU and wall time for each, with one and several
-//! threads on one CPU. `docs/benchmarks.md` explains the figures of small transfers with it.
+//! threads on one CPU. `docs/benchmarks/2026-11-21.md` explains the figures of small transfers with it.
 //!
 //! `cargo run --release -p forebay-gpu --example call_costs`
 
