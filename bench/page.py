@@ -34,6 +34,7 @@ class Value:
 
     rate: float
     cpu: float | None
+    runs: int
 
 
 class Machine:
@@ -57,7 +58,8 @@ class Machine:
         if not pairs:
             return None
         cpus = [cpu for _, cpu in pairs if cpu is not None]
-        return Value(statistics.median(rate for rate, _ in pairs), statistics.median(cpus) if cpus else None)
+        rate = statistics.median(rate for rate, _ in pairs)
+        return Value(rate, statistics.median(cpus) if cpus else None, len(pairs))
 
 
 #: Bytes of a gathered piece: s/GB to µs a piece.
@@ -136,7 +138,7 @@ class Line:
         shown = "–" if ratio is None else f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
         ceiling = "–" if self.ceiling is None else f"{number(self.ceiling.rate)} ({self.row.ceiling_name})"
         return [
-            self.row.work, self.card, self.row.unit, number(self.ours.rate),
+            self.row.work, f"{self.card} × {self.ours.runs}", self.row.unit, number(self.ours.rate),
             f"{number(peer.rate)} ({self.row.peer_name})" if peer else "–", shown,
             number(self.ours.cpu), number(peer.cpu if peer else None), ceiling,
         ]  # fmt: skip
@@ -155,12 +157,12 @@ def lines(table: Table, machines: list[Machine]) -> list[Line]:
     return found
 
 
-HEAD = ["work", "card", "unit", "forebay", "best peer", "ratio", "CPU", "peer's CPU", "ceiling"]
+HEAD = ["work", "card × runs", "unit", "forebay", "best peer", "ratio", "CPU", "peer's CPU", "ceiling"]
 
 
 def markdown(table: Table, found: list[Line]) -> list[str]:
     out = [f"## {table.title}", "", f"![{table.title}: {table.chart}](benchmarks/{table.name}.svg)", ""]
-    out += [*table.words, "", f"`bench/release.sh BUILD OUT {table.part}`", ""]
+    out += [f"{table.words} `bench/release.sh BUILD OUT {table.part}`", ""]
     out += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     out += ["| " + " | ".join(line.cells()) + " |" for line in found]
     return [*out, ""]
@@ -169,7 +171,7 @@ def markdown(table: Table, found: list[Line]) -> list[str]:
 def chart(table: Table, found: list[Line]) -> str:
     """Rates where all rows have one unit; else the ratios to the peers."""
     bars = []
-    for line in found:
+    for line in (one for one in found if one.row.is_drawn):
         label = f"{line.row.short or line.row.work}, {line.card}"
         if table.in_ratios:
             ratio = line.ratio()

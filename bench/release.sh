@@ -45,14 +45,13 @@ loads() {
 programs() {
     touch_rows cufile "" nvidia "$repeat" 1
     touch_rows kvikio "1 threads,16 threads" posix "$repeat" 1
-    for threads in 1 16 64; do touch_rows small "4K x $threads, cuFileRead" nvidia "$repeat" 3; done
-    touch_rows start cuFileDriverOpen nvidia "$repeat" 1
+    touch_rows small cuFileRead nvidia "$repeat" 3
 }
 
 disk() {
     touch_rows cold-large "" fio "$repeat" "$secs"
     touch_rows cold "4K x 16,4K x 64,2 of 32" fio "$repeat" "$secs"
-    touch_rows pinned-cpu "4K x 4, read,4K x 8, read,64K x 4, read" "" "$repeat" "$secs"
+    touch_rows pinned-cpu read "" "$repeat" "$secs"
     touch_rows writes "" fio "$repeat" "$secs"
     "$python" "$here/python/save.py" "$scratch" /dev/shm --bytes 5.6e9 --peers forebay,safetensors --repeats "$repeat" \
         --passes 1 --fio "$fio" --results "$out/save.jsonl" >>"$out/output.txt" || status=1
