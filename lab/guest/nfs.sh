@@ -112,7 +112,7 @@ nfs_check() {
     # 1: degraded, as where an emulated server is slow.
     said=$(gpu forebay check /mnt 2>&1) || [ $? = 1 ] || fail "forebay check: $said"
     for line in "NFS $2 over $1, rsize $(($3 >> 10)) KiB, wsize $(($4 >> 10)) KiB" "staged +works .*; bytes compared" \
-        "rdma +refused +the GPU's driver makes no dma-bufs" "p2p +refused" "kernel clients of network file systems refuse P2P memory" "/mnt: blocked \(.*nfs" "${@:5}"; do
+        "placed +refused +the GPU's driver makes no dma-bufs" "p2p +refused" "kernel clients of network file systems refuse P2P memory" "/mnt: blocked \(.*nfs" "${@:5}"; do
         grep -E -m 1 "$line" <<<"$said" || fail "no \"$line\": $said"
     done
     umount /mnt

@@ -6,6 +6,7 @@
     reason = "what its functions find is a panic of a test"
 )]
 
+mod listings;
 mod uploads;
 
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use forebay_config::{Config, IoBackend};
 use forebay_engine::{Buffer, File, ReadPiece, Receipt, Session};
 use forebay_error::ErrorKind;
+pub use listings::{listings, lists_nothing};
 pub use uploads::uploads;
 
 /// Bytes of a source that is looked at.

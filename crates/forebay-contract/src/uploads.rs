@@ -18,7 +18,7 @@ pub fn uploads(url: impl Fn() -> String) {
 }
 
 /// An upload with these bytes.
-fn uploaded(session: &Session, url: &str, bytes: &[u8]) -> Box<dyn Upload> {
+pub(crate) fn uploaded(session: &Session, url: &str, bytes: &[u8]) -> Box<dyn Upload> {
     let upload = opener_of(url).unwrap().make(url.as_ref(), 0o644).unwrap();
     let file = File::from_source(upload.source()).unwrap();
     let mut buffer = session.host_buffer(bytes.len()).unwrap();
@@ -27,7 +27,7 @@ fn uploaded(session: &Session, url: &str, bytes: &[u8]) -> Box<dyn Upload> {
     upload
 }
 
-fn finish(upload: Box<dyn Upload>) {
+pub(crate) fn finish(upload: Box<dyn Upload>) {
     assert_eq!(upload.finish(true).unwrap(), [""; 0]);
 }
 

@@ -28,6 +28,8 @@ fn they_keep_the_contract() {
         let (server, count) = (server(), AtomicU32::new(0));
         let name = || format!("/export/new {}", count.fetch_add(1, Ordering::Relaxed)).replace(' ', "%20");
         forebay_contract::uploads(|| server.url(&name(), version));
+        let [folder, missing] = ["/export", "/export/missing"].map(|path| server.url(path, version));
+        forebay_contract::listings(&folder, &missing, || server.url(&name(), version));
         assert!(server.paths().iter().all(|name| !name.contains("forebay")), "{:?}", server.paths());
         assert_eq!((server.opens(), server.wrong_slots()), (0, 0), "{version}");
     }

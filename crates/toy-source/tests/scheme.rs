@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_contract::{KEY, LEN, Subject, pattern, run, uploads};
+use forebay_contract::{KEY, LEN, Subject, lists_nothing, pattern, run, uploads};
 use forebay_engine::{File, Session};
 
 /// A file with these bytes.
@@ -37,6 +37,7 @@ fn it_keeps_the_contract() {
 fn its_new_files_keep_the_contract() {
     toy_source::register();
     uploads(new_url);
+    lists_nothing(&new_url());
 }
 
 #[test]
