@@ -31,7 +31,7 @@ check: ## Formatting, clippy and the tests of the crates that this branch has ch
 	@.ci/check $(BASE)
 
 .PHONY: lint
-lint: fmt clippy typos deny features rooms seams words links versions ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words, links, versions
+lint: fmt clippy typos deny features rooms seams words pages links versions ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words, long paragraphs, links, versions
 
 # All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
 ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
@@ -80,6 +80,10 @@ links: ## Links, anchors and pictures of all pages; docs/SUMMARY.md names each p
 .PHONY: versions
 versions: ## One version everywhere
 	@$(STEP) "Versions" .ci/versions
+
+.PHONY: pages
+pages: ## No line over 120 characters and no paragraph over six lines in the guides
+	@$(STEP) "Guides" .ci/pages
 
 .PHONY: ptx
 ptx: ## The checked-in PTX is what the kernels' source compiles to

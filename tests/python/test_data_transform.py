@@ -198,6 +198,18 @@ atexit.register(lambda: print(len(calls)))
     assert (done.returncode, done.stderr) == (0, "") and int(done.stdout) <= 3, done
 
 
+def test_a_loop_that_outlives_the_modules_ends_without_a_word(tmp_path: Path, run_python: Any) -> None:
+    """accelerate keeps what it was given until then."""
+    numpy.arange(ROWS, dtype="int32").tofile(tmp_path / "a.bin")
+    code = """
+import sys, forebay.data as data
+sys.kept = iter(data.Loader(data.raw(sys.argv[1], "int32", 1, framework="numpy"), 10))
+next(sys.kept)
+"""
+    done = run_python(code, str(tmp_path / "a.bin"))
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
 def test_transforms_work_on_the_programs_stream(numbers: data.Records, monkeypatch: pytest.MonkeyPatch) -> None:
     """A double of torch's streams: other threads have the default one unless told otherwise."""
     local = threading.local()

@@ -40,6 +40,9 @@ class Epoch:
         self._is_alone = False
 
     def __del__(self) -> None:
+        # When the interpreter ends, this module's names are gone before the last objects.
+        if os is None:
+            return
         if hasattr(self, "_process") and self._process == os.getpid():
             self._forget()
 
