@@ -40,7 +40,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         for block in blocks:
             if block.language == "python" and not missing(block.needs):
                 lines += [""] * (block.line - len(lines)) + block.text.splitlines()
-        file = folder / f"{Path(page).stem.replace('-', '_')}.py"
+        # A page may have the name of a module: `lightning`.
+        file = folder / f"guide_{Path(page).stem.replace('-', '_')}.py"
         file.write_text("\n".join(lines) + "\n")
         files.append(file)
     return files
