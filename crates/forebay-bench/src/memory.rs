@@ -79,7 +79,7 @@ pub(crate) struct PinnedMemory {
 
 impl PinnedMemory {
     pub(crate) fn new(device: &Arc<dyn Device>, len: usize) -> Result<Self> {
-        let len = len.max(1).next_multiple_of(4096);
+        let len = len.max(1).next_multiple_of(forebay_sys::page_size());
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
         // SAFETY: a fresh anonymous mapping of a length that is not 0.
         let pointer = unsafe {

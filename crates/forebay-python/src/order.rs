@@ -25,10 +25,10 @@ fn bytes_of(count: u64) -> PyResult<usize> {
 
 /// Bytes of memory that the machine has.
 fn memory() -> usize {
-    // SAFETY: asks for numbers.
-    let asked = unsafe { [libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)] };
-    let [pages, size] = asked.map(|number| usize::try_from(number).unwrap_or(usize::MAX));
-    pages.saturating_mul(size).min(isize::MAX as usize)
+    // SAFETY: asks for a number.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+    pages.saturating_mul(forebay_sys::page_size()).min(isize::MAX as usize)
 }
 
 fn no_memory(count: u64) -> PyErr {

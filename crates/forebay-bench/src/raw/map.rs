@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Access, Device, HostRange};
+use forebay_sys::page_size;
 
-/// Bytes of a page: mappings and registrations begin and end with one.
-const PAGE: usize = 4096;
 /// Bytes registered by one call.
 pub(crate) const WINDOW: usize = 64 << 20;
 /// `MADV_POPULATE_READ`, which not every libc names.
@@ -44,7 +43,7 @@ impl RawMap {
             return Err(Error::new(ErrorKind::InvalidInput, "the range goes beyond the end of the file")
                 .with("path", path.display()));
         }
-        let mapped = (len as usize).next_multiple_of(PAGE);
+        let mapped = (len as usize).next_multiple_of(page_size());
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping of a length that is not 0; no address is asked for.
         let start =
@@ -52,13 +51,13 @@ impl RawMap {
         if start == libc::MAP_FAILED {
             return Err(Error::last_os("cannot map the file").with("path", path.display()));
         }
-        let first = range.start as usize / PAGE * PAGE;
+        let first = range.start as usize / page_size() * page_size();
         Ok(Self {
             device: device.clone(),
             start: start as usize,
             mapped,
             len,
-            range: first..(range.end as usize).next_multiple_of(PAGE),
+            range: first..(range.end as usize).next_multiple_of(page_size()),
             end: Mutex::new(first),
         })
     }

@@ -26,8 +26,6 @@ use crate::workload::{BenchTask, Workload};
 
 /// Length of gathers by default.
 const GATHER_TIME: Duration = Duration::from_secs(3);
-/// Bytes of a file's first page: a file with these in the page cache counts as warm.
-const PAGE: u64 = 4096;
 
 /// Runs a workload on a session of its own, which `forebay stats` sees.
 ///
@@ -204,7 +202,8 @@ fn late_note(work: &Workload, report: &BenchReport) -> Option<String> {
 /// stay cold: the attempt reads a page.
 fn try_a_page(work: &Workload, session: &Session, ready: &ReadyJob<'_>) {
     for open in ready.files.iter().filter(|_| !ready.device.info().is_host) {
-        let is_warm = open.file.residency(0, PAGE).is_ok_and(|found| found.cached > 0);
+        // A file with its first page in the page cache counts as warm.
+        let is_warm = open.file.residency(0, 1).is_ok_and(|found| found.cached > 0);
         if is_warm || work.only_mapped() {
             // The passes report a refusal.
             let _ = session.probe_mapped(&open.file, &ready.device);

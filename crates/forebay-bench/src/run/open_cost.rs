@@ -14,7 +14,7 @@ use crate::report::{OpenCost, OpenStep, RefusalReport, median};
 use crate::workload::job::Job;
 
 /// Bytes of the first read.
-const PAGE: usize = 4096;
+const SMALL: u64 = 4096;
 /// The first one in a process tries a page; later ones only look up its result.
 const PROBE: &str = "probe";
 /// Rounds by default.
@@ -123,7 +123,7 @@ fn round(
     clock: &mut StepTimes,
 ) -> Result<()> {
     let file = clock.time("open", || Ok((File::open(path)?, None, None)))?;
-    let small = bytes.min(PAGE as u64) as usize;
+    let small = bytes.min(SMALL) as usize;
     let mut page = Buffer::new(device.clone(), small)?;
     if whole.is_some() {
         clock.time(PROBE, || session.probe_mapped(&file, device).map(|()| ((), None, None)))?;

@@ -9,6 +9,7 @@ use forebay_source::{DeviceRange, HostRange};
 
 use super::refusal;
 use crate::request::receipt::{Moved, Way};
+use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{CachedReads, Descriptors, Fd, MemoryWrite, call_error};
@@ -485,10 +486,11 @@ impl Segment {
 /// The granularity to which O_DIRECT reads of a source are rounded out, in bytes: at least a page, so that direct and
 /// buffered pieces never share one.
 pub(crate) fn granularity(file: Option<&Descriptors>) -> u64 {
-    const PAGE: u64 = 4096;
     match file {
-        Some(Descriptors { direct: Some((_, alignment)), .. }) => u64::from(alignment.offset).max(PAGE),
-        _ => PAGE,
+        Some(Descriptors { direct: Some((_, alignment)), .. }) => {
+            u64::from(alignment.offset).max(sys::page())
+        }
+        _ => sys::page(),
     }
 }
 

@@ -48,7 +48,7 @@ impl PinnedPages {
 /// threads that start and memory that is allocated on the device meanwhile, which map something, wait for it (twelve threads of 4 MiB
 /// each: 7 ms in place of 1, and 30 ms for 200 tensors in place of 7).
 pub(super) fn touch(memory: HostRange) {
-    for at in (0..memory.len).step_by(4096) {
+    for at in (0..memory.len).step_by(forebay_sys::page_size()) {
         // SAFETY: the range is our own mapping, which nobody uses yet.
         unsafe { memory.start.add(at).write_volatile(0) };
     }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use forebay_error::Result;
 use forebay_gpu::{Device, HostRange};
+use forebay_sys::page_size;
 
 use crate::runtime::lock;
 use crate::runtime::pinned::{give_back, touch};
@@ -64,7 +65,7 @@ impl PinnedGroup {
         (part, tail): (usize, usize),
         before: Weak<Self>,
     ) -> Result<Vec<GroupPart>> {
-        let (part, tail) = (part.next_multiple_of(4096), tail.next_multiple_of(4096));
+        let (part, tail) = (part.next_multiple_of(page_size()), tail.next_multiple_of(page_size()));
         let group = Arc::new(Self {
             pages: ManuallyDrop::new(Pages::new(parts * (part + tail))?),
             device: device.clone(),

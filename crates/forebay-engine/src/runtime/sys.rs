@@ -142,7 +142,12 @@ pub(crate) fn file_system_magic(fd: RawFd) -> i64 {
     rustix::fs::fstatfs(borrow(fd)).map_or(0, |about| about.f_type)
 }
 
-/// `cachestat` (Linux 6.5): pages of the range that are in the page cache. A negative errno on failure.
+/// Bytes of a page.
+pub(crate) fn page() -> u64 {
+    forebay_sys::page_size() as u64
+}
+
+/// `cachestat` (Linux 6.5): bytes of the range's pages that are in the page cache, whole pages. An errno on failure.
 pub(crate) fn cachestat(fd: RawFd, offset: u64, len: u64) -> Result<u64, i32> {
     const CACHESTAT: libc::c_long = 451;
     #[repr(C)]
@@ -154,7 +159,7 @@ pub(crate) fn cachestat(fd: RawFd, offset: u64, len: u64) -> Result<u64, i32> {
     let mut counts = [0u64; 5];
     // SAFETY: both structures have the layout of linux/mman.h and live through the call.
     let rc = unsafe { libc::syscall(CACHESTAT, fd, &range, counts.as_mut_ptr(), 0) };
-    if rc < 0 { Err(last_errno()) } else { Ok(counts[0]) }
+    if rc < 0 { Err(last_errno()) } else { Ok(counts[0] * forebay_sys::kernel_page() as u64) }
 }
 
 /// Whether this process owns the file or has it open for writing.
@@ -314,7 +319,7 @@ impl Pages {
     const HUGE: usize = 2 << 20;
 
     pub(crate) fn new(len: usize) -> Result<Self> {
-        let len = len.next_multiple_of(4096);
+        let len = len.next_multiple_of(page() as usize);
         let start =
             map_aligned(len, Self::HUGE, ProtFlags::READ | ProtFlags::WRITE, "cannot allocate host memory")?;
         // SAFETY: mapped above.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_source::HostRange;
+use forebay_sys::page_size;
 use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, futimens};
 use rustix::mm::{Advice, MprotectFlags};
 
@@ -18,8 +19,6 @@ use crate::runtime::lock;
 use crate::runtime::sys;
 use crate::source::piece::Piece;
 use crate::tuning::machine::HUGE_PAGE;
-
-const PAGE: usize = 4096;
 
 /// The result of a write to a memory file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,7 +153,8 @@ pub(super) unsafe fn copy_by_kernel(from: usize, to: usize, len: usize) -> isize
 /// # Safety
 /// The pages lie within a shared mapping of a file that begins at `start`, into which no reference of Rust's points.
 pub(super) unsafe fn leave_page_tables(start: usize, from: usize, to: usize) {
-    let (from, to) = (from / PAGE * PAGE, to.next_multiple_of(PAGE));
+    let page = page_size();
+    let (from, to) = (from / page * page, to.next_multiple_of(page));
     // SAFETY: as promised by the caller.
     let _ = unsafe { rustix::mm::madvise((start + from) as *mut _, to - from, Advice::LinuxDontNeed) };
 }
@@ -181,7 +181,7 @@ mod tests {
             .lines()
             .skip_while(|line| !line.starts_with(&head))
             .find_map(|line| line.strip_prefix("Rss:"));
-        rss.unwrap().trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024 / PAGE
+        rss.unwrap().trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024 / page_size()
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
         let map = mapping.covering(fd, len).unwrap();
         assert_eq!(mapped(&map), 0);
         assert_eq!(write(200), MemoryWrite::Done(len));
-        assert_eq!(mapped(&map), len / PAGE + 1, "and stay when they are written again");
+        assert_eq!(mapped(&map), len / page_size() + 1, "and stay when they are written again");
         assert_eq!(
             std::fs::read(format!("/proc/self/fd/{fd}")).unwrap()[100..],
             *[data, vec![7; 100]].concat()

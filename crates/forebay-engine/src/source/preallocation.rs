@@ -18,11 +18,9 @@ use rustix::fs::FallocateFlags;
 use super::mapping::touch;
 use super::ranges::Ranges;
 use crate::runtime::lock;
-use crate::runtime::sys;
+use crate::runtime::sys::{self, page};
 use crate::source::piece::Piece;
 use crate::tuning::files::{ALLOCATION_STEP, FRESH, INTERRUPTIONS};
-
-const PAGE: u64 = 4096;
 
 /// The state of a file's pages.
 #[derive(Debug, Default)]
@@ -157,7 +155,7 @@ impl Preallocation {
     pub(super) fn enter(&self, fd: RawFd, (start, end): (u64, u64), maps: bool) -> Room<'_> {
         let mut state = lock(&self.state);
         state.count += 1;
-        let (number, first, last) = (state.count, start / PAGE, end.div_ceil(PAGE));
+        let (number, first, last) = (state.count, start / page(), end.div_ceil(page()));
         let need = SpaceNeed { number, first, last, start, end, grows: maps, has_pages: false };
         state.writers += usize::from(maps);
         let writer = maps.then(|| MappedWriter { allocation: self, fd });
@@ -260,7 +258,7 @@ impl AllocationState {
     fn reach(&self, need: &SpaceNeed) -> (u64, i32) {
         let stop = |job: &WriteJob| Some((job.range_of(need.first)?.1, job.errno));
         match self.jobs.iter().filter_map(stop).min().filter(|(stop, _)| *stop < need.last) {
-            Some((stop, errno)) => ((stop * PAGE).max(need.start), errno),
+            Some((stop, errno)) => ((stop * page()).max(need.start), errno),
             None => (need.end, 0),
         }
     }
@@ -268,7 +266,7 @@ impl AllocationState {
     fn next(&self, fd: RawFd) -> Option<AllocationStep> {
         let need = self.needs.first()?;
         if let Some((first, stop)) = self.lacks(need) {
-            let step = (ALLOCATION_STEP / PAGE) >> self.halvings;
+            let step = (ALLOCATION_STEP / page()) >> self.halvings;
             return Some(AllocationStep::Make { first, last: (first + step).min(stop) });
         }
         let (end, _) = self.reach(need);
@@ -287,7 +285,7 @@ impl AllocationState {
             // Part of it may fit.
             Err(errno) if is_full(errno) && last - first > 1 => {
                 let half = (last - first) / 2;
-                self.halvings = (ALLOCATION_STEP / PAGE).ilog2() - half.ilog2();
+                self.halvings = (ALLOCATION_STEP / page()).ilog2() - half.ilog2();
             }
             Err(errno) if is_full(errno) => {
                 for job in &mut self.jobs {
@@ -328,7 +326,7 @@ impl WriteJob {
 
 /// The pages that a piece has bytes of.
 fn pages_of(piece: &Piece) -> (u64, u64) {
-    (piece.offset / PAGE, piece.offset.saturating_add(piece.len as u64).div_ceil(PAGE))
+    (piece.offset / page(), piece.offset.saturating_add(piece.len as u64).div_ceil(page()))
 }
 
 /// Whether this errno says that there is no room.
@@ -339,11 +337,12 @@ pub(super) fn is_full(errno: i32) -> bool {
 /// Makes pages. Those beyond the end of the file stay there until it grows.
 fn make(fd: RawFd, first: u64, last: u64) -> Result<(), i32> {
     // Looking costs a hundredth of making; where it is not allowed making what is there does no harm.
-    if sys::cachestat(fd, first * PAGE, (last - first) * PAGE).is_ok_and(|pages| pages >= last - first) {
+    let (start, len) = (first * page(), (last - first) * page());
+    if sys::cachestat(fd, start, len).is_ok_and(|bytes| bytes >= len) {
         return Ok(());
     }
     (0..INTERRUPTIONS)
-        .map(|_| sys::allocate(fd, FallocateFlags::KEEP_SIZE, first * PAGE, (last - first) * PAGE))
+        .map(|_| sys::allocate(fd, FallocateFlags::KEEP_SIZE, start, len))
         .find(|made| *made != Err(libc::EINTR))
         .unwrap_or(Err(libc::EINTR))
 }
@@ -388,12 +387,12 @@ mod tests {
         enter(&allocation, &file, 140 << 20, 141 << 20);
         assert_eq!(allocated(&file), 41 << 20, "all before it, and no further than the job goes");
         enter(&allocation, &file, 500 << 20, (500 << 20) + 1);
-        assert_eq!(allocated(&file), (41 << 20) + PAGE, "a page for the last byte");
+        assert_eq!(allocated(&file), (41 << 20) + page(), "a page for the last byte");
         enter(&allocation, &file, 200 << 20, 201 << 20);
-        assert_eq!(allocated(&file), (41 << 20) + PAGE, "no job writes there");
+        assert_eq!(allocated(&file), (41 << 20) + page(), "no job writes there");
         drop(intent);
         enter(&allocation, &file, 120 << 20, 121 << 20);
-        assert_eq!(allocated(&file), (41 << 20) + PAGE, "the job is over");
+        assert_eq!(allocated(&file), (41 << 20) + page(), "the job is over");
         assert_eq!(file.metadata().unwrap().len(), 1 << 30);
     }
 
@@ -437,7 +436,7 @@ mod tests {
                     for step in 0..32 {
                         let start = (step * 8 + thread) << 20;
                         let writer = allocation.enter(fd, (start, start + (1 << 20)), true);
-                        assert!(sys::cachestat(fd, start, 1 << 20).unwrap() == 256, "pages are there");
+                        assert!(sys::cachestat(fd, start, 1 << 20).unwrap() == 1 << 20, "pages are there");
                         drop(writer);
                     }
                 });

@@ -11,11 +11,9 @@ use super::Descriptors;
 use super::file::RESERVING_FILE_SYSTEMS;
 use super::preallocation::is_full;
 use super::ranges::Ranges;
-use crate::runtime::sys;
+use crate::runtime::sys::{self, page};
 use crate::source::piece::Piece;
 use crate::tuning::files::INTERRUPTIONS;
-
-const PAGE: u64 = 4096;
 
 /// A range of a write for which there is no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,15 +55,15 @@ impl Descriptors {
     /// Reserves what there is room for, to a page. Where that ends, and why.
     fn reserve_range(&self, start: u64, end: u64) -> Result<(), (u64, i32)> {
         // O_DIRECT takes the last part up to there as well.
-        let mut at = start & !(PAGE - 1);
+        let mut at = start & !(page() - 1);
         let mut step = end.saturating_sub(at);
         let mut interruptions = 0;
         while at < end {
             let len = step.min(end - at);
             match self.calls.reserve(self.buffered.as_raw_fd(), at, len) {
                 Ok(()) => at += len,
-                Err(errno) if is_full(errno) && len <= PAGE => return Err((at.max(start), errno)),
-                Err(errno) if is_full(errno) => step = (len / 2).next_multiple_of(PAGE),
+                Err(errno) if is_full(errno) && len <= page() => return Err((at.max(start), errno)),
+                Err(errno) if is_full(errno) => step = (len / 2).next_multiple_of(page()),
                 Err(libc::EINTR) if interruptions < INTERRUPTIONS => interruptions += 1,
                 // It cannot reserve: space is found as the parts are written.
                 Err(_) => break,

@@ -99,7 +99,7 @@ impl Descriptors {
         let mut sample = |offset| if page(fd, offset) { warm = true } else { cold = true };
         for (offset, len) in ranges.step_by(step) {
             sample(offset);
-            if single && len > PAGE {
+            if single && len > sys::page() {
                 let parts = WARMTH_SAMPLES as u64;
                 (1..=parts).for_each(|part| sample(offset + (len - 1) / parts * part));
             }
@@ -112,8 +112,6 @@ impl Descriptors {
     }
 }
 
-const PAGE: u64 = 4096;
-
 pub(crate) fn measure(file: &Descriptors, offset: u64, len: u64) -> Result<Residency> {
     let fd = file.buffered.as_raw_fd();
     let end = sys::length(fd)?.min(offset.saturating_add(len));
@@ -124,8 +122,8 @@ pub(crate) fn measure(file: &Descriptors, offset: u64, len: u64) -> Result<Resid
     if total == 0 {
         return Ok(Residency { cached: 0, total, method: "empty range" });
     }
-    if let Ok(pages) = sys::cachestat(fd, offset, total) {
-        return Ok(Residency { cached: (pages * PAGE).min(total), total, method: "cachestat" });
+    if let Ok(cached) = sys::cachestat(fd, offset, total) {
+        return Ok(Residency { cached: cached.min(total), total, method: "cachestat" });
     }
     if let Some(cached) = sampled(fd, offset, total) {
         return Ok(Residency { cached, total, method: "preadv2(RWF_NOWAIT), sampled" });
@@ -142,8 +140,8 @@ pub(crate) fn measure(file: &Descriptors, offset: u64, len: u64) -> Result<Resid
 
 /// Whether the page at `offset` is in the page cache. Beyond the end of the file nothing is.
 pub(crate) fn page(fd: RawFd, offset: u64) -> bool {
-    if let Ok(pages) = sys::cachestat(fd, offset, 1) {
-        return pages > 0;
+    if let Ok(cached) = sys::cachestat(fd, offset, 1) {
+        return cached > 0;
     }
     let mut byte = 0u8;
     // SAFETY: one writable byte.
@@ -157,8 +155,8 @@ pub(crate) fn is_whole(file: &Descriptors, offset: u64, len: u64) -> bool {
         // Counting small pages takes as long as registering them. (What is in swap comes back from there.)
         return true;
     }
-    if let Ok(pages) = sys::cachestat(fd, offset, len) {
-        return pages * PAGE >= len;
+    if let Ok(cached) = sys::cachestat(fd, offset, len) {
+        return cached >= len;
     }
     let samples = 4 * WARMTH_SAMPLES as u64;
     (0..samples).all(|spot| page(fd, offset + (len - 1) / samples * spot)) && page(fd, offset + len - 1)
@@ -170,7 +168,7 @@ pub(crate) fn is_counted_whole(file: &Descriptors, offset: u64, len: u64) -> boo
     if file.is_memory {
         return has_no_holes(fd);
     }
-    sys::cachestat(fd, offset, len).is_ok_and(|pages| pages * PAGE >= len)
+    sys::cachestat(fd, offset, len).is_ok_and(|cached| cached >= len)
 }
 
 /// Whether a file has room for each of its bytes.
@@ -182,11 +180,11 @@ fn has_no_holes(fd: RawFd) -> bool {
 /// Reads one byte at up to [`MANY`] evenly spread pages without waiting, the last page first, so that the kernel
 /// does not read ahead of the next one. `None` where the file system cannot.
 fn sampled(fd: RawFd, offset: u64, total: u64) -> Option<u64> {
-    let pages = total.div_ceil(PAGE);
+    let pages = total.div_ceil(sys::page());
     let samples = pages.min(MANY as u64);
     let (mut hits, mut missed) = (0, Vec::new());
     for sample in (0..samples).rev() {
-        let at = offset + (u128::from(sample) * u128::from(pages) / u128::from(samples)) as u64 * PAGE;
+        let at = offset + (u128::from(sample) * u128::from(pages) / u128::from(samples)) as u64 * sys::page();
         let mut byte = 0u8;
         let before = blocks_read();
         // SAFETY: one writable byte.
@@ -210,9 +208,10 @@ fn give_back(fd: RawFd, pages: &[u64]) {
         (unsafe { sys::read_at(fd, HostRange::new(&raw mut byte, 1), at, true) }) != -(libc::EAGAIN as isize)
     };
     wait_for_pages(pages, is_there);
+    let page = sys::page();
     for at in pages {
         // Where it fails, and where a page is still being read, it stays.
-        let _ = fadvise(sys::borrow(fd), *at / PAGE * PAGE, NonZeroU64::new(PAGE), Advice::DontNeed);
+        let _ = fadvise(sys::borrow(fd), *at / page * page, NonZeroU64::new(page), Advice::DontNeed);
     }
 }
 
@@ -240,7 +239,8 @@ fn blocks_read() -> libc::c_long {
 }
 
 fn mincore(fd: RawFd, offset: u64, total: u64) -> Result<u64> {
-    let start = offset / PAGE * PAGE;
+    let page = forebay_sys::kernel_page() as u64;
+    let start = offset / page * page;
     let len = (offset + total - start) as usize;
     // Without access: in a program that locks its memory the kernel would read all of a mapping's pages.
     // SAFETY: a fresh mapping whose memory is never touched.
@@ -250,7 +250,7 @@ fn mincore(fd: RawFd, offset: u64, total: u64) -> Result<u64> {
     if map == libc::MAP_FAILED {
         return Err(Error::last_os("cannot tell what is in the page cache"));
     }
-    let mut pages = vec![0u8; len.div_ceil(PAGE as usize)];
+    let mut pages = vec![0u8; len.div_ceil(page as usize)];
     // SAFETY: `pages` has a byte for each page of the mapping, which is removed right after.
     let rc = unsafe {
         let rc = libc::mincore(map, len, pages.as_mut_ptr());
@@ -260,7 +260,7 @@ fn mincore(fd: RawFd, offset: u64, total: u64) -> Result<u64> {
     if rc < 0 {
         return Err(Error::last_os("cannot tell what is in the page cache"));
     }
-    Ok((pages.iter().filter(|page| **page & 1 == 1).count() as u64 * PAGE).min(total))
+    Ok((pages.iter().filter(|page| **page & 1 == 1).count() as u64 * page).min(total))
 }
 
 #[cfg(test)]
@@ -299,7 +299,7 @@ mod tests {
                 }
             }
             assert!(
-                sys::cachestat(fd, 0, len).unwrap() <= 4,
+                sys::cachestat(fd, 0, len).unwrap() <= 4 * sys::page(),
                 "the kernel reads ahead at the start of a file only"
             );
         }

@@ -12,8 +12,6 @@ use crate::{
     StreamIdentity, host,
 };
 
-const PAGE: usize = 4096;
-
 /// A provider with the memory that was taken from it.
 #[derive(Debug)]
 pub(super) struct BarDevice {
@@ -80,7 +78,7 @@ impl Device for BarDevice {
         if len == 0 {
             return Err(Error::new(ErrorKind::InvalidInput, "cannot allocate 0 bytes"));
         }
-        let mapping = self.provider.map(len.next_multiple_of(PAGE))?;
+        let mapping = self.provider.map(len.next_multiple_of(forebay_sys::page_size()))?;
         let address = mapping.range().address();
         self.taken().insert(address, mapping);
         Ok(address)

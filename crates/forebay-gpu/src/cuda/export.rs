@@ -16,9 +16,6 @@ use super::sys::{
 };
 use crate::{Allocation, Context, DeviceRange, DmaBuf};
 
-/// Dma-bufs are made of whole pages of the host.
-const PAGE: u64 = 4096;
-
 fn refused(gpu: &CudaGpu, why: &str) -> Error {
     Error::new(ErrorKind::Unsupported, why.to_owned()).with("device", gpu.info.index)
 }
@@ -83,8 +80,10 @@ pub(super) fn allocation(gpu: &CudaGpu, address: u64) -> Result<Allocation> {
 /// As [`crate::Device::export`].
 pub(super) fn export(gpu: &CudaGpu, allocation: &Allocation) -> Result<DmaBuf> {
     let _guard = gpu.enter(gpu.raw(allocation.context)?)?;
-    let start = allocation.range.start & !(PAGE - 1);
-    let end = allocation.range.end().next_multiple_of(PAGE);
+    // Dma-bufs are made of whole pages of the host.
+    let page = forebay_sys::page_size() as u64;
+    let start = allocation.range.start & !(page - 1);
+    let end = allocation.range.end().next_multiple_of(page);
     let mut fd: c_int = -1;
     // SAFETY: the place has room for a descriptor, which is what this kind of handle is.
     let made = unsafe {

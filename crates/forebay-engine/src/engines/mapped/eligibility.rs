@@ -21,9 +21,7 @@ use crate::runtime::traffic;
 use crate::source::{Descriptors, LOCAL_FILE_SYSTEMS, TMPFS};
 use crate::tuning::machine::BRIEF_WAIT;
 use crate::tuning::mapped::TRIAL_LIMIT;
-use forebay_sys::threads;
-
-const PAGE: usize = 4096;
+use forebay_sys::{page_size, threads};
 
 /// Why a device does not read a file's pages in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,7 +199,7 @@ fn try_page(
     // our own could take a lock from the program.
     let fd = file.buffered.as_raw_fd();
     let begun = first_page(fd)
-        .and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), (0, PAGE as u64), access)?)));
+        .and_then(|wanted| Ok((wanted, Region::map(file.for_pages(), (0, sys::page()), access)?)));
     let (wanted, region) = begun.map_err(|error| Reason::from(&error))?;
     let (tell, told) = channel();
     let (device, len) = (device.clone(), wanted.len());
@@ -248,9 +246,9 @@ fn read_page(
 ) {
     device.adopt_thread();
     let page = region.address(0) as *mut u8;
-    let begun = region.populate(0, PAGE).and_then(|()| place(device)).and_then(|place| {
+    let begun = region.populate(0, page_size()).and_then(|()| place(device)).and_then(|place| {
         // SAFETY: the region stays mapped until after `unregister`.
-        unsafe { device.register(HostRange::new(page, PAGE), access) }.map(|()| place)
+        unsafe { device.register(HostRange::new(page, page_size()), access) }.map(|()| place)
     });
     let place = match begun {
         Ok(place) => place,
@@ -283,15 +281,15 @@ fn place(device: &dyn Device) -> Result<u64> {
     if let Some((_, place)) = places.iter().find(|(known, _)| *known == uuid) {
         return Ok(*place);
     }
-    let place = device.allocate(PAGE)?;
+    let place = device.allocate(page_size())?;
     places.push((uuid, place));
     Ok(place)
 }
 
 fn first_page(fd: RawFd) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; PAGE];
+    let mut bytes = vec![0; page_size()];
     // SAFETY: a writable page.
-    let got = unsafe { sys::read_at(fd, HostRange::of_mut(&mut bytes[..PAGE]), 0, false) };
+    let got = unsafe { sys::read_at(fd, HostRange::of_mut(&mut bytes[..]), 0, false) };
     if got <= 0 {
         return Err(Error::new(ErrorKind::ShortRead, "the file has no page to try"));
     }

@@ -11,11 +11,10 @@ use forebay_gpu::Access;
 use rustix::mm::{MprotectFlags, ProtFlags};
 
 use crate::runtime::process::PerProcess;
-use crate::runtime::sys;
+use crate::runtime::sys::{self, page};
 
 /// Bytes that are registered at once: large enough to be cheap, small enough for the first copy to begin soon.
 pub(crate) const WINDOW: u64 = 64 << 20;
-const PAGE: u64 = 4096;
 /// Marks a page that is there, in an entry of the page map.
 const PRESENT: u64 = 1 << 63;
 /// What one table of pages covers. A fault brings in pages around it, but none of another table: regions begin with one,
@@ -39,7 +38,7 @@ impl Region {
                 Error::new(ErrorKind::InvalidInput, "a file of this length is not mapped").with("bytes", len)
             );
         }
-        let len = len.next_multiple_of(PAGE) as usize;
+        let len = len.next_multiple_of(page()) as usize;
         let protection = match access {
             Access::ReadOnly => MprotectFlags::READ,
             Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
@@ -119,7 +118,8 @@ impl Pagemap {
     /// As [`Pagemap::has_all`], for kernels before 6.7: ten times as long.
     fn read_all(&self, address: u64, len: u64) -> Option<bool> {
         const CHUNK: usize = 8192;
-        let (mut page, mut left) = (address / PAGE, (len / PAGE) as usize);
+        let size = forebay_sys::kernel_page() as u64;
+        let (mut page, mut left) = (address / size, (len / size) as usize);
         let mut entries = vec![0u8; left.min(CHUNK) * 8];
         while left > 0 {
             let count = left.min(CHUNK);
@@ -151,7 +151,7 @@ fn pagemap() -> Option<&'static Pagemap> {
 
 /// Whether all pages that have a byte of the range are in the page tables. `None` where the kernel does not tell.
 pub(super) fn has_all(address: u64, len: u64) -> Option<bool> {
-    let (start, end) = (address / PAGE * PAGE, (address + len).next_multiple_of(PAGE));
+    let (start, end) = (address / page() * page(), (address + len).next_multiple_of(page()));
     pagemap()?.has_all(start, end - start)
 }
 
@@ -186,19 +186,19 @@ mod tests {
 
     #[test]
     fn both_ways_to_ask_say_the_same() {
-        let pages = sys::Pages::new(64 * PAGE as usize);
+        let pages = sys::Pages::new(64 * page() as usize);
         let owner = pages.unwrap();
         let pages = owner.range();
         let map = Pagemap::open().unwrap();
         // SAFETY: our own memory; small pages, so that each is there or not by itself.
         unsafe { libc::madvise(pages.start.cast(), pages.len, libc::MADV_NOHUGEPAGE) };
-        for page in (0..64).filter(|page| *page != 40) {
+        for index in (0..64).filter(|index| *index != 40) {
             // SAFETY: inside the pages.
-            unsafe { pages.start.add(page * PAGE as usize).write_volatile(1) };
+            unsafe { pages.start.add(index * page() as usize).write_volatile(1) };
         }
         let start = pages.address();
         for (first, count, expected) in [(0, 40, true), (0, 41, false), (40, 1, false), (41, 23, true)] {
-            let (at, len) = (start + first * PAGE, count * PAGE);
+            let (at, len) = (start + first * page(), count * page());
             assert_eq!(map.read_all(at, len), Some(expected), "{first} {count}");
             assert_eq!(map.has_all(at, len), Some(expected), "{first} {count}");
             // Parts of pages count as pages.
@@ -212,6 +212,6 @@ mod tests {
         other.write_all_at(&[0xFF; 4096], 0).unwrap();
         let stat = sys::stat(std::fs::File::open("/proc/self/pagemap").unwrap().as_raw_fd()).unwrap();
         let map = Pagemap { file: other, identity: (stat.st_dev, stat.st_ino) };
-        assert_eq!(map.has_all(0, PAGE), None);
+        assert_eq!(map.has_all(0, page()), None);
     }
 }

@@ -17,7 +17,7 @@ use super::readers::Reader;
 use super::reclaimer::Pin;
 use super::region::{Region, WINDOW};
 use crate::request::transfer::Batch;
-use crate::runtime::lock;
+use crate::runtime::{lock, sys};
 use crate::source::piece::{Direction, Piece};
 use crate::source::version::FileVersion;
 use crate::source::writers::Writers;
@@ -246,7 +246,7 @@ impl PinnedFile {
     pub(crate) fn extent(&self, window: usize) -> (u64, u64) {
         let start = window as u64 * WINDOW;
         let end = (start + WINDOW).min(self.len());
-        (start, (end - start).next_multiple_of(4096))
+        (start, (end - start).next_multiple_of(sys::page()))
     }
 
     pub(super) fn window(&self, index: usize) -> Option<&Window> {

@@ -191,7 +191,7 @@ pub(crate) fn verdict(
 
 fn run(key: Key, memory: &Samples, file: &File, descriptors: &Descriptors, piece: Piece) -> TrialResult {
     let Some((fd, alignment)) = &descriptors.direct else { return Err(unclear("the file has no O_DIRECT")) };
-    let step = (u64::from(alignment.offset).max(4096)) as usize;
+    let step = u64::from(alignment.offset).max(sys::page()) as usize;
     let trial = Trial { device: &memory.device, file: descriptors, fd: fd.as_raw_fd(), step };
     let mut kept = lock(&memory.kept);
     let memory = memory.sample(&mut kept, memory_alignment(*alignment))?;
@@ -377,7 +377,7 @@ impl Trial<'_> {
             done => return Err(no(refusal::short(len, done as usize))),
         }
         // A page that has come into the page cache meanwhile may come from another process: not for good.
-        if cached == Some(0) && self.resident(offset, len).is_some_and(|pages| pages > 0) {
+        if cached == Some(0) && self.resident(offset, len).is_some_and(|bytes| bytes > 0) {
             return Err(unclear(
                 "the file system moves the bytes through the page cache in spite of O_DIRECT",
             ));
@@ -385,7 +385,7 @@ impl Trial<'_> {
         Ok(())
     }
 
-    /// Pages of a range in the page cache, where the kernel tells.
+    /// Bytes of a range in the page cache, where the kernel tells.
     fn resident(&self, offset: u64, len: usize) -> Option<u64> {
         sys::cachestat(self.fd, offset, len as u64).ok()
     }
