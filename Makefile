@@ -162,9 +162,9 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 8
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan
+NIGHTLY ?= lab torture asan dist dist-test aarch64
 .PHONY: nightly
-nightly: ## The whole lab, half an hour of attacks, the whole address sanitizer; ends with a summary (NIGHTLY="STEP …" for some)
+nightly: ## The whole lab, half an hour of attacks, the whole address sanitizer, a release and its trial, aarch64; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
 
 .PHONY: python
@@ -174,6 +174,18 @@ python: ## Build the Python wheel with the command and the drop-in library (dist
 .PHONY: python-test
 python-test: ## The wheel in a virtual environment: style, types, stubs, tests
 	@$(STEP) "Python" .ci/python test
+
+.PHONY: dist
+dist: ## A release in dist/: wheels, .deb, .rpm, tarballs for x86-64 and aarch64, SBOM, checksums (ARCH=… for one)
+	@$(STEP) "Release" .ci/dist $(ARCH)
+
+.PHONY: dist-test
+dist-test: ## Install the release of `make dist` on clean roots and run it there (root, Debian's mirrors)
+	@$(STEP) "Release on clean roots" .ci/dist-test
+
+.PHONY: aarch64
+aarch64: ## Tests of base, formats and sources for aarch64, under qemu-user
+	@$(STEP) "aarch64 under qemu" .ci/aarch64
 
 .PHONY: bench-local
 bench-local: release ## The comparison tables that need no GPU (fio is built if it is missing)
@@ -185,11 +197,16 @@ PREFIX ?= /usr/local
 BINDIR ?= $(PREFIX)/bin
 LIBDIR ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
+PCFILE ?= $(LIBDIR)/pkgconfig/cufile.pc
+SHAREDIR ?= $(PREFIX)/share
+UNITDIR ?= $(PREFIX)/lib/systemd/system
 # Set it to install what is in that folder already instead of building.
 BUILT :=
 INSTALL_FROM = $(or $(BUILT),$(TARGET)/release)
+# A forebay that runs here and writes the manual pages, where the one to install does not.
+PAGES_BY = $(INSTALL_FROM)/forebay
 # The names under which the command takes the flags of NVIDIA's tools.
-TOOLS := gdsio gdscheck gdsio_verify gds_stats
+TOOLS := gdsio gdscheck gdscheck.py gdsio_verify gds_stats
 CUFILE := crates/forebay-cufile
 
 .PHONY: library
@@ -197,23 +214,29 @@ library: ## Build the drop-in library (target/release/libcufile.so)
 	@$(STEP) "Release build (libcufile)" $(CARGO) build --release $(LOCKED) -p forebay-cufile
 
 .PHONY: install
-install: $(if $(BUILT),,release library) ## Install the command, libcufile.so.0, header and pkg-config file (PREFIX, DESTDIR)
-	@install -d $(addprefix "$(DESTDIR)",$(BINDIR) $(LIBDIR)/pkgconfig $(INCLUDEDIR))
+install: $(if $(BUILT),,release library) ## Install the command, its manual and completions, libcufile.so.0, header, pkg-config file, unit (PREFIX, DESTDIR)
+	@install -d $(addprefix "$(DESTDIR)",$(BINDIR) $(LIBDIR) $(dir $(PCFILE)) $(INCLUDEDIR) $(UNITDIR))
 	@install -m 755 "$(INSTALL_FROM)/forebay" "$(DESTDIR)$(BINDIR)/forebay"
 	@for tool in $(TOOLS); do ln -sfn forebay "$(DESTDIR)$(BINDIR)/$$tool"; done
 	@install -m 755 "$(INSTALL_FROM)/libcufile.so" "$(DESTDIR)$(LIBDIR)/libcufile.so.0"
 	@ln -sfn libcufile.so.0 "$(DESTDIR)$(LIBDIR)/libcufile.so"
 	@# Programs may be linked with this name as well; nothing is called in it.
-	@cc -shared -nostdlib -Wl,-soname,libcufile_rdma.so.1 -x c /dev/null -o "$(DESTDIR)$(LIBDIR)/libcufile_rdma.so.1"
+	@$(CC) -shared -nostdlib -Wl,-soname,libcufile_rdma.so.1 -x c /dev/null -o "$(DESTDIR)$(LIBDIR)/libcufile_rdma.so.1"
 	@install -m 644 $(CUFILE)/include/cufile.h "$(DESTDIR)$(INCLUDEDIR)/cufile.h"
 	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
-		$(CUFILE)/cufile.pc.in >"$(DESTDIR)$(LIBDIR)/pkgconfig/cufile.pc"
+		$(CUFILE)/cufile.pc.in >"$(DESTDIR)$(PCFILE)"
+	@"$(PAGES_BY)" pages "$(DESTDIR)$(SHAREDIR)" >/dev/null
+	@sed -e 's|@BINDIR@|$(BINDIR)|' packaging/forebay-stats.service.in >"$(DESTDIR)$(UNITDIR)/forebay-stats.service"
 	@echo "Installed below $(DESTDIR)$(PREFIX). If programs do not find libcufile.so.0 there: ldconfig, or LD_LIBRARY_PATH=$(LIBDIR)"
 
 .PHONY: uninstall
 uninstall: ## Remove what `make install` put there (same PREFIX, DESTDIR)
 	@rm -f $(foreach name,forebay $(TOOLS),"$(DESTDIR)$(BINDIR)/$(name)") "$(DESTDIR)$(INCLUDEDIR)/cufile.h" \
-		$(foreach name,libcufile.so libcufile.so.0 libcufile_rdma.so.1 pkgconfig/cufile.pc,"$(DESTDIR)$(LIBDIR)/$(name)")
+		$(foreach name,libcufile.so libcufile.so.0 libcufile_rdma.so.1,"$(DESTDIR)$(LIBDIR)/$(name)") \
+		"$(DESTDIR)$(PCFILE)" "$(DESTDIR)$(UNITDIR)/forebay-stats.service" \
+		"$(DESTDIR)$(SHAREDIR)"/man/man1/forebay-*.1 $(foreach name,forebay $(TOOLS), \
+		"$(DESTDIR)$(SHAREDIR)/man/man1/$(name).1" "$(DESTDIR)$(SHAREDIR)/bash-completion/completions/$(name)" \
+		"$(DESTDIR)$(SHAREDIR)/zsh/site-functions/_$(name)" "$(DESTDIR)$(SHAREDIR)/fish/vendor_completions.d/$(name).fish")
 
 .PHONY: clean
 clean: ## Remove what was built

@@ -33,6 +33,7 @@ mod load;
 mod names;
 mod nfs;
 mod output;
+mod pages;
 mod replay;
 mod report;
 mod run;
@@ -84,6 +85,8 @@ enum Command {
     Nfs(nfs::NfsArgs),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
+    #[command(skip)]
+    Pages(pages::Pages),
     #[command(skip)]
     GdsStats(stats::OneProcess),
 }
@@ -145,6 +148,14 @@ struct GdsStats {
     stats: stats::OneProcess,
 }
 
+/// `forebay pages`, for `make install`: no command of [`Cli`], so that neither help nor completions have it.
+#[derive(Debug, Parser)]
+#[command(name = "forebay pages", arg_required_else_help = true)]
+struct PagesLine {
+    #[command(flatten)]
+    pages: pages::Pages,
+}
+
 /// Runs a command line (`args[0]` is the name it was called by) and returns its exit code.
 pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     let mut out = Output::new(out);
@@ -158,7 +169,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
     }
 }
 
-fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
+fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     forebay_libcufile::register();
     forebay_nfs::register();
     let name =
@@ -174,6 +185,10 @@ fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Wr
             command_line::parse::<GdsioVerify>(args).map(|cli| Command::Verify(cli.verify))
         }
         Some("gds_stats") => command_line::parse::<GdsStats>(args).map(|cli| Command::GdsStats(cli.stats)),
+        _ if args.get(1).is_some_and(|word| word == "pages") => {
+            args.remove(1);
+            command_line::parse::<PagesLine>(args).map(|cli| Command::Pages(cli.pages))
+        }
         _ => command_line::parse::<Cli>(args).map(|cli| cli.command),
     };
     let command = match command {
@@ -211,6 +226,7 @@ fn run_line(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Wr
         Command::Replay(args) => replay::run(args, &console),
         Command::Nfs(args) => nfs::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
+        Command::Pages(args) => pages::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
         Command::Check(_) | Command::Doctor(_) => Ok(0),
     };

@@ -33,10 +33,11 @@ fn files(folder: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
-const INSTALLED: [&str; 10] = [
+const INSTALLED: [&str; 14] = [
     "bin/forebay",
     "bin/gds_stats",
     "bin/gdscheck",
+    "bin/gdscheck.py",
     "bin/gdsio",
     "bin/gdsio_verify",
     "include/cufile.h",
@@ -44,6 +45,9 @@ const INSTALLED: [&str; 10] = [
     "lib/libcufile.so.0",
     "lib/libcufile_rdma.so.1",
     "lib/pkgconfig/cufile.pc",
+    "lib/systemd/system/forebay-stats.service",
+    "share/man/man1/forebay-bench.1",
+    "share/man/man1/gdsio.1",
 ];
 
 #[test]
@@ -54,8 +58,10 @@ fn everything_is_put_in_place_used_and_removed() {
     }
     let (built, root) = (scratch(), scratch());
     fs::copy(library(), built.path().join("libcufile.so")).unwrap();
-    // The command has tests of its own; what stands in for it here prints the name that it was called by.
-    fs::write(built.path().join("forebay"), "#!/bin/sh\nbasename \"$0\"\n").unwrap();
+    // The command has tests of its own; what stands in for it here writes two pages, or prints the name that it was called by.
+    let command = "#!/bin/sh\nman=$2/man/man1\nif [ \"$1\" = pages ]; then mkdir -p \"$man\" && \
+                   touch \"$man/forebay-bench.1\" \"$man/gdsio.1\"; else basename \"$0\"; fi\n";
+    fs::write(built.path().join("forebay"), command).unwrap();
     let arguments = [
         format!("BUILT={}", built.path().display()),
         format!("DESTDIR={}", root.path().display()),
@@ -68,6 +74,8 @@ fn everything_is_put_in_place_used_and_removed() {
     }
     assert_eq!(run(&mut Command::new(prefix.join("bin/gdsio"))), "gdsio\n");
     compile_and_run(&prefix, root.path());
+    let unit = fs::read_to_string(prefix.join("lib/systemd/system/forebay-stats.service")).unwrap();
+    assert!(unit.contains("ExecStart=/opt/forebay/bin/forebay stats --listen ${ADDRESS}\n"), "{unit}");
     make("uninstall", &arguments);
     assert_eq!(files(root.path()), BTreeSet::new());
     make("uninstall", &arguments);
