@@ -87,13 +87,15 @@ def test_holds_no_links(wheel: Path) -> None:
         assert not [entry for entry in archive.infolist() if entry.external_attr >> 28 == 0o12]
 
 
-def test_needs_no_other_package_and_installs_one_command(unpacked: Path) -> None:
+def test_needs_no_other_package_and_installs_the_command_under_all_its_names(unpacked: Path) -> None:
     (info,) = unpacked.glob("forebay-*.dist-info")
     metadata = Parser().parsestr((info / "METADATA").read_text())
     assert metadata["Name"] == "forebay"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata.get_all("Requires-Dist", []) == []
-    assert (info / "entry_points.txt").read_text().split() == ["[console_scripts]", "forebay=forebay.__main__:main"]
+    head, *scripts = (info / "entry_points.txt").read_text().split()
+    names = ["forebay", "gds_stats", "gdscheck", "gdscheck.py", "gdsio", "gdsio_verify"]
+    assert (head, sorted(scripts)) == ("[console_scripts]", [f"{name}=forebay.__main__:main" for name in names])
 
 
 def test_tells_nothing_of_the_builders_folders(unpacked: Path) -> None:
