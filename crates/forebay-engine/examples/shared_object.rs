@@ -1,4 +1,4 @@
-//! A shared object with the engine in it, as `libcufile.so.0` and the Python module are: for `tests/one_session_many_libraries.rs`.
+//! A shared object with the engine in it, as `libcufile.so.0` and the Python module are: for `tests/process/one_session_many_libraries.rs`.
 //!
 //! Numbers below zero are errors. The prefix keeps its names apart from those of libc.
 

@@ -16,7 +16,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Random, Scratch, Stop, Turn, chill, disk, has_hint, in_process, pattern, soon, turn};
+use common::{
+    Random, Scratch, Stop, Turn, chill, disk, has_hint, in_process, pattern, soon, test_name, turn,
+};
 use forebay_config::Config;
 use forebay_engine::{EngineKind, File, Memory, Offsets, ReadPiece, Refusal, Session, Transfer, Way};
 use forebay_error::ErrorKind;
@@ -636,29 +638,23 @@ fn read_staged(session: &Session, file: &File, word: &str) {
 
 #[test]
 fn a_gpu_without_read_only_registration_says_so() {
-    in_process(
-        "a_gpu_without_read_only_registration_says_so",
-        &[],
-        &[("FAKE_CUDA_ATTRIBUTES", "113=0")],
-        || {
-            let turn = turn();
-            let (session, [(_a, file), _]) = fresh(config(), &disk());
-            let election = session.elect(&gpu(&session)).unwrap();
-            let refusal =
-                election.refused.iter().find(|refusal| refusal.engine == EngineKind::Mapped).unwrap();
-            assert!(refusal.reason.contains("cannot use the CPU's mappings"), "{refusal:?}");
-            assert!(refusal.hint.as_ref().unwrap().contains("driver"), "{refusal:?}");
-            read_staged(&session, &file, "cannot use the CPU's mappings");
-            for error in [
-                session.map(&file, &gpu(&session)).unwrap_err(),
-                session.probe_mapped(&file, &gpu(&session)).unwrap_err(),
-                fetch(&open(only()), &file, 0, LEN).unwrap_err(),
-            ] {
-                assert!(error.kind() == ErrorKind::Unsupported && has_hint(&error, "driver"), "{error:?}");
-            }
-            assert_eq!(turn.fake.registered_bytes(), 0);
-        },
-    );
+    in_process(&[], &[("FAKE_CUDA_ATTRIBUTES", "113=0")], || {
+        let turn = turn();
+        let (session, [(_a, file), _]) = fresh(config(), &disk());
+        let election = session.elect(&gpu(&session)).unwrap();
+        let refusal = election.refused.iter().find(|refusal| refusal.engine == EngineKind::Mapped).unwrap();
+        assert!(refusal.reason.contains("cannot use the CPU's mappings"), "{refusal:?}");
+        assert!(refusal.hint.as_ref().unwrap().contains("driver"), "{refusal:?}");
+        read_staged(&session, &file, "cannot use the CPU's mappings");
+        for error in [
+            session.map(&file, &gpu(&session)).unwrap_err(),
+            session.probe_mapped(&file, &gpu(&session)).unwrap_err(),
+            fetch(&open(only()), &file, 0, LEN).unwrap_err(),
+        ] {
+            assert!(error.kind() == ErrorKind::Unsupported && has_hint(&error, "driver"), "{error:?}");
+        }
+        assert_eq!(turn.fake.registered_bytes(), 0);
+    });
 }
 
 /// Refused for good: nothing is tried again, in no session, but other file systems are.
@@ -685,8 +681,7 @@ fn check_refused_for_good(turn: &Turn, session: &Session, files: &[(Scratch, Fil
 fn a_trial_page_that_is_refused_refuses_the_file_system() {
     let codes = [NOT_SUPPORTED, INVALID_VALUE].map(|code| code.to_string());
     for code in codes.iter().filter(|code| is_mine("CODE", code)) {
-        let name = "a_trial_page_that_is_refused_refuses_the_file_system";
-        in_process(name, &[], &[("CODE", code)], || {
+        in_process(&[], &[("CODE", code)], || {
             let turn = turn();
             let code = code.parse().unwrap();
             let (session, files) = fresh(config(), &disk());
@@ -698,7 +693,7 @@ fn a_trial_page_that_is_refused_refuses_the_file_system() {
 
 #[test]
 fn a_window_that_the_gpu_does_not_support_refuses_the_file_system() {
-    in_process("a_window_that_the_gpu_does_not_support_refuses_the_file_system", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         // The trial page goes well.
@@ -709,7 +704,7 @@ fn a_window_that_the_gpu_does_not_support_refuses_the_file_system() {
 
 #[test]
 fn a_window_that_fails_leaves_other_files_alone() {
-    in_process("a_window_that_fails_leaves_other_files_alone", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         turn.fake.fail_next(REGISTER, INVALID_VALUE, 1, 1);
@@ -727,7 +722,7 @@ fn a_window_that_fails_leaves_other_files_alone() {
 
 #[test]
 fn a_gpu_out_of_memory_for_pins_gets_a_rest() {
-    in_process("a_gpu_out_of_memory_for_pins_gets_a_rest", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         turn.fake.fail_next(REGISTER, OUT_OF_MEMORY, 1, 1);
@@ -749,7 +744,7 @@ fn a_gpu_out_of_memory_for_pins_gets_a_rest() {
 
 #[test]
 fn a_trial_page_for_which_there_is_no_memory_refuses_nothing_for_good() {
-    in_process("a_trial_page_for_which_there_is_no_memory_refuses_nothing_for_good", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         turn.fake.fail_next(REGISTER, OUT_OF_MEMORY, 0, 1);
@@ -794,7 +789,7 @@ fn a_registration_that_fails_half_way_leaves_the_rest_pinned() {
 
 #[test]
 fn a_trial_page_that_hangs_is_left_behind() {
-    in_process("a_trial_page_that_hangs_is_left_behind", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         turn.fake.hang_next(REGISTER, 3000);
@@ -814,7 +809,7 @@ fn a_trial_page_that_hangs_is_left_behind() {
 /// Unregistering waits for all streams, one of which may wait for who asked for the trial.
 #[test]
 fn a_trial_page_that_is_slow_to_unregister_holds_nobody_up() {
-    in_process("a_trial_page_that_is_slow_to_unregister_holds_nobody_up", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         turn.fake.hang_next("cuMemHostUnregister", 3000);
@@ -828,7 +823,7 @@ fn a_trial_page_that_is_slow_to_unregister_holds_nobody_up() {
 
 #[test]
 fn a_session_that_is_dropped_while_a_window_hangs() {
-    in_process("a_session_that_is_dropped_while_a_window_hangs", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
@@ -849,7 +844,7 @@ fn a_session_that_is_dropped_while_a_window_hangs() {
 /// A registration that never ends (here: for 14 s) costs ten seconds, once, and nothing else.
 #[test]
 fn a_window_that_hangs_for_good_is_left_behind() {
-    in_process("a_window_that_hangs_for_good_is_left_behind", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let (session, files) = fresh(config(), &disk());
         session.probe_mapped(&files[0].1, &gpu(&session)).unwrap();
@@ -869,7 +864,7 @@ fn a_window_that_hangs_for_good_is_left_behind() {
 fn a_lost_gpu_is_an_error_and_no_more() {
     // A process each: a lost GPU stays lost, and keeps memory that is freed later.
     for size in ["small", "large"].into_iter().filter(|size| is_mine("SIZE", size)) {
-        in_process("a_lost_gpu_is_an_error_and_no_more", &[], &[("SIZE", size)], || {
+        in_process(&[], &[("SIZE", size)], || {
             let small = size == "small";
             let turn = turn();
             let session = open(config());
@@ -901,7 +896,7 @@ fn a_lost_gpu_is_an_error_and_no_more() {
 #[test]
 fn a_gpu_that_is_lost_with_gathers_and_copies_in_the_air() {
     for fault in ["async:copy", "async:kernel"].into_iter().filter(|fault| is_mine("FAULT", fault)) {
-        in_process("a_gpu_that_is_lost_with_gathers_and_copies_in_the_air", &[], &[("FAULT", fault)], || {
+        in_process(&[], &[("FAULT", fault)], || {
             let turn = turn();
             let session = open(config());
             let (_scratch, file) = subject(&disk(), OLD, LEN);
@@ -1102,9 +1097,8 @@ fn a_killed_process_leaves_its_file_usable() {
         // The child would not pin what is open for writing here.
         let (scratch, _) = subject(&directory, OLD, LEN);
         let file = File::open(scratch.path()).unwrap();
-        let name = "a_killed_process_leaves_its_file_usable";
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
+            .args(["--exact", &test_name(), "--nocapture"])
             .env(KILLED, scratch.path())
             .stdout(Stdio::piped())
             .spawn()
@@ -1125,7 +1119,7 @@ fn a_killed_process_leaves_its_file_usable() {
 
 #[test]
 fn a_forked_child_neither_hangs_nor_spoils_its_parents_pins() {
-    in_process("a_forked_child_neither_hangs_nor_spoils_its_parents_pins", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let session = open(config());
         let (_scratch, file) = subject(&disk(), OLD, LEN);
@@ -1167,7 +1161,7 @@ fn a_forked_child_neither_hangs_nor_spoils_its_parents_pins() {
 #[test]
 fn half_a_tebibyte_of_nothing_costs_nothing() {
     const HUGE: u64 = 512 << 30;
-    in_process("half_a_tebibyte_of_nothing_costs_nothing", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let scratch = Scratch::with_pattern(&disk(), OLD, 0);
         if let Err(error) = raw(scratch.path()).set_len(HUGE) {
@@ -1204,8 +1198,7 @@ const NAMESPACE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--mount"]
 
 #[test]
 fn a_file_on_an_overlay_is_served_by_the_lanes() {
-    let name = "a_file_on_an_overlay_is_served_by_the_lanes";
-    in_process(name, &NAMESPACE, &[], || {
+    in_process(&NAMESPACE, &[], || {
         let turn = turn();
         let directory = tempfile::tempdir_in(disk()).unwrap();
         let at = |name: &str| directory.path().join(name);

@@ -74,7 +74,7 @@ impl<'a> Share<'a> {
 #[test]
 fn no_pass_waits_for_registrations_and_a_loop_ends_pinned() {
     // What a process has found out of a file system stays.
-    in_process("no_pass_waits_for_registrations_and_a_loop_ends_pinned", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         // All of it: 0.5 s; a piece: 16 ms.
         let session = session(&turn, 4000);
@@ -144,7 +144,7 @@ fn a_third_pass_is_hardly_slower_where_registering_all_takes_seconds() {
 #[test]
 fn one_load_registers_no_more_than_tells_how_slow_that_is() {
     // What a process has found out of a file system stays.
-    in_process("one_load_registers_no_more_than_tells_how_slow_that_is", &[], &[], || {
+    in_process(&[], &[], || {
         let turn = turn();
         let session = session(&turn, 400);
         let (_scratch, file) = subject(&disk());
@@ -286,7 +286,7 @@ fn pages_of_a_window_are_looked_at_when_its_turn_comes() {
 #[test]
 fn small_tensors_are_not_registered_before_their_third_load() {
     // What a process has found out of a file system stays.
-    in_process("small_tensors_are_not_registered_before_their_third_load", &[], &[], || {
+    in_process(&[], &[], || {
         const TENSOR: usize = 96 << 10;
         let turn = turn();
         let session = session(&turn, 10);
@@ -318,7 +318,7 @@ fn small_tensors_are_not_registered_before_their_third_load() {
 #[test]
 fn records_in_a_row_are_refused_because_little_was_read() {
     // What a process has found out of a file system stays.
-    in_process("records_in_a_row_are_refused_because_little_was_read", &[], &[], || {
+    in_process(&[], &[], || {
         const RECORD: usize = 128 << 10;
         let turn = turn();
         let session = session(&turn, 10);

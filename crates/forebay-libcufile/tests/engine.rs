@@ -228,7 +228,7 @@ fn transfers_in_the_order_of_a_stream_come_after_what_it_has() {
 
 #[test]
 fn a_cancelled_batch_leaves_out_what_has_not_begun() {
-    in_process("a_cancelled_batch_leaves_out_what_has_not_begun", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("");
         let case = Case {
             session: Session::with_config(Config { libcufile_timeout: Duration::from_mins(1), ..config() })
@@ -274,17 +274,12 @@ fn modes_are_told_by_what_the_library_counts() {
         ("nvidia-fs,version=1190", "libcufile (nvidia-fs)"),
         ("nvidia-fs,version=1140", "libcufile (mode unknown)"),
     ] {
-        in_process(
-            "modes_are_told_by_what_the_library_counts",
-            &[],
-            &[("WORDS", words), ("TITLE", title)],
-            || {
-                let (words, title) = (std::env::var("WORDS").unwrap(), std::env::var("TITLE").unwrap());
-                let case = case(&words);
-                let (_, receipt) = case.read(0, 100_000).unwrap();
-                assert_eq!(receipt.election.title(), title, "{words}");
-            },
-        );
+        in_process(&[], &[("WORDS", words), ("TITLE", title)], || {
+            let (words, title) = (std::env::var("WORDS").unwrap(), std::env::var("TITLE").unwrap());
+            let case = case(&words);
+            let (_, receipt) = case.read(0, 100_000).unwrap();
+            assert_eq!(receipt.election.title(), title, "{words}");
+        });
         if std::env::var("FOREBAY_TEST_CHILD").is_ok() {
             return;
         }
@@ -293,7 +288,7 @@ fn modes_are_told_by_what_the_library_counts() {
 
 #[test]
 fn a_library_that_reads_wrong_bytes_is_not_used() {
-    in_process("a_library_that_reads_wrong_bytes_is_not_used", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("wrong");
         for _ in 0..2 {
             assert_eq!(case.read(0, 1000).unwrap_err().kind(), ErrorKind::Corrupt);
@@ -304,7 +299,7 @@ fn a_library_that_reads_wrong_bytes_is_not_used() {
 
 #[test]
 fn a_library_that_moves_nothing_is_not_used_for_zeros_either() {
-    in_process("a_library_that_moves_nothing_is_not_used_for_zeros_either", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("nothing");
         std::fs::write(case.scratch.path(), vec![0; LEN]).unwrap();
         assert_eq!(case.read(0, 1000).unwrap_err().kind(), ErrorKind::Corrupt);
@@ -313,7 +308,7 @@ fn a_library_that_moves_nothing_is_not_used_for_zeros_either() {
 
 #[test]
 fn a_library_that_cannot_open_says_why() {
-    in_process("a_library_that_cannot_open_says_why", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("no-module");
         let error = case.read(0, 1000).unwrap_err();
         assert_eq!(
@@ -328,7 +323,7 @@ fn a_library_that_cannot_open_says_why() {
 
 #[test]
 fn standard_input_stays() {
-    in_process("standard_input_stays", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("closes-stdin");
         let of = |fd: &str| std::fs::read_link(format!("/proc/self/fd/{fd}"));
         let before = of("0").unwrap();
@@ -351,7 +346,7 @@ fn fails_in_time(case: &Case, len: usize, call: &str) {
 
 #[test]
 fn opening_that_hangs_does_not_hang_the_caller() {
-    in_process("opening_that_hangs_does_not_hang_the_caller", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("hang-open");
         fails_in_time(&case, 1000, "cuFileDriverOpen");
         // The rest of forebay goes on.
@@ -363,21 +358,21 @@ fn opening_that_hangs_does_not_hang_the_caller() {
 
 #[test]
 fn registering_that_hangs_does_not_hang_the_caller() {
-    in_process("registering_that_hangs_does_not_hang_the_caller", &[], &[], || {
+    in_process(&[], &[], || {
         fails_in_time(&case("hang-register"), 1000, "cuFileHandleRegister");
     });
 }
 
 #[test]
 fn a_trial_that_hangs_does_not_touch_the_caller_s_memory() {
-    in_process("a_trial_that_hangs_does_not_touch_the_caller_s_memory", &[], &[], || {
+    in_process(&[], &[], || {
         fails_in_time(&case("hang-read"), 1000, "cuFileRead");
     });
 }
 
 #[test]
 fn a_read_that_hangs_fails_and_its_memory_is_kept() {
-    in_process("a_read_that_hangs_fails_and_its_memory_is_kept", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("");
         case.read(0, 1000).unwrap();
         let allocated = case.turn.fake.leaks().device_allocations;
@@ -405,7 +400,7 @@ fn fails_in_time_again(case: &Case) {
 
 #[test]
 fn queued_transfers_fail_with_the_one_that_hangs() {
-    in_process("queued_transfers_fail_with_the_one_that_hangs", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("");
         case.read(0, 1000).unwrap();
         case.fake.set("hang-large");
@@ -424,7 +419,7 @@ fn queued_transfers_fail_with_the_one_that_hangs() {
 
 #[test]
 fn a_library_that_is_not_there_says_where_it_was_looked_for() {
-    in_process("a_library_that_is_not_there_says_where_it_was_looked_for", &[], &[], || {
+    in_process(&[], &[], || {
         let case = case("");
         // SAFETY: this process has no other thread that reads the environment.
         unsafe { std::env::set_var("FOREBAY_VENDOR_LIBCUFILE", "/nowhere/libcufile.so.0") };

@@ -209,16 +209,17 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `body` as a process of its own, that of the test `name` of this binary: for what changes a whole process
-/// (user, limits, system call filters, variables that are read once). `wrapper` is a command to run it under. `None`
-/// if the wrapper cannot run here.
-pub fn in_process(
-    name: &str,
-    wrapper: &[&str],
-    variables: &[(&str, &str)],
-    body: impl FnOnce(),
-) -> Option<()> {
+/// The name of the running test, with its module: the test harness gives it to the test's thread.
+pub fn test_name() -> String {
+    std::thread::current().name().expect("called on the test's own thread").to_owned()
+}
+
+/// Runs `body` as a process of its own, that of the running test alone: for what changes a whole process (user, limits,
+/// system call filters, variables that are read once). `wrapper` is a command to run it under. `None` if the wrapper
+/// cannot run here.
+pub fn in_process(wrapper: &[&str], variables: &[(&str, &str)], body: impl FnOnce()) -> Option<()> {
     const CHILD: &str = "FOREBAY_TEST_CHILD";
+    let name = test_name();
     if std::env::var(CHILD).is_ok_and(|child| child == name) {
         body();
         return Some(());
@@ -237,7 +238,7 @@ pub fn in_process(
             command
         }
     };
-    command.args(["--exact", name, "--nocapture"]).env(CHILD, name).envs(variables.iter().copied());
+    command.args(["--exact", &name, "--nocapture"]).env(CHILD, &name).envs(variables.iter().copied());
     let output = command.output().unwrap();
     print!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
