@@ -1,10 +1,6 @@
 //! Our calls leave stream captures alone, our own thread's and others'.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Pinned, device, tidy};
+use crate::common::{Pinned, device, tidy};
 use forebay_gpu::{AllocationKind, Context, Device, DeviceRange, HostRange, Wait, cuda};
 
 const GLOBAL: i32 = 0;

@@ -1,12 +1,8 @@
 //! Gathers over the fake driver and over host memory, against a plain model.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{Mapped, Pinned, Random, device, on_device, tidy};
+use crate::common::{Mapped, Pinned, Random, device, on_device, tidy};
 use forebay_gpu::{
     Access, Context, Device, DeviceRange, Gather, GatherReport, HostRange, Stream, Wait, fill_pattern, host,
 };

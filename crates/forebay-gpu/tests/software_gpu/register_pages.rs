@@ -1,14 +1,10 @@
 //! Registering a file's mapped pages, over the fake driver: refusals, the device's reads, and what it goes
 //! on reading when the file changes below it.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
-use common::{Mapped, Pinned, device, on_device, tidy};
+use crate::common::{Mapped, Pinned, device, on_device, tidy};
 use forebay_gpu::{
     Access, Context, CopyPiece, Device, DeviceRange, ErrorKind, HostRange, Result, Stream, Wait,
     fill_pattern, first_mismatch,

@@ -1,10 +1,6 @@
 //! Calls that follow one another enter their context once, and leave the thread as they found it.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{Pinned, device, tidy};
+use crate::common::{Pinned, device, tidy};
 use forebay_gpu::cuda::CallSeries;
 use forebay_gpu::{Context, HostRange, Wait};
 

@@ -1,13 +1,9 @@
 //! Words that a stream writes and waits for, and lists that are filled in while it waits.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Pinned, device, on_device, tidy};
+use crate::common::{Pinned, device, on_device, tidy};
 use forebay_gpu::{Context, CopyPiece, ErrorKind, Post, StreamIdentity, Wait, Word, fill_pattern};
 
 fn word(pinned: &Pinned, at: u64) -> Word {

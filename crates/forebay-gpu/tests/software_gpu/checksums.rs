@@ -1,12 +1,8 @@
 //! Checksums of device memory over the fake driver and of host memory, against those of the same bytes on the CPU.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{Pinned, Random, device, tidy};
+use crate::common::{Pinned, Random, device, tidy};
 use forebay_gpu::{Checksum, ChecksumPiece, Context, Device, Stream, Wait, fill_pattern, host};
 
 const LEN: usize = 1 << 20;

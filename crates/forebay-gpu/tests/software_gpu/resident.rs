@@ -1,10 +1,6 @@
 //! The resident kernel over the fake driver. `real_gpu.rs` does the same on a GPU.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
-use common::{device, resident, tidy};
+use crate::common::{device, resident, tidy};
 use forebay_gpu::{AllocationKind, Context, DeviceRange, ErrorKind, Resident};
 
 const LEN: usize = 4 << 20;

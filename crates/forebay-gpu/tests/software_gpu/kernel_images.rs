@@ -1,12 +1,8 @@
 //! Which of the kernels' images the driver is given.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::device;
+use crate::common::device;
 use fake_cuda::Fake;
 use forebay_gpu::{Device, Result};
 

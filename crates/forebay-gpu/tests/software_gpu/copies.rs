@@ -1,14 +1,10 @@
 //! Copies, kernels and events of the real CUDA code over the fake driver.
 
-#![allow(clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{Pinned, Random, device, on_device, tidy};
+use crate::common::{Pinned, Random, device, on_device, tidy};
 use forebay_gpu::{
     Context, CopyPiece, Device, DeviceRange, ErrorKind, HostRange, Stream, Wait, fill_pattern, first_mismatch,
 };

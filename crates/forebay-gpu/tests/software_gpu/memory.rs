@@ -1,8 +1,6 @@
 //! Kinds of memory and of contexts over the fake driver.
 
-mod common;
-
-use common::{Pinned, device, on_device, tidy};
+use crate::common::{Pinned, device, on_device, tidy};
 use forebay_gpu::{
     AllocationKind, Context, DeviceRange, ErrorKind, HostRange, MemoryKind, Wait, fill_pattern,
     first_mismatch,
