@@ -248,13 +248,15 @@ fn a_run_by_time_that_takes_longer_says_why() {
         command.current_dir(directory.path()).env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap());
         command.env("FAKE_CUDA_DELAY_US", "100000");
         command.args(format!("bench -f x -x 7 -I 2 -i 16K {args}").split_whitespace());
-        finish(command).ok().err.contains("instead of 0.1 s: what was in flight at its end was waited for")
+        finish(command).ok().err.contains(": what was in flight at its end was waited for")
     };
     assert!(note("-T 0.1 --batches 64"));
-    assert!(!note("-T 0.1"));
+    // Said from 4 s on: a busy machine's delays are shorter.
+    assert!(!note("-T 2"));
 }
 
-/// Each thread has a stream: on one for all, their transfers would run one after the other.
+/// Each thread has a stream: on one for all, their transfers would run one after the other. Each transfer waits 50 ms on its stream
+/// and takes hardly any CPU, so that the counts are those of a busy machine too.
 #[test]
 fn threads_of_stream_ordered_types_do_not_wait_for_each_other() {
     let directory = tempfile::tempdir().unwrap();
@@ -262,16 +264,16 @@ fn threads_of_stream_ordered_types_do_not_wait_for_each_other() {
     let count = |xfer: u8, threads: &str| {
         let mut command = forebay();
         command.current_dir(directory.path()).env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap());
-        command.env("FAKE_CUDA_DELAY_US", "20000");
+        command.env("FAKE_CUDA_DELAY_US", "100000");
         command.args(format!("bench -f x -x {xfer} -I 2 -i 16K -T 1 {threads}").split_whitespace());
         let done = finish(command).ok();
         let after = done.out.split("ops: ").nth(1).unwrap();
         after.split(' ').next().unwrap().parse::<u64>().unwrap()
     };
     let (alone, eight) = (count(5, "-w 1"), count(5, "-w 8"));
-    assert!(eight > 3 * alone, "{alone} and {eight} transfers in a second");
+    assert!(eight > 2 * alone, "{alone} and {eight} transfers in a second");
     let (alone, four) = (count(7, "-w 2"), count(7, "-w 2 -f x -f x -f x"));
-    assert!(four > 2 * alone, "{alone} and {four} transfers in a second");
+    assert!(2 * four > 3 * alone, "{alone} and {four} transfers in a second");
 }
 
 /// By Little's law: what was in flight is rate × latency.
