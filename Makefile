@@ -127,13 +127,19 @@ torture: ## Attack it for half an hour (TORTURE_SECONDS, TORTURE_SEED, TORTURE_O
 
 # By what the tests have built, with debug assertions.
 .PHONY: torture-quick
-torture-quick: ## The three minutes of it that `make test` runs
+torture-quick: ## The minute and a half of it that `make test` runs
 	@$(STEP) "What is attacked" $(CARGO) test $(LOCKED) --workspace --no-run --quiet
-	@$(STEP) "Torture (quick)" $(TARGET)/debug/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),180)
+	@$(STEP) "Torture (quick)" $(TARGET)/debug/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),90)
 
+# All side by side.
+FUZZ_SECONDS ?=
 .PHONY: fuzz
-fuzz: ## Fuzz the readers of files from anywhere, each for a minute
-	@$(STEP) "Fuzz targets" .ci/fuzz
+fuzz: ## Fuzz the readers of files from anywhere for 40 seconds (FUZZ_SECONDS)
+	@$(STEP) "Fuzz targets" .ci/fuzz $(FUZZ_SECONDS)
+
+.PHONY: fuzz-long
+fuzz-long: ## The same for half an hour
+	@$(STEP) "Fuzz targets" .ci/fuzz $(or $(FUZZ_SECONDS),1800)
 
 .PHONY: asan
 asan: ## The library, the engine, what is below it and the NFS client under the address sanitizer
@@ -155,16 +161,16 @@ lab: lab-build python ## Kernel paths in QEMU guests (SCENARIO="NAME …" for so
 lab-build:
 	@$(STEP) "What the lab's guests are given" lab/build $(LOCKED)
 
-# Ten minutes at most; kernels that take half an hour to build are not built for it.
+# Five minutes at most; kernels that take half an hour to build are not built for it.
 .PHONY: lab-quick
 lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "What the lab's guests are given" lab/build --quick $(LOCKED)
-	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 8
+	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan dist dist-test aarch64
+NIGHTLY ?= lab torture asan fuzz-long dist dist-test aarch64
 .PHONY: nightly
-nightly: ## The whole lab, half an hour of attacks, the whole address sanitizer, a release and its trial, aarch64; ends with a summary (NIGHTLY="STEP …" for some)
+nightly: ## The whole lab, half an hour each of attacks and fuzzing, the whole address sanitizer, a release and its trial, aarch64; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
 
 .PHONY: python

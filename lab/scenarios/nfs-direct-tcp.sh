@@ -1,7 +1,9 @@
 # proves: forebay's own client reads and writes files of Linux's NFS server by URL over TCP, in versions 3, 4.0, 4.1 and 4.2,
-# without a mount; every byte is compared, and the server counted them. Without privilege only exports with `insecure`.
-# With FOREBAY_NFS=tcp files on a mount are read so, too, beside the kernel's client; without it nothing connects to a
-# mount's server. kernel: debian needs: forebay fake-cuda timeout: 300 quick: yes
+#   without a mount; every byte is compared, and the server counted them. Without privilege only exports with `insecure`.
+#   With FOREBAY_NFS=tcp files on a mount are read so, too, beside the kernel's client; without it nothing connects to a mount's server.
+# kernel: debian
+# needs: forebay fake-cuda
+# timeout: 300
 . /lab/guest/forebay.sh
 . /lab/guest/nfs.sh
 . /lab/guest/direct.sh

@@ -7,7 +7,6 @@
 # qemu: -device virtio-blk-pci,drive=cow,serial=cow -device virtio-blk-pci,drive=log,serial=log
 # needs: forebay fake-cuda nosync wheel
 # timeout: 400
-# quick: yes
 . /lab/guest/forebay.sh
 . /lab/guest/powercut.sh
 power_cut ext4 noauto_da_alloc
