@@ -127,9 +127,9 @@ torture: ## Attack it for half an hour (TORTURE_SECONDS, TORTURE_SEED, TORTURE_O
 
 # By what the tests have built, with debug assertions.
 .PHONY: torture-quick
-torture-quick: ## The minute and a half of it that `make test` runs
+torture-quick: ## The minute of it that `make test` runs
 	@$(STEP) "What is attacked" $(CARGO) test $(LOCKED) --workspace --no-run --quiet
-	@$(STEP) "Torture (quick)" $(TARGET)/debug/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),90)
+	@$(STEP) "Torture (quick)" $(TARGET)/debug/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),60)
 
 # All side by side.
 FUZZ_SECONDS ?=
