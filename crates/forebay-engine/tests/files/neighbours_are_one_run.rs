@@ -116,7 +116,6 @@ fn each(test: impl Fn(&Session, Target, bool)) {
 
 #[test]
 fn every_piece_gets_its_bytes_and_nothing_beside_it_changes() {
-    let _turn = turn();
     for directory in [disk(), "/dev/shm".into()] {
         let scratch = Scratch::with_pattern(&directory, KEY, 4 << 20);
         let all = pattern(KEY, 0, 4 << 20);
@@ -151,7 +150,6 @@ fn every_piece_gets_its_bytes_and_nothing_beside_it_changes() {
 
 #[test]
 fn written_neighbours_are_in_the_file_and_its_other_bytes_stay() {
-    let _turn = turn();
     for directory in [disk(), "/dev/shm".into()] {
         each(|session, target, cold| {
             let scratch = Scratch::with_pattern(&directory, KEY, 5 << 20);
@@ -182,7 +180,6 @@ fn written_neighbours_are_in_the_file_and_its_other_bytes_stay() {
 
 #[test]
 fn the_end_of_the_file_cuts_the_pieces_behind_it_only() {
-    let _turn = turn();
     let scratch = Scratch::with_pattern(&disk(), KEY, 1_000_001);
     let all = pattern(KEY, 0, 1_000_001);
     let file = File::open(scratch.path()).unwrap();
@@ -213,7 +210,6 @@ fn the_end_of_the_file_cuts_the_pieces_behind_it_only() {
 
 #[test]
 fn one_bad_place_fails_the_pieces_that_have_it() {
-    let _turn = turn();
     for direction in [Direction::Read, Direction::Write] {
         each(|session, target, cold| {
             let scratch = Scratch::with_pattern(&disk(), KEY, 2 << 20);
