@@ -168,9 +168,9 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long dist dist-test aarch64
+NIGHTLY ?= lab torture asan fuzz-long dist dist-test aarch64 python-test-release
 .PHONY: nightly
-nightly: ## The whole lab, half an hour each of attacks and fuzzing, the whole address sanitizer, a release and its trial, aarch64; ends with a summary (NIGHTLY="STEP …" for some)
+nightly: ## The whole lab, half an hour each of attacks and fuzzing, the whole address sanitizer, a release and its trial, aarch64, Python's tests on the wheel; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
 
 .PHONY: python
@@ -178,8 +178,12 @@ python: ## Build the Python wheel with the command and the drop-in library (dist
 	@$(STEP) "Python wheel" .ci/python wheel
 
 .PHONY: python-test
-python-test: ## The wheel in a virtual environment: style, types, stubs, tests
+python-test: ## A wheel, compiled as tests are, in a virtual environment: style, types, stubs, tests
 	@$(STEP) "Python" .ci/python test
+
+.PHONY: python-test-release
+python-test-release: ## The same with the wheel that users get
+	@$(STEP) "Python (release)" .ci/python test release
 
 .PHONY: dist
 dist: ## A release in dist/: wheels, .deb, .rpm, tarballs for x86-64 and aarch64, SBOM, checksums (ARCH=… for one)

@@ -122,7 +122,15 @@ def _sdist_paths() -> list[Path]:
 
 def _build_library() -> None:
     """Builds the drop-in library and puts it, without its symbols, where maturin takes it into the wheel."""
-    command = ["cargo", "build", "--release", "-p", "forebay-cufile", "--message-format=json-render-diagnostics"]
+    command = [
+        "cargo",
+        "build",
+        "--profile",
+        _profile(),
+        "-p",
+        "forebay-cufile",
+        "--message-format=json-render-diagnostics",
+    ]
     if _is_locked():
         command.append("--locked")
     print(f"Running `{' '.join(command)}`", flush=True)
@@ -142,6 +150,12 @@ def _build_library() -> None:
         new.replace(LIBRARY)
     finally:
         new.unlink(missing_ok=True)
+
+
+def _profile() -> str:
+    """Cargo's profile for the library: the one that maturin was given for the module, or `release`."""
+    arguments = maturin.get_maturin_pep517_args()
+    return arguments[arguments.index("--profile") + 1] if "--profile" in arguments else "release"
 
 
 def _artifact(messages: str) -> Path:
