@@ -168,10 +168,14 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long dist dist-test aarch64 python-test-release
+NIGHTLY ?= lab torture asan fuzz-long prometheus dist dist-test aarch64 python-test-release
 .PHONY: nightly
-nightly: ## The whole lab, half an hour each of attacks and fuzzing, the whole address sanitizer, a release and its trial, aarch64, Python's tests on the wheel; ends with a summary (NIGHTLY="STEP …" for some)
+nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
+
+.PHONY: prometheus
+prometheus: release ## Debian's Prometheus scrapes `forebay stats --listen`, and answers the queries of the Grafana board
+	@$(STEP) "Prometheus" tests/prometheus/check $(FOREBAY) || [ $$? = 77 ]
 
 .PHONY: python
 python: ## Build the Python wheel with the command and the drop-in library (dist/; PYTHON=… names the interpreter)

@@ -41,4 +41,4 @@ pub use report::{BenchReport, OpenCost, OpenStep, Pass, format, text};
 pub use run::{ROUNDS as OPEN_COST_ROUNDS, run, run_on};
 pub use verify::pattern_key;
 pub use workload::job::{IoAccess, IoSize, Job, JobTarget, MemoryType, Xfer};
-pub use workload::{BenchTask, Foreign, OffsetsIn, Workload, WriteFill, jobfile};
+pub use workload::{BenchTask, Foreign, OffsetsIn, RateLimit, Workload, WriteFill, jobfile};

@@ -13,8 +13,16 @@ pub struct Progress {
     pub total: Option<u64>,
     /// Time since the begin of the timed part.
     pub elapsed: Duration,
-    /// How long it will run, if that is fixed.
+    /// How long it will run at most, if that is fixed.
     pub runtime: Option<Duration>,
+    /// Whether what moves now is not counted (`--ramp`).
+    pub is_ramp: bool,
+    /// Bytes per second, over the last second.
+    pub bytes_per_s: f64,
+    /// I/Os per second, over the last second.
+    pub iops: f64,
+    /// 99 of 100 latencies of the last second are not longer, in microseconds.
+    pub p99_us: f64,
 }
 
 /// Observes a run.
@@ -22,6 +30,12 @@ pub trait Observer: Sync {
     /// Several times a second while bytes move.
     fn progress(&self, progress: Progress) {
         let _ = progress;
+    }
+
+    /// Asked several times a second while bytes move, and between passes: whether the run is to end now, with what was
+    /// measured until then.
+    fn is_stopped(&self) -> bool {
+        false
     }
 
     /// The reading pass of `-V` begins.
@@ -38,3 +52,12 @@ pub trait Observer: Sync {
 pub struct Silent;
 
 impl Observer for Silent {}
+
+/// An observer of which only the wish to end is asked.
+pub(crate) struct Muted<'a>(pub(crate) &'a dyn Observer);
+
+impl Observer for Muted<'_> {
+    fn is_stopped(&self) -> bool {
+        self.0.is_stopped()
+    }
+}

@@ -7,13 +7,36 @@ use forebay_gpu::pattern_word;
 
 use crate::workload::job::IoSize;
 
+/// How long a pass by time goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PassTime {
+    /// Not counted, before the rest.
+    pub(crate) ramp: Duration,
+    /// Counted, at most.
+    pub(crate) time: Duration,
+    /// The pass ends when its rate stays within this many percent.
+    pub(crate) steady_percent: Option<f64>,
+}
+
+impl PassTime {
+    /// All of it counts.
+    pub(crate) const fn plain(time: Duration) -> Self {
+        Self { ramp: Duration::ZERO, time, steady_percent: None }
+    }
+
+    /// When no more I/Os begin.
+    pub(crate) fn end(self, now: Instant) -> Instant {
+        now + self.ramp + self.time
+    }
+}
+
 /// How long a pass goes.
 #[derive(Clone, Debug)]
 pub(crate) enum PassLength {
     /// Once over the data.
     Once,
     /// This long.
-    For(Duration),
+    For(PassTime),
     /// As many I/Os as another pass did, by job, worker and source.
     Counts(Vec<Vec<Vec<u64>>>),
 }

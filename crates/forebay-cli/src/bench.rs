@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_bench::{Job, Observer, Pass, Progress, Workload, format, text};
 use forebay_error::{Error, ErrorKind};
@@ -17,6 +17,8 @@ use crate::silence;
 
 /// How often the thread checks for a signal.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+/// How long an interrupted run may take to end its pass, and outside of one. Then the process ends at once.
+const GRACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
 
 /// Runs the command.
 pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
@@ -27,13 +29,22 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
         return Err(Failure::usage(error.with("path", json.display()).hint("name another file with --json")));
     }
     // Opens the file before the run, so that an error does not cost the result.
-    let json = load.json.as_deref().map(JsonFile::open).transpose()?;
+    let json = load.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
     let last = Mutex::default();
     let watcher = Watcher { console, per_job, live: ProgressLine::new("bench"), quiet: medians, last };
     let report = interruptible(&watcher, || forebay_bench::run(&work, &watcher));
     watcher.live.clear();
-    let report = report.map_err(|error| refine(load.retold(error)))?;
+    let signal = Guard::caught();
+    let report = match (report, signal) {
+        // A wait for a server that the signal ended.
+        (Err(_), Some(signal)) => return Err(watcher.interrupted(signal)),
+        (report, _) => report.map_err(|error| refine(load.retold(error)))?,
+    };
+    let cut = signal.filter(|_| report.interrupted);
+    if let (Some(signal), true) = (cut, report.passes.is_empty()) {
+        return Err(watcher.interrupted(signal));
+    }
     if medians {
         for one in &report.summary {
             if let Some(pass) = report.middle(one.xfer_type) {
@@ -49,9 +60,12 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
         console.say(format!("note: {warning}\n"));
     }
     if let Some(json) = json {
-        json.write(&report)?;
+        json.write(&report, console)?;
     }
-    Ok(0)
+    match cut {
+        Some(signal) => Err(Failure::interrupted(signal, "the figures are of what was done until then")),
+        None => Ok(0),
+    }
 }
 
 /// Whether it is a file of the run, or its job file.
@@ -61,14 +75,17 @@ fn is_read(json: &Path, load: &Load, work: &Workload) -> bool {
     files.filter_map(|path| path.canonicalize().ok()).any(|path| path == json)
 }
 
-/// Runs `work`; a signal ends it at once, wherever it is.
+/// Runs `work`, which ends soon after a signal: it asks the observer. If it does not, the signal ends the process.
 fn interruptible<T>(watcher: &Watcher<'_, '_>, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let _guard = Guard::new();
-    let result = thread::scope(|scope| {
+    thread::scope(|scope| {
         let (end, ended) = channel::<()>();
         let watch = move || {
+            let mut since = None;
             while ended.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if let Some(signal) = Guard::caught() {
+                let Some(signal) = Guard::caught() else { continue };
+                let since = *since.get_or_insert_with(Instant::now);
+                if since.elapsed() > if watcher.is_in_pass() { GRACE.0 } else { GRACE.1 } {
                     watcher.end_by(signal);
                 }
             }
@@ -78,12 +95,7 @@ fn interruptible<T>(watcher: &Watcher<'_, '_>, work: impl FnOnce() -> Result<T, 
         let result = silence::told(watcher.console, work);
         drop(end);
         result
-    });
-    if let (Err(_), Some(signal)) = (&result, Guard::caught()) {
-        // The signal made a wait for a server fail.
-        watcher.end_by(signal);
-    }
-    result
+    })
 }
 
 /// Adds a hint to errors of files that have none.
@@ -124,10 +136,17 @@ impl Watcher<'_, '_> {
         }
     }
 
+    fn last(&self) -> Option<Progress> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_in_pass(&self) -> bool {
+        self.last().is_some()
+    }
+
     /// The message about an interrupted run.
     fn interrupted(&self, signal: libc::c_int) -> Failure {
-        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = last.map_or_else(
+        let done = self.last().map_or_else(
             || "no pass was under way".to_owned(),
             |last| {
                 let (bytes, seconds) = (text::bytes(last.bytes), last.elapsed.as_secs_f64());
@@ -150,11 +169,14 @@ impl Watcher<'_, '_> {
 impl Observer for Watcher<'_, '_> {
     fn progress(&self, progress: Progress) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
-        let by_time = progress
-            .runtime
-            .map(|time| progress.elapsed.div_duration_f64(time.max(Duration::from_millis(1))));
-        let by_bytes = progress.total.map(|total| progress.bytes as f64 / total.max(1) as f64);
-        self.live.show(progress.bytes, by_time.or(by_bytes), progress.elapsed);
+        if progress.elapsed >= Duration::from_secs(1) {
+            self.live.say(if progress.is_ramp { "ramp " } else { "bench" });
+            self.live.step(part(&progress), live(&progress));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        Guard::caught().is_some()
     }
 
     fn verifying(&self) {
@@ -170,5 +192,51 @@ impl Observer for Watcher<'_, '_> {
             self.print(pass);
         }
         self.console.say(text::pass(pass));
+    }
+}
+
+/// How much of the pass is done, 0 to 1.
+fn part(progress: &Progress) -> f64 {
+    let by_time = |time: Duration| progress.elapsed.div_duration_f64(time.max(Duration::from_millis(1)));
+    let by_bytes = |total: u64| progress.bytes as f64 / total.max(1) as f64;
+    progress.runtime.map(by_time).or(progress.total.map(by_bytes)).unwrap_or(0.0)
+}
+
+/// The live line: rates and p99 of the last second, and the time left.
+fn live(progress: &Progress) -> String {
+    let left = match (progress.runtime, progress.total) {
+        (Some(time), _) => Some(time.saturating_sub(progress.elapsed).as_secs_f64()),
+        (None, Some(total)) if progress.bytes_per_s > 0.0 => {
+            Some(total.saturating_sub(progress.bytes) as f64 / progress.bytes_per_s)
+        }
+        _ => None,
+    };
+    let left = left.map_or_else(String::new, |left| format!("  {left:.0} s left"));
+    let Progress { bytes_per_s, iops, p99_us, .. } = progress;
+    format!("{:.2} GB/s  {iops:.0} IOPS  p99 {p99_us:.0} us{left}", bytes_per_s / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_live_line_has_rates_and_the_time_left() {
+        let mut progress = Progress {
+            bytes: 6 << 30,
+            total: Some(10 << 30),
+            elapsed: Duration::from_secs(3),
+            runtime: None,
+            is_ramp: false,
+            bytes_per_s: (2_u64 << 30) as f64,
+            iops: 2048.4,
+            p99_us: 811.7,
+        };
+        assert_eq!(live(&progress), "2.15 GB/s  2048 IOPS  p99 812 us  2 s left");
+        assert!((part(&progress) - 0.6).abs() < 1e-9);
+        progress.runtime = Some(Duration::from_secs(30));
+        assert!(live(&progress).ends_with("  27 s left") && (part(&progress) - 0.1).abs() < 1e-9);
+        (progress.runtime, progress.total) = (None, None);
+        assert!(live(&progress).ends_with(" us") && part(&progress).abs() < 1e-9);
     }
 }

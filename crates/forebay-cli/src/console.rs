@@ -41,18 +41,34 @@ impl From<Error> for Failure {
 pub(crate) struct Console<'a> {
     /// Whether writing a line of the result failed: further ones would fail, too.
     is_lost: AtomicBool,
+    /// Whether standard output is kept for one document: lines of result go to standard error.
+    is_document: AtomicBool,
     out: Mutex<&'a mut (dyn Write + Send)>,
     err: Mutex<&'a mut (dyn Write + Send)>,
 }
 
 impl<'a> Console<'a> {
     pub(crate) fn new(out: &'a mut (dyn Write + Send), err: &'a mut (dyn Write + Send)) -> Self {
-        Self { is_lost: AtomicBool::new(false), out: Mutex::new(out), err: Mutex::new(err) }
+        let (is_lost, is_document) = Default::default();
+        Self { is_lost, is_document, out: Mutex::new(out), err: Mutex::new(err) }
     }
 
     /// Writes a line of result.
     pub(crate) fn line(&self, text: impl Display) {
-        if write_to(&self.out, &format!("{text}\n")).is_err() {
+        if self.is_document.load(Ordering::Relaxed) {
+            return self.say(format!("{text}\n"));
+        }
+        self.document(&format!("{text}\n"));
+    }
+
+    /// From now on standard output has what [`document`](Self::document) writes, and nothing else.
+    pub(crate) fn keep_for_document(&self) {
+        self.is_document.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes to standard output.
+    pub(crate) fn document(&self, text: &str) {
+        if write_to(&self.out, text).is_err() {
             self.is_lost.store(true, Ordering::Relaxed);
         }
     }

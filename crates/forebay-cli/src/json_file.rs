@@ -1,4 +1,4 @@
-//! A report as JSON in a file.
+//! A report as JSON in a file, or on standard output.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -9,16 +9,25 @@ use forebay_error::{Error, ErrorKind};
 use forebay_models::Pending;
 use serde::Serialize;
 
+use crate::console::Console;
+
 /// The target of the report. An interrupted run leaves no partial report, and does not change an old one.
 pub(crate) enum JsonFile {
     /// It gets its name when it is whole.
     New(Pending),
     /// The target is written in place: a pipe, or a file that a shell has opened.
     Old(File, PathBuf),
+    /// Standard output, which has nothing else then.
+    Output,
 }
 
 impl JsonFile {
-    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+    /// `-` is standard output: lines of result go to standard error from now on.
+    pub(crate) fn open(path: &Path, console: &Console<'_>) -> Result<Self, Error> {
+        if path == Path::new("-") {
+            console.keep_for_document();
+            return Ok(Self::Output);
+        }
         let explain = |error: Error| match error.hints() {
             [] => error.hint("name another file with --json"),
             _ => error,
@@ -43,7 +52,7 @@ impl JsonFile {
         })
     }
 
-    pub(crate) fn write(self, report: &impl Serialize) -> Result<(), Error> {
+    pub(crate) fn write(self, report: &impl Serialize, console: &Console<'_>) -> Result<(), Error> {
         let mut text = serde_json::to_string_pretty(report)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("cannot write the report: {error}")))?;
         text.push('\n');
@@ -60,6 +69,11 @@ impl JsonFile {
             if file.metadata()?.is_file() { file.sync_data() } else { Ok(()) }
         };
         match self {
+            Self::Output => {
+                // The command fails for what standard output does not take.
+                console.document(&text);
+                Ok(())
+            }
             Self::Old(file, path) => put(file).map_err(|error| failed(&error, &path)),
             Self::New(pending) => {
                 let put = pending.file().write_host(text.as_bytes(), 0).and_then(|()| pending.sync());

@@ -39,6 +39,7 @@ mod report;
 mod run;
 mod silence;
 mod stats;
+mod top;
 mod trace;
 mod verify;
 
@@ -85,6 +86,7 @@ enum Command {
     Nfs(nfs::NfsArgs),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
+    Top(top::Top),
     #[command(skip)]
     Pages(pages::Pages),
     #[command(skip)]
@@ -226,6 +228,7 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
         Command::Replay(args) => replay::run(args, &console),
         Command::Nfs(args) => nfs::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
+        Command::Top(args) => top::run(args, &console),
         Command::Pages(args) => pages::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
         Command::Check(_) | Command::Doctor(_) => Ok(0),

@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::Args;
 use forebay_bench::jobfile::{self, rdma_refused};
 use forebay_bench::{
-    BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, Workload, WriteFill, Xfer,
+    BenchTask, Foreign, IoAccess, IoSize, Job, JobTarget, MemoryType, OffsetsIn, RateLimit, Workload,
+    WriteFill, Xfer,
 };
 use forebay_config::cufile::Settings;
 use forebay_config::{CachePolicy, Config, IoBackend, MAX_LANES, Objective, parse_size};
@@ -104,9 +105,22 @@ pub(crate) struct Load {
     #[arg(short = 'O', value_name = "0|1", value_parser = clap::value_parser!(u8).range(0..=1))]
     no_direct: Option<u8>,
 
-    /// Write the report as JSON (docs/reference/bench-json.md)
+    /// Write the report as JSON (docs/reference/bench-json.md); - is standard output, and gdsio's lines go to stderr then
     #[arg(long, value_name = "FILE", value_parser = crate::names::target(), help_heading = "forebay's own")]
     pub(crate) json: Option<PathBuf>,
+    /// Begin I/Os no faster than this, all threads together: 500M (bytes a second), 20000iops
+    #[arg(long, value_name = "RATE", value_parser = parse::<RateLimit>, help_heading = "forebay's own")]
+    rate: Option<RateLimit>,
+    /// Run for this long before -T begins, uncounted
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "forebay's own")]
+    ramp: Option<Duration>,
+    /// Run until each of the last five seconds is within PERCENT of their mean rate [default: 5], for -T at most
+    /// [default: 60]
+    #[arg(long, value_name = "PERCENT", num_args = 0..=1, require_equals = true, default_missing_value = "5", help_heading = "forebay's own")]
+    until_steady: Option<f64>,
+    /// Remove the files that this run has made
+    #[arg(long, help_heading = "forebay's own")]
+    unlink: bool,
     /// Transfer types to run in turn, for ratios: 0,2
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = parse::<Xfer>, conflicts_with = "xfer", help_heading = "forebay's own")]
     compare: Vec<Xfer>,
@@ -287,6 +301,10 @@ impl Load {
         if let Some(seed) = self.seed {
             work.seed = seed;
         }
+        work.ramp = self.ramp.unwrap_or_default();
+        work.steady_percent = self.until_steady;
+        work.rate = self.rate;
+        work.unlink = self.unlink;
         work.nvlinks |= self.nvlink;
         work.batch = self.batch.or(work.batch);
         work.verify |= self.verify;

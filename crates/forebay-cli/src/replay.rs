@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
             Error::new(ErrorKind::InvalidInput, "the report would overwrite the trace or a file of it");
         return Err(Failure::usage(error.with("path", path.display()).hint("name another file with --json")));
     }
-    let json = args.json.as_deref().map(JsonFile::open).transpose()?;
+    let json = args.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     let replay = forebay_replay::Replay {
         is_fast: args.fast,
         ways: args.engine.clone(),
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Replay, console: &Console<'_>) -> Result<i32, Failure> 
     };
     console.line(text(&report).trim_end());
     if let Some(json) = json {
-        json.write(&report)?;
+        json.write(&report, console)?;
     }
     Ok(signal.filter(|_| report.is_cut).map_or(0, exit_code))
 }

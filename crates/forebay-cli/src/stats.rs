@@ -1,5 +1,6 @@
 //! `forebay stats`, also as `gds_stats`: the live counters of running processes.
 
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -34,6 +35,10 @@ pub(crate) struct Stats {
     /// Print again at this interval until the process ends
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) watch: Option<Duration>,
+
+    /// Serve the metrics of all processes at http://ADDR/metrics until interrupted: 127.0.0.1:9464, [::1]:9464
+    #[arg(long, value_name = "ADDR", value_parser = address, conflicts_with_all = ["pid", "json", "prometheus", "watch"])]
+    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// The flags of NVIDIA's gds_stats.
@@ -50,6 +55,9 @@ pub(crate) struct OneProcess {
 
 /// Runs the command.
 pub(crate) fn run(args: &Stats, console: &Console<'_>) -> Result<i32, Failure> {
+    if let Some(address) = args.listen {
+        return listen(address, console);
+    }
     let reader = args.pid.map(Reader::attach).transpose()?;
     let Some(every) = args.watch else {
         print(args, reader.as_ref(), console)?;
@@ -77,6 +85,35 @@ pub(crate) fn run_gds_stats(args: &OneProcess, console: &Console<'_>) -> Result<
     let snapshot = Reader::attach(args.pid)?.snapshot()?;
     print_text(console, &render::gds_stats(&snapshot, args.level));
     Ok(0)
+}
+
+/// Serves the metrics to Prometheus until a signal comes.
+fn listen(address: SocketAddr, console: &Console<'_>) -> Result<i32, Failure> {
+    let _guard = Guard::new();
+    let failed = |error: std::io::Error| {
+        let error = Error::from_io(&error, "cannot listen").with("address", address);
+        match error.errno() {
+            libc::EADDRINUSE => error.hint("another program listens there: choose another port"),
+            libc::EADDRNOTAVAIL => error.hint("use an address of this machine (ip -br addr), or 127.0.0.1"),
+            libc::EACCES => error.hint("ports below 1024 need root: use 9464, for example"),
+            _ => error,
+        }
+    };
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    console.say(format!("metrics at http://{address}/metrics\n"));
+    if let Some((why, hint)) = hidden_processes() {
+        console.say(format!("note: processes of others are not seen: {why}\nhint: {hint}\n"));
+    }
+    forebay_stats::serve(&listener, &|| render::prometheus(&list()), &|| Guard::caught().is_some())?;
+    Ok(Guard::caught().map_or(0, exit_code))
+}
+
+/// An address and a port. A name would be looked up, and may have several addresses.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "not an address and a port\nhint: 127.0.0.1:9464 for this machine alone, 0.0.0.0:9464 for others, too".to_owned()
+    })
 }
 
 fn print(args: &Stats, reader: Option<&Reader>, console: &Console<'_>) -> Result<(), Failure> {
@@ -147,7 +184,7 @@ fn print_text(console: &Console<'_>, text: &str) {
 }
 
 /// Waits; the signal that interrupted it.
-fn pause(duration: Duration) -> Option<libc::c_int> {
+pub(crate) fn pause(duration: Duration) -> Option<libc::c_int> {
     let end = Instant::now() + duration;
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -171,7 +208,7 @@ fn is_there(pid: u32) -> bool {
     std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if (0.05..=86_400.0).contains(&seconds) {
         return Ok(Duration::from_secs_f64(seconds));

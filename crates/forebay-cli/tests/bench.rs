@@ -6,10 +6,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use support::{Done, finish, forebay, names, run, run_fake, sample};
 
@@ -194,38 +191,6 @@ fn what_runs_have_written_may_be_overwritten() {
         let done = run(directory.path(), &format!("bench -f x {args}")).ok();
         assert!(!done.err.contains("no run had written"), "{}", done.err);
     }
-}
-
-#[test]
-fn an_interrupted_run_ends_with_the_signal_and_keeps_the_old_report() {
-    let directory = tempfile::tempdir().unwrap();
-    sample(directory.path(), "x", 1 << 20);
-    std::fs::write(directory.path().join("old.json"), "old").unwrap();
-    let file = directory.path().join("x").canonicalize().unwrap();
-    let has_opened = |process: u32| {
-        let open = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
-        open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|path| path == file)
-    };
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        for report in ["old.json", "new.json"] {
-            let mut command = forebay();
-            command.current_dir(directory.path()).args(["bench", "-f", "x", "-I", "2", "-T", "50"]);
-            command.args(["--engine", "noop", "--json", report]).stdout(Stdio::null()).stderr(Stdio::null());
-            support::as_in_a_terminal(&mut command);
-            let mut child = command.spawn().unwrap();
-            let started = Instant::now();
-            while !has_opened(child.id()) {
-                assert!(started.elapsed() < Duration::from_secs(30), "the run does not begin");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            // SAFETY: a child that was not waited for yet.
-            unsafe { libc::kill(child.id() as i32, signal) };
-            // What shells tell as 130, 143 and 129.
-            assert_eq!(child.wait().unwrap().signal(), Some(signal));
-        }
-    }
-    assert_eq!(names(directory.path()), ["old.json", "x"]);
-    assert_eq!(std::fs::read_to_string(directory.path().join("old.json")).unwrap(), "old");
 }
 
 #[test]

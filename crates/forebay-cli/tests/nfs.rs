@@ -531,3 +531,42 @@ fn a_name_that_is_no_text_can_be_typed() {
         fs::remove_file(copy).unwrap();
     }
 }
+
+#[test]
+fn probe_measures_small_reads_and_writes_only_when_it_is_told_to() {
+    let directory = tempfile::tempdir().unwrap();
+    for version in ["3", "4.1"] {
+        let server = Server::start();
+        server.put("/export/file", bytes(100_000));
+        let before = server.paths();
+        for what in ["/export/file", "/export"] {
+            let url = server.url(what, version);
+            let done = run(directory.path(), &format!("nfs probe {url} --write --json -")).ok();
+            let report: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+            assert!(done.err.contains("write 4 KiB, durable, one at a time: p50 "), "{}", done.err);
+            let writes = &report["writes"];
+            assert_eq!((&writes["bytes"], &writes["error"]), (&(64 << 20).into(), &serde_json::Value::Null));
+            assert!(writes["alone"]["count"].as_u64() > Some(0), "{writes}");
+            // Each piece of 4 MiB is longer than what the server takes in one call.
+            assert!(
+                writes["commits"].as_u64() >= Some(16) && writes["commit_us"].as_f64() > Some(0.0),
+                "{writes}"
+            );
+            let small = &report["small_reads"];
+            if what == "/export" {
+                assert!(small.is_null());
+                continue;
+            }
+            assert!(done.err.contains("4 KiB v"), "{}", done.err);
+            assert!(small["alone"]["p99_us"].as_f64() >= small["alone"]["p50_us"].as_f64(), "{small}");
+            assert!(small["iops"].as_f64() > Some(1.0), "{small}");
+        }
+        assert_eq!(server.paths(), before, "the probe leaves files");
+        assert!(server.durable("/export/file") == bytes(100_000));
+        // A folder that nobody may write to.
+        server.faults(|seen| (seen.asked == Asked::Make).then_some(Fault::Status(13)));
+        let done =
+            run(directory.path(), &format!("nfs probe {} --write", server.url("/export/file", version))).ok();
+        assert!(done.out.contains("write no: "), "{}", done.out);
+    }
+}

@@ -3,10 +3,12 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -95,6 +97,70 @@ fn machines_read_json_and_prometheus() {
     let line = format!("forebay_io_bytes_total{{pid=\"{pid}\",direction=\"write\"}} {}", 3 << 20);
     assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
     assert_eq!(stats("-p OURS --prometheus --json").code, Some(2));
+}
+
+/// The text at /metrics of a server that is started for it and ended by Ctrl-C.
+fn listened() -> String {
+    counters();
+    let mut command = forebay();
+    command.args(["stats", "--listen", "127.0.0.1:0"]);
+    support::as_in_a_terminal(&mut command);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let address = said.trim().strip_prefix("metrics at http://").unwrap().strip_suffix("/metrics").unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    // SAFETY: a signal to a child of ours that was not waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let (head, text) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    text.to_owned()
+}
+
+/// Each query of the Grafana board names a metric that is there, and labels that it has.
+#[test]
+fn prometheus_scrapes_the_metrics_that_the_board_asks_for() {
+    let text = listened();
+    let pid = std::process::id();
+    let line = format!("forebay_io_bytes_total{{pid=\"{pid}\",direction=\"write\"}} {}", 3 << 20);
+    assert!(text.lines().any(|found| found == line), "no {line} in\n{text}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../share/grafana/forebay.json");
+    let board: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let panels = board["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut queries: Vec<&str> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
+    let variables = board["templating"]["list"].as_array().unwrap().iter();
+    queries.extend(variables.filter(|one| one["type"] == "query").map(|one| one["query"].as_str().unwrap()));
+    assert!(queries.len() > 10);
+    for query in queries {
+        let names: Vec<&str> = query
+            .split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_')
+            .filter(|word| word.starts_with("forebay_"))
+            .collect();
+        assert!(!names.is_empty(), "{query}");
+        for name in names {
+            let sample = text.lines().find(|line| line.starts_with(&format!("{name}{{")));
+            let sample = sample.unwrap_or_else(|| panic!("{query}: no {name} in\n{text}"));
+            let by = query.split("sum by (").nth(1).and_then(|rest| rest.split(')').next()).unwrap_or("pid");
+            // Prometheus itself adds `instance`.
+            for label in by.split(", ").filter(|label| *label != "instance") {
+                assert!(sample.contains(&format!("{label}=\"")), "{query}: no {label} in {sample}");
+            }
+        }
+    }
+}
+
+#[test]
+fn addresses_that_cannot_be_served_are_told() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    stats(&format!("--listen {address}")).fails(1, "cannot listen");
+    stats("--listen localhost:9464").fails(2, "not an address and a port");
+    assert_eq!(stats("--listen 127.0.0.1:0 -p OURS").code, Some(2));
 }
 
 #[test]

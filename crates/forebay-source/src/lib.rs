@@ -6,6 +6,7 @@ mod location;
 mod opener;
 mod place;
 mod request;
+mod round_trip;
 mod source;
 mod state;
 mod upload;
@@ -19,6 +20,7 @@ pub use opener::{
 };
 pub use place::{FileReplaced, Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};
+pub use round_trip::{count_round_trips, round_trip};
 pub use source::{Facts, Fill, HeldUp, Source};
 pub use state::StateToken;
 pub use upload::Upload;

@@ -216,6 +216,13 @@ impl Counters {
         self.shard().asyncs[1].fetch_add(operations, Relaxed);
     }
 
+    /// Counts a call to a server, and the time to its answer.
+    pub fn round_trip(&self, took: Duration) {
+        let [count, time] = &self.memory.rare.round_trips;
+        count.fetch_add(1, Relaxed);
+        time.fetch_add(nanos(took), Relaxed);
+    }
+
     /// Counts a request that an engine carried out, with its bytes.
     pub fn engine(&self, engine: &str, moved: Moved) {
         if let Some(place) = self.place_of_engine(engine) {

@@ -67,7 +67,9 @@ pub(crate) struct RareWords<W> {
     pub(crate) refusals_left_out: W,
     /// Files that were not listed, or not any more.
     pub(crate) files_left_out: W,
-    pub(crate) spare: [W; 12],
+    /// Round trips to servers: how many, and their nanoseconds. Zero in processes that know none.
+    pub(crate) round_trips: [W; 2],
+    pub(crate) spare: [W; 10],
 }
 
 /// Transfers of one direction with one device.

@@ -31,6 +31,7 @@ mod process;
 mod rates;
 mod reader;
 pub mod render;
+mod serve;
 mod snapshot;
 
 pub use counters::{Counters, Io, TextPlaces};
@@ -40,9 +41,10 @@ pub use memory::DIRECTORY_VARIABLE;
 pub use ops::{CallCounts, Count, Op};
 pub use process::hidden_processes;
 pub use reader::{Reader, list, read_directory};
+pub use serve::serve;
 pub use snapshot::{
     AsyncTotals, BatchTotals, DeviceTotals, EngineTotals, FileTotals, GpuTotals, IoTotals, NoteTotals, Rate,
-    RefusalTotals, Snapshot,
+    RefusalTotals, RoundTripTotals, Snapshot,
 };
 
 #[cfg(test)]
@@ -74,6 +76,8 @@ mod tests {
         counters.count_many(Op::BatchEnqueued, 128, true);
         counters.async_started(3);
         counters.async_done(2);
+        counters.round_trip(Duration::from_millis(3));
+        counters.round_trip(Duration::from_millis(1));
         counters.engine("mapped", Moved::of(Way::Mapped, 9 << 20));
         counters.engine("mapped", Moved::of(Way::Mapped, 1 << 20));
         counters.engine("staged", Moved::from_ways([4096, 100 << 20, 0, 0, 0, 0, 0, 0]));

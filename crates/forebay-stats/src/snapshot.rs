@@ -45,6 +45,8 @@ pub struct Snapshot {
     pub host: DeviceTotals,
     /// Asynchronous operations.
     pub asyncs: AsyncTotals,
+    /// Calls to servers (NFS) that were answered.
+    pub round_trips: RoundTripTotals,
     /// Engines that moved bytes, the most first.
     pub engines: Vec<EngineTotals>,
     /// Engines that were refused, for the most bytes first.
@@ -170,6 +172,16 @@ pub struct AsyncTotals {
     pub in_flight: u64,
 }
 
+/// Calls to servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct RoundTripTotals {
+    /// Those that were answered.
+    pub count: u64,
+    /// Sum of the times from call to answer in nanoseconds.
+    pub latency_ns: u64,
+}
+
 /// An engine's work.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
@@ -264,6 +276,10 @@ impl Snapshot {
                 started: sums.asyncs[0],
                 done: sums.asyncs[1],
                 in_flight: live.asyncs[0].saturating_sub(live.asyncs[1]),
+            },
+            round_trips: RoundTripTotals {
+                count: region.rare.round_trips[0],
+                latency_ns: region.rare.round_trips[1],
             },
             engines: engines(region, sums),
             refusals: refusals(region, sums),

@@ -14,6 +14,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::Device;
 
 use super::block_device;
+use super::made::MadeFiles;
 use crate::raw::{RawFile, RawMap};
 use crate::verify::pattern_key;
 use crate::workload::job::{Job, JobTarget, Xfer};
@@ -59,7 +60,12 @@ impl ReadyJob<'_> {
 }
 
 /// Checks that the job can run, makes missing files for a writing one, and opens the files.
-pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>) -> Result<ReadyJob<'a>> {
+pub(crate) fn prepare<'a>(
+    work: &Workload,
+    job: &'a Job,
+    device: Arc<dyn Device>,
+    made: &mut MadeFiles,
+) -> Result<ReadyJob<'a>> {
     let writes = work.writes();
     if work.only_writes_in_place() {
         job.paths().iter().try_for_each(|path| writable_in_place(path))?;
@@ -121,14 +127,16 @@ pub(crate) fn prepare<'a>(work: &Workload, job: &'a Job, device: Arc<dyn Device>
             found.as_ref().map_or(Ok(0), |found| if block { block_size(&path) } else { Ok(found.len()) })?;
         let this = wanted(work, job, &path, here, block)?;
         fresh |= writes && here < this.end;
+        if found.is_none() {
+            make(&path)?;
+            made.add(&path);
+        }
         // Writes in place do not make a file longer.
         let whole = work.access.random() || work.mix.is_some() || work.only_writes_in_place();
         if writes && here < this.end && whole {
             make(&path)?.set_len(this.end).map_err(|error| {
                 explain(Error::from_io(&error, "cannot set the file's length").with("path", path.display()))
             })?;
-        } else if writes && found.is_none() {
-            make(&path)?;
         }
         let file =
             File::options().read(true).write(writes).cache(work.config.cache).open(&path).map_err(explain)?;

@@ -8,6 +8,7 @@ use forebay_error::Result;
 use crate::files::open::OpenFile;
 use crate::plan::{IoOp, IoPlan};
 use crate::workers::measure::WorkerMeter;
+use crate::workers::rate::RateTurn;
 use crate::workload::job::Xfer;
 
 /// The I/Os of one worker; batches take them from several files in turn.
@@ -15,20 +16,29 @@ pub(crate) struct IoFeed {
     sources: Vec<(Arc<OpenFile>, IoPlan)>,
     turn: usize,
     taken: Vec<u64>,
+    rate: Option<RateTurn>,
 }
 
 impl IoFeed {
-    pub(crate) fn new(sources: Vec<(Arc<OpenFile>, IoPlan)>) -> Self {
+    pub(crate) fn new(sources: Vec<(Arc<OpenFile>, IoPlan)>, rate: Option<RateTurn>) -> Self {
         let taken = vec![0; sources.len()];
-        Self { sources, turn: 0, taken }
+        Self { sources, turn: 0, taken, rate }
     }
 
-    /// The next I/O and its file. `now`: see [`IoPlan::next`].
+    /// Whether [`next`](Self::next) may wait.
+    pub(super) const fn is_limited(&self) -> bool {
+        self.rate.is_some()
+    }
+
+    /// The next I/O and its file, when the rate allows it. `now`: see [`IoPlan::next`].
     pub(super) fn next(&mut self, now: Instant) -> Option<(Arc<OpenFile>, IoOp)> {
         for _ in 0..self.sources.len() {
             let turn = self.turn;
             self.turn = (turn + 1) % self.sources.len();
             if let Some(op) = self.sources[turn].1.next(now) {
+                if self.rate.as_ref().is_some_and(|rate| !rate.wait(op.len)) {
+                    return None;
+                }
                 self.taken[turn] += 1;
                 return Some((self.sources[turn].0.clone(), op));
             }

@@ -15,6 +15,7 @@ use serde::Serialize;
 pub use self::described::{DescribedField, fields};
 pub use self::medians::Medians;
 pub(crate) use self::medians::median;
+use crate::workload::RateLimit;
 use crate::workload::job::IoSize;
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes away.
@@ -37,6 +38,8 @@ described! {
         pub summary: Vec<TypeSummary>,
         /// The cost of opening, mapping, reading and closing one file.
         pub open_cost: Option<OpenCost>,
+        /// A signal ended the run: the last pass may be cut short, and others are missing.
+        pub interrupted: bool,
         /// Notes on the figures.
         pub warnings: Vec<String>,
     }
@@ -84,6 +87,15 @@ described! {
         pub verify_pass: bool,
         /// Reads were checked byte by byte, writes carried the pattern.
         pub verified: bool,
+        /// A signal ended it: the figures are of what was done until then.
+        pub interrupted: bool,
+        /// Seconds before the timed part that were not counted (`--ramp`).
+        pub ramp_s: Option<f64>,
+        /// How fast I/Os could begin at most (`--rate`).
+        pub rate_limit: Option<RateLimitReport>,
+        /// The last five seconds of a pass that ran until its rate was steady (`--until-steady`); null for others, and
+        /// for one that was shorter.
+        pub steady: Option<SteadyReport>,
         /// Threads; for batches one per job.
         pub threads: usize,
         /// I/Os that a thread keeps in flight: entries of a batch, times `--batches`; null where it is one, without
@@ -134,6 +146,28 @@ described! {
         pub ceiling: Option<Ceiling>,
         /// The jobs' parts.
         pub jobs: Vec<JobReport>,
+    }
+
+    /// A limit of all threads together.
+    #[derive(Copy)]
+    pub struct RateLimitReport {
+        /// Bytes per second.
+        pub bytes_per_s: Option<u64>,
+        /// I/Os per second.
+        pub iops: Option<u64>,
+    }
+
+    /// The end of a pass.
+    #[derive(Copy)]
+    pub struct SteadyReport {
+        /// Whether the rate was as steady as was asked for; else the time was over.
+        pub is_steady: bool,
+        /// The greatest distance of a second's rate from their mean, in percent of it.
+        pub spread_percent: f64,
+        /// Their mean, GB per second.
+        pub gb_per_s: f64,
+        /// Their mean, I/Os per second.
+        pub iops: f64,
     }
 
     /// Bytes per I/O.
@@ -407,6 +441,15 @@ impl From<&forebay_gpu::DeviceInfo> for DeviceReport {
             uuid: format!("{:032x}", u128::from_be_bytes(info.uuid)),
             is_host: info.is_host,
             driver_version: info.driver_version,
+        }
+    }
+}
+
+impl From<RateLimit> for RateLimitReport {
+    fn from(limit: RateLimit) -> Self {
+        match limit {
+            RateLimit::Bytes(rate) => Self { bytes_per_s: Some(rate), iops: None },
+            RateLimit::Ios(rate) => Self { bytes_per_s: None, iops: Some(rate) },
         }
     }
 }

@@ -32,6 +32,7 @@ pub fn pass(pass: &Pass) -> String {
         bytes(pass.bytes),
         pass.seconds
     );
+    limits(&mut text, pass);
     let latency = &pass.latency_us;
     let _ = writeln!(
         text,
@@ -74,6 +75,29 @@ pub fn pass(pass: &Pass) -> String {
         hint(&mut text, note.hint.as_deref());
     }
     text
+}
+
+/// What kept the pass from running free, or ended it.
+fn limits(text: &mut String, pass: &Pass) {
+    if pass.interrupted {
+        let _ = writeln!(text, "  interrupted: the figures are of what was done until then");
+    }
+    if let Some(ramp) = pass.ramp_s {
+        let _ = writeln!(text, "  ramp        {ramp} s before it, not counted");
+    }
+    if let Some(limit) = &pass.rate_limit {
+        let rate = limit.bytes_per_s.map(|rate| format!("{}/s", bytes(rate)));
+        let rate = rate.or(limit.iops.map(|rate| format!("{rate} IOPS"))).unwrap_or_default();
+        let _ = writeln!(text, "  limit       {rate}");
+    }
+    if let Some(steady) = &pass.steady {
+        let word = if steady.is_steady { "steady     " } else { "not steady " };
+        let _ = writeln!(
+            text,
+            "  {word} {:.2} GB/s, {:.0} IOPS in the last 5 s, each within {:.1} %",
+            steady.gb_per_s, steady.iops, steady.spread_percent
+        );
+    }
 }
 
 /// The direction, in a word.

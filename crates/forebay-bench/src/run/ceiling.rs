@@ -12,7 +12,8 @@ use super::transfers;
 use crate::files::open::ReadyJob;
 use crate::memory::{DeviceMemory, PinnedMemory};
 use crate::movers::TransferWay;
-use crate::plan::PassLength;
+use crate::observer::{Muted, Observer};
+use crate::plan::{PassLength, PassTime};
 use crate::report::{Ceiling, CeilingStage, Pass};
 use crate::workload::Workload;
 use crate::workload::job::{IoSize, Xfer};
@@ -33,10 +34,11 @@ pub(crate) fn measure(
     way: TransferWay,
     of: &Pass,
     first: bool,
+    observer: &dyn Observer,
 ) -> Result<Option<Ceiling>> {
     let storage = |more: usize| match way.xfer {
         Xfer::CpuOnly => Ok(None),
-        _ => storage(work, session, ready, way, of, first, more),
+        _ => storage(work, session, ready, way, of, (first, more), observer),
     };
     let copies = |more: usize| if more > 1 { Ok(None) } else { copies(ready, way, of) };
     let (mut stages, mut above) = (Vec::new(), Vec::new());
@@ -46,6 +48,10 @@ pub(crate) fn measure(
             above.push(again(&mut stage, of.gb_per_s, &|| file_is(of, way), measure)?);
         }
         stages.push(stage);
+    }
+    if observer.is_stopped() {
+        // It was cut short: no ceiling.
+        return Ok(None);
     }
     let least = stages.iter().min_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)).cloned();
     Ok(least.map(|least| Ceiling {
@@ -126,8 +132,8 @@ fn storage(
     ready: &[ReadyJob<'_>],
     way: TransferWay,
     of: &Pass,
-    first: bool,
-    more: usize,
+    (first, more): (bool, usize),
+    observer: &dyn Observer,
 ) -> Result<Option<CeilingStage>> {
     // Raw writes would take the pattern away that the user asked for.
     if way.write && work.verify {
@@ -143,6 +149,7 @@ fn storage(
     raw.verify = false;
     raw.bare = true;
     raw.mix = None;
+    raw.rate = None;
     raw.config.engine = None;
     raw.config.cache =
         if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
@@ -188,8 +195,10 @@ fn storage(
             }
         }
     }
-    let length = if fresh { PassLength::Once } else { PassLength::For(time) };
-    let Ok((pass, _)) = transfers::run(&raw, session, &ready_jobs, way, work.access, &length, None) else {
+    let length = if fresh { PassLength::Once } else { PassLength::For(PassTime::plain(time)) };
+    let observer = Muted(observer);
+    let run = transfers::run(&raw, session, &ready_jobs, way, work.access, &length, Some(&observer));
+    let Ok((pass, _)) = run else {
         return Ok(None);
     };
     let call = match (direct, way.write) {

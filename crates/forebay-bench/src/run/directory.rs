@@ -13,6 +13,7 @@ use forebay_gpu::{Device, fill_pattern, pattern_word};
 use super::transfers::{self, PassFacts};
 use crate::files::cache;
 use crate::files::empty::empty_bytes;
+use crate::files::made::MadeFiles;
 use crate::files::open::explain;
 use crate::files::room::room;
 use crate::movers::TransferWay;
@@ -39,16 +40,20 @@ pub(crate) struct Listing {
 
 impl Listing {
     /// Finds the files; makes them first if there are none and `make` says how many.
-    pub(crate) fn prepare(work: &Workload, job: &Job, make: Option<u64>) -> Result<Self> {
+    pub(crate) fn prepare(
+        work: &Workload,
+        job: &Job,
+        make: Option<u64>,
+        made: &mut MadeFiles,
+    ) -> Result<Self> {
         let JobTarget::Directory(directory) = &job.target else {
             return Err(Error::new(ErrorKind::InvalidInput, "--files without a directory")
                 .hint("name a directory: --files DIRECTORY"));
         };
         if let Some(count) = make {
-            fs::create_dir_all(directory)
-                .map_err(|error| at(&error, "cannot create the directory", directory))?;
+            make_directory(directory, made)?;
             if found(directory)?.is_empty() {
-                make_files(directory, count, job.io.max, job.workers)?;
+                make_files(directory, count, job.io.max, job.workers, made)?;
             }
         }
         let mut files = found(directory)?;
@@ -142,12 +147,25 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
     }
 }
 
-fn make_files(directory: &Path, count: u64, size: u64, workers: usize) -> Result<()> {
+/// Makes a directory and those above it that are missing.
+fn make_directory(directory: &Path, made: &mut MadeFiles) -> Result<()> {
+    let missing: Vec<_> = directory.ancestors().take_while(|path| !path.exists()).collect();
+    fs::create_dir_all(directory).map_err(|error| at(&error, "cannot create the directory", directory))?;
+    missing.iter().rev().for_each(|path| made.add_directory(path));
+    Ok(())
+}
+
+/// A made file.
+fn made_name(directory: &Path, index: u64) -> PathBuf {
+    directory.join(format!("{:02x}/{index:08}", index % SPREAD))
+}
+
+fn make_files(directory: &Path, count: u64, size: u64, workers: usize, made: &mut MadeFiles) -> Result<()> {
     check_room(directory, count, size)?;
     for part in 0..SPREAD.min(count) {
-        let part = directory.join(format!("{part:02x}"));
-        fs::create_dir_all(&part).map_err(|error| at(&error, "cannot create the directory", &part))?;
+        make_directory(&directory.join(format!("{part:02x}")), made)?;
     }
+    (0..count).for_each(|index| made.add(&made_name(directory, index)));
     let threads = workers.clamp(1, forebay_config::allowed_cpus()) as u64;
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
         let spawn = |thread| scope.spawn(move || make_some(directory, thread, threads, count, size));
@@ -183,7 +201,7 @@ fn make_some(directory: &Path, thread: u64, threads: u64, count: u64, size: u64)
     let mut bytes = vec![0; size as usize];
     for index in (thread..count).step_by(threads as usize) {
         fill_pattern(&mut bytes, index, 0);
-        let path = directory.join(format!("{:02x}/{index:08}", index % SPREAD));
+        let path = made_name(directory, index);
         fs::write(&path, &bytes).map_err(|error| at(&error, "cannot create file", &path))?;
     }
     Ok(())
@@ -260,7 +278,7 @@ pub(crate) fn pass(
         report.transpose().map(|report| report.map(|report| report.process_bytes))
     };
     let pinned_before = pins()?;
-    let watch = PassObserver { total: Some(listing.bytes()), runtime: None, observer: Some(observer) };
+    let watch = PassObserver { total: Some(listing.bytes()), time: None, observer: Some(observer) };
     let worked = workers::run(&readers, watch)?;
     let pinned_after = pins()?;
     let facts = PassFacts {
@@ -299,12 +317,13 @@ mod tests {
         job.io = "5000".parse().unwrap();
         job.workers = 3;
         let mut work = Workload::new(vec![job.clone()]);
-        let one = Listing::prepare(&work, &job, Some(300)).unwrap();
+        let made = &mut MadeFiles::new(false);
+        let one = Listing::prepare(&work, &job, Some(300), made).unwrap();
         assert_eq!((one.files.len(), one.bytes(), one.longest()), (300, 1_500_000, 5000));
-        let again = Listing::prepare(&work, &job, Some(7)).unwrap();
+        let again = Listing::prepare(&work, &job, Some(7), made).unwrap();
         assert_eq!(one.files, again.files);
         work.seed = 9;
-        let other = Listing::prepare(&work, &job, None).unwrap();
+        let other = Listing::prepare(&work, &job, None, made).unwrap();
         assert_ne!(one.files, other.files);
         assert!(one.residency().unwrap().total > 0);
     }
@@ -313,7 +332,8 @@ mod tests {
     fn an_empty_directory_is_an_error_with_a_hint() {
         let directory = tempfile::tempdir().unwrap();
         let job = Job::new(JobTarget::Directory(directory.path().into()));
-        let Err(error) = Listing::prepare(&Workload::new(vec![job.clone()]), &job, None) else { panic!() };
+        let work = Workload::new(vec![job.clone()]);
+        let Err(error) = Listing::prepare(&work, &job, None, &mut MadeFiles::new(true)) else { panic!() };
         assert!(error.kind() == ErrorKind::NotFound && !error.hints().is_empty());
     }
 }

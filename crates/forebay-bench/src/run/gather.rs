@@ -137,7 +137,7 @@ impl workers::PassWorker for GatherWorker<'_> {
 
     fn work(&self, kept: &mut GatherState, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
         let deadline =
-            if let PassLength::For(time) = self.length { Some(Instant::now() + *time) } else { None };
+            if let PassLength::For(time) = self.length { Some(time.end(Instant::now())) } else { None };
         let mut left = deadline.is_none().then(|| pieces_of_worker(self.ready));
         let mut call = 0;
         while !meter.stopped() && left != Some(0) && deadline.is_none_or(|end| Instant::now() < end) {

@@ -15,17 +15,20 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::{Context, Device};
 pub use open_cost::ROUNDS;
 
+use crate::files::made::MadeFiles;
 use crate::files::open::{self, ReadyJob};
 use crate::files::{cache, foreign};
 use crate::movers::TransferWay;
 use crate::observer::Observer;
-use crate::plan::PassLength;
+use crate::plan::{PassLength, PassTime};
 use crate::report::{BenchReport, DeviceReport, MachineReport, Medians, Pass, Ratio, TypeSummary, VERSION};
 use crate::workload::job::{IoAccess, Job, Xfer};
 use crate::workload::{BenchTask, Workload};
 
 /// Length of gathers by default.
 const GATHER_TIME: Duration = Duration::from_secs(3);
+/// How long a run waits for a steady rate if nothing is said.
+const STEADY_TIME: Duration = Duration::from_mins(1);
 
 /// Runs a workload on a session of its own, which `forebay stats` sees.
 ///
@@ -68,26 +71,31 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         passes: Vec::new(),
         summary: Vec::new(),
         open_cost: None,
+        interrupted: false,
         warnings: Vec::new(),
     };
+    let mut made = MadeFiles::new(work.unlink);
     let devices = devices(work, session, &mut report)?;
     check_memory(work, &devices)?;
     report.warnings.extend(warnings(work));
     report.warnings.extend(foreign::guard(work)?);
     match work.task {
         BenchTask::Transfers | BenchTask::Gather(_) => {
-            transfers(work, session, devices, observer, &mut report)?;
+            transfers(work, session, devices, observer, (&mut report, &mut made))?;
         }
         BenchTask::Files { make } => {
-            let listing = Listing::prepare(work, &work.jobs[0], make)?;
+            let listing = Listing::prepare(work, &work.jobs[0], make, &mut made)?;
             for _ in 0..work.repeat {
+                if observer.is_stopped() {
+                    report.interrupted = true;
+                    break;
+                }
                 listing.settle_cache(work)?;
                 if work.trim {
                     session.trim();
                 }
                 let pass = directory::pass(work, session, &devices[0], &listing, observer)?;
-                observer.pass(&pass);
-                report.passes.push(pass);
+                keep(pass, observer, &mut report);
             }
         }
         BenchTask::OpenCost => {
@@ -102,7 +110,18 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
         late_note(work, &report),
     ];
     report.warnings.extend(notes.into_iter().flatten());
+    report.warnings.extend(made.remove());
     Ok(report)
+}
+
+/// Takes a pass into the report, unless it was interrupted before its first I/O.
+fn keep(pass: Pass, observer: &dyn Observer, report: &mut BenchReport) {
+    report.interrupted |= pass.interrupted;
+    if pass.interrupted && pass.ops == 0 {
+        return;
+    }
+    observer.pass(&pass);
+    report.passes.push(pass);
 }
 
 /// The jobs' devices, warmed up and described.
@@ -217,9 +236,9 @@ fn transfers(
     session: &Session,
     devices: Vec<Arc<dyn Device>>,
     observer: &dyn Observer,
-    report: &mut BenchReport,
+    (report, made): (&mut BenchReport, &mut MadeFiles),
 ) -> Result<()> {
-    let ready = work.jobs.iter().zip(devices).map(|(job, device)| open::prepare(work, job, device));
+    let ready = work.jobs.iter().zip(devices).map(|(job, device)| open::prepare(work, job, device, made));
     let ready = ready.collect::<Result<Vec<_>>>()?;
     if !work.bare {
         for one in &ready {
@@ -228,6 +247,10 @@ fn transfers(
     }
     for round in 0..work.repeat {
         for (index, xfer) in work.types().iter().enumerate() {
+            if observer.is_stopped() {
+                report.interrupted = true;
+                return Ok(());
+            }
             let first = round == 0 && index == 0;
             one(work, session, &ready, *xfer, first, observer, report)?;
         }
@@ -237,11 +260,13 @@ fn transfers(
 
 /// How long a timed pass goes.
 fn length(work: &Workload) -> PassLength {
-    match (work.task, work.runtime) {
-        (_, Some(time)) => PassLength::For(time),
-        (BenchTask::Gather(_), None) if !gather::is_once(work) => PassLength::For(GATHER_TIME),
-        _ => PassLength::Once,
-    }
+    let time = match (work.task, work.runtime, work.steady_percent) {
+        (_, Some(time), _) => time,
+        (_, None, Some(_)) => STEADY_TIME,
+        (BenchTask::Gather(_), None, None) if !gather::is_once(work) => GATHER_TIME,
+        _ => return PassLength::Once,
+    };
+    PassLength::For(PassTime { ramp: work.ramp, time, steady_percent: work.steady_percent })
 }
 
 /// Whether the pass measures pinned pages: a file too fresh to be pinned would make it useless.
@@ -280,12 +305,12 @@ fn one(
     let access = if matches!(work.task, BenchTask::Gather(_)) { IoAccess::RandRead } else { work.access };
     let (mut pass, counts) =
         transfers::run(work, session, ready, way, access, &length(work), Some(observer))?;
-    if work.ceiling {
-        pass.ceiling = ceiling::measure(work, session, ready, way, &pass, first)?;
+    if work.ceiling && !pass.interrupted {
+        pass.ceiling = ceiling::measure(work, session, ready, way, &pass, first, observer)?;
     }
-    observer.pass(&pass);
-    report.passes.push(pass);
-    if work.verify && work.access.writes() {
+    keep(pass, observer, report);
+    report.interrupted |= observer.is_stopped();
+    if work.verify && work.access.writes() && !report.interrupted {
         observer.verifying();
         let way = TransferWay { write: false, ..way };
         rest(work, session, ready, way)?;
@@ -293,8 +318,7 @@ fn one(
         let (mut pass, _) =
             transfers::run(work, session, ready, way, work.access.reading(), &length, Some(observer))?;
         pass.verify_pass = true;
-        observer.pass(&pass);
-        report.passes.push(pass);
+        keep(pass, observer, report);
     }
     Ok(())
 }

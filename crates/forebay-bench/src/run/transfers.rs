@@ -14,10 +14,12 @@ use crate::observer::Observer;
 use crate::plan::{IoPlan, PassLength, PlanSpec, part};
 use crate::report::{
     BucketReport, CpuReport, EngineReport, FileReport, JobReport, Latency, NoteReport, OverTime, Pass,
-    RefusalReport, ResidencyReport,
+    RateLimitReport, RefusalReport, ResidencyReport, SteadyReport,
 };
 use crate::workers::measure::WorkerMeter;
-use crate::workers::{self, PassObserver, WorkersDone};
+use crate::workers::rate::{RateGate, RateTurn};
+use crate::workers::steady::SteadyRate;
+use crate::workers::{self, PassObserver, Watched, WorkersDone};
 use crate::workload::job::{IoAccess, IoSize};
 use crate::workload::{BenchTask, OffsetsIn, Workload};
 
@@ -37,7 +39,7 @@ pub(crate) fn run(
     let ready = if way.raw() { &raw[..] } else { ready };
     let watch = PassObserver {
         total: matches!(length, PassLength::Once).then(|| ready.iter().map(ReadyJob::data_set).sum()),
-        runtime: if let PassLength::For(time) = length { Some(*time) } else { None },
+        time: if let PassLength::For(time) = length { Some(*time) } else { None },
         observer,
     };
     let places = ready
@@ -64,7 +66,10 @@ pub(crate) fn run(
         };
         workers::run(&places.map(worker).collect::<Vec<_>>(), watch)?
     } else {
+        let gate = work.rate.map(|rate| Arc::new(RateGate::new(rate)));
+        let gate = gate.as_ref();
         let worker = |(job, worker)| TransferWorker {
+            gate,
             work,
             session,
             ready: &ready[job],
@@ -88,6 +93,10 @@ pub(crate) fn run(
     pass.pinned_before = pinned_before;
     pass.pinned_after = pinned_after;
     pass.map_ms = map_ms;
+    pass.rate_limit = work.rate.map(RateLimitReport::from);
+    if let PassLength::For(time) = length {
+        pass.ramp_s = Some(time.ramp.as_secs_f64()).filter(|ramp| *ramp > 0.0);
+    }
     if let BenchTask::Gather(offsets) = work.task {
         pass.task = "gather";
         pass.offsets_in = Some(if offsets == OffsetsIn::Gpu { "gpu" } else { "host" });
@@ -128,7 +137,8 @@ pub(crate) struct PassFacts<'a> {
 
 /// The figures of a pass, and the sum of all meters.
 pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pass, WorkerMeter)> {
-    let WorkersDone { done, cpu, started, shared } = worked;
+    let WorkersDone { done, watched: Watched { cpu, counted_from: started, steady, interrupted }, shared } =
+        worked;
     let mut jobs: Vec<Option<WorkerMeter>> = facts.jobs.iter().map(|_| None).collect();
     for one in done {
         match &mut jobs[one.job] {
@@ -137,7 +147,7 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
         }
     }
     let mut all = WorkerMeter::new(shared)?;
-    all.start(started);
+    all.start(started, started);
     let mut job_reports = Vec::new();
     for ((data_set_bytes, threads, job), meter) in facts.jobs.iter().zip(jobs) {
         let Some(meter) = meter else { continue };
@@ -165,6 +175,10 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
         bare: way.bare,
         verify_pass: false,
         verified: way.verify,
+        interrupted,
+        ramp_s: None,
+        rate_limit: None,
+        steady: steady.map(steady_report),
         threads: facts.jobs.iter().map(|(_, threads, _)| threads).sum(),
         io_depth: depth.or_else(|| (way.xfer.is_batch() || all.depth > 1).then_some(all.depth)),
         io_size: facts.jobs.first().map_or(IoSize::fixed(1), |(.., job)| job.io).into(),
@@ -199,6 +213,11 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
         jobs: job_reports,
     };
     Ok((pass, all))
+}
+
+fn steady_report(rate: SteadyRate) -> SteadyReport {
+    let SteadyRate { is_steady, spread_percent, bytes_per_s, iops } = rate;
+    SteadyReport { is_steady, spread_percent, gb_per_s: bytes_per_s / 1e9, iops }
 }
 
 fn latency(meter: &WorkerMeter) -> Latency {
@@ -244,6 +263,7 @@ fn threads(way: TransferWay, ready: &ReadyJob<'_>) -> usize {
 
 /// A worker that moves bytes.
 struct TransferWorker<'a> {
+    gate: Option<&'a Arc<RateGate>>,
     work: &'a Workload,
     session: &'a Session,
     ready: &'a ReadyJob<'a>,
@@ -269,7 +289,13 @@ impl workers::PassWorker for TransferWorker<'_> {
     }
 
     fn work(&self, mover: &mut Self::Kept, meter: &mut WorkerMeter) -> Result<Vec<u64>> {
-        let mut feed = IoFeed::new(self.sources(Instant::now()));
+        let now = Instant::now();
+        let turn = |gate: &Arc<RateGate>| RateTurn {
+            gate: gate.clone(),
+            shared: meter.shared.clone(),
+            end: if let PassLength::For(time) = self.length { Some(time.end(now)) } else { None },
+        };
+        let mut feed = IoFeed::new(self.sources(now), self.gate.map(turn));
         meter.depth = mover.depth();
         mover.run(&mut feed, meter)?;
         Ok(feed.taken())
@@ -304,7 +330,7 @@ impl TransferWorker<'_> {
                 };
                 let plan = match self.length {
                     PassLength::Once => self.once(spec, own),
-                    PassLength::For(time) => IoPlan::until(spec, now + *time),
+                    PassLength::For(time) => IoPlan::until(spec, time.end(now)),
                     PassLength::Counts(counts) => {
                         let known = counts.get(self.job).and_then(|job| job.get(self.worker));
                         IoPlan::count(spec, known.and_then(|counts| counts.get(source)).copied().unwrap_or(0))

@@ -1,12 +1,14 @@
 //! Latencies, throughput over time, CPU time.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_engine::{Election, EngineKind, Moved, Note, Receipt, Refusal};
 use forebay_error::{Error, ErrorKind, Result};
 use hdrhistogram::Histogram;
+
+use super::live::{LiveMeter, LiveSum};
 
 /// Buckets of a timeline at most. They are 100 ms wide at first; where more are needed they become twice as wide.
 const BUCKETS: usize = 600;
@@ -90,10 +92,39 @@ impl LatencyTimeline {
 /// Shared between the workers and the thread that waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct SharedMeter {
-    /// Bytes moved so far, for the progress line.
-    pub(crate) bytes: AtomicU64,
-    /// Set when a worker failed: the others stop.
+    /// The progress of each worker.
+    live: Mutex<Vec<Arc<LiveMeter>>>,
+    /// Set when the pass is to end: a worker failed, or the run is interrupted.
     pub(crate) stop: AtomicBool,
+    /// Set when the pass ends before its time.
+    is_cut: AtomicBool,
+}
+
+impl SharedMeter {
+    /// Ends the pass before its time.
+    pub(super) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// The progress of all workers.
+    pub(super) fn sum(&self) -> LiveSum {
+        LiveSum::of(self.live.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|one| &**one))
+    }
+
+    fn meter(&self) -> Arc<LiveMeter> {
+        let meter = Arc::new(LiveMeter::new());
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).push(meter.clone());
+        meter
+    }
 }
 
 /// The figures of one worker.
@@ -109,9 +140,12 @@ pub(crate) struct WorkerMeter {
     samples: u64,
     moved: Vec<(EngineKind, Moved)>,
     elections: Vec<Arc<Election>>,
+    /// When counting begins.
     begin: Instant,
+    /// When the last I/O ended, counted or not.
     pub(crate) end: Instant,
-    shared: Arc<SharedMeter>,
+    live: Arc<LiveMeter>,
+    pub(crate) shared: Arc<SharedMeter>,
 }
 
 impl WorkerMeter {
@@ -131,19 +165,20 @@ impl WorkerMeter {
             elections: Vec::new(),
             begin: now,
             end: now,
+            live: shared.meter(),
             shared,
         })
     }
 
-    /// The timed part begins.
-    pub(crate) fn start(&mut self, begin: Instant) {
-        self.begin = begin;
-        self.end = begin;
+    /// The worker begins now. I/Os that end before `counted_from` do not count.
+    pub(crate) fn start(&mut self, now: Instant, counted_from: Instant) {
+        self.begin = counted_from;
+        self.end = now;
     }
 
-    /// Whether a worker failed elsewhere.
+    /// Whether the pass is to end.
     pub(crate) fn stopped(&self) -> bool {
-        self.shared.stop.load(Ordering::Relaxed)
+        self.shared.is_stopped()
     }
 
     /// `ops` I/Os that were begun together at `started` are done now.
@@ -154,6 +189,11 @@ impl WorkerMeter {
     /// The same of I/Os that ended at `now`. For one by the engine that is when its bytes had arrived, before the engine counted them.
     pub(crate) fn done_at(&mut self, now: Instant, started: Instant, ops: u64, bytes: u64) {
         let nanos = (now - started).as_nanos() as u64;
+        self.live.done(nanos, ops, bytes);
+        self.end = now;
+        if now < self.begin {
+            return;
+        }
         // The histogram grows by itself: recording cannot fail.
         let _ = self.histogram.record(nanos.max(1));
         self.timeline.add(
@@ -164,12 +204,13 @@ impl WorkerMeter {
         self.bytes += bytes;
         self.nanos += nanos;
         self.samples += 1;
-        self.end = now;
-        self.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Adds a receipt.
+    /// Adds the receipt of the last counted operation.
     pub(crate) fn receipt(&mut self, receipt: &Receipt) {
+        if self.end < self.begin {
+            return;
+        }
         // A transfer that several engines shared counts for each of them, whatever name its receipt has.
         for (engine, moved) in receipt.moved.by_engine(receipt.engine().for_the_rest()) {
             self.add(engine, moved);
@@ -201,6 +242,7 @@ impl WorkerMeter {
             elections,
             begin: _,
             end,
+            live: _,
             shared: _,
         } = other;
         // Both histograms resize by themselves: adding cannot fail.
@@ -419,7 +461,7 @@ mod tests {
         b.done(Instant::now(), 2, 20);
         a.merge(b);
         assert_eq!((a.ops, a.bytes, a.samples), (3, 30, 2));
-        assert_eq!(shared.bytes.load(Ordering::Relaxed), 30);
+        assert_eq!(shared.sum().bytes, 30);
         a.done(Instant::now().checked_sub(Duration::from_millis(3)).unwrap(), 1, 1);
         assert!(a.quantile_us(1.0) >= 2990.0 && a.quantile_us(1.0) <= a.max_us() * 1.01);
     }

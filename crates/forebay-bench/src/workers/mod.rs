@@ -1,7 +1,11 @@
 //! Threads that start together, are measured, and stop.
 
+pub(crate) mod live;
 pub(crate) mod measure;
 pub(crate) mod numa;
+pub(crate) mod rate;
+pub(crate) mod steady;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -11,8 +15,11 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::observer::{Observer, Progress};
-use measure::{Cpu, SharedMeter, WorkerMeter};
+use crate::observer::Observer;
+use crate::plan::PassTime;
+use measure::{SharedMeter, WorkerMeter};
+use watch::PassWatch;
+pub(crate) use watch::Watched;
 
 /// One worker's part of a pass.
 pub(crate) trait PassWorker: Sync {
@@ -41,8 +48,7 @@ pub(crate) struct WorkerDone {
 /// The outcome of all workers.
 pub(crate) struct WorkersDone {
     pub(crate) done: Vec<WorkerDone>,
-    pub(crate) cpu: Cpu,
-    pub(crate) started: Instant,
+    pub(crate) watched: Watched,
     pub(crate) shared: Arc<SharedMeter>,
 }
 
@@ -52,7 +58,7 @@ pub(crate) struct PassObserver<'a> {
     /// Bytes in all, if that is known.
     pub(crate) total: Option<u64>,
     /// How long it goes, if that is fixed.
-    pub(crate) runtime: Option<Duration>,
+    pub(crate) time: Option<PassTime>,
     pub(crate) observer: Option<&'a dyn Observer>,
 }
 
@@ -91,10 +97,11 @@ pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassObserver<'_>) -> Resu
     let timed = std::thread::scope(|scope| {
         for worker in workers {
             let (send, mine, begin, end) = (send.clone(), shared.clone(), &begin, &end);
+            let ramp = watch.time.map_or(Duration::ZERO, |time| time.ramp);
             let (job, number) = worker.place();
             let name = format!("bench-{job}.{number}");
             let spawned = std::thread::Builder::new().name(name).spawn_scoped(scope, move || {
-                run_worker(worker, &send, &mine, begin, end);
+                run_worker(worker, &send, &mine, (begin, end), ramp);
             });
             if let Err(error) = spawned {
                 // Threads already started find no work.
@@ -109,25 +116,24 @@ pub(crate) fn run<S: PassWorker>(workers: &[S], watch: PassObserver<'_>) -> Resu
         if ready.is_err() {
             shared.stop.store(true, Ordering::Relaxed);
         }
-        let cpu = Cpu::now();
-        let started = Instant::now();
+        let observer = watch.observer.filter(|_| ready.is_ok());
+        let mut watch = PassWatch::begin(PassObserver { observer, ..watch }, &shared);
         begin.open();
-        let watch = PassObserver { observer: watch.observer.filter(|_| ready.is_ok()), ..watch };
-        let done = collect(watch, started, &receive, workers.len(), &shared);
-        let cpu = Cpu::now().since(cpu);
+        let done = collect(&mut watch, &receive, workers.len());
+        let watched = watch.end();
         end.open();
-        ready.and(done).map(|done| (done, cpu, started))
+        ready.and(done).map(|done| (done, watched))
     });
-    let (done, cpu, started) = timed?;
-    Ok(WorkersDone { done, cpu, started, shared })
+    let (done, watched) = timed?;
+    Ok(WorkersDone { done, watched, shared })
 }
 
 fn run_worker<S: PassWorker>(
     worker: &S,
     send: &Sender<WorkerNews>,
     shared: &Arc<SharedMeter>,
-    begin: &StartGate,
-    end: &StartGate,
+    (begin, end): (&StartGate, &StartGate),
+    ramp: Duration,
 ) {
     let set_up = guarded(|| Ok((worker.set_up()?, WorkerMeter::new(shared.clone())?)));
     let _ = send.send(WorkerNews::Ready(set_up.as_ref().map(|_| ()).map_err(Clone::clone)));
@@ -136,8 +142,16 @@ fn run_worker<S: PassWorker>(
     let result = set_up.and_then(|(kept, mut meter)| {
         let kept = held.insert(kept);
         guarded(|| {
-            meter.start(Instant::now());
-            let taken = worker.work(kept, &mut meter)?;
+            let now = Instant::now();
+            meter.start(now, now + ramp);
+            let taken = match worker.work(kept, &mut meter) {
+                // An interrupt ended a wait: what was done until then was measured.
+                Err(error) if error.kind() == ErrorKind::Cancelled => {
+                    shared.cut();
+                    Vec::new()
+                }
+                taken => taken?,
+            };
             let (job, worker) = worker.place();
             Ok(WorkerDone { job, worker, meter, taken })
         })
@@ -169,17 +183,15 @@ fn wait_ready(receive: &Receiver<WorkerNews>, workers: usize) -> Result<()> {
 }
 
 fn collect(
-    watch: PassObserver<'_>,
-    started: Instant,
+    watch: &mut PassWatch<'_>,
     receive: &Receiver<WorkerNews>,
     workers: usize,
-    shared: &SharedMeter,
 ) -> Result<Vec<WorkerDone>> {
     let mut done = Vec::new();
     let mut failed = None;
     let mut left = workers;
     while left > 0 {
-        match receive.recv_timeout(Duration::from_millis(200)) {
+        match receive.recv_timeout(watch.pause()) {
             Ok(WorkerNews::Done(result)) => {
                 left -= 1;
                 match *result {
@@ -190,16 +202,7 @@ fn collect(
                 }
             }
             Ok(WorkerNews::Ready(_)) => {}
-            Err(RecvTimeoutError::Timeout) => {
-                if let Some(observer) = watch.observer {
-                    observer.progress(Progress {
-                        bytes: shared.bytes.load(Ordering::Relaxed),
-                        total: watch.total,
-                        elapsed: started.elapsed(),
-                        runtime: watch.runtime,
-                    });
-                }
-            }
+            Err(RecvTimeoutError::Timeout) => watch.look(),
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }

@@ -1,10 +1,12 @@
 //! The result of a probe, and its JSON form: docs/reference/nfs-probe-json.md.
 
+use std::time::Duration;
+
 use forebay_doctor::direct::pci_distance;
 use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
 use forebay_error::{Error, Result};
-use forebay_nfs::probe::{ProbeRate, ServerProbe};
+use forebay_nfs::probe::{ProbeLatency, ProbeRate, SMALL, ServerProbe, WriteCost, probe_writes};
 use forebay_nfs::{NfsOptions, NfsUrl, RdmaOptions, probe};
 use serde_json::{Value, json};
 
@@ -15,6 +17,8 @@ use super::nic::{self, Nic};
 pub(super) struct Found {
     pub(super) url: NfsUrl,
     pub(super) probe: ServerProbe,
+    /// What writes cost; `None` where they were not asked for.
+    pub(super) writes: Option<Result<WriteCost>>,
     /// This machine's RDMA devices; `None`, with the reason, where no byte came by RDMA.
     pub(super) nics: Option<Result<Vec<Nic>>>,
     /// The server's writes into the memory of GPUs; `None` as above.
@@ -26,9 +30,14 @@ impl Found {
     pub(super) fn look(
         url: &NfsUrl,
         options: &NfsOptions,
+        write: bool,
         session: impl FnOnce() -> Result<Session>,
     ) -> Result<Self> {
         let probe = probe(url, options)?;
+        let spoken = probe.versions.iter().find(|(_, found)| found.is_ok());
+        let writes = spoken
+            .filter(|_| write)
+            .map(|(version, _)| probe_writes(url, options, probe.attributes.kind, *version));
         let (mut nics, mut gpus) = (None, None);
         if let Some(Ok(rate)) = &probe.rdma {
             let rdma = options.rdma.clone().map_or_else(RdmaOptions::of_machine, Ok)?;
@@ -37,7 +46,7 @@ impl Found {
             let options = NfsOptions { rdma: Some(rdma), ..options.clone() };
             gpus = Some(session().and_then(|session| gpu::place(&session, &only, &options)));
         }
-        Ok(Self { url: url.clone(), probe, nics, gpus })
+        Ok(Self { url: url.clone(), probe, writes, nics, gpus })
     }
 
     /// The report for programs.
@@ -68,6 +77,17 @@ impl Found {
                 })).collect::<Vec<_>>(),
             },
             "tcp": probe.rates.iter().map(of_rate).collect::<Vec<_>>(),
+            "small_reads": probe.small.as_ref().map(|small| json!({
+                "version": small.version.to_string(),
+                "alone": of_latency(&small.alone),
+                "connections": small.connections,
+                "in_flight": small.in_flight,
+                "iops": small.iops,
+            })),
+            "writes": self.writes.as_ref().map(|said| match said {
+                Ok(cost) => of_writes(cost),
+                Err(why) => json!({ "error": error(why) }),
+            }),
             "rdma": probe.rdma.as_ref().map(|said| match said {
                 Ok(rate) => json!({ "rate": of_rate(rate), "error": null }),
                 Err(why) => json!({ "rate": null, "error": error(why) }),
@@ -112,6 +132,25 @@ fn of_rate(rate: &ProbeRate) -> Value {
         "seconds": rate.elapsed.as_secs_f64(),
         "gb_per_s": rate.gb_per_s(),
         "cpu_s_per_gb": rate.cpu_per_gb(),
+    })
+}
+
+fn of_latency(latency: &ProbeLatency) -> Value {
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    json!({ "bytes": SMALL, "count": latency.count, "p50_us": us(latency.p50), "p99_us": us(latency.p99) })
+}
+
+fn of_writes(cost: &WriteCost) -> Value {
+    json!({
+        "version": cost.version.to_string(),
+        "connections": cost.connections,
+        "bytes": cost.bytes,
+        "seconds": cost.elapsed.as_secs_f64(),
+        "gb_per_s": cost.gb_per_s(),
+        "alone": of_latency(&cost.alone),
+        "commits": cost.commits,
+        "commit_us": (cost.commits > 0).then(|| cost.commit.as_secs_f64() * 1e6),
+        "error": null,
     })
 }
 
@@ -163,10 +202,9 @@ mod tests {
         fn look(&self) -> Found {
             let url = NfsUrl::parse(&self.server.url("/export/file", "4.1")).unwrap();
             let rdma = RdmaOptions::by(Arc::new(self.fabric.clone()), Placing::address());
-            Found::look(&url, &NfsOptions { rdma: Some(rdma), ..NfsOptions::default() }, || {
-                Session::with_config(only_rdma(Config::default()))
-            })
-            .unwrap()
+            let options = NfsOptions { rdma: Some(rdma), ..NfsOptions::default() };
+            let session = || Session::with_config(only_rdma(Config::default()));
+            Found::look(&url, &options, true, session).unwrap()
         }
     }
 
@@ -176,7 +214,11 @@ mod tests {
             Value::Object(map) => {
                 for (key, value) in map {
                     match (key.as_str(), &value) {
-                        ("seconds" | "gb_per_s" | "cpu_s_per_gb", Value::Number(number)) => {
+                        (
+                            "seconds" | "gb_per_s" | "cpu_s_per_gb" | "iops" | "count" | "p50_us" | "p99_us"
+                            | "commits" | "commit_us",
+                            Value::Number(number),
+                        ) => {
                             assert!(number.as_f64().unwrap() >= 0.0);
                             *value = Value::Null;
                         }
@@ -253,11 +295,12 @@ mod tests {
         let here = here();
         here.server.faults(|_| Some(Fault::Status(5)));
         let url = url(here.server.url("/export/file", "4.1").as_ref()).unwrap();
-        assert!(Found::look(&url, &NfsOptions::default(), gpu::session).is_err());
+        assert!(Found::look(&url, &NfsOptions::default(), false, gpu::session).is_err());
         here.server.faults(|_| None);
         // The test's server has no RDMA, even if this machine does.
-        let report = json(&Found::look(&url, &NfsOptions::default(), gpu::session).unwrap());
+        let report = json(&Found::look(&url, &NfsOptions::default(), false, gpu::session).unwrap());
         assert!(report["rdma"]["error"]["text"].is_string() && report["rdma"]["rate"].is_null(), "{report}");
+        assert!(report["writes"].is_null() && report["small_reads"]["alone"]["bytes"] == 4096, "{report}");
         assert!(report["nics"].is_null() && report["gpus"].is_null(), "{report}");
     }
 

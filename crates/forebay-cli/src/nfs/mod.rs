@@ -6,11 +6,13 @@ mod nic;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use forebay_config::{Config, Nfs, elsewhere};
 use forebay_error::{Error, ErrorKind, Result, quoted};
 use forebay_nfs::handle::{FileAttributes, FileKind};
+use forebay_nfs::probe::{SmallReads, WriteCost};
 use forebay_nfs::{LeftOutAddress, NfsOptions, NfsUrl};
 
 use crate::console::{Console, Failure};
@@ -49,15 +51,20 @@ enum NfsCommand {
     Probe(ProbeArgs),
 }
 
-/// What the server speaks, what it takes in one call, and how fast a file is read: over 1, 4 and 8 TCP connections, and by RDMA
-/// into host memory and into each GPU's. Every byte is compared. Writes nothing to the server.
+/// What the server speaks, what it takes in one call, and how fast a file is read: over 1, 4 and 8 TCP connections, by reads of 4 KiB, and
+/// by RDMA into host memory and into each GPU's. Every byte is compared. Writes nothing to the server without --write.
 #[derive(Args, Clone, Debug)]
 struct ProbeArgs {
     /// SERVER:/PATH or nfs://SERVER/PATH, of a file or a directory
     #[arg(value_name = "SERVER:/PATH")]
     what: OsString,
 
-    /// Write the result as JSON (docs/reference/nfs-probe-json.md), to send from machines with real network cards
+    /// Measure writes and commits, too: with a hidden file of 64 MiB beside what is named (in it, for a directory), which is removed
+    #[arg(long)]
+    write: bool,
+
+    /// Write the result as JSON (docs/reference/nfs-probe-json.md), to send from machines with real network cards; - is
+    /// standard output, and the lines go to stderr then
     #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
     json: Option<PathBuf>,
 }
@@ -73,10 +80,10 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
             .hint("unset FOREBAY_NFS")
             .into());
     }
-    let json = args.json.as_deref().map(JsonFile::open).transpose()?;
+    let json = args.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
     let options = NfsOptions { further: config.nfs_servers.of(&[&url.server]), ..NfsOptions::default() };
-    let found = silence::told(console, || Found::look(&url, &options, gpu::session))?;
+    let found = silence::told(console, || Found::look(&url, &options, args.write, gpu::session))?;
     say(&found, console);
     let named = config.nfs_servers.names();
     if options.further.is_empty() && !named.is_empty() {
@@ -84,7 +91,7 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
         console.say(format!("note: FOREBAY_NFS_SERVERS has no address of {}, only of {named}\n", url.server));
     }
     if let Some(json) = json {
-        json.write(&found.json())?;
+        json.write(&found.json(), console)?;
     }
     Ok(0)
 }
@@ -147,6 +154,14 @@ fn say(found: &Found, console: &Console<'_>) {
         Some(Err(error)) => say_no("rdma", error, console),
         None => {}
     }
+    if let Some(small) = &probe.small {
+        say_small(small, console);
+    }
+    match &found.writes {
+        Some(Ok(cost)) => say_writes(cost, console),
+        Some(Err(error)) => say_no("write", error, console),
+        None => {}
+    }
     match &found.nics {
         Some(Ok(nics)) => nics.iter().for_each(|nic| console.line(format_args!("nic   {}", nic.line()))),
         Some(Err(error)) => say_no("nic", error, console),
@@ -156,6 +171,37 @@ fn say(found: &Found, console: &Console<'_>) {
         Some(Ok(gpus)) => say_gpus(gpus, console),
         Some(Err(error)) => say_no("gpu", error, console),
         None => {}
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn say_small(small: &SmallReads, console: &Console<'_>) {
+    let SmallReads { version, alone, connections, in_flight, iops } = small;
+    console.line(format_args!(
+        "4 KiB {version}, one at a time: p50 {:.0} us, p99 {:.0} us; {in_flight} in flight, {connections} connections: {iops:.0} IOPS",
+        micros(alone.p50),
+        micros(alone.p99)
+    ));
+}
+
+fn say_writes(cost: &WriteCost, console: &Console<'_>) {
+    let WriteCost { version, connections, bytes, alone, commits, .. } = cost;
+    console.line(format_args!(
+        "write {version}, {connections} connections: {:.3} GB/s ({bytes} bytes, durable, read again)",
+        cost.gb_per_s()
+    ));
+    console.line(format_args!(
+        "write 4 KiB, durable, one at a time: p50 {:.0} us, p99 {:.0} us",
+        micros(alone.p50),
+        micros(alone.p99)
+    ));
+    match commits {
+        0 => console.line("write no commits: the server makes each write durable at once"),
+        _ => console
+            .line(format_args!("write a commit takes {:.0} us (mean of {commits})", micros(cost.commit))),
     }
 }
 

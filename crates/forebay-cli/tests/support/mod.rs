@@ -66,6 +66,20 @@ pub(crate) fn as_in_a_terminal(command: &mut Command) {
     }
 }
 
+/// The same, in the terminal that its standard input is, whose Ctrl-C reaches it.
+pub(crate) fn in_terminal_of_stdin(command: &mut Command) {
+    as_in_a_terminal(command);
+    // SAFETY: between fork and exec only these system calls are made.
+    unsafe {
+        command.pre_exec(|| {
+            if libc::setsid() < 0 || libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY, 0) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+}
+
 /// Runs to the end, or fails after a minute.
 pub(crate) fn finish(mut command: Command) -> Done {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -28,10 +28,13 @@ unsafe impl PerProcess for LiveCounters {
 /// for them.
 pub fn counters() -> Option<&'static Counters> {
     // Counting must not keep a program from running.
-    LiveCounters::of_process()
+    let counters = LiveCounters::of_process()
         .0
         .get_or_init(|| Counters::open().or_else(|_| Counters::hidden()).ok())
-        .as_ref()
+        .as_ref()?;
+    // Each shared object has sources of its own.
+    forebay_source::count_round_trips(|took| counters.round_trip(took));
+    Some(counters)
 }
 
 /// Totals of a session for one engine.

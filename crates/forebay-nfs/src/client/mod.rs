@@ -12,4 +12,5 @@ pub mod open;
 mod place;
 pub mod portmap;
 pub mod probe;
+mod probe_small;
 pub mod url;

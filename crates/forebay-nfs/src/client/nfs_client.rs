@@ -38,6 +38,10 @@ pub struct ServerTraffic {
     pub read: u64,
     /// Bytes that the server took.
     pub written: u64,
+    /// COMMITs that were answered.
+    pub commits: u64,
+    /// The time from each of them to its answer, together.
+    pub commit_time: Duration,
     /// Connections that were made.
     pub connections: u64,
     /// Calls that were sent again, on another connection.
@@ -152,6 +156,8 @@ impl NfsClient {
             calls: self.shared.calls(),
             read: of(&counters.read),
             written: of(&counters.written),
+            commits: of(&counters.commits),
+            commit_time: Duration::from_nanos(of(&counters.commit_nanos)),
             connections: of(&counters.connections),
             resent: of(&counters.resent),
             waited: of(&counters.waited),

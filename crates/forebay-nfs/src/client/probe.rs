@@ -9,6 +9,8 @@ use forebay_verbs::Device;
 
 use crate::client::file::NfsFile;
 use crate::client::open::{UrlTarget, find, is_unreached, open};
+use crate::client::probe_small::small_reads;
+pub use crate::client::probe_small::{ProbeLatency, SMALL, SmallReads, WriteCost, probe_writes};
 use crate::client::url::NfsUrl;
 use crate::network::addresses::LeftOutAddress;
 use crate::network::job::Direction;
@@ -26,6 +28,8 @@ pub struct ServerProbe {
     pub rates: Vec<ProbeRate>,
     /// The same by RDMA and 4 connections, or why not; none for a directory.
     pub rdma: Option<Result<ProbeRate>>,
+    /// Reads of 4 KiB over TCP; none where the file has no 4 KiB.
+    pub small: Option<SmallReads>,
     /// The RDMA device that this went by, as it describes itself.
     pub nic: Option<Device>,
     /// What the path is.
@@ -120,7 +124,7 @@ pub fn probe(url: &NfsUrl, options: &NfsOptions) -> Result<ServerProbe> {
         let error = versions.iter().find_map(|(_, found)| found.as_ref().err().cloned());
         return Err(error.unwrap_or_else(|| Error::new(ErrorKind::InvalidInput, "no version to try")));
     };
-    let (mut rates, mut rdma, mut nic) = (Vec::new(), None, None);
+    let (mut rates, mut rdma, mut nic, mut small) = (Vec::new(), None, None, None);
     if attributes.kind == FileKind::Regular && attributes.size > 0 {
         let url = NfsUrl { versions: vec![version], ..url.clone() };
         let mut first = vec![0; attributes.size.min(BYTES) as usize];
@@ -135,9 +139,10 @@ pub fn probe(url: &NfsUrl, options: &NfsOptions) -> Result<ServerProbe> {
             rate(&url, &options, &mut first, false)
         });
         rdma = Some(by_rdma);
+        small = small_reads(&url, options, &first)?;
     }
     let addresses = addresses.unwrap_or_default();
-    Ok(ServerProbe { versions, addresses, rates, rdma, nic, attributes })
+    Ok(ServerProbe { versions, addresses, rates, rdma, small, nic, attributes })
 }
 
 /// Reads three times. The bytes are those of the first read of all, or they are an error.

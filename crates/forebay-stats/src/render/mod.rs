@@ -45,6 +45,19 @@ pub(crate) mod tests {
         insta::assert_snapshot!("json", serde_json::to_string_pretty(&snapshot).unwrap());
     }
 
+    /// docs/reference/stats.md names each metric, and names follow Prometheus's rules.
+    #[test]
+    fn the_page_names_every_metric() {
+        let page = include_str!("../../../../docs/reference/stats.md");
+        let text = prometheus(&[busy()]);
+        let kinds = text.lines().filter_map(|line| line.strip_prefix("# TYPE forebay_")?.split_once(' '));
+        assert!(kinds.clone().count() > 15);
+        for (name, kind) in kinds {
+            assert!(page.contains(&format!("`{name}`")), "docs/reference/stats.md does not name {name}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{name} is a {kind}");
+        }
+    }
+
     #[test]
     fn receipts_of_several_processes_are_added_up() {
         let mut second = busy();

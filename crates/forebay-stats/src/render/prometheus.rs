@@ -89,6 +89,20 @@ pub fn prometheus(snapshots: &[Snapshot]) -> String {
             put.line("", &[], snapshot.asyncs.in_flight);
         },
     );
+    text.metric(
+        "server_round_trips_total",
+        "counter",
+        "Calls to servers that were answered.",
+        |put, snapshot| {
+            put.line("", &[], snapshot.round_trips.count);
+        },
+    );
+    text.metric(
+        "server_round_trip_seconds_total",
+        "counter",
+        "Sum of the times from call to answer of servers.",
+        |put, snapshot| put.line("", &[], seconds(snapshot.round_trips.latency_ns)),
+    );
     gpus(&mut text);
     engines(&mut text);
     text.text

@@ -46,7 +46,13 @@ impl Wire {
         if self.server.clock.is_in_doubt() {
             self.server.clock.heard(batch.last_reply);
         }
+        let took = batch.last_reply.saturating_duration_since(state.table.calls[index].asked);
+        forebay_source::round_trip(took);
         match reply {
+            IoReply::Committed { .. } => {
+                traffic.commits.fetch_add(1, Ordering::Relaxed);
+                traffic.commit_nanos.fetch_add(took.as_nanos() as u64, Ordering::Relaxed)
+            }
             IoReply::Read { count, .. } => traffic.read.fetch_add(count.into(), Ordering::Relaxed),
             IoReply::Written { count, .. } => traffic.written.fetch_add(count.into(), Ordering::Relaxed),
             _ => 0,

@@ -31,6 +31,8 @@ struct WaitingCalls {
 pub(crate) struct TrafficCounters {
     pub(crate) read: AtomicU64,
     pub(crate) written: AtomicU64,
+    pub(crate) commits: AtomicU64,
+    pub(crate) commit_nanos: AtomicU64,
     pub(crate) connections: AtomicU64,
     pub(crate) resent: AtomicU64,
     pub(crate) waited: AtomicU64,
