@@ -43,10 +43,10 @@ fn seen(mut user: File) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// A reading bench of half a minute that may be interrupted, and counts.
+/// A bench of half a minute that may be interrupted, and counts.
 fn bench(directory: &Path, args: &str) -> Command {
     let mut command = forebay();
-    command.current_dir(directory).args(["bench", "-f", "x", "-I", "2", "-i", "4K", "-T", "30"]);
+    command.current_dir(directory).args(["bench", "-f", "x", "-i", "4K", "-T", "30"]);
     command.args(args.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
     support::as_in_a_terminal(&mut command);
     command
@@ -73,7 +73,7 @@ fn an_interrupted_run_prints_what_it_has_measured() {
     sample(directory.path(), "x", 1 << 20);
     for (number, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
         // Of three passes the first is cut, and the others are not begun.
-        let child = bench(directory.path(), "--repeat 3 --ceiling --json report.json").spawn().unwrap();
+        let child = bench(directory.path(), "-I 2 --repeat 3 --ceiling --json report.json").spawn().unwrap();
         until_it_moves(&child);
         signal(&child, number);
         let done = child.wait_with_output().unwrap();
@@ -106,7 +106,7 @@ fn a_run_that_is_interrupted_before_it_measures_keeps_the_old_report() {
     for report in ["old.json", "new.json"] {
         // It waits for a file that is too fresh to be pinned.
         std::fs::write(directory.path().join("x"), vec![7; 1 << 20]).unwrap();
-        let mut command = bench(directory.path(), &format!("--trim --json {report}"));
+        let mut command = bench(directory.path(), &format!("-I 2 --trim --json {report}"));
         command.env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap());
         let child = command.spawn().unwrap();
         let file = directory.path().join("x").canonicalize().unwrap();
@@ -243,10 +243,7 @@ fn unlink_removes_what_the_run_has_made_and_nothing_else() {
     // Neither does a run that fails leave any.
     run(directory.path(), "bench -f new -f missing/new -I 1 -s 1M --unlink").fails(1, "missing/new");
     // Nor one that is interrupted.
-    let mut command = bench(directory.path(), "");
-    command.args("-I 3 -s 1M --unlink".split_whitespace());
-    let _ = std::fs::remove_file(directory.path().join("x"));
-    let child = command.spawn().unwrap();
+    let child = bench(directory.path(), "-I 3 -s 1M --unlink").spawn().unwrap();
     until_it_moves(&child);
     signal(&child, libc::SIGINT);
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
@@ -258,7 +255,8 @@ fn unlink_removes_what_the_run_has_made_and_nothing_else() {
 fn top_once_shows_a_running_bench() {
     let directory = tempfile::tempdir().unwrap();
     sample(directory.path(), "x", 1 << 20);
-    let mut child = bench(directory.path(), "").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child =
+        bench(directory.path(), "-I 2").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     until_it_moves(&child);
     let json = run(directory.path(), "top --json").ok().out;
     let text = run(directory.path(), "top").ok().out;

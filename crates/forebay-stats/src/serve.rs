@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_page_is_at_metrics_and_all_else_is_refused() {
-        let long = [b"GET /metrics HTTP/1.1\r\nX: ", &vec![b'x'; 3 * HEAD]].concat();
+        let long = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &vec![b'x'; 3 * HEAD][..]].concat();
         let answers = asked(
             "up 1\n",
             &[

@@ -302,6 +302,10 @@ fn one(
         session.trim();
     }
     rest(work, session, ready, way)?;
+    if observer.is_stopped() {
+        report.interrupted = true;
+        return Ok(());
+    }
     let access = if matches!(work.task, BenchTask::Gather(_)) { IoAccess::RandRead } else { work.access };
     let (mut pass, counts) =
         transfers::run(work, session, ready, way, access, &length(work), Some(observer))?;

@@ -12,9 +12,8 @@ use std::time::Duration;
 use forebay_config::{CachePolicy, Config};
 use forebay_error::{Error, ErrorKind, Result};
 
+use job::{IoAccess, Job, Xfer};
 pub use rate::RateLimit;
-
-use job::{IoAccess, Job, JobTarget, MemoryType, Xfer};
 
 /// The most threads of all jobs together.
 const MOST_WORKERS: usize = 4096;

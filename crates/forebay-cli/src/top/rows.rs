@@ -239,10 +239,12 @@ mod tests {
         counters.round_trip(Duration::from_micros(200));
         counters.round_trip(Duration::from_micros(400));
         let mut now = counters.snapshot();
-        now.read.rate =
-            Rate { bytes_per_s: 2e9, ops_per_s: 30.0, latency_us: 100.0, utilization_percent: 250.0 };
-        now.write.rate =
-            Rate { bytes_per_s: 1e9, ops_per_s: 10.0, latency_us: 300.0, utilization_percent: 50.0 };
+        let set = |rate: &mut Rate, [bytes, ops, latency, busy]: [f64; 4]| {
+            (rate.bytes_per_s, rate.ops_per_s) = (bytes, ops);
+            (rate.latency_us, rate.utilization_percent) = (latency, busy);
+        };
+        set(&mut now.read.rate, [2e9, 30.0, 100.0, 250.0]);
+        set(&mut now.write.rate, [1e9, 10.0, 300.0, 50.0]);
         now.program = "train\u{1b}[2J".into();
         let row = ProcessRow::new(&now, Some(&then), 2.0);
         assert_eq!(row.engines(), "staged");
