@@ -32,7 +32,7 @@ pub trait Observer: Sync {
         let _ = progress;
     }
 
-    /// Asked several times a second while bytes move, and between passes: whether the run is to end now, with what was
+    /// Asked several times a second while bytes move, and between passes: whether the run is to end now, with the
     /// measured until then.
     fn is_stopped(&self) -> bool {
         false

@@ -63,7 +63,7 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
         json.write(&report, console)?;
     }
     match cut {
-        Some(signal) => Err(Failure::interrupted(signal, "the figures are of what was done until then")),
+        Some(signal) => Err(Failure::interrupted(signal, "the figures are of the time until then")),
         None => Ok(0),
     }
 }

@@ -80,7 +80,7 @@ fn an_interrupted_run_prints_what_it_has_measured() {
         let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
         assert_eq!(done.status.code(), Some(code), "{out}{err}");
         assert!(out.starts_with("IoType: RANDREAD") && out.lines().count() == 1, "{out}{err}");
-        assert!(err.contains("error: interrupted: the figures are of what was done until then"), "{err}");
+        assert!(err.contains("error: interrupted: the figures are of the time until then"), "{err}");
         let report: Value = read_json(&directory.path().join("report.json"));
         assert_eq!(
             (&report["interrupted"], &report["passes"][0]["interrupted"]),
@@ -185,7 +185,7 @@ fn a_rate_is_kept_by_all_threads_together() {
     for args in ["-x 0 -w 4", "-x 6 -w 4 -B 4", "-x 3 -w 2", "-x 2 --bare"] {
         let one = pass(directory.path(), &format!("-f x -I 2 -i 4K -T 1 --rate 500iops {args}"));
         let iops = one["iops"].as_f64().unwrap();
-        // A busy machine is slower; what is made up for is 100 ms and a batch.
+        // A busy machine is slower; it may make up for 100 ms and a batch.
         assert!((50.0..=580.0).contains(&iops), "{args}: {one}");
         assert_eq!(one["rate_limit"]["iops"], 500);
         // The wait is no latency.
@@ -208,7 +208,7 @@ fn a_ramp_is_not_counted() {
     let (ops, bytes) = (one["ops"].as_u64().unwrap(), one["bytes"].as_u64().unwrap());
     assert!((20..=230).contains(&ops) && bytes == ops << 16, "{one}");
     assert!((0.5..1.5).contains(&one["seconds"].as_f64().unwrap()) && one["ramp_s"] == 1.5, "{one}");
-    // Engines, buckets and jobs have what was counted.
+    // Engines, buckets and jobs have the same counts.
     let engines = one["engines"].as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap());
     let buckets =
         one["over_time"]["buckets"].as_array().unwrap().iter().map(|one| one["bytes"].as_u64().unwrap());

@@ -1,4 +1,4 @@
-//! Round trips to servers: sources tell of each, whoever counts them.
+//! Round trips to servers: sources report each to the counters of the process.
 
 use std::sync::OnceLock;
 use std::time::Duration;

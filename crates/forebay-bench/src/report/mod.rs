@@ -87,7 +87,7 @@ described! {
         pub verify_pass: bool,
         /// Reads were checked byte by byte, writes carried the pattern.
         pub verified: bool,
-        /// A signal ended it: the figures are of what was done until then.
+        /// A signal ended it: the figures are of the time until then.
         pub interrupted: bool,
         /// Seconds before the timed part that were not counted (`--ramp`).
         pub ramp_s: Option<f64>,

@@ -80,7 +80,7 @@ pub fn pass(pass: &Pass) -> String {
 /// What kept the pass from running free, or ended it.
 fn limits(text: &mut String, pass: &Pass) {
     if pass.interrupted {
-        let _ = writeln!(text, "  interrupted: the figures are of what was done until then");
+        let _ = writeln!(text, "  interrupted: the figures are of the time until then");
     }
     if let Some(ramp) = pass.ramp_s {
         let _ = writeln!(text, "  ramp        {ramp} s before it, not counted");

@@ -145,7 +145,7 @@ fn run_worker<S: PassWorker>(
             let now = Instant::now();
             meter.start(now, now + ramp);
             let taken = match worker.work(kept, &mut meter) {
-                // An interrupt ended a wait: what was done until then was measured.
+                // An interrupt ended a wait: the work until then was measured.
                 Err(error) if error.kind() == ErrorKind::Cancelled => {
                     shared.cut();
                     Vec::new()

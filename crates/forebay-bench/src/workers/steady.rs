@@ -24,7 +24,7 @@ pub(crate) struct SteadyRate {
 /// Watches a pass second by second.
 pub(crate) struct SteadyWatch {
     percent: f64,
-    /// When the last second began, and what was counted by then.
+    /// When the last second began, and the counts by then.
     last: Option<(Instant, LiveSum)>,
     /// Bytes and I/Os a second.
     seconds: VecDeque<(f64, f64)>,
@@ -35,7 +35,7 @@ impl SteadyWatch {
         Self { percent, last: None, seconds: VecDeque::new() }
     }
 
-    /// Takes what was counted by `now`. What comes before the first call is not looked at.
+    /// Takes the counts of `now`. It ignores the time before the first call.
     pub(crate) fn look(&mut self, now: Instant, sum: &LiveSum) {
         let Some((began, before)) = &self.last else {
             self.last = Some((now, sum.clone()));

@@ -29,7 +29,7 @@ pub(super) struct PassWatch<'a> {
     is_counting: bool,
 }
 
-/// What came of watching.
+/// The result of a watched pass.
 pub(crate) struct Watched {
     /// CPU time of the counted part.
     pub(crate) cpu: Cpu,

@@ -59,7 +59,7 @@ struct ProbeArgs {
     #[arg(value_name = "SERVER:/PATH")]
     what: OsString,
 
-    /// Measure writes and commits, too: with a hidden file of 64 MiB beside what is named (in it, for a directory), which is removed
+    /// Measure writes and commits, too: with a hidden file of 64 MiB beside the named file (in it, for a directory), which is removed
     #[arg(long)]
     write: bool,
 
