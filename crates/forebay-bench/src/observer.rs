@@ -32,8 +32,8 @@ pub trait Observer: Sync {
         let _ = progress;
     }
 
-    /// Asked several times a second while bytes move, and between passes: whether the run is to end now, with the
-    /// measured until then.
+    /// Asked several times a second while bytes move, and between passes: whether the run is to end now, with the figures
+    /// until then.
     fn is_stopped(&self) -> bool {
         false
     }
