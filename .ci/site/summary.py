@@ -18,7 +18,8 @@ def _page(root, target):
 def _children(root, page, named):
     """Pages that a page brings with it."""
     folder = page.parent if page.name == "README.md" else page.with_suffix("")
-    return sorted(set(folder.glob("*.md")) - named) if folder.parent == root / "docs" else []
+    found = set(folder.glob("*.md")) - named if folder.parent == root / "docs" else set()
+    return sorted(found, key=lambda child: (child.name != "README.md", child))
 
 
 def _named(root):
