@@ -33,9 +33,9 @@ ids() {
     python3 -c 'import json; print(" ".join(sorted({f["id"] for f in json.load(open("/tmp/doctor.json"))["findings"] if f["severity"] != "ok"})))'
 }
 
-# healthy ARGUMENT …: nothing is found.
+# healthy ARGUMENT …: nothing is found, but that the guest's own server exports a drive.
 healthy() {
-    doctor "$@"
+    doctor --ignore export-not-tmpfs "$@"
     [ -z "$(ids)" ] || fail "found in a healthy guest: $(gpu forebay doctor "$@")"
     echo "  nothing found"
 }

@@ -21,7 +21,7 @@ healthy
 say "fstab without a port"
 sed -i s/,port=20049// /etc/fstab
 doctor
-found nfs-port note "/etc/fstab: $address:/tmp /mnt nfs vers=4.0,proto=rdma,_netdev"
+found nfs-port note "/etc/fstab:1: $address:/tmp /mnt nfs vers=4.0,proto=rdma,_netdev"
 type_fix nfs-port
 gone nfs-port
 grep -q "proto=rdma,port=20049,_netdev" /etc/fstab || fail "$(cat /etc/fstab)"
@@ -33,7 +33,7 @@ printf '%s\n' "[Unit]" "Description=data" "DefaultDependencies=no" "[Mount]" "Wh
     "Options=vers=4.0,proto=rdma,port=20049" >/etc/systemd/system/mnt.mount
 ln -s ../mnt.mount /etc/systemd/system/remote-fs.target.wants/mnt.mount
 doctor
-found unit-network note "/etc/systemd/system/mnt.mount: DefaultDependencies=no"
+found unit-network note "/etc/systemd/system/mnt.mount:3: DefaultDependencies=no"
 type_fix unit-network
 gone unit-network
 healthy

@@ -24,6 +24,10 @@ if timeout 20 mount -t nfs -o vers=4.0,proto=rdma,port=20049 "$address:/tmp" /mn
 type_fix nfs-server-port
 gone nfs-server-port
 
+say "an export on a drive"
+doctor
+found export-not-tmpfs note "/export/disk"
+
 say "a healthy guest"
 mount_for_good
 cp /tmp/source /mnt/source

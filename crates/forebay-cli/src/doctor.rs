@@ -2,22 +2,31 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use forebay_config::files;
 use forebay_doctor::doctor::{SavedBench, text};
 use forebay_doctor::exercise::Hinted;
-use forebay_doctor::{DoctorOptions, RealSystem, RootedSystem, diagnose, gpu, live};
+use forebay_doctor::system::{COLLECT, CollectedFiles};
+use forebay_doctor::{DoctorOptions, RealSystem, RootedSystem, ServerCopy, SiteRules, diagnose, gpu, live};
+use forebay_error::Error;
 use forebay_gpu::Devices;
 use forebay_stats::Reader;
 
-use crate::check::{FailOn, refuse};
+use crate::check::{self, FailOn};
+use crate::ssh::Host;
+
+/// The exit code where nothing was looked at.
+pub(crate) const UNKNOWN: i32 = 3;
+/// How long the collection on a server may take.
+const COLLECT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Find what is wrong with this machine, a mount, a running process or a pod, and what to type
 ///
 /// Reads /proc, /sys and /etc; writes nothing and tries nothing (`forebay check` tries). Each finding says what is
-/// wrong, where it was read, and what to type. Exit code: 0 nothing or notes, 1 something makes it slower, 2 something
-/// does not work, or a wrong argument.
+/// wrong, where it was read, and what to type. Exit code, as monitoring takes it: 0 nothing or notes, 1 something makes
+/// it slower, 2 something does not work, 3 nothing was looked at (a wrong argument, a server that is not reached).
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DoctorArgs {
     /// Directories or files; by default the working directory, /tmp and the mounted file systems
@@ -43,6 +52,18 @@ pub(crate) struct DoctorArgs {
     /// Another machine's root: a node's in a pod (/host), or a saved copy (sosreport)
     #[arg(long, value_name = "DIR", conflicts_with = "pid", value_parser = crate::names::source())]
     root: Option<PathBuf>,
+
+    /// An NFS server to look at, too: a script runs there by ssh, with your keys; may be given several times
+    #[arg(long, value_name = "ssh:HOST", value_parser = Host::parse)]
+    server: Vec<Host>,
+
+    /// A finding to leave out; may be given several times
+    #[arg(long, value_name = "ID")]
+    ignore: Vec<String>,
+
+    /// Severities of this site: a file of lines `ID SEVERITY` (ignore, note, slower, blocks)
+    #[arg(long, value_name = "FILE", value_parser = crate::names::source())]
+    severities: Option<PathBuf>,
 
     /// Print what is in order, too
     #[arg(long)]
@@ -89,6 +110,33 @@ fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io
     Ok(args.fail_on.code(report.exit_code))
 }
 
+fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {
+    check::refuse(err, why).map(|_| UNKNOWN)
+}
+
+/// A server by its files.
+fn look_there(host: &Host) -> Result<ServerCopy, Hinted> {
+    let unread = |error: Error| {
+        let hint = format!("its login shell must print nothing and not end early: ssh {} true", host.name());
+        error.with("host", host.name()).hint(hint)
+    };
+    let text = host.run_script(COLLECT, COLLECT_LIMIT);
+    let files = text.and_then(|text| CollectedFiles::parse(&text).map_err(unread));
+    let files = files.map_err(|error| Hinted::from(&error))?;
+    Ok(ServerCopy { host: host.name().to_owned(), machine: RootedSystem::collected(files) })
+}
+
+fn site(args: &DoctorArgs, read: impl Fn(&PathBuf) -> Result<String, Hinted>) -> Result<SiteRules, Hinted> {
+    let mut rules = SiteRules::default();
+    for id in &args.ignore {
+        rules.ignore(id)?;
+    }
+    if let Some(path) = &args.severities {
+        rules.read(&path.display().to_string(), &read(path)?)?;
+    }
+    Ok(rules)
+}
+
 fn options(args: &DoctorArgs) -> Result<DoctorOptions, Hinted> {
     if let Some(root) = args.root.as_deref().filter(|root| !root.join("proc").is_dir()) {
         return Err(Hinted::new(format!("no root of a machine: {}", root.display()))
@@ -116,5 +164,7 @@ fn options(args: &DoctorArgs) -> Result<DoctorOptions, Hinted> {
         pod: args.pod,
         log: args.log.as_ref().map(log).transpose()?,
         benches: args.bench.iter().map(bench).collect::<Result<_, Hinted>>()?,
+        site: site(args, read)?,
+        servers: args.server.iter().map(look_there).collect::<Result<_, Hinted>>()?,
     })
 }

@@ -9,6 +9,7 @@
 //! | 0 | done (`check`: all usable; `doctor`: nothing, or notes) |
 //! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `doctor`: slower; `verify`: the bytes differ) |
 //! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run; `doctor`: something does not work) |
+//! | 3 | `doctor`: nothing was looked at, also for a wrong argument |
 //! | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: 128 and the signal's number |
 //!
 //! `run` has the exit code of the program that it runs.
@@ -38,6 +39,7 @@ mod replay;
 mod report;
 mod run;
 mod silence;
+mod ssh;
 mod stats;
 mod top;
 mod trace;
@@ -174,6 +176,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
 fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     forebay_libcufile::register();
     forebay_nfs::register();
+    let is_doctor = args.get(1).is_some_and(|word| word == "doctor");
     let name =
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
     let command = match name.to_str() {
@@ -197,7 +200,11 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
         Ok(command) => command,
         Err(error) => {
             let stream: &mut dyn Write = if error.use_stderr() { err } else { out };
-            let code = error.exit_code();
+            let code = match error.exit_code() {
+                // Monitoring takes 2 for something that does not work.
+                2 if is_doctor => doctor::UNKNOWN,
+                code => code,
+            };
             // `Output` remembers the first failed write.
             let _ = write!(stream, "{}", command_line::words(error));
             return code;

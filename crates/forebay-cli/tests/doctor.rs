@@ -85,8 +85,9 @@ fn no_command_waits_for_a_fifo() {
     fifo(&report);
     std::fs::rename(report.join("fifo"), report.join("report.json")).unwrap();
     for (args, code) in [
-        ("doctor --log fifo", 2),
-        ("doctor --bench fifo", 2),
+        ("doctor --log fifo", 3),
+        ("doctor --bench fifo", 3),
+        ("doctor --severities fifo", 3),
         ("bench fifo", 2),
         ("report x -o r --spec fifo", 2),
         ("report --compare fifo fifo", 1),
@@ -126,9 +127,83 @@ fn wrong_arguments_have_a_hint() {
         ("doctor --bench x", "is no report of forebay bench"),
         ("doctor --bench report.json", "is no report of forebay bench: it has no passes"),
         ("doctor --root .", "no root of a machine"),
+        ("doctor --ignore nfs-versoin", "no finding has the id nfs-versoin"),
+        ("doctor --severities x", "x:1: no line of severities"),
     ] {
-        run(directory.path(), args).fails(2, word);
+        run(directory.path(), args).fails(3, word);
     }
+    // Monitoring takes 2 for a fault.
+    for args in ["doctor --server nfs1", "doctor --no-such-flag", "doctor --pid x"] {
+        let done = run(directory.path(), args);
+        assert!(done.code == Some(3) && done.err.contains("error: "), "{args}: {done:?}");
+    }
+}
+
+#[test]
+fn a_site_has_its_own_severities() {
+    let directory = tempfile::tempdir().unwrap();
+    tree(&directory.path().join("saved"));
+    std::fs::write(directory.path().join("log"), "[ 1.0] nothing\n").unwrap();
+    let look = |more: &str| run(directory.path(), &format!("doctor --root saved --log log {more} /nfs"));
+    let severities = |text: &str| std::fs::write(directory.path().join("site"), text).unwrap();
+    severities("nfs-not-rdma blocks   # ours\n");
+    let done = look("--severities site");
+    assert!(done.code == Some(2) && done.out.contains("blocks  nfs-not-rdma: "), "{}", done.out);
+    severities("nfs-not-rdma note\n");
+    assert_eq!(look("--severities site").code, Some(0));
+    severities("nfs-not-rdma blocks\n");
+    let done = look("--severities site --ignore nfs-not-rdma --ignore not-in-copy");
+    assert!(done.code == Some(0) && done.out.ends_with("0 notes, 1 ok, 2 ignored\n"), "{}", done.out);
+    let done = look("--json --ignore nfs-not-rdma");
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(report["ignored"], serde_json::json!(["nfs-not-rdma"]));
+}
+
+/// An `ssh` that runs the command on this machine, or does what the script says.
+fn with_ssh(directory: &Path, script: &str, args: &str) -> support::Done {
+    let ssh = directory.join("bin/ssh");
+    std::fs::create_dir_all(ssh.parent().unwrap()).unwrap();
+    std::fs::write(
+        &ssh,
+        format!("#!/bin/sh\necho \"$@\" >{}\n{script}\n", directory.join("asked").display()),
+    )
+    .unwrap();
+    std::fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", directory.join("bin").display(), std::env::var("PATH").unwrap());
+    let mut command = forebay();
+    command.current_dir(directory).args(args.split_whitespace()).env("PATH", path);
+    finish(command)
+}
+
+#[test]
+fn a_server_is_looked_at_by_ssh() {
+    let directory = tempfile::tempdir().unwrap();
+    let here = r#"for command; do :; done; exec sh -c "$command""#;
+    let done = with_ssh(directory.path(), here, "doctor --json --server ssh:root@nfs1 .");
+    let report: Value = serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{done:?}"));
+    assert_eq!(report["servers"], serde_json::json!(["root@nfs1"]));
+    let asked = std::fs::read_to_string(directory.path().join("asked")).unwrap();
+    assert_eq!(asked, "-o BatchMode=yes -o ConnectTimeout=10 -- root@nfs1 sh\n");
+    if !Path::new("/proc/fs/nfsd/portlist").exists() {
+        let found = report["findings"].as_array().unwrap();
+        let absent = found.iter().find(|finding| finding["id"] == "nfs-server-absent").unwrap();
+        assert_eq!(absent["host"], "root@nfs1");
+        let text = with_ssh(directory.path(), here, "doctor --server ssh:root@nfs1 .").out;
+        assert!(
+            text.contains("nfs-server-absent on root@nfs1: ") && text.contains("fix on root@nfs1: "),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_server_that_is_not_reached_is_no_fault_of_this_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let denied = "echo 'root@nfs1: Permission denied (publickey).' >&2; exit 255";
+    let done = with_ssh(directory.path(), denied, "doctor --server ssh:root@nfs1 .");
+    done.fails(3, "ssh failed: root@nfs1: Permission denied (publickey).");
+    let done = with_ssh(directory.path(), "echo '>/etc/exports'", "doctor --server ssh:nfs1 .");
+    done.fails(3, "its files were not all printed");
 }
 
 #[test]

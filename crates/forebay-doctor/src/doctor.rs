@@ -14,9 +14,11 @@ pub use crate::facts::{MappedLibrary, ProcessFacts, SavedBench};
 use crate::finding::{Finding, Severity};
 use crate::gpu;
 use crate::machine::MachineFacts;
+use crate::nfs_server::{self, ServerCopy};
 use crate::render::{counts, finding_lines};
 use crate::report::missing;
 use crate::rules::findings;
+use crate::site::SiteRules;
 use crate::storage::{self, StoragePlace};
 use crate::system::{ProcessView, System};
 
@@ -35,6 +37,10 @@ pub struct DoctorOptions {
     pub log: Option<(String, String)>,
     /// Saved reports of `forebay bench --json`.
     pub benches: Vec<SavedBench>,
+    /// NFS servers whose files were collected there.
+    pub servers: Vec<ServerCopy>,
+    /// What the site makes of findings.
+    pub site: SiteRules,
 }
 
 /// The doctor's result.
@@ -52,6 +58,10 @@ pub struct DoctorReport {
     pub process: Option<ProcessFacts>,
     /// Paths examined.
     pub places: Vec<String>,
+    /// NFS servers examined.
+    pub servers: Vec<String>,
+    /// Ids of findings that the site leaves out.
+    pub ignored: Vec<&'static str>,
     /// The findings, worst first.
     pub findings: Vec<Finding>,
 }
@@ -101,7 +111,7 @@ fn look(
     }
     let library = library(system);
     let cufile = CufileConfig::probe(system);
-    let found = findings(&Facts {
+    let mut found = findings(&Facts {
         system,
         machine: &machine,
         offered,
@@ -115,6 +125,10 @@ fn look(
         log: options.log.as_ref(),
         benches: &options.benches,
     });
+    for server in &options.servers {
+        found.extend(nfs_server::look(server, system));
+    }
+    let ignored = options.site.apply(&mut found);
     let worst = found.first().map_or(Severity::Ok, |finding| finding.severity);
     Ok(DoctorReport {
         schema: "forebay.doctor/1",
@@ -127,6 +141,8 @@ fn look(
         },
         process,
         places: places.into_iter().map(|place| place.path).collect(),
+        servers: options.servers.iter().map(|server| server.host.clone()).collect(),
+        ignored,
         findings: found,
     })
 }
@@ -206,11 +222,17 @@ pub fn text(report: &DoctorReport, all: bool) -> String {
     if let Some(process) = &report.process {
         let _ = writeln!(out, "process {}: {}", process.pid, plain(&process.program));
     }
-    let _ = writeln!(out, "looked at: {}\n", plain(&report.places.join(", ")));
+    let servers = report.servers.iter().map(|server| format!("server {server}"));
+    let looked: Vec<String> = report.places.iter().cloned().chain(servers).collect();
+    let _ = writeln!(out, "looked at: {}\n", plain(&looked.join(", ")));
     let shown = report.findings.iter().filter(|finding| all || finding.severity > Severity::Ok);
     for finding in shown {
         finding_lines(&mut out, finding, "");
     }
-    let _ = writeln!(out, "{}", counts(&report.findings));
+    let ignored = match report.ignored.len() {
+        0 => String::new(),
+        count => format!(", {count} ignored"),
+    };
+    let _ = writeln!(out, "{}{ignored}", counts(&report.findings));
     out
 }

@@ -43,6 +43,9 @@ pub struct Finding {
     pub evidence: Vec<String>,
     /// The fix, if there is one.
     pub fix: Option<String>,
+    /// The server that it is of, as it was named; none for this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
 }
 
 impl Finding {
@@ -75,12 +78,16 @@ impl Findings {
     ) -> &mut Finding {
         let fix = fix.map(str::to_owned);
         let at = self.0.len();
-        self.0.push(Finding { id, severity, text: text.into(), evidence: Vec::new(), fix });
+        self.0.push(Finding { id, severity, text: text.into(), evidence: Vec::new(), fix, host: None });
         &mut self.0[at]
     }
 
     pub(crate) fn hinted(&mut self, id: &'static str, severity: Severity, hinted: &Hinted) -> &mut Finding {
         self.add(id, severity, hinted.text.clone(), hinted.fix.as_deref())
+    }
+
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&Finding) -> bool) {
+        self.0.retain(keep);
     }
 
     /// Worst first.

@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use forebay_ways::EngineKind;
+
 use crate::cufile::{LibcufileFacts, library};
 use crate::engines::{EngineState, ways};
 use crate::exercise::ExerciseTarget;
@@ -142,18 +144,18 @@ fn modes(report: &CheckReport, wanted: Belongs) -> String {
     let is_here = |path: &str| {
         report.places.iter().any(|place| place.path == path && wanted(place.kind, &place.file_system))
     };
-    let moved = |engines: &[&str]| {
+    let moved = |by: fn(EngineKind) -> bool| {
         report.verdicts.iter().any(|verdict| {
             counts(&verdict.target)
                 && verdict.state == EngineState::Works
-                && engines.contains(&verdict.engine)
+                && verdict.engine.parse().is_ok_and(by)
                 && is_here(&verdict.place)
         })
     };
-    let modes: Vec<_> = [("p2pdma", &["p2p"][..]), ("compat", &["staged", "host"])]
-        .into_iter()
-        .filter_map(|(mode, engines)| moved(engines).then_some(mode))
-        .collect();
+    let by_drive = |kind: EngineKind| kind == EngineKind::P2p;
+    let by_cpu = |kind: EngineKind| kind.is_forebays() && !kind.is_direct();
+    let modes = [("p2pdma", moved(by_drive)), ("compat", moved(by_cpu))];
+    let modes: Vec<_> = modes.into_iter().filter_map(|(mode, has_moved)| has_moved.then_some(mode)).collect();
     if modes.is_empty() { "Unsupported".to_owned() } else { modes.join(", ") }
 }
 
@@ -202,14 +204,15 @@ fn gpus(out: &mut String, report: &CheckReport) {
     for gpu in offered {
         let index = gpu.index.unwrap_or_default();
         let bar = gpu.bar1_mib.map_or_else(|| "unknown".to_owned(), |mib| mib.to_string());
-        let worked = |engine: &str| {
+        let worked = |engine: EngineKind| {
             let mut mine = report.verdicts.iter().filter(|v| v.target == ExerciseTarget::Gpu(index));
-            mine.any(|v| v.engine == engine && v.state == EngineState::Works)
+            mine.any(|v| v.engine == engine.name() && v.state == EngineState::Works)
         };
-        let supports = match (worked("staged"), worked("mapped")) {
-            (true, false) => "supports compat (staged, exercised; no direct path)",
-            (true, true) => "supports compat (staged and mapped, exercised; no direct path)",
-            (false, _) => "nothing could be exercised",
+        let (staged, mapped) = (EngineKind::Staged, EngineKind::Mapped);
+        let supports = match (worked(staged), worked(mapped)) {
+            (true, false) => format!("supports compat ({staged}, exercised; no direct path)"),
+            (true, true) => format!("supports compat ({staged} and {mapped}, exercised; no direct path)"),
+            (false, _) => "nothing could be exercised".to_owned(),
         };
         let iommu = match gpu.iommu_group.as_deref() {
             None => "Disabled",

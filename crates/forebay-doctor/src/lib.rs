@@ -12,6 +12,7 @@ pub mod direct;
 pub mod doctor;
 pub mod engines;
 pub mod exercise;
+mod exports;
 mod facts;
 pub mod finding;
 pub mod gdscheck;
@@ -19,18 +20,22 @@ pub mod gpu;
 pub mod live;
 pub mod machine;
 mod nfs;
+mod nfs_server;
 mod rdma;
 pub mod render;
 pub mod report;
 mod rules;
 pub mod server;
+mod site;
 pub mod storage;
 pub mod system;
 
 pub use doctor::{DoctorOptions, DoctorReport, diagnose};
 pub use exercise::Exercise;
 pub use live::LiveExercise;
+pub use nfs_server::ServerCopy;
 pub use report::{CheckOptions, CheckReport, Overall, examine, test_file};
+pub use site::SiteRules;
 pub use system::{RealSystem, RootedSystem, System};
 
 /// The version of forebay.

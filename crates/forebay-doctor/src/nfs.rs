@@ -105,6 +105,8 @@ fn counted(stats: &str, point: &str) -> MountCounters {
 pub(crate) struct ConfiguredMount {
     /// `/etc/fstab`, or the unit's file.
     pub place: String,
+    /// The line with its options, from 1.
+    pub line: usize,
     pub text: String,
     /// As mountinfo writes it.
     pub point: String,
@@ -125,6 +127,11 @@ impl ConfiguredMount {
         value(&self.options, "vers").or_else(|| value(&self.options, "nfsvers"))
     }
 
+    /// The file and the line, as `/etc/fstab:3`.
+    pub(crate) fn at(&self) -> String {
+        format!("{}:{}", self.place, self.line)
+    }
+
     pub(crate) fn has_port(&self) -> bool {
         value(&self.options, "port").is_some()
     }
@@ -132,8 +139,9 @@ impl ConfiguredMount {
 
 /// NFS mounts of /etc/fstab and of units in /etc/systemd/system.
 pub(crate) fn configured(system: &dyn System) -> Vec<ConfiguredMount> {
-    let fstab = system.text("/etc/fstab").unwrap_or_default();
-    let mut all: Vec<ConfiguredMount> = fstab.lines().filter_map(fstab_line).collect();
+    let fstab = system.whole_text("/etc/fstab").unwrap_or_default();
+    let lines = fstab.lines().enumerate();
+    let mut all: Vec<ConfiguredMount> = lines.filter_map(|(at, line)| fstab_line(at + 1, line)).collect();
     let units = "/etc/systemd/system";
     let names = system.list(units);
     let wants: Vec<String> = names
@@ -146,7 +154,7 @@ pub(crate) fn configured(system: &dyn System) -> Vec<ConfiguredMount> {
         let place = format!("{units}/{name}");
         let enabled = wants.contains(name);
         let automatic = names.contains(&format!("{stem}.automount"));
-        all.extend(system.text(&place).and_then(|text| unit(place, text, enabled && !automatic)));
+        all.extend(system.whole_text(&place).and_then(|text| unit(place, text, enabled && !automatic)));
     }
     let mounts = mounts(system);
     for one in &mut all {
@@ -168,12 +176,13 @@ fn as_mounted(system: &dyn System, mounts: &[MountLine], written: &str) -> Strin
     system.resolve(point).unwrap_or_else(|| point.to_owned())
 }
 
-fn fstab_line(line: &str) -> Option<ConfiguredMount> {
+fn fstab_line(number: usize, line: &str) -> Option<ConfiguredMount> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [_, point, "nfs" | "nfs4", options, ..] = words.as_slice() else { return None };
     let manual = |option: &str| matches!(option, "noauto" | "x-systemd.automount");
     Some(ConfiguredMount {
         place: "/etc/fstab".to_owned(),
+        line: number,
         text: line.trim().to_owned(),
         point: (*point).to_owned(),
         options: (*options).to_owned(),
@@ -190,7 +199,9 @@ fn unit(place: String, text: String, at_boot: bool) -> Option<ConfiguredMount> {
     if !field("Type")?.starts_with("nfs") {
         return None;
     }
+    let is_options = |line: &str| line.trim().starts_with("Options=");
     Some(ConfiguredMount {
+        line: text.lines().position(is_options).map_or(1, |index| index + 1),
         text: format!("What={} Options={}", field("What")?, field("Options").unwrap_or_default()),
         point: field("Where")?,
         options: field("Options").unwrap_or_default(),
@@ -229,11 +240,13 @@ mod tests {
 
     #[test]
     fn units_and_fstab_are_read() {
-        let line = fstab_line("s:/e  /mnt nfs proto=rdma,port=20049,vers=4.0,_netdev 0 0").unwrap();
+        let line = fstab_line(3, "s:/e  /mnt nfs proto=rdma,port=20049,vers=4.0,_netdev 0 0").unwrap();
+        assert_eq!(line.at(), "/etc/fstab:3");
         assert!(line.is_rdma() && line.at_boot && line.has_port() && line.version() == Some("4.0"));
-        assert!(!fstab_line("s:/e /mnt nfs4 noauto 0 0").unwrap().at_boot);
+        assert!(!fstab_line(1, "s:/e /mnt nfs4 noauto 0 0").unwrap().at_boot);
         assert!(
-            fstab_line("# s:/e /mnt nfs x 0 0").is_none() && fstab_line("/dev/sda / ext4 rw 0 1").is_none()
+            fstab_line(1, "# s:/e /mnt nfs x 0 0").is_none()
+                && fstab_line(1, "/dev/sda / ext4 rw 0 1").is_none()
         );
         let text = "[Mount]\nWhat=s:/e\nWhere=/mnt\nType=nfs\nOptions=rdma,vers=3\n".to_owned();
         let one = unit("u".into(), text, true).unwrap();

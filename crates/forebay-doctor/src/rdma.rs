@@ -3,7 +3,8 @@
 use crate::gpu::is_pci_address;
 use crate::system::System;
 
-const CLASS: &str = "/sys/class/infiniband";
+/// Where the kernel lists RDMA devices.
+pub(crate) const CLASS: &str = "/sys/class/infiniband";
 
 /// A port of an RDMA device.
 pub(crate) struct Port {

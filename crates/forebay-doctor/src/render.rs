@@ -242,12 +242,14 @@ fn findings(out: &mut String, report: &CheckReport) {
 
 /// A finding with its evidence and its fix.
 pub(crate) fn finding_lines(out: &mut String, finding: &Finding, indent: &str) {
-    line!(out, "{indent}{:<6}  {}: {}", finding.severity.label(), finding.id, plain(&finding.text));
+    let host = finding.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
+    let (severity, text) = (finding.severity.label(), plain(&finding.text));
+    line!(out, "{indent}{severity:<6}  {}{}: {text}", finding.id, plain(&host));
     for evidence in &finding.evidence {
         line!(out, "{indent}{:<6}  seen: {}", "", plain(evidence));
     }
     if let Some(fix) = &finding.fix {
-        line!(out, "{indent}{:<6}  fix: {}", "", plain(fix));
+        line!(out, "{indent}{:<6}  fix{}: {}", "", plain(&host), plain(fix));
     }
 }
 

@@ -28,6 +28,8 @@ pub enum DiskKind {
     Loop,
     /// Compressed memory.
     Zram,
+    /// Memory as a block device (brd).
+    RamDisk,
     /// tmpfs or ramfs.
     Memory,
     /// Another machine's storage.
@@ -53,6 +55,7 @@ impl DiskKind {
             Self::DeviceMapper => "device mapper",
             Self::Loop => "loop device",
             Self::Zram => "zram",
+            Self::RamDisk => "RAM disk",
             Self::Memory => "memory",
             Self::Network => "network",
             Self::Fuse => "FUSE",
@@ -283,8 +286,11 @@ pub fn probe(
         place
     };
     if !asked.is_empty() {
-        // A mount whose server is gone does not answer, but it exists.
-        let named = |path: &String| system.resolve(path).or_else(|| point_of(&mounts, path));
+        // A mount whose server is gone does not answer, but it exists. A copy lacks most files.
+        let by_name = |path: &String| (system.is_copy() && path.starts_with('/')).then(|| path.clone());
+        let named = |path: &String| {
+            system.resolve(path).or_else(|| point_of(&mounts, path)).or_else(|| by_name(path))
+        };
         return asked
             .iter()
             .map(|path| named(path).map(|real| place(&real, true)).ok_or_else(|| path.clone()))
@@ -295,9 +301,11 @@ pub fn probe(
         .flatten()
         .filter_map(|path| system.resolve(&path))
         .chain(mounts.iter().filter(|mount| is_storage(mount)).map(|mount| mount.point.clone()));
+    // A copy has mount points by their names alone, and nobody writes to them.
+    let is_copy = system.is_copy();
     let mut found: Vec<StoragePlace> = Vec::new();
     for path in candidates {
-        if found.len() == MAX_FOUND_PLACES || !system.is_dir(&path) {
+        if found.len() == MAX_FOUND_PLACES || !(is_copy || system.is_dir(&path)) {
             continue;
         }
         let new = place(&path, false);
@@ -308,7 +316,9 @@ pub fn probe(
         match found.iter_mut().find(same) {
             // The same file system at a better mount point.
             Some(old) if !old.writable && new.writable => *old = new,
-            None if new.writable || new.sample.is_some() || path == system.cwd() => found.push(new),
+            None if is_copy || new.writable || new.sample.is_some() || path == system.cwd() => {
+                found.push(new);
+            }
             _ => {}
         }
     }
@@ -434,6 +444,7 @@ fn kind_of(file_system: &str, sysfs: Option<&str>) -> DiskKind {
         ("dm-", DiskKind::DeviceMapper),
         ("loop", DiskKind::Loop),
         ("zram", DiskKind::Zram),
+        ("ram", DiskKind::RamDisk),
     ];
     prefixes
         .into_iter()

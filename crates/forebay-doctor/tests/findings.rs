@@ -4,6 +4,7 @@
 
 mod cases;
 mod fixes;
+mod server_copies;
 mod trees;
 
 use std::collections::BTreeSet;
@@ -153,6 +154,7 @@ fn the_page_has_every_finding_with_the_tests_that_there_are() {
         "engines",
     ];
     let rules = concat!(env!("CARGO_MANIFEST_DIR"), "/src/rules");
+    let mut ids = BTreeSet::new();
     for entry in std::fs::read_dir(rules).unwrap() {
         let source = std::fs::read_to_string(entry.unwrap().path()).unwrap();
         for call in ["add(", "hinted("] {
@@ -160,9 +162,15 @@ fn the_page_has_every_finding_with_the_tests_that_there_are() {
                 let Some(rest) = rest.trim_start().strip_prefix('"') else { continue };
                 let id = rest.split('"').next().unwrap();
                 assert!(of_page.contains(id) || of_check.contains(&id), "no row for {id}");
+                ids.insert(id.to_owned());
             }
         }
     }
+    // Options take these ids and no other.
+    ids.extend(of_page.into_iter().map(str::to_owned));
+    let list = std::fs::read_to_string(format!("{rules}/ids.rs")).unwrap();
+    let known: BTreeSet<String> = list.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    assert_eq!(known, ids, "src/rules/ids.rs");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn blocker(place: &StoragePlace, disk: &str) -> Option<Blocker> {
             "fuse",
             format!("{fs}: a program serves this file system, and gets its own copy of all bytes"),
         ),
-        DiskKind::Scsi | DiskKind::Zram | DiskKind::Overlay | DiskKind::Other => {
+        DiskKind::Scsi | DiskKind::Zram | DiskKind::RamDisk | DiskKind::Overlay | DiskKind::Other => {
             Blocker::new("no-queue", format!("{disk} ({}) has no P2P queue", place.kind.label()))
         }
     })

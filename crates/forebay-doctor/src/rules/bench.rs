@@ -1,5 +1,6 @@
 //! Saved reports of `forebay bench --json`: equal CPU in all types, the CPU's path, no GPU.
 
+use forebay_ways::EngineKind;
 use serde_json::Value;
 
 use super::command::BY_CPU;
@@ -40,7 +41,8 @@ impl Pass<'_> {
     /// An engine of the CPU moved the bytes.
     fn by_cpu(&self) -> bool {
         let name = self.engine().and_then(|engine| engine["engine"].as_str());
-        matches!(name, Some("staged" | "host"))
+        let kind = name.and_then(|name| name.parse::<EngineKind>().ok());
+        kind.is_some_and(|kind| kind.is_forebays() && !kind.is_direct())
     }
 }
 

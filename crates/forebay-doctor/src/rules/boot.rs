@@ -2,7 +2,7 @@
 
 use forebay_error::quoted;
 
-use super::nfs;
+use super::{edit, nfs};
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
 use crate::nfs::{ConfiguredMount, MountedNfs};
@@ -71,9 +71,10 @@ fn missing(one: &ConfiguredMount, mounted: &[MountedNfs], found: &mut Findings) 
     let name = quoted(one.place.rsplit('/').next().unwrap_or_default());
     let fix = match (&one.unit, one.version()) {
         (_, Some(version @ ("4.1" | "4.2"))) if one.is_rdma() => {
+            let change = edit::replace(&one.place, one.line, &format!("vers={version}"), "vers=4.0");
+            let reload = if one.unit.is_some() { " && sudo systemctl daemon-reload" } else { "" };
             format!(
-                "servers that do not do {version} over RDMA want vers=4.0 (or 3) there: edit {}, then: sudo mount {}",
-                one.place,
+                "servers that do not do {version} over RDMA want vers=4.0 (or 3) there: {change}{reload} && sudo mount {}",
                 quoted(&one.point)
             )
         }
@@ -81,17 +82,18 @@ fn missing(one: &ConfiguredMount, mounted: &[MountedNfs], found: &mut Findings) 
         (None, _) => format!("sudo mount {}; why not: journalctl -b | grep -i mount", quoted(&one.point)),
     };
     let finding = found.add("mount-missing", Severity::Blocks, text, Some(&fix));
-    finding.seen(&one.place, &one.text).seen("/proc/self/mountinfo", format!("no NFS at {}", one.point));
+    finding.seen(&one.at(), &one.text).seen("/proc/self/mountinfo", format!("no NFS at {}", one.point));
 }
 
 fn unit(one: &ConfiguredMount, found: &mut Findings) {
     // systemd orders NFS after the network by itself, unless DefaultDependencies=no.
-    let is_off = |line: &&str| {
+    let is_off = |line: &str| {
         let value = line.trim().strip_prefix("DefaultDependencies=").map(|value| value.trim().to_lowercase());
         value.is_some_and(|value| ["no", "false", "off", "0", "n", "f"].contains(&value.as_str()))
     };
     let text = one.unit.as_deref().filter(|text| !text.contains("network-online.target"));
-    let Some(line) = text.and_then(|text| text.lines().find(is_off)) else { return };
+    let mut lines = text.unwrap_or_default().lines().enumerate();
+    let Some((at, line)) = lines.find(|&(_, line)| is_off(line)) else { return };
     let said = format!(
         "the unit of {} does not wait for network-online.target: at boot it may start before the network",
         one.point
@@ -100,7 +102,8 @@ fn unit(one: &ConfiguredMount, found: &mut Findings) {
         "sudo sed -i '/^\\[Unit\\]/a After=network-online.target\\nWants=network-online.target' {}; sudo systemctl daemon-reload",
         quoted(&one.place)
     );
-    found.add("unit-network", Severity::Note, said, Some(&fix)).seen(&one.place, line);
+    let place = format!("{}:{}", one.place, at + 1);
+    found.add("unit-network", Severity::Note, said, Some(&fix)).seen(&place, line);
 }
 
 fn port(one: &ConfiguredMount, found: &mut Findings) {
@@ -111,7 +114,7 @@ fn port(one: &ConfiguredMount, found: &mut Findings) {
         "{} uses RDMA without port=20049: older clients then try port 2049, where no server takes RDMA",
         one.point
     );
-    found.add("nfs-port", Severity::Note, text, Some(&add_port(one))).seen(&one.place, &one.text);
+    found.add("nfs-port", Severity::Note, text, Some(&add_port(one))).seen(&one.at(), &one.text);
 }
 
 /// Adds the port behind `rdma`, as an option of its own: in fstab of this point's lines, in a unit of `Options=`.

@@ -1,5 +1,6 @@
 //! The way between storage and GPU: links, NUMA nodes, IOMMU.
 
+use super::edit::kernel_argument;
 use super::transfer::target_name;
 use crate::exercise::ExerciseTarget;
 use crate::facts::Facts;
@@ -80,9 +81,8 @@ fn iommu(facts: &Facts<'_>, found: &mut Findings) {
     let gds = facts.machine.nvidia_fs.is_some() || facts.library.is_some();
     let severity = if gds && !facts.gpus.is_empty() { Severity::Slower } else { Severity::Note };
     let text = "the IOMMU translates: transfers through host memory work, peer-to-peer ones (and NVIDIA's GDS) are slow or fail";
-    let fix =
-        "add iommu=pt to GRUB_CMDLINE_LINUX in /etc/default/grub, then: sudo update-grub && sudo reboot";
-    let finding = found.add("iommu", severity, text, Some(fix));
+    let fix = kernel_argument(facts.system, "iommu=pt");
+    let finding = found.add("iommu", severity, text, Some(&fix));
     finding.seen("/proc/cmdline", facts.system.text("/proc/cmdline").unwrap_or_default());
     let types = facts.system.list("/sys/kernel/iommu_groups").into_iter().find_map(|group| {
         let path = format!("/sys/kernel/iommu_groups/{group}/type");

@@ -2,6 +2,7 @@
 
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
+use crate::system::System;
 
 /// The oldest driver for programs of a CUDA release.
 const OLDEST: [(u32, [u32; 3]); 4] =
@@ -25,15 +26,7 @@ fn versions(facts: &Facts<'_>, found: &mut Findings) {
     if facts.process.is_none() && facts.offered.gpus.iter().any(|gpu| gpu.driver_api > 0) {
         return;
     }
-    let mut libraries = Vec::new();
-    for dir in LIBRARIES {
-        let names = facts.system.list(dir).into_iter();
-        libraries.extend(names.filter_map(|name| {
-            let version =
-                name.strip_prefix("libcuda.so.").filter(|version| version.contains('.'))?.to_owned();
-            Some((format!("{dir}/{name}"), version))
-        }));
-    }
+    let libraries = libraries(facts.system, "libcuda.so.");
     if libraries.is_empty() || libraries.iter().any(|(_, version)| *version == driver.version) {
         return;
     }
@@ -47,6 +40,19 @@ fn versions(facts: &Facts<'_>, found: &mut Findings) {
     };
     let finding = found.add("driver-mismatch", Severity::Blocks, text, Some(fix));
     finding.seen("/proc/driver/nvidia/version", &driver.version).seen("library", path);
+}
+
+/// The driver's libraries whose names begin so, as `libcuda.so.`, with their versions.
+pub(super) fn libraries(system: &dyn System, start: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for dir in LIBRARIES {
+        let names = system.list(dir).into_iter();
+        all.extend(names.filter_map(|name| {
+            let version = name.strip_prefix(start).filter(|version| version.contains('.'))?.to_owned();
+            Some((format!("{dir}/{name}"), version))
+        }));
+    }
+    all
 }
 
 /// A CUDA toolkit that is newer than the driver allows.

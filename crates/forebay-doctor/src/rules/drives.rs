@@ -14,6 +14,9 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
         }
         let Some(disk) = place.disk.as_deref().filter(|disk| !seen.contains(disk)) else { continue };
         seen.push(disk);
+        if matches!(place.kind, DiskKind::Zram | DiskKind::RamDisk) {
+            ram_disk(facts, place, disk, found);
+        }
         for name in std::iter::once(disk).chain(place.members.iter().map(String::as_str)) {
             queue(facts, place, name, found);
         }
@@ -45,6 +48,34 @@ fn tmpfs(facts: &Facts<'_>, place: &StoragePlace, found: &mut Findings) {
     finding
         .seen("/proc/sys/kernel/osrelease", &facts.machine.kernel)
         .seen("/proc/self/mountinfo", format!("tmpfs at {}", place.mount_point));
+}
+
+/// zram and brd: memory behind a file system that caches its pages once more.
+fn ram_disk(facts: &Facts<'_>, place: &StoragePlace, disk: &str, found: &mut Findings) {
+    let (path, fs) = (&place.path, &place.file_system);
+    let cost = if place.kind == DiskKind::Zram {
+        "a CPU decompresses every page that is read"
+    } else {
+        "a CPU copies every page that is read"
+    };
+    let text =
+        format!("{path} ({fs}) lies on a disk in memory ({disk}): {cost}, so its rates are no drive's");
+    // tmpfs has the pages in place, and the engine `mapped` reads them there.
+    let fix = if facts.machine.kernel_version() >= (6, 6) {
+        format!(
+            "tmpfs takes O_DIRECT, too, and a GPU reads it in place: sudo mkdir {RAM} && sudo mount -t tmpfs -o size=8G tmpfs {RAM}"
+        )
+    } else if place.kind == DiskKind::Zram {
+        format!(
+            "brd does not compress: sudo modprobe brd rd_nr=1 rd_size=8388608 && sudo mkfs.{fs} /dev/ram0"
+        )
+    } else {
+        format!(
+            "without O_DIRECT tmpfs does it: sudo mkdir {RAM} && sudo mount -t tmpfs -o size=8G tmpfs {RAM}"
+        )
+    };
+    let finding = found.add("ram-disk", Severity::Note, text, Some(&fix));
+    finding.seen("/proc/self/mountinfo", format!("{fs} of {} at {}", place.source, place.mount_point));
 }
 
 fn queue(facts: &Facts<'_>, place: &StoragePlace, disk: &str, found: &mut Findings) {

@@ -1,5 +1,8 @@
 //! NVIDIA's libcufile and its configuration file.
 
+use forebay_ways::EngineKind;
+
+use super::edit::json_line;
 use crate::engines::udev_refusal;
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
@@ -16,7 +19,10 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
 /// installed, as beside torch, nothing depends on udev.
 fn is_used(facts: &Facts<'_>) -> bool {
     let loaded = facts.process.is_some_and(|process| process.libraries.iter().any(|library| !library.own));
-    let asked = facts.config.as_ref().is_ok_and(|config| config.engine.as_deref() == Some("libcufile"));
+    let asked = facts
+        .config
+        .as_ref()
+        .is_ok_and(|config| config.engine.as_deref() == Some(EngineKind::Libcufile.name()));
     loaded || (facts.library.is_some() && asked)
 }
 
@@ -29,11 +35,14 @@ fn configuration(facts: &Facts<'_>, found: &mut Findings) {
         let text = format!("{error}: libcufile's defaults hold");
         found.add("cufile-json", severity, text, Some(&fix)).seen(path, error);
     }
+    let file = facts.system.read_plain(path).unwrap_or_default();
+    let file = String::from_utf8_lossy(&file);
     for key in &facts.cufile.ignored {
         let (name, why) = key.split_once(": ").unwrap_or((key, "unknown"));
         let text = format!("{path}: libcufile ignores {key}");
-        let fix = format!("edit {path}: {why}");
-        found.add("cufile-json", severity, text, Some(&fix)).seen(path, name);
+        let place = json_line(&file, name).map_or_else(|| path.to_owned(), |line| format!("{path}:{line}"));
+        let fix = format!("edit {place}: {why}");
+        found.add("cufile-json", severity, text, Some(&fix)).seen(&place, name);
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
             let fix = if facts.in_pod() {
                 "on the node, for the container runtime: LimitMEMLOCK=infinity in its systemd unit; or securityContext: {capabilities: {add: [IPC_LOCK]}}"
             } else {
-                "ulimit -l unlimited; in Docker: --ulimit memlock=-1; or a memlock line in /etc/security/limits.conf"
+                "ulimit -l unlimited; in Docker: --ulimit memlock=-1; for good: echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/memlock.conf, and sign in again"
             };
             let finding = found.add("memlock", Severity::Slower, text, Some(fix));
             finding.seen("/proc/self/limits, Max locked memory", format!("{limit} bytes"));

@@ -3,14 +3,21 @@
 mod bench;
 mod boot;
 mod bus;
+mod cluster;
 mod command;
+mod copy;
 mod driver;
 mod drives;
+mod edit;
+mod ethernet;
+mod export;
 mod gpu;
+mod ids;
 mod io;
 mod libcufile;
 mod limits;
 mod log;
+mod modules;
 mod nfs;
 mod nic;
 mod pod;
@@ -18,18 +25,55 @@ mod process;
 mod rdma;
 mod server;
 mod surroundings;
+mod switch;
 mod transfer;
 
 use std::path::Path;
 
+pub(crate) use ids::{IDS, similar};
+
+use crate::exports::{Export, exports};
 use crate::facts::Facts;
 use crate::finding::{Finding, Findings, Severity};
+use crate::storage::{self, StoragePlace};
+use crate::system::System;
 
 /// All findings, worst first.
 pub(crate) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let mut found = Findings::default();
     apply(facts, &mut found);
+    copy::find(facts, &mut found);
     found.sorted()
+}
+
+/// Findings of an NFS server: what of a machine its clients wait for.
+pub(crate) fn of_server(facts: &Facts<'_>, exports: &[(Export, StoragePlace)]) -> Vec<Finding> {
+    let mut found = Findings::default();
+    drives::find(facts, &mut found);
+    let ports = crate::rdma::ports(facts.system);
+    rdma::find(facts, &[], &[], &ports, &mut found);
+    log::find(facts, &[], &[], &ports, &mut found);
+    // That is said of all files together.
+    found.retain(|finding| finding.id != "log-unreadable");
+    export::find(exports, &mut found);
+    server::of_copy(facts, &mut found);
+    found.sorted()
+}
+
+/// Findings of a network's two ends.
+pub(crate) fn of_two_ends(here: &dyn System, there: &dyn System, host: &str) -> Vec<Finding> {
+    let mut found = Findings::default();
+    ethernet::two_ends(here, there, host, &mut found);
+    found.sorted()
+}
+
+/// Exports of a machine whose kernel serves NFS, and what they lie on.
+pub(crate) fn served(system: &dyn System) -> Vec<(Export, StoragePlace)> {
+    let all = if rdma::serves(system) { exports(system) } else { Vec::new() };
+    all.into_iter()
+        .map(|export| (storage::place(system, &export.path), export))
+        .map(|(place, export)| (export, place))
+        .collect()
 }
 
 /// All rules, in the order in which findings of one severity are shown.
@@ -45,6 +89,7 @@ fn apply(facts: &Facts<'_>, found: &mut Findings) {
     bench::find(facts.benches, found);
     gpu::find(facts, found);
     driver::find(facts, found);
+    switch::find(facts, found);
     transfer::find(facts, found);
     io::find(facts, found);
     limits::find(facts, found);
@@ -52,6 +97,7 @@ fn apply(facts: &Facts<'_>, found: &mut Findings) {
     surroundings::find(facts, found);
     bus::find(facts, found);
     drives::find(facts, found);
+    cluster::find(facts, found);
     libcufile::find(facts, found);
     network(facts, found);
 }
@@ -74,6 +120,7 @@ fn network(facts: &Facts<'_>, found: &mut Findings) {
         nic::find(facts, &ports, found);
     }
     server::find(facts, found);
+    export::find(&served(facts.system), found);
 }
 
 /// Whether an engine refused because of the state of a file's pages, which changes by itself, not because of the

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use forebay_error::quoted;
 use forebay_stats::{EngineTotals, Snapshot, Way};
+use forebay_ways::EngineKind;
 
 use super::{command, is_passing};
 use crate::engines::size;
@@ -119,17 +120,16 @@ fn moved(process: &ProcessFacts, counters: &Snapshot, found: &mut Findings) {
 
 /// The fix where an engine's reason has none.
 fn what_to_try(process: &ProcessFacts, engine: &str) -> Option<String> {
-    match engine {
-        "p2p" => {
+    match engine.parse() {
+        Ok(EngineKind::P2p) => {
             let folder = process.files.first().and_then(|(_, path)| Path::new(path).parent()?.to_str());
             let folder = folder.map_or_else(String::new, |folder| format!(" {}", quoted(folder)));
             Some(format!("forebay check{folder}   # shows what drive, links, kernel and driver lack"))
         }
-        "mapped" => Some(
-            "forebay run --trace calls.trace -- COMMAND; forebay replay calls.trace   # what mapped would make of its calls; \
-             FOREBAY_ENGINE=mapped takes it for all of them"
-                .to_owned(),
-        ),
+        Ok(mapped @ EngineKind::Mapped) => Some(format!(
+            "forebay run --trace calls.trace -- COMMAND; forebay replay calls.trace   # what {mapped} would make of its calls; \
+             FOREBAY_ENGINE={mapped} takes it for all of them"
+        )),
         _ => None,
     }
 }

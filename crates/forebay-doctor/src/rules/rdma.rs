@@ -1,6 +1,6 @@
 //! RDMA: devices, links, GIDs, counters, and the port that an NFS server listens on.
 
-use super::nfs;
+use super::{edit, ethernet, modules, nfs};
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
 use crate::gpu::BUS;
@@ -8,18 +8,6 @@ use crate::nfs::{ConfiguredMount, MountedNfs};
 use crate::rdma::Port;
 use crate::system::System;
 
-/// Counters of packets that were lost and sent again.
-const LOSSES: [&str; 7] = [
-    "out_of_sequence",
-    "packet_seq_err",
-    "local_ack_timeout_err",
-    "rnr_nak_retry_err",
-    "roce_adp_retrans",
-    "retry_exceeded_err",
-    "completer_retry_err",
-];
-/// Counters of packets.
-const PACKETS: [&str; 4] = ["port_xmit_packets", "port_rcv_packets", "sent_pkts", "rcvd_pkts"];
 /// Counters of traffic.
 const TRAFFIC: [&str; 4] = ["port_xmit_data", "port_rcv_data", "sent_pkts", "rcvd_pkts"];
 
@@ -32,7 +20,9 @@ pub(super) fn find(
 ) {
     let asked = nfs::relevant(facts, mounted).into_iter().map(|(mount, _)| mount);
     let rdma_mounts: Vec<&MountedNfs> = asked.filter(|mount| mount.is_rdma()).collect();
-    let wanted = !rdma_mounts.is_empty() || configured.iter().any(ConfiguredMount::is_rdma);
+    let wanted = !rdma_mounts.is_empty()
+        || configured.iter().any(ConfiguredMount::is_rdma)
+        || serves_rdma(facts.system);
     no_device(facts, &rdma_mounts, configured, found);
     links(ports, wanted, found);
     let any_works = ports.iter().any(|port| works(facts, port));
@@ -40,8 +30,11 @@ pub(super) fn find(
         ports.iter().filter(|port| port.is_active() && port.link_layer == "Ethernet" && !port.is_iwarp)
     {
         gids(facts, port, wanted && !any_works, found);
-        flow_control(facts, port, wanted, found);
+        if wanted {
+            ethernet::find(facts, port, found);
+        }
     }
+    modules::find(facts, ports, wanted, found);
     no_traffic(facts, &rdma_mounts, ports, found);
     portlist(facts, ports, found);
 }
@@ -144,56 +137,6 @@ fn gids(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
     }
 }
 
-/// More than one packet of 100,000 was lost, and ten at least; or 100 where packets are not counted.
-fn loses(system: &dyn System, port: &Port, lost: &[(String, i64)]) -> bool {
-    let all: i64 = port.counters(system, &PACKETS).iter().map(|(_, count)| count).sum();
-    let lost: i64 = lost.iter().map(|(_, count)| count).sum();
-    if all > 0 { lost >= 10 && lost > all / 100_000 } else { lost >= 100 }
-}
-
-/// RoCE needs a lossless network: pause frames, or PFC with ECN.
-fn flow_control(facts: &Facts<'_>, port: &Port, wanted: bool, found: &mut Findings) {
-    let Some(interface) = port.interface.as_deref().filter(|_| !port.is_soft) else { return };
-    let system = facts.system;
-    let lost: Vec<(String, i64)> =
-        port.counters(system, &LOSSES).into_iter().filter(|(_, count)| *count > 0).collect();
-    let ecn = format!("/sys/class/net/{interface}/ecn/roce_np/enable");
-    let classes = system.list(&ecn);
-    let ecn_off = !classes.is_empty()
-        && classes.iter().all(|class| system.number(&format!("{ecn}/{class}")) == Some(0));
-    let pause = system.pause_frames(interface);
-    let pause_off = pause.is_some_and(|pause| !pause.rx && !pause.tx);
-    let is_lossy = wanted && loses(system, port, &lost);
-    if !(is_lossy || wanted && ecn_off && pause_off) {
-        return;
-    }
-    let (severity, text) = if is_lossy {
-        (Severity::Slower, format!("{} lost packets: the network drops RoCE packets", port.name()))
-    } else {
-        let text = format!(
-            "{interface}: pause frames and ECN are off: RoCE loses packets as soon as the network is busy"
-        );
-        (Severity::Note, text)
-    };
-    let fix = format!(
-        "sudo ethtool -A {interface} rx on tx on, and on the switch; or PFC and ECN: sudo mlnx_qos -i {interface} --pfc 0,0,0,1,0,0,0,0 && echo 1 | sudo tee {ecn}/3"
-    );
-    let finding = found.add("rdma-flow-control", severity, text, Some(&fix));
-    for (path, count) in lost {
-        finding.seen(&path, count.to_string());
-    }
-    if let Some(pause) = pause {
-        let word = |on| if on { "on" } else { "off" };
-        finding.seen(
-            &format!("ethtool -a {interface}"),
-            format!("RX {}, TX {}", word(pause.rx), word(pause.tx)),
-        );
-    }
-    if ecn_off {
-        finding.seen(&format!("{ecn}/*"), "0");
-    }
-}
-
 /// The most bytes that a traffic counter can mean: data counters have words of four bytes, packets at most 4096.
 /// None where a 32-bit counter has saturated.
 fn counted(counters: &[(String, i64)]) -> Option<u64> {
@@ -225,17 +168,32 @@ fn no_traffic(facts: &Facts<'_>, mounts: &[&MountedNfs], ports: &[Port], found: 
     }
 }
 
+/// Where the kernel's NFS server says what it listens on.
+const PORTLIST: &str = "/proc/fs/nfsd/portlist";
+
+/// The kernel of this machine serves NFS.
+pub(super) fn serves(system: &dyn System) -> bool {
+    system.text(PORTLIST).is_some_and(|list| !list.is_empty())
+}
+
+/// The NFS server of this machine listens on RDMA.
+fn serves_rdma(system: &dyn System) -> bool {
+    system.text(PORTLIST).is_some_and(|list| list.lines().any(|line| line.starts_with("rdma")))
+}
+
 /// On a server: whether it listens on RDMA where it could.
 fn portlist(facts: &Facts<'_>, ports: &[Port], found: &mut Findings) {
-    const LIST: &str = "/proc/fs/nfsd/portlist";
-    let Some(list) = facts.system.text(LIST).filter(|list| !list.is_empty()) else { return };
-    let has_rdma = list.lines().any(|line| line.starts_with("rdma"));
-    let Some(port) = ports.iter().find(|port| port.is_active()).filter(|_| !has_rdma) else { return };
+    let Some(list) = facts.system.text(PORTLIST).filter(|list| !list.is_empty()) else { return };
+    if serves_rdma(facts.system) {
+        return;
+    }
+    let Some(port) = ports.iter().find(|port| port.is_active()) else { return };
     let text =
         format!("the NFS server of this machine does not listen on RDMA, though {} is up", port.name());
-    let fix = "echo rdma 20049 | sudo tee /proc/fs/nfsd/portlist; for good: rdma=y and rdma-port=20049 below [nfsd] in /etc/nfs.conf";
-    let finding = found.add("nfs-server-port", Severity::Slower, text, Some(fix));
-    finding.seen(LIST, list.lines().collect::<Vec<_>>().join(", "));
+    let for_good = edit::nfs_conf(facts.system, r"rdma=y\nrdma-port=20049");
+    let fix = format!("echo rdma 20049 | sudo tee {PORTLIST}; for good: {for_good}");
+    let finding = found.add("nfs-server-port", Severity::Slower, text, Some(&fix));
+    finding.seen(PORTLIST, list.lines().collect::<Vec<_>>().join(", "));
 }
 
 #[cfg(test)]

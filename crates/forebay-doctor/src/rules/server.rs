@@ -1,5 +1,6 @@
-//! Answers of the servers of NFS mounts.
+//! Servers of NFS mounts: their answers, and whether their files show all.
 
+use super::rdma;
 use crate::exercise::{Answer, ServerAnswers};
 use crate::facts::Facts;
 use crate::finding::{Finding, Findings, Severity};
@@ -25,5 +26,14 @@ const fn severity(answer: &Answer) -> Severity {
     match answer {
         Answer::Yes(_) => Severity::Ok,
         Answer::No(_) | Answer::Unknown(_) => Severity::Note,
+    }
+}
+
+/// A machine whose files were collected as those of a server.
+pub(super) fn of_copy(facts: &Facts<'_>, found: &mut Findings) {
+    if !rdma::serves(facts.system) {
+        let text = "no NFS server of the kernel runs there";
+        let fix = "sudo systemctl enable --now nfs-server (nfs-kernel-server); another server than the kernel's has its own tools";
+        found.add("nfs-server-absent", Severity::Note, text, Some(fix)).missing("/proc/fs/nfsd/portlist");
     }
 }

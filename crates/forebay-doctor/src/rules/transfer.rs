@@ -20,7 +20,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
     for verdict in tried.verdicts.iter().filter(|verdict| verdict.exercise.is_some()) {
         verdict_finding(facts, verdict, found);
     }
-    let alone = tried.verdicts.iter().filter(|verdict| ["mapped", "placed"].contains(&verdict.engine));
+    let alone = tried.verdicts.iter().filter(|verdict| verdict.exercise.is_none());
     for verdict in alone.filter(|verdict| verdict.state == EngineState::Fails) {
         let Some(why) = verdict.reasons.first() else { continue };
         // Other engines still move the bytes.

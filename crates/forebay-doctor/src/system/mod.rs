@@ -3,6 +3,7 @@
 //! [`RealSystem`] is the machine that the program runs on, [`RootedSystem`] a machine by its files alone,
 //! [`ProcessView`] the machine as a running process sees it.
 
+mod collected;
 mod process;
 mod rooted;
 
@@ -19,6 +20,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Resource, getrlimit};
 
+pub use collected::{COLLECT, CollectedFiles};
 pub use process::ProcessView;
 pub use rooted::RootedSystem;
 
@@ -84,10 +86,19 @@ pub trait System {
     fn kernel_log(&self) -> io::Result<(String, String)>;
     /// The pause frames of a network interface.
     fn pause_frames(&self, interface: &str) -> Option<PauseFrames>;
+    /// Whether these are another machine's files, some of which may not have been copied.
+    fn is_copy(&self) -> bool {
+        false
+    }
+
+    /// The text of a file as it is: lines can be counted in it; `None` if it cannot be read.
+    fn whole_text(&self, path: &str) -> Option<String> {
+        self.read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
 
     /// The text of a file without white space at its ends; `None` if it cannot be read.
     fn text(&self, path: &str) -> Option<String> {
-        self.read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned())
+        self.whole_text(path).map(|text| text.trim().to_owned())
     }
 
     /// The number in a file (decimal, or hexadecimal with `0x`).

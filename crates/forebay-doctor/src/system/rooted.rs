@@ -4,12 +4,20 @@
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use super::collected::CollectedFiles;
 use super::{PauseFrames, RealSystem, System, Uname, is_of_kernel, plain_bytes};
 
-/// The machine whose files lie below a directory. Facts that files do not show count as in order.
+/// The machine whose files lie below a directory, or were collected there. Facts that files do not show count as in order.
 #[derive(Clone, Debug)]
 pub struct RootedSystem {
-    root: PathBuf,
+    files: Files,
+}
+
+/// Where the other machine's files are.
+#[derive(Clone, Debug)]
+enum Files {
+    Below(PathBuf),
+    Collected(CollectedFiles),
 }
 
 /// Links that are followed before a path counts as a circle.
@@ -18,12 +26,20 @@ const MAX_LINKS: usize = 40;
 impl RootedSystem {
     /// The machine below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { files: Files::Below(root.into()) }
     }
 
-    /// Where a path of that machine lies here, links followed as that machine would follow them.
-    fn here(&self, path: &str) -> Option<PathBuf> {
-        Some(self.root.join(self.real(path)?.strip_prefix("/").ok()?))
+    /// The machine whose files a script printed there.
+    pub const fn collected(files: CollectedFiles) -> Self {
+        Self { files: Files::Collected(files) }
+    }
+
+    /// Files of that machine that its user may not read.
+    pub fn hidden(&self) -> Vec<String> {
+        match &self.files {
+            Files::Below(_) => Vec::new(),
+            Files::Collected(files) => files.hidden(),
+        }
     }
 
     /// The path on that machine without links; parts that do not exist stay as they are.
@@ -37,7 +53,7 @@ impl RootedSystem {
                 continue;
             }
             let next = real.join(&part);
-            let Ok(target) = std::fs::read_link(self.root.join(next.strip_prefix("/").ok()?)) else {
+            let Some(target) = self.files.link(&next) else {
                 real = next;
                 continue;
             };
@@ -58,6 +74,63 @@ impl RootedSystem {
     }
 }
 
+/// All paths are without links, from the other machine's root.
+impl Files {
+    fn link(&self, real: &Path) -> Option<PathBuf> {
+        match self {
+            Self::Below(root) => std::fs::read_link(below(root, real)).ok(),
+            Self::Collected(files) => files.link(real),
+        }
+    }
+
+    fn read(&self, real: &Path, is_of_kernel: bool) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Below(root) => {
+                let here = below(root, real);
+                // Below a root that is mounted here are the kernel's own files.
+                if is_of_kernel && std::fs::metadata(&here)?.is_file() {
+                    return std::fs::read(here);
+                }
+                plain_bytes(&here.to_string_lossy())
+            }
+            Self::Collected(files) => files.read(real),
+        }
+    }
+
+    fn list(&self, real: &Path) -> Vec<String> {
+        match self {
+            Self::Below(root) => RealSystem.list(&below(root, real).to_string_lossy()),
+            Self::Collected(files) => files.list(real),
+        }
+    }
+
+    fn exists(&self, real: &Path) -> bool {
+        match self {
+            Self::Below(root) => below(root, real).exists(),
+            Self::Collected(files) => files.exists(real),
+        }
+    }
+
+    fn is_dir(&self, real: &Path) -> bool {
+        match self {
+            Self::Below(root) => below(root, real).is_dir(),
+            Self::Collected(files) => files.is_dir(real),
+        }
+    }
+
+    fn len(&self, real: &Path) -> Option<u64> {
+        match self {
+            Self::Below(root) => RealSystem.file_len(&below(root, real).to_string_lossy()),
+            Self::Collected(files) => Some(files.read(real).ok()?.len() as u64),
+        }
+    }
+}
+
+/// Where a path of the machine below `root` lies here.
+fn below(root: &Path, real: &Path) -> PathBuf {
+    root.join(real.strip_prefix("/").unwrap_or(real))
+}
+
 fn parts(path: &Path) -> std::vec::IntoIter<String> {
     let names = path.components().filter_map(|part| match part {
         Component::Normal(name) => Some(name.to_string_lossy().into_owned()),
@@ -69,37 +142,38 @@ fn parts(path: &Path) -> std::vec::IntoIter<String> {
 
 impl System for RootedSystem {
     fn read(&self, path: &str) -> io::Result<Vec<u8>> {
-        let here = self.here(path).ok_or(io::ErrorKind::NotFound)?;
-        // Below a root that is mounted here are the kernel's own files.
-        let is_of_kernel = is_of_kernel(path) && std::fs::metadata(&here)?.is_file();
-        if is_of_kernel { std::fs::read(here) } else { plain_bytes(&here.to_string_lossy()) }
+        self.files.read(&self.real(path).ok_or(io::ErrorKind::NotFound)?, is_of_kernel(path))
     }
 
     fn read_plain(&self, path: &str) -> io::Result<Vec<u8>> {
-        plain_bytes(&self.here(path).ok_or(io::ErrorKind::NotFound)?.to_string_lossy())
+        self.files.read(&self.real(path).ok_or(io::ErrorKind::NotFound)?, false)
     }
 
     fn list(&self, path: &str) -> Vec<String> {
-        self.here(path).map(|here| RealSystem.list(&here.to_string_lossy())).unwrap_or_default()
+        self.real(path).map(|real| self.files.list(&real)).unwrap_or_default()
     }
 
     fn exists(&self, path: &str) -> bool {
-        self.here(path).is_some_and(|here| here.exists())
+        self.real(path).is_some_and(|real| self.files.exists(&real))
     }
 
     fn is_dir(&self, path: &str) -> bool {
-        self.here(path).is_some_and(|here| here.is_dir())
+        self.real(path).is_some_and(|real| self.files.is_dir(&real))
     }
 
     fn resolve(&self, path: &str) -> Option<String> {
-        let real = self.real(path)?;
-        self.here(path)?.exists().then(|| real.to_string_lossy().into_owned())
+        let real = self.real(path).filter(|real| self.files.exists(real))?;
+        Some(real.to_string_lossy().into_owned())
     }
 
     fn link(&self, path: &str) -> Option<String> {
         let (dir, name) = path.rsplit_once('/')?;
-        let target = std::fs::read_link(self.here(dir)?.join(name)).ok()?;
+        let target = self.files.link(&self.real(dir)?.join(name))?;
         Some(target.to_string_lossy().into_owned())
+    }
+
+    fn is_copy(&self) -> bool {
+        true
     }
 
     /// Processes have environment variables, a machine has none.
@@ -146,7 +220,7 @@ impl System for RootedSystem {
     }
 
     fn file_len(&self, path: &str) -> Option<u64> {
-        RealSystem.file_len(&self.here(path)?.to_string_lossy())
+        self.files.len(&self.real(path)?)
     }
 
     fn kernel_log(&self) -> io::Result<(String, String)> {

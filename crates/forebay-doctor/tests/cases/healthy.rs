@@ -141,5 +141,36 @@ pub const HEALTHY: &[Healthy] = &[
         },
         &[],
     ),
+    (
+        "an export on tmpfs",
+        |t| {
+            t.append(MOUNTS, "42 27 0:40 / /ram rw - tmpfs tmpfs rw\n").dir("/ram");
+            t.file("/proc/fs/nfsd/portlist", "rdma 20049\n");
+            all(t.file("/var/lib/nfs/etab", "/ram\t*(rw)\n"))
+        },
+        &[],
+    ),
+    ("exports of a server that does not run", |t| all(t.file("/etc/exports", "/data *(rw)\n")), &[]),
+    (
+        "a soft device with Ethernet's MTU",
+        |t| {
+            t.moved("/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/rxe0");
+            t.without("/sys/class/infiniband/rxe0/device")
+                .file("/sys/class/infiniband/rxe0/parent", "ens1\n");
+            all(t
+                .file("/sys/class/net/ens1/mtu", "1500\n")
+                .append("/etc/modules-load.d/rpcrdma.conf", "rdma_rxe\n"))
+        },
+        &[],
+    ),
+    (
+        "NVSwitches in a container",
+        |t| {
+            let switch = "/sys/bus/pci/devices/0000:05:00.0";
+            t.file(&format!("{switch}/vendor"), "0x10de\n").file(&format!("{switch}/class"), "0x068000\n");
+            all(contained(t))
+        },
+        &["container"],
+    ),
     ("a unit that systemd orders by itself", |t| unit(t, "After=rdma.service\n"), &[]),
 ];

@@ -175,8 +175,8 @@ pub(super) const CASES: &[Case] = &[
         "cufile-json",
         "a misplaced key",
         Slower,
-        "/etc/own.json: fs.block",
-        "edit /etc/own.json: \"block\" belongs on the top level",
+        "/etc/own.json:1: fs.block",
+        "edit /etc/own.json:1: \"block\" belongs on the top level",
         |t| {
             running(t, "python x").file("/proc/7/environ", "CUFILE_ENV_PATH_JSON=/etc/own.json\0");
             t.file("/etc/own.json", "{\"fs\": {\"block\": {\"nvme\": {}}}}");

@@ -2,6 +2,7 @@
 
 #![allow(unreachable_pub)] // a module of a test, not of a library
 
+mod far;
 mod gds;
 mod healthy;
 mod machine;
@@ -18,7 +19,7 @@ use crate::trees::{DRIVE, Tree};
 
 /// All cases.
 pub fn all_cases() -> impl Iterator<Item = &'static Case> {
-    gds::CASES.iter().chain(network::CASES).chain(machine::CASES)
+    gds::CASES.iter().chain(network::CASES).chain(machine::CASES).chain(far::CASES)
 }
 
 /// One finding: its name, the planted fault, its severity, a part of its evidence, a part of its fix.
@@ -92,6 +93,13 @@ pub fn running<'a>(tree: &'a mut Tree, program: &str) -> &'a mut Tree {
 }
 
 const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// A mount of a file system at /far, which is looked at.
+fn mounted(t: &mut Tree, line: &str) -> DoctorOptions {
+    t.append(MOUNTS, &format!("43 27 {line}\n")).dir("/far");
+    asked("/far")
+}
+
 fn queue(file: &str) -> String {
     format!("/sys/devices/pci0000:1a/{DRIVE}/nvme/nvme1/nvme1n1/queue/{file}")
 }

@@ -59,6 +59,7 @@ pub(super) const CASES: &[Case] = &[
         "ethtool -A ens1 rx on tx on",
         |t| {
             t.replace("/sos_commands/networking/ethtool_-a_ens1", "\ton", "\toff");
+            t.file("/sys/class/net/ens1/ecn/roce_rp/enable/3", "0\n");
             all(t.file("/sys/class/net/ens1/ecn/roce_np/enable/3", "0\n"))
         },
     ),
@@ -106,7 +107,7 @@ pub(super) const CASES: &[Case] = &[
         "nfs-port",
         "fstab without a port",
         Note,
-        "/etc/fstab: 10.0.0.1:/e /nfs nfs vers=4.0,proto=rdma,_netdev",
+        "/etc/fstab:1: 10.0.0.1:/e /nfs nfs vers=4.0,proto=rdma,_netdev",
         "port=20049",
         |t| all(t.replace("/etc/fstab", ",port=20049", "")),
     ),
@@ -175,7 +176,7 @@ pub(super) const CASES: &[Case] = &[
         "mount-missing",
         "4.2 in fstab, not mounted",
         Blocks,
-        "/etc/fstab: 10.0.0.1:/e /nfs nfs vers=4.2",
+        "/etc/fstab:1: 10.0.0.1:/e /nfs nfs vers=4.2",
         "want vers=4.0 (or 3)",
         |t| {
             t.replace("/etc/fstab", "vers=4.0", "vers=4.2");
@@ -219,7 +220,7 @@ pub(super) const CASES: &[Case] = &[
         "mount-missing",
         "a unit, not mounted",
         Blocks,
-        "/etc/systemd/system/nfs.mount: What=10.0.0.1:/e",
+        "/etc/systemd/system/nfs.mount:7: What=10.0.0.1:/e",
         "systemctl start nfs.mount",
         |t| {
             t.replace(MOUNTS, NFS_LINE, "");
@@ -230,7 +231,7 @@ pub(super) const CASES: &[Case] = &[
         "unit-network",
         "a unit before the network",
         Note,
-        "nfs.mount: DefaultDependencies=no",
+        "nfs.mount:2: DefaultDependencies=no",
         "a After=network-online.target",
         |t| unit(t, "DefaultDependencies=no\nAfter=rdma.service\n"),
     ),

@@ -21,7 +21,7 @@ fn fix(tree: &Tree, root: &Path, id: &str) -> String {
 /// Types it below `root`, and has what it prints. What needs a system is a function that does nothing.
 fn typed(fix: &str, root: &Path) -> String {
     let here = fix.replace("/etc/", &format!("{}/etc/", root.display()));
-    let script = format!("set -e; sudo() {{ \"$@\"; }}; systemctl() {{ :; }}; {here}");
+    let script = format!("set -e; sudo() {{ \"$@\"; }}; systemctl() {{ :; }}; mount() {{ :; }}; {here}");
     let done = Command::new("sh").args(["-c", &script]).output().unwrap();
     assert!(done.status.success(), "{here}: {}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).unwrap()
@@ -113,4 +113,52 @@ fn a_mount_by_hand_is_written_down_as_it_is() {
     let report = diagnose(&system, &gpu::by_files(&system), &DoctorOptions::default()).unwrap();
     let ids: Vec<&str> = report.findings.iter().map(|finding| finding.id).collect();
     assert!(!ids.contains(&"mount-missing"), "{ids:?}");
+}
+
+#[test]
+fn a_version_changes_in_its_line_alone() {
+    let before = "# vers=4.2\n\n10.0.0.1:/x /x nfs vers=4.2,noauto 0 0\n10.0.0.1:/e /nfs nfs proto=rdma,port=20049,vers=4.2 0 0\n";
+    let dir = tempfile::tempdir().unwrap();
+    let mut tree = healthy();
+    tree.replace(MOUNTS, NFS_LINE, "").file("/etc/fstab", before);
+    let fix = fix(&tree, dir.path(), "mount-missing");
+    let command = fix.split_once("there: ").unwrap().1;
+    assert_eq!(command, "sudo sed -i '4s/vers=4\\.2/vers=4.0/' /etc/fstab && sudo mount /nfs");
+    typed(command, dir.path());
+    let after = std::fs::read_to_string(dir.path().join("etc/fstab")).unwrap();
+    assert_eq!(after, before.replace("port=20049,vers=4.2", "port=20049,vers=4.0"));
+}
+
+#[test]
+fn a_server_s_port_goes_below_its_section() {
+    for (before, after) in [
+        (Some("[general]\n[nfsd]\n# rdma=n\n"), "[general]\n[nfsd]\nrdma=y\nrdma-port=20049\n# rdma=n\n"),
+        (Some("[general]\n"), "[general]\n[nfsd]\nrdma=y\nrdma-port=20049\n"),
+        (None, "[nfsd]\nrdma=y\nrdma-port=20049\n"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut tree = healthy();
+        tree.file("/proc/fs/nfsd/portlist", "tcp 2049\n");
+        if let Some(before) = before {
+            tree.file("/etc/nfs.conf", before);
+        }
+        let fix = fix(&tree, dir.path(), "nfs-server-port");
+        typed(fix.split_once("for good: ").unwrap().1, dir.path());
+        assert_eq!(std::fs::read_to_string(dir.path().join("etc/nfs.conf")).unwrap(), after, "{fix}");
+    }
+}
+
+#[test]
+fn the_kernel_gets_an_argument_more() {
+    let grub = "\n# GRUB_CMDLINE_LINUX=\"x\"\nGRUB_CMDLINE_LINUX_DEFAULT=\"quiet\"\nGRUB_CMDLINE_LINUX=\"console=ttyS0\"\n";
+    let dir = tempfile::tempdir().unwrap();
+    let mut tree = healthy();
+    tree.file("/etc/default/grub", grub).file("/sys/class/iommu/dmar0/name", "");
+    tree.file("/sys/kernel/iommu_groups/7/type", "DMA-FQ\n");
+    let fix = fix(&tree, dir.path(), "iommu");
+    let (command, rest) = fix.split_once(" && ").unwrap();
+    assert_eq!(rest, "sudo update-grub && sudo reboot");
+    typed(command, dir.path());
+    let after = std::fs::read_to_string(dir.path().join("etc/default/grub")).unwrap();
+    assert_eq!(after, grub.replace("\"console", "\"iommu=pt console"), "{fix}");
 }

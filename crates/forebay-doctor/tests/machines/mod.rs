@@ -339,6 +339,7 @@ pub fn metal() -> Fake {
         .file("/sys/class/dmi/id/product_name", "PowerEdge R760xa\n")
         .file("/proc/driver/nvidia-fs/version", "version: 2.26.6\n")
         .file("/boot/config-6.18.0-12-generic", "CONFIG_ZONE_DEVICE=y\nCONFIG_PCI_P2PDMA=y\n")
+        .file("/sys/class/misc/rdma_cm/dev", "10:120\n")
         .file("/sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n")
         .file("/sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")
         .dir("/sys/class/infiniband/mlx5_0/device")

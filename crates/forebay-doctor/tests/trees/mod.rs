@@ -70,6 +70,20 @@ impl Tree {
         self.file(path, [old, more.as_bytes().to_vec()].concat())
     }
 
+    /// The files as `collect.sh` prints them.
+    pub fn printed(&self) -> String {
+        let lines = self.0.iter().map(|(path, node)| match node {
+            Node::File(bytes) => {
+                let text = String::from_utf8(bytes.clone()).unwrap();
+                let lines: String = text.lines().flat_map(|line| [" ", line, "\n"]).collect();
+                format!(">{path}\n{lines}")
+            }
+            Node::Link(target) => format!("@{path}\t{target}\n"),
+            Node::Dir => format!("/{path}\n"),
+        });
+        lines.chain([".\n".to_owned()]).collect()
+    }
+
     pub fn write(&self, root: &Path) {
         for (path, node) in &self.0 {
             let here = root.join(path.trim_start_matches('/'));
@@ -111,6 +125,9 @@ fn kernel(tree: &mut Tree) {
             "Max locked memory         unlimited            unlimited            bytes\n",
         )
         .file("/proc/self/cgroup", "0::/user.slice\n")
+        .file("/proc/sys/kernel/io_uring_disabled", "0\n")
+        .file("/proc/1/comm", "systemd\n")
+        .file("/sys/class/misc/fuse/dev", "10:229\n")
         .file("/var/log/kern.log", "[    1.0] Linux version 6.8.0\n")
         .dir("/tmp")
         .dir("/run/udev/data");
@@ -193,6 +210,9 @@ fn network(tree: &mut Tree) {
     .file("/sys/class/infiniband/mlx5_0/node_type", "1: CA\n")
     .file("/sys/class/infiniband/mlx5_0/device/numa_node", "0\n")
     .file("/sys/class/net/ens1/ecn/roce_np/enable/3", "1\n")
+    .file("/sys/class/net/ens1/ecn/roce_rp/enable/3", "1\n")
+    .file("/sys/class/net/ens1/mtu", "9000\n")
+    .file("/sys/class/misc/rdma_cm/dev", "10:120\n")
     .file("/sos_commands/networking/ethtool_-a_ens1", "Pause parameters for ens1:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\ton\n")
     .file("/sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_mode", "RoCE v2\n")
     .file("/dev/infiniband/uverbs0", "")
