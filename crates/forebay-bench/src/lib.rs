@@ -21,6 +21,7 @@
 //! println!("{}", report.passes[0].line());
 //! ```
 
+mod counters;
 mod files;
 mod memory;
 mod movers;

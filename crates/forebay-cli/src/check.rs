@@ -1,13 +1,16 @@
 //! `forebay check`, also as `gdscheck`: what this machine can do, what it cannot, why, and what to type.
 
 use std::io::Write;
+use std::path::PathBuf;
 
 use clap::Args;
 use forebay_doctor::exercise::{Exercise, ExerciseTarget, Hinted};
+use forebay_doctor::topology::Topology;
 use forebay_doctor::{
-    CheckOptions, CheckReport, LiveExercise, RealSystem, examine, gdscheck, render, test_file,
+    CheckOptions, CheckReport, LiveExercise, RealSystem, RootedSystem, examine, gdscheck, gpu, live, render,
+    test_file,
 };
-use forebay_gpu::DeviceName;
+use forebay_gpu::{DeviceName, Devices};
 
 /// Tell what this machine can do, what not, why, and what to type; writes probes of 8 MiB, and removes them
 ///
@@ -36,6 +39,14 @@ pub(crate) struct CheckArgs {
     /// Print how bytes reach each kind of target: file systems, drives, RDMA
     #[arg(short = 'V', long)]
     pub(crate) targets: bool,
+
+    /// Print GPUs, drives and network cards, and how far they are from each other on the PCI bus; tries nothing
+    #[arg(short = 't', long)]
+    pub(crate) topology: bool,
+
+    /// With --topology: another machine's root (/host in a pod), or a saved copy of its /sys
+    #[arg(long, value_name = "DIR", requires = "topology", value_parser = crate::names::source())]
+    pub(crate) root: Option<PathBuf>,
 
     /// Only this GPU (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", value_parser = crate::load::parse::<DeviceName>)]
@@ -74,6 +85,9 @@ pub(crate) fn run(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) ->
 }
 
 fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
+    if args.topology {
+        return print_topology(args, out, err);
+    }
     let whole_report = args.platform || args.json || !args.paths.is_empty();
     if args.versions && !whole_report && !args.targets && args.file.is_none() {
         write!(out, "{}", gdscheck::installed_versions(&RealSystem, own_libcufile().as_deref()))?;
@@ -113,6 +127,27 @@ fn print(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io:
         write!(out, "{}", text(&report))?;
     }
     Ok(args.fail_on.code(report.exit_code))
+}
+
+fn print_topology(args: &CheckArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
+    let topology = match &args.root {
+        Some(root) if !root.join("sys").is_dir() => {
+            let why = Hinted::new(format!("no root of a machine: {}", root.display()));
+            return refuse(err, &why.fix("name a directory that has sys in it"));
+        }
+        Some(root) => {
+            let system = RootedSystem::new(root);
+            Topology::probe(&system, &gpu::by_files(&system).gpus)
+        }
+        None => Topology::probe(&RealSystem, &live::offered(&Devices::discover()).gpus),
+    };
+    if args.json {
+        serde_json::to_writer_pretty(&mut *out, &topology)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", topology.text())?;
+    }
+    Ok(0)
 }
 
 /// forebay's libcufile, where `forebay run` would find it.

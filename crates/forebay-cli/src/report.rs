@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::io::IsTerminal;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,8 +13,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_report::model::{Row, State, Table};
 use forebay_report::{
-    Ended, Extent, Finished, MIN_FILE_BYTES, Order, PRESETS, Pairing, Planned, Progress, Verdict, Watch,
-    figure,
+    Ended, Extent, Finished, MIN_FILE_BYTES, Order, Outcome, PRESETS, Pairing, Planned, Preset, Progress,
+    Watch, figure,
 };
 
 use crate::console::{Console, Failure, ProgressLine};
@@ -21,7 +22,7 @@ use crate::interrupt::{Guard, exit_code};
 use crate::load::{parse, size};
 use crate::silence;
 
-/// Measure whole tables and write report.html, report.md and report.json.
+/// Measure whole tables and write report.html, report.md, report.csv and report.json.
 ///
 /// Presets are published tables with their axes and columns; the published figures stand beside this machine's. Ctrl-C,
 /// a crash or --for end it between two rows: the same command goes on from there.
@@ -38,6 +39,12 @@ pub(crate) struct Report {
     /// Folder of the report
     #[arg(short = 'o', value_name = "FOLDER", value_parser = crate::names::target())]
     out: Option<PathBuf>,
+    /// Heading of the report
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    title: String,
+    /// A line below the heading: for whom the report is, where the machine stands
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    note: String,
     /// Few rows and short runs: all presets in about four minutes (else 24, with one GPU and one directory)
     #[arg(long, conflicts_with = "full")]
     quick: bool,
@@ -47,7 +54,7 @@ pub(crate) struct Report {
     /// A table of your own (docs/reference/report-spec.md)
     #[arg(long, value_name = "FILE", value_parser = crate::names::source())]
     spec: Option<PathBuf>,
-    /// The file server, for its CPU
+    /// The file server, for its CPU; it is tried before the first row
     #[arg(long, value_name = "ssh:HOST")]
     server: Option<String>,
     /// How several GPUs and paths are paired: pci (the nearest), given (in their order)
@@ -71,8 +78,11 @@ pub(crate) struct Report {
     /// Throw away the report that is in the folder
     #[arg(long)]
     again: bool,
-    /// Compare two reports (report.json, or their folders); exit code 1 if a figure got worse or a row fails
-    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "out", "spec"], value_parser = crate::names::source())]
+    /// Do not ask before all CPUs and memory are loaded (busy, as a part of all)
+    #[arg(short = 'y', long)]
+    yes: bool,
+    /// Compare two reports (report.json, or their folders); with -o also as compare.html, compare.md and compare.json
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "spec"], value_parser = crate::names::source())]
     compare: Vec<PathBuf>,
     /// Loads the machine until it is ended: what `busy` starts beside its rows
     #[arg(long, hide = true)]
@@ -84,6 +94,8 @@ pub(crate) struct Report {
 
 /// Rows are left: the time limit passed.
 const EXIT_ROWS_LEFT: i32 = 3;
+/// A report to compare cannot be read.
+const EXIT_UNREADABLE: i32 = 6;
 
 fn after_help() -> String {
     let mut text = "Presets:\n".to_owned();
@@ -91,7 +103,9 @@ fn after_help() -> String {
         let _ = writeln!(text, "  {name:<12} {about}");
     }
     text + "  all          all of them\n\nExit codes: 0 all rows measured, or not possible here; 1 a row failed, or the report could not be made; \
-            2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated."
+            2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated.\n\
+            With --compare: 0 no difference beyond the noise; 1 a figure is worse, or a row fails now; 4 a figure is \
+            better, and none is worse; 5 the two have no row in common; 6 a report cannot be read."
 }
 
 fn pairing(text: &str) -> Result<Pairing, String> {
@@ -131,13 +145,17 @@ fn time(text: &str) -> Result<Duration, String> {
 /// Runs the command.
 pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> {
     if let [old, new] = args.compare.as_slice() {
-        return compare(old, new, console);
+        return compare(old, new, args.out.as_deref(), console);
     }
     if let Some(threads) = args.load_threads {
         forebay_report::load_machine(threads, args.load_memory);
         return Ok(0);
     }
     let order = args.order().map_err(Failure::usage)?;
+    if !args.agreed(&order, console).map_err(Failure::usage)? {
+        console.say("nothing was measured\n");
+        return Ok(0);
+    }
     let _guard = Guard::new();
     let watcher = Watcher { console, live: RefCell::new(ProgressLine::new("report")) };
     let finished = silence::told(console, || forebay_report::run(&order, &watcher));
@@ -151,10 +169,19 @@ fn is_usage(error: &Error) -> bool {
     error.kind() == ErrorKind::InvalidInput
 }
 
-fn compare(old: &Path, new: &Path, console: &Console<'_>) -> Result<i32, Failure> {
-    let found = forebay_report::compare(old, new)?;
+fn compare(old: &Path, new: &Path, out: Option<&Path>, console: &Console<'_>) -> Result<i32, Failure> {
+    let found =
+        forebay_report::compare(old, new).map_err(|error| Failure { error, code: EXIT_UNREADABLE })?;
     console.line(found.text().trim_end());
-    Ok(i32::from(found.count(Verdict::Worse) > 0))
+    if let Some(folder) = out {
+        forebay_report::write_comparison(&found, folder)?;
+    }
+    Ok(match found.outcome() {
+        Outcome::Noise => 0,
+        Outcome::Worse => 1,
+        Outcome::Better => 4,
+        Outcome::NothingInCommon => 5,
+    })
 }
 
 /// Says how it ended; gives the exit code.
@@ -188,6 +215,31 @@ fn tell(finished: &Finished, order: &Order, console: &Console<'_>) -> i32 {
 }
 
 impl Report {
+    /// Whether all CPUs and memory may be loaded. Who names `busy` knows that it does so; who says `all` is asked.
+    fn agreed(&self, order: &Order, console: &Console<'_>) -> Result<bool> {
+        let busy = Preset::Busy.name();
+        let is_named = self.words.iter().any(|word| word.as_os_str() == busy);
+        if self.yes || is_named || !order.presets.contains(&Preset::Busy) {
+            return Ok(true);
+        }
+        let what = match order.extent {
+            Extent::Quick => "all CPUs to 80 %",
+            Extent::Default | Extent::Full => "all CPUs to 80 %, and fills memory to 80 %",
+        };
+        if !std::io::stdin().is_terminal() {
+            let others = PRESETS.iter().map(|(_, name, _)| *name).filter(|name| *name != busy);
+            let message = format!("the table {busy} loads {what}, and nobody is here to be asked");
+            return Err(Error::new(ErrorKind::InvalidInput, message)
+                .hint(format!("add --yes, or name the others: {}", others.collect::<Vec<_>>().join(" "))));
+        }
+        console.say(format!("The table {busy} loads {what}: other programs here slow down. Go on? [y/N] "));
+        let mut answer = String::new();
+        std::io::stdin()
+            .read_line(&mut answer)
+            .map_err(|error| Error::from_io(&error, "cannot read the answer"))?;
+        Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    }
+
     fn order(&self) -> Result<Order> {
         let known = |word: &PathBuf| {
             word.to_str()
@@ -226,6 +278,8 @@ impl Report {
             devices: self.devices.clone(),
             paths,
             out,
+            title: self.title.clone(),
+            note: self.note.clone(),
             extent: match (self.quick, self.full) {
                 (true, _) => Extent::Quick,
                 (_, true) => Extent::Full,

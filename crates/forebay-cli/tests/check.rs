@@ -189,6 +189,41 @@ fn only_what_blocks_fails_where_that_is_asked_for() {
     }
 }
 
+/// Of another machine's files: nothing is tried there.
+#[test]
+fn the_topology_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("sys/devices/pci0000:00/0000:00:03.0");
+    std::fs::create_dir_all(device.join("virtio1/block/vda")).unwrap();
+    std::fs::write(device.join("virtio1/block/vda/size"), "8").unwrap();
+    for (link, to) in [
+        ("sys/bus/pci/devices/0000:00:03.0", "/sys/devices/pci0000:00/0000:00:03.0"),
+        ("sys/class/block/vda", "/sys/devices/pci0000:00/0000:00:03.0/virtio1/block/vda"),
+    ] {
+        let link = dir.path().join(link);
+        std::fs::create_dir_all(link.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(to, link).unwrap();
+    }
+    let root = dir.path().display().to_string();
+    let output = check(&["-t", "--root", &root], dir.path());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let lines = [
+        "name  PCI address   link  NUMA node  firmware  model",
+        "vda   0000:00:03.0  -     -          -         virtio disk",
+        "",
+        "     vda",
+        "vda  X",
+    ];
+    assert_eq!(stdout(&output).lines().take(5).collect::<Vec<_>>(), lines);
+    let json: Value = serde_json::from_str(&stdout(&check(&["-t", "--json"], dir.path()))).unwrap();
+    assert!(
+        json["matrix"].as_array().unwrap().iter().all(|row| !row.as_array().unwrap().is_empty()),
+        "{json}"
+    );
+    let wrong = check(&["-t", "--root", "/nowhere"], dir.path());
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
 /// gdscheck's `-V`: the modes of each kind of target, and no more.
 #[test]
 fn the_targets_alone() {

@@ -89,6 +89,26 @@ fn check_html(html: &str, report: &Value) {
     assert!(body_rows.count() >= rows(report).len());
 }
 
+/// A line for each run, and as many cells as heads in each.
+fn check_csv(csv: &str, report: &Value) {
+    // Names here have commas, in quotes.
+    let cells = |line: &str| {
+        let mut quoted = false;
+        line.chars()
+            .filter(|c| {
+                quoted ^= *c == '"';
+                *c == ',' && !quoted
+            })
+            .count()
+            + 1
+    };
+    let heads = cells(csv.lines().next().unwrap());
+    assert!(csv.starts_with("table,row,kind,run,part,cache,moved_by,gb_per_s,") && heads > 20, "{csv}");
+    assert!(csv.lines().all(|line| cells(line) == heads), "{csv}");
+    let runs = rows(report).iter().map(|row| row["runs"].as_array().unwrap().len()).sum::<usize>();
+    assert_eq!(csv.lines().filter(|line| line.contains(",run,")).count() - 1, runs, "{csv}");
+}
+
 #[test]
 fn a_quick_report_over_the_software_gpu() {
     let bed = bed();
@@ -105,9 +125,13 @@ fn a_quick_report_over_the_software_gpu() {
     }
     assert!(!report["machine"]["devices"][0]["is_host"].as_bool().unwrap());
     check_html(&read(bed.path(), "report.html"), &report);
-    assert!(read(bed.path(), "report.md").contains("| 0 storage → GPU | 4 |"));
+    assert!(read(bed.path(), "report.md").contains("| type 0: storage → GPU | 4 |"));
+    check_csv(&read(bed.path(), "report.csv"), &report);
     assert_eq!(names(&bed.path().join("data")), Vec::<String>::new());
-    assert_eq!(names(&bed.path().join("out")), [".report.lock", "report.html", "report.json", "report.md"]);
+    assert_eq!(
+        names(&bed.path().join("out")),
+        [".report.lock", "report.csv", "report.html", "report.json", "report.md"]
+    );
     let compared = run(bed.path(), "report --compare out out/report.json").ok();
     let last = "0 better, 0 worse, 0 within the noise, 30 not judged (fewer than 3 runs, and less than 2.5× apart)\n";
     assert!(compared.out.ends_with(last), "{}", compared.out);
@@ -153,7 +177,7 @@ fn server_cpu() {
     };
     let there = bed();
     // Three looks a run: a tenth of four CPUs is busy anyway, the run adds a tick.
-    let ssh = "#!/bin/sh\necho \"$@\" >> asked\nat=$(($(wc -l < asked) - 1)); third=$((at % 3 / 2))\n\
+    let ssh = "#!/bin/sh\necho \"$@\" >> asked\nat=$(($(wc -l < asked) - 2)); third=$((at % 3 / 2))\n\
         echo \"cpu  $((at * 100 + third)) 0 0 $((at * 900 - third)) 0 0 0 0\"; for cpu in 0 1 2 3; do echo cpu$cpu 0; done\n";
     let path = program(there.path(), "ssh", ssh);
     run_with_path(there.path(), args, &path).ok();
@@ -166,16 +190,29 @@ fn server_cpu() {
         assert!(run["ceiling"].is_null(), "{row:#}");
     }
     let asked = fs::read_to_string(there.path().join("asked")).unwrap();
-    assert_eq!(asked.lines().count(), 36);
+    assert_eq!(asked.lines().count(), 37, "once before all, and three times a run");
     assert!(asked.lines().all(|line| line.ends_with("-- store cat /proc/stat")), "{asked}");
 
+    // It is tried before the first row, and before a file is made.
     let gone = bed();
     let path = program(gone.path(), "ssh", "#!/bin/sh\necho 'no route to host' >&2\nexit 255\n");
-    run_with_path(gone.path(), args, &path).ok();
-    assert!(measured(&state(gone.path())).iter().all(Value::is_null));
+    let done = run_with_path(gone.path(), args, &path)
+        .fails(1, "cannot read the server's CPU: ssh store cat /proc/stat");
     assert!(
-        read(gone.path(), "report.md")
-            .contains("server CPU is not known: ssh store cat /proc/stat: exit code 255: no route to host")
+        done.err.contains("no route to host") && done.err.contains("has to work without a password"),
+        "{}",
+        done.err
+    );
+    assert!(done_rows(&state(gone.path())).is_empty() && !done.err.contains("making "), "{}", done.err);
+    // One that is gone later costs its column.
+    let lost = bed();
+    let once = "#!/bin/sh\n[ -e asked ] && exit 255; touch asked; echo 'cpu 1 0 0 1 0 0 0 0'; echo cpu0 0\n";
+    let path = program(lost.path(), "ssh", once);
+    run_with_path(lost.path(), args, &path).ok();
+    assert!(measured(&state(lost.path())).iter().all(Value::is_null));
+    assert!(
+        read(lost.path(), "report.md")
+            .contains("server CPU is not known: ssh store cat /proc/stat: exit code 255")
     );
 }
 
@@ -386,7 +423,7 @@ fn a_full_disk() {
     let done = done.fails(1, "No space left");
     assert!(!done.err.contains("broken"), "{}", done.err);
     let left = fs::read_to_string(bed.path().join("names")).unwrap();
-    assert_eq!(left, ".report.lock\nreport.html\nreport.json\nreport.md\n");
+    assert_eq!(left, ".report.lock\nreport.csv\nreport.html\nreport.json\nreport.md\n");
 }
 
 /// A path that is there is no misspelt preset: without presets, all of them are made. Words may come in any order.
@@ -395,18 +432,91 @@ fn a_path_is_a_path() {
     let bed = bed();
     let of = |words: &str| {
         let _ = fs::remove_dir_all(bed.path().join("out"));
-        let line = format!("report --quick -d 0 --seconds 0.05 --size 16M --for 0s {words} -o out");
+        let line = format!("report --quick --yes -d 0 --seconds 0.05 --size 16M --for 0s {words} -o out");
         assert_eq!(run(bed.path(), &line).code, Some(3), "{words}");
         let tables = state(bed.path())["tables"].as_array().unwrap().clone();
         tables.iter().map(|table| table["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(of("data").len(), 8);
+    assert_eq!(of("data").len(), 9);
     assert_eq!(of("data latency"), ["latency"]);
     // A folder of a preset's name is meant where it is written as a path.
     fs::create_dir(bed.path().join("sizes")).unwrap();
     run(bed.path(), "report sizes -o out")
         .fails(2, "hint: if sizes is meant to be the path, write it as ./sizes");
     assert_eq!(of("latency ./sizes"), ["latency"]);
+}
+
+/// `all` loads the machine: who cannot be asked has to say so.
+#[test]
+fn all_asks_before_it_loads_the_machine() {
+    let bed = bed();
+    let done = run(bed.path(), "report all --quick data -o out")
+        .fails(2, "loads all CPUs to 80 %, and nobody is here");
+    assert!(
+        done.err.contains("hint: add --yes, or name the others: gds-modes nfs-rdma sweep"),
+        "{}",
+        done.err
+    );
+    assert!(!bed.path().join("out").exists());
+    run(bed.path(), "report data -o out").fails(2, "and fills memory to 80 %");
+    // Who names it knows.
+    let named = "report busy latency --quick --seconds 0.05 --size 16M --for 0s data -o out";
+    assert_eq!(run(bed.path(), named).code, Some(3));
+}
+
+/// Two reports as files, and an exit code for each outcome.
+#[test]
+fn comparisons() {
+    let bed = bed();
+    run(bed.path(), QUICK).ok();
+    let mut report = state(bed.path());
+    let write = |name: &str, report: &Value| fs::write(bed.path().join(name), report.to_string()).unwrap();
+    let code = |args: &str| run(bed.path(), &format!("report --compare {args}")).code;
+    assert_eq!(code("out out -o compared"), Some(0), "noise");
+    assert_eq!(
+        names(&bed.path().join("compared")),
+        [".report.lock", "compare.html", "compare.json", "compare.md"]
+    );
+    let found: Value =
+        serde_json::from_str(&fs::read_to_string(bed.path().join("compared/compare.json")).unwrap()).unwrap();
+    assert_eq!((&found["outcome"], found["changes"].as_array().unwrap().len()), (&Value::from("noise"), 30));
+    let html = fs::read_to_string(bed.path().join("compared/compare.html")).unwrap();
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let page = roxmltree::Document::parse_with_options(&html, options).unwrap();
+    assert_eq!(page.descendants().filter(|node| node.tag_name().name() == "tr").count(), 31);
+    assert!(fs::read_to_string(bed.path().join("compared/compare.md")).unwrap().contains("| row | figure |"));
+    // Its own files are replaced, those of others not.
+    assert_eq!(code("out out -o compared"), Some(0));
+    fs::write(bed.path().join("compared/compare.json"), "mine").unwrap();
+    run(bed.path(), "report --compare out out -o compared").fails(1, "that no report wrote");
+    for row in report["tables"][0]["rows"].as_array_mut().unwrap() {
+        row["runs"][0]["bytes"] = (row["runs"][0]["bytes"].as_u64().unwrap() * 10).into();
+    }
+    write("fast.json", &report);
+    assert_eq!((code("out fast.json"), code("fast.json out")), (Some(4), Some(1)), "better, worse");
+    report["tables"][0]["id"] = "another".into();
+    write("other.json", &report);
+    assert_eq!(code("out other.json"), Some(5), "nothing in common");
+    assert_eq!((code("out data"), code("out data/forebay")), (Some(6), Some(6)), "unreadable");
+}
+
+/// What is written by whom and for whom.
+#[test]
+fn a_title_and_a_note() {
+    let bed = bed();
+    let mut command = forebay();
+    command.current_dir(bed.path()).args(QUICK.split_whitespace()).args(["--for", "0s"]);
+    command.args(["--title", "Array <7>", "--note", "For ACME & Sons"]);
+    finish(command);
+    // The rest of it keeps them.
+    run(bed.path(), QUICK).ok();
+    let html = read(bed.path(), "report.html");
+    assert!(html.contains("<h1>Array &lt;7&gt;</h1>") && html.contains("For ACME &amp; Sons</p>"), "{html}");
+    assert!(read(bed.path(), "report.md").starts_with("# Array &lt;7>\n\nFor ACME & Sons\n"));
+    for head in ["Fastest", "CPU", "Where it loses", "What limits", "What to do"] {
+        assert!(html.contains(&format!("<b>{head}</b> ")), "{head}");
+    }
+    check_html(&html, &state(bed.path()));
 }
 
 #[test]

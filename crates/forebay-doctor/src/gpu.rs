@@ -18,6 +18,19 @@ pub struct PciLink {
     pub max_width: u32,
 }
 
+impl PciLink {
+    /// The link of a device of the bus, where the kernel tells it.
+    pub(crate) fn of(system: &dyn System, pci: &str) -> Option<Self> {
+        let text = |file: &str| system.text(&format!("{BUS}/{pci}/{file}"));
+        Some(Self {
+            speed: text("current_link_speed")?,
+            max_speed: text("max_link_speed")?,
+            width: text("current_link_width")?.parse().ok()?,
+            max_width: text("max_link_width")?.parse().ok()?,
+        })
+    }
+}
+
 /// A GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuFacts {
@@ -94,14 +107,6 @@ fn on_bus(system: &dyn System, seen: &GpuSeen) -> GpuFacts {
     let known = !seen.pci.is_empty() && system.exists(&dir);
     let text = |file: &str| known.then(|| system.text(&format!("{dir}/{file}"))).flatten();
     let number = |file: &str| known.then(|| system.number(&format!("{dir}/{file}"))).flatten();
-    let link = || {
-        Some(PciLink {
-            speed: text("current_link_speed")?,
-            max_speed: text("max_link_speed")?,
-            width: text("current_link_width")?.parse().ok()?,
-            max_width: text("max_link_width")?.parse().ok()?,
-        })
-    };
     GpuFacts {
         index: seen.index,
         name: seen.name.clone(),
@@ -112,7 +117,7 @@ fn on_bus(system: &dyn System, seen: &GpuSeen) -> GpuFacts {
         driver_api: seen.driver_api,
         bar1_mib: text("resource").and_then(|table| bar_size(&table, 1)).map(|bytes| bytes >> 20),
         numa_node: number("numa_node").filter(|&node| node >= 0),
-        link: link(),
+        link: known.then(|| PciLink::of(system, &seen.pci)).flatten(),
         iommu_group: text("iommu_group/type"),
         p2pmem: number("p2pmem/size").map(|size| size as u64),
         acs: if known { acs_above(system, &dir) } else { Vec::new() },

@@ -29,6 +29,7 @@ pub mod server;
 mod site;
 pub mod storage;
 pub mod system;
+pub mod topology;
 
 pub use doctor::{DoctorOptions, DoctorReport, diagnose};
 pub use exercise::Exercise;

@@ -5,13 +5,14 @@ use std::fmt::Write;
 use std::path::Path;
 
 use forebay_error::Result;
+use serde::Serialize;
 
 use crate::folder;
 use crate::model::{Report, Row, State, Table};
 use crate::quantity::{CLEAR_FACTOR, MIN_RUNS, Quantity, Verdict, figure, ratio};
 
 /// A figure of both reports.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Change {
     /// Table and row.
     pub row: String,
@@ -27,9 +28,25 @@ pub struct Change {
     pub verdict: Verdict,
 }
 
+/// What a comparison comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// A figure is better, and none is worse.
+    Better,
+    /// A figure is worse, or a row fails that did not.
+    Worse,
+    /// All differences are within the noise, or too few runs show them.
+    Noise,
+    /// The two have no row that both measured.
+    NothingInCommon,
+}
+
 /// The differences of two reports.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Comparison {
+    /// When and by what each was measured.
+    pub reports: [String; 2],
     /// Figures that both have.
     pub changes: Vec<Change>,
     /// Rows that the first report has measured and that fail in the second, with the reason: they count as worse.
@@ -48,7 +65,11 @@ pub fn compare(old: &Path, new: &Path) -> Result<Comparison> {
 
 impl Comparison {
     pub(crate) fn of(old: &Report, new: &Report) -> Self {
-        let mut all = Self { changes: Vec::new(), failed: Vec::new(), notes: differences(old, new) };
+        let reports = [old, new].map(|one| {
+            let title = if one.title.is_empty() { String::new() } else { format!("{}, ", one.title) };
+            format!("{title}{} UTC, forebay {}: {}", one.updated, one.release, one.command.paths.join(", "))
+        });
+        let mut all = Self { reports, changes: Vec::new(), failed: Vec::new(), notes: differences(old, new) };
         let mut missing = 0;
         let first_of: HashMap<_, _> = old.tables.iter().rev().map(|one| (one.id.as_str(), one)).collect();
         let second: HashSet<_> = new.tables.iter().map(|one| one.id.as_str()).collect();
@@ -87,6 +108,32 @@ impl Comparison {
         self.changes.iter().filter(|change| change.verdict == verdict).count() + failed
     }
 
+    /// What it comes to.
+    pub fn outcome(&self) -> Outcome {
+        let has = |verdict| self.count(verdict) > 0;
+        match (has(Verdict::Worse), has(Verdict::Better), self.changes.is_empty()) {
+            (true, ..) => Outcome::Worse,
+            (_, true, _) => Outcome::Better,
+            (.., true) => Outcome::NothingInCommon,
+            _ => Outcome::Noise,
+        }
+    }
+
+    /// How many figures are what.
+    pub fn counts(&self) -> String {
+        let of = |verdict| self.count(verdict);
+        let few = match of(Verdict::Few) {
+            0 => String::new(),
+            few => {
+                format!(
+                    ", {few} not judged (fewer than {MIN_RUNS} runs, and less than {CLEAR_FACTOR}× apart)"
+                )
+            }
+        };
+        let [better, worse, noise] = [Verdict::Better, Verdict::Worse, Verdict::Noise].map(of);
+        format!("{better} better, {worse} worse, {noise} within the noise{few}")
+    }
+
     /// As text: worse figures first, then better ones.
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -107,20 +154,7 @@ impl Comparison {
                 );
             }
         }
-        let of = |verdict| self.count(verdict);
-        let _ = writeln!(
-            text,
-            "{} better, {} worse, {} within the noise{}",
-            of(Verdict::Better),
-            of(Verdict::Worse),
-            of(Verdict::Noise),
-            match of(Verdict::Few) {
-                0 => String::new(),
-                few => format!(
-                    ", {few} not judged (fewer than {MIN_RUNS} runs, and less than {CLEAR_FACTOR}× apart)"
-                ),
-            }
-        );
+        let _ = writeln!(text, "{}", self.counts());
         for note in &self.notes {
             let _ = writeln!(text, "note: {note}");
         }

@@ -13,7 +13,9 @@ use crate::model::{Machine, Place, Report, VERSION};
 /// The state of the report, from which all else is rendered.
 pub(crate) const STATE_FILE: &str = "report.json";
 /// The rendered report.
-pub(crate) const PAGE_FILES: [&str; 2] = ["report.md", "report.html"];
+pub(crate) const PAGE_FILES: [&str; 3] = ["report.md", "report.html", "report.csv"];
+/// Two reports compared: as data, and for people.
+pub(crate) const COMPARE_FILES: [&str; 3] = ["compare.json", "compare.md", "compare.html"];
 const LOCK_FILE: &str = ".report.lock";
 
 /// A folder that this process holds.
@@ -63,6 +65,17 @@ impl Folder {
             Err(error) if is_report(&path) => Err(error.hint("--again begins a new one")),
             found => found.map(Some),
         }
+    }
+
+    /// An error if a file is there that a comparison would replace and none wrote.
+    pub(crate) fn check_comparison(&self) -> Result<()> {
+        let is_ours = || {
+            let bytes = read_named(&self.path.join(COMPARE_FILES[0]), "").unwrap_or_default();
+            let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+            value["version"].is_u64() && value["outcome"].is_string() && value["changes"].is_array()
+        };
+        let other = COMPARE_FILES.map(|name| self.path.join(name)).into_iter().find(|path| is_there(path));
+        other.filter(|_| !is_ours()).map_or(Ok(()), |path| Err(foreign(&path)))
     }
 
     /// Writes a file in one step: a reader, or a run after a crash, sees the old one or the new one.
@@ -169,7 +182,11 @@ pub(crate) fn alike(machine: &Machine) -> Machine {
     // Some virtual machines start with little memory and grow.
     one.memory = 0;
     one.devices.iter_mut().for_each(|device| device.pci.clear());
+    one.topology = forebay_doctor::topology::Topology::default();
     for path in &mut one.paths {
+        // Addresses and names are each machine's own; what counts of a mount is in its options.
+        path.mount.clear();
+        path.disk.clear();
         // The names of drives change from start to start.
         if path.source.starts_with("/dev/") && !path.drive.is_empty() {
             path.source.clear();

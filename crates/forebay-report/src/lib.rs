@@ -7,6 +7,8 @@
 
 mod child;
 mod compare;
+mod comparison_files;
+mod counters;
 mod folder;
 mod machine;
 mod made;
@@ -18,13 +20,15 @@ mod plan;
 mod presets;
 mod quantity;
 mod render;
+mod resume;
 mod run;
 mod runner;
 mod spec;
 mod targets;
 mod work;
 
-pub use compare::{Change, Comparison, compare};
+pub use compare::{Change, Comparison, Outcome, compare};
+pub use comparison_files::write_comparison;
 pub use order::{Extent, Order, PRESETS, Pairing, Preset, presets};
 pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
 pub use run::{Ended, Finished, Planned, Progress, Watch, run};

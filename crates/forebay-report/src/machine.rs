@@ -7,8 +7,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_bench::report::MachineReport;
 use forebay_config::env;
-use forebay_doctor::machine::meminfo;
+use forebay_doctor::machine::{KernelDriver, MachineFacts, meminfo};
 use forebay_doctor::storage::{self, DiskKind};
+use forebay_doctor::topology::Topology;
 use forebay_doctor::{RealSystem, System};
 use forebay_error::Result;
 use forebay_gpu::{DeviceName, Devices};
@@ -37,7 +38,46 @@ pub(crate) fn this(devices: &[DeviceName], paths: &[impl AsRef<Path>]) -> Result
     let paths = paths.iter().map(|path| facts(path.as_ref())).collect();
     let memory = meminfo(&RealSystem, "MemTotal:").unwrap_or(0);
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned();
-    Ok(Machine { boot, kernel, cpu_model, cpus, memory, devices, paths })
+    let about = MachineFacts::probe(&RealSystem);
+    let topology = Topology::probe(&RealSystem, &forebay_doctor::live::offered(&found).gpus);
+    let governor = RealSystem.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor");
+    Ok(Machine {
+        product: product(&about),
+        gpu_driver: about.driver.as_ref().map_or_else(String::new, gpu_driver),
+        governor: governor.unwrap_or_default(),
+        limits: limits(&about),
+        boot,
+        kernel,
+        cpu_model,
+        cpus,
+        memory,
+        devices,
+        paths,
+        topology,
+    })
+}
+
+fn product(about: &MachineFacts) -> String {
+    let kind = match (&about.container, about.virtual_machine) {
+        (Some(container), true) => format!("{container} container in a virtual machine"),
+        (Some(container), false) => format!("{container} container"),
+        (None, true) => "virtual machine".to_owned(),
+        (None, false) => String::new(),
+    };
+    let words = about.product.clone().into_iter().chain(Some(kind).filter(|kind| !kind.is_empty()));
+    words.collect::<Vec<_>>().join(", ")
+}
+
+fn gpu_driver(driver: &KernelDriver) -> String {
+    let kind = if driver.open { "open" } else { "proprietary" };
+    format!("{} ({kind})", driver.version)
+}
+
+/// What the cgroup lets this process have; empty without a limit.
+fn limits(about: &MachineFacts) -> String {
+    let cpus = about.cpu_quota.map(|cpus| format!("{} CPUs", crate::quantity::figure(cpus)));
+    let memory = about.memory_limit.map(|bytes| format!("{} of memory", forebay_bench::text::bytes(bytes)));
+    cpus.into_iter().chain(memory).collect::<Vec<_>>().join(", ")
 }
 
 /// A hash of the program: the command, or the module of the Python package.
@@ -70,6 +110,8 @@ fn facts(path: &Path) -> PathFacts {
             source: url,
             drive: String::new(),
             options: env::text("FOREBAY_NFS").map_or_else(String::new, |how| format!("FOREBAY_NFS={how}")),
+            mount: String::new(),
+            disk: String::new(),
         };
     }
     let path = path.display().to_string();
@@ -82,7 +124,9 @@ fn facts(path: &Path) -> PathFacts {
         file_system: place.file_system,
         source: place.source,
         drive,
-        options: mount.map_or_else(String::new, |mount| options(&mount.options)),
+        options: mount.as_ref().map_or_else(String::new, |mount| options(&mount.options)),
+        mount: mount.map_or_else(String::new, |mount| format!("{},{}", mount.flags, mount.options)),
+        disk: place.disk.unwrap_or_default(),
     }
 }
 

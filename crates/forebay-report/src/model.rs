@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use forebay_doctor::topology::Topology;
 use serde::{Deserialize, Serialize};
 
+pub use crate::counters::{Flow, StorageCounters};
 use crate::quantity::{Quantity, Summary};
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes away.
@@ -19,6 +21,12 @@ pub struct Report {
     /// Which build of it: a hash of the program.
     #[serde(default)]
     pub build: String,
+    /// Its heading: `--title`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub title: String,
+    /// A line below the heading, for whom it is: `--note`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub note: String,
     /// When it was begun, UTC.
     pub begun: String,
     /// When its last run ended, UTC.
@@ -53,7 +61,7 @@ pub struct Place {
 }
 
 /// The machine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
     /// The kernel's boot id. A different one means another machine, or a reboot.
     #[serde(default)]
@@ -70,6 +78,21 @@ pub struct Machine {
     pub devices: Vec<Device>,
     /// The paths that were given.
     pub paths: Vec<PathFacts>,
+    /// Product name of the machine, and whether it is a virtual one or a container.
+    #[serde(default)]
+    pub product: String,
+    /// NVIDIA's kernel module, as `580.159.04 (open)`.
+    #[serde(default)]
+    pub gpu_driver: String,
+    /// How CPUs are clocked: cpufreq's governor.
+    #[serde(default)]
+    pub governor: String,
+    /// What the cgroup lets this process have: CPUs and memory.
+    #[serde(default)]
+    pub limits: String,
+    /// GPUs, drives and network cards, and the way between them.
+    #[serde(default)]
+    pub topology: Topology,
 }
 
 /// A device.
@@ -101,6 +124,12 @@ pub struct PathFacts {
     /// Mount options that change the data path: protocol and version of NFS.
     #[serde(default)]
     pub options: String,
+    /// All options of the mount.
+    #[serde(default)]
+    pub mount: String,
+    /// The block device below it, as `nvme0n1`; empty where there is none.
+    #[serde(default)]
+    pub disk: String,
 }
 
 /// A file that is measured.
@@ -203,6 +232,9 @@ pub struct Row {
     pub command: String,
     /// Figures of the source, by the table's columns.
     pub published: BTreeMap<Quantity, f64>,
+    /// Of these figures the source only says that they are not more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub at_most: Vec<Quantity>,
     /// The source's best ratios (“up to”) to the row that this one is compared with.
     pub published_ratio: BTreeMap<Quantity, f64>,
     /// Why it is not judged against the row that it is compared with.
@@ -254,8 +286,14 @@ pub struct Run {
     pub ops: u64,
     /// Mean latency of an I/O in microseconds; of a whole batch, for batches.
     pub mean_us: f64,
+    /// Half of them are not longer.
+    #[serde(default)]
+    pub p50_us: Option<f64>,
     /// 99 of 100 are not longer.
     pub p99_us: f64,
+    /// 999 of 1000 are not longer.
+    #[serde(default)]
+    pub p999_us: Option<f64>,
     /// CPU seconds of the process in user mode.
     pub user_s: f64,
     /// CPU seconds of the process in the kernel.
@@ -283,6 +321,9 @@ pub struct Run {
     pub ceiling: Option<Ceiling>,
     /// The parts of several GPU–drive pairs that ran at once.
     pub pairs: Vec<PairShare>,
+    /// What the kernel counted of the drives and mounts meanwhile.
+    #[serde(default)]
+    pub storage: Vec<StorageCounters>,
 }
 
 /// An engine's bytes.
@@ -356,6 +397,12 @@ pub struct Chart {
     pub y: Quantity,
     /// Divided by the series of this name.
     pub over: Option<String>,
+    /// The y axis is logarithmic.
+    #[serde(default)]
+    pub log: bool,
+    /// A value of x that the source names, and what for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mark: Option<(String, String)>,
 }
 
 /// How a chart is drawn.
@@ -378,6 +425,12 @@ impl Row {
     /// changes.
     pub fn measures_ceiling(&self, run: usize) -> bool {
         run == 0 || run + 1 == self.wanted
+    }
+
+    /// gdsio's `-x` of the command that measures it, if that is `forebay bench`.
+    pub fn xfer(&self) -> Option<u8> {
+        let (_, rest) = self.command.split_once("forebay bench ")?;
+        rest.split(' ').skip_while(|word| *word != "-x").nth(1)?.parse().ok()
     }
 
     /// Whether it is still to be measured.
@@ -483,6 +536,24 @@ impl Report {
             build: self.build.clone(),
             until: self.updated.clone(),
         }
+    }
+
+    /// Rows of type 0 beside those of type 2 that are alike but for that: the fast path and the traditional one.
+    pub fn pairs(&self) -> Vec<(&Table, &Row, &Row)> {
+        let is = |row: &Row, xfer| row.state == State::Done && row.xfer() == Some(xfer);
+        let mut all = Vec::new();
+        for table in &self.tables {
+            let Some(axis) = table.ratio.as_ref().map(|ratio| ratio.axis) else { continue };
+            let alike = |one: &Row, other: &Row| {
+                let mut labels = one.labels.iter().zip(&other.labels).enumerate();
+                labels.all(|(at, (one, other))| at == axis || one == other)
+            };
+            for row in table.rows.iter().filter(|row| is(row, 0)) {
+                let partner = table.rows.iter().find(|other| is(other, 2) && alike(row, other));
+                all.extend(partner.map(|other| (table, row, other)));
+            }
+        }
+        all
     }
 
     /// Rows in all tables.

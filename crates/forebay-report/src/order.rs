@@ -27,10 +27,12 @@ pub enum Preset {
     Latency,
     /// Fresh processes by state of the page cache.
     FirstTouch,
+    /// Epochs over a cached data set of MONAI's.
+    Monai,
 }
 
 /// All presets in the order of `all`.
-pub const PRESETS: [(Preset, &str, &str); 8] = [
+pub const PRESETS: [(Preset, &str, &str); 9] = [
     (
         Preset::GdsModes,
         "gds-modes",
@@ -45,12 +47,13 @@ pub const PRESETS: [(Preset, &str, &str); 8] = [
     (Preset::Sweep, "sweep", "4 KiB to 16 MiB by GPUD, GPUD_BATCH, GPUD_ASYNC and COMPAT"),
     (Preset::Workers, "workers", "4 KiB random reads by 1 to 128 workers, with CPU cores"),
     (Preset::Sizes, "sizes", "16 workers by I/O size"),
-    (Preset::Latency, "latency", "latency of 16 workers by I/O size"),
+    (Preset::Latency, "latency", "latency and throughput of 16 workers by I/O size"),
     (
         Preset::FirstTouch,
         "first-touch",
         "loads and reads in fresh processes, beside peers that are installed",
     ),
+    (Preset::Monai, "monai", "an epoch over a cached data set of MONAI's, where MONAI is installed"),
 ];
 
 impl Preset {
@@ -148,6 +151,10 @@ pub struct Order {
     pub paths: Vec<PathBuf>,
     /// The folder of the report.
     pub out: PathBuf,
+    /// The heading of the report; empty for the usual one.
+    pub title: String,
+    /// A line below it: for whom the report is.
+    pub note: String,
     /// How much is measured.
     pub extent: Extent,
     /// `ssh:HOST`.

@@ -15,7 +15,9 @@ use crate::work::{Cache, Peer, typed};
 
 /// Exit code of the script where the library is not installed.
 const EXIT_MISSING: i32 = 3;
-const SCRIPT: &str = include_str!("peers.py");
+/// Name and text of what loads models or reads files, and of what reads an epoch.
+const SCRIPTS: [(&str, &str); 2] =
+    [("peers.py", include_str!("peers.py")), ("monai_epoch.py", include_str!("monai_epoch.py"))];
 /// kvikio reads like the other rows: 8 threads, 4 MiB.
 pub(crate) const VARIABLES: [(&str, &str); 2] = [("KVIKIO_NTHREADS", "8"), ("KVIKIO_TASK_SIZE", "4194304")];
 /// Bytes of each tensor of the model.
@@ -33,6 +35,10 @@ struct Load {
     cache: String,
 }
 
+fn script(peer: &Peer) -> (&'static str, &'static str) {
+    SCRIPTS[usize::from(peer.name.starts_with("monai-"))]
+}
+
 /// The script's parameters.
 fn args(peer: &Peer) -> [OsString; 5] {
     let cache = if peer.cache == Cache::Warm { "warm" } else { "cold" };
@@ -44,12 +50,12 @@ fn args(peer: &Peer) -> [OsString; 5] {
 pub(crate) fn command(peer: &Peer) -> String {
     let args = args(peer).map(|word| word.to_string_lossy().into_owned());
     let variables = VARIABLES.map(|(name, value)| format!("{name}={value}")).join(" ");
-    format!("{variables} python3 peers.py {}", typed(&args))
+    format!("{variables} python3 {} {}", script(peer).0, typed(&args))
 }
 
 /// The process that loads.
 pub(crate) fn child(peer: &Peer, python: &OsStr) -> Child {
-    let words = [python.to_owned(), "-c".into(), SCRIPT.into()].into_iter().chain(args(peer));
+    let words = [python.to_owned(), "-c".into(), script(peer).1.into()].into_iter().chain(args(peer));
     let mut child = Child::new(words);
     child.absent = Some(EXIT_MISSING);
     for (name, value) in VARIABLES {
@@ -70,7 +76,9 @@ pub(crate) fn parse(text: &str, peer: &Peer) -> std::result::Result<Run, Why> {
         bytes: load.bytes,
         ops: 1,
         mean_us: load.seconds * 1e6,
+        p50_us: Some(load.seconds * 1e6),
         p99_us: load.seconds * 1e6,
+        p999_us: Some(load.seconds * 1e6),
         user_s: load.user_s,
         system_s: load.system_s,
         cache: load.cache,

@@ -107,6 +107,14 @@ impl Setup {
         }
     }
 
+    /// The first pair's device, as torch names it.
+    pub(crate) fn python_device(&self) -> String {
+        match self.pairs.first() {
+            Some(pair) if self.on_gpu => format!("cuda:{}", pair.device),
+            _ => "cpu".to_owned(),
+        }
+    }
+
     /// A sentence on the device, where there is no GPU.
     pub(crate) fn note_of_host(&self) -> Option<String> {
         let note = "Device 0 is host memory here, since no GPU is in use: file and engine are real, the copy to a GPU is not there.";
@@ -261,7 +269,8 @@ impl Planned {
         y: Quantity,
     ) -> &mut Chart {
         let only = only.iter().map(|(axis, value)| (*axis, (*value).to_owned())).collect();
-        let chart = Chart { title: title.to_owned(), kind, x, series, only, y, over: None };
+        let chart =
+            Chart { title: title.to_owned(), kind, x, series, only, y, over: None, log: false, mark: None };
         self.table.charts.push(chart);
         let last = self.table.charts.len() - 1;
         &mut self.table.charts[last]
@@ -291,6 +300,7 @@ impl Planned {
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
             command,
             published: BTreeMap::new(),
+            at_most: Vec::new(),
             published_ratio: BTreeMap::new(),
             unjudged: None,
             wanted,

@@ -18,8 +18,12 @@ pub enum Quantity {
     KiloIops,
     /// Mean latency in microseconds.
     MeanUs,
+    /// Median of the latency in microseconds.
+    P50Us,
     /// 99th percentile of the latency in microseconds.
     P99Us,
+    /// 999 of 1000 latencies in microseconds are not longer.
+    P999Us,
     /// CPU in user mode, in percent of one CPU.
     UserPercent,
     /// CPU in the kernel, in percent of one CPU.
@@ -41,6 +45,32 @@ pub enum Quantity {
 }
 
 impl Quantity {
+    /// All of them, in the order of their columns.
+    pub const ALL: [Self; 17] = [
+        Self::GbPerS,
+        Self::GibPerS,
+        Self::MibPerS,
+        Self::KiloIops,
+        Self::MeanUs,
+        Self::P50Us,
+        Self::P99Us,
+        Self::P999Us,
+        Self::UserPercent,
+        Self::SystemPercent,
+        Self::OneCpuUser,
+        Self::OneCpuSystem,
+        Self::CpuPercent,
+        Self::CpuCores,
+        Self::CpuPerGb,
+        Self::ServerPercent,
+        Self::Seconds,
+    ];
+
+    /// Its name in a spec, in JSON and in CSV.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
+    }
+
     /// Its value in a run.
     pub fn of(self, run: &Run) -> Option<f64> {
         if self == Self::ServerPercent {
@@ -54,7 +84,9 @@ impl Quantity {
             Self::MibPerS => bytes / f64::from(1 << 20) / seconds,
             Self::KiloIops => run.ops as f64 / 1e3 / seconds,
             Self::MeanUs => run.mean_us,
+            Self::P50Us => run.p50_us?,
             Self::P99Us => run.p99_us,
+            Self::P999Us => run.p999_us?,
             Self::UserPercent => run.user_s / seconds * 100.0,
             Self::SystemPercent => run.system_s / seconds * 100.0,
             Self::OneCpuUser => run.one_cpu_user_s? / seconds * 100.0,
@@ -90,7 +122,9 @@ impl Quantity {
             Self::MibPerS => "MiB/s",
             Self::KiloIops => "K IOPS",
             Self::MeanUs => "mean latency, µs",
-            Self::P99Us => "p99 latency, µs",
+            Self::P50Us => "p50, µs",
+            Self::P99Us => "p99, µs",
+            Self::P999Us => "p99.9, µs",
             Self::UserPercent => "user CPU, %",
             Self::SystemPercent => "system CPU, %",
             Self::OneCpuUser => "usr of the CPU, %",
@@ -108,7 +142,9 @@ impl Quantity {
         match self {
             Self::GbPerS | Self::GibPerS | Self::MibPerS | Self::KiloIops => "throughput",
             Self::MeanUs => "latency",
+            Self::P50Us => "p50",
             Self::P99Us => "p99",
+            Self::P999Us => "p99.9",
             Self::UserPercent | Self::OneCpuUser => "user CPU",
             Self::SystemPercent | Self::OneCpuSystem => "system CPU",
             Self::CpuPercent | Self::CpuCores => "CPU",
@@ -165,7 +201,8 @@ impl Summary {
 }
 
 /// The verdict on a figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// It is better.
     Better,
@@ -245,6 +282,7 @@ mod tests {
         let error = serde_json::from_str::<Quantity>("\"?\"").unwrap_err().to_string();
         let names: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
         assert!(names.contains(&"gb_per_s"), "{error}");
+        assert_eq!(names, Quantity::ALL.map(Quantity::name));
         for name in names {
             assert!(page.contains(&format!("`{name}`")), "{name}");
         }

@@ -8,14 +8,14 @@ use forebay_error::{Error, ErrorKind, Result};
 
 use crate::folder::{self, Folder};
 use crate::made::{Content, Made};
-use crate::model::{Command, FileFacts, Report, Row, State, VERSION};
+use crate::model::{Command, FileFacts, Report, Row, State, VERSION, Why};
 use crate::order::{Order, Preset};
 use crate::peers;
 use crate::plan::{self, Scale, Setup};
 use crate::runner::{Outcome, Runner};
 use crate::targets::{Data, FOLDER_NAME, Target};
 use crate::work::{MODEL, Peer, Program, Work, typed};
-use crate::{machine, made, pairing, presets, render, spec};
+use crate::{machine, made, pairing, presets, render, resume, spec};
 
 /// How a report ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +128,8 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         version: VERSION,
         release: env!("CARGO_PKG_VERSION").to_owned(),
         build: machine::build(),
+        title: order.title.clone(),
+        note: order.note.clone(),
         begun: machine::now(),
         updated: machine::now(),
         machine,
@@ -141,7 +143,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         report.files.clone_from(&old.files);
         if !order.again {
             folder::check_same(&old, &report, order.accept_changes, &order.out)?;
-            adopt(&mut report, old);
+            resume::adopt(&mut report, old);
         }
     }
     folder.save(&report)?;
@@ -218,42 +220,9 @@ fn check_server(server: Option<&str>) -> Result<()> {
     }
 }
 
-/// Takes over the runs of an earlier call. Failed rows, and rows whose program was missing, are tried again after all
-/// others.
-fn adopt(report: &mut Report, old: Report) {
-    let again = old.waiting() == 0;
-    let before = old.place();
-    report.earlier.clone_from(&old.earlier);
-    let has_runs = old.rows().flat_map(|row| &row.runs).any(|run| run.place == old.earlier.len());
-    if has_runs && !before.is_same(&report.place()) {
-        report.earlier.push(before.clone());
-    }
-    report.begun = old.begun;
-    report.updated = old.updated;
-    let mut rows: std::collections::HashMap<(String, String), Row> = old
-        .tables
-        .into_iter()
-        .flat_map(|table| table.rows.into_iter().map(move |row| ((table.id.clone(), row.id.clone()), row)))
-        .collect();
-    for table in &mut report.tables {
-        for row in &mut table.rows {
-            let Some(old) = rows.remove(&(table.id.clone(), row.id.clone())) else { continue };
-            // With other CPUs it has other threads.
-            if old.command != row.command {
-                continue;
-            }
-            row.runs = old.runs;
-            // Rows that the plan leaves out stay out.
-            if row.is_waiting() && !(again && old.state != State::Done) {
-                row.state = old.state;
-            }
-        }
-    }
-    if report.waiting() == 0 {
-        // Nothing is going to be measured here.
-        report.earlier = old.earlier;
-        (report.machine, report.release, report.build) = (before.machine, before.release, before.build);
-    }
+fn no_server(why: Why) -> Error {
+    let error = Error::new(ErrorKind::Io, format!("cannot read the server's CPU: {}", why.text));
+    why.hint.into_iter().fold(error, Error::hint)
 }
 
 struct ReportRun<'a> {
@@ -281,14 +250,17 @@ impl ReportRun<'_> {
             return Ok(Ended::Complete);
         }
         self.watch.planned(&self.planned(&schedule));
+        let (watch, is_late) = (self.watch, self.is_late());
+        let stopped = || watch.stopped() || is_late();
+        let mut runner = Runner::new(self.order, &stopped);
+        if schedule.iter().any(|place| self.work(*place).is_some_and(|work| work.server)) {
+            runner.check_server().map_err(no_server)?;
+        }
         if !self.make_files(targets)? {
             return Ok(self.ended());
         }
         self.note_sizes();
         let all: usize = self.report.rows().map(|row| row.wanted).sum();
-        let (watch, is_late) = (self.watch, self.is_late());
-        let stopped = || watch.stopped() || is_late();
-        let mut runner = Runner::new(self.order, &stopped);
         let mut pace = PaceEstimate { expected: 0.0, taken: 0.0 };
         schedule.reverse();
         while let Some(place) = schedule.pop() {
@@ -555,7 +527,8 @@ impl ReportRun<'_> {
             self.report.files.iter_mut().filter(|one| !held(&one.path)).for_each(|one| one.inode = None);
             self.folder.save(&self.report)?;
         }
-        let [markdown, html] = folder::PAGE_FILES;
+        let [markdown, html, csv] = folder::PAGE_FILES;
+        self.folder.write(csv, &render::csv(&self.report))?;
         self.folder.write(markdown, &render::markdown(&self.report))?;
         self.folder.write(html, &render::html(&self.report))
     }

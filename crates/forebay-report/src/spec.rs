@@ -60,6 +60,8 @@ struct ChartSpec {
     y: Quantity,
     over: Option<toml::Value>,
     #[serde(default)]
+    log: bool,
+    #[serde(default)]
     only: BTreeMap<String, toml::Value>,
 }
 
@@ -283,7 +285,17 @@ fn charts(plan: &mut Planned, spec: &Spec) -> Result<()> {
         let numbers = plan.table.rows.iter().all(|row| parse_size(&row.labels[x]).is_ok_and(|size| size > 0));
         let kind = one.kind.unwrap_or(if numbers { ChartKind::Lines } else { ChartKind::Bars });
         let title = one.title.clone().unwrap_or_else(|| format!("{} by {}", one.y.title(), one.x));
-        plan.table.charts.push(Chart { title, kind, x, series, only, y: one.y, over });
+        plan.table.charts.push(Chart {
+            title,
+            kind,
+            x,
+            series,
+            only,
+            y: one.y,
+            over,
+            log: one.log,
+            mark: None,
+        });
     }
     Ok(())
 }

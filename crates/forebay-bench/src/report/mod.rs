@@ -144,6 +144,8 @@ described! {
         pub state: &'static str,
         /// Measured with `--ceiling`: the least of the stages that every byte crosses.
         pub ceiling: Option<Ceiling>,
+        /// What the kernel counted of the drives and NFS mounts below the files, in the timed part, by all programs.
+        pub storage: Vec<StorageReport>,
         /// The jobs' parts.
         pub jobs: Vec<JobReport>,
     }
@@ -168,6 +170,41 @@ described! {
         pub gb_per_s: f64,
         /// Their mean, I/Os per second.
         pub iops: f64,
+    }
+
+    /// A drive as iostat shows it, or an NFS mount as nfsiostat does.
+    pub struct StorageReport {
+        /// The block device, or where NFS is mounted.
+        pub name: String,
+        /// Reads.
+        pub read: StorageFlow,
+        /// Writes.
+        pub write: StorageFlow,
+        /// I/Os in flight in the mean (iostat's `aqu-sz`); null for NFS.
+        pub in_flight: Option<f64>,
+        /// Part of the time with an I/O in flight, in percent (iostat's `%util`); null for NFS.
+        pub busy_percent: Option<f64>,
+    }
+
+    /// One direction of a drive or mount.
+    #[derive(Copy)]
+    pub struct StorageFlow {
+        /// I/Os per second (iostat's `r/s`, nfsiostat's `ops/s`).
+        pub ops_per_s: f64,
+        /// MB (10⁶ bytes) per second.
+        pub mb_per_s: f64,
+        /// KiB of an I/O (iostat's `rareq-sz`, nfsiostat's `kB/op`).
+        pub kib_per_op: f64,
+        /// Milliseconds of an I/O in the mean (iostat's `r_await`, nfsiostat's `avg exe`).
+        pub await_ms: f64,
+        /// I/Os merged with others per second (iostat's `rrqm/s`); null for NFS.
+        pub merged_per_s: Option<f64>,
+        /// Milliseconds from request to reply in the mean (nfsiostat's `avg RTT`); null for drives.
+        pub rtt_ms: Option<f64>,
+        /// Milliseconds before the request was sent in the mean (nfsiostat's `avg queue`); null for drives.
+        pub queue_ms: Option<f64>,
+        /// Requests that were sent again (nfsiostat's `retrans`); null for drives.
+        pub retransmitted: Option<u64>,
     }
 
     /// Bytes per I/O.

@@ -137,8 +137,8 @@ pub(crate) struct PassFacts<'a> {
 
 /// The figures of a pass, and the sum of all meters.
 pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pass, WorkerMeter)> {
-    let WorkersDone { done, watched: Watched { cpu, counted_from: started, steady, interrupted }, shared } =
-        worked;
+    let WorkersDone { done, watched, shared } = worked;
+    let Watched { cpu, counters: [before, after], counted_from: started, steady, interrupted } = watched;
     let mut jobs: Vec<Option<WorkerMeter>> = facts.jobs.iter().map(|_| None).collect();
     for one in done {
         match &mut jobs[one.job] {
@@ -210,6 +210,7 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
         files: Vec::new(),
         state,
         ceiling: None,
+        storage: after.since(&before, facts.jobs.iter().map(|(.., job)| job.target.path()), seconds),
         jobs: job_reports,
     };
     Ok((pass, all))

@@ -8,6 +8,7 @@ use super::PassObserver;
 use super::live::LiveSum;
 use super::measure::{Cpu, SharedMeter};
 use super::steady::{SteadyRate, SteadyWatch};
+use crate::counters::Counters;
 use crate::observer::Progress;
 
 /// Time between two looks.
@@ -24,6 +25,8 @@ pub(super) struct PassWatch<'a> {
     counted_from: Instant,
     /// CPU time by then.
     cpu: Cpu,
+    /// Counters of drives and mounts by then.
+    counters: Counters,
     steady: Option<SteadyWatch>,
     looks: VecDeque<(Instant, LiveSum)>,
     is_counting: bool,
@@ -33,6 +36,8 @@ pub(super) struct PassWatch<'a> {
 pub(crate) struct Watched {
     /// CPU time of the counted part.
     pub(crate) cpu: Cpu,
+    /// Counters of drives and mounts when counting began, and at the end.
+    pub(crate) counters: [Counters; 2],
     /// When counting began.
     pub(crate) counted_from: Instant,
     /// The last seconds of a pass that ran until they were alike.
@@ -44,7 +49,7 @@ pub(crate) struct Watched {
 impl<'a> PassWatch<'a> {
     /// The workers begin now.
     pub(super) fn begin(watch: PassObserver<'a>, shared: &'a SharedMeter) -> Self {
-        let cpu = Cpu::now();
+        let (counters, cpu) = (Counters::now(), Cpu::now());
         let started = Instant::now();
         let ramp = watch.time.map_or(Duration::ZERO, |time| time.ramp);
         Self {
@@ -53,6 +58,7 @@ impl<'a> PassWatch<'a> {
             started,
             counted_from: started + ramp,
             cpu,
+            counters,
             steady: watch.time.and_then(|time| time.steady_percent).map(SteadyWatch::new),
             looks: VecDeque::with_capacity(WINDOW + 1),
             is_counting: ramp.is_zero(),
@@ -72,7 +78,7 @@ impl<'a> PassWatch<'a> {
     pub(super) fn look(&mut self) {
         let now = Instant::now();
         if !self.is_counting && now >= self.counted_from {
-            self.cpu = Cpu::now();
+            (self.counters, self.cpu) = (Counters::now(), Cpu::now());
             self.is_counting = true;
         }
         let Some(observer) = self.watch.observer else { return };
@@ -118,6 +124,7 @@ impl<'a> PassWatch<'a> {
     pub(super) fn end(self) -> Watched {
         Watched {
             cpu: Cpu::now().since(self.cpu),
+            counters: [self.counters, Counters::now()],
             counted_from: self.counted_from,
             steady: self.steady.and_then(|steady| steady.rate()),
             interrupted: self.shared.is_cut(),

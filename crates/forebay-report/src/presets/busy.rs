@@ -2,7 +2,7 @@
 
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
-use crate::quantity::Quantity::{CpuCores, GbPerS, MeanUs, P99Us};
+use crate::quantity::Quantity::{CpuCores, GbPerS, MeanUs, P50Us, P99Us, P999Us};
 use crate::work::{Io, Work, size};
 
 /// Bytes per I/O, threads there; under load up to how many times the bandwidth, and how many times less response time.
@@ -17,7 +17,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "busy",
         "Random reads by many threads, idle and under load",
         &["block × threads", "machine", "path"],
-        &[GbPerS, MeanUs, P99Us, CpuCores],
+        &[GbPerS, MeanUs, P50Us, P99Us, P999Us, CpuCores],
     )
     .source(
         "FMS 2023",
@@ -26,8 +26,8 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         &["Under load GDS has up to 6 times the bandwidth of the traditional path and a response time up to 3.8 times better at 4 KiB × 2048 threads, 1.5 and 3 at 128 KiB × 1024, 1.4 and 1.5 at 1 MiB × 512."],
     )
     .meaning("Only the ratio of the two paths on the same machine can be compared: how much the load slows the path through the CPU, and how much forebay's. Their direct path is the drive's DMA into GPU memory; forebay's is the engine that the row names. Traditional is type 2: O_DIRECT into pinned host memory, then a copy.")
-    .called("forebay (-x 0)", "GDS")
-    .ratio(2, "traditional (-x 2)", &[GbPerS, MeanUs]);
+    .called("type 0 (forebay)", "GDS")
+    .ratio(2, "type 2 (traditional)", &[GbPerS, MeanUs]);
     plan.note(format!(
         "Unlike the source: threads are scaled to this machine, the source's (2048, 1024 and 512) × {} of {THEIR_CPUS} CPUs (a DGX A100's by its data sheet), at least 4 and at most the source's number. The source's file has 5 GB; the size of this one is at the top.",
         setup.scale.cpus
@@ -42,7 +42,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         for (bytes, theirs, bandwidth, response) in WORKS {
             let threads = (theirs * setup.scale.cpus / THEIR_CPUS).clamp(4, theirs);
             let name = format!("{} × {threads}", size(bytes));
-            for (path, xfer) in [("traditional (-x 2)", 2), ("forebay (-x 0)", 0)] {
+            for (path, xfer) in [("type 2 (traditional)", 2), ("type 0 (forebay)", 0)] {
                 let mut work = Work::bench(setup.bench(xfer, Io::RandRead, bytes, threads));
                 work.load = Some(load);
                 let row = plan.row(&[&name, machine, path], setup.scale.repeat, work);

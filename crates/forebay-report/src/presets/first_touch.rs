@@ -64,10 +64,7 @@ fn loads(plan: &mut Planned, setup: &Setup) {
 
 /// A load or read by a library of Python.
 fn peer(setup: &Setup, name: &str, file: Target, cache: Cache, load: usize) -> Work {
-    let device = match setup.pairs.first() {
-        Some(pair) if setup.on_gpu => format!("cuda:{}", pair.device),
-        _ => "cpu".to_owned(),
-    };
+    let device = setup.python_device();
     let peer = Peer { name: name.to_owned(), file, device, cache, load };
     Work { run: Program::Peer(peer), cpu: None, load: None, server: false }
 }

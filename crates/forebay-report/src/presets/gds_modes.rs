@@ -2,18 +2,18 @@
 
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
-use crate::quantity::Quantity::{CpuPerGb, CpuPercent, GbPerS, MeanUs};
+use crate::quantity::Quantity::{CpuPerGb, CpuPercent, GbPerS, MeanUs, P50Us, P99Us, P999Us};
 use crate::work::{Io, Work};
 
 const TYPES: [&str; 8] = [
-    "0 storage → GPU",
-    "1 storage → CPU",
-    "2 storage → CPU → GPU",
-    "3 storage → CPU → GPU, async",
-    "4 storage → page cache → CPU → GPU",
-    "5 storage → GPU, async",
-    "6 storage → GPU, batch",
-    "7 storage → GPU, batch on a stream",
+    "type 0: storage → GPU",
+    "type 1: storage → CPU",
+    "type 2: storage → CPU → GPU",
+    "type 3: storage → CPU → GPU, async",
+    "type 4: storage → page cache → CPU → GPU",
+    "type 5: storage → GPU, async",
+    "type 6: storage → GPU, batch",
+    "type 7: storage → GPU, batch on a stream",
 ];
 /// GiB/s and mean µs with 4 threads.
 const PUBLISHED: [(f64, f64); 8] = [
@@ -36,7 +36,7 @@ pub(crate) fn table(setup: &Setup) -> Planned {
         "gds-modes",
         "Transfer types 0 to 7: one file, sequential reads of 1 MiB",
         &["type", "threads"],
-        &[GbPerS, MeanUs, CpuPercent],
+        &[GbPerS, MeanUs, P50Us, P99Us, P999Us, CpuPercent],
     )
     .source(
         "A800 guide",
@@ -72,8 +72,13 @@ pub(crate) fn table(setup: &Setup) -> Planned {
             (CpuPercent, cpu),
         ]);
     }
-    plan.chart("Throughput by transfer type, 4 threads", ChartKind::Bars, (0, 1), &[(1, "4")], GbPerS);
-    plan.chart("Mean latency by transfer type, 4 threads", ChartKind::Bars, (0, 1), &[(1, "4")], MeanUs);
+    for threads in ["4", "40"] {
+        let only = [(1, threads)];
+        for (what, y) in [("Throughput", GbPerS), ("Mean latency", MeanUs)] {
+            let title = format!("{what} by transfer type, {threads} threads");
+            plan.chart(&title, ChartKind::Bars, (0, 1), &only, y);
+        }
+    }
     plan.chart("CPU of the process, 40 threads", ChartKind::Bars, (0, 1), &[(1, "40")], CpuPercent);
     plan
 }

@@ -2,14 +2,14 @@
 
 use crate::model::ChartKind;
 use crate::plan::{Planned, Setup};
-use crate::quantity::Quantity::{self, CpuCores, CpuPerGb, GbPerS, KiloIops, MeanUs, P99Us};
+use crate::quantity::Quantity::{self, CpuCores, CpuPerGb, GbPerS, KiloIops, MeanUs, P50Us, P99Us, P999Us};
 use crate::work::{Io, Job, Work, size};
 
 const SHORT: &str = "Micron";
 const NAME: &str = "Micron, July 2020";
 const HARDWARE: &str = "8 × V100, 8 × 9300 Pro NVMe, one drive per GPU";
 const MEANING: &str = "The source has eight pairs of GPU and drive, and the drive's DMA into GPU memory; here it is the pairs given, and the engine that the row names. Compare the shape: where a curve bends, and what CPU it takes. Legacy is type 2: O_DIRECT into pinned host memory, then a copy.";
-const PATHS: [(&str, u8); 2] = [("forebay (-x 0)", 0), ("legacy (-x 2)", 2)];
+const PATHS: [(&str, u8); 2] = [("type 0 (forebay)", 0), ("type 2 (legacy)", 2)];
 
 /// GPU–drive pairs of the source, whose figures are of all pairs together.
 const THEIR_PAIRS: f64 = 8.0;
@@ -75,14 +75,15 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
         "workers",
         "Random reads of 4 KiB by workers",
         "workers",
-        &[GbPerS, KiloIops, MeanUs, CpuCores],
+        &[GbPerS, KiloIops, MeanUs, P50Us, P99Us, P999Us, CpuCores],
         &[
             "Eight pairs together: GDS peaks at 8.8 GB/s with 64 workers per pair on less than 6 CPU cores; the legacy path at 2.24 GB/s with 12 workers, and falls after; with 96 it takes 52 cores.",
         ],
         &[GbPerS, CpuPerGb],
     );
     let counts = setup.scale.pick(
-        vec![1, 4, 16, 64],
+        // The peaks of both paths, and where the legacy path takes most CPU.
+        vec![1, 4, 12, 64, 96],
         vec![1, 4, 12, 16, 64, 96, 128],
         vec![1, 2, 4, 8, 12, 16, 32, 64, 96, 128],
     );
@@ -95,7 +96,10 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
                     plan.row(&[&pair, &count.to_string(), path], setup.scale.repeat, Work::bench(bench));
                 let part = jobs.len() as f64 / THEIR_PAIRS;
                 match (xfer, count) {
-                    (0, 64) => row.publish(&[(GbPerS, 8.8 * part)]),
+                    (0, 64) => {
+                        row.publish(&[(GbPerS, 8.8 * part), (CpuCores, 6.0 * part)]);
+                        row.at_most.push(CpuCores);
+                    }
                     (2, 12) => row.publish(&[(GbPerS, 2.24 * part)]),
                     (2, 96) => row.publish(&[(CpuCores, 52.0 * part)]),
                     _ => {}
@@ -103,7 +107,7 @@ pub(crate) fn workers(setup: &Setup) -> Planned {
             }
         }
     }
-    plan.note("Their 8.8 and 2.24 GB/s and 52 cores are of eight pairs together, each with as many workers: beside a row stands the part of as many pairs as it has, an eighth for one.");
+    plan.note("Their 8.8 and 2.24 GB/s, 52 and “less than 6” cores are of eight pairs together, each with as many workers: beside a row stands the part of as many pairs as it has, an eighth for one.");
     charts(&mut plan, setup, "Throughput by workers, 4 KiB", GbPerS);
     charts(&mut plan, setup, "CPU by workers, 4 KiB", CpuCores);
     plan
@@ -118,34 +122,40 @@ pub(crate) fn sizes(setup: &Setup) -> Planned {
         "sizes",
         "Random reads of 16 workers by size",
         "size",
-        &[GbPerS, MeanUs, CpuCores],
+        &[GbPerS, MeanUs, P50Us, P99Us, P999Us, CpuCores],
         &["Throughput is equal at large sizes; the figure has no numbers."],
         &[GbPerS, CpuPerGb],
     );
-    by_size(&mut plan, setup, &setup.scale.sizes());
+    by_size(&mut plan, setup, &with_published(setup.scale.sizes()));
     charts(&mut plan, setup, "Throughput by size, 16 workers", GbPerS);
     charts(&mut plan, setup, "CPU by size, 16 workers", CpuCores);
     plan
 }
 
-/// Figure 5: latency, of the same workers.
+/// Figure 5: latency and throughput, of the same workers.
 pub(crate) fn latency(setup: &Setup) -> Planned {
     let mut plan = plan(
         "latency",
-        "Latency of random reads of 16 workers by size",
+        "Latency and throughput of random reads of 16 workers by size",
         "size",
-        &[MeanUs, P99Us, CpuCores],
+        &[GbPerS, MeanUs, P50Us, P99Us, P999Us, CpuCores],
         &["16 workers for each pair. GDS: 116 µs at 4 KiB, 203 µs at 32 KiB."],
         &[MeanUs],
     );
-    let mut sizes = setup.scale.sizes();
-    // Published.
-    sizes.push(32 << 10);
+    by_size(&mut plan, setup, &with_published(setup.scale.sizes()));
+    charts(&mut plan, setup, "Mean latency by size, 16 workers", MeanUs);
+    // Linear, latencies of small sizes would be one line at the bottom.
+    plan.table.charts.iter_mut().for_each(|chart| chart.log = true);
+    charts(&mut plan, setup, "Throughput beside it, 16 workers", GbPerS);
+    plan
+}
+
+/// With the sizes whose figures are published.
+fn with_published(mut sizes: Vec<u64>) -> Vec<u64> {
+    sizes.extend([4 << 10, 32 << 10]);
     sizes.sort_unstable();
     sizes.dedup();
-    by_size(&mut plan, setup, &sizes);
-    charts(&mut plan, setup, "Mean latency by size, 16 workers", MeanUs);
-    plan
+    sizes
 }
 
 /// A row for each pair, size and path, beside the latencies that are published.

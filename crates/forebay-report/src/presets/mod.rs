@@ -4,6 +4,7 @@ mod busy;
 mod first_touch;
 mod gds_modes;
 mod micron;
+mod monai;
 mod nfs_rdma;
 mod sweep;
 
@@ -23,6 +24,7 @@ pub(crate) fn plan(preset: Preset, setup: &Setup) -> Vec<Planned> {
         Preset::Sizes => vec![micron::planned(micron::sizes, setup)],
         Preset::Latency => vec![micron::planned(micron::latency, setup)],
         Preset::FirstTouch => vec![first_touch::table(setup)],
+        Preset::Monai => vec![monai::table(setup)],
     };
     for one in &mut tables {
         if one.table.source.is_some() && preset != Preset::NfsRdma {

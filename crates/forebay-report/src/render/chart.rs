@@ -16,6 +16,33 @@ pub(super) struct Plot<'a> {
     pub(super) once: Once,
     /// Its rows without a figure.
     pub(super) missing: usize,
+    /// Its y axis is logarithmic.
+    pub(super) log: bool,
+    /// A value along x that the source names, and what for.
+    pub(super) mark: Option<(usize, &'a str)>,
+    /// Values that its y axis reaches, too: those of the table's other charts of this quantity.
+    pub(super) beside: Vec<f64>,
+}
+
+impl Plot<'_> {
+    /// All values, ends of ranges included.
+    pub(super) fn values(&self) -> Vec<f64> {
+        let points = self.series.iter().flat_map(|one| &one.points);
+        points.flat_map(|point| [point.y, point.low, point.high]).collect()
+    }
+}
+
+/// The charts of a table. Those of one quantity have one scale: pairs, machines and directions can be compared by eye.
+pub(super) fn plots(table: &Table) -> Vec<Option<Plot<'_>>> {
+    let mut all: Vec<Option<Plot<'_>>> = table.charts.iter().map(|chart| plot(table, chart)).collect();
+    let key = |plot: &Plot<'_>| (plot.y_title.clone(), plot.log);
+    let values: Vec<_> = all.iter().flatten().map(|plot| (key(plot), plot.values())).collect();
+    for plot in all.iter_mut().flatten() {
+        let own = key(plot);
+        plot.beside =
+            values.iter().filter(|(key, _)| *key == own).flat_map(|(_, values)| values.clone()).collect();
+    }
+    all
 }
 
 /// Rows that ran once: their figures have no range.
@@ -43,12 +70,16 @@ pub(super) struct Point {
     pub(super) y: f64,
     pub(super) low: f64,
     pub(super) high: f64,
+    /// Index of its colour.
+    pub(super) colour: usize,
+    /// The source says that it is not more.
+    pub(super) at_most: bool,
     /// It, or what it is divided by, ran once.
     pub(super) once: bool,
 }
 
 /// The figures of a chart; `None` if no row has measured one.
-pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
+fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
     let rows: Vec<&Row> = table
         .rows
         .iter()
@@ -57,7 +88,9 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
     let xs = distinct(&rows, chart.x);
     let names = distinct(&rows, chart.series);
     let (mut series, mut missing) = (Vec::new(), 0);
-    for (colour, name) in names.iter().enumerate().filter(|(_, name)| chart.over.as_deref() != Some(**name)) {
+    let colours = colours(&rows, chart.series, &names);
+    for (index, name) in names.iter().enumerate().filter(|(_, name)| chart.over.as_deref() != Some(**name)) {
+        let colour = colours[index];
         let own: Vec<&Row> = rows
             .iter()
             .filter(|row| row.labels.get(chart.series).is_some_and(|one| one == name))
@@ -65,11 +98,16 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
             .collect();
         let alone = names.len() == 1;
         let title = if alone { "this machine".to_owned() } else { (*name).to_owned() };
-        let points: Vec<_> = own.iter().filter_map(|row| measured(table, chart, row, &xs)).collect();
+        // Of one series the bars differ by what they show.
+        let paint = |row: &Row| if alone { side(row).unwrap_or(colour) } else { colour };
+        let with = |row: &Row, point: Point| Point { colour: paint(row), ..point };
+        let points: Vec<_> =
+            own.iter().filter_map(|row| Some(with(row, measured(table, chart, row, &xs)?))).collect();
         missing += own.len() - points.len();
         series.push(Series { name: title, colour, published: false, points });
         if chart.over.is_none() {
-            let points: Vec<Point> = own.iter().filter_map(|row| published(chart, row, &xs)).collect();
+            let points: Vec<Point> =
+                own.iter().filter_map(|row| Some(with(row, published(chart, row, &xs)?))).collect();
             let title = theirs(table, name, alone);
             if !points.is_empty() {
                 series.push(Series { name: title, colour, published: true, points });
@@ -90,6 +128,8 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         Some(base) => format!("{}, times that of {base}", chart.y.word()),
         None => chart.y.title().to_owned(),
     };
+    let mark = chart.mark.as_ref();
+    let mark = mark.and_then(|(at, what)| Some((xs.iter().position(|x| x == at)?, what.as_str())));
     let x_title = table.axes.get(chart.x).map_or("", String::as_str);
     Some(Plot {
         title: &chart.title,
@@ -101,7 +141,54 @@ pub(super) fn plot<'a>(table: &'a Table, chart: &'a Chart) -> Option<Plot<'a>> {
         at_one: chart.over.is_some(),
         once,
         missing,
+        log: chart.log,
+        mark,
+        beside: Vec::new(),
     })
+}
+
+/// Libraries of Python beside ours.
+const PEERS: [&str; 7] = [
+    "safetensors",
+    "fastsafetensors",
+    "instanttensor",
+    "instanttensor-mmap",
+    "runai",
+    "kvikio",
+    "GDSDataset of MONAI",
+];
+/// The colour of each transfer type: ours has the first in every table, the traditional path the second.
+const OF_TYPE: [usize; 8] = [0, 4, 1, 5, 6, 3, 2, 7];
+
+/// The colour of a side, which is the same in all tables.
+fn side(row: &Row) -> Option<usize> {
+    if let Some(xfer) = row.xfer() {
+        return OF_TYPE.get(usize::from(xfer)).copied();
+    }
+    let named = |name: &str| row.labels.iter().any(|label| label == name);
+    if named("forebay") || named("GDSDataset of forebay") {
+        return Some(0);
+    }
+    if named("PersistentDataset") {
+        return Some(1);
+    }
+    PEERS.iter().position(|name| named(name)).map(|at| at % 6 + 2)
+}
+
+/// The colours of series: those of their sides, or one after the other where series are of other things.
+fn colours(rows: &[&Row], axis: usize, names: &[&str]) -> Vec<usize> {
+    let of = |name: &&str| {
+        let mut sides: Vec<_> = rows
+            .iter()
+            .filter(|row| row.labels.get(axis).is_some_and(|label| label == name))
+            .map(|row| side(row))
+            .collect();
+        sides.dedup();
+        if let [one] = sides.as_slice() { *one } else { None }
+    };
+    let found: Vec<Option<usize>> = names.iter().map(of).collect();
+    let is_clear = found.iter().enumerate().all(|(at, one)| one.is_some() && !found[..at].contains(one));
+    if is_clear { found.into_iter().flatten().collect() } else { (0..names.len()).collect() }
 }
 
 /// The source and the series of these figures.
@@ -137,7 +224,15 @@ fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Poin
     // Rows with missing runs have no figure in the table either.
     let own = row.summary(chart.y).filter(|_| matches!(row.state, State::Done))?;
     let Some(base) = &chart.over else {
-        return Some(Point { x, y: own.median, low: own.min, high: own.max, once: own.runs == 1 });
+        return Some(Point {
+            x,
+            y: own.median,
+            low: own.min,
+            high: own.max,
+            colour: 0,
+            at_most: false,
+            once: own.runs == 1,
+        });
     };
     let partner = table.rows.iter().find(|other| {
         other
@@ -150,10 +245,12 @@ fn measured(table: &Table, chart: &Chart, row: &Row, xs: &[&str]) -> Option<Poin
     let is_done = matches!(partner.state, State::Done);
     let base = partner.summary(chart.y).filter(|base| is_done && base.min > 0.0)?;
     let (low, high) = (own.min / base.max, own.max / base.min);
-    Some(Point { x, y: own.median / base.median, low, high, once: own.runs.min(base.runs) == 1 })
+    let once = own.runs.min(base.runs) == 1;
+    Some(Point { x, y: own.median / base.median, low, high, colour: 0, at_most: false, once })
 }
 
 fn published(chart: &Chart, row: &Row, xs: &[&str]) -> Option<Point> {
     let y = *row.published.get(&chart.y)?;
-    Some(Point { x: place(chart, row, xs)?, y, low: y, high: y, once: false })
+    let at_most = row.at_most.contains(&chart.y);
+    Some(Point { x: place(chart, row, xs)?, y, low: y, high: y, colour: 0, at_most, once: false })
 }

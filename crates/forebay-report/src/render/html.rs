@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::chart::Once;
-use super::{chart, svg, words};
+use super::{chart, counted, front, svg, words};
 use crate::model::{ChartKind, Report, Row, State, Table};
 use crate::quantity::{Verdict, figure};
 
@@ -11,46 +11,37 @@ const STYLE: &str = include_str!("style.css");
 
 /// The whole report.
 pub(crate) fn html(report: &Report) -> String {
-    let mut text = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>forebay report, {}</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>forebay report</h1>\n",
-        escape(&report.updated)
-    );
-    head(&mut text, report);
-    for table in &report.tables {
-        section(&mut text, report, table);
-    }
-    text.push_str("</main>\n</body>\n</html>\n");
-    text
-}
-
-fn head(text: &mut String, report: &Report) {
-    let _ = writeln!(
-        text,
-        "<p>{}. Begun {} UTC, last run {} UTC, forebay {}.</p>\n<pre>{}</pre>\n<dl>",
-        escape(&words::counts(report)),
-        escape(&report.begun),
-        escape(&report.updated),
-        escape(&report.release),
-        escape(&words::command(report))
-    );
-    for (name, value) in words::machine(&report.machine) {
-        let _ = writeln!(text, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
-    }
-    text.push_str("</dl>\n");
-    list(text, &words::top(report));
+    let mut text = begin(&format!("{}, {}", front::title(report), report.updated));
+    front::write(&mut text, report);
     if report.tables.len() > 1 {
-        text.push_str("<nav aria-label=\"Tables\"><ul>");
+        text.push_str("<nav aria-label=\"Tables\"><h2>Tables</h2><ul>");
         for table in &report.tables {
             let _ =
                 write!(text, "<li><a href=\"#{0}\">{1}</a></li>", escape(&table.id), escape(&table.title));
         }
         text.push_str("</ul></nav>\n");
     }
+    for table in &report.tables {
+        section(&mut text, report, table);
+    }
+    text.push_str(END);
+    text
 }
 
-fn list(text: &mut String, notes: &[String]) {
+/// A page up to its heading.
+pub(super) fn begin(title: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>{}</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n",
+        escape(title)
+    )
+}
+
+/// The end of a page.
+pub(super) const END: &str = "</main>\n</body>\n</html>\n";
+
+pub(super) fn list(text: &mut String, notes: &[String]) {
     if notes.is_empty() {
         return;
     }
@@ -73,36 +64,42 @@ fn section(text: &mut String, report: &Report, table: &Table) {
         escape(&words::ours(report, table))
     );
     list(text, &table.notes);
-    for (index, one) in table.charts.iter().enumerate() {
-        if let Some(plot) = chart::plot(table, one) {
-            let id = format!("{}-{index}", table.id);
-            let _ = writeln!(
-                text,
-                "<figure>\n<figcaption>{}</figcaption>\n{}",
-                escape(plot.title),
-                svg::draw(&plot, &escape(&id))
-            );
-            if let Some(note) = ran_once(&plot) {
-                let _ = writeln!(text, "<p class=\"notes\">{note}</p>");
-            }
-            if let Some(note) = without_figure(plot.missing) {
-                let _ = writeln!(text, "<p class=\"notes\">{note}</p>");
-            }
-            beside(text, &plot);
-            text.push_str("</figure>\n");
-        }
-    }
+    charts(text, table);
     figures(text, table);
     details(text, report, table);
     text.push_str("</section>\n");
 }
 
+fn charts(text: &mut String, table: &Table) {
+    let plots = chart::plots(table);
+    if plots.iter().all(Option::is_none) {
+        return;
+    }
+    text.push_str("<div class=\"charts\">\n");
+    for (index, plot) in plots.iter().enumerate() {
+        let Some(plot) = plot else { continue };
+        let id = format!("{}-{index}", table.id);
+        let _ = writeln!(
+            text,
+            "<figure>\n<figcaption>{}</figcaption>\n{}",
+            escape(plot.title),
+            svg::draw(plot, &escape(&id))
+        );
+        for note in ran_once(plot).map(str::to_owned).into_iter().chain(without_figure(plot.missing)) {
+            let _ = writeln!(text, "<p class=\"notes\">{note}</p>");
+        }
+        beside(text, plot);
+        text.push_str("</figure>\n");
+    }
+    text.push_str("</div>\n");
+}
+
 /// A note on rows that have no range.
 fn ran_once(plot: &chart::Plot<'_>) -> Option<&'static str> {
     match (plot.once, plot.kind) {
-        (Once::None, _) => None,
-        (Once::All, _) => Some("Each row ran once: there are no ranges."),
-        (Once::Some, ChartKind::Bars) => Some("Rows marked “one run” have no range."),
+        // Where each row ran once the top of the report says so.
+        (Once::None | Once::All, _) => None,
+        (Once::Some, ChartKind::Bars) => Some("* one run: no range."),
         (Once::Some, ChartKind::Lines) => Some("Hollow points are of one run: they have no range."),
     }
 }
@@ -203,13 +200,14 @@ fn measured(text: &mut String, table: &Table, row: &Row) {
         let range = range.map_or(String::new(), |range| format!("<small>{range}</small>"));
         let below = match row.published.get(quantity) {
             Some(value) if words::is_stacked(table) => {
-                format!("<small>{} {}</small>", escape(table.whose()), figure(*value))
+                let bound = if row.at_most.contains(quantity) { "&lt; " } else { "" };
+                format!("<small>{} {bound}{}</small>", escape(table.whose()), figure(*value))
             }
             _ => String::new(),
         };
         let _ = write!(text, "<td>{}{range}{below}</td>", words::median(row, *quantity));
         if words::has_columns(table, *quantity) {
-            let _ = write!(text, "<td class=\"theirs\">{}</td>", words::published(row, *quantity));
+            let _ = write!(text, "<td class=\"theirs\">{}</td>", escape(&words::published(row, *quantity)));
         }
     }
     if table.ratio.is_none() {
@@ -263,7 +261,33 @@ fn details(text: &mut String, report: &Report, table: &Table) {
         }
         text.push_str("</ol>\n");
     }
+    counters(text, table);
     commands(text, report, table);
+}
+
+/// What the kernel counted beside rows: iostat's columns, and nfsiostat's.
+fn counters(text: &mut String, table: &Table) {
+    for (title, heads, rows) in counted::tables(table) {
+        let _ = write!(
+            text,
+            "<details open=\"open\"><summary>{}</summary><div class=\"wide\"><table><thead><tr>",
+            escape(title)
+        );
+        for (index, head) in heads.iter().enumerate() {
+            let class = if index < 2 { " class=\"label\"" } else { "" };
+            let _ = write!(text, "<th scope=\"col\"{class}>{}</th>", escape(head));
+        }
+        text.push_str("</tr></thead><tbody>");
+        for row in rows {
+            text.push_str("<tr>");
+            for (index, cell) in row.iter().enumerate() {
+                let class = if index < 2 { " class=\"label\"" } else { "" };
+                let _ = write!(text, "<td{class}>{}</td>", escape(cell));
+            }
+            text.push_str("</tr>");
+        }
+        text.push_str("</tbody></table></div></details>\n");
+    }
 }
 
 /// The commands that repeat the rows.

@@ -2,22 +2,28 @@
 
 use std::fmt::Write;
 
-use super::words;
+use super::{counted, findings, front, words};
 use crate::model::{Report, Table};
 
 /// The whole report.
 pub(crate) fn markdown(report: &Report) -> String {
-    let mut text = format!(
-        "# forebay report\n\n{}; begun {} UTC, last run {} UTC, forebay {}.\n\n",
+    let mut text = format!("# {}\n\n", plain(&front::title(report)));
+    if !report.note.is_empty() {
+        let _ = writeln!(text, "{}\n", plain(&report.note));
+    }
+    let _ = writeln!(
+        text,
+        "{}; begun {} UTC, last run {} UTC, forebay {}.\n",
         words::counts(report),
         report.begun,
         report.updated,
         report.release
     );
-    let _ = writeln!(text, "    {}\n", words::command(report));
-    for (name, value) in words::machine(&report.machine) {
-        let _ = writeln!(text, "- {name}: {}", plain(&value));
+    for (head, sentence) in findings::findings(report) {
+        let _ = writeln!(text, "- **{head}**: {}", plain(&sentence));
     }
+    let _ = writeln!(text, "\n    {}\n", words::command(report));
+    machine(&mut text, report);
     for note in words::top(report) {
         let _ = writeln!(text, "- {}", plain(&note));
     }
@@ -25,6 +31,23 @@ pub(crate) fn markdown(report: &Report) -> String {
         text.push_str(&one(report, table));
     }
     text
+}
+
+fn machine(text: &mut String, report: &Report) {
+    for (name, value) in words::machine(&report.machine) {
+        let _ = writeln!(text, "- {name}: {}", plain(&value));
+    }
+    if report.machine.topology.parts().next().is_none() {
+        return;
+    }
+    for (heads, rows) in [words::parts_of_machine(&report.machine), words::matrix(&report.machine)] {
+        text.push('\n');
+        head(text, &heads.iter().map(|one| plain(one)).collect::<Vec<_>>(), heads.len());
+        for row in rows {
+            line(text, &row.iter().map(|one| plain(one)).collect::<Vec<_>>());
+        }
+    }
+    let _ = writeln!(text, "\n{}.\n", plain(&words::distances(&report.machine)));
 }
 
 fn one(report: &Report, table: &Table) -> String {
@@ -43,6 +66,7 @@ fn one(report: &Report, table: &Table) -> String {
     let _ =
         write!(text, "\nHow the bytes went ({}):\n\n", words::engines_explained(table).trim_end_matches('.'));
     details(&mut text, table);
+    counters(&mut text, table);
     text
 }
 
@@ -103,17 +127,28 @@ fn details(text: &mut String, table: &Table) {
     }
 }
 
-fn head(text: &mut String, heads: &[String], left: usize) {
+pub(super) fn head(text: &mut String, heads: &[String], left: usize) {
     line(text, heads);
     let rule: Vec<&str> = (0..heads.len()).map(|index| if index < left { "---" } else { "---:" }).collect();
     let _ = writeln!(text, "|{}|", rule.join("|"));
 }
 
-fn line(text: &mut String, cells: &[String]) {
+pub(super) fn line(text: &mut String, cells: &[String]) {
     let _ = writeln!(text, "| {} |", cells.join(" | "));
 }
 
+/// What the kernel counted beside rows.
+fn counters(text: &mut String, table: &Table) {
+    for (title, heads, rows) in counted::tables(table) {
+        let _ = writeln!(text, "\n{}:\n", plain(title));
+        head(text, &heads.iter().map(|one| plain(one)).collect::<Vec<_>>(), 2);
+        for row in rows {
+            line(text, &row.iter().map(|one| plain(one)).collect::<Vec<_>>());
+        }
+    }
+}
+
 /// Text escaped for Markdown.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ").replace('<', "&lt;").replace('*', "\\*").replace('_', "\\_")
 }

@@ -13,18 +13,15 @@ pub(super) struct Axis {
     pub(super) ticks: Vec<(f64, String)>,
 }
 
-/// Beyond this ratio of the greatest to the least value an axis is logarithmic.
-const LOG_FROM: f64 = 100.0;
-
 impl Axis {
-    /// For values from zero up; logarithmic where they span decades, unless it has to begin at zero.
-    pub(super) fn of(values: &[f64], from_zero: bool) -> Self {
+    /// For values: from zero up, or logarithmic.
+    pub(super) fn of(values: &[f64], is_log: bool) -> Self {
         let positive = || values.iter().copied().filter(|value| *value > 0.0);
         let (least, most) = (positive().fold(f64::INFINITY, f64::min), positive().fold(0.0, f64::max));
         if most <= 0.0 {
             return Self::linear(1.0);
         }
-        if !from_zero && most / least > LOG_FROM {
+        if is_log {
             return Self::logarithmic(least, most);
         }
         Self::linear(most)
@@ -100,14 +97,14 @@ mod tests {
 
     #[test]
     fn ticks_are_round() {
-        assert_eq!(labels(&Axis::of(&[4.4], true)), ["0", "1", "2", "3", "4", "5"]);
-        assert_eq!(labels(&Axis::of(&[0.9, 0.1], true)), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
-        assert_eq!(labels(&Axis::of(&[12.0], true)), ["0.0", "2.5", "5.0", "7.5", "10.0", "12.5"]);
-        assert_eq!(labels(&Axis::of(&[], true)), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
-        let log = Axis::of(&[1.5, 9000.0], false);
+        assert_eq!(labels(&Axis::of(&[4.4], false)), ["0", "1", "2", "3", "4", "5"]);
+        assert_eq!(labels(&Axis::of(&[0.9, 0.1], false)), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
+        assert_eq!(labels(&Axis::of(&[12.0], false)), ["0.0", "2.5", "5.0", "7.5", "10.0", "12.5"]);
+        assert_eq!(labels(&Axis::of(&[], false)), ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
+        let log = Axis::of(&[1.5, 9000.0], true);
         assert_eq!(labels(&log), ["1", "10", "100", "1000", "10\u{202f}000"]);
         assert!((log.at(100.0) - 0.5).abs() < 1e-9);
-        assert_eq!(labels(&Axis::of(&[0.006, 4.5], false)), ["0.005", "0.01", "0.1", "1", "5"]);
+        assert_eq!(labels(&Axis::of(&[0.006, 4.5], true)), ["0.005", "0.01", "0.1", "1", "5"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::{html, words};
 use crate::compare::Comparison;
 use crate::model::{
-    Ceiling, Chart, ChartKind, Command, Load, Machine, Report, Row, Run, State, Table, VERSION,
+    Ceiling, Chart, ChartKind, Command, Load, Machine, Report, Row, Run, Share, State, Table, VERSION, Why,
 };
 use crate::plan::Planned;
 use crate::quantity::{Quantity, Verdict};
@@ -25,6 +25,7 @@ fn table(rows: &[(&str, &str, &[Run])]) -> Table {
             labels: vec![(*kind).to_owned(), (*size).to_owned()],
             command: String::new(),
             published: std::collections::BTreeMap::new(),
+            at_most: Vec::new(),
             published_ratio: std::collections::BTreeMap::new(),
             unjudged: None,
             wanted: runs.len(),
@@ -43,15 +44,9 @@ fn report(table: Table) -> Report {
         build: String::new(),
         begun: String::new(),
         updated: String::new(),
-        machine: Machine {
-            boot: String::new(),
-            kernel: String::new(),
-            cpu_model: String::new(),
-            cpus: 2,
-            memory: 1,
-            devices: Vec::new(),
-            paths: Vec::new(),
-        },
+        machine: Machine { cpus: 2, memory: 1, ..Machine::default() },
+        title: String::new(),
+        note: String::new(),
         earlier: Vec::new(),
         command: Command {
             presets: Vec::new(),
@@ -125,7 +120,10 @@ fn what_is_not_judged_says_so() {
     let of = |table: &Table| words::ratios(table, &table.rows[0]);
     assert_eq!(of(&table), [("throughput 3.00×, better".to_owned(), Some(Verdict::Better))]);
     table.rows[0].unjudged = Some("no GPU".to_owned());
-    assert_eq!(of(&table), [("throughput 3.00×, not judged: no GPU".to_owned(), None)]);
+    assert_eq!(of(&table), [("throughput 3.00×".to_owned(), None)]);
+    let once = "Ratios without a verdict are not judged: no GPU.";
+    assert_eq!(words::top(&report(table.clone())), [once]);
+    assert_eq!(html(&report(table)).matches("not judged").count(), 1);
 }
 
 /// A busy machine is the first note. The load that `busy` makes does not count.
@@ -169,6 +167,8 @@ fn published_points_say_whose_they_are() {
         only: Vec::new(),
         y: Quantity::GbPerS,
         over: None,
+        log: false,
+        mark: None,
     };
     table.charts.push(chart);
     assert!(html(&report(table.clone())).contains("0, published"));
@@ -193,7 +193,17 @@ fn runs_measure_ceilings_before_and_after_the_others() {
 fn page(kind: ChartKind, rows: &[(&str, &str, &[Run])]) -> String {
     let mut table = table(rows);
     let title = "A chart".to_owned();
-    let chart = Chart { title, kind, x: 1, series: 0, only: Vec::new(), y: Quantity::GbPerS, over: None };
+    let chart = Chart {
+        title,
+        kind,
+        x: 1,
+        series: 0,
+        only: Vec::new(),
+        y: Quantity::GbPerS,
+        over: None,
+        log: false,
+        mark: None,
+    };
     table.charts.push(chart);
     html(&report(table))
 }
@@ -205,16 +215,84 @@ fn charts_and_tables_mark_rows_that_ran_once() {
     let all: [(&str, &str, &[Run]); 2] = [("0", "4K", &once), ("2", "4K", &once)];
     let none: [(&str, &str, &[Run]); 2] = [("0", "4K", &thrice), ("2", "4K", &thrice)];
     let bars = page(ChartKind::Bars, &some);
-    assert!(bars.contains(">5.00 (one run)</text>") && bars.contains(">2.00</text>"), "{bars}");
-    assert!(bars.contains("Rows marked “one run” have no range.") && bars.contains("<small>one run</small>"));
+    assert!(bars.contains(">5.00 *</text>") && bars.contains(">2.00</text>"), "{bars}");
+    assert!(bars.contains("* one run: no range.") && bars.contains("<small>one run</small>"));
     let lines = page(ChartKind::Lines, &some);
     assert_eq!(lines.matches("class=\"s0 once\"").count(), 1, "{lines}");
     assert!(lines.contains("Hollow points are of one run") && !lines.contains("class=\"s1 once\""));
-    for (rows, said) in [(&all, true), (&none, false)] {
+    // Where every row ran once, the top of the report says so, once.
+    for (rows, said) in [(&all, 1), (&none, 0)] {
         let text = page(ChartKind::Bars, rows);
-        assert_eq!(text.contains("Each row ran once: there are no ranges."), said);
+        assert_eq!(text.matches("too few runs (fewer than 3").count(), said, "{text}");
         assert!(!text.contains("one run"), "{text}");
     }
+}
+
+/// Charts of one quantity have one scale, and sides have their colours whatever else a table has.
+#[test]
+fn pairs_are_compared_by_eye() {
+    let of = |speed: f64| [run(speed, None)];
+    let (slow, fast) = (of(1.0), of(40.0));
+    let rows: [(&str, &str, &[Run]); 3] = [("0", "4K", &slow), ("2", "4K", &slow), ("0", "1M", &fast)];
+    let mut table = table(&rows);
+    for (row, xfer) in table.rows.iter_mut().zip([0, 2, 0]) {
+        row.command = format!("forebay bench -f a -x {xfer} -w 4");
+    }
+    // The traditional path first: it keeps its colour.
+    table.rows.swap(0, 1);
+    for size in ["4K", "1M"] {
+        let (title, only) = (size.to_owned(), vec![(1, size.to_owned())]);
+        let y = Quantity::GbPerS;
+        table.charts.push(Chart {
+            title,
+            kind: ChartKind::Bars,
+            x: 1,
+            series: 0,
+            only,
+            y,
+            over: None,
+            log: false,
+            mark: None,
+        });
+    }
+    let text = html(&report(table));
+    let charts: Vec<&str> = text.split("<svg").skip(1).collect();
+    for chart in &charts {
+        assert!(chart.contains(">40</text>"), "both reach 40: {chart}");
+    }
+    assert!(charts[0].contains("class=\"s1\"") && charts[0].contains("class=\"s0\""), "{text}");
+    assert!(charts[0].find("class=\"s1\"") < charts[0].find("class=\"s0\""), "{text}");
+}
+
+/// Type 0 beside type 2: how the first page speaks of them.
+#[test]
+fn what_was_found() {
+    let of = |speed: f64, cpu: f64| vec![Run { user_s: cpu * speed, ..run(speed, Some(4.0)) }; 3];
+    let (ours, theirs) = (of(3.8, 0.2), of(1.9, 0.4));
+    let rows: [(&str, &str, &[Run]); 4] =
+        [("0", "1M", &ours), ("2", "1M", &theirs), ("0", "4K", &theirs), ("2", "4K", &ours)];
+    let mut table = table(&rows);
+    for (row, xfer) in table.rows.iter_mut().zip([0, 2, 0, 2]) {
+        row.command = format!("forebay bench -f a -x {xfer} -w 4");
+        let engine = if xfer == 0 { "staged" } else { "raw" };
+        for run in &mut row.runs {
+            run.engines = vec![Share { engine: engine.to_owned(), bytes: 9, ways: [].into() }];
+        }
+    }
+    let found = super::findings::findings(&report(table.clone()));
+    let said: Vec<&str> = found.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(said[0], "3.80 GB/s by staged (t: 0 · 1M), 95 % of the 4.00 GB/s that raw calls reach.");
+    assert!(said[1].starts_with("1.25 × the CPU for each GB of the traditional path"), "{said:?}");
+    assert!(said[1].contains("median of 2 pairs of rows (0.50 to 2.00 ×)"), "{said:?}");
+    let lost = "throughput in 1 of 2 comparisons, most in t: 0 · 4K: 0.50 ×; CPU for each GB in 1 of 2";
+    assert!(said[2].starts_with(lost), "{said:?}");
+    assert!(said[3].starts_with("Not the storage alone: 1 of 2 rows reach 90 % or more"), "{said:?}");
+    assert!(said[4].starts_with("Nothing: "), "{said:?}");
+    table.rows[0].runs[0].refused =
+        vec![Why { text: "not p2p: no BAR".to_owned(), hint: Some("use another drive".to_owned()) }];
+    let found = super::findings::findings(&report(table));
+    assert_eq!(found[4].1, "Use another drive.");
+    assert!(found[3].1.contains("Most often: not p2p: no BAR."), "{found:?}");
 }
 
 #[test]

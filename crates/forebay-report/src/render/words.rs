@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use forebay_doctor::topology::{Distance, Part};
 use forebay_ways::EngineKind;
 
 use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, Source, State, Table, Why};
-use crate::quantity::{Quantity, Verdict, figure, ratio};
+use crate::quantity::{CLEAR_FACTOR, MIN_RUNS, Quantity, Verdict, figure, ratio};
 
 /// A row above this percentage of its ceiling gets a note: the row or its ceiling was measured wrongly.
 const MAX_PERCENT: f64 = 105.0;
@@ -47,7 +48,29 @@ pub(super) fn is_lone(table: &Table, row: &Row) -> bool {
 
 /// The source's figure.
 pub(super) fn published(row: &Row, quantity: Quantity) -> String {
-    row.published.get(&quantity).map_or(NONE.to_owned(), |value| figure(*value))
+    let bound = if row.at_most.contains(&quantity) { "< " } else { "" };
+    row.published.get(&quantity).map_or(NONE.to_owned(), |value| format!("{bound}{}", figure(*value)))
+}
+
+/// Why ratios have no verdict, once for all tables.
+fn unjudged(report: &Report) -> Option<String> {
+    let mut whys: Vec<String> = Vec::new();
+    for (table, row) in report.tables.iter().flat_map(|table| table.rows.iter().map(move |row| (table, row)))
+    {
+        let few = || ratios(table, row).iter().any(|(_, verdict)| *verdict == Some(Verdict::Few));
+        let why = match &row.unjudged {
+            _ if row.runs.is_empty() => continue,
+            Some(why) => why.clone(),
+            None if few() => {
+                format!("too few runs (fewer than {MIN_RUNS}, and less than {CLEAR_FACTOR} × apart)")
+            }
+            None => continue,
+        };
+        if !whys.contains(&why) {
+            whys.push(why);
+        }
+    }
+    (!whys.is_empty()).then(|| format!("Ratios without a verdict are not judged: {}.", whys.join("; ")))
 }
 
 /// The heading of the ratios.
@@ -71,15 +94,17 @@ pub(super) fn ratios(table: &Table, row: &Row) -> Vec<(String, Option<Verdict>)>
         let ours = base
             .and_then(|base| ratio(*quantity, &row.summary(*quantity)?, &base.summary(*quantity)?))
             .map(|(value, verdict)| (format!("{} {}×", quantity.word(), figure(value)), verdict));
-        let judged = |verdict: Verdict| match &row.unjudged {
-            Some(why) => (format!("not judged: {why}"), None),
-            None => (verdict.word().to_owned(), Some(verdict)),
+        // Why nothing is judged stands once, at the top.
+        let judged = |verdict: Verdict| match (&row.unjudged, verdict) {
+            (Some(_), _) => (String::new(), None),
+            (None, Verdict::Few) => (String::new(), Some(verdict)),
+            (None, verdict) => (format!(", {}", verdict.word()), Some(verdict)),
         };
         match (ours, published(quantity)) {
             (Some((ours, verdict)), theirs) => {
                 let theirs = theirs.map_or(String::new(), |theirs| format!(" ({theirs})"));
                 let (word, verdict) = judged(verdict);
-                Some((format!("{ours}, {word}{theirs}"), verdict))
+                Some((format!("{ours}{word}{theirs}"), verdict))
             }
             (None, Some(theirs)) => Some((format!("{}: {theirs}", quantity.word()), None)),
             (None, None) => None,
@@ -179,7 +204,8 @@ pub(super) fn repetitions(table: &Table, row: &Row) -> String {
 
 /// Notes on all tables: a busy machine first.
 pub(super) fn top(report: &Report) -> Vec<String> {
-    report.busy().into_iter().chain(parts(report)).chain(report.notes.iter().cloned()).collect()
+    let first = report.busy().into_iter().chain(unjudged(report));
+    first.chain(parts(report)).chain(report.notes.iter().cloned()).collect()
 }
 
 /// The source of the published figures, and its findings.
@@ -287,10 +313,11 @@ fn why(one: &Why) -> String {
     one.hint.as_ref().map_or(one.text.clone(), |hint| format!("{} (hint: {hint})", one.text))
 }
 
-/// File system and drive of a path: `ext4 on /dev/vda, QEMU HARDDISK`.
+/// File system and drive of a path: `ext4 on /dev/vda, QEMU HARDDISK (rw,noatime)`.
 pub(super) fn path(facts: &PathFacts) -> String {
     let drive = if facts.drive.is_empty() { String::new() } else { format!(", {}", facts.drive) };
-    format!("{}: {} on {}{drive}", facts.path, facts.file_system, facts.source)
+    let mount = if facts.mount.is_empty() { String::new() } else { format!(" ({})", facts.mount) };
+    format!("{}: {} on {}{drive}{mount}", facts.path, facts.file_system, facts.source)
 }
 
 /// The machine in name and value.
@@ -306,13 +333,48 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
     let gib = machine.memory as f64 / f64::from(1 << 30);
     let cpu = if machine.cpu_model.is_empty() { String::new() } else { format!(" of {}", machine.cpu_model) };
     let mut all = vec![
+        ("Machine", machine.product.clone()),
         ("CPUs", format!("{}{cpu}", machine.cpus)),
+        ("Governor", machine.governor.clone()),
         ("Memory", format!("{gib:.0} GiB")),
+        ("Cgroup limits", if machine.limits.is_empty() { "none".to_owned() } else { machine.limits.clone() }),
         ("Kernel", machine.kernel.clone()),
+        ("GPU driver", machine.gpu_driver.clone()),
     ];
     all.extend(machine.devices.iter().map(|one| ("Device", device(one))));
     all.extend(machine.paths.iter().map(|one| ("Path", path(one))));
+    all.retain(|(_, value)| !value.is_empty());
     all
+}
+
+/// Heads and rows of the table of GPUs, drives and network cards.
+pub(super) fn parts_of_machine(machine: &Machine) -> (Vec<String>, Vec<Vec<String>>) {
+    let none = |text: &str| if text.is_empty() { NONE.to_owned() } else { text.to_owned() };
+    let heads = ["device", "model", "firmware", "PCI address", "PCIe link", "NUMA node"].map(str::to_owned);
+    let is_measured = |name: &str| machine.paths.iter().any(|path| path.disk == name);
+    let row = |part: &Part| {
+        let measured = if is_measured(&part.name) { " (measured)" } else { "" };
+        let node = part.numa_node.map_or_else(String::new, |node| node.to_string());
+        let name = format!("{}{measured}", part.name);
+        [&name, &part.model, &part.firmware, &part.pci, &part.link, &node].map(|text| none(text)).to_vec()
+    };
+    (heads.to_vec(), machine.topology.parts().map(row).collect())
+}
+
+/// Heads and rows of the matrix of distances.
+pub(super) fn matrix(machine: &Machine) -> (Vec<String>, Vec<Vec<String>>) {
+    let names = || machine.topology.parts().map(|part| part.name.clone());
+    let row = |(name, cells): (String, &Vec<Distance>)| {
+        std::iter::once(name).chain(cells.iter().map(|one| one.word().to_owned())).collect()
+    };
+    let rows = names().zip(&machine.topology.matrix).map(row).collect();
+    (std::iter::once(String::new()).chain(names()).collect(), rows)
+}
+
+/// What the words of the matrix mean.
+pub(super) fn distances(machine: &Machine) -> String {
+    let words = machine.topology.legend().into_iter().map(|one| format!("{}: {}", one.word(), one.meaning()));
+    words.collect::<Vec<_>>().join("; ")
 }
 
 /// Explains the engine names in "moved by" for a table.
@@ -372,6 +434,11 @@ pub(super) fn before_commands(report: &Report, table: &Table) -> Vec<String> {
             lines.push(format!("mkdir -p {}", crate::work::typed(std::slice::from_ref(&folder))));
             lines.push(format!("forebay bench {}", crate::work::typed(&words.map(str::to_owned))));
         }
+    }
+    if uses(" monai_epoch.py ") {
+        lines.push(
+            "# monai_epoch.py is crates/forebay-report/src/monai_epoch.py in forebay's source.".to_owned(),
+        );
     }
     if uses(" peers.py ") {
         lines.push("# peers.py is crates/forebay-report/src/peers.py in forebay's source. The model was removed, too: use your own.".to_owned());

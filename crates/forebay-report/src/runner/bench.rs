@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_ways::Way;
 use serde::Deserialize;
 
-use crate::model::{Ceiling, PairShare, Run, Share, Why};
+use crate::model::{Ceiling, PairShare, Run, Share, StorageCounters, Why};
 use crate::work::Bench;
 
 #[derive(Deserialize)]
@@ -26,6 +26,8 @@ struct Pass {
     state: String,
     ceiling: Option<Ceiling>,
     jobs: Vec<Job>,
+    #[serde(default)]
+    storage: Vec<StorageCounters>,
 }
 
 #[derive(Deserialize)]
@@ -41,7 +43,9 @@ struct Cpu {
 #[derive(Deserialize)]
 struct Latency {
     mean: f64,
+    p50: Option<f64>,
     p99: f64,
+    p99_9: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -90,7 +94,9 @@ fn run(pass: Pass, bench: &Bench) -> Run {
         bytes: pass.bytes,
         ops: pass.ops,
         mean_us: pass.latency_us.mean,
+        p50_us: pass.latency_us.p50,
         p99_us: pass.latency_us.p99,
+        p999_us: pass.latency_us.p99_9,
         user_s: pass.cpu.user_s,
         system_s: pass.cpu.system_s,
         one_cpu_user_s: pass.cpu.one_cpu_user_s,
@@ -113,6 +119,7 @@ fn run(pass: Pass, bench: &Bench) -> Run {
                 gb_per_s: part.bytes as f64 / 1e9 / part.seconds.max(1e-9),
             })
             .collect(),
+        storage: pass.storage,
     }
 }
 

@@ -47,6 +47,11 @@ impl<'a> Runner<'a> {
         }
     }
 
+    /// Tries the file server, where there is one.
+    pub(crate) fn check_server(&self) -> Result<(), Why> {
+        self.server.as_ref().map_or(Ok(()), |server| server.check(self.stopped))
+    }
+
     /// Runs it once, which takes about `takes` seconds, and measures the ceiling if `ceiling`.
     pub(crate) fn run(&mut self, work: &Work, ceiling: bool, takes: f64) -> Outcome {
         let mut child = match &work.run {
