@@ -34,7 +34,7 @@ impl Counters {
         Self { disks: read("/proc/diskstats"), mounts: read("/proc/self/mountstats") }
     }
 
-    /// What was counted since `before`, of the drives and mounts below `paths`.
+    /// The counts since `before`, of the drives and mounts below `paths`.
     pub(crate) fn since<'a>(
         &self,
         before: &Self,

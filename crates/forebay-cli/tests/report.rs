@@ -500,7 +500,7 @@ fn comparisons() {
     assert_eq!((code("out data"), code("out data/forebay")), (Some(6), Some(6)), "unreadable");
 }
 
-/// What is written by whom and for whom.
+/// The title, the note and who made the report.
 #[test]
 fn a_title_and_a_note() {
     let bed = bed();

@@ -52,7 +52,7 @@ fn fastest(report: &Report) -> String {
         return "No row of forebay's engines is complete.".to_owned();
     };
     let unit = table.unit();
-    let of = |table: &Table, row: &Row| format!("{} ({}: {})", words::engines(&row.runs), table.id, row.id);
+    let of = |table: &Table, row: &Row| format!("{} in {}: {}", words::engines(&row.runs), table.id, row.id);
     let share = match table.ceiling_of(row) {
         Some(ceiling) => format!(
             ", {:.0} % of the {} {} that raw calls reach",

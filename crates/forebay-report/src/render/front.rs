@@ -1,4 +1,4 @@
-//! The first page: what was found, and on which machine.
+//! The first page: the findings, and on which machine.
 
 use std::fmt::Write;
 
@@ -19,7 +19,7 @@ pub(super) fn write(text: &mut String, report: &Report) {
     }
     let _ = writeln!(
         text,
-        "<p class=\"notes\">{} to {} UTC, forebay {}. {}.</p>\n</header>\n<div class=\"front\">\n<div>\n<h2>What was found</h2>",
+        "<p class=\"notes\">{} to {} UTC, forebay {}. {}.</p>\n</header>\n<div class=\"front\">\n<div>\n<h2>Findings</h2>",
         escape(&report.begun),
         escape(&report.updated),
         escape(&report.release),
@@ -42,7 +42,10 @@ pub(super) fn write(text: &mut String, report: &Report) {
         text.push_str("<h3>The way between them</h3>\n");
         let (heads, rows) = words::matrix(&report.machine);
         table(text, &heads, &rows);
-        let _ = writeln!(text, "<p class=\"notes\">{}.</p>", escape(&words::distances(&report.machine)));
+        let words = words::distances(&report.machine);
+        if !words.is_empty() {
+            let _ = writeln!(text, "<p class=\"notes\">{}.</p>", escape(&words));
+        }
     }
     let _ = writeln!(
         text,

@@ -270,7 +270,7 @@ fn counters(text: &mut String, table: &Table) {
     for (title, heads, rows) in counted::tables(table) {
         let _ = write!(
             text,
-            "<details open=\"open\"><summary>{}</summary><div class=\"wide\"><table><thead><tr>",
+            "<details><summary>{}</summary><div class=\"wide\"><table><thead><tr>",
             escape(title)
         );
         for (index, head) in heads.iter().enumerate() {

@@ -47,7 +47,10 @@ fn machine(text: &mut String, report: &Report) {
             line(text, &row.iter().map(|one| plain(one)).collect::<Vec<_>>());
         }
     }
-    let _ = writeln!(text, "\n{}.\n", plain(&words::distances(&report.machine)));
+    match words::distances(&report.machine) {
+        none if none.is_empty() => text.push('\n'),
+        words => drop(writeln!(text, "\n{}.\n", plain(&words))),
+    }
 }
 
 fn one(report: &Report, table: &Table) -> String {

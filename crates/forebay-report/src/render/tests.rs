@@ -281,7 +281,7 @@ fn what_was_found() {
     }
     let found = super::findings::findings(&report(table.clone()));
     let said: Vec<&str> = found.iter().map(|(_, text)| text.as_str()).collect();
-    assert_eq!(said[0], "3.80 GB/s by staged (t: 0 · 1M), 95 % of the 4.00 GB/s that raw calls reach.");
+    assert_eq!(said[0], "3.80 GB/s by staged in t: 0 · 1M, 95 % of the 4.00 GB/s that raw calls reach.");
     assert!(said[1].starts_with("1.25 × the CPU for each GB of the traditional path"), "{said:?}");
     assert!(said[1].contains("median of 2 pairs of rows (0.50 to 2.00 ×)"), "{said:?}");
     let lost = "throughput in 1 of 2 comparisons, most in t: 0 · 4K: 0.50 ×; CPU for each GB in 1 of 2";
