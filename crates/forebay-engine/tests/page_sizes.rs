@@ -13,12 +13,10 @@ use forebay_engine::File;
 use pages::{MIB, memory, only, open, pin, pins, subject};
 
 /// A file with the contract's bytes.
-fn file(directory: &Path, name: &'static str, is_cold: bool) -> Subject {
+fn file(directory: &Path, name: &'static str) -> Subject {
     let scratch = Scratch::with_pattern(directory, KEY, LEN);
     let file = File::options().write(true).open(scratch.path()).unwrap();
-    if is_cold {
-        chill(&file);
-    }
+    chill(&file);
     let outside = Box::new(move || std::fs::read(scratch.path()).unwrap());
     Subject { name, file, outside, is_slow: false }
 }
@@ -49,9 +47,8 @@ fn larger_pages_change_no_promise() {
     for bytes in [16 << 10, 64 << 10] {
         forebay_sys::assume_page_size(bytes);
         println!("pages of {bytes} bytes");
-        forebay_contract::run(|| file(&disk(), "warm file", false));
-        forebay_contract::run(|| file(&disk(), "cold file", true));
-        forebay_contract::run(|| file(&memory(), "tmpfs file", false));
+        forebay_contract::run(|| file(&disk(), "cold file"));
+        forebay_contract::run(|| file(&memory(), "tmpfs file"));
         check_residency(&disk());
         check_reads_in_place(&disk());
         check_reads_in_place(&memory());
