@@ -218,7 +218,7 @@ UNITDIR ?= $(PREFIX)/lib/systemd/system
 BUILT :=
 INSTALL_FROM = $(or $(BUILT),$(TARGET)/release)
 # A forebay that runs here and writes the manual pages, where the one to install does not.
-PAGES_BY = $(INSTALL_FROM)/forebay
+PAGES_BY = $(DESTDIR)$(BINDIR)/forebay
 # The names under which the command takes the flags of NVIDIA's tools.
 TOOLS := gdsio gdscheck gdscheck.py gdsio_verify gds_stats
 CUFILE := crates/forebay-cufile
