@@ -29,7 +29,7 @@ pub fn kernel_page() -> usize {
     }
 }
 
-/// For tests: the whole process goes on as on a machine with larger pages. A length rounded to them is also a multiple of the real ones.
+/// For tests: the whole process goes on as on a machine with larger pages, which are multiples of the real ones.
 ///
 /// # Panics
 /// If it is no power of two, or smaller than the machine's pages.
