@@ -231,7 +231,8 @@ mod tests {
 
     #[test]
     fn the_page_is_at_metrics_and_all_else_is_refused() {
-        let long = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &vec![b'x'; 3 * HEAD][..]].concat();
+        let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
+        long.resize(3 * HEAD, b'x');
         let answers = asked(
             "up 1\n",
             &[

@@ -179,9 +179,8 @@ impl Workload {
                 "use --until-steady=0.1 to 100 (percent)",
             );
         }
-        if !self.ramp.is_zero()
-            && !(by_time && !matches!(self.task, BenchTask::Files { .. } | BenchTask::OpenCost))
-        {
+        let is_once = matches!(self.task, BenchTask::Files { .. } | BenchTask::OpenCost);
+        if !self.ramp.is_zero() && (is_once || !by_time) {
             return bad("--ramp without a run by time", "add -T SECONDS or --until-steady");
         }
         if self.steady_percent.is_some() && !is_transfer {
