@@ -25,7 +25,7 @@ for proto in rdma tcp; do
 done
 
 say "what check says of such mounts"
-handles="nfs-handle: /mnt: the kernel tells handles of its files"
+handles="nfs-handle: /mnt: the kernel gives handles of its files"
 low="note +nfs-any-port: /mnt: the export takes calls from ports below 1024 only"
 takes="ok +nfs-rdma-port: /mnt: the server takes connections over RDMA on port 20049"
 nfs_check rdma 4.2 65536 131072 "$handles" "$low" "ok +nfs-rdma-port: /mnt: the server takes RDMA on port 20049: it is mounted so"
