@@ -146,14 +146,14 @@ impl Topology {
                 .map(|text| none(text))
                 .to_vec()
         });
-        let mut text = aligned(std::iter::once(heads.to_vec()).chain(rows).collect());
+        let mut text = aligned(&std::iter::once(heads.to_vec()).chain(rows).collect::<Vec<_>>());
         text.push('\n');
         let heads = std::iter::once(String::new()).chain(self.parts().map(|part| part.name.clone()));
         let rows = self.parts().zip(&self.matrix).map(|(part, row)| {
             let cells = row.iter().map(|one| one.word().to_owned());
             std::iter::once(part.name.clone()).chain(cells).collect()
         });
-        text += &aligned(std::iter::once(heads.collect()).chain(rows).collect());
+        text += &aligned(&std::iter::once(heads.collect()).chain(rows).collect::<Vec<_>>());
         for one in self.legend() {
             let _ = write!(text, "\n{:<4}  {}", one.word(), one.meaning());
         }
@@ -163,14 +163,14 @@ impl Topology {
 }
 
 /// Lines whose cells stand below each other.
-fn aligned(rows: Vec<Vec<String>>) -> String {
+fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |at: usize| {
         rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in &rows {
+    for row in rows {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
