@@ -1,5 +1,7 @@
 //! What a report found, in five sentences for its first page.
 
+use std::fmt::Write as _;
+
 use std::collections::BTreeMap;
 
 use forebay_ways::EngineKind;
@@ -64,12 +66,8 @@ fn fastest(report: &Report) -> String {
     };
     let mut text = format!("{} {} by {}{share}.", unit.rate(rate(row)), unit.title(), of(table, row));
     if let Some((table, row)) = warm.filter(|_| cold.is_some()) {
-        text += &format!(
-            " With the file in the page cache {} {} by {}.",
-            table.unit().rate(rate(row)),
-            table.unit().title(),
-            of(table, row)
-        );
+        let (figure, unit) = (table.unit().rate(rate(row)), table.unit().title());
+        let _ = write!(text, " With the file in the page cache {figure} {unit} by {}.", of(table, row));
     }
     text
 }
