@@ -149,7 +149,7 @@ fn of_writes(cost: &WriteCost) -> Value {
         "gb_per_s": cost.gb_per_s(),
         "alone": of_latency(&cost.alone),
         "commits": cost.commits,
-        "commit_us": (cost.commits > 0).then(|| cost.commit.as_secs_f64() * 1e6),
+        "commit_us": (cost.commits > 0).then_some(cost.commit.as_secs_f64() * 1e6),
         "error": null,
     })
 }

@@ -87,7 +87,9 @@ fn once(args: &Top, console: &Console<'_>) -> Result<i32, Failure> {
         console.say("no process of this user has counters\nhint: start a program on forebay: forebay run -- COMMAND\n");
     } else {
         console.line(rows::HEAD);
-        rows.iter().for_each(|row| console.line(row));
+        for row in &rows {
+            console.line(row);
+        }
     }
     Ok(0)
 }
