@@ -90,8 +90,8 @@ fn no_command_waits_for_a_fifo() {
         ("doctor --severities fifo", 3),
         ("bench fifo", 2),
         ("report x -o r --spec fifo", 2),
-        ("report --compare fifo fifo", 1),
-        ("report --compare report report", 1),
+        ("report --compare fifo fifo", 6),
+        ("report --compare report report", 6),
         ("trace fifo", 1),
         ("replay fifo", 1),
     ] {

@@ -26,7 +26,7 @@ const PLACES: [&str; 29] = [
     "cp x U",
     "verify -f U",
     "demo --dir U",
-    "report U -o r",
+    "report gds-modes U -o r",
     "report x -o U",
     "report x -o r --spec U",
     "report --compare U U",

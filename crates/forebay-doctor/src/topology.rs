@@ -395,11 +395,11 @@ mod tests {
         let tree = machine();
         let found = Topology::probe(&RootedSystem::new(tree.0.path()), &[]);
         insta::assert_snapshot!(found.text(), @r"
-        name     PCI address   link                           NUMA node  firmware    model
-        GPU0     0000:18:00.0  -                              0          -           NVIDIA device 2330
-        nvme0n1  0000:1b:00.0  16.0 GT/s × 4                  0          2.1.0       KIOXIA CM7
+        name     PCI address   link                            NUMA node  firmware    model
+        GPU0     0000:18:00.0  -                               0          -           NVIDIA device 2330
+        nvme0n1  0000:1b:00.0  16.0 GT/s × 4                   0          2.1.0       KIOXIA CM7
         nvme1n1  0000:d1:00.0  16.0 GT/s × 2 of 16.0 GT/s × 4  1          2.1.0       Micron 7450
-        mlx5_0   0000:19:00.0  -                              0          28.39.1002  MT4129, ens1, 400 Gb/sec (4X NDR)
+        mlx5_0   0000:19:00.0  -                               0          28.39.1002  MT4129, ens1, 400 Gb/sec (4X NDR)
 
                  GPU0  nvme0n1  nvme1n1  mlx5_0
         GPU0     X     PIX      SYS      PIX

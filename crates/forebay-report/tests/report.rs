@@ -702,7 +702,7 @@ fn compared_reports() {
     // Nine rows in both: throughput and CPU per byte are better, the latency is the same.
     let counts = [Verdict::Better, Verdict::Worse, Verdict::Noise].map(|verdict| found.count(verdict));
     assert_eq!(counts, [18, 1, 9], "{}", found.text());
-    let failed = "worse: gds-modes: 3 storage → CPU → GPU, async · 4: failed: no <such> type\n";
+    let failed = "worse: gds-modes: type 3: storage → CPU → GPU, async · 4: failed: no <such> type\n";
     assert!(
         found.text().starts_with(failed) && !found.text().contains("not measured in both"),
         "{}",
