@@ -209,10 +209,10 @@ fn the_pinned_cpu() {
     let of = |quantity| row.summary(quantity).unwrap().median;
     assert_eq!((of(Quantity::UserPercent), of(Quantity::SystemPercent)), (25.0, 12.5), "of the process");
     let folder = bed.path("data/forebay-report.files").display().to_string();
-    let line = format!("mkdir -p {folder}\nforebay bench -D {folder} -s 1M -x 1 -I 1 -i 1M -w 4\n");
+    let line = format!("mkdir -p {folder}\nforebay bench -D {folder} -s 1M -x 1 -I 1 -i 1M -w 8\n");
     let html = bed.report("report.html");
     assert!(html.contains(&line), "what makes the files again: {html}");
-    assert!(html.contains(&format!("{folder} has 4 files of 1.0 MiB.")), "{html}");
+    assert!(html.contains(&format!("{folder} has 8 files of 1.0 MiB.")), "{html}");
     for note in ["a file of 1M for each worker (--size); QSAN", "rows run for 0.1 s (--seconds); QSAN"] {
         assert!(html.contains(note), "{html}");
     }
@@ -353,7 +353,7 @@ fn files_of_workers() {
     let bed = Bed::new();
     let order = bed.order(&[Preset::NfsRdma]);
     let stopped = forebay_report::run(&order, &Watcher { stop_at: Some(2), ..Watcher::default() }).unwrap();
-    assert_eq!((stopped.ended, stopped.left.len()), (Ended::Stopped, 4));
+    assert_eq!((stopped.ended, stopped.left.len()), (Ended::Stopped, 8));
     let folder = bed.path("data/forebay-report.files");
     let inode = |name: &str| std::os::unix::fs::MetadataExt::ino(&fs::metadata(folder.join(name)).unwrap());
     let before = inode("gdsio.3");
