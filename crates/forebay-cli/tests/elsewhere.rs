@@ -102,7 +102,7 @@ fn a_repository_of_models_is_told_from_a_wrong_path() {
         "doctor U",
         "cp U y",
         "verify -f U",
-        "report U -o r",
+        "report gds-modes U -o r",
         "trace U",
         "replay U",
     ] {
