@@ -127,7 +127,7 @@ fn wrong_arguments_have_a_hint() {
         ("doctor --bench x", "is no report of forebay bench"),
         ("doctor --bench report.json", "is no report of forebay bench: it has no passes"),
         ("doctor --root .", "no root of a machine"),
-        ("doctor --ignore nfs-versoin", "no finding has the id nfs-versoin"),
+        ("doctor --ignore nfs-versions", "no finding has the id nfs-versions"),
         ("doctor --severities x", "x:1: no line of severities"),
     ] {
         run(directory.path(), args).fails(3, word);

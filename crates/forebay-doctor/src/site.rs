@@ -106,8 +106,8 @@ mod tests {
 
     #[test]
     fn mistakes_have_their_line_and_a_hint() {
-        let why = SiteRules::default().read("s", "numa note\nnfs-versoin note\n").unwrap_err();
-        assert_eq!(why.text, "s:2: no finding has the id nfs-versoin");
+        let why = SiteRules::default().read("s", "numa note\nnfs-versions note\n").unwrap_err();
+        assert_eq!(why.text, "s:2: no finding has the id nfs-versions");
         assert!(why.fix.unwrap().starts_with("is it nfs-version?"));
         let text = |line: &str| SiteRules::default().read("s", line).unwrap_err().text;
         assert_eq!(text("numa bad"), "s:1: no severity: bad");
