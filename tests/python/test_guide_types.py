@@ -32,7 +32,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Each page as a program, its lines at the numbers that they have in the page."""
     needed = missing(("torch", "monai"))
     if needed:
-        pytest.skip(f"{', '.join(needed)} not installed: without them a type checker cannot resolve the guides' imports")
+        pytest.skip(
+            f"{', '.join(needed)} not installed: without them a type checker cannot resolve the guides' imports"
+        )
     folder = tmp_path_factory.mktemp("guides")
     files = []
     for page, blocks in PYTHON.items():
