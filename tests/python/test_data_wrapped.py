@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import pickle
@@ -11,6 +12,7 @@ import struct
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -31,14 +33,17 @@ def texts(batch: Any) -> list[bytes]:
 # ---- litdata ---------------------------------------------------------------------------------------------------------
 
 
-def litdata_of(folder: Path, samples: list[Any]) -> Any:
-    """What litdata's own writer leaves."""
+def litdata_of(folder: Path, samples: list[Any], is_arrow: bool = False) -> Any:
+    """What litdata's own writer leaves. With pyarrow it keeps some samples as a table of Arrow's, unless `is_arrow` is no."""
     writer_of = pytest.importorskip("litdata.streaming.writer", reason="litdata is not installed", exc_type=Exception)
-    writer = writer_of.BinaryWriter(str(folder), chunk_size=3)
-    for number, sample in enumerate(samples):
-        writer[number] = sample
-    writer.done()
-    writer.merge(1)
+    with contextlib.ExitStack() as stack:
+        if not is_arrow and hasattr(writer_of, "is_arrow_footer_type"):
+            stack.enter_context(mock.patch.object(writer_of, "is_arrow_footer_type", return_value=False))
+        writer = writer_of.BinaryWriter(str(folder), chunk_size=3)
+        for number, sample in enumerate(samples):
+            writer[number] = sample
+        writer.done()
+        writer.merge(1)
     return data.litdata(folder, **WORDS)
 
 
@@ -123,6 +128,13 @@ def test_lists_and_pictures_by_litdatas_own_writer(tmp_path: Path) -> None:
     batch = records[rows]
     assert [batch["x"].record(place).tolist() for place in range(3)] == [lists[row]["x"] for row in rows]
     assert batch["s"] == [lists[row]["s"] for row in rows] and batch["d"] == [lists[row]["d"] for row in rows]
+
+
+def test_a_table_of_arrows_by_litdatas_own_writer_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    with pytest.raises(errors.UnsupportedError, match="a table of Arrow's") as raised:
+        litdata_of(tmp_path, [{"x": list(range(row)), "y": row} for row in range(7)], is_arrow=True)[[0]]
+    assert "forebay.data.pack" in raised.value.hints[0]
 
 
 def test_lists_of_pictures_by_litdatas_own_writer(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_a_save_warns_of_what_it_cannot_keep() -> None:
                 warnings.simplefilter("always")
                 forebay.save_file({"a": np.zeros(3, "float32")}, path)
             texts = [str(one.message) for one in caught]
-            expected = ["belongs to who saved it", "the group could not be kept"]
+            expected = ["belongs to the user who saved it", "the group could not be kept"]
             code = 0 if all(word in text for word, text in zip(expected, texts, strict=True)) else 2
         finally:
             os._exit(code)

@@ -95,7 +95,7 @@ def test_needs_no_other_package_and_installs_the_command_under_all_its_names(unp
     assert metadata.get_all("Requires-Dist", []) == []
     head, *scripts = (info / "entry_points.txt").read_text().split()
     names = ["forebay", "gds_stats", "gdscheck", "gdscheck.py", "gdsio", "gdsio_verify"]
-    assert (head, sorted(scripts)) == ("[console_scripts]", [f"{name}=forebay.__main__:main" for name in names])
+    assert (head, sorted(scripts)) == ("[console_scripts]", sorted(f"{name}=forebay.__main__:main" for name in names))
 
 
 def test_tells_nothing_of_the_builders_folders(unpacked: Path) -> None:
