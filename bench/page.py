@@ -130,8 +130,7 @@ class Line:
     def ratio(self) -> float | None:
         if self.peer is None:
             return None
-        pair = (self.peer.rate, self.ours.rate) if self.row.less_is_better else (self.ours.rate, self.peer.rate)
-        return pair[0] / pair[1]
+        return self.ours.rate / self.peer.rate
 
     def cells(self) -> list[str]:
         ratio, peer = self.ratio(), self.peer

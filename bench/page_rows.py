@@ -22,7 +22,6 @@ class Row:
     ceiling_name: str = ""
     short: str = ""
     scale: float = 1.0
-    less_is_better: bool = False
     is_drawn: bool = True
 
 
@@ -159,10 +158,13 @@ What forebay moves on a GPU machine beside the best other program for the same w
 commit, on virtual machines with one GPU (PCIe Gen5) and ext4 on a virtio disk that its host caches, shares and limits.
 
 - **forebay**, **best peer**: the median over as many fresh processes as stand behind the card; they take turns on the same file.
+  A gather is one process with that many passes.
 - **ratio**: forebay to the peer. **Bold** is a miss: the peer is faster. One run says little about a few per cent.
 - **CPU**: user and system seconds for 10⁹ bytes; where the unit counts operations or records, µs for each.
 - **compat**: these machines have no nvidia-fs. NVIDIA's library ran in its compatibility mode (POSIX reads and copies): no figure here
   is one of GPUDirect.
+- The H100 rows are of two such machines: large cold reads, volumes and NFS of the second. Ceilings of rows in the page cache were
+  not measured.
 - Older runs, what was tried and what did not pay are in [benchmarks/](benchmarks/README.md), by date.
 """.splitlines()
 

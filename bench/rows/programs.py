@@ -294,7 +294,7 @@ def cold_large(bench: Bench) -> None:
 
 
 def writes(bench: Bench) -> None:
-    """to the disk by O_DIRECT ≥ 0.95 of fio; over pages of a tmpfs ≥ bare calls"""
+    """to the disk by O_DIRECT ≥ 0.95 of fio"""
     path = pages.make_file(bench, 4 * GIB, "written")
     size = path.stat().st_size
     flags = ["-f", path, "-w", 4, "-s", size, "-i", "1M", "-x", 0, "-I", 1, "-T", math.ceil(bench.secs), "--overwrite"]

@@ -221,7 +221,7 @@ impl FurtherAddresses {
         self.changed();
     }
 
-    /// Notes the result of a check that has shown nothing.
+    /// Notes that a check did not show an address to lead to the same server.
     pub(crate) fn unshown(&self, index: usize, why: &UnshownReason) {
         match why {
             UnshownReason::Not(error) => self.leave_out(index, error),
