@@ -21,7 +21,10 @@ use crate::{
     Direction, LeftOutAddress, NewNfsFile, NfsClient, NfsFile, NfsOptions, NfsUrl, RdmaOptions, folder,
 };
 
-/// What receipts say where own memory is registered in place of the caller's.
+/// Room for "up to N connections to N addresses".
+const UP_TO: usize = 48;
+
+/// Receipts say so where own memory is registered in place of the caller's.
 const COPIED: &str = "; bytes are copied once more, because a fork would take registered memory away (kernel before 5.12, or libibverbs before 35)";
 
 /// A file of a server, named by its URL.
@@ -130,13 +133,20 @@ impl Upload for NfsUpload {
 
 /// How many connections there may be, and to how many addresses, in words.
 pub(crate) fn up_to(client: &NfsClient) -> String {
-    let connections = match client.connections() {
-        1 => "1 connection".to_owned(),
-        more => format!("up to {more} connections"),
-    };
+    let mut text = String::new();
+    push_up_to(&mut text, client);
+    text
+}
+
+/// Each receipt has this text: what needs no formatting is not formatted.
+fn push_up_to(text: &mut String, client: &NfsClient) {
+    match client.connections() {
+        1 => text.push_str("1 connection"),
+        more => text.extend(["up to ", &more.to_string(), " connections"]),
+    }
     match client.addresses_in_use() {
-        1 => connections,
-        addresses => format!("{connections} to {addresses} addresses"),
+        1 => {}
+        addresses => text.extend([" to ", &addresses.to_string(), " addresses"]),
     }
 }
 
@@ -199,11 +209,11 @@ impl Source for NfsSource {
 
     fn facts(&self) -> Facts {
         let client = self.file.client();
-        Facts {
-            way: Some(format!("{}{}{}", self.way, up_to(client), self.copied)),
-            left_out: left_out(client),
-            file_system: Some("nfs"),
-        }
+        let mut way = String::with_capacity(self.way.len() + self.copied.len() + UP_TO);
+        way.push_str(&self.way);
+        push_up_to(&mut way, client);
+        way.push_str(self.copied);
+        Facts { way: Some(way), left_out: left_out(client), file_system: Some("nfs") }
     }
 
     fn access(&self) -> (bool, bool) {

@@ -105,6 +105,12 @@ impl RequestCounter {
             self.counters.explained(places, moved, rest);
             return;
         }
+        // Usually one engine's own way brought all of it: no list of engines then.
+        let is_own = |way| rest == 0 && moved[way] > 0 && moved[way] == moved.total();
+        if election.engine.way().is_some_and(is_own) {
+            self.counters.engine(&election.title_of(election.engine), moved);
+            return;
+        }
         let staged = election.engine.for_the_rest();
         for (engine, moved) in moved.by_engine(staged) {
             self.counters.engine(&election.title_of(engine), moved);

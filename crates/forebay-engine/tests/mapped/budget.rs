@@ -312,7 +312,9 @@ fn a_first_pass_of_small_reads_or_several_threads_registers_nothing_and_later_on
             (mapped == 0 && turn.fake.registered_bytes() == 0).then_some((session, scratch, file))
         };
         let found = (0..3).find_map(|_| first_pass());
-        let Some((session, _scratch, file)) = found else { panic!("{threads} threads, {piece} bytes: registered") };
+        let Some((session, _scratch, file)) = found else {
+            panic!("{threads} threads, {piece} bytes: registered")
+        };
         // Small reads have their windows registered meanwhile; on a busy machine it takes more than one visit.
         let is_pinned = || {
             pass(&session, &file, threads, piece);
