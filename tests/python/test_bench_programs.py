@@ -154,3 +154,12 @@ def test_ecosystem_empties_code_for_other_gpus(tmp_path: Path) -> None:
     # One that lies about its size is left alone.
     (tmp_path / "lib.so").write_bytes(library[:40] + struct.pack("<HHIQ", 2, 1, 64, 1 << 60) + library[56:])
     assert run("ecosystem.py", "prune", tmp_path / "lib.so", tmp_path / "out.so").returncode == 1
+
+
+def test_strided_pieces_are_measured_beside_rows(tmp_path: Path) -> None:
+    words = ("--layers", 2, "--hidden", 256, "--ffn", 640, "--loads", 2, "--device", "cpu")
+    done = run("strided.py", tmp_path / "model", *words)
+    assert done.returncode == 0, done.stderr
+    found = [(line.split()[1], int(line.split()[2])) for line in done.stdout.splitlines()]
+    # Of each layer two matrices are cut by columns: 256 rows each.
+    assert found == [("contiguous", 14)] * 2 + [("strided", 14)] * 2 + [("rows", 10 + 2 * 2 * 256)] * 2

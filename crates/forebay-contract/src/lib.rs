@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_config::{Config, IoBackend};
-use forebay_engine::{Buffer, File, ReadPiece, Receipt, Session};
+use forebay_engine::{Axis, Buffer, File, ReadPiece, Receipt, Session, StridedPiece};
 use forebay_error::ErrorKind;
 pub use listings::{listings, lists_nothing};
 pub use uploads::uploads;
@@ -78,7 +78,12 @@ pub fn run_in(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make
 /// The promises of reads in a session, for a source that is not written.
 pub fn run_reads(session: &Session, buffer: &(dyn Fn(usize) -> Buffer + Sync), make: &impl Fn() -> Subject) {
     let whole_file: Check = |case| drop(whole_file(case));
-    run_all(&[whole_file, any_range, read_beyond_end, batch, many_tickets, future], session, buffer, make);
+    run_all(
+        &[whole_file, any_range, read_beyond_end, batch, strided, many_tickets, future],
+        session,
+        buffer,
+        make,
+    );
 }
 
 type Check = fn(&Case<'_>);
@@ -242,6 +247,49 @@ pub fn batch(case: &Case<'_>) {
             assert_eq!(*result.as_ref().unwrap(), len as u64);
             assert!(bytes[piece.range.clone()] == pattern(KEY, piece.offset, len));
         }
+    }
+}
+
+/// Runs that lie apart in the source come into memory with gaps of its own; nothing between them changes.
+pub fn strided(case: &Case<'_>) {
+    // Bytes of a run, and from one to the next in the source and in memory: dense and sparse, aligned and not.
+    let layouts = [
+        (512, 700, 512),
+        (3000, 6000, 3100),
+        (4096, 8192, 4096),
+        (2752, 22_016, 2752),
+        (9000, 30_000, 9001),
+        (1, 400, 2),
+    ];
+    for (run, apart, room) in layouts {
+        let rows = (case.times(300) as usize).min((LEN - 77) / apart);
+        let axes = [
+            Axis { count: rows, memory: room as i64, file: apart as i64 },
+            Axis { count: run, memory: 1, file: 1 },
+        ];
+        let strided = StridedPiece::new((77, 5), 1, &axes).unwrap();
+        // Addresses in the buffer are those from 0 on.
+        let range = |address: u64, len| address as usize..address as usize + len;
+        let mut pieces: Vec<_> = strided
+            .pieces()
+            .map(|piece| ReadPiece { offset: piece.offset, range: range(piece.address, piece.len) })
+            .collect();
+        assert_eq!(pieces.len(), rows);
+        let end = 5 + rows * room;
+        pieces.push(ReadPiece { offset: LEN as u64 - 3, range: end..end + 10 });
+        let mut expected = vec![0xEE; end + 10];
+        let mut buffer = (case.buffer)(expected.len());
+        buffer.copy_from_slice(&expected).unwrap();
+        let outcome = case.session.read_batch(case.file, &pieces, buffer).unwrap().wait();
+        let bytes = outcome.buffer.to_vec().unwrap();
+        for row in 0..rows {
+            let at = 5 + row * room;
+            expected[at..at + run].copy_from_slice(&pattern(KEY, (77 + row * apart) as u64, run));
+            assert_eq!(*outcome.entries[row].as_ref().unwrap(), run as u64);
+        }
+        assert!(bytes[..end] == expected[..end], "{run} of {apart} into {room}");
+        assert_eq!(outcome.entries[rows].as_ref().unwrap_err().kind(), ErrorKind::ShortRead);
+        assert_eq!(outcome.receipt.bytes(), (rows * run + 3) as u64);
     }
 }
 

@@ -26,6 +26,7 @@ pub use request::completion::Completion;
 pub use request::file::File;
 pub use request::metrics::{EngineStats, counters};
 pub use request::receipt::{Election, EngineKind, Moved, Note, Receipt, ReceiptPart, Refusal, Way};
+pub use request::strided::{Axis, StridedPiece};
 pub use request::ticket::{CallerPolled, Outcome, Ticket};
 pub use request::transfer::{Batch, BorrowedTransfer, Memory, Transfer};
 pub use runtime::fork::Native;

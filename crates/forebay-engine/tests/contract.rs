@@ -210,6 +210,11 @@ fn a_batch_gives_each_piece_its_own_result() {
 }
 
 #[test]
+fn runs_that_lie_apart_come_without_what_is_between_them() {
+    each(|session, subject, target| with_case(session, subject, target, forebay_contract::strided));
+}
+
+#[test]
 fn many_tickets_in_flight_resolve_from_any_thread() {
     each(|session, subject, target| with_case(session, subject, target, forebay_contract::many_tickets));
 }

@@ -112,6 +112,11 @@ impl Array {
         self.kind.size()
     }
 
+    /// Elements along each axis.
+    pub(crate) fn sizes(&self) -> Vec<i64> {
+        self.shape.iter().map(|size| *size as i64).collect()
+    }
+
     fn is_host(&self) -> bool {
         self.buffer.device().info().is_host
     }
@@ -129,7 +134,8 @@ impl Array {
         if slf.get().buffer.is_empty() {
             return Ok(());
         }
-        match View::of_ours(slf).mark(&session::session()?, None)? {
+        let (session, view) = (session::session()?, View::of_ours(slf));
+        match view.mark(&session, &view.memory(&session)?, None)? {
             Some(mark) => mark.wait(slf.py()),
             None => Ok(()),
         }
@@ -287,7 +293,7 @@ impl Array {
         }
         let offer = Offer {
             address: own.buffer.address(),
-            shape: own.shape.iter().map(|size| *size as i64).collect(),
+            shape: own.sizes(),
             dtype: own.kind.dlpack()?,
             gpu: own.gpu(),
             is_read_only: false,

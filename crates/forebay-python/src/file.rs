@@ -8,10 +8,11 @@ use forebay_engine::{
 use forebay_error::Error;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyIterator, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::error::{OrRaise, invalid};
 use crate::future::{Files, Flight, Future};
+use crate::pieces::{GivenPiece, Pieces, RawPiece, raw_batches};
 use crate::receipt::Receipt;
 use crate::session::session;
 use crate::stream::Mark;
@@ -27,9 +28,6 @@ pub(crate) struct File {
     path: String,
     mode: &'static str,
 }
-
-/// A range of memory and where it goes in the file: address, bytes, offset.
-type RawPiece = (u64, usize, u64);
 
 impl File {
     pub(crate) fn new(file: Engine, path: String, mode: &'static str) -> Self {
@@ -74,10 +72,10 @@ impl File {
         if view.nbytes == 0 {
             return Ok(Receipt::of(Vec::new(), std::time::Duration::ZERO));
         }
-        if let Some(mark) = view.mark(&session, stream)? {
+        let memory = view.memory(&session)?;
+        if let Some(mark) = view.mark(&session, &memory, stream)? {
             mark.wait(py)?;
         }
-        let memory = view.memory(&session)?;
         let transfer = Transfer { file, offset, memory, len: view.nbytes, direction, allow_short: false };
         transfer_here(py, &session, transfer, view.keep)
     }
@@ -89,7 +87,9 @@ impl File {
         stream: Option<u64>,
         direction: Direction,
     ) -> PyResult<Future> {
-        let Some(stream) = stream else { return self.many_later(vec![(array.clone(), offset)], direction) };
+        let Some(stream) = stream else {
+            return self.many_later(array.py(), &[GivenPiece::plain(array, offset)], direction, false);
+        };
         let (session, file) = (session()?, self.engine_for(direction)?);
         let view = Self::view(array, direction)?;
         let memory = view.memory(&session)?;
@@ -101,22 +101,27 @@ impl File {
         Ok(Future(flight))
     }
 
-    fn many_later(&self, arrays: Vec<(Bound<'_, PyAny>, u64)>, direction: Direction) -> PyResult<Future> {
-        let (session, file) = (session()?, self.engine_for(direction)?);
-        let Some(py) = arrays.first().map(|(array, _)| array.py()) else {
+    fn many(&self, pieces: &Bound<'_, PyAny>, direction: Direction) -> PyResult<Future> {
+        self.many_later(pieces.py(), &GivenPiece::all(pieces)?, direction, true)
+    }
+
+    /// `given`, as pieces of one call; errors name the piece where `has_numbers`.
+    fn many_later(
+        &self,
+        py: Python<'_>,
+        given: &[GivenPiece<'_>],
+        direction: Direction,
+        has_numbers: bool,
+    ) -> PyResult<Future> {
+        if given.is_empty() {
             return Ok(Future(nothing()?));
-        };
-        let (keep, mut pieces, mut marks) = (PyList::empty(py), Vec::with_capacity(arrays.len()), Vec::new());
-        for (array, offset) in &arrays {
-            let view = Self::view(array, direction)?;
-            if view.nbytes > 0 {
-                marks.extend(view.mark(&session, None)?);
-                pieces.push((view.address, view.nbytes, *offset));
-                keep.append(view.keep)?;
-            }
         }
-        let batches = batches(&session, &file, direction, pieces)?;
-        Ok(Future(start(session, &file, batches, marks, keep.into_any().unbind())?))
+        let (session, file) = (session()?, self.engine_for(direction)?);
+        let Pieces { batches, owners, marks, keep } = Pieces::new(py, (&session, &file), direction, given)?;
+        let files = Files::One(file.name(), if has_numbers { owners } else { Vec::new() });
+        let flight = Flight::behind(Vec::new(), files, keep)?;
+        start(flight.clone(), session, batches, marks);
+        Ok(Future(flight))
     }
 }
 
@@ -142,49 +147,10 @@ pub(crate) fn nothing() -> PyResult<Arc<Flight>> {
     Ok(flight)
 }
 
-/// Raw pieces as batches, one for each device and context.
-fn batches(
-    session: &Session,
-    file: &Engine,
-    direction: Direction,
-    pieces: Vec<RawPiece>,
-) -> PyResult<Vec<Batch>> {
-    let mut batches: Vec<Batch> = Vec::new();
-    for (address, len, offset) in pieces.into_iter().filter(|(_, len, _)| *len > 0) {
-        if address == 0 {
-            return Err(no_memory());
-        }
-        let memory = session.locate(address).or_raise()?;
-        let same = |batch: &&mut Batch| {
-            Arc::ptr_eq(&batch.memory.device, &memory.device) && batch.memory.context == memory.context
-        };
-        let piece = Piece { offset, address, len };
-        match batches.iter_mut().rev().find(same) {
-            Some(batch) => batch.pieces.push(piece),
-            None => batches.push(Batch {
-                file: file.clone(),
-                memory,
-                direction,
-                pieces: vec![piece],
-                allow_short: false,
-            }),
-        }
-    }
-    Ok(batches)
-}
-
-/// Starts batches once what the marks stand for is done; `keep` owns their memory.
-fn start(
-    session: Session,
-    file: &Engine,
-    batches: Vec<Batch>,
-    marks: Vec<Mark>,
-    keep: Py<PyAny>,
-) -> PyResult<Arc<Flight>> {
-    let flight = Flight::new(file, keep)?;
+/// Starts batches once what the marks stand for is done; the flight owns their memory.
+fn start(flight: Arc<Flight>, session: Session, batches: Vec<Batch>, marks: Vec<Mark>) {
     if marks.is_empty() {
-        flight.begin(submit(&session, batches));
-        return Ok(flight);
+        return flight.begin(submit(&session, batches));
     }
     let later = flight.clone();
     let begin = move || {
@@ -198,7 +164,6 @@ fn start(
     if let Err(error) = forebay_engine::threads::spawn("forebay-stream", begin) {
         flight.begin(Err(Error::from_io(&error, "cannot start a thread")));
     }
-    Ok(flight)
 }
 
 fn submit(session: &Session, batches: Vec<Batch>) -> Result<Vec<Ticket>, Error> {
@@ -257,22 +222,6 @@ fn tensor_pieces(rows: &Bound<'_, PyList>, addresses: &Bound<'_, PyList>) -> PyR
         }
     }
     Ok(pieces)
-}
-
-/// `[(array, offset), …]`
-fn pieces_of<'py>(pieces: &Bound<'py, PyAny>) -> PyResult<Vec<(Bound<'py, PyAny>, u64)>> {
-    let no_piece =
-        |_: PyErr| invalid("a piece is not (array, offset)", "give a list of (array, offset) pairs");
-    PyIterator::from_object(pieces)
-        .map_err(no_piece)?
-        .map(|piece| {
-            let (array, offset): (_, Bound<'py, PyAny>) = piece?.extract().map_err(no_piece)?;
-            let is_type = |error: &PyErr| error.is_instance_of::<PyTypeError>(offset.py());
-            let offset =
-                offset_of(&offset).map_err(|error| if is_type(&error) { no_piece(error) } else { error })?;
-            Ok((array, offset))
-        })
-        .collect()
 }
 
 #[pymethods]
@@ -396,23 +345,27 @@ impl File {
     }
 
     /// Fills many arrays, given as (array, offset) pairs, at once. They may lie on several devices.
+    ///
+    /// A piece (array, offset, strides) is read from bytes that lie apart in the file: `strides` has the bytes from one
+    /// element to the next along each dimension of the array, which may have any strides in memory. Element (i, j) comes
+    /// from `offset + i * strides[0] + j * strides[1]`.
     fn read_many(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Receipt> {
-        self.many_later(pieces_of(pieces)?, Direction::Read)?.0.finish(pieces.py())
+        self.many(pieces, Direction::Read)?.0.finish(pieces.py())
     }
 
     /// Writes many arrays, given as (array, offset) pairs, at once.
     fn write_many(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Receipt> {
-        self.many_later(pieces_of(pieces)?, Direction::Write)?.0.finish(pieces.py())
+        self.many(pieces, Direction::Write)?.0.finish(pieces.py())
     }
 
     /// Starts `read_many`.
     fn read_many_async(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Future> {
-        self.many_later(pieces_of(pieces)?, Direction::Read)
+        self.many(pieces, Direction::Read)
     }
 
     /// Starts `write_many`.
     fn write_many_async(&self, pieces: &Bound<'_, PyAny>) -> PyResult<Future> {
-        self.many_later(pieces_of(pieces)?, Direction::Write)
+        self.many(pieces, Direction::Write)
     }
 
     /// Starts raw transfers, (address, bytes, offset) each, in memory that `keep` owns. Waits for no stream.
@@ -425,10 +378,9 @@ impl File {
     ) -> PyResult<Future> {
         let direction = if write { Direction::Write } else { Direction::Read };
         let (session, file) = (session()?, self.engine_for(direction)?);
-        let flight = py.detach(|| {
-            let batches = batches(&session, &file, direction, pieces)?;
-            start(session, &file, batches, Vec::new(), keep)
-        })?;
+        let batches = py.detach(|| raw_batches(&session, &file, direction, pieces))?;
+        let flight = Flight::new(&file, keep)?;
+        py.detach(|| start(flight.clone(), session, batches, Vec::new()));
         Ok(Future(flight))
     }
 
@@ -458,9 +410,10 @@ impl File {
         let memory = session.locate(first.address).or_raise()?;
         let batch =
             Batch { file: file.clone(), memory, direction: Direction::Read, pieces, allow_short: false };
-        let future = Future(py.detach(|| start(session, &file, vec![batch], Vec::new(), keep))?);
-        future.0.hold();
-        Ok(future)
+        let flight = Flight::new(&file, keep)?;
+        py.detach(|| start(flight.clone(), session, vec![batch], Vec::new()));
+        flight.hold();
+        Ok(Future(flight))
     }
 
     /// Fills memory that `keep` owns, on this thread where that is quicker than on others. Waits for no stream.

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use crate::data_files::OpenFile;
 use crate::error::{OrRaise, invalid, raise};
 use crate::flights::{Flights, lock};
+use crate::pieces::EntryOwners;
 use crate::receipt::Receipt;
 use crate::wait;
 
@@ -32,8 +33,8 @@ pub(crate) struct Flight {
 }
 
 struct State {
-    /// Tickets that are not resolved yet. None of them, and no outcome: not begun.
-    tickets: Vec<Ticket>,
+    /// Tickets that are not resolved yet, each with its number. None of them, and no outcome: not begun.
+    tickets: Vec<(usize, Ticket)>,
     receipts: Vec<One>,
     error: Option<Error>,
     outcome: Option<Outcome>,
@@ -52,7 +53,8 @@ struct State {
 /// What the entries of a flight's tickets are of.
 pub(crate) enum Files {
     /// All of one file, of which this is the name: it is not held open, so that it is closed when the ticket resolves.
-    One(String),
+    /// And, where errors name the piece, the owners of each ticket's entries.
+    One(String, Vec<EntryOwners>),
     /// Of files of a data set, each with the number of its entries, which follow each other.
     Set(Vec<(usize, Arc<OpenFile>)>),
 }
@@ -60,7 +62,7 @@ pub(crate) enum Files {
 impl Files {
     fn of_set(&self) -> &[(usize, Arc<OpenFile>)] {
         match self {
-            Self::One(_) => &[],
+            Self::One(..) => &[],
             Self::Set(files) => files,
         }
     }
@@ -70,13 +72,19 @@ impl Files {
         self.of_set().iter().find_map(|(_, file)| file.check().err())
     }
 
-    /// The error of an entry with the name of its file: the end of a file is met where that is no longer known.
-    fn named(&self, mut entry: usize, error: Error) -> Error {
-        if error.kind() != ErrorKind::ShortRead {
-            return error;
-        }
+    /// The error of a ticket's entry with its piece and the name of its file: the end of a file is met where that is no
+    /// longer known.
+    fn named(&self, ticket: usize, mut entry: usize, error: Error) -> Error {
+        let is_short = error.kind() == ErrorKind::ShortRead;
         match self {
-            Self::One(name) => error.with("file", name),
+            Self::One(name, owners) => {
+                let error = if is_short { error.with("file", name) } else { error };
+                match owners.get(ticket).and_then(|owners| owners.of(entry)) {
+                    Some(piece) => error.with("piece", piece),
+                    None => error,
+                }
+            }
+            Self::Set(_) if !is_short => error,
             Self::Set(files) => {
                 let owner = files.iter().find(|(entries, _)| {
                     let is_here = entry < *entries;
@@ -92,7 +100,7 @@ impl Files {
 impl Flight {
     /// A flight of one file that has not begun, whose memory `keep` owns. None starts once the interpreter ends.
     pub(crate) fn new(file: &Engine, keep: Py<PyAny>) -> PyResult<Arc<Self>> {
-        Self::behind(Vec::new(), Files::One(file.name()), keep)
+        Self::behind(Vec::new(), Files::One(file.name(), Vec::new()), keep)
     }
 
     /// As [`Flight::new`], for the next part of a transfer of which others have landed. It holds files open until it lands.
@@ -125,11 +133,11 @@ impl Flight {
     pub(crate) fn begin(self: &Arc<Self>, tickets: Result<Vec<Ticket>, Error>) {
         let mut state = lock(&self.state);
         match tickets {
-            Ok(tickets) => state.tickets = tickets,
+            Ok(tickets) => state.tickets = tickets.into_iter().enumerate().collect(),
             Err(error) => state.error = Some(error),
         }
         if state.is_cancelled {
-            state.tickets.iter().for_each(Ticket::cancel);
+            state.tickets.iter().for_each(|(_, ticket)| ticket.cancel());
         }
         drop(state);
         self.home.watch(self.clone());
@@ -144,13 +152,14 @@ impl Flight {
             return;
         }
         let mut waiting = Vec::new();
-        for mut ticket in std::mem::take(&mut state.tickets) {
+        for (number, mut ticket) in std::mem::take(&mut state.tickets) {
             match Pin::new(&mut ticket).poll(&mut context) {
-                Poll::Pending => waiting.push(ticket),
+                Poll::Pending => waiting.push((number, ticket)),
                 Poll::Ready(outcome) => match outcome.entries.iter().position(Result::is_err) {
                     None => state.receipts.push(outcome.receipt),
                     Some(entry) => {
-                        let error = outcome.into_result().err().map(|error| state.files.named(entry, error));
+                        let error = outcome.into_result().err();
+                        let error = error.map(|error| state.files.named(number, entry, error));
                         state.error = state.error.take().or(error);
                     }
                 },
@@ -325,7 +334,7 @@ impl Flight {
         // One of the process that this one was forked from has nothing here to give up.
         let Some(mut state) = self.state().filter(|_| self.home.is_here()) else { return };
         state.is_cancelled = true;
-        state.tickets.iter().for_each(Ticket::cancel);
+        state.tickets.iter().for_each(|(_, ticket)| ticket.cancel());
     }
 }
 

@@ -19,6 +19,7 @@ mod map;
 mod models;
 mod open;
 mod order;
+mod pieces;
 mod receipt;
 mod records;
 mod session;

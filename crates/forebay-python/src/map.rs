@@ -171,10 +171,11 @@ impl OffsetList {
                 "offsets.astype(\"int64\"), offsets.to(torch.int64)",
             ));
         }
-        if let Some(mark) = view.mark(&session, None)? {
+        let memory = view.memory(&session)?;
+        if let Some(mark) = view.mark(&session, &memory, None)? {
             mark.wait(py)?;
         }
-        if !view.memory(&session)?.device.info().is_host {
+        if !memory.device.info().is_host {
             return Ok(Self::Device(view));
         }
         let count = view.nbytes / 8;
@@ -276,10 +277,12 @@ impl Map {
         if count == 0 || length == 0 {
             return Ok(out);
         }
-        if let Some(mark) = view.mark(&session()?, None)? {
+        let session = session()?;
+        let memory = view.memory(&session)?;
+        if let Some(mark) = view.mark(&session, &memory, None)? {
             mark.wait(py)?;
         }
-        let is_here = Arc::ptr_eq(&view.memory(&session()?)?.device, &self.device);
+        let is_here = Arc::ptr_eq(&memory.device, &self.device);
         match map.filter(|_| is_here) {
             Some(map) => {
                 py.detach(|| gather_in_place(&map, &given, length, view.address))

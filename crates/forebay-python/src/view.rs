@@ -20,7 +20,38 @@ const CUDA: &str = "__cuda_array_interface__";
 /// The legacy default stream, behind which all blocking streams queue.
 const DEFAULT_STREAM: u64 = 0;
 
-/// One array's memory: contiguous, in C order.
+/// Which arrays are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// Those that are contiguous, in C order.
+    Contiguous,
+    /// Those of any strides.
+    Strided,
+}
+
+/// Where an array has its elements.
+pub(crate) struct Form {
+    /// Elements along each dimension.
+    pub(crate) shape: Vec<i64>,
+    /// Bytes from one to the next in memory.
+    pub(crate) strides: Vec<i64>,
+}
+
+impl Form {
+    /// In C order without gaps.
+    fn contiguous(shape: &[i64], item: usize) -> Self {
+        let wider = |next: &mut i64, size: &i64| {
+            let stride = *next;
+            *next = stride.saturating_mul(*size);
+            Some(stride)
+        };
+        let mut strides: Vec<i64> = shape.iter().rev().scan(item as i64, wider).collect();
+        strides.reverse();
+        Self { shape: shape.to_vec(), strides }
+    }
+}
+
+/// One array's memory: contiguous, in C order, unless it was asked for by [`View::strided`].
 pub(crate) struct View {
     pub(crate) address: u64,
     pub(crate) nbytes: usize,
@@ -35,25 +66,36 @@ pub(crate) struct View {
     stream: Option<(usize, u64)>,
     /// Keeps the memory alive.
     pub(crate) keep: Py<PyAny>,
+    /// Of [`View::strided`]: where its elements are. The address is the first one's.
+    pub(crate) form: Option<Form>,
 }
 
 impl View {
     /// The memory of an array: numpy, torch, cupy, jax, numba, anything with `__cuda_array_interface__`,
     /// `__array_interface__`, DLPack or the buffer protocol.
     pub(crate) fn of(array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let view = Self::found(array)?;
+        Self::with_memory(array, Layout::Contiguous)
+    }
+
+    /// As [`View::to_fill`], of an array of any strides.
+    pub(crate) fn strided(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::writable(array, Layout::Strided)
+    }
+
+    fn with_memory(array: &Bound<'_, PyAny>, layout: Layout) -> PyResult<Self> {
+        let view = Self::found(array, layout)?;
         if view.address == 0 && view.nbytes > 0 {
             return Err(no_memory());
         }
         Ok(view)
     }
 
-    fn found(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn found(array: &Bound<'_, PyAny>, layout: Layout) -> PyResult<Self> {
         if let Ok(own) = array.cast::<Array>() {
             return Ok(Self::of_ours(own));
         }
         if is_torch(array)? {
-            return Self::of_torch(array);
+            return Self::of_torch(array, layout);
         }
         if is_jax(array)? {
             if array.call_method0("is_deleted")?.is_truthy()? {
@@ -65,17 +107,17 @@ impl View {
             // Its arrays name no stream: the kernel that makes one may still run.
             array.call_method0("block_until_ready")?;
         }
-        if let Some(view) = Self::of_interface(array, CUDA)? {
+        if let Some(view) = Self::of_interface(array, CUDA, layout)? {
             return Ok(view);
         }
-        if let Some(view) = Self::of_interface(array, "__array_interface__")? {
+        if let Some(view) = Self::of_interface(array, "__array_interface__", layout)? {
             return Ok(view);
         }
         if let Ok(buffer) = PyUntypedBuffer::get(array) {
-            return Self::of_buffer(array, &buffer);
+            return Self::of_buffer(array, &buffer, layout);
         }
         if let Some(imported) = dlpack::import(array)? {
-            return Self::of_dlpack(array, imported);
+            return Self::of_dlpack(array, imported, layout);
         }
         Err(PyTypeError::new_err(format!(
             "no array that forebay knows: {} has neither DLPack, __cuda_array_interface__, __array_interface__ nor a buffer",
@@ -85,13 +127,17 @@ impl View {
 
     /// As [`View::of`], for a read: the memory has to be writable.
     pub(crate) fn to_fill(array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::writable(array, Layout::Contiguous)
+    }
+
+    fn writable(array: &Bound<'_, PyAny>, layout: Layout) -> PyResult<Self> {
         if is_jax(array)? {
             return Err(invalid(
                 "jax arrays cannot be filled: they never change",
                 "load into a new one (forebay.load_file(…, framework=\"jax\")), or read into numpy and jax.device_put it",
             ));
         }
-        let view = Self::of(array)?;
+        let view = Self::with_memory(array, layout)?;
         if view.is_read_only {
             return Err(invalid("the array is read-only", "give a writable one: array.copy()"));
         }
@@ -110,25 +156,26 @@ impl View {
             // Kernels of others may be queued on it, by default there.
             stream: own.gpu().map(|gpu| (gpu, DEFAULT_STREAM)),
             keep: array.clone().into_any().unbind(),
+            form: Some(Form::contiguous(&own.sizes(), own.item())),
         }
     }
 
-    fn of_torch(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn of_torch(tensor: &Bound<'_, PyAny>, layout: Layout) -> PyResult<Self> {
         // Of some kinds torch answers nothing but errors of its own. What a tensor lacks is said in Python.
-        if Self::is_plain_torch(tensor).unwrap_or(false) {
-            return Self::of_plain_torch(tensor);
+        if Self::is_plain_torch(tensor, layout).unwrap_or(false) {
+            return Self::of_plain_torch(tensor, layout);
         }
         let module = tensor.py().import("forebay.frameworks.torch")?;
-        let refusal = module.call_method1("refusal", (tensor,))?;
-        if refusal.is_none() { Self::of_plain_torch(tensor) } else { Err(PyErr::from_value(refusal)) }
+        let refusal = module.call_method1("refusal", (tensor, layout == Layout::Contiguous))?;
+        if refusal.is_none() { Self::of_plain_torch(tensor, layout) } else { Err(PyErr::from_value(refusal)) }
     }
 
-    /// Whether it lies in memory in one piece, all of which is there.
-    fn is_plain_torch(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    /// Whether its elements lie in memory as its shape and strides say, all of which is there.
+    fn is_plain_torch(tensor: &Bound<'_, PyAny>, layout: Layout) -> PyResult<bool> {
         let is = |method: &str| tensor.call_method0(method)?.is_truthy();
         if is("is_conj")?
             || is("is_neg")?
-            || !is("is_contiguous")?
+            || (layout == Layout::Contiguous && !is("is_contiguous")?)
             || tensor.getattr("is_nested")?.is_truthy()?
         {
             return Ok(false);
@@ -136,11 +183,15 @@ impl View {
         let number = |method: &str| tensor.call_method0(method)?.extract::<u64>();
         let (item, count, before) = (number("element_size")?, number("numel")?, number("storage_offset")?);
         let storage: u64 = tensor.call_method0("untyped_storage")?.call_method0("nbytes")?.extract()?;
-        let end = before.checked_add(count).and_then(|end| end.checked_mul(item));
+        let reach = match layout {
+            Layout::Contiguous => count,
+            Layout::Strided => reach_of(&torch_form(tensor, 1)?),
+        };
+        let end = before.checked_add(reach).and_then(|end| end.checked_mul(item));
         Ok(count == 0 || end.is_some_and(|end| end <= storage) && number("data_ptr")? != 0)
     }
 
-    fn of_plain_torch(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn of_plain_torch(tensor: &Bound<'_, PyAny>, layout: Layout) -> PyResult<Self> {
         let py = tensor.py();
         let item: usize = tensor.call_method0("element_size")?.extract()?;
         let count: usize = tensor.call_method0("numel")?.extract()?;
@@ -160,6 +211,7 @@ impl View {
                 ));
             }
         };
+        let form = (layout == Layout::Strided).then(|| torch_form(tensor, item as i64)).transpose()?;
         Ok(Self {
             address: tensor.call_method0("data_ptr")?.extract()?,
             nbytes: item * count,
@@ -169,11 +221,12 @@ impl View {
             gpu: stream.map(|(gpu, _)| gpu),
             stream,
             keep: tensor.clone().unbind(),
+            form,
         })
     }
 
     /// `__cuda_array_interface__` (versions 2 and 3) and numpy's `__array_interface__` have the same form.
-    fn of_interface(array: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Self>> {
+    fn of_interface(array: &Bound<'_, PyAny>, name: &str, layout: Layout) -> PyResult<Option<Self>> {
         let py = array.py();
         let about = match array.getattr(PyString::intern(py, name)) {
             Ok(about) => about.cast_into::<PyDict>()?,
@@ -191,12 +244,10 @@ impl View {
         if has_objects(array, field("descr")?)? {
             return Err(no_bytes("object"));
         }
-        if let Some(strides) = field("strides")?.filter(|strides| !strides.is_none()) {
-            let strides: Vec<i64> = strides.extract()?;
-            if !is_contiguous(&shape, &strides, item as i64) {
-                return Err(not_contiguous("numpy.ascontiguousarray(array), cupy.ascontiguousarray(array)"));
-            }
-        }
+        let strides = field("strides")?.filter(|strides| !strides.is_none());
+        let strides: Option<Vec<i64>> = strides.map(|strides| strides.extract()).transpose()?;
+        let hint = "numpy.ascontiguousarray(array), cupy.ascontiguousarray(array)";
+        let form = form_of(&shape, strides, item, layout).ok_or_else(|| not_contiguous(hint))?;
         let address = address.unwrap_or(0);
         let gpu = if name == CUDA { Some(device_of(address)?) } else { None };
         // One that names no stream may still have kernels queued on the default one.
@@ -214,13 +265,19 @@ impl View {
             gpu,
             stream: gpu.map(|gpu| (gpu, stream)),
             keep: array.clone().unbind(),
+            form: Some(form),
         }))
     }
 
-    fn of_buffer(array: &Bound<'_, PyAny>, buffer: &PyUntypedBuffer) -> PyResult<Self> {
-        if !buffer.is_c_contiguous() {
+    fn of_buffer(array: &Bound<'_, PyAny>, buffer: &PyUntypedBuffer, layout: Layout) -> PyResult<Self> {
+        // Arrays of pointers to rows have suboffsets.
+        if !buffer.is_c_contiguous() && (layout == Layout::Contiguous || buffer.suboffsets().is_some()) {
             return Err(not_contiguous("bytearray(view)"));
         }
+        let form = Form {
+            shape: buffer.shape().iter().map(|size| *size as i64).collect(),
+            strides: buffer.strides().iter().map(|stride| *stride as i64).collect(),
+        };
         let format = buffer.format().to_string_lossy();
         // Names of fields stand between colons.
         if format.split(':').step_by(2).any(|codes| codes.contains('O')) {
@@ -237,16 +294,16 @@ impl View {
             gpu: None,
             stream: None,
             keep: keep.unbind(),
+            form: Some(form),
         })
     }
 
-    fn of_dlpack(array: &Bound<'_, PyAny>, imported: dlpack::Imported) -> PyResult<Self> {
+    fn of_dlpack(array: &Bound<'_, PyAny>, imported: dlpack::Imported, layout: Layout) -> PyResult<Self> {
         let item = (usize::from(imported.dtype.bits) * usize::from(imported.dtype.lanes)).div_ceil(8);
-        if let Some(strides) = &imported.strides
-            && !is_contiguous(&imported.shape, strides, 1)
-        {
-            return Err(not_contiguous("make a contiguous copy"));
-        }
+        let in_bytes = |stride: &i64| stride.saturating_mul(item as i64);
+        let strides = imported.strides.as_ref().map(|strides| strides.iter().map(in_bytes).collect());
+        let form = form_of(&imported.shape, strides, item, layout)
+            .ok_or_else(|| not_contiguous("make a contiguous copy"))?;
         let keep = (imported.capsule, array.clone()).into_pyobject(array.py())?;
         Ok(Self {
             address: imported.address,
@@ -258,6 +315,7 @@ impl View {
             // The producer made this one wait.
             stream: imported.gpu.map(|gpu| (gpu, DEFAULT_STREAM)),
             keep: keep.into_any().unbind(),
+            form: Some(form),
         })
     }
 
@@ -270,12 +328,21 @@ impl View {
         }
     }
 
-    /// The wait before the memory may be used: work on `given`, or on the stream that the array named.
-    pub(crate) fn mark(&self, session: &Session, given: Option<u64>) -> PyResult<Option<Mark>> {
-        let memory = self.memory(session)?;
+    /// The stream whose queued work may still use the memory: a GPU's index and the stream's handle.
+    pub(crate) fn stream(&self) -> Option<(usize, u64)> {
+        self.stream
+    }
+
+    /// The wait before the memory, which is there, may be used: work on `given`, or on the stream that the array named.
+    pub(crate) fn mark(
+        &self,
+        session: &Session,
+        memory: &Memory,
+        given: Option<u64>,
+    ) -> PyResult<Option<Mark>> {
         let device: Arc<dyn Device> = match (&self.stream, memory.device.info().is_host) {
             (Some((index, _)), _) => session.device(*index).or_raise()?,
-            (None, false) => memory.device,
+            (None, false) => memory.device.clone(),
             (None, true) => return Ok(None),
         };
         match given.or(self.stream.map(|(_, handle)| handle)) {
@@ -381,6 +448,26 @@ fn is_contiguous(shape: &[i64], strides: &[i64], item: i64) -> bool {
         }
     }
     true
+}
+
+/// Where elements are; strides in bytes. `None` if the layout that is wanted is another.
+fn form_of(shape: &[i64], strides: Option<Vec<i64>>, item: usize, layout: Layout) -> Option<Form> {
+    let Some(strides) = strides else { return Some(Form::contiguous(shape, item)) };
+    let fits = layout == Layout::Strided || is_contiguous(shape, &strides, item as i64);
+    (fits && strides.len() == shape.len()).then(|| Form { shape: shape.to_vec(), strides })
+}
+
+/// Where a torch tensor's elements are, `item` bytes each.
+fn torch_form(tensor: &Bound<'_, PyAny>, item: i64) -> PyResult<Form> {
+    let numbers = |method: &str| tensor.call_method0(method)?.extract::<Vec<i64>>();
+    let strides = numbers("stride")?.into_iter().map(|stride| stride.saturating_mul(item)).collect();
+    Ok(Form { shape: numbers("size")?, strides })
+}
+
+/// Up to where elements reach from the first one on, where strides are not below 0.
+fn reach_of(form: &Form) -> u64 {
+    let spans = form.shape.iter().zip(&form.strides).map(|(size, stride)| (size - 1).saturating_mul(*stride));
+    spans.fold(1, |reach: u64, span| reach.saturating_add_signed(span))
 }
 
 /// For an array whose bytes lie nowhere.

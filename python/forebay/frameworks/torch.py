@@ -228,6 +228,10 @@ def why_not_contiguous(tensor: Any) -> tuple[str, str] | None:
     """Why the elements of a tensor with memory do not lie side by side as they are, and what helps."""
     if not tensor.is_contiguous():
         return "the tensor is not contiguous", "tensor.contiguous()"
+    return _why_not_as_stored(tensor)
+
+
+def _why_not_as_stored(tensor: Any) -> tuple[str, str] | None:
     if tensor.is_conj():
         return "the tensor is conjugated lazily", "tensor.resolve_conj()"
     if tensor.is_neg():
@@ -235,10 +239,15 @@ def why_not_contiguous(tensor: Any) -> tuple[str, str] | None:
     return None
 
 
-def refusal(tensor: Any) -> InvalidInputError | None:
-    """The error for a tensor that is not one piece of memory, for the native half; ``None`` if it is."""
+def refusal(tensor: Any, is_contiguous: bool) -> InvalidInputError | None:
+    """The error for a tensor that is not memory to read into, for the native half; ``None`` if it is. `is_contiguous`: it
+    has to be one piece.
+    """
     missing = no_memory(tensor)
-    why = (missing.reason, missing.hint) if missing is not None else why_not_contiguous(tensor)
+    if missing is not None:
+        why: tuple[str, str] | None = (missing.reason, missing.hint)
+    else:
+        why = why_not_contiguous(tensor) if is_contiguous else _why_not_as_stored(tensor)
     return None if why is None else InvalidInputError(why[0], hints=[why[1]])
 
 
