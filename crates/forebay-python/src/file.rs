@@ -394,6 +394,16 @@ impl File {
         Ok(())
     }
 
+    /// Has the bytes from `start` to `end`, which will be read to the GPU again, registered while nothing is copied. They are
+    /// read in place then. Why not, if so. The file has to stay open.
+    fn _pin_later(&self, py: Python<'_>, gpu: usize, start: u64, end: u64) -> PyResult<Option<String>> {
+        let (session, file) = (session()?, self.engine()?);
+        let Some(device) = session.devices().gpus.get(gpu).cloned() else { return Ok(None) };
+        let range = (start, end.saturating_sub(start));
+        let refused = py.detach(|| session.pin_later(&file, &device, range)).err();
+        Ok(refused.map(|error| error.message().to_owned()))
+    }
+
     /// Starts reading tensors, given as rows of a header, to one address each. All lie on one device, in memory that
     /// `keep` owns; the future holds that until it is waited for or dropped. Waits for no stream.
     fn _read_tensors(

@@ -16,6 +16,16 @@ impl Session {
         Ok(self.engines_of(device)?.mapped.report())
     }
 
+    /// Has `len` bytes of a file from `offset` on registered while nothing is copied, since they will be read to `device`
+    /// again: then they are read in place, as far as they are in the page cache and the budget allows it. Waits for nothing.
+    /// The file's handle has to stay open until then. The error says why none of it will be registered
+    /// ([`ErrorKind::Unsupported`](forebay_error::ErrorKind::Unsupported)).
+    pub fn pin_later(&self, file: &File, device: &Arc<dyn Device>, range: (u64, u64)) -> Result<()> {
+        let engines = self.engines_of(device)?;
+        engines.engine()?;
+        engines.mapped.pin_later(file, range).map_err(|reason| reason.error().with("file", file.name()))
+    }
+
     /// Unpins all pages that nothing uses now, and returns the bytes. Maps keep their pages.
     pub fn trim(&self) -> u64 {
         self.trim_of(None)

@@ -11,6 +11,7 @@ mod pages;
 #[path = "../common/user.rs"]
 mod user;
 
+mod announced;
 mod batches;
 mod budget;
 mod contract;

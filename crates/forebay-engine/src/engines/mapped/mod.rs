@@ -4,6 +4,7 @@
 //! transfers; the reclaimer unregisters, and watches memory and the copy thread. Both start when a transfer needs them. Small
 //! batches whose pages are all pinned need neither: see [`caller_thread`].
 
+mod announced;
 mod budget;
 mod caller_thread;
 mod candidate;
@@ -432,6 +433,15 @@ impl Mapped {
         }
         self.start()?;
         Map::new(self.state.clone(), file)
+    }
+
+    /// See [`MappedState::pin_later`].
+    pub(crate) fn pin_later(&self, file: &File, range: (u64, u64)) -> std::result::Result<(), Reason> {
+        if let Permission::Never(refusal) = &self.state.permission {
+            return Err(Reason::from(refusal));
+        }
+        self.start().map_err(|error| Reason::from(&error))?;
+        self.state.pin_later(file, range)
     }
 
     /// Lets go of pins that nothing uses: of one file or of all. Bytes.

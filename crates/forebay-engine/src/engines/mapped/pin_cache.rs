@@ -275,7 +275,7 @@ impl PinCache {
             return answer;
         }
         let since = Instant::now();
-        let is_background = policy == PinPolicy::Background;
+        let is_background = policy.is_background();
         *state = if is_background { WindowState::Queued(since) } else { WindowState::Pending(since) };
         drop(state);
         let (_, len) = pinned.extent(index);
@@ -435,7 +435,7 @@ impl PinCache {
 
     /// Why a window that was asked for is not registered after all: meanwhile that turned out to be slow.
     pub(super) fn reconsider(&self, request: &PinRequest) -> Option<Reason> {
-        if matches!(request.terms.policy, PinPolicy::Paid | PinPolicy::Always) {
+        if matches!(request.terms.policy, PinPolicy::Announced | PinPolicy::Paid | PinPolicy::Always) {
             return None;
         }
         self.slow(&request.pinned, request.terms.least)

@@ -25,12 +25,21 @@ pub(crate) enum PinPolicy {
     /// If it is worth registering, by the demand so far: see [`PinCache::count_demand`]. The caller does not wait: the
     /// window is registered beside copies, piece by piece.
     Background,
+    /// The program will read it again: it is registered as in the background, whatever that costs.
+    Announced,
     /// If it is worth registering. The caller waits.
     AtOnce,
     /// The same where registering is slow, or others copy: its readers have saved what it costs.
     Paid,
     /// In any case, even if its pages are cold. The caller waits.
     Always,
+}
+
+impl PinPolicy {
+    /// Whether nobody waits for the registration.
+    pub(super) const fn is_background(self) -> bool {
+        matches!(self, Self::Background | Self::Announced)
+    }
 }
 
 /// The terms of a request for a window.
@@ -100,7 +109,7 @@ impl Drop for Promise {
 impl PinRequest {
     /// Whether nobody waits for the registration.
     pub(super) fn is_background(&self) -> bool {
-        self.terms.policy == PinPolicy::Background
+        self.terms.policy.is_background()
     }
 
     /// Whether the window waits for this request. A caller that waits may have taken over a window to be registered
@@ -185,7 +194,7 @@ impl PinCache {
         let (start, left) = (first + pin.len(), all - pin.len());
         let piece = pin.piece_or(|| self.piece(pinned, policy));
         let is_probe = !self.pace_of(pinned).is_known();
-        let len = if policy == PinPolicy::Background || is_probe { left.min(piece) } else { left };
+        let len = if policy.is_background() || is_probe { left.min(piece) } else { left };
         if policy != PinPolicy::Always {
             self.may_go_on(file, pinned, (start, len)).map_err(PieceFailure::Later)?;
         }
@@ -210,7 +219,7 @@ impl PinCache {
     fn piece(&self, pinned: &PinnedFile, policy: PinPolicy) -> u64 {
         let pace = self.pace_of(pinned);
         match policy {
-            PinPolicy::Background => pace.piece(),
+            PinPolicy::Background | PinPolicy::Announced => pace.piece(),
             PinPolicy::AtOnce if self.paces_itself() && !pace.is_known() => PROBE,
             PinPolicy::AtOnce | PinPolicy::Paid | PinPolicy::Always => WINDOW,
         }

@@ -386,6 +386,15 @@ impl PinnedFile {
         }
     }
 
+    /// Whether a window is registered, or will be as things stand.
+    pub(super) fn is_coming(&self, index: usize) -> bool {
+        let state = self.window(index).map(|window| lock(&window.state));
+        matches!(
+            state.as_deref(),
+            Some(WindowState::Pinned(_) | WindowState::Pending(_) | WindowState::Queued(_))
+        )
+    }
+
     /// The state of a window that was asked for.
     pub(crate) fn answer(&self, index: usize) -> WindowAnswer {
         match self.window(index).map(|window| lock(&window.state)).as_deref() {
