@@ -10,11 +10,22 @@ pub fn cpus_now() -> usize {
     of_thread().min(quota).max(1)
 }
 
+/// Whether the process that started this one may run on no other CPUs: then those of its other children are the same.
+pub fn are_shared() -> bool {
+    // SAFETY: asks for a number.
+    of_process(unsafe { libc::getppid() }) <= of_process(std::process::id() as libc::pid_t)
+}
+
 fn of_thread() -> usize {
+    of_process(0)
+}
+
+/// Of a process's first thread; 0 is the calling thread. As many as there can be where that cannot be seen.
+fn of_process(process: libc::pid_t) -> usize {
     // SAFETY: a zeroed CPU set is the empty set; the call is given its size.
     unsafe {
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
-        let asked = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);
+        let asked = libc::sched_getaffinity(process, size_of::<libc::cpu_set_t>(), &raw mut allowed);
         if asked == 0 { libc::CPU_COUNT(&allowed) as usize } else { usize::MAX }
     }
 }

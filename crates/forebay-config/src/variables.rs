@@ -21,7 +21,8 @@ pub const VARIABLES: &[Variable] = &[
         default: "(measured)",
         about: "Worker threads per device; each owns an io_uring, its slots and a device stream. By default \
                 three quarters of the allowed CPUs, 1 to 12, at first; then as few as reach the best rate, \
-                up to all of them (32 at most).",
+                up to all of them (12 at most). The processes of a machine that `LOCAL_WORLD_SIZE` counts \
+                (torchrun sets it) share its CPUs.",
     },
     Variable {
         name: "FOREBAY_SLOTS",

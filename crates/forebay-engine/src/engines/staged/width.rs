@@ -231,7 +231,7 @@ impl Meter {
         &self,
         bytes: u64,
         told: impl FnOnce() -> usize,
-        cpus: Option<fn() -> usize>,
+        cpus: Option<impl FnOnce() -> usize>,
     ) -> Option<usize> {
         if self.is_fixed {
             return None;
@@ -242,7 +242,7 @@ impl Meter {
     }
 
     #[cold]
-    fn look(&self, works: u64, told: usize, cpus: Option<fn() -> usize>) -> Option<usize> {
+    fn look(&self, works: u64, told: usize, cpus: Option<impl FnOnce() -> usize>) -> Option<usize> {
         // Another lane looks.
         let mut state = self.state.try_lock().ok()?;
         let (now, bytes) = (Instant::now(), self.bytes.load(Ordering::Relaxed));
@@ -277,7 +277,7 @@ impl Meter {
 
 impl Meter {
     /// Counts the CPUs once in a while. Whether others are there than lanes may use: the width follows them.
-    fn has_other_cpus(&self, state: &mut State, now: Instant, cpus: fn() -> usize) -> bool {
+    fn has_other_cpus(&self, state: &mut State, now: Instant, cpus: impl FnOnce() -> usize) -> bool {
         if state.counted.is_some_and(|at| now.saturating_duration_since(at) < SEARCH_INTERVAL) {
             return false;
         }
@@ -427,10 +427,13 @@ mod tests {
         }
     }
 
+    /// They are not counted.
+    const NO_CPUS: Option<fn() -> usize> = None;
+
     #[test]
     fn a_meter_counts_only_time_with_enough_work() {
         let meter = Meter::new(4, (16, 16), false);
-        let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4, None));
+        let all = |count: u64| (0..count).find_map(|_| meter.moved(1 << 20, || 4, NO_CPUS));
         for _ in 0..20 {
             all(MIN_WORKS * 2);
             meter.starve();
@@ -441,7 +444,7 @@ mod tests {
         std::thread::sleep(PERIODS.0);
         assert_eq!(all(MIN_WORKS), Some(5));
         let fixed = Meter::new(4, (16, 16), true);
-        assert!((0..MIN_WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, None).is_none()));
+        assert!((0..MIN_WORKS * 4).all(|_| fixed.moved(1 << 20, || 4, NO_CPUS).is_none()));
     }
 
     #[test]

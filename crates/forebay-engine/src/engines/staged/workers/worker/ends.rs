@@ -160,7 +160,7 @@ impl Lane {
         active.finished = true;
         moved[Way::Buffered] = moved[Way::Buffered].saturating_sub(active.lost);
         self.shared.works.fetch_sub(1, Ordering::Relaxed);
-        let cpus = (self.index == 0).then_some(cpus_now as fn() -> usize);
+        let cpus = (self.index == 0).then_some(|| self.shared.config.cpus_of(cpus_now()));
         if let JobWidth::Learnt(meter) = &active.job.width
             && moved.total() >= CHUNK / 2
             && let Some(heard) = meter.moved(moved.total(), || self.shared.threads.reported(), cpus)
