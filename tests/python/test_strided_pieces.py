@@ -30,8 +30,8 @@ def any_slice(dice: random.Random, shape: list[int], dtype: str) -> tuple[np.nda
         cut = slice(before, before + shape[axis] * step, step)
         cuts.append((cut, dice.random() < 0.2))
     base = np.zeros(sizes, dtype)
-    view = base[tuple(cut for cut, _ in cuts)]
-    view = view[tuple(slice(None, None, -1) if backwards else slice(None) for _, backwards in cuts)]
+    view = base[(..., *(cut for cut, _ in cuts))]
+    view = view[(..., *(slice(None, None, -1) if backwards else slice(None) for _, backwards in cuts))]
     return base, view.transpose([order.index(axis) for axis in range(len(shape))])
 
 
@@ -55,10 +55,10 @@ def test_slices_into_slices(tmp_path: Path, device: str, seed: int) -> None:
     pieces, checks = [], []
     content = b""
     for _ in range(dice.randint(1, 5)):
-        dtype = dice.choice(("u1", "<i2", "<f4", "<c16"))
+        dtype = dice.choice(("|u1", "<i2", "<f4", "<c16"))
         shape = [dice.choice((1, 2, 3, 5, 9)) for _ in range(dice.randint(0, 4))]
         base, stored = any_slice(dice, shape, dtype)
-        base.view("u1").reshape(-1)[:] = np.frombuffer(dice.randbytes(base.nbytes), "u1")
+        base.reshape(-1).view("u1")[:] = np.frombuffer(dice.randbytes(base.nbytes), "u1")
         offset = len(content) + start_of(stored, base)
         content += base.tobytes() + dice.randbytes(dice.choice((0, 3, 5000)))
         room, target = any_slice(dice, shape, dtype)
@@ -91,8 +91,8 @@ def test_a_hundred_thousand_rows_are_one_piece(tmp_path: Path, device: str) -> N
     part = forebay.empty((100_000, 16), "I32", device)
     with forebay.open(path) as file:
         receipt = file.read_many([(part, 100 + 32 * 4, (256, 4))])
+        assert part.tobytes() == matrix[:, 32:48].tobytes()
         later = file.read_many_async([(part, 100, (256, 4))])
-        assert part.tobytes() == matrix[:, 32:48].tobytes() or later.done()
         assert later.result().bytes == receipt.bytes == 6_400_000
     assert part.tobytes() == matrix[:, :16].tobytes()
 
@@ -121,7 +121,7 @@ def test_torch_s_slices(tmp_path: Path) -> None:
     [
         (lambda room: (room, 100, (40,)), "1 strides for an array of 2 dimensions"),
         (lambda room: (room, 100, (0, 4)), "a stride of 0 in the file repeats its bytes"),
-        (lambda room: (room, 100, (-40, 4)), "the strides lead to offsets that no file has"),
+        (lambda room: (room, 79, (-40, 4)), "the strides lead to offsets that no file has"),
         (lambda room: (room, 1 << 62, (1 << 62, 4)), "the strides lead to offsets that no file has"),
         (lambda room: (np.lib.stride_tricks.as_strided(room, room.shape, (2, 4)), 0, (40, 4)), "share memory"),
         (lambda room: (np.lib.stride_tricks.as_strided(room, (1 << 13, 1 << 13), (1 << 14, 2)), 0, (4, 1 << 20)), "too many"),

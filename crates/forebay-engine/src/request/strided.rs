@@ -130,7 +130,7 @@ fn joined(axes: Vec<Axis>) -> Vec<Axis> {
 }
 
 fn outside(message: &str) -> Error {
-    Error::new(ErrorKind::InvalidInput, message)
+    Error::new(ErrorKind::InvalidInput, message).hint("check the piece's offset, and its strides in bytes")
 }
 
 #[cfg(test)]
