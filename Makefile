@@ -168,7 +168,7 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long prometheus dist dist-test aarch64 python-test-release
+NIGHTLY ?= lab torture asan fuzz-long prometheus dist dist-test aarch64 python-test-release serving
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
@@ -188,6 +188,10 @@ python-test: ## A wheel, compiled as tests are, in a virtual environment: style,
 .PHONY: python-test-release
 python-test-release: ## The same with the wheel that users get
 	@$(STEP) "Python (release)" .ci/python test release
+
+.PHONY: serving
+serving: ## vLLM (its CPU build), SGLang's iterator and diffusers load models by forebay, equal to their own loaders
+	@$(STEP) "Serving engines" tests/serving/check
 
 .PHONY: dist
 dist: ## A release in dist/: wheels, .deb, .rpm, tarballs for x86-64 and aarch64, SBOM, checksums (ARCH=… for one)

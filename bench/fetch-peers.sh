@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Downloads the peers that forebay is compared with, as wheels, into a folder.
 #
-#   bench/fetch-peers.sh FOLDER
+#   bench/fetch-peers.sh FOLDER [models]
+#
+# With `models`: what `bench/weights.py --transformers` and `--gguf` import instead.
 #
 # The wheels are for CPython 3.12 on x86-64 Linux and are meant to be carried to a GPU machine that reaches no
 # package registry and already has numpy, torch, safetensors, packaging, cupy-cuda13x, cuda-pathfinder and
@@ -14,7 +16,7 @@
 # PYTHON names the interpreter that runs pip (python3), PYTHON_VERSION the target's version (3.12).
 set -euo pipefail
 
-[ $# = 1 ] || { echo "usage: bench/fetch-peers.sh FOLDER" >&2; exit 2; }
+[ $# = 1 ] || { [ $# = 2 ] && [ "$2" = models ]; } || { echo "usage: bench/fetch-peers.sh FOLDER [models]" >&2; exit 2; }
 python=${PYTHON:-python3}
 folder=$1
 # KvikIO and what it loads; the loaders of safetensors files; humanize is what runai-model-streamer imports.
@@ -23,6 +25,14 @@ wheels=(
     kvikio-cu13==26.10.0 libkvikio-cu13==26.10.0 rapids-logger==0.3.0
     fastsafetensors==0.5.0 instanttensor==0.2.2 runai-model-streamer==0.16.1 humanize==4.17.0
 )
+if [ "${2:-}" = models ]; then
+    wheels=(
+        transformers==5.23.0 accelerate==1.15.0 tokenizers==0.23.3 huggingface_hub==2.4.0 safetensors==0.8.0
+        regex==2026.11.15 gguf==0.19.0 psutil==7.2.2 tqdm==4.70.1 PyYAML==6.0.3 packaging==26.3 filelock==4.2.11
+        httpx2==2.16.2 httpcore2==2.16.2 anyio==4.16.0 h11==0.16.0 idna==3.20 certifi==2026.10.18 truststore==0.10.5
+        sniffio==1.3.1 typing_extensions==4.16.0
+    )
+fi
 limit_mib=45
 
 platforms=()

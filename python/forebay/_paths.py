@@ -14,7 +14,7 @@ from ._locations import home
 if TYPE_CHECKING:
     from ._forebay import File
 
-__all__ = ["Known", "Watch", "folder_text", "is_place", "open_known", "path_text"]
+__all__ = ["Held", "Known", "Watch", "folder_text", "is_place", "open_known", "path_text"]
 
 _MAX_PATH_BYTES = 4096
 
@@ -110,6 +110,11 @@ class Watch:
         if self._before is None:
             _locations.warn_stateless(file.path)
 
+    @property
+    def before(self) -> bytes | None:
+        """The state that the file is to be in; ``None`` where its source does not tell states apart."""
+        return self._before
+
     def of(self, file: File) -> Watch:
         """The same for another handle on the file."""
         other = Watch.__new__(Watch)
@@ -170,3 +175,25 @@ def open_known(known: Known) -> File:
 
         raise _refusals.another(known.path)
     return file
+
+
+class Held:
+    """An open file and the watch on it. Sent to another process, it is opened there again.
+
+    Raises:
+        As :func:`open_known`, where it is taken out of its pickle.
+    """
+
+    __slots__ = ("file", "watch")
+
+    def __init__(self, file: File, watch: Watch) -> None:
+        self.file = file
+        self.watch = watch
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _held_again, (Known(self.file, self.watch.before),)
+
+
+def _held_again(known: Known) -> Held:
+    file = open_known(known)
+    return Held(file, Watch(file))

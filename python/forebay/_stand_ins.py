@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ from .safetensors import load_with, save_file
 
 if TYPE_CHECKING:
     from .frameworks import Framework
+    from .torch._weights_reads import Reads
 
 __all__ = ["MAKERS", "Maker"]
 
@@ -166,6 +168,16 @@ class _Slice(TensorSlice):
         return _do("safe_open.get_slice", ours, lambda: self._theirs()[index], is_same=False)
 
 
+#: Packages that place each tensor themselves, by `.to(device)` or `copy_`: they get tensors that are read where they are placed.
+_PLACERS = ("transformers", "diffusers", "accelerate")
+
+
+def _places_tensors(module: str) -> bool:
+    """Whether a module places tensors itself."""
+    # This one asks for the address of what it has just read.
+    return module.partition(".")[0] in _PLACERS and module != "accelerate.utils.offload"
+
+
 def _safe_open(original: Any) -> Any:
     class safe_open(lazy.safe_open):  # noqa: N801 (the name is safetensors')
         __doc__ = lazy.safe_open.__doc__
@@ -181,22 +193,37 @@ def _safe_open(original: Any) -> Any:
             _check_backend(backend)
             self._theirs = functools.partial(original, filename, framework, **_backend_option(backend))
             _do("safe_open", lambda: super(safe_open, self).__init__(filename, framework, device), self._theirs, False)
+            self._reads: Reads | None = None
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if self._framework.name == "torch" and self._device == CPU and _places_tensors(caller):
+                self._reads = _reads()
 
         def _choose(self, framework: str, device: object) -> tuple[Framework, Device]:
             chosen, place = super()._choose(framework, device)
             return _uncommitted() if chosen.name == "jax" and place == CPU else (chosen, place)
 
+        def _weight(self, reads: Reads, name: str) -> Any:
+            """A tensor that is read where it is used."""
+            from .torch._weights import weight_of
+
+            return weight_of(self._open_source(), self._entry(name), reads)
+
         def get_tensor(self, name: str) -> Any:
-            ours = functools.partial(super().get_tensor, name)
+            read = super().get_tensor if self._reads is None else functools.partial(self._weight, self._reads)
+            ours = functools.partial(read, name)
             return _do("safe_open.get_tensor", ours, lambda: self._theirs().get_tensor(name), is_same=False)
 
         def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
             return _do("safe_open.get_tensors", functools.partial(super().get_tensors, names), None)
 
-        def get_slice(self, name: str) -> TensorSlice:
+        def get_slice(self, name: str) -> Any:
             def theirs() -> Any:
                 return self._theirs().get_slice(name)
 
+            if self._reads is not None:
+                return _do(
+                    "safe_open.get_slice", functools.partial(self._weight, self._reads, name), theirs, is_same=False
+                )
             ours = functools.partial(super().get_slice, name)
             return _Slice(_do("safe_open.get_slice", ours, theirs, is_same=False), theirs)
 
@@ -206,6 +233,14 @@ def _safe_open(original: Any) -> Any:
     safe_open.__module__ = "safetensors"
     safe_open.__qualname__ = "safe_open"
     return safe_open
+
+
+@functools.cache
+def _reads() -> Reads:
+    """The account of what such packages have read in this process."""
+    from .torch._weights_reads import Reads
+
+    return Reads()
 
 
 def _load_file(framework: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _forebay
 from ._captures import left_alone
-from ._paths import Watch, path_text
+from ._paths import Held, Watch, path_text
 from .errors import InvalidInputError
 from .placement import META, Device
 
@@ -53,6 +53,7 @@ class Source:
         self.path = path
         self.file: File = _forebay.open(path)
         self.watch = Watch(self.file)
+        self.held = Held(self.file, self.watch)
         try:
             self.header: SafetensorsHeader = _forebay.read_safetensors(self.file)
         except InvalidInputError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,17 @@ def load_file(
     return _load(sources, chosen, where, cast, names, verify, progress)
 
 
+def open_all(paths: Paths) -> list[Source]:
+    """The open files of a checkpoint, with the tensors to take from each.
+
+    Raises:
+        As :func:`load_file`.
+    """
+    sources = list(map(_open, _shards(paths)))
+    refuse_twice(sources)
+    return sources
+
+
 def load_with(path: str, framework: Framework, where: Device | Placement, cast: Cast | None = None) -> dict[str, Any]:
     """The body of :func:`load_file` for a safetensors file, with checked arguments."""
     return _load([Source(path)], framework, where, cast, None, False, False)
@@ -117,7 +128,7 @@ def _load(
     progress: bool | Callable[[int, int], object] | None,
 ) -> dict[str, Any]:
     if len(sources) > 1:
-        _refuse_twice(sources)
+        refuse_twice(sources)
     if names is not None:
         _keep_only(sources, names)
     if progress is False or (progress is None and not _is_terminal()):
@@ -169,19 +180,20 @@ def _refuse_missing(name: str, present: Iterable[str], **context: Any) -> None:
     raise missing_name(name, present, **context)
 
 
-def _refuse_twice(sources: list[Source]) -> None:
+def refuse_twice(sources: Sequence[Any]) -> None:
+    """Raises InvalidInputError if two open files have a tensor of the same name."""
     entries = chain.from_iterable(source.entries for source in sources)
     if len({entry[0] for entry in entries}) == sum(len(source.entries) for source in sources):
         return
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     for source in sources:
         for entry in source.entries:
-            if found.setdefault(entry[0], source.path) is not source.path:
+            if found.setdefault(entry[0], source) is not source:
                 raise InvalidInputError(
                     "two files have a tensor of the same name",
                     hints=["load them one by one"],
                     tensor=entry[0],
-                    first=found[entry[0]],
+                    first=found[entry[0]].path,
                     second=source.path,
                 )
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .errors import InvalidInputError
 
-__all__ = ["IndexOutOfBoundsError", "Selection", "select"]
+__all__ = ["IndexOutOfBoundsError", "Selection", "is_simple", "select"]
 
 
 class IndexOutOfBoundsError(InvalidInputError, IndexError):
@@ -37,7 +37,7 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection | None:
         InvalidInputError: a step that is not positive.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
-    if not all(_is_simple(part) for part in parts):
+    if not all(is_simple(part) for part in parts):
         return None
     parts = _without_ellipsis(parts, len(shape))
     ranges: list[tuple[int, int, int]] = []
@@ -65,7 +65,8 @@ def select(index: Any, shape: tuple[int, ...]) -> Selection | None:
     return Selection(ranges, tuple(result))
 
 
-def _is_simple(part: Any) -> bool:
+def is_simple(part: Any) -> bool:
+    """Whether a part of an index is a number, a slice, ``...`` or ``None``."""
     if part is None or part is Ellipsis or isinstance(part, slice):
         return True
     # numpy's and torch's scalars are numbers, their arrays are not, and a truth value is a mask.

@@ -53,6 +53,20 @@ def test_training_data_tells_what_outlives_its_limit(tmp_path: Path) -> None:
     assert done.returncode == 0 and "billion: forebay: not done after 0 s" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("words", "ranks"), [((), 1), (("--tp", 2), 2), (("--tp", 2, "--moe"), 2), (("--gguf",), 1)])
+def test_weights_measures(tmp_path: Path, words: tuple[object, ...], ranks: int) -> None:
+    peers = "forebay,gguf" if "--gguf" in words else "forebay,safetensors,instanttensor"
+    small = ("--bytes", 4e6, "--repeats", 1, "--device", "cpu", "--folder", tmp_path / "model", "--peers", peers)
+    done = run("weights.py", *words, *small, "--results", tmp_path / "weights.jsonl")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = {(line["subject"], line["when"]): line for line in lines(tmp_path / "weights.jsonl")}
+    first = told["forebay", "first"]
+    assert first["ranks"] == ranks and ("forebay", "again") in told
+    if "--gguf" not in words:
+        assert ("safetensors", "first") in told and first["rank_part"] < (1.01 if ranks == 1 else 0.56)
+        assert "instanttensor" in done.stderr
+
+
 SMALL_DICE = ("--cases", 2, "--size", 32, "--crop", 16, "--epochs", 1, "--device", "cpu")
 
 

@@ -66,7 +66,9 @@ def test_slices_into_slices(tmp_path: Path, device: str, seed: int) -> None:
         whole = forebay.empty(room.nbytes, device=device)
         whole.fill_from(room.tobytes())
         begin = start_of(target, room)
-        np.lib.stride_tricks.as_strided(expected.reshape(-1)[begin // room.itemsize :], shape, target.strides)[...] = stored
+        np.lib.stride_tricks.as_strided(expected.reshape(-1)[begin // room.itemsize :], shape, target.strides)[...] = (
+            stored
+        )
         array = target if device == "cpu" else OnGpu(whole, begin, target.shape, target.strides, dtype)
         pieces.append((array, offset, stored.strides))
         checks.append((room, whole, expected, stored))
@@ -124,7 +126,10 @@ def test_torch_s_slices(tmp_path: Path) -> None:
         (lambda room: (room, 79, (-40, 4)), "the strides lead to offsets that no file has"),
         (lambda room: (room, 1 << 62, (1 << 62, 4)), "the strides lead to offsets that no file has"),
         (lambda room: (np.lib.stride_tricks.as_strided(room, room.shape, (2, 4)), 0, (40, 4)), "share memory"),
-        (lambda room: (np.lib.stride_tricks.as_strided(room, (1 << 13, 1 << 13), (1 << 14, 2)), 0, (4, 1 << 20)), "too many"),
+        (
+            lambda room: (np.lib.stride_tricks.as_strided(room, (1 << 13, 1 << 13), (1 << 14, 2)), 0, (4, 1 << 20)),
+            "too many",
+        ),
         (lambda room: (room, 100, "ab"), r"a piece is not \(array, offset\)"),
         (lambda room: (room, 100, (1.5, 4)), r"a piece is not \(array, offset\)"),
         (lambda room: (room, 100, (1 << 70, 4)), r"a piece is not \(array, offset\)"),

@@ -13,9 +13,9 @@ from ..errors import InvalidInputError, UnsupportedError
 from ..placement import CPU, Device, parse_device
 from . import Allocator, Described, NotContiguousError, _dtypes, settle
 
-__all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "not_saved", "refusal", "why_not_contiguous"]
+__all__ = ["FRAMEWORK", "NoMemory", "Torch", "no_memory", "not_saved", "refusal", "shape_of", "why_not_contiguous"]
 
-# Of F4 two elements are in each byte, which torch counts as one: see `_halved`.
+# Of F4 two elements are in each byte, which torch counts as one: see `shape_of`.
 _DTYPE_NAMES = _dtypes.TORCH
 # Versions of torch differ in what they have.
 _DTYPES: dict[str, Any] = {ours: getattr(torch, name) for ours, name in _DTYPE_NAMES.items() if hasattr(torch, name)}
@@ -69,8 +69,7 @@ class Torch:
         place = torch.device(str(device))
 
         def allocate(shape: tuple[int, ...], dtype: str) -> Any:
-            if dtype == "F4":
-                shape = _halved(shape)
+            shape = shape_of(shape, dtype)
             if not shape:
                 return empty(shape, dtype=_DTYPES[dtype], device=place)
             # For a tuple torch tries another overload first and fails: that takes longer than the rest of the call.
@@ -138,7 +137,14 @@ class Torch:
         return free + int(unused)
 
 
-def _halved(shape: tuple[int, ...]) -> tuple[int, ...]:
+def shape_of(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """The shape of torch's tensor for one of a file.
+
+    Raises:
+        UnsupportedError: torch has no such tensor.
+    """
+    if dtype != "F4":
+        return shape
     if not shape or shape[-1] % 2:
         raise UnsupportedError("torch holds F4 in pairs: the last dimension has to be even", shape=shape)
     return (*shape[:-1], shape[-1] // 2)
@@ -186,7 +192,8 @@ def no_memory(tensor: Any) -> NoMemory | None:
 def not_saved(tensor: Any) -> NoMemory | None:
     """Why a tensor cannot be saved by its bytes alone; ``None`` if it can."""
     missing = no_memory(tensor)
-    if missing is None and tensor.has_names():
+    # From torch 2.13 on dimensions have no names.
+    if missing is None and hasattr(tensor, "has_names") and tensor.has_names():
         # torch.save refuses them, too: no file has the names.
         return NoMemory("the tensor's dimensions have names", "tensor.rename(None)")
     return missing

@@ -2,6 +2,7 @@
 
 - :func:`save`, :func:`load`, :func:`save_async`: a nested state in one file, without pickle, readable by safetensors.
 - :class:`CheckpointWriter`, :class:`CheckpointReader`: storages for :mod:`torch.distributed.checkpoint`.
+- :func:`weights`: a checkpoint whose tensors are read where, when and as far as they are used.
 - :class:`DeviceStager`: a snapshot on the device for ``torch.distributed.checkpoint.async_save``.
 
 Files that ``torch.save`` wrote are loaded by :func:`forebay.load_file` (nested ones: :func:`forebay.pickles.load`).
@@ -26,12 +27,32 @@ from ._state import load
 if TYPE_CHECKING:
     from ._reader import CheckpointReader
     from ._stager import DeviceStager
+    from ._weights import Weights, weights
+    from ._weights_tensor import Weight
     from ._writer import CheckpointWriter
 
-__all__ = ["CheckpointReader", "CheckpointWriter", "DeviceStager", "SaveTask", "load", "save", "save_async"]
+__all__ = [
+    "CheckpointReader",
+    "CheckpointWriter",
+    "DeviceStager",
+    "SaveTask",
+    "Weight",
+    "Weights",
+    "load",
+    "save",
+    "save_async",
+    "weights",
+]
 
-#: torch.distributed.checkpoint takes a while to import: it is imported by the first use of these.
-_LAZY = {"CheckpointReader": "_reader", "CheckpointWriter": "_writer", "DeviceStager": "_stager"}
+#: Imported by the first use of these: torch.distributed.checkpoint takes a while.
+_LAZY = {
+    "CheckpointReader": "_reader",
+    "CheckpointWriter": "_writer",
+    "DeviceStager": "_stager",
+    "Weight": "_weights_tensor",
+    "Weights": "_weights",
+    "weights": "_weights",
+}
 
 
 def __getattr__(name: str) -> object:
