@@ -20,7 +20,7 @@ pub struct ServerCopy {
     pub machine: RootedSystem,
 }
 
-/// What is wrong with a server, and between it and this machine; each finding has the server's name.
+/// The faults of a server, and between it and this machine; each finding has the server's name.
 pub(crate) fn look(server: &ServerCopy, here: &dyn System) -> Vec<Finding> {
     let system = &server.machine;
     let machine = MachineFacts::probe(system);
@@ -51,19 +51,42 @@ pub(crate) fn look(server: &ServerCopy, here: &dyn System) -> Vec<Finding> {
     found
 }
 
-/// What the user who collected may not read there.
+/// The files that the user of the connection may not read there.
 fn hidden(server: &ServerCopy) -> Option<Finding> {
     let hidden = server.machine.hidden();
     if hidden.is_empty() {
         return None;
     }
-    let host = server.host.rsplit('@').next().unwrap_or_default();
     Some(Finding {
         id: "server-hidden",
         severity: Severity::Note,
         text: "its user may not read all that is looked at".to_owned(),
         evidence: hidden.iter().map(|path| format!("{path}: not for this user")).collect(),
-        fix: Some(format!("--server ssh:root@{host}")),
+        fix: Some(as_root(&server.host)),
         host: None,
     })
+}
+
+/// The flag that names the same host with root as its user: `HOST`, `USER@HOST` or `ssh://USER@HOST:PORT`.
+fn as_root(host: &str) -> String {
+    let (form, rest) = host.strip_prefix("ssh://").map_or(("ssh:", host), |rest| ("ssh://", rest));
+    let name = rest.rsplit('@').next().unwrap_or_default();
+    format!("--server {form}root@{name}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_root;
+
+    #[test]
+    fn root_is_named_in_the_form_of_the_host() {
+        for (host, wanted) in [
+            ("nfs1", "--server ssh:root@nfs1"),
+            ("me@nfs1", "--server ssh:root@nfs1"),
+            ("ssh://me@nfs1:2222", "--server ssh://root@nfs1:2222"),
+            ("ssh://nfs1:2222", "--server ssh://root@nfs1:2222"),
+        ] {
+            assert_eq!(as_root(host), wanted);
+        }
+    }
 }
