@@ -1,7 +1,7 @@
 //! Probes a server: reads a file by 1, 4 and 8 connections, and compares every byte each time.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::HostRange;
@@ -9,7 +9,7 @@ use forebay_verbs::Device;
 
 use crate::client::file::NfsFile;
 use crate::client::open::{UrlTarget, find, is_unreached, open};
-use crate::client::probe_small::small_reads;
+use crate::client::probe_small::{PIECE, keep_in_flight, small_reads};
 pub use crate::client::probe_small::{ProbeLatency, SMALL, SmallReads, WriteCost, probe_writes};
 use crate::client::url::NfsUrl;
 use crate::network::addresses::LeftOutAddress;
@@ -94,9 +94,6 @@ const FIRST_ANSWER: Duration = Duration::from_secs(8);
 /// Bytes that are read at most.
 const BYTES: u64 = 256 << 20;
 
-/// The most memory in flight.
-const PIECE: usize = 4 << 20;
-
 /// Asks a server about a path, in all versions of the URL, and reads it if it is a file. RDMA uses the fabric of the
 /// options, else by this machine's.
 pub fn probe(url: &NfsUrl, options: &NfsOptions) -> Result<ServerProbe> {
@@ -172,37 +169,17 @@ fn rate(url: &NfsUrl, options: &NfsOptions, first: &mut Vec<u8>, is_first: bool)
 
 /// Reads the begin of a file: pieces of 4 MiB, as many as there are connections twice over.
 fn read(file: &NfsFile, place: &mut [u8]) -> Result<Duration> {
-    let (tell, told) = std::sync::mpsc::channel();
     let depth = file.client().connections() * 2;
-    let (began, mut under_way, mut failed) = (Instant::now(), 0, None);
-    let mut pieces = place.chunks_mut(PIECE).enumerate();
-    loop {
-        let next = if under_way < depth && failed.is_none() { pieces.next() } else { None };
-        if let Some((index, piece)) = next {
-            let (tell, len) = (tell.clone(), piece.len());
-            let answer = Box::new(move |result: Result<usize>| {
-                let result = result.and_then(|got| {
-                    if got == len {
-                        Ok(())
-                    } else {
-                        Err(Error::new(ErrorKind::ShortRead, "the file became shorter"))
-                    }
-                });
-                // The receiver waits for all.
-                let _ = tell.send(result);
-            });
-            let memory = HostRange::of_mut(piece);
-            // SAFETY: the pieces lie apart; this function returns when all are answered.
-            unsafe { file.start(Direction::Read, (index * PIECE) as u64, memory, answer) };
-            under_way += 1;
-            continue;
-        }
-        if under_way == 0 {
-            return failed.map_or_else(|| Ok(began.elapsed()), Err);
-        }
-        if let Ok(result) = told.recv() {
-            under_way -= 1;
-            failed = failed.or(result.err());
-        }
-    }
+    keep_in_flight(depth, place.chunks_mut(PIECE).enumerate(), |(index, piece), tell| {
+        let len = piece.len();
+        let answer = Box::new(move |result: Result<usize>| {
+            let short = || Error::new(ErrorKind::ShortRead, "the file became shorter");
+            let result = result.and_then(|got| if got == len { Ok(()) } else { Err(short()) });
+            // The receiver waits for all.
+            let _ = tell.send(result);
+        });
+        let memory = HostRange::of_mut(piece);
+        // SAFETY: the pieces lie apart; this function returns when all are answered.
+        unsafe { file.start(Direction::Read, (index * PIECE) as u64, memory, answer) };
+    })
 }

@@ -1,6 +1,6 @@
-//! What small reads, durable writes and commits of a server cost.
+//! Costs of a server's small reads, durable writes and commits.
 
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -24,8 +24,8 @@ const MOST: usize = 2000;
 const PARALLEL: (usize, usize) = (8, 64);
 /// Connections, and bytes, of the measurement of writes.
 const WRITES: (usize, usize) = (4, 64 << 20);
-/// Bytes of one write. Longer than what a call carries: its parts share a COMMIT.
-const PIECE: usize = 4 << 20;
+/// Bytes of one large read or write. Longer than what a call carries: the parts of a write share a COMMIT.
+pub(super) const PIECE: usize = 4 << 20;
 
 /// Latencies of I/Os that were made one at a time.
 #[derive(Clone, Debug)]
@@ -204,17 +204,27 @@ pub fn probe_writes(
 
 /// Writes `bytes` in pieces, `depth` at a time. They are durable then.
 fn write(file: &NfsFile, bytes: &[u8], depth: usize) -> Result<Duration> {
+    keep_in_flight(depth, bytes.chunks(PIECE).enumerate(), |(index, piece), tell| {
+        // The receiver waits for all.
+        let answer = Box::new(move |result: Result<usize>| drop(tell.send(result.map(drop))));
+        // SAFETY: nobody changes the bytes, and this function returns when all are answered.
+        unsafe { file.start(Direction::Write, (index * PIECE) as u64, HostRange::of(piece), answer) };
+    })
+}
+
+/// Keeps `depth` calls in flight and returns when all are answered: how long that took, or the first error, after which
+/// no further call begins. `start` begins a call, whose answer goes to the sender.
+pub(super) fn keep_in_flight<T>(
+    depth: usize,
+    mut pieces: impl Iterator<Item = T>,
+    mut start: impl FnMut(T, Sender<Result<()>>),
+) -> Result<Duration> {
     let (tell, told) = channel();
     let (began, mut under_way, mut failed) = (Instant::now(), 0, None);
-    let mut pieces = bytes.chunks(PIECE).enumerate();
     loop {
         let next = if under_way < depth && failed.is_none() { pieces.next() } else { None };
-        if let Some((index, piece)) = next {
-            let tell = tell.clone();
-            // The receiver waits for all.
-            let answer = Box::new(move |result: Result<usize>| drop(tell.send(result)));
-            // SAFETY: nobody changes the bytes, and this function returns when all are answered.
-            unsafe { file.start(Direction::Write, (index * PIECE) as u64, HostRange::of(piece), answer) };
+        if let Some(piece) = next {
+            start(piece, tell.clone());
             under_way += 1;
             continue;
         }
