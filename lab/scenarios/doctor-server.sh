@@ -100,7 +100,7 @@ try_mount -o vers=4.0,proto=rdma,port=20049,rzise=65536 "$address:/tmp" /mnt
 doctor
 found nfs-mount-failed slower "an incorrect mount option"
 echo "$address:/tmp /mnt nfs vers=4.0,proto=rdma,port=20049,rzise=65536,_netdev,noauto 0 0" >/etc/fstab
-fix=$(ask nfs-mount-failed fix | sed -n 's/^which does it pass on: \(sudo mount -v\) POINT; .*/\1 \/mnt/p')
+fix=$(ask nfs-mount-failed fix | sed -n 's/^options passed: \(sudo mount -v\) POINT; .*/\1 \/mnt/p')
 echo "  typed: $fix"
 must_fail bash -c "$fix"
 grep -q "rzise=65536" <<<"$said" || fail "it does not show the option: $said"
