@@ -203,7 +203,7 @@ fn short(name: &str) -> String {
 fn lines(plot: &Plot<'_>, top: f64) -> (String, f64) {
     let axis = axis(plot);
     let widest = axis.ticks.iter().map(|(_, label)| width(label)).fold(0.0, f64::max);
-    let top = top + LINE_HEIGHT;
+    let top = top + LINE_HEIGHT + 4.0;
     let (left, right, bottom) = (widest + 12.0, WIDTH - 8.0, top + PLOT_HEIGHT);
     let along: Vec<f64> =
         places(&plot.xs).iter().map(|place| left + 14.0 + place * (right - left - 28.0)).collect();
@@ -219,10 +219,11 @@ fn lines(plot: &Plot<'_>, top: f64) -> (String, f64) {
         );
     }
     ticks_below(&mut text, plot, &along, bottom);
-    marks(&mut text, plot, &along, (left, right), (top, bottom), up(1.0));
     for one in &plot.series {
         line(&mut text, one, plot.once, &along, &up);
     }
+    // Above the lines: their words have to be read.
+    marks(&mut text, plot, &along, (left, right), (top, bottom), up(1.0));
     let _ = write!(
         text,
         "<path class=\"axis\" d=\"M{left:.1} {top:.1}V{bottom:.1}H{right}\"/>\
@@ -231,7 +232,7 @@ fn lines(plot: &Plot<'_>, top: f64) -> (String, f64) {
         f64::midpoint(left, right),
         bottom + 39.0,
         escape(plot.x_title),
-        top - 8.0,
+        top - 12.0,
         escape(&axis_title(plot))
     );
     (text, bottom + 47.0)
