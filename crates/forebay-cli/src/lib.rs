@@ -9,7 +9,7 @@
 //! | 0 | done (`check`: all usable; `doctor`: nothing, or notes) |
 //! | 1 | failed: the reason and hints are on stderr (`check`: degraded; `doctor`: slower; `verify`: the bytes differ) |
 //! | 2 | the command line or the job file is wrong; nothing was touched (`check`: cannot run; `doctor`: something does not work) |
-//! | 3 | `doctor`: nothing was looked at, also for a wrong argument |
+//! | 3 | `doctor`: nothing was looked at, also for a wrong argument; `report`: rows are left; `bench --hosts`: some hosts failed |
 //! | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: 128 and the signal's number |
 //!
 //! `run` has the exit code of the program that it runs.
@@ -28,6 +28,7 @@ mod console;
 mod cp;
 mod demo;
 mod doctor;
+mod hosts;
 mod interrupt;
 mod json_file;
 mod load;
@@ -176,6 +177,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
 fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     forebay_libcufile::register();
     forebay_nfs::register();
+    let line = args.clone();
     let is_doctor = args.get(1).is_some_and(|word| word == "doctor");
     let name =
         args.first().map_or(OsStr::new("forebay"), |first| Path::new(first).file_name().unwrap_or(first));
@@ -225,7 +227,8 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
         return 2;
     }
     let result = match &command {
-        Command::Bench(load) => bench::run(load, &console),
+        Command::Bench(load) if load.hosts.is_empty() => bench::run(load, &console),
+        Command::Bench(load) => hosts::run(load, &line, &console),
         Command::Cp(copy) => cp::run(copy, &console),
         Command::Verify(args) => verify::run(args, &console),
         Command::Demo(args) => demo::run(args, &console),

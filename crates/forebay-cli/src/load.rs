@@ -19,6 +19,7 @@ use forebay_gpu::DeviceName;
 use forebay_source::Location;
 
 use crate::names::in_words;
+use crate::ssh::Host;
 
 /// Measures transfers. stdout has gdsio's lines; the report goes to stderr and to --json FILE.
 ///
@@ -182,6 +183,9 @@ pub(crate) struct Load {
     /// Write to files that hold other data, too
     #[arg(long, help_heading = "forebay's own")]
     overwrite: bool,
+    /// Run on these machines at a time, by ssh (docs/reference/bench-hosts.md)
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',', value_parser = Host::of_name, conflicts_with = "open_cost", help_heading = "forebay's own")]
+    pub(crate) hosts: Vec<Host>,
     /// Called as gdsio, which writes to any file.
     #[arg(skip)]
     is_gdsio: bool,

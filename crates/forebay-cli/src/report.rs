@@ -21,6 +21,7 @@ use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::load::{parse, size};
 use crate::silence;
+use crate::ssh::Host;
 
 /// Measure whole tables and write report.html, report.md, report.csv and report.json.
 ///
@@ -57,6 +58,9 @@ pub(crate) struct Report {
     /// The file server, for its CPU; it is tried before the first row
     #[arg(long, value_name = "ssh:HOST")]
     server: Option<String>,
+    /// Run each row on these machines at a time, by ssh; the paths are the same on all of them and here
+    #[arg(long, value_name = "HOST,…", value_delimiter = ',', value_parser = Host::of_name)]
+    hosts: Vec<Host>,
     /// How several GPUs and paths are paired: pci (the nearest), given (in their order)
     #[arg(long, value_name = "HOW", default_value = "pci", value_parser = pairing)]
     pair: Pairing,
@@ -286,6 +290,7 @@ impl Report {
                 _ => Extent::Default,
             },
             server: self.server.clone(),
+            hosts: self.hosts.iter().map(|host| host.name().to_owned()).collect(),
             size: self.size,
             repeat: self.repeat.map(|one| one as usize),
             seconds: self.seconds,

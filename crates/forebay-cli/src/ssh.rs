@@ -1,6 +1,7 @@
 //! Other machines, by the system's ssh with the user's keys and configuration.
 
 use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 
 /// The most that a script may print.
-const MAX_OUTPUT_BYTES: u64 = 64 << 20;
+pub(crate) const MAX_OUTPUT_BYTES: u64 = 64 << 20;
 /// Sleep between two looks at ssh.
 const POLL: Duration = Duration::from_millis(10);
 
@@ -29,6 +30,11 @@ impl Host {
         Ok(Self(host.to_owned()))
     }
 
+    /// The same, or the name alone, as in a list of hosts.
+    pub(crate) fn of_name(text: &str) -> std::result::Result<Self, String> {
+        if text.starts_with("ssh:") { Self::parse(text) } else { Self::parse(&format!("ssh:{text}")) }
+    }
+
     /// The name, as the user gave it.
     pub(crate) fn name(&self) -> &str {
         &self.0
@@ -37,8 +43,11 @@ impl Host {
     /// Starts a command there; its standard input is read from here.
     pub(crate) fn start(&self, command: &str) -> Result<Child> {
         let mut ssh = Command::new("ssh");
-        // Nobody is there to answer a question.
-        ssh.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "--", &self.0, command]);
+        // Nobody is there to answer a question. A host that is gone ends the connection after 45 seconds.
+        let options = ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=15"];
+        ssh.args(options.iter().flat_map(|option| ["-o", option])).args(["--", &self.0, command]);
+        // Ctrl-C is for this process, which ends what runs there.
+        ssh.process_group(0);
         ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         ssh.spawn().map_err(|error| {
             let error = Error::new(ErrorKind::NotFound, format!("cannot start ssh: {error}"));
@@ -87,18 +96,19 @@ fn wait(child: &mut Child, limit: Duration) -> Result<Option<i32>> {
 }
 
 /// Reads to the end on a thread of its own.
-fn collect(stream: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+pub(crate) fn collect(stream: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(stream) = stream {
-            // What came before an error is kept: whether all came is seen by its end.
+            // Bytes before an error are kept: the end of the text shows whether it is whole.
             let _ = stream.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes);
         }
         bytes
     })
 }
 
-fn text(reader: JoinHandle<Vec<u8>>) -> String {
+/// The bytes that a reader has collected, as text.
+pub(crate) fn text(reader: JoinHandle<Vec<u8>>) -> String {
     String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
 }
 
@@ -114,5 +124,9 @@ mod tests {
         for wrong in ["nfs1", "ssh:", "ssh://", "ssh:-oProxyCommand=x", "ssh:a b"] {
             assert!(name(wrong).is_err(), "{wrong}");
         }
+        let listed = |text: &str| Host::of_name(text).map(|host| host.0);
+        assert_eq!(listed("root@nfs1").as_deref(), Ok("root@nfs1"));
+        assert_eq!(listed("ssh:nfs1").as_deref(), Ok("nfs1"));
+        assert!(listed("").is_err() && listed("-x").is_err());
     }
 }

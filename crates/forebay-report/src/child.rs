@@ -23,6 +23,8 @@ pub(crate) struct Child {
     pub(crate) limit: Duration,
     /// The exit code that means "cannot run here"; the reason is on stderr.
     pub(crate) absent: Option<i32>,
+    /// The exit code that means "a part of it is missing": its output counts.
+    pub(crate) partial: Option<i32>,
 }
 
 /// How it ended.
@@ -41,7 +43,7 @@ impl Child {
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // Ctrl-C is for us: we stop it, and say so.
         command.process_group(0);
-        Self { command, cpu: None, limit: Duration::from_mins(10), absent: None }
+        Self { command, cpu: None, limit: Duration::from_mins(10), absent: None, partial: None }
     }
 
     pub(crate) fn env(&mut self, name: &str, value: &str) {
@@ -90,10 +92,8 @@ impl Child {
         let (out, err) = (text(out), text(err));
         match status {
             Err(ended) => ended,
-            Ok(status) if status.success() => Ended::Done { text: out },
-            Ok(status) if status.code().is_some() && status.code() == self.absent => {
-                Ended::Absent(last_line(&err))
-            }
+            Ok(status) if status.success() || is_code(status, self.partial) => Ended::Done { text: out },
+            Ok(status) if is_code(status, self.absent) => Ended::Absent(last_line(&err)),
             Ok(status) => Ended::Failed(reason(status, &err)),
         }
     }
@@ -105,6 +105,10 @@ impl Child {
         }
         failed(format!("cannot start {name}: {error}"))
     }
+}
+
+fn is_code(status: ExitStatus, code: Option<i32>) -> bool {
+    code.is_some() && status.code() == code
 }
 
 fn failed(text: String) -> Ended {

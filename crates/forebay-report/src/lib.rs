@@ -8,7 +8,6 @@
 mod child;
 mod compare;
 mod comparison_files;
-mod counters;
 mod folder;
 mod machine;
 mod made;

@@ -73,11 +73,12 @@ fn gpu_driver(driver: &KernelDriver) -> String {
     format!("{} ({kind})", driver.version)
 }
 
-/// What the cgroup lets this process have; empty without a limit.
+/// CPUs and memory that the cgroup allows this process.
 fn limits(about: &MachineFacts) -> String {
     let cpus = about.cpu_quota.map(|cpus| format!("{} CPUs", crate::quantity::figure(cpus)));
     let memory = about.memory_limit.map(|bytes| format!("{} of memory", forebay_bench::text::bytes(bytes)));
-    cpus.into_iter().chain(memory).collect::<Vec<_>>().join(", ")
+    let all: Vec<_> = cpus.into_iter().chain(memory).collect();
+    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
 }
 
 /// A hash of the program: the command, or the module of the Python package.
@@ -125,9 +126,20 @@ fn facts(path: &Path) -> PathFacts {
         source: place.source,
         drive,
         options: mount.as_ref().map_or_else(String::new, |mount| options(&mount.options)),
-        mount: mount.map_or_else(String::new, |mount| format!("{},{}", mount.flags, mount.options)),
+        mount: mount.map_or_else(String::new, |mount| once_each(&mount.flags, &mount.options)),
         disk: place.disk.unwrap_or_default(),
     }
+}
+
+/// The flags of a mount and the options of its file system: `rw` is in both.
+fn once_each(flags: &str, options: &str) -> String {
+    let mut all: Vec<&str> = Vec::new();
+    for option in flags.split(',').chain(options.split(',')) {
+        if !all.contains(&option) {
+            all.push(option);
+        }
+    }
+    all.join(",")
 }
 
 /// Names of emulated disks.
@@ -201,5 +213,6 @@ mod tests {
     fn options_that_count() {
         let all = "rw,vers=4.0,rsize=1048576,namlen=255,hard,proto=rdma,port=20049,addr=10.0.0.1";
         assert_eq!(super::options(all), "vers=4.0,rsize=1048576,proto=rdma");
+        assert_eq!(super::once_each("rw,relatime", "rw,discard"), "rw,relatime,discard");
     }
 }

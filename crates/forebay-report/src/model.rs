@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+pub use forebay_bench::report::{StorageFlow, StorageReport};
 use forebay_doctor::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-pub use crate::counters::{Flow, StorageCounters};
 use crate::quantity::{Quantity, Summary};
 
 /// The version of the JSON form. It changes when a field changes its meaning or goes away.
@@ -87,7 +87,7 @@ pub struct Machine {
     /// How CPUs are clocked: cpufreq's governor.
     #[serde(default)]
     pub governor: String,
-    /// What the cgroup lets this process have: CPUs and memory.
+    /// CPUs and memory that the cgroup allows this process, or `none`; empty where it was not looked at.
     #[serde(default)]
     pub limits: String,
     /// GPUs, drives and network cards, and the way between them.
@@ -158,6 +158,9 @@ pub struct Command {
     pub extent: String,
     /// `--server`.
     pub server: Option<String>,
+    /// `--hosts`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<String>,
     /// `--size`.
     pub size: Option<u64>,
     /// `--repeat`.
@@ -305,6 +308,9 @@ pub struct Run {
     /// CPU use of other programs and other guests of the host during the run, in percent of all CPUs.
     #[serde(default)]
     pub others_percent: Option<f64>,
+    /// Resident memory of the process in the timed part.
+    #[serde(default)]
+    pub resident_bytes: Option<u64>,
     /// Busy CPU of the file server in percent of all its CPUs.
     pub server_percent: Option<f64>,
     /// The load beside it.
@@ -315,15 +321,15 @@ pub struct Run {
     pub engines: Vec<Share>,
     /// Why no better engine was used.
     pub refused: Vec<Why>,
-    /// What held the engine back.
+    /// Reasons why the engine was slower.
     pub notes: Vec<Why>,
     /// The rate of raw calls, measured right after the run.
     pub ceiling: Option<Ceiling>,
-    /// The parts of several GPU–drive pairs that ran at once.
+    /// The parts of several GPU–drive pairs, or of several hosts, that ran at once.
     pub pairs: Vec<PairShare>,
-    /// What the kernel counted of the drives and mounts meanwhile.
+    /// The kernel's counters of the drives and mounts in the timed part.
     #[serde(default)]
-    pub storage: Vec<StorageCounters>,
+    pub storage: Vec<StorageReport>,
 }
 
 /// An engine's bytes.
@@ -358,10 +364,10 @@ pub struct Ceiling {
     pub above: Option<String>,
 }
 
-/// A pair's part.
+/// The part of a pair or of a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PairShare {
-    /// `GPU 0 – /mnt/a`.
+    /// `GPU 0 – /mnt/a`, or the name of the host.
     pub name: String,
     /// Its throughput.
     pub gb_per_s: f64,

@@ -159,6 +159,8 @@ pub struct Order {
     pub extent: Extent,
     /// `ssh:HOST`.
     pub server: Option<String>,
+    /// Machines that run each row at the same time, as `forebay bench --hosts` names them; empty for this one.
+    pub hosts: Vec<String>,
     /// The size of the file that is made in a directory.
     pub size: Option<u64>,
     /// Runs of a row.

@@ -245,6 +245,25 @@ impl Planned {
         }
     }
 
+    /// Runs each row on these machines at the same time, by ssh.
+    pub(crate) fn run_on(&mut self, hosts: &[String]) {
+        for (row, work) in self.table.rows.iter_mut().zip(&mut self.works) {
+            let Some(one) = work else { continue };
+            match &mut one.run {
+                Program::Bench(bench) if one.load.is_none() => {
+                    one.cpu = None;
+                    bench.more.extend(["--hosts".to_owned(), hosts.join(",")]);
+                    row.command = one.typed();
+                }
+                _ => {
+                    let reason =
+                        "measured on one machine only: make a report there without --hosts".to_owned();
+                    (row.state, row.wanted, *work) = (State::Absent { reason }, 0, None);
+                }
+            }
+        }
+    }
+
     pub(crate) fn meaning(mut self, text: &str) -> Self {
         text.clone_into(&mut self.table.meaning);
         self

@@ -38,6 +38,8 @@ pub enum Quantity {
     CpuCores,
     /// CPU seconds per GB.
     CpuPerGb,
+    /// Resident memory of the process in MB (10⁶ bytes).
+    ResidentMb,
     /// Busy CPU of the file server, in percent of all its CPUs.
     ServerPercent,
     /// Wall time in seconds.
@@ -46,7 +48,7 @@ pub enum Quantity {
 
 impl Quantity {
     /// All of them, in the order of their columns.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::GbPerS,
         Self::GibPerS,
         Self::MibPerS,
@@ -62,6 +64,7 @@ impl Quantity {
         Self::CpuPercent,
         Self::CpuCores,
         Self::CpuPerGb,
+        Self::ResidentMb,
         Self::ServerPercent,
         Self::Seconds,
     ];
@@ -94,6 +97,7 @@ impl Quantity {
             Self::CpuPercent => cpu / seconds * 100.0,
             Self::CpuCores => cpu / seconds,
             Self::CpuPerGb => cpu / (bytes / 1e9).max(1e-12),
+            Self::ResidentMb => run.resident_bytes? as f64 / 1e6,
             Self::ServerPercent => return None,
             Self::Seconds => seconds,
         })
@@ -132,6 +136,7 @@ impl Quantity {
             Self::CpuPercent => "CPU, % of one",
             Self::CpuCores => "CPU cores",
             Self::CpuPerGb => "CPU s/GB",
+            Self::ResidentMb => "resident memory, MB",
             Self::ServerPercent => "server CPU, %",
             Self::Seconds => "seconds",
         }
@@ -149,6 +154,7 @@ impl Quantity {
             Self::SystemPercent | Self::OneCpuSystem => "system CPU",
             Self::CpuPercent | Self::CpuCores => "CPU",
             Self::CpuPerGb => "CPU per byte",
+            Self::ResidentMb => "memory",
             Self::ServerPercent => "server CPU",
             Self::Seconds => "time",
         }

@@ -116,6 +116,11 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
     if let Some((path, text)) = order.spec.as_ref().zip(text.as_ref()) {
         planned.push(spec::plan(path, text, &setup)?);
     }
+    if !order.hosts.is_empty() {
+        for one in &mut planned {
+            one.run_on(&order.hosts);
+        }
+    }
     if !setup.on_gpu {
         planned.iter_mut().for_each(plan::Planned::leave_unjudged);
     }
@@ -136,7 +141,7 @@ pub fn run(order: &Order, watch: &dyn Watch) -> Result<Finished> {
         earlier: Vec::new(),
         command,
         files: Vec::new(),
-        notes: how.into_iter().chain(virtual_disks).collect(),
+        notes: how.into_iter().chain(virtual_disks).chain(on_hosts(&order.hosts)).collect(),
         tables,
     };
     if let Some(old) = folder.load(order.again)? {
@@ -204,11 +209,23 @@ fn command(order: &Order, paths: &[std::path::PathBuf], spec: Option<String>) ->
         paths: paths.iter().map(|path| path.display().to_string()).collect(),
         extent: order.extent.name().to_owned(),
         server: order.server.clone(),
+        hosts: order.hosts.clone(),
         size: order.size,
         repeat: order.repeat,
         seconds: order.seconds,
         pairing: order.pairing.name().to_owned(),
     }
+}
+
+/// A note on the machines that rows run on.
+fn on_hosts(hosts: &[String]) -> Option<String> {
+    (!hosts.is_empty()).then(|| {
+        format!(
+            "Each row runs on {} at the same time. Bytes, I/Os and CPU are sums, times and percentiles those of the slowest \
+             host; no run is pinned to one CPU. The page describes the machine that made the files and started the runs.",
+            hosts.join(", ")
+        )
+    })
 }
 
 fn check_server(server: Option<&str>) -> Result<()> {

@@ -77,6 +77,7 @@ impl Bed {
             note: String::new(),
             extent: Extent::Quick,
             server: None,
+            hosts: Vec::new(),
             size: Some(1 << 20),
             repeat: None,
             seconds: Some(0.1),

@@ -90,13 +90,13 @@ impl Described for Moved {
 /// Types of the report, with a comment for each field.
 macro_rules! described {
     ($(
-        $(#[doc = $whole:literal])+ $(#[derive($derive:ident)])? pub struct $type:ident { $(
+        $(#[doc = $whole:literal])+ $(#[derive($($derive:ident),+)])? pub struct $type:ident { $(
             $(#[doc = $about:literal])+ $(#[serde($($serde:tt)*)])? pub $field:ident: $kind:ty,
         )+ }
     )+) => { $(
         $(#[doc = $whole])+
         #[derive(Clone, Debug, Serialize)]
-        $(#[derive($derive)])?
+        $(#[derive($($derive),+)])?
         pub struct $type { $(
             $(#[doc = $about])+ $(#[serde($($serde)*)])?
             pub $field: $kind,

@@ -10,7 +10,7 @@ pub mod text;
 use forebay_engine::Moved;
 use forebay_gpu::DeviceName;
 use forebay_ways::serialize_ways;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 pub use self::described::{DescribedField, fields};
 pub use self::medians::Medians;
@@ -119,6 +119,8 @@ described! {
         pub iops: f64,
         /// CPU time.
         pub cpu: CpuReport,
+        /// Resident memory of the process: the greatest that was seen in the timed part, looked at every 0.1 s.
+        pub resident_bytes: u64,
         /// Latency of an I/O in microseconds; of a whole batch, for batches.
         pub latency_us: Latency,
         /// The same over time.
@@ -144,7 +146,7 @@ described! {
         pub state: &'static str,
         /// Measured with `--ceiling`: the least of the stages that every byte crosses.
         pub ceiling: Option<Ceiling>,
-        /// What the kernel counted of the drives and NFS mounts below the files, in the timed part, by all programs.
+        /// The kernel's counters of the drives and NFS mounts below the files: the timed part, all programs.
         pub storage: Vec<StorageReport>,
         /// The jobs' parts.
         pub jobs: Vec<JobReport>,
@@ -173,6 +175,7 @@ described! {
     }
 
     /// A drive as iostat shows it, or an NFS mount as nfsiostat does.
+    #[derive(PartialEq, Deserialize)]
     pub struct StorageReport {
         /// The block device, or where NFS is mounted.
         pub name: String,
@@ -187,7 +190,7 @@ described! {
     }
 
     /// One direction of a drive or mount.
-    #[derive(Copy)]
+    #[derive(Copy, PartialEq, Deserialize)]
     pub struct StorageFlow {
         /// I/Os per second (iostat's `r/s`, nfsiostat's `ops/s`).
         pub ops_per_s: f64,
@@ -333,7 +336,7 @@ described! {
         pub method: &'static str,
     }
 
-    /// What raw calls without engine code reach in the same process.
+    /// The rate of raw calls without engine code in the same process.
     pub struct Ceiling {
         /// The rate of that stage.
         pub gb_per_s: f64,

@@ -138,7 +138,14 @@ pub(crate) struct PassFacts<'a> {
 /// The figures of a pass, and the sum of all meters.
 pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pass, WorkerMeter)> {
     let WorkersDone { done, watched, shared } = worked;
-    let Watched { cpu, counters: [before, after], counted_from: started, steady, interrupted } = watched;
+    let Watched {
+        cpu,
+        resident_bytes,
+        counters: [before, after],
+        counted_from: started,
+        steady,
+        interrupted,
+    } = watched;
     let mut jobs: Vec<Option<WorkerMeter>> = facts.jobs.iter().map(|_| None).collect();
     for one in done {
         match &mut jobs[one.job] {
@@ -198,6 +205,7 @@ pub(crate) fn measured(facts: &PassFacts<'_>, worked: WorkersDone) -> Result<(Pa
             one_cpu_system_s: cpu.one.map(|one| one.1),
             others_percent: cpu.others_percent(),
         },
+        resident_bytes,
         latency_us: latency(&all),
         over_time: over_time(&all),
         pinned_before: None,

@@ -30,12 +30,16 @@ pub(super) struct PassWatch<'a> {
     steady: Option<SteadyWatch>,
     looks: VecDeque<(Instant, LiveSum)>,
     is_counting: bool,
+    /// The greatest resident memory of the looks while counting.
+    resident_bytes: u64,
 }
 
 /// The result of a watched pass.
 pub(crate) struct Watched {
     /// CPU time of the counted part.
     pub(crate) cpu: Cpu,
+    /// The greatest resident memory in the counted part.
+    pub(crate) resident_bytes: u64,
     /// Counters of drives and mounts when counting began, and at the end.
     pub(crate) counters: [Counters; 2],
     /// When counting began.
@@ -62,6 +66,7 @@ impl<'a> PassWatch<'a> {
             steady: watch.time.and_then(|time| time.steady_percent).map(SteadyWatch::new),
             looks: VecDeque::with_capacity(WINDOW + 1),
             is_counting: ramp.is_zero(),
+            resident_bytes: 0,
         }
     }
 
@@ -80,6 +85,9 @@ impl<'a> PassWatch<'a> {
         if !self.is_counting && now >= self.counted_from {
             (self.counters, self.cpu) = (Counters::now(), Cpu::now());
             self.is_counting = true;
+        }
+        if self.is_counting {
+            self.resident_bytes = self.resident_bytes.max(resident_bytes());
         }
         let Some(observer) = self.watch.observer else { return };
         if observer.is_stopped() {
@@ -124,10 +132,18 @@ impl<'a> PassWatch<'a> {
     pub(super) fn end(self) -> Watched {
         Watched {
             cpu: Cpu::now().since(self.cpu),
+            resident_bytes: self.resident_bytes.max(resident_bytes()),
             counters: [self.counters, Counters::now()],
             counted_from: self.counted_from,
             steady: self.steady.and_then(|steady| steady.rate()),
             interrupted: self.shared.is_cut(),
         }
     }
+}
+
+/// Resident memory of this process; 0 where the kernel does not say.
+fn resident_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * forebay_sys::kernel_page() as u64
 }

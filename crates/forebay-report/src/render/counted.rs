@@ -1,6 +1,6 @@
-//! What the kernel counted of drives and NFS mounts beside rows, under the names that iostat and nfsiostat have for it.
+//! The kernel's counters of drives and NFS mounts beside rows, under the names of iostat and nfsiostat.
 
-use crate::model::{Flow, Row, StorageCounters, Table};
+use crate::model::{Row, StorageFlow, StorageReport, Table};
 use crate::quantity::figure;
 
 /// A title, heads and rows; the first two cells of a row are names.
@@ -39,7 +39,7 @@ pub(super) fn tables(table: &Table) -> Vec<Counted> {
 }
 
 /// The cells behind the names of a row: of its last run.
-fn rows(table: &Table, is_drive: bool, cells: fn(&StorageCounters) -> Vec<Vec<String>>) -> Vec<Vec<String>> {
+fn rows(table: &Table, is_drive: bool, cells: fn(&StorageReport) -> Vec<Vec<String>>) -> Vec<Vec<String>> {
     let of = |row: &Row| -> Vec<Vec<String>> {
         let Some(run) = row.runs.last() else { return Vec::new() };
         let rate = table.unit().of(run).map_or_else(|| super::words::NONE.to_owned(), figure);
@@ -56,8 +56,8 @@ fn rows(table: &Table, is_drive: bool, cells: fn(&StorageCounters) -> Vec<Vec<St
 }
 
 /// A line for a drive.
-fn drive(one: &StorageCounters) -> Vec<Vec<String>> {
-    let flow = |flow: &Flow| {
+fn drive(one: &StorageReport) -> Vec<Vec<String>> {
+    let flow = |flow: &StorageFlow| {
         [flow.ops_per_s, flow.mb_per_s, flow.merged_per_s.unwrap_or(0.0), flow.await_ms, flow.kib_per_op]
             .map(figure)
     };
@@ -67,8 +67,8 @@ fn drive(one: &StorageCounters) -> Vec<Vec<String>> {
 }
 
 /// A line for each direction in which a mount moved anything.
-fn mount(one: &StorageCounters) -> Vec<Vec<String>> {
-    let line = |(kind, flow): (&str, &Flow)| {
+fn mount(one: &StorageReport) -> Vec<Vec<String>> {
+    let line = |(kind, flow): (&str, &StorageFlow)| {
         let ms = [flow.rtt_ms.unwrap_or(0.0), flow.await_ms, flow.queue_ms.unwrap_or(0.0)].map(figure);
         let first = [kind.to_owned(), figure(flow.ops_per_s), figure(flow.mb_per_s), figure(flow.kib_per_op)];
         let again = flow.retransmitted.unwrap_or(0).to_string();

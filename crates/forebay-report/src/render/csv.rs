@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use crate::model::{Flow, Report, Row, Run, StorageCounters, Table};
+use crate::model::{Report, Row, Run, StorageFlow, StorageReport, Table};
 use crate::quantity::Quantity;
 
-/// What stands before the figures.
+/// The columns before the figures.
 const HEADS: [&str; 7] = ["table", "row", "kind", "run", "part", "cache", "moved_by"];
-/// What the kernel counted of a drive or mount.
+/// The columns of a drive's or mount's counters.
 const COUNTERS: [&str; 9] = [
     "device",
     "in_flight",
@@ -66,7 +66,7 @@ fn head(table: &Table, row: &Row, kind: &str, number: &str, run: Option<&Run>) -
     [table, row, kind, number, part, cache, engines.unwrap_or_default()]
 }
 
-fn counters(one: &StorageCounters, flow: &Flow) -> [String; 9] {
+fn counters(one: &StorageReport, flow: &StorageFlow) -> [String; 9] {
     [
         one.name.clone(),
         number(one.in_flight),

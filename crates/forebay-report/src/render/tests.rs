@@ -55,6 +55,7 @@ fn report(table: Table) -> Report {
             paths: Vec::new(),
             extent: "default".to_owned(),
             server: None,
+            hosts: Vec::new(),
             size: None,
             repeat: None,
             seconds: None,

@@ -337,7 +337,7 @@ pub(super) fn machine(machine: &Machine) -> Vec<(&'static str, String)> {
         ("CPUs", format!("{}{cpu}", machine.cpus)),
         ("Governor", machine.governor.clone()),
         ("Memory", format!("{gib:.0} GiB")),
-        ("Cgroup limits", if machine.limits.is_empty() { "none".to_owned() } else { machine.limits.clone() }),
+        ("Cgroup limits", machine.limits.clone()),
         ("Kernel", machine.kernel.clone()),
         ("GPU driver", machine.gpu_driver.clone()),
     ];
@@ -371,7 +371,7 @@ pub(super) fn matrix(machine: &Machine) -> (Vec<String>, Vec<Vec<String>>) {
     (std::iter::once(String::new()).chain(names()).collect(), rows)
 }
 
-/// What the words of the matrix mean.
+/// The legend of the matrix.
 pub(super) fn distances(machine: &Machine) -> String {
     let words = machine.topology.legend().into_iter().map(|one| format!("{}: {}", one.word(), one.meaning()));
     words.collect::<Vec<_>>().join("; ")
@@ -474,6 +474,7 @@ pub(super) fn command(report: &Report) -> String {
     push("-d", Some(command.devices.join(",")).filter(|one| !one.is_empty()));
     push("--spec", command.spec.as_ref().map(|_| "FILE".to_owned()));
     push("--server", command.server.clone());
+    push("--hosts", Some(command.hosts.join(",")).filter(|one| !one.is_empty()));
     push("--size", command.size.map(crate::work::size));
     push("--repeat", command.repeat.map(|one| one.to_string()));
     push("--seconds", command.seconds.map(|one| one.to_string()));

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use forebay_ways::Way;
 use serde::Deserialize;
 
-use crate::model::{Ceiling, PairShare, Run, Share, StorageCounters, Why};
+use crate::model::{Ceiling, PairShare, Run, Share, StorageReport, Why};
 use crate::work::Bench;
 
+/// The report of `forebay bench`.
 #[derive(Deserialize)]
-struct Report {
+pub(super) struct Report {
     passes: Vec<Pass>,
 }
 
@@ -19,6 +20,7 @@ struct Pass {
     ops: u64,
     seconds: f64,
     cpu: Cpu,
+    resident_bytes: Option<u64>,
     latency_us: Latency,
     engines: Vec<Engine>,
     refused: Vec<Refusal>,
@@ -27,7 +29,7 @@ struct Pass {
     ceiling: Option<Ceiling>,
     jobs: Vec<Job>,
     #[serde(default)]
-    storage: Vec<StorageCounters>,
+    storage: Vec<StorageReport>,
 }
 
 #[derive(Deserialize)]
@@ -74,13 +76,23 @@ struct Job {
 /// The pass that counts. Before the JSON there are gdsio's lines.
 pub(super) fn parse(text: &str, bench: &Bench) -> Result<Run, Why> {
     let json = text.find("{\n").map_or("", |at| &text[at..]);
-    let report: Report = serde_json::from_str(json)
-        .map_err(|error| why(format!("forebay bench gave no report that can be read: {error}")))?;
-    let pass = report.passes.into_iter().nth(bench.pass - 1);
-    pass.map(|pass| run(pass, bench)).ok_or_else(|| why("forebay bench gave no such pass".to_owned()))
+    let report: Report = serde_json::from_str(json).map_err(|error| unreadable(&error))?;
+    report.run(bench)
 }
 
-fn why(text: String) -> Why {
+pub(super) fn unreadable(error: &serde_json::Error) -> Why {
+    why(format!("forebay bench gave no report that can be read: {error}"))
+}
+
+impl Report {
+    /// The pass that counts.
+    pub(super) fn run(self, bench: &Bench) -> Result<Run, Why> {
+        let pass = self.passes.into_iter().nth(bench.pass - 1);
+        pass.map(|pass| run(pass, bench)).ok_or_else(|| why("forebay bench gave no such pass".to_owned()))
+    }
+}
+
+pub(super) fn why(text: String) -> Why {
     Why { text, hint: None }
 }
 
@@ -102,6 +114,7 @@ fn run(pass: Pass, bench: &Bench) -> Run {
         one_cpu_user_s: pass.cpu.one_cpu_user_s,
         one_cpu_system_s: pass.cpu.one_cpu_system_s,
         others_percent: pass.cpu.others_percent,
+        resident_bytes: pass.resident_bytes,
         server_percent: None,
         load: None,
         cache: if bench.io.writes() { String::new() } else { pass.state },

@@ -1,6 +1,7 @@
 //! Runs the work of a row: each run is a process of its own.
 
 mod bench;
+mod hosts;
 mod load;
 mod server;
 
@@ -30,6 +31,8 @@ pub(crate) struct Runner<'a> {
     executable: Vec<OsString>,
     python: OsString,
     server: Option<Server>,
+    /// Whether rows run on other machines.
+    has_hosts: bool,
     extent: Extent,
     generator: Option<Generator>,
     stopped: &'a dyn Fn() -> bool,
@@ -41,6 +44,7 @@ impl<'a> Runner<'a> {
             executable: order.executable.clone(),
             python: order.python.clone(),
             server: order.server.as_deref().map(Server::new),
+            has_hosts: !order.hosts.is_empty(),
             extent: order.extent,
             generator: None,
             stopped,
@@ -68,6 +72,7 @@ impl<'a> Runner<'a> {
             Program::Peer(peer) => peers::child(peer, &self.python),
         };
         child.cpu = work.cpu;
+        child.partial = self.has_hosts.then_some(hosts::EXIT_SOME_FAILED);
         child.limit = plan::duration(120.0 + takes * 20.0);
         if let Err(why) = self.keep_load(work.load == Some(true)) {
             return Outcome::Failed(why);
@@ -87,6 +92,7 @@ impl<'a> Runner<'a> {
             Ended::Stopped => return Outcome::Stopped,
         };
         let parsed = match &work.run {
+            Program::Bench(bench) if self.has_hosts => hosts::parse(&text, bench),
             Program::Bench(bench) => bench::parse(&text, bench),
             Program::Peer(peer) => peers::parse(&text, peer),
         };
