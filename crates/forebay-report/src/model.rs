@@ -373,6 +373,9 @@ pub struct PairShare {
     pub gb_per_s: f64,
 }
 
+/// [`Load::by`] of a run without a load of the report's.
+pub(crate) const NO_LOAD: &str = "no load of the report";
+
 /// The load beside a run, as measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Load {

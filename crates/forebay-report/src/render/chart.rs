@@ -180,7 +180,8 @@ fn colours(rows: &[&Row], axis: usize, names: &[&str]) -> Vec<usize> {
     let of = |name: &&str| {
         let mut sides: Vec<_> = rows
             .iter()
-            .filter(|row| row.labels.get(axis).is_some_and(|label| label == name))
+            // An absent row has no command, and no side.
+            .filter(|row| !row.command.is_empty() && row.labels.get(axis).is_some_and(|label| label == name))
             .map(|row| side(row))
             .collect();
         sides.dedup();

@@ -265,6 +265,33 @@ fn pairs_are_compared_by_eye() {
     assert!(charts[0].find("class=\"s1\"") < charts[0].find("class=\"s0\""), "{text}");
 }
 
+/// A row that is not possible here has no command: the others keep the colours of their types.
+#[test]
+fn absent_rows_leave_the_colours() {
+    let one = [run(1.0, None)];
+    let rows: [(&str, &str, &[Run]); 4] =
+        [("1", "4K", &one), ("2", "4K", &one), ("1", "1M", &[]), ("2", "1M", &[])];
+    let mut table = table(&rows);
+    for (row, xfer) in table.rows.iter_mut().zip([1, 2]) {
+        row.command = format!("forebay bench -f a -x {xfer} -w 4");
+    }
+    table.charts.push(Chart {
+        title: "All".to_owned(),
+        kind: ChartKind::Bars,
+        x: 1,
+        series: 0,
+        only: Vec::new(),
+        y: Quantity::GbPerS,
+        over: None,
+        log: false,
+        mark: None,
+    });
+    let text = html(&report(table));
+    let chart = text.split("<svg").nth(1).unwrap();
+    assert!(chart.contains("class=\"s1\"") && chart.contains("class=\"s4\""), "{chart}");
+    assert!(!chart.contains("class=\"s0\""), "{chart}");
+}
+
 /// Type 0 beside type 2: how the first page speaks of them.
 #[test]
 fn what_was_found() {

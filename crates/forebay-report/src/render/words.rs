@@ -6,7 +6,9 @@ use std::fmt::Write;
 use forebay_doctor::topology::{Distance, Part};
 use forebay_ways::EngineKind;
 
-use crate::model::{Compared, Machine, PathFacts, Place, Report, Row, Run, Source, State, Table, Why};
+use crate::model::{
+    Compared, Machine, NO_LOAD, PathFacts, Place, Report, Row, Run, Source, State, Table, Why,
+};
 use crate::quantity::{CLEAR_FACTOR, MIN_RUNS, Quantity, Verdict, figure, ratio};
 
 /// A row above this percentage of its ceiling gets a note: the row or its ceiling was measured wrongly.
@@ -252,9 +254,14 @@ pub(super) fn beside(table: &Table, row: &Row) -> Vec<String> {
     let mut all: Vec<String> = of_two_parts(table, row).into_iter().collect();
     if let Some(run) = row.runs.last() {
         if let Some(load) = &run.load {
+            let by = if load.by == NO_LOAD {
+                "No load by the report".to_owned()
+            } else {
+                format!("Load by {}", load.by)
+            };
             all.push(format!(
-                "Load by {}: CPU {:.0} % busy before the run, {:.0} % during it, memory {:.0} % in use.",
-                load.by, load.alone_percent, load.during_percent, load.memory_percent
+                "{by}: CPU {:.0} % busy before the run, {:.0} % during it, memory {:.0} % in use.",
+                load.alone_percent, load.during_percent, load.memory_percent
             ));
         }
         if !run.pairs.is_empty() {

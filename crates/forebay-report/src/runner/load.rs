@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use forebay_doctor::RealSystem;
 use forebay_doctor::machine::{meminfo, memory_limits};
 
-use crate::model::{Load, Why};
+use crate::model::{Load, NO_LOAD, Why};
 
 /// Part of CPU and memory that the load uses.
 const LOAD_FRACTION: f64 = 0.8;
@@ -231,7 +231,7 @@ pub(super) fn before() -> Before {
 pub(super) fn after(before: &Before, by: Option<&str>) -> Load {
     let during = before.ticks.zip(Ticks::now()).map_or(0.0, |(before, now)| now.percent_since(before));
     Load {
-        by: by.unwrap_or("no load of the report").to_owned(),
+        by: by.unwrap_or(NO_LOAD).to_owned(),
         alone_percent: before.alone_percent,
         during_percent: during,
         memory_percent: before.memory_percent,
