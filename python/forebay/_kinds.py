@@ -42,7 +42,7 @@ _KINDS: Final = (
     (b"\x28\xb5\x2f\xfd", "a zstd file", "unpack it first: unzstd FILE"),
     (b"\x93NUMPY", NPY, "forebay.read_npy(path)"),
     (b"FBRECORD", PACKED, "forebay.data.packed(path)"),
-    (b"GGUF", "a GGUF file", "llama.cpp and transformers (gguf_file=…) read those"),
+    (b"GGUF", "a GGUF file", "forebay.torch.weights(path), llama.cpp and transformers (gguf_file=…) read those"),
     (b"\x89HDF\r\n", "an HDF5 file", "h5py reads those"),
     (b"PAR1", "a Parquet file", "pyarrow.parquet.read_table reads those"),
     (b"ARROW1", "an Arrow file", "pyarrow.ipc.open_file reads those"),

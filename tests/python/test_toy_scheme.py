@@ -158,3 +158,16 @@ def test_folders_are_not_made_at_urls() -> None:
     torch_saves = pytest.importorskip("forebay.torch", reason="torch is not installed")
     with pytest.raises(forebay.UnsupportedError, match="no folder is made at a URL"):
         torch_saves.CheckpointWriter("mem://folder")
+
+
+def test_weights_are_read_where_they_are_used(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import forebay.torch
+
+    tensor = torch.arange(4096.0).view(64, 64)
+    forebay.save_file({"weight": tensor}, tmp_path / "model.safetensors")
+    url = put("mem://model.safetensors", (tmp_path / "model.safetensors").read_bytes())
+    weights, into = forebay.torch.weights(url), torch.zeros(64, 32)
+    with weights.collect():
+        into.copy_(weights["weight"][:, 32:])
+    assert torch.equal(into, tensor[:, 32:]) and weights["weight"].path == url

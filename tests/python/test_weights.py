@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+numpy = pytest.importorskip("numpy", reason="numpy is not installed")
 
 import forebay  # noqa: E402
 import forebay.torch as ft  # noqa: E402
@@ -153,6 +154,9 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "einsum": lambda t: torch.einsum("ij,kj->ik", t, t),
     "contiguous": lambda t: t.T.contiguous(),
     "dlpack": torch.from_dlpack,
+    "_to_copy": lambda t: torch.as_tensor(t, dtype=torch.float64),
+    "native": lambda t: torch.ops.aten.add.Tensor(t, t),
+    "array": lambda t: torch.from_numpy(numpy.asarray(t)),
 }
 
 
@@ -163,6 +167,13 @@ def test_any_other_operation_reads_and_is_counted(name: str, weights: Any, tenso
     stats = weights.stats
     assert stats.whole == sum(stats.operations.values()) > 0 and stats.copied == 0
     assert all(operation in str(stats) for operation in stats.operations)
+
+
+def test_native_code_gets_the_bytes(weights: Any, tensors: dict[str, Any]) -> None:
+    """Also where it takes the tensor for one on the device meta."""
+    with pytest.warns(UserWarning, match="copy construct"):
+        made = torch.tensor(weights["matrix"])
+    assert made.device == torch.device("cpu") and torch.equal(made, tensors["matrix"])
 
 
 def test_operations_are_counted_by_name(weights: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import os
 import re
@@ -93,9 +94,16 @@ def test_needs_no_other_package_and_installs_the_command_under_all_its_names(unp
     assert metadata["Name"] == "forebay"
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata.get_all("Requires-Dist", []) == []
-    head, *scripts = (info / "entry_points.txt").read_text().split()
-    names = ["forebay", "gds_stats", "gdscheck", "gdscheck.py", "gdsio", "gdsio_verify"]
-    assert (head, sorted(scripts)) == ("[console_scripts]", sorted(f"{name}=forebay.__main__:main" for name in names))
+    points = configparser.ConfigParser()
+    points.read(info / "entry_points.txt")
+    assert set(points["console_scripts"].values()) == {"forebay.__main__:main"}
+    names = {"forebay", "gds_stats", "gdscheck", "gdscheck.py", "gdsio", "gdsio_verify"}
+    assert set(points["console_scripts"]) == names
+    plugs = {group: dict(points[group]) for group in points.sections() if group != "console_scripts"}
+    assert plugs == {
+        "vllm.general_plugins": {"forebay": "forebay.vllm:register"},
+        "sglang.srt.plugins": {"forebay": "forebay.sglang:register"},
+    }
 
 
 def test_tells_nothing_of_the_builders_folders(unpacked: Path) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._forebay import open as open_file
+from .._gguf import GgufSource
 from .._locations import ending_of
 from .._paths import path_text
 from ..errors import InvalidInputError, ShortReadError
-from ..gguf import GgufSource
 from ..loading import Entry, Source
 from ..safetensors import open_all, refuse_twice
 from ._weights_reads import Reads, Stored
@@ -35,7 +35,7 @@ class Weights(Mapping[str, Weight]):
 
     def __init__(self, sources: Sequence[AnySource], reads: Reads | None = None) -> None:
         self._sources = sources
-        self._reads = Reads() if reads is None else reads
+        self._reads = Reads(may_pin=True) if reads is None else reads
         self._places = {entry[0]: (source, entry) for source in sources for entry in source.entries}
         self._made: dict[str, Weight] = {}
 

@@ -148,9 +148,14 @@ class _Collection:
 
 
 class Reads:
-    """What the tensors of one checkpoint share: the account of their reads, and the block that collects copies."""
+    """What the tensors of one checkpoint share: the account of their reads, and the block that collects copies.
 
-    def __init__(self) -> None:
+    Args:
+        may_pin: keeps in mind which ranges were read to GPUs, and the files open, for :meth:`pin`.
+    """
+
+    def __init__(self, may_pin: bool = False) -> None:
+        self._may_pin = may_pin
         self.stats = Stats()
         self._lock = threading.RLock()
         self._collection: _Collection | None = None
@@ -241,7 +246,7 @@ class Reads:
     def _count(self, stored: Stored, piece: Piece) -> None:
         self.stats.bytes += piece.nbytes
         self.stats.pieces += 1
-        if piece.array.is_cuda:
+        if self._may_pin and piece.array.is_cuda:
             ranges = self._ranges.setdefault((stored.held, piece.array.get_device()), [])
             ranges.append((piece.offset, piece.end))
 

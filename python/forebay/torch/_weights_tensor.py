@@ -19,6 +19,7 @@ from ._weights_reads import Reads, Stored
 __all__ = ["Weight"]
 
 _CPU = torch.device("cpu")
+_META = torch.device("meta")
 _READ_HINT = "read it first: tensor.clone(), or tensor.to(device)"
 #: Its own functions are not asked about within this.
 _plainly = torch._C.DisableTorchFunctionSubclass
@@ -125,9 +126,12 @@ class Weight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Operators that native code calls."""
+        """Operators that native code calls, for which the tensor is on the device meta."""
+        words = dict(kwargs or {})
+        if words.get("device") == _META:
+            words["device"] = _CPU
         with _plainly():
-            return _run(func, args, kwargs or {})
+            return _run(func, args, words)
 
     def _read(
         self,

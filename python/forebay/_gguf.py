@@ -129,7 +129,7 @@ def _tensor(head: _Head) -> tuple[str, Kind, tuple[int, ...], int]:
     number, offset = head.number("<I"), head.number("<Q")
     kind = _KINDS.get(number)
     if kind is None:
-        hints = ["read it with the program that wrote it, or make the file with a kind that is listed in forebay.gguf"]
+        hints = ["read it with the program that wrote it"]
         raise UnsupportedError(
             "a kind of elements that is not known here", hints=hints, path=head.path, tensor=name, kind=number
         )
