@@ -43,6 +43,8 @@ _lock = threading.RLock()
 _pairs: list[tuple[Any, Any]] = []
 #: Names of the replaced functions.
 _replaced: list[str] = []
+#: Whether the environment's names were looked at.
+_has_started = False
 #: The variable's value before it was set for children.
 _variable_before: str | None = None
 
@@ -127,7 +129,13 @@ def patch_child() -> None:
 
 
 def patch_at_start() -> None:
-    """Run by the wheel's ``forebay-patch.pth`` in a process that starts with ``FOREBAY_PATCH``."""
+    """Run by the wheel's ``forebay-patch.pth`` in a process that starts with ``FOREBAY_PATCH``: twice in a virtual environment
+    of Python 3.11.
+    """
+    global _has_started
+    if _has_started:
+        return
+    _has_started = True
     names = [name for name in os.environ.get(VARIABLE, "").replace(" ", "").split(",") if name]
     unknown = [name for name in names if name != NAME]
     if unknown:
