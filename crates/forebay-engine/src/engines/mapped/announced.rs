@@ -12,7 +12,7 @@ use super::window::{WindowAnswer, windows_of};
 use crate::request::file::File;
 
 impl MappedState {
-    /// Has a range of a file registered in the background, whether or not that pays by what was read so far. Waits for nothing.
+    /// Has a range of a file registered in the background, even if the reads so far do not make that pay. Waits for nothing.
     /// Why none of it will be, if so.
     pub(super) fn pin_later(
         &self,
