@@ -17,7 +17,8 @@ use crate::silence;
 
 /// How often the thread checks for a signal.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
-/// How long an interrupted run may take to end its pass, and outside of one. Then the process ends at once.
+/// How long an interrupted run may take to end where it has figures to keep or files to remove, and elsewhere. Then the process
+/// ends at once.
 const GRACE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(1));
 
 /// Runs the command.
@@ -31,8 +32,9 @@ pub(crate) fn run(load: &Load, console: &Console<'_>) -> Result<i32, Failure> {
     // Opens the file before the run, so that an error does not cost the result.
     let json = load.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     let medians = work.repeat > 1 || !work.compare.is_empty();
-    let last = Mutex::default();
-    let watcher = Watcher { console, per_job, live: ProgressLine::new("bench"), quiet: medians, last };
+    let live = ProgressLine::new("bench");
+    let (last, pass_end) = Default::default();
+    let watcher = Watcher { console, per_job, live, quiet: medians, unlink: work.unlink, last, pass_end };
     let report = interruptible(&watcher, || forebay_bench::run(&work, &watcher));
     watcher.live.clear();
     let signal = Guard::caught();
@@ -85,7 +87,7 @@ fn interruptible<T>(watcher: &Watcher<'_, '_>, work: impl FnOnce() -> Result<T, 
             while ended.recv_timeout(LOOK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let Some(signal) = Guard::caught() else { continue };
                 let since = *since.get_or_insert_with(Instant::now);
-                if since.elapsed() > if watcher.is_in_pass() { GRACE.0 } else { GRACE.1 } {
+                if since.max(watcher.pass_end().unwrap_or(since)).elapsed() > watcher.grace() {
                     watcher.end_by(signal);
                 }
             }
@@ -118,8 +120,12 @@ struct Watcher<'a, 'b> {
     per_job: bool,
     live: ProgressLine,
     quiet: bool,
+    /// Whether the run removes its files at its end.
+    unlink: bool,
     /// Progress of the current pass.
     last: Mutex<Option<Progress>>,
+    /// When the last pass ended.
+    pass_end: Mutex<Option<Instant>>,
 }
 
 impl Watcher<'_, '_> {
@@ -140,8 +146,14 @@ impl Watcher<'_, '_> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_in_pass(&self) -> bool {
-        self.last().is_some()
+    fn pass_end(&self) -> Option<Instant> {
+        *self.pass_end.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long the run may take to end, from the signal or the end of a pass on.
+    fn grace(&self) -> Duration {
+        let has_more = self.unlink || self.last().is_some() || self.pass_end().is_some();
+        if has_more { GRACE.0 } else { GRACE.1 }
     }
 
     /// The message about an interrupted run.
@@ -188,6 +200,7 @@ impl Observer for Watcher<'_, '_> {
     fn pass(&self, pass: &Pass) {
         self.live.clear();
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.pass_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         if !self.quiet {
             self.print(pass);
         }

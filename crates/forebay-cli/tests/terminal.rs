@@ -191,6 +191,9 @@ fn a_rate_is_kept_by_all_threads_together() {
         // The wait is no latency.
         assert!(one["latency_us"]["p50"].as_f64().unwrap() < 7000.0, "{args}: {one}");
     }
+    // Three in a second: the wait after the last belongs to the run.
+    let one = pass(directory.path(), "-f x -I 2 -i 4K -T 1 --rate 3iops");
+    assert!((0.9..=4.1).contains(&one["iops"].as_f64().unwrap()), "{one}");
     let one = pass(directory.path(), "-f x -i 64K -T 1 --rate 8M");
     let rate = one["bytes"].as_f64().unwrap() / f64::from(1 << 20);
     assert!((1.0..=9.5).contains(&rate), "{one}");
@@ -247,6 +250,19 @@ fn unlink_removes_what_the_run_has_made_and_nothing_else() {
     until_it_moves(&child);
     signal(&child, libc::SIGINT);
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    assert_eq!(names(directory.path()), ["d", "kept"]);
+    // Nor one that is interrupted while it makes them.
+    let mut command = forebay();
+    command.current_dir(directory.path()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.args("bench --files made --make-files 100000 -i 4K --unlink".split_whitespace());
+    support::as_in_a_terminal(&mut command);
+    let (mut child, begun) = (command.spawn().unwrap(), Instant::now());
+    while !directory.path().join("made/00/00000000").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it makes no files");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&child, libc::SIGINT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(names(directory.path()), ["d", "kept"]);
     run(directory.path(), "bench -f kept --unlink").fails(2, "--unlink");
 }

@@ -1,4 +1,4 @@
-//! `--unlink`: files that the run has made are removed when it ends, however it ends.
+//! `--unlink`: files that the run has made are removed when it ends, after an error or an interrupt, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,11 @@ impl MadeFiles {
     /// A directory that was not there before; it is removed if it is empty by then.
     pub(crate) fn add_directory(&mut self, path: &Path) {
         self.directories.push(path.to_owned());
+    }
+
+    /// They are not whole: they are removed in any case.
+    pub(crate) const fn discard(&mut self) {
+        self.unlink = true;
     }
 
     /// Removes them; what could not be removed.

@@ -17,12 +17,14 @@ pub(crate) struct IoFeed {
     turn: usize,
     taken: Vec<u64>,
     rate: Option<RateTurn>,
+    /// When the pass ended, if the rate allowed no more I/O until then.
+    ended: Option<Instant>,
 }
 
 impl IoFeed {
     pub(crate) fn new(sources: Vec<(Arc<OpenFile>, IoPlan)>, rate: Option<RateTurn>) -> Self {
         let taken = vec![0; sources.len()];
-        Self { sources, turn: 0, taken, rate }
+        Self { sources, turn: 0, taken, rate, ended: None }
     }
 
     /// Whether [`next`](Self::next) may wait.
@@ -37,6 +39,7 @@ impl IoFeed {
             self.turn = (turn + 1) % self.sources.len();
             if let Some(op) = self.sources[turn].1.next(now) {
                 if self.rate.as_ref().is_some_and(|rate| !rate.wait(op.len)) {
+                    self.ended = Some(Instant::now());
                     return None;
                 }
                 self.taken[turn] += 1;
@@ -44,6 +47,11 @@ impl IoFeed {
             }
         }
         None
+    }
+
+    /// When the pass ended, if the last wait for the rate lasted until then. That wait is a part of the pass.
+    pub(crate) const fn ended(&self) -> Option<Instant> {
+        self.ended
     }
 
     /// How many I/Os were taken from each source.

@@ -44,7 +44,7 @@ impl Listing {
         work: &Workload,
         job: &Job,
         make: Option<u64>,
-        made: &mut MadeFiles,
+        (made, observer): (&mut MadeFiles, &dyn Observer),
     ) -> Result<Self> {
         let JobTarget::Directory(directory) = &job.target else {
             return Err(Error::new(ErrorKind::InvalidInput, "--files without a directory")
@@ -53,7 +53,7 @@ impl Listing {
         if let Some(count) = make {
             make_directory(directory, made)?;
             if found(directory)?.is_empty() {
-                make_files(directory, count, job.io.max, job.workers, made)?;
+                make_files(directory, (count, job.io.max), job.workers, (made, observer))?;
             }
         }
         let mut files = found(directory)?;
@@ -160,7 +160,12 @@ fn made_name(directory: &Path, index: u64) -> PathBuf {
     directory.join(format!("{:02x}/{index:08}", index % SPREAD))
 }
 
-fn make_files(directory: &Path, count: u64, size: u64, workers: usize, made: &mut MadeFiles) -> Result<()> {
+fn make_files(
+    directory: &Path,
+    (count, size): (u64, u64),
+    workers: usize,
+    (made, observer): (&mut MadeFiles, &dyn Observer),
+) -> Result<()> {
     check_room(directory, count, size)?;
     for part in 0..SPREAD.min(count) {
         make_directory(&directory.join(format!("{part:02x}")), made)?;
@@ -168,11 +173,13 @@ fn make_files(directory: &Path, count: u64, size: u64, workers: usize, made: &mu
     (0..count).for_each(|index| made.add(&made_name(directory, index)));
     let threads = workers.clamp(1, forebay_config::allowed_cpus()) as u64;
     let results: Vec<Result<()>> = std::thread::scope(|scope| {
-        let spawn = |thread| scope.spawn(move || make_some(directory, thread, threads, count, size));
+        let spawn =
+            |thread| scope.spawn(move || make_some(directory, (thread, threads), (count, size), observer));
         let running: Vec<_> = (0..threads).map(spawn).collect();
         running.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
     });
-    results.into_iter().collect()
+    // A later run would take a part of the files for all of them.
+    results.into_iter().collect::<Result<()>>().inspect_err(|_| made.discard())
 }
 
 /// Checks the free space first, so that the drive is not filled.
@@ -197,9 +204,17 @@ fn panicked() -> Error {
     Error::new(ErrorKind::Internal, "a thread that makes files panicked")
 }
 
-fn make_some(directory: &Path, thread: u64, threads: u64, count: u64, size: u64) -> Result<()> {
+fn make_some(
+    directory: &Path,
+    (thread, threads): (u64, u64),
+    (count, size): (u64, u64),
+    observer: &dyn Observer,
+) -> Result<()> {
     let mut bytes = vec![0; size as usize];
     for index in (thread..count).step_by(threads as usize) {
+        if observer.is_stopped() {
+            return Err(Error::new(ErrorKind::Cancelled, "interrupted while files were made"));
+        }
         fill_pattern(&mut bytes, index, 0);
         let path = made_name(directory, index);
         fs::write(&path, &bytes).map_err(|error| at(&error, "cannot create file", &path))?;
@@ -309,6 +324,7 @@ fn file_system(path: &Path) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observer::Silent;
 
     #[test]
     fn made_files_are_found_and_shuffled_by_the_seed() {
@@ -318,12 +334,12 @@ mod tests {
         job.workers = 3;
         let mut work = Workload::new(vec![job.clone()]);
         let made = &mut MadeFiles::new(false);
-        let one = Listing::prepare(&work, &job, Some(300), made).unwrap();
+        let one = Listing::prepare(&work, &job, Some(300), (made, &Silent)).unwrap();
         assert_eq!((one.files.len(), one.bytes(), one.longest()), (300, 1_500_000, 5000));
-        let again = Listing::prepare(&work, &job, Some(7), made).unwrap();
+        let again = Listing::prepare(&work, &job, Some(7), (made, &Silent)).unwrap();
         assert_eq!(one.files, again.files);
         work.seed = 9;
-        let other = Listing::prepare(&work, &job, None, made).unwrap();
+        let other = Listing::prepare(&work, &job, None, (made, &Silent)).unwrap();
         assert_ne!(one.files, other.files);
         assert!(one.residency().unwrap().total > 0);
     }
@@ -333,7 +349,36 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let job = Job::new(JobTarget::Directory(directory.path().into()));
         let work = Workload::new(vec![job.clone()]);
-        let Err(error) = Listing::prepare(&work, &job, None, &mut MadeFiles::new(true)) else { panic!() };
+        let Err(error) = Listing::prepare(&work, &job, None, (&mut MadeFiles::new(true), &Silent)) else {
+            panic!()
+        };
         assert!(error.kind() == ErrorKind::NotFound && !error.hints().is_empty());
+    }
+
+    /// Ends the run when it is asked for the tenth time.
+    #[derive(Default)]
+    struct Impatient(AtomicUsize);
+
+    impl Observer for Impatient {
+        fn is_stopped(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed) >= 10
+        }
+    }
+
+    #[test]
+    fn an_interrupt_leaves_no_part_of_the_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut job = Job::new(JobTarget::Directory(directory.path().join("new")));
+        job.io = "4096".parse().unwrap();
+        let work = Workload::new(vec![job.clone()]);
+        // They would stay if they were whole.
+        let mut made = MadeFiles::new(false);
+        let Err(error) = Listing::prepare(&work, &job, Some(30), (&mut made, &Impatient::default())) else {
+            panic!()
+        };
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert_eq!(std::fs::read_dir(directory.path().join("new/09")).unwrap().count(), 1, "ten were made");
+        drop(made);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

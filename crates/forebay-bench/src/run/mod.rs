@@ -84,7 +84,7 @@ pub fn run_on(work: &Workload, session: &Session, observer: &dyn Observer) -> Re
             transfers(work, session, devices, observer, (&mut report, &mut made))?;
         }
         BenchTask::Files { make } => {
-            let listing = Listing::prepare(work, &work.jobs[0], make, &mut made)?;
+            let listing = Listing::prepare(work, &work.jobs[0], make, (&mut made, observer))?;
             for _ in 0..work.repeat {
                 if observer.is_stopped() {
                     report.interrupted = true;

@@ -307,6 +307,7 @@ impl workers::PassWorker for TransferWorker<'_> {
         let mut feed = IoFeed::new(self.sources(now), self.gate.map(turn));
         meter.depth = mover.depth();
         mover.run(&mut feed, meter)?;
+        meter.end = feed.ended().map_or(meter.end, |ended| meter.end.max(ended));
         Ok(feed.taken())
     }
 }

@@ -37,7 +37,9 @@ impl RateGate {
         let mut at = self.next.load(Ordering::Relaxed);
         loop {
             let due = at.max(earliest);
-            match self.next.compare_exchange_weak(at, due + cost, Ordering::Relaxed, Ordering::Relaxed) {
+            // The slowest rates ask for more nanoseconds than there are.
+            let next = due.saturating_add(cost);
+            match self.next.compare_exchange_weak(at, next, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return self.since + Duration::from_nanos(due),
                 Err(other) => at = other,
             }
@@ -86,5 +88,8 @@ mod tests {
         let gate = RateGate::new(RateLimit::Ios(10));
         let turn = |bytes| (gate.turn(bytes, gate.since) - gate.since).as_millis();
         assert_eq!([turn(1), turn(1 << 30), turn(0)], [0, 100, 200]);
+        let gate = RateGate::new(RateLimit::Bytes(1));
+        assert_eq!(gate.turn(1 << 40, gate.since), gate.since);
+        assert!((0..3).all(|_| gate.turn(1 << 40, gate.since) > gate.since));
     }
 }
