@@ -4,6 +4,8 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
+use forebay_sys::kernel_text::unescape;
+
 use crate::report::{StorageFlow, StorageReport};
 
 /// Bytes of a sector, whatever the drive's own are.
@@ -23,7 +25,7 @@ pub(crate) struct Counters {
 enum Place {
     /// Major and minor number of a block device.
     Drive(u32, u32),
-    /// Where NFS is mounted.
+    /// Where NFS is mounted, as the kernel writes it.
     Mount(String),
 }
 
@@ -61,10 +63,14 @@ impl Counters {
         if major != 0 {
             return Some(Place::Drive(major, minor));
         }
-        let path = fs::canonicalize(path).ok()?;
-        let points = nfs_mounts(&self.mounts).filter(|point| path.starts_with(point));
-        points.max_by_key(|point| point.len()).map(|point| Place::Mount(point.to_owned()))
+        mount_of(&self.mounts, &fs::canonicalize(path).ok()?).map(|point| Place::Mount(point.to_owned()))
     }
+}
+
+/// The NFS mount that a path lies on.
+fn mount_of<'a>(text: &'a str, path: &Path) -> Option<&'a str> {
+    let points = nfs_mounts(text).filter(|point| path.starts_with(unescape(point)));
+    points.max_by_key(|point| point.len())
 }
 
 /// Where NFS is mounted: `device SERVER:/EXPORT mounted on /mnt with fstype nfs4 statvers=1.1`.
@@ -146,7 +152,7 @@ fn mount(now: &str, before: &str, point: &str, seconds: f64) -> Option<StorageRe
         })
     };
     Some(StorageReport {
-        name: point.to_owned(),
+        name: unescape(point),
         read: flow("READ")?,
         write: flow("WRITE")?,
         in_flight: None,
@@ -195,6 +201,13 @@ mod tests {
         assert!(near(found.read.mb_per_s, 2.137_152), "{found:?}");
         assert_eq!(nfs_mounts(&now).collect::<Vec<_>>(), ["/mnt/other", "/mnt"]);
         assert!(mount(&now, &before, "/nowhere", 0.5).is_none());
+        // The kernel writes a blank as \040.
+        let text = |read: &str| text(read).replace(" on /mnt with", " on /mnt/a\\040b with");
+        let (before, now) = (text("0 0 0 0 0 0 0 0 0"), text("10 10 0 0 0 0 0 0 0"));
+        let point = mount_of(&now, Path::new("/mnt/a b/file"));
+        let found = point.and_then(|point| mount(&now, &before, point, 1.0));
+        assert_eq!(found.map(|one| one.name).as_deref(), Some("/mnt/a b"));
+        assert_eq!(mount_of(&now, Path::new("/mnt/ab")), None);
     }
 
     #[test]
