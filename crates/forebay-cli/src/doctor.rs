@@ -17,7 +17,7 @@ use forebay_stats::Reader;
 use crate::check::{self, FailOn};
 use crate::ssh::Host;
 
-/// The exit code where nothing was looked at.
+/// The exit code where nothing was looked at, or the report could not be written.
 pub(crate) const UNKNOWN: i32 = 3;
 /// How long the collection on a server may take.
 const COLLECT_LIMIT: Duration = Duration::from_mins(1);
@@ -81,7 +81,7 @@ pub(crate) struct DoctorArgs {
 /// Runs the command and returns its exit code.
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> i32 {
     // Only writing can fail, and the stream remembers that.
-    print(args, out, err).unwrap_or(1)
+    print(args, out, err).unwrap_or(UNKNOWN)
 }
 
 fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io::Result<i32> {
@@ -101,13 +101,14 @@ fn print(args: &DoctorArgs, out: &mut dyn Write, err: &mut dyn Write) -> std::io
         Ok(report) => report,
         Err(why) => return refuse(err, &why),
     };
-    if args.json {
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", text(&report, args.all))?;
+    let shown =
+        if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { text(&report, args.all) };
+    let code = args.fail_on.code(report.exit_code);
+    match out.write_all(shown.as_bytes()).and_then(|()| out.flush()) {
+        // Its reader has read enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(code),
+        written => written.map(|()| code),
     }
-    Ok(args.fail_on.code(report.exit_code))
 }
 
 fn refuse(err: &mut dyn Write, why: &Hinted) -> std::io::Result<i32> {

@@ -132,6 +132,21 @@ fn wrong_arguments_have_a_hint() {
     ] {
         run(directory.path(), args).fails(3, word);
     }
+    // A report that is lost is no warning, and one whose reader has read enough is whole.
+    tree(&directory.path().join("saved"));
+    for json in [&["--json"][..], &[]] {
+        let saved = || {
+            let mut command = forebay();
+            command.current_dir(directory.path()).args(["doctor", "--root", "saved", "/nfs"]).args(json);
+            command.stderr(Stdio::null());
+            command
+        };
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        assert_eq!(saved().stdout(full).status().unwrap().code(), Some(3), "{json:?}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(saved().stdout(writer).status().unwrap().code(), Some(2), "{json:?}");
+    }
     // Monitoring takes 2 for a fault.
     for args in ["doctor --server nfs1", "doctor --no-such-flag", "doctor --pid x"] {
         let done = run(directory.path(), args);

@@ -17,15 +17,20 @@ impl SiteRules {
         Ok(())
     }
 
-    /// Reads a file of lines `ID SEVERITY`; `#` begins a comment. Earlier rules stay.
+    /// Reads a file of lines `ID SEVERITY`; `#` begins a comment. Earlier rules stay; two lines of one id are an error.
     pub fn read(&mut self, place: &str, text: &str) -> Result<(), Hinted> {
+        let mut seen: Vec<&str> = Vec::new();
         for (index, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default();
             let words: Vec<&str> = line.split_whitespace().collect();
             let at = |why: Hinted| Hinted { text: format!("{place}:{}: {}", index + 1, why.text), ..why };
             match words.as_slice() {
                 [] => {}
+                [id, _] if seen.contains(id) => {
+                    return Err(at(Hinted::new(format!("a second line of {id}")).fix("leave one of them")));
+                }
                 [id, word] => {
+                    seen.push(id);
                     let severity = severity(word).map_err(at)?;
                     self.0.entry(known(id).map_err(at)?).or_insert(severity);
                 }
@@ -112,5 +117,6 @@ mod tests {
         let text = |line: &str| SiteRules::default().read("s", line).unwrap_err().text;
         assert_eq!(text("numa bad"), "s:1: no severity: bad");
         assert_eq!(text("numa"), "s:1: no line of severities");
+        assert_eq!(text("numa note\n\nnuma slower"), "s:3: a second line of numa");
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use forebay_error::plain;
 use forebay_gpu::{PciDistance, PciPlace};
 use serde::{Deserialize, Serialize};
 
@@ -162,15 +163,17 @@ impl Topology {
     }
 }
 
-/// Lines whose cells stand below each other.
+/// Lines whose cells stand below each other. Models and names may be those of a copy that anybody has made.
 fn aligned(rows: &[Vec<String>]) -> String {
+    let shown = |row: &Vec<String>| row.iter().map(|cell| plain(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |at: usize| {
         rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
-    for row in rows {
+    for row in &rows {
         let cells: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         let _ = writeln!(text, "{}", cells.join("  ").trim_end());
@@ -412,6 +415,14 @@ mod tests {
         ");
         let json = serde_json::to_string(&found).unwrap();
         assert_eq!(serde_json::from_str::<Topology>(&json).unwrap(), found);
+    }
+
+    #[test]
+    fn a_copy_does_not_write_to_the_terminal() {
+        let tree = machine();
+        tree.write("sys/devices/pci0000:d0/0000:d0:03.0/0000:d1:00.0/nvme/nvme1/model", "Mi\u{1b}[2Jcron");
+        let text = Topology::probe(&RootedSystem::new(tree.0.path()), &[]).text();
+        assert!(text.contains("cron") && !text.contains('\u{1b}'), "{text:?}");
     }
 
     #[test]

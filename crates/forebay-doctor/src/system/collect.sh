@@ -19,6 +19,8 @@ whole() {
         if [ -f "$file" ] && [ -r "$file" ]; then
             printf '>%s\n' "$file"
             sed 's/^/ /' "$file" 2>/dev/null
+            # The last line may have no end; a reader skips empty lines.
+            echo
         elif [ -e "$file" ]; then
             printf '!%s\n' "$file"
         fi

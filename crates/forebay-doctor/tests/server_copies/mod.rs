@@ -67,6 +67,22 @@ fn a_machine_without_a_server_and_files_of_another_user() {
     assert_eq!(found[1].fix.as_deref(), Some("--server ssh:root@nfs1"));
 }
 
+/// The script's functions on files of a test.
+#[test]
+fn a_file_whose_last_line_has_no_end_swallows_none_behind_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| directory.path().join(name).display().to_string());
+    std::fs::write(&one, "/data *(rw)\n\n/more *(ro)").unwrap();
+    std::fs::write(&other, "").unwrap();
+    let functions = COLLECT.split("\nwhole ").next().unwrap();
+    let script = format!("{functions}\nwhole '{one}' '{other}'\necho .\n");
+    let done = Command::new("sh").args(["-c", &script]).output().unwrap();
+    let files = CollectedFiles::parse(&String::from_utf8_lossy(&done.stdout)).unwrap();
+    let there = RootedSystem::collected(files);
+    assert_eq!(there.read(&one).unwrap(), b"/data *(rw)\n\n/more *(ro)\n");
+    assert_eq!(there.read(&other).unwrap(), b"");
+}
+
 /// The script itself, on this machine.
 #[test]
 fn this_machine_s_files_are_collected() {
