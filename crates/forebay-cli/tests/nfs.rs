@@ -570,3 +570,27 @@ fn probe_measures_small_reads_and_writes_only_when_it_is_told_to() {
         assert!(done.out.contains("write no: "), "{}", done.out);
     }
 }
+
+#[test]
+fn an_interrupted_probe_leaves_no_file_on_the_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.put("/export/file", bytes(100_000));
+    let before = server.paths();
+    let mut command = forebay();
+    command.current_dir(directory.path()).args(["nfs", "probe", &server.url("/export/file", "4.1")]);
+    command.args(["--write", "--json", "r.json"]).stdout(Stdio::null()).stderr(Stdio::piped());
+    support::as_in_a_terminal(&mut command);
+    let (child, begun) = (command.spawn().unwrap(), Instant::now());
+    while server.paths() == before {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it writes nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: a child of ours that was not waited for yet.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    let done = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(130) && err.contains("error: interrupted: "), "{err}");
+    assert_eq!(server.paths(), before);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "a report of a part");
+}

@@ -16,6 +16,7 @@ use forebay_nfs::probe::{SmallReads, WriteCost};
 use forebay_nfs::{LeftOutAddress, NfsOptions, NfsUrl};
 
 use crate::console::{Console, Failure};
+use crate::interrupt::Guard;
 use crate::json_file::JsonFile;
 use crate::silence;
 use found::Found;
@@ -83,7 +84,14 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
     let json = args.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     // By 1, 4 and 8 connections, whatever FOREBAY_NFS_CONNECTIONS says.
     let options = NfsOptions { further: config.nfs_servers.of(&[&url.server]), ..NfsOptions::default() };
-    let found = silence::told(console, || Found::look(&url, &options, args.write, gpu::session))?;
+    let guard = Guard::new();
+    let found = silence::told(console, || Found::look(&url, &options, args.write, gpu::session));
+    // The signal ended waits for the server; a hidden file that was being written is removed by now.
+    if let Some(signal) = Guard::caught() {
+        return Err(Failure::interrupted(signal, "the server was not measured to the end"));
+    }
+    let found = found?;
+    drop(guard);
     say(&found, console);
     let named = config.nfs_servers.names();
     if options.further.is_empty() && !named.is_empty() {
