@@ -98,8 +98,8 @@ pub(crate) struct Report {
 
 /// Rows are left: the time limit passed.
 const EXIT_ROWS_LEFT: i32 = 3;
-/// A report to compare cannot be read.
-const EXIT_UNREADABLE: i32 = 6;
+/// A report to compare cannot be read, or the comparison cannot be written: 1 means that a figure is worse.
+const EXIT_NOT_COMPARED: i32 = 6;
 
 fn after_help() -> String {
     let mut text = "Presets:\n".to_owned();
@@ -109,7 +109,7 @@ fn after_help() -> String {
     text + "  all          all of them\n\nExit codes: 0 all rows measured, or not possible here; 1 a row failed, or the report could not be made; \
             2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated.\n\
             With --compare: 0 no difference beyond the noise; 1 a figure is worse, or a row fails now; 4 a figure is \
-            better, and none is worse; 5 the two have no row in common; 6 a report cannot be read."
+            better, and none is worse; 5 the two have no row in common; 6 a report cannot be read, or the comparison not be written."
 }
 
 fn pairing(text: &str) -> Result<Pairing, String> {
@@ -174,11 +174,11 @@ fn is_usage(error: &Error) -> bool {
 }
 
 fn compare(old: &Path, new: &Path, out: Option<&Path>, console: &Console<'_>) -> Result<i32, Failure> {
-    let found =
-        forebay_report::compare(old, new).map_err(|error| Failure { error, code: EXIT_UNREADABLE })?;
+    let failed = |error| Failure { error, code: EXIT_NOT_COMPARED };
+    let found = forebay_report::compare(old, new).map_err(failed)?;
     console.line(found.text().trim_end());
     if let Some(folder) = out {
-        forebay_report::write_comparison(&found, folder)?;
+        forebay_report::write_comparison(&found, folder).map_err(failed)?;
     }
     Ok(match found.outcome() {
         Outcome::Noise => 0,

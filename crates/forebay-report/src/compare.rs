@@ -79,6 +79,9 @@ impl Comparison {
                 continue;
             };
             let rows: HashMap<_, _> = before.rows.iter().rev().map(|one| (one.id.as_str(), one)).collect();
+            // Rows that the second report does not have at all.
+            let there: HashSet<_> = table.rows.iter().map(|row| row.id.as_str()).collect();
+            missing += rows.keys().filter(|id| !there.contains(*id)).count();
             for row in &table.rows {
                 let before = rows.get(row.id.as_str()).copied();
                 if let (Some(State::Done), State::Failed { reason, .. }) =

@@ -343,6 +343,16 @@ fn reports_of_single_runs_are_not_judged() {
 }
 
 #[test]
+fn rows_of_one_report_alone_are_counted() {
+    let one = [run(1.0, None)];
+    let few = report(table(&[("0", "4K", &one)]));
+    let more = report(table(&[("0", "4K", &one), ("0", "8K", &one), ("2", "8K", &one)]));
+    for (old, new) in [(&few, &more), (&more, &few)] {
+        assert_eq!(Comparison::of(old, new).notes, ["2 rows are not measured in both."]);
+    }
+}
+
+#[test]
 fn a_comparison_says_what_chance_does() {
     let of = |runs: usize| report(table(&[("0", "4K", &vec![run(1.0, None); runs])]));
     let notes = |runs: usize| Comparison::of(&of(runs), &of(runs)).notes.join(" ");
