@@ -43,8 +43,9 @@ impl Host {
     /// Starts a command there; its standard input is read from here.
     pub(crate) fn start(&self, command: &str) -> Result<Child> {
         let mut ssh = Command::new("ssh");
-        // Nobody is there to answer a question. A host that is gone ends the connection after 45 seconds.
-        let options = ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=15"];
+        // Nobody is there to answer a question. A host that is gone ends the connection after 45 seconds. A connection that ssh
+        // keeps for later calls (ControlPersist) would hold standard error open, and the wait for its end would last as long.
+        let options = ["BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=15", "ControlMaster=no"];
         ssh.args(options.iter().flat_map(|option| ["-o", option])).args(["--", &self.0, command]);
         // Ctrl-C is for this process, which ends what runs there.
         ssh.process_group(0);

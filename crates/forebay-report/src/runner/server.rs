@@ -42,8 +42,11 @@ impl Server {
     /// `ssh:HOST`, which was checked.
     pub(super) fn new(name: &str) -> Self {
         let host = name.strip_prefix("ssh:").unwrap_or(name).to_owned();
-        let words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "--", &host, "cat /proc/stat"];
-        let command = words.map(OsString::from).into();
+        // A connection that ssh keeps for later calls (ControlPersist) would hold its output open.
+        let options = ["BatchMode=yes", "ConnectTimeout=5", "ControlMaster=no"].map(|option| ["-o", option]);
+        let words =
+            ["ssh"].into_iter().chain(options.into_iter().flatten()).chain(["--", &host, "cat /proc/stat"]);
+        let command = words.map(OsString::from).collect();
         Self { host, command, limit: LOOK_LIMIT, failed: RefCell::default() }
     }
 
