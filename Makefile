@@ -233,7 +233,8 @@ library: ## Build the drop-in library (target/release/libcufile.so)
 
 .PHONY: install
 install: $(if $(BUILT),,release library) ## Install the command, its manual and completions, libcufile.so.0, header, pkg-config file, unit (PREFIX, DESTDIR)
-	@install -d $(addprefix "$(DESTDIR)",$(BINDIR) $(LIBDIR) $(dir $(PCFILE)) $(INCLUDEDIR) $(UNITDIR))
+	@install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)" "$$(dirname "$(DESTDIR)$(PCFILE)")" "$(DESTDIR)$(INCLUDEDIR)" \
+		"$(DESTDIR)$(UNITDIR)"
 	@install -m 755 "$(INSTALL_FROM)/forebay" "$(DESTDIR)$(BINDIR)/forebay"
 	@for tool in $(TOOLS); do ln -sfn forebay "$(DESTDIR)$(BINDIR)/$$tool"; done
 	@install -m 755 "$(INSTALL_FROM)/libcufile.so" "$(DESTDIR)$(LIBDIR)/libcufile.so.0"

@@ -57,11 +57,7 @@ fn everything_is_put_in_place_used_and_removed() {
         return;
     }
     let (built, root) = (scratch(), scratch());
-    fs::copy(library(), built.path().join("libcufile.so")).unwrap();
-    // The command has tests of its own; what stands in for it here writes two pages, or prints the name that it was called by.
-    let command = "#!/bin/sh\nman=$2/man/man1\nif [ \"$1\" = pages ]; then mkdir -p \"$man\" && \
-                   touch \"$man/forebay-bench.1\" \"$man/gdsio.1\"; else basename \"$0\"; fi\n";
-    fs::write(built.path().join("forebay"), command).unwrap();
+    build(built.path());
     let arguments = [
         format!("BUILT={}", built.path().display()),
         format!("DESTDIR={}", root.path().display()),
@@ -75,10 +71,41 @@ fn everything_is_put_in_place_used_and_removed() {
     assert_eq!(run(&mut Command::new(prefix.join("bin/gdsio"))), "gdsio\n");
     compile_and_run(&prefix, root.path());
     let unit = fs::read_to_string(prefix.join("lib/systemd/system/forebay-stats.service")).unwrap();
-    assert!(unit.contains("ExecStart=/opt/forebay/bin/forebay stats --listen ${ADDRESS}\n"), "{unit}");
+    assert!(unit.contains("ExecStart=\"/opt/forebay/bin/forebay\" stats --listen ${ADDRESS}\n"), "{unit}");
     make("uninstall", &arguments);
     assert_eq!(files(root.path()), BTreeSet::new());
     make("uninstall", &arguments);
+}
+
+#[test]
+fn blanks_in_paths_are_kept() {
+    if Command::new("make").arg("--version").output().is_err() {
+        eprintln!("skipped: no make");
+        return;
+    }
+    let (folder, built) = (scratch(), "what was built");
+    fs::create_dir(folder.path().join(built)).unwrap();
+    build(&folder.path().join(built));
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let arguments = [
+        format!("BUILT={}", at(built)),
+        format!("DESTDIR={}", at("a root")),
+        "PREFIX=/opt/its own folder".to_owned(),
+    ];
+    make("install", &arguments);
+    let prefix = folder.path().join("a root/opt/its own folder");
+    assert_eq!(files(&prefix), INSTALLED.map(PathBuf::from).into_iter().collect());
+    make("uninstall", &arguments);
+    assert_eq!(files(&folder.path().join("a root")), BTreeSet::new());
+}
+
+/// What `make install` takes, in a folder.
+fn build(folder: &Path) {
+    fs::copy(library(), folder.join("libcufile.so")).unwrap();
+    // The command has tests of its own; what stands in for it here writes two pages, or prints the name that it was called by.
+    let command = "#!/bin/sh\nman=$2/man/man1\nif [ \"$1\" = pages ]; then mkdir -p \"$man\" && \
+                   touch \"$man/forebay-bench.1\" \"$man/gdsio.1\"; else basename \"$0\"; fi\n";
+    fs::write(folder.join("forebay"), command).unwrap();
 }
 
 /// A program that knows only what pkg-config says, linked with the companion library as well.
