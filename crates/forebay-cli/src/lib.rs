@@ -153,7 +153,8 @@ struct GdsStats {
     stats: stats::OneProcess,
 }
 
-/// `forebay pages`, for `make install`: no command of [`Cli`], so that neither help nor completions have it.
+// `forebay pages`, for `make install`: no command of `Cli`, so that neither help nor completions have it. Its help is that of
+// its flags.
 #[derive(Debug, Parser)]
 #[command(name = "forebay pages", arg_required_else_help = true)]
 struct PagesLine {

@@ -21,6 +21,8 @@ fn every_command_has_a_page_and_every_name_its_completions() {
     for _ in 0..2 {
         run(folder.path(), "pages share").ok();
     }
+    let help = run(folder.path(), "pages --help").ok().out;
+    assert!(help.starts_with("Write manual pages, and completions for bash, zsh and fish"), "{help}");
     let share = folder.path().join("share");
     let help = run(folder.path(), "--help").ok().out;
     let listed = commands(&help);
