@@ -23,10 +23,9 @@ impl StraightMover {
 
 impl Mover for StraightMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
-        while let Some((file, op)) = feed.next(meter.end) {
-            if meter.stopped() {
-                break;
-            }
+        while !meter.stopped()
+            && let Some((file, op)) = feed.next(meter.end)
+        {
             self.target.before(&file, 0, op)?;
             let pointer = self.target.memory.address() as *mut u8;
             let raw = file.raw()?;
@@ -72,10 +71,9 @@ impl ClassicMover {
 
 impl Mover for ClassicMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
-        while let Some((file, op)) = feed.next(meter.end) {
-            if meter.stopped() {
-                break;
-            }
+        while !meter.stopped()
+            && let Some((file, op)) = feed.next(meter.end)
+        {
             self.target.before(&file, 0, op)?;
             let (pointer, address) = (self.slot.pointer(), self.target.memory.address());
             let raw = file.raw()?;

@@ -40,10 +40,9 @@ impl BlockingMover {
 impl Mover for BlockingMover {
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
         let mut request: Option<(Arc<OpenFile>, Transfer)> = None;
-        while let Some((file, op)) = feed.next(meter.end) {
-            if meter.stopped() {
-                break;
-            }
+        while !meter.stopped()
+            && let Some((file, op)) = feed.next(meter.end)
+        {
             self.target.before(&file, 0, op)?;
             let request = match &mut request {
                 Some((of, request)) if Arc::ptr_eq(of, &file) => {

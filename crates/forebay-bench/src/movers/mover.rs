@@ -32,7 +32,8 @@ impl IoFeed {
         self.rate.is_some()
     }
 
-    /// The next I/O and its file, when the rate allows it. `now`: see [`IoPlan::next`].
+    /// The next I/O and its file, when the rate allows it. `now`: see [`IoPlan::next`]. It counts as taken and must be done:
+    /// `-V` reads as many as were taken.
     pub(super) fn next(&mut self, now: Instant) -> Option<(Arc<OpenFile>, IoOp)> {
         for _ in 0..self.sources.len() {
             let turn = self.turn;

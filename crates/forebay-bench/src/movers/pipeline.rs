@@ -137,12 +137,12 @@ impl Mover for PipelineMover {
     }
 
     fn run(&mut self, feed: &mut IoFeed, meter: &mut WorkerMeter) -> Result<()> {
-        loop {
+        while !meter.stopped() {
             // The wait for the rate is no part of an I/O's latency.
             if feed.is_limited() {
                 self.settle_all(meter)?;
             }
-            let Some((file, op)) = feed.next(meter.end).filter(|_| !meter.stopped()) else { break };
+            let Some((file, op)) = feed.next(meter.end) else { break };
             self.one(&file, op, meter)?;
         }
         self.settle_all(meter)

@@ -461,3 +461,47 @@ fn files(
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::files::made::MadeFiles;
+    use crate::plan::PassTime;
+    use crate::workload::job::{Job, JobTarget, Xfer};
+
+    /// Ends the pass at its second look.
+    #[derive(Default)]
+    struct Impatient(AtomicBool);
+
+    impl Observer for Impatient {
+        fn is_stopped(&self) -> bool {
+            self.0.swap(true, Ordering::Relaxed)
+        }
+    }
+
+    /// `-V` reads as many I/Os as were written, also where `--until-steady` has ended the pass.
+    #[test]
+    fn a_pass_that_ends_early_counts_no_io_that_was_not_done() {
+        let directory = tempfile::tempdir().unwrap();
+        for xfer in Xfer::ALL {
+            let mut job = Job::new(JobTarget::File(directory.path().join("x")));
+            (job.io, job.size, job.workers) = ("4K".parse().unwrap(), Some(1 << 20), 3);
+            let mut work = Workload::new(vec![job]);
+            (work.xfer, work.access) = (xfer, IoAccess::RandWrite);
+            let session = Session::with_counters(work.config.clone()).unwrap();
+            let device = session.device_named(&work.jobs[0].device).unwrap();
+            let ready = open::prepare(&work, &work.jobs[0], device, &mut MadeFiles::new(false)).unwrap();
+            let way = TransferWay { xfer, bare: false, write: true, verify: false };
+            let length = PassLength::For(PassTime::plain(Duration::from_mins(1)));
+            let observer = Impatient::default();
+            let (pass, counts) =
+                run(&work, &session, &[ready], way, work.access, &length, Some(&observer)).unwrap();
+            let counted: u64 = counts.iter().flatten().flatten().sum();
+            assert!(pass.ops > 0 && pass.seconds < 30.0, "{xfer:?}: {} in {} s", pass.ops, pass.seconds);
+            assert_eq!(counted, pass.ops, "{xfer:?}");
+        }
+    }
+}
