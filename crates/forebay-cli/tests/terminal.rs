@@ -240,6 +240,11 @@ fn unlink_removes_what_the_run_has_made_and_nothing_else() {
     std::fs::create_dir(directory.path().join("d")).unwrap();
     run(directory.path(), "bench -f new -f kept -I 1 -s 1M -i 64K -V --unlink --overwrite").ok();
     run(directory.path(), "bench -D d -I 1 -w 3 -s 1M -i 64K --unlink").ok();
+    // Of a link, only the file that it leads to is the run's.
+    std::os::unix::fs::symlink("d/target", directory.path().join("link")).unwrap();
+    run(directory.path(), "bench -f link -I 1 -s 1M -i 64K --unlink").ok();
+    assert!(directory.path().join("link").is_symlink());
+    std::fs::remove_file(directory.path().join("link")).unwrap();
     run(directory.path(), "bench --files made/below --make-files 20 -i 4K --unlink").ok();
     assert_eq!(names(directory.path()), ["d", "kept"]);
     assert!(names(&directory.path().join("d")).is_empty());

@@ -71,19 +71,7 @@ pub(crate) fn prepare<'a>(
         job.paths().iter().try_for_each(|path| writable_in_place(path))?;
     }
     if let JobTarget::Directory(directory) = &job.target {
-        let found = fs::metadata(directory).map_err(|error| {
-            let error = Error::from_io(&error, "cannot use the directory").with("path", directory.display());
-            match forebay_source::hint_for_missing(directory).filter(|_| error.kind() == ErrorKind::NotFound)
-            {
-                Some(hint) => error.hint(hint),
-                None => explain(error),
-            }
-        })?;
-        if !found.is_dir() {
-            return Err(Error::new(ErrorKind::InvalidInput, "not a directory")
-                .with("path", directory.display())
-                .hint("name a file with -f"));
-        }
+        check_directory(directory)?;
     }
     let mut files = Vec::new();
     let mut range: Option<Range<u64>> = None;
@@ -95,31 +83,8 @@ pub(crate) fn prepare<'a>(
             files.push(Arc::new(OpenFile { file, raw: None, map: None, key: pattern_key(&path, work.seed) }));
             continue;
         }
-        let found = match fs::metadata(&path) {
-            Ok(found) => Some(found),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && writes => None,
-            Err(error) => {
-                let error = Error::from_io(&error, "cannot open file").with("path", path.display());
-                return Err(if error.kind() == ErrorKind::NotFound {
-                    error.hint(forebay_source::hint_for_missing(&path).unwrap_or_else(|| {
-                        "check the path, or write the file first: -I 1 -s SIZE".to_owned()
-                    }))
-                } else {
-                    explain(error)
-                });
-            }
-        };
-        if found.as_ref().is_some_and(fs::Metadata::is_dir) {
-            return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
-                .with("path", path.display())
-                .hint("name a directory with -D, a file with -f"));
-        }
+        let found = look(&path, writes)?;
         let block = found.as_ref().is_some_and(|found| found.file_type().is_block_device());
-        if found.as_ref().is_some_and(|found| !found.is_file() && !block) {
-            return Err(Error::new(ErrorKind::InvalidInput, "not a regular file or block device")
-                .with("path", path.display())
-                .hint("pipes, sockets and character devices have no offsets to read at"));
-        }
         if block && writes {
             block_device::guard(&path, &work.destroy)?;
         }
@@ -129,7 +94,8 @@ pub(crate) fn prepare<'a>(
         fresh |= writes && here < this.end;
         if found.is_none() {
             make(&path)?;
-            made.add(&path);
+            // A link that led nowhere stays.
+            made.add(&path.canonicalize().unwrap_or_else(|_| path.clone()));
         }
         // Writes in place do not make a file longer.
         let whole = work.access.random() || work.mix.is_some() || work.only_writes_in_place();
@@ -148,6 +114,52 @@ pub(crate) fn prepare<'a>(
     }
     let range = range.unwrap_or(0..0);
     Ok(ReadyJob { job, device, files, range, fresh })
+}
+
+fn check_directory(directory: &Path) -> Result<()> {
+    let found = fs::metadata(directory).map_err(|error| {
+        let error = Error::from_io(&error, "cannot use the directory").with("path", directory.display());
+        match forebay_source::hint_for_missing(directory).filter(|_| error.kind() == ErrorKind::NotFound) {
+            Some(hint) => error.hint(hint),
+            None => explain(error),
+        }
+    })?;
+    if found.is_dir() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidInput, "not a directory")
+        .with("path", directory.display())
+        .hint("name a file with -f"))
+}
+
+/// A regular file or block device; `None` for a file that is to be made.
+fn look(path: &Path, writes: bool) -> Result<Option<fs::Metadata>> {
+    let found =
+        match fs::metadata(path) {
+            Ok(found) => found,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && writes => return Ok(None),
+            Err(error) => {
+                let error = Error::from_io(&error, "cannot open file").with("path", path.display());
+                return Err(if error.kind() == ErrorKind::NotFound {
+                    error.hint(forebay_source::hint_for_missing(path).unwrap_or_else(|| {
+                        "check the path, or write the file first: -I 1 -s SIZE".to_owned()
+                    }))
+                } else {
+                    explain(error)
+                });
+            }
+        };
+    if found.is_dir() {
+        return Err(Error::new(ErrorKind::IsDirectory, "a directory where a file is needed")
+            .with("path", path.display())
+            .hint("name a directory with -D, a file with -f"));
+    }
+    if !found.is_file() && !found.file_type().is_block_device() {
+        return Err(Error::new(ErrorKind::InvalidInput, "not a regular file or block device")
+            .with("path", path.display())
+            .hint("pipes, sockets and character devices have no offsets to read at"));
+    }
+    Ok(Some(found))
 }
 
 /// A file of a server, and its range. It is not made, and not made longer by `ftruncate`.
