@@ -185,11 +185,11 @@ fn limits(report: &Report) -> String {
 /// What the kernel counted of the drive beside the fastest row.
 fn busiest_drive(report: &Report) -> Option<String> {
     let (_, row) = best(own_rows(report).filter(|(_, row)| !is_warm(row)))?;
-    let drive = row.runs.last()?.storage.iter().find(|one| one.busy_percent.is_some())?;
-    let (busy, in_flight) = (drive.busy_percent?, drive.in_flight?);
+    let drives = row.runs.last()?.storage.iter();
+    let drives = drives.filter_map(|one| Some((&one.name, one.busy_percent?, one.in_flight?)));
+    let (name, busy, in_flight) = drives.max_by(|one, other| one.1.total_cmp(&other.1))?;
     Some(format!(
-        " In the fastest row {} was busy {busy:.0} % of the time, with {} I/Os in flight.",
-        drive.name,
+        " In the fastest row {name} was busy {busy:.0} % of the time, with {} I/Os in flight.",
         figure(in_flight)
     ))
 }

@@ -318,9 +318,18 @@ fn what_was_found() {
     assert!(said[4].starts_with("Nothing: "), "{said:?}");
     table.rows[0].runs[0].refused =
         vec![Why { text: "not p2p: no BAR".to_owned(), hint: Some("use another drive".to_owned()) }];
+    for (name, busy) in [("nvme0n1", 20.5), ("nvme1n1", 97.0), ("nvme2n1", 3.0)] {
+        let none =
+            serde_json::json!({ "ops_per_s": 0.0, "mb_per_s": 0.0, "kib_per_op": 0.0, "await_ms": 0.0 });
+        let drive = serde_json::json!({
+            "name": name, "read": none, "write": none, "in_flight": 4.0, "busy_percent": busy
+        });
+        table.rows[0].runs[2].storage.push(serde_json::from_value(drive).unwrap());
+    }
     let found = super::findings::findings(&report(table));
     assert_eq!(found[4].1, "Use another drive.");
     assert!(found[3].1.contains("Most often: not p2p: no BAR."), "{found:?}");
+    assert!(found[3].1.contains(" nvme1n1 was busy 97 % of the time, with 4.00 I/Os"), "{found:?}");
 }
 
 #[test]
