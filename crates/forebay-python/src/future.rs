@@ -17,7 +17,6 @@ use pyo3::prelude::*;
 use crate::data_files::OpenFile;
 use crate::error::{OrRaise, invalid, raise};
 use crate::flights::{Flights, lock};
-use crate::pieces::EntryOwners;
 use crate::receipt::Receipt;
 use crate::wait;
 
@@ -57,6 +56,23 @@ pub(crate) enum Files {
     One(String, Vec<EntryOwners>),
     /// Of files of a data set, each with the number of its entries, which follow each other.
     Set(Vec<(usize, Arc<OpenFile>)>),
+}
+
+/// Which entries of a batch are of which piece of a call: the first entry of each piece with the piece's number.
+#[derive(Default)]
+pub(crate) struct EntryOwners(Vec<(usize, usize)>);
+
+impl EntryOwners {
+    /// Entries from `first` on are of the piece of this number.
+    pub(crate) fn add(&mut self, first: usize, number: usize) {
+        self.0.push((first, number));
+    }
+
+    /// The number of the piece that an entry is of.
+    fn of(&self, entry: usize) -> Option<usize> {
+        let behind = self.0.partition_point(|(first, _)| *first <= entry);
+        behind.checked_sub(1).map(|at| self.0[at].1)
+    }
 }
 
 impl Files {

@@ -10,6 +10,7 @@ use pyo3::types::{PyIterator, PyList};
 
 use crate::error::{OrRaise, invalid, raise};
 use crate::file::offset_of;
+use crate::future::EntryOwners;
 use crate::stream::Mark;
 use crate::view::{Form, View, no_memory};
 
@@ -86,18 +87,6 @@ pub(crate) struct Pieces {
     pub(crate) marks: Vec<Mark>,
     /// Owns the memory.
     pub(crate) keep: Py<PyAny>,
-}
-
-/// Which entries of a batch are of which piece of a call: the first entry of each piece with the piece's number.
-#[derive(Default)]
-pub(crate) struct EntryOwners(Vec<(usize, usize)>);
-
-impl EntryOwners {
-    /// The number of the piece that an entry is of.
-    pub(crate) fn of(&self, entry: usize) -> Option<usize> {
-        let behind = self.0.partition_point(|(first, _)| *first <= entry);
-        behind.checked_sub(1).map(|at| self.0[at].1)
-    }
 }
 
 impl Pieces {
@@ -215,7 +204,7 @@ impl<'a> Batches<'a> {
             self.all.len() - 1
         });
         let (batch, owners) = &mut self.all[at];
-        owners.0.push((batch.pieces.len(), number));
+        owners.add(batch.pieces.len(), number);
         batch.pieces.extend(pieces);
     }
 }

@@ -73,9 +73,12 @@ fn why_nothing_is_registered_is_told() {
     assert!(
         told(Config { cache: CachePolicy::Bypass, ..config() }).contains("the page cache is to be bypassed")
     );
-    assert!(told(Config { engine: Some("staged".to_owned()), ..config() }).contains("FOREBAY_ENGINE"));
     assert!(
-        told(Config { pin_budget: Some(0), ..config() })
+        told(Config { engine: Some("staged".to_owned()), ..config() })
+            .contains("the engine staged was asked for")
+    );
+    assert!(
+        told(Config { pin_budget: Some(1), ..config() })
             .contains("the budget of pinned page cache is used up")
     );
 }
