@@ -202,7 +202,7 @@ dist-test: ## Install the release of `make dist` on clean roots and run it there
 	@$(STEP) "Release on clean roots" .ci/dist-test
 
 .PHONY: aarch64
-aarch64: ## Tests of the base for aarch64, under qemu-user
+aarch64: ## Tests of the base, the formats and the sources for aarch64, under qemu-user
 	@$(STEP) "aarch64 under qemu" .ci/aarch64
 
 .PHONY: bench-local
