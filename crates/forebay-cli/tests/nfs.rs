@@ -568,6 +568,16 @@ fn probe_measures_small_reads_and_writes_only_when_it_is_told_to() {
         let done =
             run(directory.path(), &format!("nfs probe {} --write", server.url("/export/file", version))).ok();
         assert!(done.out.contains("write no: "), "{}", done.out);
+        // Other bytes come back than were written: a fault, where the above are facts of a server.
+        server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Word(1000, 1)));
+        let done = run(directory.path(), &format!("nfs probe {} --write", server.url("/export", version)));
+        assert_eq!(done.code, Some(1), "{done:?}");
+        assert!(
+            done.out.contains("write no: the file is not the same when it is read again"),
+            "{}",
+            done.out
+        );
+        assert_eq!(server.paths(), before);
     }
 }
 

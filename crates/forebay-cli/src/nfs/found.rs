@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_doctor::direct::pci_distance;
 use forebay_doctor::{RealSystem, System};
 use forebay_engine::Session;
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_nfs::probe::{ProbeLatency, ProbeRate, SMALL, ServerProbe, WriteCost, probe_writes};
 use forebay_nfs::{NfsOptions, NfsUrl, RdmaOptions, probe};
 use serde_json::{Value, json};
@@ -47,6 +47,14 @@ impl Found {
             gpus = Some(session().and_then(|session| gpu::place(&session, &only, &options)));
         }
         Ok(Self { url: url.clone(), probe, writes, nics, gpus })
+    }
+
+    /// Whether the server gave other bytes than those that were written or read before.
+    pub(super) fn is_corrupt(&self) -> bool {
+        let writes = self.writes.iter().filter_map(|said| said.as_ref().err());
+        let rdma = self.probe.rdma.iter().filter_map(|said| said.as_ref().err());
+        let gpus = self.gpus.iter().flatten().flatten().filter_map(|gpu| gpu.result.as_ref().err());
+        writes.chain(rdma).chain(gpus).any(|error| error.kind() == ErrorKind::Corrupt)
     }
 
     /// The report for programs.

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &NfsArgs, console: &Console<'_>) -> Result<i32, Failure>
     if let Some(json) = json {
         json.write(&found.json(), console)?;
     }
-    Ok(0)
+    Ok(i32::from(found.is_corrupt()))
 }
 
 /// A URL, or a source as `mount` takes it.
