@@ -230,6 +230,32 @@ def test_it_has_no_memory(ask: str, weights: Any) -> None:
     assert "clone()" in told.value.hints[0] and ask in str(told.value)
 
 
+#: What vLLM 0.32 asks of the tensors of dense models, mixtures of experts, tied embeddings and sliding windows, on one rank and
+#: on two: recorded by tests/serving/vllm_rank.py.
+ASKED_BY_VLLM = {"copy_", "device", "dim", "dtype", "narrow", "ndim", "shape", "size", "unbind", "unsqueeze"}
+
+
+def test_what_vllm_asks_reads_slices_alone(weights: Any, tensors: dict[str, Any]) -> None:
+    from forebay.torch import _weights_calls as calls
+    from forebay.torch import _weights_tensor
+
+    known = {calls.name_of(function) for function in {*calls.ASKS, *_weights_tensor._ANSWERS}}
+    assert known >= ASKED_BY_VLLM
+    column, row = torch.zeros(4, 6), torch.zeros(8, 3)
+    experts = torch.zeros(4, 3, 8, dtype=torch.bfloat16)
+    with weights.collect():
+        column.copy_(weights["matrix"].narrow(0, column.shape[0], column.size(0)))
+        row.copy_(weights["matrix"].narrow(1, row.shape[1], row.size(1)))
+        for into, weight in zip(experts, weights["cube"].unbind(0), strict=True):
+            (one,) = weight.unsqueeze(0).unbind(0)
+            assert one.dim() == one.ndim == 2 and one.dtype == into.dtype and one.device == into.device
+            into.copy_(one.narrow(0, 3, 3))
+    assert torch.equal(column, tensors["matrix"][4:]) and torch.equal(row, tensors["matrix"][:, 3:])
+    assert same(experts, tensors["cube"][:, 3:])
+    assert weights.stats.bytes == column.nbytes + row.nbytes + experts.nbytes
+    assert weights.stats.copied == 6 and not weights.stats.operations
+
+
 def test_copies_go_into_any_strides(weights: Any, tensors: dict[str, Any]) -> None:
     weight, tensor = weights["cube"], tensors["cube"]
     base = torch.zeros(8, 16, 6, dtype=torch.bfloat16)

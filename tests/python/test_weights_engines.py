@@ -151,7 +151,8 @@ def test_accelerate_loads_and_offloads(folder: Path, tmp_path: Path) -> None:
         if type(theirs) is type(empty):
             accelerate.load_checkpoint_and_dispatch(empty, str(folder), device_map={"": "cpu"})
             assert differing(empty, theirs) == []
-        names = {"model": "disk", "lm_head": "cpu"}
+        names = {"model.layers": "disk", **dict.fromkeys(("model.embed_tokens", "model.norm", "lm_head"), "cpu")}
+        names["model.rotary_emb"] = "cpu"
         off = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, device_map=names, offload_folder=str(tmp_path / "off")
         )

@@ -23,7 +23,9 @@ from vllm.distributed import init_distributed_environment, initialize_model_para
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.plugins import load_general_plugins
+from vllm.utils.torch_utils import set_default_torch_dtype
 
+import forebay.torch
 from forebay.torch._weights_calls import name_of
 from forebay.torch._weights_tensor import Weight
 
@@ -54,29 +56,47 @@ def config_of(path: Path, load_format: str) -> Any:
     ).create_engine_config()  # fmt: skip
 
 
-def load(config: Any) -> tuple[dict[str, Any], Any]:
-    """A model's tensors by name, and the loader."""
+def load(path: Path, load_format: str) -> tuple[Any, Any]:
+    """A model and its loader, before vLLM packs the weights: its CPU build leaves none behind."""
+    config = config_of(path, load_format)
     loader = get_model_loader(config.load_config)
-    model = loader.load_model(vllm_config=config, model_config=config.model_config)
-    # A module is registered once for a configuration: the next model has one of its own.
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, loader
+    with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
+        model = loader.create_model(vllm_config=config, model_config=config.model_config)
+        loader.load_weights(model, config.model_config)
+    assert all(tensor.numel() for tensor in model.state_dict().values())
+    return model, loader
+
+
+def tensors_of(model: Any) -> dict[str, Any]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def refit(model: Any, path: Path) -> dict[str, Any]:
+    """The tensors of a loaded model that was filled again, from nothing."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    weights = forebay.torch.weights(path)
+    with weights.collect():
+        model.load_weights(weights.items())
+    return tensors_of(model)
+
+
+def different(wanted: dict[str, Any], mine: dict[str, Any]) -> list[str]:
+    assert wanted.keys() == mine.keys()
+    return [name for name in wanted if not torch.equal(wanted[name], mine[name])]
 
 
 def compare(kind: str, folder: Path) -> dict[str, Any]:
     path = make(kind, folder)
-    found = {}
-    for load_format in ("safetensors", "forebay"):
-        ASKED.clear()
-        config = config_of(path, load_format)
-        with set_current_vllm_config(config):
-            found[load_format], loader = load(config)
+    wanted = tensors_of(load(path, "safetensors")[0])
+    ASKED.clear()
+    model, loader = load(path, "forebay")
     stats = loader._reads.stats
-    wanted, mine = found["safetensors"], found["forebay"]
-    differing = [name for name in wanted if name not in mine or not torch.equal(wanted[name], mine[name])]
-    differing += mine.keys() - wanted.keys()
     nbytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return {
-        "model": kind, "rank": RANK, "ranks": RANKS, "tensors": len(wanted), "differing": differing,
+        "model": kind, "rank": RANK, "ranks": RANKS, "tensors": len(wanted), "differing": different(wanted, tensors_of(model)),
+        "refit": different(wanted, refit(model, path)),
         "bytes": stats.bytes, "part": round(stats.bytes / nbytes, 4), "pieces": stats.pieces, "copied": stats.copied,
         "whole": stats.whole, "operations": dict(stats.operations), "asked": dict(ASKED),
     }  # fmt: skip
@@ -93,7 +113,7 @@ def main() -> None:
     failed = False
     for kind in kinds:
         told = compare(kind, folder)
-        failed |= bool(told["differing"])
+        failed |= bool(told["differing"] or told["refit"])
         print(json.dumps(told), flush=True)
     # Collectives' threads outlive main: nothing is left for them to do.
     sys.stdout.flush()
