@@ -198,8 +198,9 @@ def start_device(device: str) -> Any:
     if device != "cpu":
         if not torch.cuda.is_available():
             raise Skip("there is no CUDA device that PyTorch can use (try --device cpu)")
-        torch.cuda.set_device(torch.device(device))
-        torch.empty(1 << 20, dtype=torch.uint8, device=device).zero_()
+        # "cuda" has no number; memory on it has.
+        started = torch.empty(1 << 20, dtype=torch.uint8, device=device).zero_()
+        torch.cuda.set_device(started.device)
         torch.cuda.synchronize()
     return torch
 
