@@ -27,7 +27,9 @@ WAYS = ("contiguous", "strided", "rows")
 def matrices(options):
     """(rows, columns, whether a rank has columns) of each."""
     hidden, ffn = options.hidden, options.ffn
-    layer = [(hidden, hidden, False)] * 3 + [(hidden, hidden, True)] + [(ffn, hidden, False)] * 2 + [(hidden, ffn, True)]
+    layer = (
+        [(hidden, hidden, False)] * 3 + [(hidden, hidden, True)] + [(ffn, hidden, False)] * 2 + [(hidden, ffn, True)]
+    )
     return layer * options.layers
 
 

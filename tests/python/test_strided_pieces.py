@@ -12,26 +12,24 @@ import pytest
 
 import forebay
 
-#: A view of an array, its base, and where it begins there in bytes.
-Slice = tuple["np.ndarray[Any, Any]", int]
-
 
 def start_of(view: np.ndarray[Any, Any], base: np.ndarray[Any, Any]) -> int:
-    return view.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return int(view.__array_interface__["data"][0] - base.__array_interface__["data"][0])
 
 
 def any_slice(dice: random.Random, shape: list[int], dtype: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """An array, and a slice of it of this shape: with steps, backwards, its axes in any order, from the middle of it."""
     order = dice.sample(range(len(shape)), len(shape))
-    cuts, sizes = [], []
+    cuts: list[Any] = [...]
+    turns: list[Any] = [...]
+    sizes = []
     for axis in order:
         step, before, behind = dice.choice((1, 1, 1, 2, 3)), dice.choice((0, 0, 2)), dice.choice((0, 0, 3))
         sizes.append(before + shape[axis] * step + behind)
-        cut = slice(before, before + shape[axis] * step, step)
-        cuts.append((cut, dice.random() < 0.2))
+        cuts.append(slice(before, before + shape[axis] * step, step))
+        turns.append(slice(None, None, -1 if dice.random() < 0.2 else 1))
     base = np.zeros(sizes, dtype)
-    view = base[(..., *(cut for cut, _ in cuts))]
-    view = view[(..., *(slice(None, None, -1) if backwards else slice(None) for _, backwards in cuts))]
+    view = base[tuple(cuts)][tuple(turns)]
     return base, view.transpose([order.index(axis) for axis in range(len(shape))])
 
 
