@@ -52,7 +52,7 @@ fn a_width_is_found() {
     let _turn = turn();
     let scratch = Scratch::with_pattern(&disk(), KEY, LEN);
     let file = File::open(scratch.path()).unwrap();
-    let most = allowed_cpus();
+    let most = Config::default().most_lanes();
     let session = open(Config { slot_size: MIB, ..Config::default() });
     let receipt = learn(&session, &file);
     let report = session.report(&session.device(0).unwrap()).unwrap();
@@ -255,7 +255,7 @@ fn lanes_follow_cpus_that_go_and_come() {
         read_until(&session, &file, |took, _, _| took > Duration::from_millis(700));
         for is_one in [true, false, true] {
             use_cpus(&all, is_one);
-            let most = if is_one { 1 } else { allowed_cpus().min(32) };
+            let most = if is_one { 1 } else { Config::default().most_lanes() };
             let took = read_until(&session, &file, |_, (lanes, found), _| found == most && lanes <= most);
             println!("{most} lanes at most after {took:?}");
             assert!(took < SOON, "{took:?}");
@@ -328,7 +328,7 @@ fn lanes_follow_a_cpu_quota() {
         let session = open(Config { slot_size: MIB / 2, ..Config::default() });
         for allowed in [Some(1), None, Some(1)] {
             group.allow(allowed);
-            let most = allowed.unwrap_or(all).min(32);
+            let most = allowed.unwrap_or(all).min(Config::default().lanes_limit());
             let took = read_until(&session, &file, |_, (lanes, found), _| found == most && lanes <= most);
             println!("{most} lanes at most after {took:?}");
             assert!(took < SOON, "{took:?}");
