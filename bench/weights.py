@@ -96,7 +96,9 @@ def measure(peer: str, folder: Path, options: argparse.Namespace) -> tuple[list[
     command += ["--device", options.device]
     command += ["--model", options.model, "--bytes", str(options.bytes)] if options.work == "weights" else []
     command += ["--once"] if options.state == "cold" else []
-    shared = {"WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = str(options.ranks)
+    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = []
     for rank in range(options.ranks):
         environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}

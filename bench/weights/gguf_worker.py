@@ -15,6 +15,7 @@ import resource
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,29 +55,40 @@ def make(folder: Path, nbytes: int) -> None:
         os.fsync(file.fileno())
 
 
-def forebay(path: str, device: str) -> dict[str, Any]:
+#: Brings all tensors of a file to a device.
+Load = Callable[[str, str], dict[str, Any]]
+
+
+def forebay() -> Load:
     import torch
 
     from forebay.torch import weights
 
-    checkpoint = weights(path)
-    made = {name: torch.empty_like(tensor, device=device) for name, tensor in checkpoint.items()}
-    with checkpoint.collect():
-        for name, tensor in made.items():
-            tensor.copy_(checkpoint[name])
-    return made
+    def load(path: str, device: str) -> dict[str, Any]:
+        checkpoint = weights(path)
+        made = {name: torch.empty_like(tensor, device=device) for name, tensor in checkpoint.items()}
+        with checkpoint.collect():
+            for name, tensor in made.items():
+                tensor.copy_(checkpoint[name])
+        return made
+
+    return load
 
 
-def gguf(path: str, device: str) -> dict[str, Any]:
+def gguf() -> Load:
     try:
         from gguf import GGUFReader
     except ImportError as error:
         raise Skip(f"gguf cannot be imported: {error}") from None
     import torch
 
-    return {one.name: torch.from_numpy(one.data).to(device, copy=True) for one in GGUFReader(path).tensors}
+    def load(path: str, device: str) -> dict[str, Any]:
+        return {one.name: torch.from_numpy(one.data).to(device, copy=True) for one in GGUFReader(path).tensors}
+
+    return load
 
 
+#: Each imports its library and returns its load: imports are not measured.
 SUBJECTS = {"forebay": forebay, "gguf": gguf}
 
 
@@ -105,10 +117,11 @@ def main() -> None:
         make(options.folder, options.make)
         return
     torch, path = start_device(options.device), str(options.folder / _NAME)
+    load = SUBJECTS[options.subject]()
     for when in ("first",) if options.once else ("first", "again"):
         before = resource.getrusage(resource.RUSAGE_SELF)
         start = time.perf_counter()
-        made = SUBJECTS[options.subject](path, options.device)
+        made = load(path, options.device)
         synchronize(torch, options.device)
         seconds = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_SELF)

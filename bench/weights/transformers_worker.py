@@ -73,10 +73,14 @@ def main() -> None:
     except ImportError as error:
         raise Skip(f"transformers cannot be imported: {error}") from None
     torch = start_device(options.device)
+    # Imports its module, for seconds.
+    assert transformers.LlamaForCausalLM
     transformers.utils.logging.disable_progress_bar()
     if options.subject == "forebay":
         import forebay
+        import forebay.torch
 
+        assert forebay.torch.weights
         forebay.patch_safetensors()
     for when in ("first",) if options.once else ("first", "again"):
         before = resource.getrusage(resource.RUSAGE_SELF)

@@ -194,6 +194,10 @@ impl Default for Config {
 /// model 32 % faster than with as many as CPUs, at 38 % less CPU.
 const MAX_TRIED_LANES: usize = 12;
 
+/// Default slot size where processes share a machine: the CPUs' cache holds the slots of all. Four ranks on four H200 loaded a
+/// model in 0.151 s, with slots of 2 MiB in 0.179; two in 0.161 and 0.165. One alone takes 0.27 s, with 2 MiB 0.24.
+const SHARED_SLOT_SIZE: usize = 1 << 20;
+
 /// Most lanes that an option may ask for.
 pub const MAX_LANES: usize = 64;
 
@@ -222,6 +226,9 @@ impl Config {
         }
         // Not an option of forebay's: a value that is no number counts as unset.
         config.processes = read("LOCAL_WORLD_SIZE").and_then(|value| value.parse().ok()).unwrap_or(1).max(1);
+        if config.processes > 1 {
+            config.slot_size = SHARED_SLOT_SIZE;
+        }
         if let Some(value) = read("FOREBAY_SLOTS") {
             config.slots = count("FOREBAY_SLOTS", &value)?;
         }
@@ -412,6 +419,7 @@ mod tests {
         let alone = of("1000000");
         assert!(!cpus::are_shared() || alone.most_lanes() == 1, "each has one");
         assert!(of("1").most_lanes() <= 12);
+        assert_eq!([of("1"), of("2")].map(|config| config.slot_size), [2 << 20, 1 << 20]);
         let set = with(&[("LOCAL_WORLD_SIZE", "1000000"), ("FOREBAY_LANES", "20")]).unwrap();
         assert_eq!((set.effective_lanes(), set.most_lanes()), (20, 20));
     }

@@ -34,8 +34,8 @@ pub const VARIABLES: &[Variable] = &[
         name: "FOREBAY_SLOT_SIZE",
         values: "64K..64M, a power of two",
         default: "2M",
-        about: "Bytes per slot. Each lane pins its slots and about 4 MiB for small reads and lists, whatever \
-                the file's size.",
+        about: "Bytes per slot; by default 1M where `LOCAL_WORLD_SIZE` counts several processes. Each lane pins \
+                its slots and about 4 MiB for small reads and lists, whatever the file's size.",
     },
     Variable {
         name: "FOREBAY_OBJECTIVE",

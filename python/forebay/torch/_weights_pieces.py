@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Piece", "compact", "is_fine", "may_overlap", "piece_of", "runs_of", "takes_bytes"]
+__all__ = ["Piece", "compact", "is_fine", "may_overlap", "new_like", "piece_of", "runs_of", "takes_bytes"]
 
 #: More runs than this that are shorter than that are read with what lies between them, and taken apart in memory.
 _MANY_RUNS = 1 << 16
@@ -90,6 +90,16 @@ def is_fine(piece: Piece) -> bool:
     """Whether a piece consists of very many short runs."""
     count = runs_of(piece)
     return count > _MANY_RUNS and piece.nbytes // count < _SHORT_BYTES
+
+
+def new_like(plain: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of this shape with the same order of dimensions, dense, and not written yet.
+
+    ``torch.empty_like`` of a tensor on the device meta imports sympy, which takes seconds.
+    """
+    order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
+    made = torch.empty([plain.shape[at] for at in order], dtype=dtype or plain.dtype, device=device)
+    return made.permute([order.index(at) for at in range(plain.dim())])
 
 
 def compact(plain: torch.Tensor) -> torch.Tensor:

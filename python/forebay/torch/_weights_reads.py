@@ -11,7 +11,7 @@ import torch
 
 from .._captures import left_alone
 from ..errors import Error
-from ._weights_pieces import Piece, compact, is_fine, may_overlap, piece_of, runs_of
+from ._weights_pieces import Piece, compact, is_fine, may_overlap, new_like, piece_of, runs_of
 from ._weights_stats import Stats
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Reads:
     def _new(self, plain: torch.Tensor, device: torch.device, in_order: bool) -> torch.Tensor:
         if in_order:
             return torch.empty(plain.shape, dtype=plain.dtype, device=device)
-        return torch.empty_like(plain, device=device)
+        return new_like(plain, device)
 
     def _between(self, stored: Stored, plain: torch.Tensor, device: torch.device) -> torch.Tensor:
         """The elements of a view out of all bytes from its first to its last."""

@@ -13,7 +13,7 @@ from ..errors import InvalidInputError
 from ..frameworks.torch import no_memory
 from ..slices import is_simple
 from . import _weights_calls as calls
-from ._weights_pieces import compact, takes_bytes
+from ._weights_pieces import compact, new_like, takes_bytes
 from ._weights_reads import Reads, Stored
 
 __all__ = ["Weight"]
@@ -241,7 +241,7 @@ def _by_form(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
 
 def _empty(weight: Weight) -> torch.Tensor:
     """A tensor of its shape and dtype. Memory that nobody writes is not there."""
-    return torch.empty_like(weight._plain, device=_CPU)
+    return new_like(weight._plain, _CPU)
 
 
 def _type(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
@@ -319,7 +319,7 @@ def _cpu(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
 
 def _moved(weight: Weight, name: str, device: torch.device, dtype: Any, form: Any) -> torch.Tensor:
     if device.type == "meta":
-        return torch.empty_like(weight._plain, dtype=dtype or weight._plain.dtype)
+        return new_like(weight._plain, device, dtype)
     is_cast = dtype not in (None, weight._plain.dtype)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
