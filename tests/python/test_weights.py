@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -417,3 +419,30 @@ def test_an_exception_ends_what_is_in_flight(weights: Any, tensors: dict[str, An
     with weights.collect():
         into.copy_(weights["matrix"])
     assert torch.equal(into, tensors["matrix"])
+
+
+#: A fresh process that does all that loaders do, then says whether it had to import sympy, which takes seconds.
+IMPORTS = """
+import sys
+import torch
+import forebay.torch
+had = "sympy" in sys.modules
+weights = forebay.torch.weights(sys.argv[1])
+matrix, bias = weights["matrix"], weights["bias"]
+made = torch.empty_like(matrix)
+with weights.collect():
+    made.copy_(matrix)
+    made[:, :3].copy_(matrix[:, :3])
+parts = [matrix.narrow(0, 1, 2), matrix.T, matrix.view(-1), matrix.chunk(2)[1], bias.expand(3, 12), matrix[1:, ::2]]
+read = [part.to(torch.float64) for part in parts], [part.clone() for part in parts], matrix.T.contiguous(), matrix + 1
+assert matrix.to("meta").is_meta and torch.zeros_like(matrix[:, 1:3]).shape == (8, 2)
+print(had, "sympy" in sys.modules)
+"""
+
+
+def test_views_copies_and_moves_do_not_import_sympy(weights: Any) -> None:
+    command = [sys.executable, "-c", IMPORTS, weights["matrix"].path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    had, has = done.stdout.split()
+    assert had == has
