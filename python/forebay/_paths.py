@@ -161,14 +161,14 @@ class Known:
         return self._state is None or file._is_in(self._state, is_here)
 
 
-def open_known(known: Known) -> File:
-    """Opens a file again.
+def open_known(known: Known, cache: str | None = None) -> File:
+    """Opens a file again. ``cache`` is that of :func:`forebay.open`.
 
     Raises:
         BusyError: it is another one by now, or in another state.
         NotFoundError, …: it cannot be opened.
     """
-    file = _forebay.open(known.path)
+    file = _forebay.open(known.path, cache=cache)
     if not known.is_behind(file):
         file.close()
         from . import _refusals

@@ -11,11 +11,12 @@ import torch
 
 from .._captures import left_alone
 from ..errors import Error
+from ._weights_node import NodeReads
 from ._weights_pieces import Piece, compact, is_fine, may_overlap, new_like, piece_of, runs_of
 from ._weights_stats import Stats
 
 if TYPE_CHECKING:
-    from .._forebay import Receipt
+    from .._forebay import File, Receipt
     from .._paths import Held
 
 __all__ = ["Reads", "Stored"]
@@ -50,9 +51,9 @@ class Stored:
 class _Flight:
     """Pieces of one file that are being read together."""
 
-    def __init__(self, held: Held, pieces: list[Piece]) -> None:
+    def __init__(self, held: Held, pieces: list[Piece], by: File | None = None) -> None:
         self._file, self._watch, self._pieces = held.file, held.watch, pieces
-        self._future = held.file.read_many_async([piece.for_engine() for piece in pieces])
+        self._future = (by or held.file).read_many_async([piece.for_engine() for piece in pieces])
 
     def cancel(self) -> None:
         self._future.cancel()
@@ -100,6 +101,7 @@ class _Collection:
         self._waiting: dict[Held, list[Piece]] = {}
         self._bytes = self._runs = 0
         self._flights: list[_Flight] = []
+        self._node = NodeReads()
         self._taken: dict[int, list[torch.Tensor]] = {}
 
     def settle(self, array: torch.Tensor, stats: Stats) -> None:
@@ -122,7 +124,12 @@ class _Collection:
         waiting, self._waiting = self._waiting, {}
         self._bytes = self._runs = 0
         for held, pieces in waiting.items():
-            self._flights.append(_Flight(held, pieces))
+            shared = self._node.shared(held, pieces)
+            ours = set(map(id, shared))
+            if own := [piece for piece in pieces if id(piece) not in ours]:
+                self._flights.append(_Flight(held, own))
+            if shared:
+                self._flights.append(_Flight(held, shared, self._node.bring(held, shared)))
 
     def finish(self, stats: Stats) -> None:
         """Waits for all copies; the first error is raised once nothing is in flight any more."""
@@ -134,6 +141,7 @@ class _Collection:
         except BaseException:
             self.give_up()
             raise
+        stats.notes += [note for note in self._node.notes if note not in stats.notes]
         self._taken.clear()
 
     def give_up(self) -> None:

@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
         params[i].u.batch.devPtr_base = device + i * SIZE;
         params[i].u.batch.size = SIZE;
     }
-    ((void (*)(uint64_t))gpu_symbol("fake_cuda_set_delay_us"))(20000);
+    ((void (*)(uint64_t))gpu_symbol("fake_cuda_set_delay_us"))(60000);
     OK(cuFileBatchIOSubmit(batch, ENTRIES, params, 0));
     OK(cuFileBatchIOCancel(batch));
     unsigned char *bytes = malloc(ENTRIES * SIZE);
