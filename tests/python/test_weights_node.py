@@ -105,6 +105,25 @@ def test_where_the_page_cache_is_bypassed_the_account_says_so(
     assert "page cache is bypassed" in str(stats)
 
 
+def test_rows_that_no_rank_wants_are_not_read(monkeypatch: pytest.MonkeyPatch, rows: tuple[Path, Any]) -> None:
+    path, whole = rows
+    be(monkeypatch, 0)
+    drop(path)
+    # The first rank's part of all that lies between would be the first half.
+    start = whole.nbytes // 2 - (1 << 20)
+    # Elsewhere: the kernel reads ahead where it is asked.
+    end = path.stat().st_size
+    is_cold = bool(_cold(str(path), [(end - 4096, end)]))
+    weights = ft.weights(path)
+    made = torch.zeros(8, 4096)
+    with weights.collect():
+        made.copy_(weights["rows"][::256])
+    assert torch.equal(made, whole[::256])
+    if not is_cold:
+        pytest.skip("files of this folder are always in memory: nothing comes from a disk")
+    assert _cold(str(path), [(start, start + 4096)])
+
+
 def test_another_file_by_the_name_is_not_read(monkeypatch: pytest.MonkeyPatch, rows: tuple[Path, Any]) -> None:
     path, _ = rows
     be(monkeypatch, 0)

@@ -44,10 +44,13 @@ class NodeReads:
         self.notes: list[tuple[str, str | None]] = []
 
     def shared(self, held: Held, pieces: Iterable[Piece]) -> list[Piece]:
-        """Those of a file's pieces between whose runs other ranks read: all go by the page cache."""
+        """Those of a file's pieces between whose runs other ranks read: all go by the page cache.
+
+        Gaps wider than the parts of the other ranks are nobody's: such pieces are left out.
+        """
         if self.count == 1:
             return []
-        gapped = [piece for piece in pieces if piece.end - piece.offset > piece.nbytes]
+        gapped = [one for one in pieces if one.nbytes < one.end - one.offset <= one.nbytes * self.count]
         if gapped and (why := _no_cache(held.file.path)):
             if why not in self.notes:
                 self.notes.append(why)
