@@ -14,6 +14,7 @@ import torch
 
 from .. import _locations
 from .._paths import Held, Known, open_known
+from ..errors import Error
 from ._weights_pieces import Piece
 
 if TYPE_CHECKING:
@@ -100,17 +101,15 @@ def _no_cache(path: str) -> tuple[str, str | None] | None:
 def _cold(path: str, ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The ranges of which a byte has to come from the disk, by samples."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        file = _locations.opened(path)
+    except Error:
         return []
-    try:
+    with file:
         return [
             (start, end)
             for start, end in ranges
-            if any(_is_absent(file, start + (end - start) * at // _SAMPLES) for at in range(_SAMPLES))
+            if any(_is_absent(file.fileno(), start + (end - start) * at // _SAMPLES) for at in range(_SAMPLES))
         ]
-    finally:
-        os.close(file)
 
 
 def _is_absent(file: int, offset: int) -> bool:
