@@ -1,0 +1,1 @@
+//! A test double: an S3 server in the process, with faults on demand. Never shipped.

@@ -1,0 +1,1 @@
+//! Operations of S3 that are waited for.

@@ -1,0 +1,36 @@
+//! Endpoints of the process: one for an account and a site.
+
+use std::sync::{Arc, Mutex};
+
+use forebay_error::Result;
+
+use crate::account::{Account, Site};
+use crate::lock;
+use crate::wire::Network;
+
+/// An endpoint: what all calls to it share.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) account: Arc<Account>,
+    pub(crate) site: Site,
+    pub(crate) network: Arc<Network>,
+}
+
+static ENDPOINTS: Mutex<Vec<Arc<Endpoint>>> = Mutex::new(Vec::new());
+
+impl Endpoint {
+    /// That of a bucket, by the environment of now.
+    pub(crate) fn of(bucket: &str) -> Result<Arc<Self>> {
+        let account = Account::of_environment()?;
+        let site = account.site(bucket)?;
+        let mut all = lock(&ENDPOINTS);
+        let found = all.iter().find(|one| Arc::ptr_eq(&one.account, &account) && one.site == site);
+        if let Some(found) = found {
+            return Ok(found.clone());
+        }
+        let network = Network::new(account.clone(), site.clone());
+        let new = Arc::new(Self { account, site, network });
+        all.push(new.clone());
+        Ok(new)
+    }
+}

@@ -1,0 +1,22 @@
+//! An S3 client: ranges of objects are received straight into memory of the caller, and new objects are sent from there. There is no
+//! async runtime: calls are started with a sink for their reply, and the threads of [`wire`] serve all connections of an endpoint.
+//!
+//! | folder | what it has |
+//! |---|---|
+//! | `url` | names of objects: `s3://bucket/key` |
+//! | `account` | from the environment and profiles to an endpoint, keys, and signed heads of requests |
+//! | `wire` | HTTP/1.1: heads, bodies, TLS, proxies; connections of an endpoint, and the threads that serve them |
+//! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals; XML and errors |
+//! | `fetch` | ranges of an object: neighbours become one call, whose body is received from request to request |
+//! | `source` | an object as a source of engines, and the opener of `s3://` |
+
+mod account;
+mod calls;
+mod endpoint;
+mod fetch;
+mod url;
+mod wire;
+
+pub use url::ObjectUrl;
+
+use forebay_sys::lock;

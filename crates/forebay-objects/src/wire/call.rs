@@ -1,0 +1,87 @@
+//! Calls: a request, and where its reply goes.
+
+use std::sync::Arc;
+
+use forebay_error::Result;
+use forebay_source::HostRange;
+
+/// The method of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    Get,
+    Head,
+    Put,
+    Post,
+    Delete,
+}
+
+/// What is asked of S3, before it is signed. Nothing in it is percent-encoded.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) method: Method,
+    /// Empty: the list of buckets.
+    pub(crate) bucket: String,
+    /// Empty: the bucket.
+    pub(crate) key: String,
+    /// Names and values; a name without a value has an empty one.
+    pub(crate) query: Vec<(String, String)>,
+    /// Further headers, their names in lower case: `range`, `if-match`, `x-amz-checksum-crc64nvme`, ….
+    pub(crate) headers: Vec<(String, String)>,
+}
+
+/// The body of a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Body {
+    None,
+    Bytes(Arc<[u8]>),
+    /// Memory of the caller, valid and untouched until the call ends.
+    Memory(HostRange),
+}
+
+/// The head of a reply.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplyHead {
+    pub(crate) status: u16,
+    /// Names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
+    /// Bytes of the body, where the head says it.
+    pub(crate) length: Option<u64>,
+}
+
+impl ReplyHead {
+    /// The first header of this name, which is in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Where a reply goes. Its functions are called on a thread of the network and must not wait. After [`Sink::end`] nothing touches
+/// memory of the call, also where it ended with an error.
+pub(crate) trait Sink: Send {
+    /// The final head came (no 1xx). An error ends the call.
+    fn head(&mut self, head: ReplyHead) -> Result<()>;
+
+    /// Where the next bytes of the body are received; [`Room::Later`] pauses the connection until [`Resume::resume`].
+    fn room(&mut self) -> Room;
+
+    /// So many bytes of the body came to the room, without encoding of transfer.
+    fn filled(&mut self, bytes: usize);
+
+    /// The call has ended: the whole body came, or an error. Called once.
+    fn end(self: Box<Self>, result: Result<()>);
+}
+
+/// Where bytes of a body are received.
+pub(crate) enum Room {
+    /// Memory that is valid and untouched until it was filled or the call ends.
+    Memory(HostRange),
+    /// There is none yet.
+    Later,
+    /// Nobody wants the rest: the connection is closed, or the rest is read over where it is short. The call ends well.
+    Enough,
+}
+
+/// Has a paused call go on. Cheap, from any thread, also after its call has ended.
+pub(crate) trait Resume: Send + Sync {
+    fn resume(&self);
+}
