@@ -4,29 +4,8 @@ use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::wire::call::{Ask, Body};
-
-/// Where requests for a bucket are sent to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Site {
-    pub(crate) tls: bool,
-    /// A name or an address, without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    /// An HTTP proxy in front of it.
-    pub(crate) proxy: Option<Proxy>,
-    /// A file with certificates in place of the system's.
-    pub(crate) ca_file: Option<String>,
-}
-
-/// An HTTP proxy.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Proxy {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    /// The value of `Proxy-Authorization`.
-    pub(crate) authorization: Option<String>,
-}
+use crate::wire::call::{Ask, Body, Heads};
+pub(crate) use crate::wire::site::{Proxy, Site};
 
 /// Who asks, and where: settings and keys of a profile.
 #[derive(Debug)]
@@ -52,5 +31,15 @@ impl Account {
     /// Who gave the keys, for receipts: "profile dev (SSO)". `None`: not asked yet.
     pub(crate) fn provider(&self) -> Option<String> {
         None
+    }
+}
+
+impl Heads for Account {
+    fn are_keys_at_hand(&self) -> bool {
+        true
+    }
+
+    fn head(&self, ask: &Ask, body: &Body) -> Result<Vec<u8>> {
+        Account::head(self, ask, body)
     }
 }

@@ -1,5 +1,6 @@
 //! Calls: a request, and where its reply goes.
 
+use std::fmt;
 use std::sync::Arc;
 
 use forebay_error::Result;
@@ -36,6 +37,16 @@ pub(crate) enum Body {
     Bytes(Arc<[u8]>),
     /// Memory of the caller, valid and untouched until the call ends.
     Memory(HostRange),
+}
+
+/// Who makes the heads of requests.
+pub(crate) trait Heads: Send + Sync + fmt::Debug {
+    /// Whether [`Heads::head`] has its keys and does not wait. Cheap; called before each head.
+    fn are_keys_at_hand(&self) -> bool;
+
+    /// The head of a request as it is sent, signed by the keys and the time of now, with `host` and `content-length`, and the empty
+    /// line behind it. May wait for keys.
+    fn head(&self, ask: &Ask, body: &Body) -> Result<Vec<u8>>;
 }
 
 /// The head of a reply.

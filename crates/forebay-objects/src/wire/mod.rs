@@ -1,13 +1,14 @@
 //! HTTP/1.1: heads, bodies, TLS, proxies; connections of an endpoint, and the threads that serve them.
 
 pub(crate) mod call;
+pub(crate) mod site;
 
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::account::{Account, Site};
-use call::{Ask, Body, Resume, Sink};
+use call::{Ask, Body, Heads, Resume, Sink};
+use site::Site;
 
 /// The connections to a site.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub(crate) struct Network {}
 
 impl Network {
     /// None yet.
-    pub(crate) fn new(_account: Arc<Account>, _site: Site) -> Arc<Self> {
+    pub(crate) fn new(_heads: Arc<dyn Heads>, _site: Site) -> Arc<Self> {
         Arc::new(Self {})
     }
 
