@@ -1,1 +1,23 @@
 //! Operations of S3 that are waited for.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `bucket` | a bucket, and what is asked of its objects: heads, puts, removals, copies |
+//! | `list` | listings of buckets, objects and unfinished uploads, page by page |
+//! | `multipart` | the calls of multipart uploads |
+//! | `checksum` | CRC-64/NVME of parts and objects |
+//! | `exchange` | a call and its whole reply, sent again where that helps |
+//! | `refusal` | what a server refuses, as an error with a hint |
+//! | `xml`, `time` | documents and times of servers |
+
+mod bucket;
+mod checksum;
+mod exchange;
+mod list;
+mod refusal;
+mod time;
+mod xml;
+
+pub use bucket::{Bucket, ObjectHead};
+pub use list::{List, Listed, ListedObject, buckets};
+pub(crate) use refusal::{Refusal, refusal};

@@ -1,0 +1,194 @@
+//! A bucket, and what is asked of its objects.
+
+use std::sync::Arc;
+
+use forebay_error::{Error, ErrorKind, Result};
+
+use super::exchange::{Reply, exchange};
+use super::refusal::Refusal;
+use super::xml::{self, Node};
+use super::{list, time};
+use crate::endpoint::Endpoint;
+use crate::wire::call::{Ask, Body, Method, ReplyHead};
+
+/// Keys that one call removes at most.
+const REMOVED_AT_ONCE: usize = 1000;
+
+/// A bucket, and the endpoint that it is reached by.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    pub(crate) endpoint: Arc<Endpoint>,
+    pub(crate) name: String,
+}
+
+/// What the head of an object says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectHead {
+    /// Bytes.
+    pub len: u64,
+    /// With its quotes.
+    pub etag: Option<String>,
+    /// Of a bucket with versions.
+    pub version: Option<String>,
+    /// Its media type.
+    pub content_type: Option<String>,
+    /// When it was written, in seconds since 1970.
+    pub modified: Option<i64>,
+    /// Names of algorithms, and values in base64: `crc64nvme`, `sAJc…=`.
+    pub checksums: Vec<(String, String)>,
+    /// Whether these are of the whole object (not of its parts' checksums).
+    pub is_full_checksum: bool,
+    /// Whether its bytes come by ranges.
+    pub takes_ranges: bool,
+    /// What the server calls itself.
+    pub server: Option<String>,
+}
+
+impl ObjectHead {
+    fn of(head: &ReplyHead) -> Result<Self> {
+        let text = |name: &str| head.header(name).map(str::to_owned);
+        let checksums = head.headers.iter().filter_map(|(name, value)| {
+            let algorithm = name.strip_prefix("x-amz-checksum-")?;
+            (algorithm != "type").then(|| (algorithm.to_owned(), value.clone()))
+        });
+        let kind = head.header("x-amz-checksum-type");
+        Ok(Self {
+            len: head
+                .length
+                .ok_or_else(|| Error::new(ErrorKind::Io, "the server does not tell the object's length"))?,
+            etag: text("etag"),
+            version: text("x-amz-version-id").filter(|version| version != "null"),
+            content_type: text("content-type"),
+            modified: head.header("last-modified").and_then(time::seconds),
+            checksums: checksums.collect(),
+            is_full_checksum: kind.is_none_or(|kind| kind == "FULL_OBJECT"),
+            takes_ranges: head.header("accept-ranges") != Some("none"),
+            server: text("server"),
+        })
+    }
+}
+
+/// Asks for nothing in particular.
+pub(super) fn ask(method: Method, bucket: &str, key: &str) -> Ask {
+    Ask { method, bucket: bucket.to_owned(), key: key.to_owned(), query: Vec::new(), headers: Vec::new() }
+}
+
+impl Bucket {
+    /// That of a name, by the environment of now. Asks nobody.
+    pub fn of(name: &str) -> Result<Self> {
+        Ok(Self { endpoint: Endpoint::of(name)?, name: name.to_owned() })
+    }
+
+    pub(super) fn ask(&self, method: Method, key: &str) -> Ask {
+        ask(method, &self.name, key)
+    }
+
+    pub(super) fn call(&self, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
+        exchange(&self.endpoint, ask, body)
+    }
+
+    /// The head of an object, or of one version of it.
+    pub fn head(&self, key: &str, version: Option<&str>) -> Result<ObjectHead> {
+        let mut ask = self.ask(Method::Head, key);
+        ask.query.extend(version.map(|version| ("versionId".to_owned(), version.to_owned())));
+        ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
+        let reply = self.call(&ask, &Body::None)?;
+        ObjectHead::of(&reply.head)
+    }
+
+    /// Whether the bucket is there and may be looked at; the region that the server says it is in.
+    pub fn region(&self) -> Result<Option<String>> {
+        match self.call(&self.ask(Method::Head, ""), &Body::None) {
+            Ok(reply) => Ok(reply.head.header("x-amz-bucket-region").map(str::to_owned)),
+            Err(Refusal { region: Some(region), .. }) => Ok(Some(region)),
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    /// Objects whose keys begin with a prefix; what has a `/` behind it only as a folder, unless the whole tree is asked for.
+    pub fn list(&self, prefix: &str, is_tree: bool) -> list::List {
+        list::List::new(self.clone(), prefix, is_tree)
+    }
+
+    /// Writes a whole object by one call.
+    pub fn put(&self, key: &str, bytes: Arc<[u8]>) -> Result<()> {
+        self.put_body(key, &Body::Bytes(bytes), &[]).map(drop).map_err(Error::from)
+    }
+
+    /// Writes an object by one call with these headers.
+    pub(super) fn put_body(
+        &self,
+        key: &str,
+        body: &Body,
+        headers: &[(&str, String)],
+    ) -> Result<ReplyHead, Refusal> {
+        let mut ask = self.ask(Method::Put, key);
+        ask.headers.extend(headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        Ok(self.call(&ask, body)?.head)
+    }
+
+    /// Removes an object. One that is not there is removed already.
+    pub fn delete(&self, key: &str) -> Result<()> {
+        self.call(&self.ask(Method::Delete, key), &Body::None).map(drop).map_err(Error::from)
+    }
+
+    /// Removes objects. Returns those that are still there, with the reason.
+    pub fn delete_many(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
+        let mut failed = Vec::new();
+        for keys in keys.chunks(REMOVED_AT_ONCE) {
+            failed.extend(self.delete_some(keys)?);
+        }
+        Ok(failed)
+    }
+
+    fn delete_some(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
+        let mut document = "<Delete><Quiet>true</Quiet>".to_owned();
+        for key in keys {
+            document.push_str(&format!("<Object><Key>{}</Key></Object>", xml::escaped(key)));
+        }
+        document.push_str("</Delete>");
+        let mut ask = self.ask(Method::Post, "");
+        ask.query.push(("delete".to_owned(), String::new()));
+        // S3 asks for a checksum of this document, of any algorithm.
+        let checksum = super::checksum::crc64(document.as_bytes());
+        ask.headers.push(("x-amz-checksum-crc64nvme".to_owned(), super::checksum::text(checksum)));
+        match self.call(&ask, &Body::Bytes(document.into_bytes().into())) {
+            Ok(reply) => self.undeleted(&reply.body),
+            // Old servers ask for Content-MD5.
+            Err(refusal) if matches!(refusal.status, 400 | 501) => Ok(self.delete_each(keys)),
+            Err(refusal) => Err(refusal.into()),
+        }
+    }
+
+    fn delete_each(&self, keys: &[String]) -> Vec<(String, Error)> {
+        keys.iter().filter_map(|key| Some((key.clone(), self.delete(key).err()?))).collect()
+    }
+
+    /// What the reply to a removal of several objects says of those that are still there.
+    fn undeleted(&self, document: &[u8]) -> Result<Vec<(String, Error)>> {
+        let (mut failed, mut key, mut code, mut message) =
+            (Vec::new(), String::new(), String::new(), String::new());
+        xml::read(document, |path, node| {
+            match (path, node) {
+                ([_, error], Node::End(_)) if error == "Error" => {
+                    let kind =
+                        if code == "AccessDenied" { ErrorKind::PermissionDenied } else { ErrorKind::Io };
+                    let error = Error::new(kind, "cannot remove the object")
+                        .with("url", format!("s3://{}/{key}", self.name))
+                        .with("code", &code)
+                        .with("message", &message);
+                    failed.push((std::mem::take(&mut key), error));
+                }
+                ([_, error, field], Node::End(text)) if error == "Error" => match field.as_str() {
+                    "Key" => key = text.to_owned(),
+                    "Code" => code = text.to_owned(),
+                    "Message" => message = text.chars().take(300).collect(),
+                    _ => {}
+                },
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok(failed)
+    }
+}

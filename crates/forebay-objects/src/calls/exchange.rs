@@ -1,0 +1,166 @@
+//! A call and its whole reply.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::retry::RetryPauses;
+use forebay_remote::stop;
+use forebay_source::HostRange;
+
+use super::refusal::{Refusal, refusal};
+use crate::endpoint::Endpoint;
+use crate::lock;
+use crate::wire::call::{Ask, Body, ReplyHead, Room, Sink};
+
+/// Bytes of a reply that are kept: listings of 1 000 keys of 1 024 bytes, percent-encoded, are shorter.
+const MAX_REPLY: usize = 8 << 20;
+/// Memory that a body is received into at a time.
+const PIECE: usize = 64 << 10;
+/// How often a call is sent in all.
+const ATTEMPTS: u32 = 5;
+
+/// A reply with its body.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) head: ReplyHead,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Gets the end of a call, on a thread of the network.
+pub(super) type Done = Box<dyn FnOnce(Result<Reply>) + Send>;
+
+/// Starts a call; `done` must not wait. A reply with an error status is a reply.
+pub(super) fn start(endpoint: &Endpoint, ask: Ask, body: Body, done: Done) {
+    let sink = Collect { head: None, body: Vec::new(), filled: 0, done };
+    endpoint.network.start(ask, body, Box::new(sink));
+}
+
+struct Collect {
+    head: Option<ReplyHead>,
+    body: Vec<u8>,
+    filled: usize,
+    done: Done,
+}
+
+impl Sink for Collect {
+    fn head(&mut self, head: ReplyHead) -> Result<()> {
+        self.head = Some(head);
+        Ok(())
+    }
+
+    fn room(&mut self) -> Room {
+        if self.filled >= MAX_REPLY {
+            return Room::Enough;
+        }
+        if self.filled == self.body.len() {
+            self.body.resize(self.filled + PIECE, 0);
+        }
+        Room::Memory(HostRange::of_mut(&mut self.body[self.filled..]))
+    }
+
+    fn filled(&mut self, bytes: usize) {
+        self.filled += bytes;
+    }
+
+    fn end(self: Box<Self>, result: Result<()>) {
+        let Self { head, mut body, filled, done } = *self;
+        body.truncate(filled);
+        done(result.and_then(|()| match head {
+            Some(_) if filled >= MAX_REPLY => Err(Error::new(ErrorKind::Io, "the reply is too long")),
+            Some(head) => Ok(Reply { head, body }),
+            None => Err(Error::new(ErrorKind::Internal, "a call ended without a head")),
+        }));
+    }
+}
+
+/// A call that is waited for, once. The body's memory is free when this returns.
+fn once(endpoint: &Endpoint, ask: Ask, body: Body) -> Result<Reply> {
+    let is_borrowed = matches!(body, Body::Memory(_));
+    let shared = Arc::new((Mutex::new(None), Condvar::new()));
+    let theirs = shared.clone();
+    start(
+        endpoint,
+        ask,
+        body,
+        Box::new(move |reply| {
+            *lock(&theirs.0) = Some(reply);
+            theirs.1.notify_all();
+        }),
+    );
+    let mut reply = lock(&shared.0);
+    loop {
+        if let Some(reply) = reply.take() {
+            return reply;
+        }
+        // The network gives up by itself what it sends from memory.
+        if !is_borrowed && stop::is_stopped() {
+            return Err(stop::stopped());
+        }
+        reply = shared.1.wait_timeout(reply, stop::SLICE).unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+/// Whether a call may succeed if it is sent again: the pause that the server asked for.
+pub(super) enum Verdict {
+    Good(Reply),
+    /// It says this, and sending it again does not change that.
+    Refused(Refusal),
+    /// Not for now.
+    Later(Error, Option<Duration>),
+}
+
+/// Judges the end of a call.
+pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: Result<Reply>) -> Verdict {
+    let reply = match end {
+        Ok(reply) => reply,
+        Err(error) if is_passing(&error) => return Verdict::Later(error, None),
+        Err(error) => return Verdict::Refused(Refusal::without_reply(error)),
+    };
+    // Copies and the ends of uploads begin their replies before they are done: an error comes in the body.
+    let is_late_error = reply.head.status == 200 && is_error_document(&reply.body);
+    if matches!(reply.head.status, 200..=299) && !is_late_error {
+        return Verdict::Good(reply);
+    }
+    let pause = reply.head.header("retry-after").and_then(|text| text.trim().parse().ok());
+    let refusal = refusal(endpoint, ask, &reply.head, &reply.body);
+    if refusal.is_passing {
+        Verdict::Later(refusal.error, pause.map(Duration::from_secs))
+    } else {
+        Verdict::Refused(refusal)
+    }
+}
+
+/// Whether a connection failed, so that another one may do.
+fn is_passing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead)
+}
+
+fn is_error_document(body: &[u8]) -> bool {
+    let begin = &body[..body.len().min(512)];
+    begin.windows(7).any(|bytes| bytes == b"<Error>" || bytes == b"<Error ")
+}
+
+/// The pause before the next attempt, of which so many were made; `None`: there is none.
+pub(super) fn pause(attempts: u32, asked: Option<Duration>) -> Option<Duration> {
+    let mut pauses = RetryPauses::default();
+    let own = (0..attempts).map(|_| pauses.next_pause()).last().unwrap_or_default();
+    // A server that asks for more is not waited for: the error says so.
+    (attempts < ATTEMPTS).then(|| own.max(asked.unwrap_or_default()).min(Duration::from_secs(30)))
+}
+
+/// A call that is waited for, sent again where that helps.
+pub(super) fn exchange(endpoint: &Endpoint, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
+    for attempts in 1.. {
+        let end = once(endpoint, ask.clone(), body.clone());
+        match judge(endpoint, ask, end) {
+            Verdict::Good(reply) => return Ok(reply),
+            Verdict::Refused(refusal) => return Err(refusal),
+            Verdict::Later(error, asked) => match pause(attempts, asked) {
+                Some(pause) => stop::sleep(pause)?,
+                None => return Err(Refusal::without_reply(error)),
+            },
+        }
+    }
+    Err(Refusal::without_reply(Error::new(ErrorKind::Internal, "no attempt was made")))
+}
