@@ -23,6 +23,9 @@ pub struct Request {
     pub offset: u64,
     /// Host memory. The maker of the request keeps it valid and untouched until `done` is called.
     pub memory: HostRange,
+    /// Bytes that directly follow this request's in the source, and that the same transfer will ask for soon, in order; 0: not known.
+    /// Only a hint: the transfer may be cancelled.
+    pub ahead: u64,
 }
 
 /// Answers a [`Request`]: bytes moved (fewer at the end of the source) or an error. Called once, from any thread.

@@ -36,7 +36,7 @@ impl fmt::Debug for File {
 /// Makes a request and waits for its answer. A write only reads the memory.
 fn answer_of(requests: &dyn Requests, direction: Direction, memory: HostRange, offset: u64) -> Result<usize> {
     let (answer, answered) = std::sync::mpsc::sync_channel(1);
-    let request = Request { direction, offset, memory };
+    let request = Request { direction, offset, memory, ahead: 0 };
     requests.start(request, Box::new(move |got| drop(answer.send(got))));
     // Exactly one answer comes: until then the memory is the request's.
     let missing = |_| Err(Error::new(ErrorKind::Internal, "a source gave no answer"));

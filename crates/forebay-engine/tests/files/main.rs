@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/pages.rs"]
 mod pages;
 
+mod bytes_ahead;
 mod caller_descriptors;
 mod descriptors_closed_under_us;
 mod full_file_systems;

@@ -8,6 +8,7 @@ use forebay_error::{Error, Result};
 
 use super::{Lane, LaneUnit};
 use crate::engines::staged::job::Job;
+use crate::io::ahead::ahead;
 use crate::io::ring::{Ring, RingCompletion, RingFile, RingOperation};
 use crate::io::segment::{Segment, SegmentStep};
 use crate::io::wake::DueAnswer;
@@ -201,8 +202,8 @@ impl Lane {
         }
         segment.way = Way::Requested;
         segment.done = (segment.start - segment.base) as usize;
-        let request =
-            Request { direction: job.batch.direction, offset: segment.start, memory: segment.wanted() };
+        let (direction, offset, memory) = (job.batch.direction, segment.start, segment.wanted());
+        let request = Request { direction, offset, memory, ahead: ahead(&job.batch.pieces, segment) };
         self.add_pending(unit, 1);
         self.asked += 1;
         let due = DueAnswer::new(self.wake.clone(), user_data(unit, index));
