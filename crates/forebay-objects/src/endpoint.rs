@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use forebay_error::Result;
 
-use crate::account::{Account, Site};
+use crate::account::Account;
 use crate::lock;
 use crate::wire::Network;
+use crate::wire::site::Site;
 
 /// An endpoint: what all calls to it share.
 #[derive(Debug)]
