@@ -40,6 +40,11 @@ pub fn patiently<T>(patience: Duration, clean_up: impl FnOnce() -> T) -> T {
     clean_up()
 }
 
+/// Until when this thread waits even where waiting is to stop: for threads that wait for it.
+pub fn patient_until() -> Option<Instant> {
+    PATIENT_UNTIL.get()
+}
+
 /// What waiting ends with when it is to stop.
 pub fn stopped() -> Error {
     Error::new(ErrorKind::Cancelled, "interrupted while waiting for the server")

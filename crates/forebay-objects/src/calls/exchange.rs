@@ -27,13 +27,10 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// How a call ended: a reply with an error status is a reply.
-pub(super) type End = Result<Reply>;
-
 /// Gets the end of a call, on a thread of the network.
-pub(super) type Done = Box<dyn FnOnce(End) + Send>;
+pub(super) type Done = Box<dyn FnOnce(Result<Reply>) + Send>;
 
-/// Starts a call; `done` must not wait.
+/// Starts a call; `done` must not wait. A reply with an error status is a reply.
 pub(super) fn start(endpoint: &Endpoint, ask: Ask, body: Body, done: Done) {
     let sink = Collect { head: None, body: Vec::new(), filled: 0, done };
     endpoint.network.start(ask, body, Box::new(sink));
@@ -114,7 +111,7 @@ pub(super) enum Verdict {
 }
 
 /// Judges the end of a call.
-pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: End) -> Verdict {
+pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: Result<Reply>) -> Verdict {
     let reply = match end {
         Ok(reply) => reply,
         Err(error) if is_passing(&error) => return Verdict::Later(error, None),

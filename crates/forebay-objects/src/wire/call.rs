@@ -39,6 +39,30 @@ pub(crate) enum Body {
     Memory(HostRange),
 }
 
+impl Body {
+    /// Bytes of it.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Memory(memory) => memory.len,
+        }
+    }
+
+    /// The bytes.
+    ///
+    /// # Safety
+    /// The call has not ended.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        match self {
+            Self::None => &[],
+            Self::Bytes(bytes) => bytes,
+            // SAFETY: passed on.
+            Self::Memory(memory) => unsafe { memory.bytes() },
+        }
+    }
+}
+
 /// Who makes the heads of requests.
 pub(crate) trait Heads: Send + Sync + fmt::Debug {
     /// Whether [`Heads::head`] has its keys and does not wait. Cheap; called before each head.

@@ -1,34 +1,99 @@
 //! HTTP/1.1: heads, bodies, TLS, proxies; connections of an endpoint, and the threads that serve them.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `call` | a request, and where its reply goes |
+//! | `site` | where requests are sent to |
+//! | `head`, `framing` | from bytes to the head of a reply, and to the end of its body |
+//! | `socket`, `stream`, `input`, `outgoing` | bytes of a connection |
+//! | `exchange` | a call on its connection |
+//! | `opening`, `line` | connections that are being made, and those that are ready |
+//! | `addresses` | addresses of the site's name, and connections to each |
+//! | `job`, `pool` | calls that wait, and connections without a call: what threads share |
+//! | `mail`, `poller`, `worker` | a thread, and what wakes it |
 
+mod addresses;
 pub(crate) mod call;
+mod exchange;
+mod framing;
+mod head;
+mod input;
+mod job;
+mod line;
+mod mail;
+mod opening;
+mod outgoing;
+mod poller;
+mod pool;
 pub(crate) mod site;
+mod socket;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::process::ProcessId;
+use forebay_remote::stop::{is_stopped, stopped};
 
 use call::{Ask, Body, Heads, Resume, Sink};
+use job::Job;
+use pool::{Limits, Pool};
 use site::Site;
 
-/// The connections to a site.
+/// The connections to a site. Threads serve them; these end when there was no call for some seconds.
 #[derive(Debug)]
-pub(crate) struct Network {}
+pub(crate) struct Network {
+    pool: Arc<Pool>,
+    process: ProcessId,
+}
 
 impl Network {
     /// None yet.
-    pub(crate) fn new(_heads: Arc<dyn Heads>, _site: Site) -> Arc<Self> {
-        Arc::new(Self {})
+    pub(crate) fn new(heads: Arc<dyn Heads>, site: Site) -> Arc<Self> {
+        Self::with_limits(heads, site, Limits::default())
+    }
+
+    fn with_limits(heads: Arc<dyn Heads>, site: Site, limits: Limits) -> Arc<Self> {
+        forebay_sys::descriptor_table::make_room();
+        Arc::new(Self { pool: Pool::new(heads, site, limits), process: ProcessId::current() })
     }
 
     /// Starts a call. Its end is told to the sink, perhaps before this returns. A call that a server closed a kept connection on,
     /// before a byte of its reply came, is sent again on another one; all other errors are the sink's.
-    pub(crate) fn start(&self, _ask: Ask, _body: Body, sink: Box<dyn Sink>) -> Arc<dyn Resume> {
-        struct Nothing;
-        impl Resume for Nothing {
-            fn resume(&self) {}
+    pub(crate) fn start(&self, ask: Ask, body: Body, sink: Box<dyn Sink>) -> Arc<dyn Resume> {
+        let job = Job::new(ask, body, sink);
+        let place = job.place.clone();
+        if let Err(error) = self.process.check() {
+            job.end(Err(error));
+        } else if is_stopped() {
+            job.end(Err(stopped()));
+        } else if self.pool.push(job)
+            && let Err(error) = worker::spawn(&self.pool)
+        {
+            self.pool.waiting(|_| true).into_iter().for_each(|job| job.end(Err(error.clone())));
         }
-        let error: Result<()> = Err(Error::new(ErrorKind::Unsupported, "not written yet"));
-        sink.end(error);
-        Arc::new(Nothing)
+        place
+    }
+
+    /// Allows so many connections at a time; calls beyond them wait. 16 at first.
+    pub(crate) fn allow(&self, connections: usize) {
+        self.pool.allow(connections);
+    }
+
+    /// Bytes of bodies that were copied behind the kernel's copy, or the decryption: those that came with a head.
+    pub(crate) fn copied(&self) -> u64 {
+        self.pool.copied.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // In a forked child its locks may be held for ever, and its threads are the parent's.
+        if self.process.is_current() {
+            self.pool.end();
+        }
     }
 }

@@ -1,0 +1,340 @@
+//! What the threads of a network share: calls that wait, and connections without a call.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, Result};
+use forebay_remote::endpoint::resolve;
+use forebay_remote::silence::SilenceClock;
+use forebay_sys::threads;
+
+use super::addresses::AddressBook;
+use super::call::Heads;
+use super::job::Job;
+use super::line::Line;
+use super::mail::Mailbox;
+use super::site::Site;
+use crate::lock;
+
+/// Connections at first.
+const CONNECTIONS: usize = 16;
+/// The most connections.
+const MOST_CONNECTIONS: usize = 256;
+
+/// How long a server is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// For a connection to one address.
+    pub(super) connect: Duration,
+    /// For the next byte of a reply, and for room for the next byte of a request.
+    pub(super) silence: Duration,
+    /// How long connections without a call are kept.
+    pub(super) keep: Duration,
+    /// How long a thread without a call stays.
+    pub(super) thread: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        Self { connect: seconds(5), silence: seconds(30), keep: seconds(20), thread: seconds(5) }
+    }
+}
+
+/// What the threads share.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub(super) heads: Arc<dyn Heads>,
+    pub(super) site: Site,
+    pub(super) clock: Arc<SilenceClock>,
+    pub(super) limits: Limits,
+    /// Bytes of bodies that were copied.
+    pub(super) copied: AtomicU64,
+    state: Mutex<PoolState>,
+}
+
+#[derive(Debug)]
+struct PoolState {
+    queue: VecDeque<Job>,
+    /// Calls whose heads wait for keys.
+    unsigned: VecDeque<Job>,
+    has_signer: bool,
+    /// Connections without a call, the one that was used last behind the others.
+    kept: Vec<Line>,
+    /// All connections, also those that are being made.
+    open: usize,
+    most: usize,
+    addresses: AddressBook,
+    threads: Vec<Arc<ThreadPlace>>,
+    /// A thread is being started.
+    starts: bool,
+    is_over: bool,
+}
+
+/// A thread of the network.
+#[derive(Debug)]
+pub(super) struct ThreadPlace {
+    pub(super) mailbox: Arc<Mailbox>,
+    /// Connections that it serves.
+    pub(super) lines: AtomicUsize,
+}
+
+/// What a thread does next.
+pub(super) enum NextCall {
+    /// A call on a connection.
+    On(Job, Line),
+    /// A call on a new connection to an address.
+    New(Job, SocketAddr),
+}
+
+impl Pool {
+    pub(super) fn new(heads: Arc<dyn Heads>, site: Site, limits: Limits) -> Arc<Self> {
+        let state = PoolState {
+            queue: VecDeque::new(),
+            unsigned: VecDeque::new(),
+            has_signer: false,
+            kept: Vec::new(),
+            open: 0,
+            most: CONNECTIONS,
+            addresses: AddressBook::default(),
+            threads: Vec::new(),
+            starts: false,
+            is_over: false,
+        };
+        let (clock, copied) = (SilenceClock::new(site.host.clone()), AtomicU64::new(0));
+        Arc::new(Self { heads, site, clock, limits, copied, state: Mutex::new(state) })
+    }
+
+    /// Allows so many connections at a time.
+    pub(super) fn allow(&self, connections: usize) {
+        let mut state = lock(&self.state);
+        state.most = connections.clamp(1, MOST_CONNECTIONS);
+        state.wake_all();
+    }
+
+    /// A call waits from now on. True: the caller starts a thread.
+    pub(super) fn push(&self, job: Job) -> bool {
+        let mut state = lock(&self.state);
+        state.queue.push_back(job);
+        !state.wake_one() && !std::mem::replace(&mut state.starts, true)
+    }
+
+    /// The same for a call that waited already.
+    pub(super) fn push_again(&self, job: Job) {
+        let mut state = lock(&self.state);
+        state.queue.push_front(job);
+        state.wake_one();
+    }
+
+    /// A thread was started; `None`: it cannot be.
+    pub(super) fn started(&self, place: Option<Arc<ThreadPlace>>) {
+        let mut state = lock(&self.state);
+        state.starts = false;
+        state.threads.extend(place);
+    }
+
+    /// Removes a thread that has no connection, unless there is something for it to do.
+    pub(super) fn remove_thread(&self, place: &Arc<ThreadPlace>) -> bool {
+        let mut state = lock(&self.state);
+        let is_last = state.threads.len() == 1;
+        let is_needed =
+            is_last && !(state.queue.is_empty() && state.unsigned.is_empty() && state.kept.is_empty());
+        if !is_needed || state.is_over {
+            state.threads.retain(|one| !Arc::ptr_eq(one, place));
+        }
+        !is_needed || state.is_over
+    }
+
+    /// The network is not used any more.
+    pub(super) fn end(&self) {
+        let mut state = lock(&self.state);
+        state.is_over = true;
+        state.wake_all();
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        lock(&self.state).is_over
+    }
+
+    /// All calls that have no connection.
+    pub(super) fn waiting(&self, takes: impl Fn(&Job) -> bool) -> Vec<Job> {
+        let mut state = lock(&self.state);
+        let (taken, stays) = state.queue.drain(..).partition::<Vec<_>, _>(|job| takes(job));
+        state.queue = stays.into();
+        taken
+    }
+
+    /// What this thread does next, where it can do something.
+    pub(super) fn next(self: &Arc<Self>, place: &ThreadPlace) -> Option<NextCall> {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        self.move_unsigned(&mut state);
+        state.queue.front()?;
+        if state.gives_away(place) {
+            return None;
+        }
+        while let Some(line) = state.kept.pop() {
+            let is_wanted = state.queue.front().is_some_and(|job| job.resent == 0);
+            if is_wanted && line.is_usable(now) {
+                return state.queue.pop_front().map(|job| NextCall::On(job, line));
+            }
+            state.closed(line.at);
+        }
+        if state.addresses.asks(now) {
+            self.look_up(&mut state);
+        }
+        if state.open >= state.most {
+            return None;
+        }
+        let at = state.addresses.next(now)?;
+        state.open += 1;
+        state.queue.pop_front().map(|job| NextCall::New(job, at))
+    }
+
+    /// A connection has no call any more.
+    pub(super) fn keep(&self, mut line: Line, time: Duration) {
+        line.until = Instant::now() + time;
+        line.is_kept = true;
+        let mut state = lock(&self.state);
+        if state.open > state.most || state.is_over {
+            state.closed(line.at);
+            return;
+        }
+        state.kept.push(line);
+        state.wake_for_others();
+    }
+
+    /// A connection to this address has ended.
+    pub(super) fn closed(&self, at: SocketAddr) {
+        lock(&self.state).closed(at);
+    }
+
+    /// Closes connections that were kept for long enough.
+    pub(super) fn close_old(&self, now: Instant) {
+        let mut state = lock(&self.state);
+        let is_over = state.is_over;
+        let old = state.kept.extract_if(.., |line| line.until <= now || is_over).collect::<Vec<_>>();
+        for line in old {
+            state.closed(line.at);
+        }
+    }
+
+    /// An address took a connection, or none. How many addresses there are.
+    pub(super) fn tried(&self, at: SocketAddr, refusal: Option<&Error>) -> usize {
+        let mut state = lock(&self.state);
+        match refusal {
+            Some(why) => state.addresses.refused(at, why, Instant::now()),
+            None => state.addresses.connected(at),
+        }
+        state.addresses.len()
+    }
+
+    /// Looks the name up beside the threads; what is an address needs none.
+    fn look_up(self: &Arc<Self>, state: &mut PoolState) {
+        let (host, port) = match &self.site.proxy {
+            Some(proxy) => (proxy.host.clone(), proxy.port),
+            None => (self.site.host.clone(), self.site.port),
+        };
+        if let Ok(address) = host.parse() {
+            return state.addresses.found(&[SocketAddr::new(address, port)], Instant::now());
+        }
+        let pool = self.clone();
+        let looks = move || pool.looked_up(resolve(&host, port));
+        if threads::spawn("forebay-lookup", looks).is_err() {
+            // The next call tries again.
+            state.addresses.found(&[], Instant::now());
+        }
+    }
+
+    fn looked_up(&self, found: Result<Vec<SocketAddr>>) {
+        let mut state = lock(&self.state);
+        state.addresses.found(found.as_deref().unwrap_or_default(), Instant::now());
+        state.wake_all();
+        let Err(error) = found else { return };
+        // Addresses that were found before still serve.
+        if state.addresses.len() == 0 {
+            let jobs = std::mem::take(&mut state.queue);
+            drop(state);
+            jobs.into_iter().for_each(|job| job.end(Err(error.clone())));
+        }
+    }
+
+    /// Calls whose heads would wait for keys are signed beside the threads.
+    fn move_unsigned(self: &Arc<Self>, state: &mut PoolState) {
+        if state.queue.iter().all(|job| job.head.is_some()) || self.heads.are_keys_at_hand() {
+            return;
+        }
+        let (unsigned, signed) = state.queue.drain(..).partition::<Vec<_>, _>(|job| job.head.is_none());
+        state.queue = signed.into();
+        state.unsigned.extend(unsigned);
+        let pool = self.clone();
+        if !state.has_signer {
+            state.has_signer = threads::spawn("forebay-sign", move || pool.sign()).is_ok();
+        }
+        if !state.has_signer {
+            // Without a thread the heads are made, and keys waited for, on this one.
+            let unsigned = std::mem::take(&mut state.unsigned);
+            state.queue.extend(unsigned);
+        }
+    }
+
+    /// Signs what waits.
+    fn sign(&self) {
+        loop {
+            let mut state = lock(&self.state);
+            let Some(mut job) = state.unsigned.pop_front() else {
+                state.has_signer = false;
+                return;
+            };
+            drop(state);
+            match self.heads.head(&job.ask, &job.body) {
+                Ok(head) => {
+                    job.head = Some(head);
+                    self.push_again(job);
+                }
+                Err(error) => job.end(Err(error)),
+            }
+        }
+    }
+}
+
+impl PoolState {
+    fn closed(&mut self, at: SocketAddr) {
+        self.open -= 1;
+        self.addresses.closed(at);
+        self.wake_for_others();
+    }
+
+    fn wake_all(&self) {
+        self.threads.iter().for_each(|place| place.mailbox.wake());
+    }
+
+    /// Has the thread with the fewest connections look at the queue. False: there is no thread.
+    fn wake_one(&self) -> bool {
+        let place = self.threads.iter().min_by_key(|place| place.lines.load(Ordering::Relaxed));
+        if let Some(place) = place {
+            place.mailbox.wake();
+        }
+        place.is_some()
+    }
+
+    /// A connection is free: calls that wait for one go on.
+    fn wake_for_others(&self) {
+        if !self.queue.is_empty() && self.threads.len() > 1 {
+            self.wake_one();
+        }
+    }
+
+    /// Whether the next call is for another thread, that has fewer connections than this one; it is woken.
+    fn gives_away(&self, place: &ThreadPlace) -> bool {
+        let lines = |place: &ThreadPlace| place.lines.load(Ordering::Relaxed);
+        let other = self.threads.iter().find(|other| lines(other) + 1 < lines(place));
+        if let Some(other) = other {
+            other.mailbox.wake();
+        }
+        other.is_some()
+    }
+}
