@@ -1,10 +1,11 @@
 //! Endpoints of the process: one for an account and a site.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use forebay_error::Result;
 
-use crate::account::Account;
+use crate::account::{Account, ChecksumMode};
 use crate::lock;
 use crate::wire::Network;
 use crate::wire::site::Site;
@@ -15,6 +16,8 @@ pub(crate) struct Endpoint {
     pub(crate) account: Arc<Account>,
     pub(crate) site: Site,
     pub(crate) network: Arc<Network>,
+    /// It took an object without a checksum that it had refused with one.
+    refuses_checksums: AtomicBool,
 }
 
 static ENDPOINTS: Mutex<Vec<Arc<Endpoint>>> = Mutex::new(Vec::new());
@@ -30,8 +33,19 @@ impl Endpoint {
             return Ok(found.clone());
         }
         let network = Network::new(account.clone(), site.clone());
-        let new = Arc::new(Self { account, site, network });
+        let new = Arc::new(Self { account, site, network, refuses_checksums: AtomicBool::new(false) });
         all.push(new.clone());
         Ok(new)
+    }
+
+    /// Whether objects are sent with checksums.
+    pub(crate) fn sends_checksums(&self) -> bool {
+        let mode = self.account.settings().request_checksums;
+        mode == ChecksumMode::WhenSupported && !self.refuses_checksums.load(Relaxed)
+    }
+
+    /// From now on objects are sent without.
+    pub(crate) fn refuse_checksums(&self) {
+        self.refuses_checksums.store(true, Relaxed);
     }
 }

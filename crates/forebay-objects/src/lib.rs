@@ -17,7 +17,7 @@ mod fetch;
 mod url;
 mod wire;
 
-pub use calls::{Bucket, List, Listed, ListedObject, ObjectHead, buckets};
+pub use calls::{Bucket, List, Listed, ListedObject, ObjectHead, UnfinishedUpload, buckets};
 pub use url::ObjectUrl;
 
 use forebay_sys::lock;

@@ -10,7 +10,8 @@ use crate::Source;
 /// A new file that a URL is to name. Until it is finished, the URL names what it named before. Dropped unfinished, nothing of it
 /// remains.
 pub trait Upload: Send + Sync + fmt::Debug {
-    /// The file that its bytes are written to. Written bytes can be read there, too.
+    /// The file that its bytes are written to. Written bytes can be read there, too, where its [`Source::access`] says so; an
+    /// object is read only when it is whole, and each byte of it is written once.
     fn source(&self) -> Arc<dyn Source>;
 
     /// Gives it the URL, in place of the file that has it, in one step: all writes have been answered. If `durable`, bytes and

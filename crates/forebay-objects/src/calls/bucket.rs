@@ -1,6 +1,7 @@
 //! A bucket, and what is asked of its objects.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
@@ -8,6 +9,7 @@ use super::exchange::{Reply, exchange};
 use super::refusal::Refusal;
 use super::xml::{self, Node};
 use super::{list, time};
+use crate::ObjectUrl;
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
 
@@ -79,6 +81,18 @@ impl Bucket {
         Ok(Self { endpoint: Endpoint::of(name)?, name: name.to_owned() })
     }
 
+    /// The URL of an object.
+    pub fn url(&self, key: &str) -> String {
+        ObjectUrl { bucket: self.name.clone(), key: key.to_owned(), version: None }.to_string()
+    }
+
+    /// A URL by which anyone may read the object, without a key, for at most 7 days.
+    pub fn presign(&self, key: &str, version: Option<&str>, expires: Duration) -> Result<String> {
+        let mut ask = self.ask(Method::Get, key);
+        ask.query.extend(version.map(|version| ("versionId".to_owned(), version.to_owned())));
+        self.endpoint.account.presign(&ask, expires)
+    }
+
     pub(super) fn ask(&self, method: Method, key: &str) -> Ask {
         ask(method, &self.name, key)
     }
@@ -111,8 +125,8 @@ impl Bucket {
     }
 
     /// Writes a whole object by one call.
-    pub fn put(&self, key: &str, bytes: Arc<[u8]>) -> Result<()> {
-        self.put_body(key, &Body::Bytes(bytes), &[]).map(drop).map_err(Error::from)
+    pub fn put(&self, key: &str, bytes: &Arc<[u8]>) -> Result<()> {
+        self.put_checked(key, &Body::Bytes(bytes.clone()), bytes)
     }
 
     /// Writes an object by one call with these headers.
@@ -121,10 +135,10 @@ impl Bucket {
         key: &str,
         body: &Body,
         headers: &[(&str, String)],
-    ) -> Result<ReplyHead, Refusal> {
+    ) -> Result<Reply, Refusal> {
         let mut ask = self.ask(Method::Put, key);
         ask.headers.extend(headers.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-        Ok(self.call(&ask, body)?.head)
+        self.call(&ask, body)
     }
 
     /// Removes an object. One that is not there is removed already.
@@ -174,7 +188,7 @@ impl Bucket {
                     let kind =
                         if code == "AccessDenied" { ErrorKind::PermissionDenied } else { ErrorKind::Io };
                     let error = Error::new(kind, "cannot remove the object")
-                        .with("url", format!("s3://{}/{key}", self.name))
+                        .with("url", self.url(&key))
                         .with("code", &code)
                         .with("message", &message);
                     failed.push((std::mem::take(&mut key), error));

@@ -27,10 +27,13 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-/// Gets the end of a call, on a thread of the network.
-pub(super) type Done = Box<dyn FnOnce(Result<Reply>) + Send>;
+/// How a call ended: a reply with an error status is a reply.
+pub(super) type End = Result<Reply>;
 
-/// Starts a call; `done` must not wait. A reply with an error status is a reply.
+/// Gets the end of a call, on a thread of the network.
+pub(super) type Done = Box<dyn FnOnce(End) + Send>;
+
+/// Starts a call; `done` must not wait.
 pub(super) fn start(endpoint: &Endpoint, ask: Ask, body: Body, done: Done) {
     let sink = Collect { head: None, body: Vec::new(), filled: 0, done };
     endpoint.network.start(ask, body, Box::new(sink));
@@ -111,7 +114,7 @@ pub(super) enum Verdict {
 }
 
 /// Judges the end of a call.
-pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: Result<Reply>) -> Verdict {
+pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: End) -> Verdict {
     let reply = match end {
         Ok(reply) => reply,
         Err(error) if is_passing(&error) => return Verdict::Later(error, None),

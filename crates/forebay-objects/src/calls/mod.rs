@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `bucket` | a bucket, and what is asked of its objects: heads, puts, removals, copies |
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
-//! | `multipart` | the calls of multipart uploads |
+//! | `multipart` | the calls of multipart uploads, and copies within servers |
+//! | `upload` | new objects that are written at any offset |
 //! | `checksum` | CRC-64/NVME of parts and objects |
 //! | `exchange` | a call and its whole reply, sent again where that helps |
 //! | `refusal` | what a server refuses, as an error with a hint |
@@ -14,10 +15,14 @@ mod bucket;
 mod checksum;
 mod exchange;
 mod list;
+mod multipart;
 mod refusal;
 mod time;
+mod upload;
 mod xml;
 
 pub use bucket::{Bucket, ObjectHead};
 pub use list::{List, Listed, ListedObject, buckets};
+pub use multipart::UnfinishedUpload;
 pub(crate) use refusal::{Refusal, refusal};
+pub(crate) use upload::ObjectUpload;

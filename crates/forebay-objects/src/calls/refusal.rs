@@ -1,8 +1,9 @@
 //! What a server refuses, as an error: what it means, and what to type.
 
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, quoted};
 
 use super::xml;
+use crate::ObjectUrl;
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Method, ReplyHead};
 
@@ -120,8 +121,9 @@ fn doing(ask: &Ask) -> &'static str {
 }
 
 /// The URL of what was asked for; `None` for the list of buckets.
-fn name(ask: &Ask) -> Option<String> {
-    (!ask.bucket.is_empty()).then(|| format!("s3://{}/{}", ask.bucket, ask.key))
+fn name(ask: &Ask) -> Option<ObjectUrl> {
+    let url = || ObjectUrl { bucket: ask.bucket.clone(), key: ask.key.clone(), version: None };
+    (!ask.bucket.is_empty()).then(url)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -239,9 +241,5 @@ impl Hint {
 /// The prefix that an object is in.
 fn parent(ask: &Ask) -> String {
     let end = ask.key.rfind('/').map_or(0, |at| at + 1);
-    format!("s3://{}/{}", ask.bucket, &ask.key[..end])
-}
-
-fn quoted(text: &str) -> String {
-    forebay_error::quoted(text).to_string()
+    ObjectUrl { bucket: ask.bucket.clone(), key: ask.key[..end].to_owned(), version: None }.to_string()
 }

@@ -1,0 +1,235 @@
+//! Uploads: a new object is written at any offset, and is there when it is whole.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `parts` | where parts begin and end, and which of their bytes were written |
+//! | `joint` | requests that were cut at the ends of parts |
+//! | `state` | parts that are put together, ready or sent |
+//! | `sender` | the thread that sends them |
+//! | `writes` | the source that takes the writes |
+
+mod joint;
+mod parts;
+mod sender;
+mod state;
+mod writes;
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{HostRange, Source, Upload};
+
+use super::bucket::Bucket;
+use super::checksum;
+use super::multipart::SentPart;
+use super::refusal::Refusal;
+use crate::wire::call::Body;
+use state::{Part, PartMemory, Ready, Shared, State};
+use writes::Writes;
+
+/// How long the end of calls is waited for when an upload is given up.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A new object, until it is finished; dropped before, nothing of it remains.
+pub(crate) struct ObjectUpload {
+    shared: Arc<Shared>,
+    is_finished: bool,
+}
+
+impl fmt::Debug for ObjectUpload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectUpload({})", self.shared.url())
+    }
+}
+
+impl ObjectUpload {
+    /// Begins one. Asks nobody.
+    pub(crate) fn new(bucket: Bucket, key: &str) -> Self {
+        Self { shared: Arc::new(Shared::new(bucket, key.to_owned())), is_finished: false }
+    }
+
+    fn finish_now(&mut self) -> Result<()> {
+        self.shared.process.check()?;
+        let mut state = self.shared.lock();
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        let len = state.len;
+        if state.sender.is_none() && len <= parts::FIRST {
+            let part = state.parts.remove(&1);
+            drop(state);
+            return self.put_whole(part, len);
+        }
+        ready_all(&mut state);
+        state.is_ending = true;
+        self.shared.wake_sender(state);
+        self.wait_for_sender(None);
+        let mut state = self.shared.lock();
+        if let Some(error) = &state.error {
+            return Err(error.clone());
+        }
+        let mut sent = std::mem::take(&mut state.sent);
+        let Some(id) = state.id.clone() else {
+            return Err(Error::new(ErrorKind::Internal, "an upload has no name"));
+        };
+        drop(state);
+        sent.sort_by_key(|part| part.number);
+        self.complete(&id, &sent, len)
+    }
+
+    /// Writes an object that is no longer than a part by one call.
+    fn put_whole(&self, part: Option<Part>, len: u64) -> Result<()> {
+        let buffer = match part {
+            Some(Part::Gathering(part)) => {
+                fill_holes(&part, len as usize);
+                part.buffer
+            }
+            _ => Arc::new(vec![0; len as usize].into()),
+        };
+        let bytes = crate::lock(&buffer);
+        let bytes = &bytes[..len as usize];
+        let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
+        self.shared.bucket.put_checked(&self.shared.key, &body, bytes)
+    }
+
+    fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
+        let Shared { bucket, key, .. } = &*self.shared;
+        match bucket.complete(key, id, sent) {
+            Ok(()) => bucket.check_len(key, len),
+            // Done before, and the reply was lost: or aborted by somebody else.
+            Err(refusal) if refusal.code == "NoSuchUpload" && bucket.has_parts(key, len, sent.len()) => {
+                Ok(())
+            }
+            Err(Refusal { error, status: 0, .. }) => {
+                Err(error.hint("check the object: it may be the new one already"))
+            }
+            Err(refusal) => Err(refusal.error),
+        }
+    }
+
+    /// Waits until the thread has ended, or until this time.
+    fn wait_for_sender(&self, until: Option<Instant>) {
+        let mut state = self.shared.lock();
+        while state.sender.is_some()
+            && !state.is_sender_gone
+            && until.is_none_or(|until| Instant::now() < until)
+        {
+            let wait = self.shared.changed.wait_timeout(state, forebay_remote::stop::SLICE);
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Has all parts sent that were not; bytes that nothing was written to are zeros.
+fn ready_all(state: &mut State) {
+    let Some(last) = state.len.checked_sub(1).and_then(parts::number_at) else { return };
+    let mut zeros: Option<Arc<[u8]>> = None;
+    for number in 1..=last {
+        let part = parts::range(number);
+        let len = (part.end.min(state.len) - part.start) as usize;
+        let memory = match state.parts.insert(number, Part::Sent) {
+            Some(Part::Sent) => continue,
+            Some(Part::Gathering(part)) => {
+                fill_holes(&part, len);
+                PartMemory::Gathered(part.buffer)
+            }
+            None => {
+                if zeros.as_ref().is_none_or(|zeros| zeros.len() < len) {
+                    zeros = Some(vec![0; len].into());
+                }
+                PartMemory::Zeros(zeros.clone().unwrap_or_default())
+            }
+        };
+        state.ready.push_back(Ready::new(number, memory, len));
+    }
+}
+
+fn fill_holes(part: &state::Gathering, len: usize) {
+    let mut buffer = crate::lock(&part.buffer);
+    for hole in part.covered.holes(len) {
+        buffer[hole].fill(0);
+    }
+}
+
+impl Upload for ObjectUpload {
+    fn source(&self) -> Arc<dyn Source> {
+        Arc::new(Writes(self.shared.clone()))
+    }
+
+    fn finish(mut self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
+        self.finish_now().map_err(|error| error.with("url", self.shared.url()))?;
+        self.is_finished = true;
+        Ok(Vec::new())
+    }
+}
+
+impl Drop for ObjectUpload {
+    fn drop(&mut self) {
+        // A child's upload is its parent's.
+        if self.is_finished || !self.shared.process.is_current() {
+            return;
+        }
+        let has_sender = self.shared.lock().sender.is_some();
+        self.shared.fail(&Error::new(ErrorKind::Cancelled, "the upload was given up"));
+        if has_sender {
+            self.wait_for_sender(Some(Instant::now() + PATIENCE));
+            sender::abort(&self.shared);
+        }
+    }
+}
+
+impl Bucket {
+    /// Does something with checksums; without, where the endpoint refuses these.
+    fn with_checksums<T>(&self, call: impl Fn(bool) -> Result<T, Refusal>) -> Result<T, Refusal> {
+        if !self.endpoint.sends_checksums() {
+            return call(false);
+        }
+        match call(true) {
+            Err(refusal)
+                if matches!(refusal.status, 400 | 501) && refusal.error.kind() != ErrorKind::Corrupt =>
+            {
+                let done = call(false)?;
+                self.endpoint.refuse_checksums();
+                Ok(done)
+            }
+            other => other,
+        }
+    }
+
+    /// Writes an object by one call, and checks that the server has all of it.
+    pub(super) fn put_checked(&self, key: &str, body: &Body, bytes: &[u8]) -> Result<()> {
+        let crc64 = checksum::crc64(bytes);
+        let reply = self.with_checksums(|has| {
+            let headers = has.then(|| ("x-amz-checksum-crc64nvme", checksum::text(crc64)));
+            self.put_body(key, body, headers.as_slice())
+        });
+        let reply = reply.map_err(Error::from)?;
+        sender::etag_of(&reply, Some(crc64))?;
+        // A server that compares checksums has compared the bytes.
+        if reply.head.header("x-amz-checksum-crc64nvme").is_some() || bytes.is_empty() {
+            return Ok(());
+        }
+        self.check_len(key, bytes.len() as u64)
+    }
+
+    /// An error if the object has not this length: servers have stored nothing, and said that all is well.
+    fn check_len(&self, key: &str, len: u64) -> Result<()> {
+        let stored = self.head(key, None)?.len;
+        if stored == len {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Corrupt, "the server has stored other bytes than were sent")
+            .with("sent_bytes", len)
+            .with("stored_bytes", stored)
+            .hint("remove the object, and report this to those who run the server"))
+    }
+
+    /// Whether the object was made of so many parts, and is this long.
+    fn has_parts(&self, key: &str, len: u64, parts: usize) -> bool {
+        let is_of_parts = |etag: &str| etag.trim_matches('"').ends_with(&format!("-{parts}"));
+        self.head(key, None)
+            .is_ok_and(|head| head.len == len && head.etag.as_deref().is_some_and(is_of_parts))
+    }
+}
