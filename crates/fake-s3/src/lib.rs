@@ -11,6 +11,7 @@
 
 #![allow(clippy::format_push_string, reason = "documents of a test double: clear before fast")]
 
+mod answer;
 mod call;
 mod content;
 mod fault;
