@@ -181,6 +181,7 @@ fn compare(old: &Path, new: &Path, out: Option<&Path>, console: &Console<'_>) ->
         forebay_report::write_comparison(&found, folder).map_err(failed)?;
     }
     Ok(match found.outcome() {
+        _ if console.is_lost() => EXIT_NOT_COMPARED,
         Outcome::Noise => 0,
         Outcome::Worse => 1,
         Outcome::Better => 4,

@@ -490,6 +490,10 @@ fn comparisons() {
     fs::write(bed.path().join("compared/compare.json"), "mine").unwrap();
     // 1 would be a figure that is worse.
     run(bed.path(), "report --compare out out -o compared").fails(6, "that no report wrote");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let unread =
+        forebay().current_dir(bed.path()).args(["report", "--compare", "out", "out"]).stdout(full).output();
+    assert_eq!(unread.unwrap().status.code(), Some(6));
     for row in report["tables"][0]["rows"].as_array_mut().unwrap() {
         row["runs"][0]["bytes"] = (row["runs"][0]["bytes"].as_u64().unwrap() * 10).into();
     }

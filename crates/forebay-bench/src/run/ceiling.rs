@@ -16,7 +16,7 @@ use crate::observer::{Muted, Observer};
 use crate::plan::{PassLength, PassTime};
 use crate::report::{Ceiling, CeilingStage, Pass};
 use crate::workload::Workload;
-use crate::workload::job::{IoSize, Xfer};
+use crate::workload::job::{IoSize, Job, MemoryType, Xfer};
 
 /// Larger I/Os go to the engine's lanes.
 const LANES_FROM: u64 = 1 << 20;
@@ -153,33 +153,7 @@ fn storage(
     raw.config.engine = None;
     raw.config.cache =
         if direct { forebay_config::CachePolicy::Bypass } else { forebay_config::CachePolicy::Keep };
-    // A queue depth of N is measured with N threads, up to twice the CPUs.
-    let limit = forebay_config::allowed_cpus() * 2;
-    let depth = of.io_depth.unwrap_or(1);
-    let mut jobs = Vec::new();
-    for one in ready {
-        let mut job = one.job.clone();
-        job.memory = crate::workload::job::MemoryType::Device;
-        if depth > 1 && one.files.len() == 1 {
-            let threads = if way.xfer.is_batch() { 1 } else { job.workers };
-            job.workers = (threads * depth).min(limit.max(threads));
-        }
-        if !way.bare
-            && way.xfer.uses_engine()
-            && !way.xfer.is_batch()
-            && job.io.max > LANES_FROM
-            && one.files.len() == 1
-        {
-            // Lanes share a large I/O, slot by slot: measure with as many threads.
-            let report = session.report(&one.device)?;
-            job.workers = job.workers.max(report.lanes);
-            job.io = IoSize::fixed(job.io.max.min(report.slot_size as u64));
-        }
-        if one.files.len() == 1 {
-            job.workers = (job.workers * more).min(MAX_THREADS.max(job.workers));
-        }
-        jobs.push(job);
-    }
+    let jobs = raw_jobs(session, ready, way, of.io_depth.unwrap_or(1), more)?;
     let ready_jobs: Vec<_> =
         ready.iter().zip(&jobs).map(|(one, job)| ReadyJob { job, ..one.clone() }).collect();
     let threads: usize = jobs.iter().map(|job| job.workers).sum();
@@ -188,12 +162,7 @@ fn storage(
     // A pass that allocated the file's blocks is measured against raw calls that allocate them too.
     let fresh = first && way.write && ready.iter().any(|one| one.fresh);
     if fresh {
-        for one in ready {
-            for open in &one.files {
-                open.file.set_len(one.range.start)?;
-                open.file.set_len(one.range.end)?;
-            }
-        }
+        free_blocks(ready)?;
     }
     let length = if fresh { PassLength::Once } else { PassLength::For(PassTime::plain(time)) };
     let observer = Muted(observer);
@@ -201,12 +170,7 @@ fn storage(
     let Ok((pass, _)) = run else {
         return Ok(None);
     };
-    let call = match (direct, way.write) {
-        (true, false) => "O_DIRECT preads",
-        (true, true) => "O_DIRECT pwrites",
-        (false, false) => "page-cache preads",
-        (false, true) => "page-cache pwrites",
-    };
+    let call = raw_call(direct, way.write);
     Ok(Some(CeilingStage {
         method: format!(
             "{call}{} of {} KiB by {threads} thread(s) into host memory",
@@ -215,6 +179,61 @@ fn storage(
         ),
         gb_per_s: pass.gb_per_s,
     }))
+}
+
+/// The jobs with as many threads as raw calls need to keep the storage as busy as the pass did, `more` times.
+fn raw_jobs(
+    session: &Session,
+    ready: &[ReadyJob<'_>],
+    way: TransferWay,
+    depth: usize,
+    more: usize,
+) -> Result<Vec<Job>> {
+    // A queue depth of N is measured with N threads, up to twice the CPUs.
+    let limit = forebay_config::allowed_cpus() * 2;
+    ready
+        .iter()
+        .map(|one| {
+            let mut job = one.job.clone();
+            job.memory = MemoryType::Device;
+            if one.files.len() > 1 {
+                return Ok(job);
+            }
+            if depth > 1 {
+                let threads = if way.xfer.is_batch() { 1 } else { job.workers };
+                job.workers = (threads * depth).min(limit.max(threads));
+            }
+            let by_lanes = !way.bare && way.xfer.uses_engine() && !way.xfer.is_batch();
+            if by_lanes && job.io.max > LANES_FROM {
+                // Lanes share a large I/O, slot by slot: measure with as many threads.
+                let report = session.report(&one.device)?;
+                job.workers = job.workers.max(report.lanes);
+                job.io = IoSize::fixed(job.io.max.min(report.slot_size as u64));
+            }
+            job.workers = (job.workers * more).min(MAX_THREADS.max(job.workers));
+            Ok(job)
+        })
+        .collect()
+}
+
+/// Has the files give their blocks back.
+fn free_blocks(ready: &[ReadyJob<'_>]) -> Result<()> {
+    for one in ready {
+        for open in &one.files {
+            open.file.set_len(one.range.start)?;
+            open.file.set_len(one.range.end)?;
+        }
+    }
+    Ok(())
+}
+
+const fn raw_call(direct: bool, write: bool) -> &'static str {
+    match (direct, write) {
+        (true, false) => "O_DIRECT preads",
+        (true, true) => "O_DIRECT pwrites",
+        (false, false) => "page-cache preads",
+        (false, true) => "page-cache pwrites",
+    }
 }
 
 /// The copy's: pinned memory and back-to-back copies for a fifth of a second.

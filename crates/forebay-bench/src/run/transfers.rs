@@ -42,10 +42,6 @@ pub(crate) fn run(
         time: if let PassLength::For(time) = length { Some(*time) } else { None },
         observer,
     };
-    let places = ready
-        .iter()
-        .enumerate()
-        .flat_map(|(job, one)| (0..threads(way, one)).map(move |worker| (job, worker)));
     let mapped = Instant::now();
     let maps = match work.task {
         BenchTask::Gather(_) => {
@@ -55,32 +51,7 @@ pub(crate) fn run(
     };
     let map_ms = (!maps.is_empty()).then(|| mapped.elapsed().as_secs_f64() * 1e3);
     let pinned_before = pinned(session, ready);
-    let worked = if let BenchTask::Gather(offsets) = work.task {
-        let worker = |place: (usize, usize)| gather::GatherWorker {
-            work,
-            ready: &ready[place.0],
-            pieces: &maps[place.0],
-            offsets,
-            length,
-            place,
-        };
-        workers::run(&places.map(worker).collect::<Vec<_>>(), watch)?
-    } else {
-        let gate = work.rate.map(|rate| Arc::new(RateGate::new(rate)));
-        let gate = gate.as_ref();
-        let worker = |(job, worker)| TransferWorker {
-            gate,
-            work,
-            session,
-            ready: &ready[job],
-            way,
-            access,
-            job,
-            worker,
-            length,
-        };
-        workers::run(&places.map(worker).collect::<Vec<_>>(), watch)?
-    };
+    let worked = work_all(&PassOrder { work, session, ready, way, access, length }, &maps, watch)?;
     let pinned_after = pinned(session, ready);
     let mut counts: Vec<Vec<Vec<u64>>> =
         ready.iter().map(|one| vec![Vec::new(); threads(way, one)]).collect();
@@ -93,6 +64,60 @@ pub(crate) fn run(
     pass.pinned_before = pinned_before;
     pass.pinned_after = pinned_after;
     pass.map_ms = map_ms;
+    note_order(&mut pass, work, length);
+    if way.raw() {
+        pass.engines = vec![raw_engine(work, &all, way, direct, state)];
+    }
+    pass.files = files(ready, before, residencies(ready), !work.writes());
+    Ok((pass, counts))
+}
+
+/// What all workers of a pass do.
+struct PassOrder<'a> {
+    work: &'a Workload,
+    session: &'a Session,
+    ready: &'a [ReadyJob<'a>],
+    way: TransferWay,
+    access: IoAccess,
+    length: &'a PassLength,
+}
+
+/// Has the workers of all jobs do it.
+fn work_all(order: &PassOrder<'_>, maps: &[GatherSource], watch: PassObserver<'_>) -> Result<WorkersDone> {
+    let PassOrder { work, session, ready, way, access, length } = *order;
+    let places = ready
+        .iter()
+        .enumerate()
+        .flat_map(|(job, one)| (0..threads(way, one)).map(move |worker| (job, worker)));
+    if let BenchTask::Gather(offsets) = work.task {
+        let worker = |place: (usize, usize)| gather::GatherWorker {
+            work,
+            ready: &ready[place.0],
+            pieces: &maps[place.0],
+            offsets,
+            length,
+            place,
+        };
+        return workers::run(&places.map(worker).collect::<Vec<_>>(), watch);
+    }
+    let gate = work.rate.map(|rate| Arc::new(RateGate::new(rate)));
+    let gate = gate.as_ref();
+    let worker = |(job, worker)| TransferWorker {
+        gate,
+        work,
+        session,
+        ready: &ready[job],
+        way,
+        access,
+        job,
+        worker,
+        length,
+    };
+    workers::run(&places.map(worker).collect::<Vec<_>>(), watch)
+}
+
+/// Limits and task of a pass, as its workload has them.
+fn note_order(pass: &mut Pass, work: &Workload, length: &PassLength) {
     pass.rate_limit = work.rate.map(RateLimitReport::from);
     if let PassLength::For(time) = length {
         pass.ramp_s = Some(time.ramp.as_secs_f64()).filter(|ramp| *ramp > 0.0);
@@ -101,11 +126,6 @@ pub(crate) fn run(
         pass.task = "gather";
         pass.offsets_in = Some(if offsets == OffsetsIn::Gpu { "gpu" } else { "host" });
     }
-    if way.raw() {
-        pass.engines = vec![raw_engine(work, &all, way, direct, state)];
-    }
-    pass.files = files(ready, before, residencies(ready), !work.writes());
-    Ok((pass, counts))
 }
 
 /// The jobs with what raw calls need, and whether those go by O_DIRECT.
