@@ -15,7 +15,7 @@ use crate::wire::call::{Ask, Body, Method};
 const LONGEST_HASHED: usize = 64 << 10;
 
 /// How long a signed URL lives at most.
-const LONGEST_URL: Duration = Duration::from_secs(7 * 24 * 3600);
+const LONGEST_URL: Duration = Duration::from_hours(7 * 24);
 
 impl Method {
     /// Its word.

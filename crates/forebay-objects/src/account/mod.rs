@@ -5,16 +5,22 @@ mod ini;
 mod keys;
 mod place;
 mod profile;
+mod providers;
 mod proxies;
+mod renewal;
 mod settings;
 mod sigv4;
 mod target;
+#[cfg(test)]
+mod testing;
 mod variables;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use forebay_error::Result;
+use forebay_error::{Error, Result};
+use forebay_remote::process::OfProcess;
 
 use crate::lock;
 use crate::wire::call::{Ask, Body, Heads};
@@ -23,13 +29,15 @@ use head::Signing;
 use keys::Keys;
 use place::Place;
 use profile::{ProfileFiles, Profiles};
-pub(crate) use settings::{ChecksumMode, Settings, Style};
+use providers::{Source, World};
+use renewal::KeyRing;
+use settings::{Lookup, Settings};
 use variables::Variables;
 
 /// Accounts of the process that are kept, for the environments that it had last.
 const KEPT: usize = 8;
 
-static ACCOUNTS: Mutex<Vec<Arc<Account>>> = Mutex::new(Vec::new());
+static ACCOUNTS: OfProcess<Mutex<Vec<Arc<Account>>>> = OfProcess::new();
 
 /// Who asks, and where: settings and keys of a profile.
 #[derive(Debug)]
@@ -37,7 +45,20 @@ pub(crate) struct Account {
     variables: Variables,
     files: ProfileFiles,
     settings: Settings,
-    keys: Option<Arc<Keys>>,
+    signer: Signer,
+    /// Regions of buckets that are elsewhere than the settings say.
+    regions: Mutex<HashMap<String, String>>,
+}
+
+/// Who signs.
+#[derive(Debug)]
+enum Signer {
+    /// Nobody.
+    Anonymous,
+    /// Keys of a provider, and its name.
+    Keys(KeyRing, String),
+    /// The settings name no keys.
+    None(Error),
 }
 
 impl Account {
@@ -45,7 +66,7 @@ impl Account {
     pub(crate) fn of_environment() -> Result<Arc<Self>> {
         let variables = Variables::of_process();
         let files = ProfileFiles::of(&variables);
-        let mut all = lock(&ACCOUNTS);
+        let mut all = lock(ACCOUNTS.get());
         if let Some(known) = all.iter().find(|one| one.variables == variables && one.files == files) {
             return Ok(known.clone());
         }
@@ -60,11 +81,12 @@ impl Account {
     fn new(variables: Variables, files: ProfileFiles) -> Result<Self> {
         let profiles = Profiles::read(&files)?;
         let settings = Settings::read(&variables, &profiles)?;
-        let text = |name| variables.get(name).map(ToOwned::to_owned);
-        let keys = text("AWS_ACCESS_KEY_ID").zip(text("AWS_SECRET_ACCESS_KEY"));
-        let keys = keys.filter(|_| !settings.is_anonymous);
-        let keys = keys.map(|(id, secret)| Arc::new(Keys::new(id, secret, text("AWS_SESSION_TOKEN"), None)));
-        Ok(Self { variables, files, settings, keys })
+        let signer = if settings.is_anonymous {
+            Signer::Anonymous
+        } else {
+            Signer::choose(&variables, &profiles, &settings)?
+        };
+        Ok(Self { variables, files, settings, signer, regions: Mutex::default() })
     }
 
     /// Its settings: region, endpoint, checksums.
@@ -79,34 +101,87 @@ impl Account {
 
     /// A URL by which anyone may send the request, without keys, for at most 7 days.
     pub(crate) fn presign(&self, ask: &Ask, expires: Duration) -> Result<String> {
-        self.signing(|signing| signing.url(&self.place(&ask.bucket)?, ask, expires))
+        self.signing(&ask.bucket, |signing, place| signing.url(place, ask, expires))
     }
 
-    /// Who gave the keys, for receipts: "profile dev (SSO)". `None`: not asked yet.
+    /// Who gives the keys, for receipts: "profile dev (SSO)", "anonymous". `None`: the settings name nobody.
     pub(crate) fn provider(&self) -> Option<String> {
-        self.keys.as_ref().map(|_| "environment".to_owned())
+        match &self.signer {
+            Signer::Keys(_, name) => Some(name.clone()),
+            Signer::Anonymous => Some("anonymous".to_owned()),
+            Signer::None(_) => None,
+        }
+    }
+
+    /// When the keys are over, where they are; waits for them.
+    pub(crate) fn expires(&self) -> Result<Option<SystemTime>> {
+        Ok(self.keys()?.and_then(|keys| keys.expires))
+    }
+
+    /// A server refused the keys as over: later requests wait for new ones, where their provider has others.
+    pub(crate) fn distrust_keys(&self) {
+        if let Signer::Keys(ring, _) = &self.signer {
+            ring.distrust();
+        }
+    }
+
+    /// A server said which region a bucket is in. Later sites and signatures of the bucket are of that one.
+    pub(crate) fn learn_region(&self, bucket: &str, region: &str) -> Result<()> {
+        let region = settings::checked_region(region)?;
+        lock(&self.regions).insert(bucket.to_owned(), region);
+        Ok(())
+    }
+
+    /// The region of a bucket, as far as it is known.
+    pub(crate) fn region(&self, bucket: &str) -> String {
+        lock(&self.regions).get(bucket).unwrap_or(&self.settings.region).clone()
     }
 
     fn place(&self, bucket: &str) -> Result<Place> {
-        Place::of(&self.settings, bucket, &self.settings.region)
+        Place::of(&self.settings, bucket, &self.region(bucket))
     }
 
-    fn signing<T>(&self, sign: impl FnOnce(&Signing<'_>) -> Result<T>) -> Result<T> {
-        sign(&Signing {
-            keys: self.keys.as_deref(),
-            region: &self.settings.region,
-            requester_pays: self.settings.requester_pays,
-            now: SystemTime::now(),
-        })
+    fn keys(&self) -> Result<Option<Arc<Keys>>> {
+        match &self.signer {
+            Signer::Anonymous => Ok(None),
+            Signer::Keys(ring, _) => ring.get().map(Some),
+            Signer::None(error) => Err(error.clone()),
+        }
+    }
+
+    fn signing<T>(&self, bucket: &str, sign: impl FnOnce(&Signing<'_>, &Place) -> Result<T>) -> Result<T> {
+        let (keys, region) = (self.keys()?, self.region(bucket));
+        let place = Place::of(&self.settings, bucket, &region)?;
+        let requester_pays = self.settings.requester_pays;
+        sign(
+            &Signing { keys: keys.as_deref(), region: &region, requester_pays, now: SystemTime::now() },
+            &place,
+        )
+    }
+}
+
+impl Signer {
+    fn choose(variables: &Variables, profiles: &Profiles, settings: &Settings) -> Result<Self> {
+        let lookup = Lookup { variables, profiles, profile: &settings.profile };
+        let source = match Source::choose(&lookup, settings.is_named) {
+            Ok(source) => source,
+            Err(error) => return Ok(Self::None(error)),
+        };
+        let world = World::new(&lookup, settings)?;
+        let (name, known) = (source.to_string(), source.fixed());
+        Ok(Self::Keys(KeyRing::new(known, move || source.ask(&world)), name))
     }
 }
 
 impl Heads for Account {
     fn are_keys_at_hand(&self) -> bool {
-        true
+        match &self.signer {
+            Signer::Keys(ring, _) => ring.are_at_hand(),
+            Signer::Anonymous | Signer::None(_) => true,
+        }
     }
 
     fn head(&self, ask: &Ask, body: &Body) -> Result<Vec<u8>> {
-        self.signing(|signing| signing.head(&self.place(&ask.bucket)?, ask, body))
+        self.signing(&ask.bucket, |signing, place| signing.head(place, ask, body))
     }
 }

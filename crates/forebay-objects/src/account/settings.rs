@@ -139,9 +139,10 @@ impl Settings {
 fn no_profile(profile: &str, profiles: &Profiles) -> Error {
     let error = Error::new(ErrorKind::NotFound, "cannot find the profile that AWS_PROFILE names");
     let names = profiles.names();
-    let hint = match names.is_empty() {
-        true => "unset AWS_PROFILE: there are no profiles; AWS_CONFIG_FILE names another file".to_owned(),
-        false => format!("AWS_PROFILE: {}", names.join(", ")),
+    let hint = if names.is_empty() {
+        "unset AWS_PROFILE: there are no profiles; AWS_CONFIG_FILE names another file".to_owned()
+    } else {
+        format!("AWS_PROFILE: {}", names.join(", "))
     };
     error.with("profile", profile).hint(hint)
 }

@@ -54,6 +54,11 @@ impl Target {
         Self { tls: true, host, port: 443, base: String::new() }
     }
 
+    /// A service that AWS has once for all regions.
+    pub(super) fn of_aws_anywhere(service: &str) -> Self {
+        Self { tls: true, host: format!("{service}.amazonaws.com"), port: 443, base: String::new() }
+    }
+
     /// What `host` says of it: the port where it is not the scheme's own.
     pub(super) fn authority(&self) -> String {
         let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };

@@ -97,6 +97,13 @@ pub(super) fn bad(name: &'static str, value: &str, words: &str) -> Error {
 #[cfg(test)]
 impl<const N: usize> From<[(&str, &str); N]> for Variables {
     fn from(pairs: [(&str, &str); N]) -> Self {
+        Self::from(&pairs[..])
+    }
+}
+
+#[cfg(test)]
+impl From<&[(&str, &str)]> for Variables {
+    fn from(pairs: &[(&str, &str)]) -> Self {
         Self(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
     }
 }
