@@ -31,6 +31,7 @@ use place::Place;
 use profile::{ProfileFiles, Profiles};
 use providers::{Source, World};
 use renewal::KeyRing;
+pub(crate) use settings::ChecksumMode;
 use settings::{Lookup, Settings};
 use variables::Variables;
 
