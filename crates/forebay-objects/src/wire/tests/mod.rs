@@ -1,4 +1,6 @@
 //! Calls to a server of the test, which does what its script says.
 
+mod lost;
 mod plain;
 mod server;
+mod uploads;

@@ -84,7 +84,7 @@ impl Heads for PlainHeads {
 
 /// A network with short limits.
 pub(super) fn network(site: Site) -> Arc<Network> {
-    let mut limits = Limits { silence: Duration::from_secs(5), ..Limits::default() };
+    let mut limits = Limits { silence: Duration::from_secs(2), ..Limits::default() };
     limits.thread = Duration::from_millis(300);
     Network::with_limits(Arc::new(PlainHeads), site, limits)
 }
