@@ -20,7 +20,7 @@ pub(super) struct Line {
 
 impl Line {
     /// Whether the next call may be sent on it.
-    pub(super) fn is_usable(&self, now: Instant) -> bool {
-        now < self.until && self.stream.socket().is_quiet()
+    pub(super) fn is_usable(&mut self, now: Instant) -> bool {
+        now < self.until && self.stream.is_quiet()
     }
 }

@@ -5,15 +5,17 @@
 //! | `call` | a request, and where its reply goes |
 //! | `site` | where requests are sent to |
 //! | `head`, `framing` | from bytes to the head of a reply, and to the end of its body |
-//! | `socket`, `stream`, `input`, `outgoing` | bytes of a connection |
+//! | `socket`, `tls`, `stream`, `input`, `outgoing` | bytes of a connection |
+//! | `certificates` | which certificates of servers are trusted, and why one is not |
 //! | `exchange` | a call on its connection |
-//! | `opening`, `line` | connections that are being made, and those that are ready |
+//! | `opening`, `tunnel`, `line` | connections that are being made, also through proxies, and those that are ready |
 //! | `addresses` | addresses of the site's name, and connections to each |
 //! | `job`, `pool` | calls that wait, and connections without a call: what threads share |
 //! | `mail`, `poller`, `worker` | a thread, and what wakes it |
 
 mod addresses;
 pub(crate) mod call;
+mod certificates;
 mod exchange;
 mod framing;
 mod head;
@@ -30,10 +32,14 @@ mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod tls;
+mod tunnel;
 mod worker;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_remote::process::ProcessId;
 use forebay_remote::stop::{is_stopped, stopped};
@@ -42,6 +48,19 @@ use call::{Ask, Body, Heads, Resume, Sink};
 use job::Job;
 use pool::{Limits, Pool};
 use site::Site;
+
+/// How calls reach a site, for receipts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NetworkFacts {
+    /// "TCP", "TLS 1.3"; empty where there was no connection.
+    pub(crate) transport: &'static str,
+    /// Connections by address.
+    pub(crate) in_use: Vec<(SocketAddr, usize)>,
+    /// Addresses that took no connection, and why.
+    pub(crate) left_out: Vec<(SocketAddr, String)>,
+    /// How often the server was silent for 10 s or longer, and how long in all.
+    pub(crate) silences: (u64, Duration),
+}
 
 /// The connections to a site. Threads serve them; these end when there was no call for some seconds.
 #[derive(Debug)]
@@ -81,6 +100,11 @@ impl Network {
     /// Allows so many connections at a time; calls beyond them wait. 16 at first.
     pub(crate) fn allow(&self, connections: usize) {
         self.pool.allow(connections);
+    }
+
+    /// How calls reach the site now.
+    pub(crate) fn facts(&self) -> NetworkFacts {
+        self.pool.facts()
     }
 
     /// Bytes of bodies that were copied behind the kernel's copy, or the decryption: those that came with a head.

@@ -44,6 +44,7 @@ impl Outgoing {
 
     /// Sends what there is room for.
     pub(super) fn send(&mut self, stream: &mut Stream) -> Result<()> {
+        stream.flush()?;
         let most = self.sent + TURN;
         while !self.is_over && self.sent < most {
             // SAFETY: its maker keeps the memory valid and untouched until the call ends.

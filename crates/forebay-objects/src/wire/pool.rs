@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, Result};
@@ -11,8 +11,10 @@ use forebay_remote::endpoint::resolve;
 use forebay_remote::silence::SilenceClock;
 use forebay_sys::threads;
 
+use super::NetworkFacts;
 use super::addresses::AddressBook;
 use super::call::Heads;
+use super::certificates::TlsClient;
 use super::job::Job;
 use super::line::Line;
 use super::mail::Mailbox;
@@ -53,6 +55,7 @@ pub(super) struct Pool {
     pub(super) limits: Limits,
     /// Bytes of bodies that were copied.
     pub(super) copied: AtomicU64,
+    tls: OnceLock<Result<Arc<TlsClient>>>,
     state: Mutex<PoolState>,
 }
 
@@ -68,6 +71,8 @@ struct PoolState {
     open: usize,
     most: usize,
     addresses: AddressBook,
+    /// That of the last connection.
+    transport: &'static str,
     threads: Vec<Arc<ThreadPlace>>,
     /// A thread is being started.
     starts: bool,
@@ -100,12 +105,21 @@ impl Pool {
             open: 0,
             most: CONNECTIONS,
             addresses: AddressBook::default(),
+            transport: "",
             threads: Vec::new(),
             starts: false,
             is_over: false,
         };
         let (clock, copied) = (SilenceClock::new(site.host.clone()), AtomicU64::new(0));
-        Arc::new(Self { heads, site, clock, limits, copied, state: Mutex::new(state) })
+        Arc::new(Self { heads, site, clock, limits, copied, tls: OnceLock::new(), state: Mutex::new(state) })
+    }
+
+    /// What makes connections by TLS, where the site has it. The first call reads certificates.
+    pub(super) fn tls(&self) -> Result<Option<Arc<TlsClient>>> {
+        if !self.site.tls {
+            return Ok(None);
+        }
+        self.tls.get_or_init(|| TlsClient::new(&self.site).map(Arc::new)).clone().map(Some)
     }
 
     /// Allows so many connections at a time.
@@ -176,7 +190,7 @@ impl Pool {
         if state.gives_away(place) {
             return None;
         }
-        while let Some(line) = state.kept.pop() {
+        while let Some(mut line) = state.kept.pop() {
             let is_wanted = state.queue.front().is_some_and(|job| job.resent == 0);
             if is_wanted && line.is_usable(now) {
                 return state.queue.pop_front().map(|job| NextCall::On(job, line));
@@ -222,14 +236,24 @@ impl Pool {
         }
     }
 
-    /// An address took a connection, or none. How many addresses there are.
-    pub(super) fn tried(&self, at: SocketAddr, refusal: Option<&Error>) -> usize {
+    /// An address took no connection. How many addresses there are.
+    pub(super) fn refused(&self, at: SocketAddr, why: &Error) -> usize {
         let mut state = lock(&self.state);
-        match refusal {
-            Some(why) => state.addresses.refused(at, why, Instant::now()),
-            None => state.addresses.connected(at),
-        }
+        state.addresses.refused(at, why, Instant::now());
         state.addresses.len()
+    }
+
+    /// An address took a connection, by this transport.
+    pub(super) fn connected(&self, at: SocketAddr, transport: &'static str) {
+        let mut state = lock(&self.state);
+        state.addresses.connected(at);
+        state.transport = transport;
+    }
+
+    pub(super) fn facts(&self) -> NetworkFacts {
+        let (state, now) = (lock(&self.state), Instant::now());
+        let (in_use, left_out) = (state.addresses.in_use(), state.addresses.left_out(now));
+        NetworkFacts { transport: state.transport, in_use, left_out, silences: self.clock.silences() }
     }
 
     /// Looks the name up beside the threads; what is an address needs none.

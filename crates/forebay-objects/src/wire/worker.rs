@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_remote::endpoint::ServerUnreachable;
 use forebay_remote::stop::{SLICE, is_stopped, stopped};
 use forebay_sys::threads;
 
@@ -64,10 +63,10 @@ impl Work {
         Self { state, registered: None, since: Instant::now(), is_paused: false }
     }
 
-    fn socket(&self) -> &Socket {
+    fn socket(&self) -> Option<&Socket> {
         match &self.state {
             WorkState::Opening(opening, _) => opening.socket(),
-            WorkState::Call(_, line) => line.stream.socket(),
+            WorkState::Call(_, line) => Some(line.stream.socket()),
         }
     }
 
@@ -165,7 +164,8 @@ impl Worker {
 
     /// Makes a connection for a call.
     fn open(&mut self, job: Job, at: SocketAddr) {
-        match Opening::begin(at, self.pool.limits.connect) {
+        let begun = self.pool.tls().and_then(|tls| Opening::begin(at, self.pool.limits.connect, tls));
+        match begun {
             Ok(opening) => {
                 self.pool.clock.asked(Instant::now());
                 let token = self.insert(Work::new(WorkState::Opening(opening, job)));
@@ -219,8 +219,8 @@ impl Worker {
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(token as u32 as usize);
         self.place.lines.fetch_sub(1, Ordering::Relaxed);
-        if work.registered.is_some() {
-            self.poller.remove(work.socket());
+        if let Some(socket) = work.socket().filter(|_| work.registered.is_some()) {
+            self.poller.remove(socket);
         }
         Some(work.state)
     }
@@ -230,7 +230,7 @@ impl Worker {
         let (index, poller) = (token as u32 as usize, &self.poller);
         let Some(work) = self.slots.get_mut(index).and_then(|slot| slot.work.as_mut()) else { return };
         let interest = work.interest();
-        let socket = work.socket();
+        let Some(socket) = work.socket() else { return };
         let done = match work.registered {
             Some(before) if before == interest => return,
             Some(_) => poller.change(socket, token, interest),
@@ -247,8 +247,10 @@ impl Worker {
         let (index, poller) = (token as u32 as usize, &self.poller);
         let Some(work) = self.slots.get_mut(index).and_then(|slot| slot.work.as_mut()) else { return };
         work.is_paused = true;
-        if work.registered.take().is_some() {
-            poller.remove(work.socket());
+        if work.registered.take().is_some()
+            && let Some(socket) = work.socket()
+        {
+            poller.remove(socket);
         }
     }
 
@@ -262,7 +264,7 @@ impl Worker {
         }
         match &mut work.state {
             WorkState::Opening(opening, _) => {
-                let turn = opening.turn();
+                let turn = opening.turn(&pool.site);
                 self.opened(token, turn);
             }
             WorkState::Call(exchange, line) => {
@@ -287,26 +289,26 @@ impl Worker {
         }
         let Some(WorkState::Opening(opening, job)) = self.remove(token) else { return };
         let at = opening.at();
-        if let Err(error) = turn {
-            return self.not_opened(job, at, error);
-        }
-        self.pool.tried(at, None);
-        let line = Line {
-            stream: opening.into_stream(),
-            input: <_>::default(),
-            at,
-            is_kept: false,
-            until: Instant::now(),
+        let stream = match turn.map(|_| opening.into_stream()) {
+            Ok(Some(stream)) => stream,
+            Ok(None) => return self.not_opened(job, at, lost()),
+            Err(error) => return self.not_opened(job, at, error),
         };
+        self.pool.connected(at, stream.transport());
+        let line = Line { stream, input: <_>::default(), at, is_kept: false, until: Instant::now() };
         self.call(job, line);
     }
 
     /// There is no connection to an address: others are tried.
     fn not_opened(&mut self, mut job: Job, at: SocketAddr, error: Error) {
-        let addresses = self.pool.tried(at, Some(&error));
         self.pool.closed(at);
+        // A certificate, or a proxy's refusal, is the same at another address.
+        if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::InvalidInput | ErrorKind::Corrupt)
+        {
+            return job.end(Err(error));
+        }
         job.refused += 1;
-        if job.refused < addresses {
+        if job.refused < self.pool.refused(at, &error) {
             return self.pool.push_again(job);
         }
         job.end(Err(error.with("server", &self.pool.site.host)));
@@ -357,7 +359,7 @@ impl Worker {
                 self.close(line);
                 exchange.job.end(Err(error));
             }
-            Some(WorkState::Opening(opening, job)) if error.is_caused_by::<ServerUnreachable>() => {
+            Some(WorkState::Opening(opening, job)) if error.kind() == ErrorKind::Timeout => {
                 self.not_opened(job, opening.at(), error);
             }
             Some(WorkState::Opening(opening, job)) => {

@@ -3,4 +3,5 @@
 mod lost;
 mod plain;
 mod server;
+mod tls;
 mod uploads;
