@@ -88,7 +88,8 @@ impl Profiles {
 }
 
 fn read(path: Option<&Path>) -> Result<Ini> {
-    let Some(path) = path else { return Ok(Ini::default()) };
+    // `/dev/null` is how programs are run without a file.
+    let Some(path) = path.filter(|path| *path != Path::new("/dev/null")) else { return Ok(Ini::default()) };
     let text = match read_plain(path, LARGEST) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Ini::default()),
@@ -155,5 +156,7 @@ mod tests {
         let files = ProfileFiles::of(&Variables::from([("HOME", "/nowhere/at/all")]));
         assert!(Profiles::read(&files).unwrap().names().is_empty());
         assert!(Profiles::read(&ProfileFiles::of(&Variables::default())).unwrap().names().is_empty());
+        let none = ProfileFiles::of(&Variables::from([("AWS_CONFIG_FILE", "/dev/null")]));
+        assert!(Profiles::read(&none).unwrap().names().is_empty());
     }
 }
