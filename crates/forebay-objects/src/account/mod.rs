@@ -12,6 +12,8 @@ mod proxies;
 mod renewal;
 mod settings;
 #[cfg(test)]
+mod signatures;
+#[cfg(test)]
 mod signed_requests;
 mod sigv4;
 mod target;
