@@ -122,6 +122,11 @@ impl ProgressLine {
         Self { bar }
     }
 
+    /// One that shows nothing.
+    pub(crate) fn hidden() -> Self {
+        Self { bar: None }
+    }
+
     /// Names the current step.
     pub(crate) fn say(&self, what: &str) {
         if let Some(bar) = &self.bar

@@ -8,9 +8,11 @@ mod work;
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use clap::Args;
 use forebay_engine::{File, Session};
@@ -19,7 +21,7 @@ use forebay_gpu::DeviceName;
 use forebay_models::Pending;
 use forebay_source::{hint_for_missing, opener_of};
 
-use crate::console::{Console, Failure};
+use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::Guard;
 use crate::silence;
 use work::Work;
@@ -28,18 +30,28 @@ use work::Work;
 /// stay holes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Copy {
-    /// File to copy: a path, or nfs://SERVER/EXPORT/PATH
+    /// File to copy: a path, nfs://SERVER/EXPORT/PATH or s3://BUCKET/KEY
     #[arg(value_name = "SRC", value_parser = crate::names::source())]
-    source: PathBuf,
-    /// Name of the copy, or a directory for it; or nfs://SERVER/EXPORT/PATH
+    pub(crate) source: PathBuf,
+    /// Name of the copy, or a directory for it: a path, nfs://SERVER/EXPORT/PATH or s3://BUCKET/KEY
     #[arg(value_name = "DST", value_parser = crate::names::new_file())]
-    destination: PathBuf,
+    pub(crate) destination: PathBuf,
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
     device: DeviceName,
     /// Read both files again and compare them before the copy gets its name
     #[arg(long)]
     verify: bool,
+}
+
+impl Copy {
+    /// The name that the copy has in a folder.
+    pub(crate) fn file_name(&self) -> Option<OsString> {
+        match opener_of(&self.source) {
+            Some(opener) => opener.file_name(&self.source),
+            None => self.source.file_name().map(OsString::from),
+        }
+    }
 }
 
 /// Runs the command.
@@ -120,7 +132,12 @@ fn copy_guarded(
     })?;
     pending.sync().map_err(explain)?;
     let seconds = started.elapsed().as_secs_f64();
-    if args.verify {
+    // An object is read only when it is whole.
+    let (verifies, verifies_whole) = match pending.file().access() {
+        (true, _) => (args.verify, false),
+        _ => (false, args.verify),
+    };
+    if verifies {
         // The comparison should read from the disk where it can.
         let _ = pending.file().drop_cache();
         verify::compare(&source, pending.file(), work.len)?;
@@ -131,8 +148,12 @@ fn copy_guarded(
     let what = if device.info().is_host { "host memory".to_owned() } else { device.info().name.clone() };
     let verified = if args.verify { ", verified" } else { "" };
     let report = work.report(seconds, &what, verified);
+    let len = work.len;
     is_whole.set(true);
     let notes = pending.commit(true).map_err(explain)?;
+    if verifies_whole {
+        verify::compare(&source, &File::open(&destination)?, len)?;
+    }
     console.say(report);
     let facts = source.facts();
     let of_source = [facts.way, held_up.and_then(|held_up| held_up())].into_iter().flatten();
@@ -148,6 +169,33 @@ fn copy_guarded(
         console.say(format!("note: no GPU in use ({why})\n"));
     }
     Ok(0)
+}
+
+/// Copies one of many files through memory of the host. Returns its bytes.
+pub(crate) fn copy_one(
+    session: &Session,
+    source: &Path,
+    destination: &Path,
+    modified: Option<SystemTime>,
+) -> Result<u64, Failure> {
+    let device = session.devices().host.clone();
+    let source = File::open(source)?;
+    let pending = Pending::create(destination)?;
+    let len = source.len()?;
+    let mut work = Work::new(session, &device, &source, pending.file());
+    work.live = ProgressLine::hidden();
+    work.copy(len, len)?;
+    keep_time(&pending, modified)?;
+    pending.commit(false)?;
+    Ok(len)
+}
+
+/// Gives a file of this machine the time at which its source was written.
+pub(crate) fn keep_time(pending: &Pending, modified: Option<SystemTime>) -> Result<()> {
+    let (Some(fd), Some(modified)) = (pending.file().raw_fd(), modified) else { return Ok(()) };
+    // SAFETY: the file is open for as long as `pending` is there.
+    let file = ManuallyDrop::new(unsafe { fs::File::from_raw_fd(fd) });
+    file.set_modified(modified).map_err(|error| Error::from_io(&error, "cannot set the time of the file"))
 }
 
 /// Fails if the destination is a directory, or the source itself.
@@ -167,14 +215,12 @@ fn check_destination(destination: &Path, source: Option<&fs::Metadata>) -> Resul
 }
 
 fn destination(args: &Copy) -> Result<PathBuf> {
-    if !args.destination.is_dir() {
+    let is_url_of_folder = opener_of(&args.destination).is_some()
+        && args.destination.as_os_str().as_encoded_bytes().ends_with(b"/");
+    if !is_url_of_folder && !args.destination.is_dir() {
         return Ok(args.destination.clone());
     }
-    let name = match opener_of(&args.source) {
-        Some(opener) => opener.file_name(&args.source),
-        None => args.source.file_name().map(OsString::from),
-    };
-    match name {
+    match args.file_name() {
         Some(name) => Ok(args.destination.join(name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "the source has no name").hint("name the copy")),
     }

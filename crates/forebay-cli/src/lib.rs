@@ -39,6 +39,7 @@ mod pages;
 mod replay;
 mod report;
 mod run;
+mod s3;
 mod silence;
 mod ssh;
 mod stats;
@@ -87,6 +88,7 @@ enum Command {
     Trace(trace::Trace),
     Replay(replay::Replay),
     Nfs(nfs::NfsArgs),
+    S3(Box<s3::S3Args>),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
     Top(top::Top),
@@ -106,7 +108,8 @@ impl Command {
             | Self::Demo(_)
             | Self::Report(_)
             | Self::Replay(_)
-            | Self::Nfs(_) => forebay_config::Config::from_env().map(drop),
+            | Self::Nfs(_)
+            | Self::S3(_) => forebay_config::Config::from_env().map(drop),
             _ => Ok(()),
         }
     }
@@ -238,6 +241,7 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
         Command::Trace(args) => trace::run(args, &console),
         Command::Replay(args) => replay::run(args, &console),
         Command::Nfs(args) => nfs::run(args, &console),
+        Command::S3(args) => s3::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::Top(args) => top::run(args, &console),
         Command::Pages(args) => pages::run(args, &console),

@@ -32,10 +32,14 @@ impl Endpoint {
         if let Some(found) = found {
             return Ok(found.clone());
         }
-        let network = Network::new(account.clone(), site.clone());
-        let new = Arc::new(Self { account, site, network, refuses_checksums: AtomicBool::new(false) });
+        let new = Self::new(account, site);
         all.push(new.clone());
         Ok(new)
+    }
+
+    pub(crate) fn new(account: Arc<Account>, site: Site) -> Arc<Self> {
+        let network = Network::new(account.clone(), site.clone());
+        Arc::new(Self { account, site, network, refuses_checksums: AtomicBool::new(false) })
     }
 
     /// Whether objects are sent with checksums.

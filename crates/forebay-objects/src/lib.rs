@@ -14,8 +14,6 @@ mod account;
 mod calls;
 mod endpoint;
 mod fetch;
-#[cfg(feature = "fuzz")]
-pub mod fuzz;
 mod url;
 mod wire;
 

@@ -48,12 +48,6 @@ impl Profiles {
         Ok(Self { config: read(files.config.as_deref())?, credentials: read(files.credentials.as_deref())? })
     }
 
-    /// Those of a config file with this text.
-    #[cfg(feature = "fuzz")]
-    pub(super) fn of_text(text: &str) -> Option<Self> {
-        Some(Self { config: Ini::parse(text).ok()?, credentials: Ini::default() })
-    }
-
     /// A value of a profile that is not empty. The file of credentials has the last word.
     pub(super) fn get(&self, profile: &str, key: &str) -> Option<&str> {
         let sections = [self.credentials.section(profile), self.in_config(profile)];
@@ -88,8 +82,11 @@ impl Profiles {
 }
 
 fn read(path: Option<&Path>) -> Result<Ini> {
-    // `/dev/null` is how programs are run without a file.
-    let Some(path) = path.filter(|path| *path != Path::new("/dev/null")) else { return Ok(Ini::default()) };
+    let Some(path) = path else { return Ok(Ini::default()) };
+    // How variables say that there is no file.
+    if path == Path::new("/dev/null") {
+        return Ok(Ini::default());
+    }
     let text = match read_plain(path, LARGEST) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Ini::default()),
@@ -109,6 +106,12 @@ fn read(path: Option<&Path>) -> Result<Ini> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dev_null_is_no_file() {
+        assert!(read(Some(Path::new("/dev/null"))).is_ok());
+        assert!(read(Some(Path::new("/dev/zero"))).is_err());
+    }
 
     fn files(config: &str, credentials: &str) -> (tempfile::TempDir, ProfileFiles) {
         let folder = tempfile::tempdir().unwrap();
@@ -156,7 +159,5 @@ mod tests {
         let files = ProfileFiles::of(&Variables::from([("HOME", "/nowhere/at/all")]));
         assert!(Profiles::read(&files).unwrap().names().is_empty());
         assert!(Profiles::read(&ProfileFiles::of(&Variables::default())).unwrap().names().is_empty());
-        let none = ProfileFiles::of(&Variables::from([("AWS_CONFIG_FILE", "/dev/null")]));
-        assert!(Profiles::read(&none).unwrap().names().is_empty());
     }
 }

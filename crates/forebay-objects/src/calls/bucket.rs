@@ -1,4 +1,4 @@
-//! A bucket, and what is asked of its objects.
+//! A bucket, and the calls for its objects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::exchange::{Reply, exchange};
 use super::refusal::Refusal;
 use super::xml::{self, Node};
-use super::{list, time};
+use super::{checksum, list, time};
 use crate::ObjectUrl;
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
@@ -110,6 +110,24 @@ impl Bucket {
         ObjectHead::of(&reply.head)
     }
 
+    /// The bytes of an object of at most 8 MiB; of the one with this ETag, where it is given.
+    pub fn get(&self, key: &str, etag: Option<&str>) -> Result<Vec<u8>> {
+        let mut ask = self.ask(Method::Get, key);
+        ask.headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.to_owned())));
+        ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
+        let Reply { head, body } = self.call(&ask, &Body::None)?;
+        let told = head.header("x-amz-checksum-crc64nvme");
+        let is_full = head.header("x-amz-checksum-type").is_none_or(|kind| kind == "FULL_OBJECT");
+        if let Some(told) = told.filter(|_| is_full)
+            && told != checksum::text(checksum::crc64(&body))
+        {
+            return Err(Error::new(ErrorKind::Corrupt, "the object has another checksum than its bytes")
+                .with("url", self.url(key))
+                .hint("read it again; if it stays so, its store has lost bytes"));
+        }
+        Ok(body)
+    }
+
     /// Whether the bucket is there and may be looked at; the region that the server says it is in.
     pub fn region(&self) -> Result<Option<String>> {
         match self.call(&self.ask(Method::Head, ""), &Body::None) {
@@ -125,8 +143,8 @@ impl Bucket {
     }
 
     /// Writes a whole object by one call.
-    pub fn put(&self, key: &str, bytes: &Arc<[u8]>) -> Result<()> {
-        self.put_checked(key, &Body::Bytes(bytes.clone()), bytes)
+    pub fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        self.put_checked(key, bytes)
     }
 
     /// Writes an object by one call with these headers.
@@ -164,8 +182,8 @@ impl Bucket {
         let mut ask = self.ask(Method::Post, "");
         ask.query.push(("delete".to_owned(), String::new()));
         // S3 asks for a checksum of this document, of any algorithm.
-        let checksum = super::checksum::crc64(document.as_bytes());
-        ask.headers.push(("x-amz-checksum-crc64nvme".to_owned(), super::checksum::text(checksum)));
+        let checksum = checksum::crc64(document.as_bytes());
+        ask.headers.push(("x-amz-checksum-crc64nvme".to_owned(), checksum::text(checksum)));
         match self.call(&ask, &Body::Bytes(document.into_bytes().into())) {
             Ok(reply) => self.undeleted(&reply.body),
             // Old servers ask for Content-MD5.

@@ -7,7 +7,7 @@ pub(crate) fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(Crc64Nvme, bytes)
 }
 
-/// The checksum of two neighbours, of which the second has so many bytes.
+/// The checksum of two neighbours; the length is that of the second.
 pub(super) fn joined(first: u64, second: u64, second_len: u64) -> u64 {
     crc_fast::checksum_combine(Crc64Nvme, first, second, second_len)
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | what it has |
 //! |---|---|
-//! | `bucket` | a bucket, and what is asked of its objects: heads, puts, removals, copies |
+//! | `bucket` | a bucket, and the calls for its objects: heads, puts, removals |
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
 //! | `upload` | new objects that are written at any offset |
@@ -14,11 +14,11 @@
 mod bucket;
 mod checksum;
 mod exchange;
-#[cfg(feature = "fuzz")]
-pub(crate) mod fuzz;
 mod list;
 mod multipart;
 mod refusal;
+#[cfg(test)]
+mod tests;
 mod time;
 mod upload;
 mod xml;

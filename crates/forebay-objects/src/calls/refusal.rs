@@ -41,7 +41,7 @@ impl From<Error> for Refusal {
 
 /// What the body of an error says.
 #[derive(Default)]
-pub(super) struct Told {
+struct Told {
     code: String,
     message: String,
     region: Option<String>,
@@ -50,7 +50,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    pub(super) fn of(body: &[u8]) -> Self {
+    fn of(body: &[u8]) -> Self {
         let mut told = Self::default();
         // What is no XML has no code: a proxy's page.
         let _ = xml::read(body, |path, node| {
@@ -120,7 +120,7 @@ fn doing(ask: &Ask) -> &'static str {
     }
 }
 
-/// The URL of what was asked for; `None` for the list of buckets.
+/// The URL that the request is about; `None` for the list of buckets.
 fn name(ask: &Ask) -> Option<ObjectUrl> {
     let url = || ObjectUrl { bucket: ask.bucket.clone(), key: ask.key.clone(), version: None };
     (!ask.bucket.is_empty()).then(url)
@@ -186,7 +186,9 @@ impl Meaning {
             ("RequestTimeout", _) => passing("the server did not get the bytes in time", Hint::Nothing),
             ("SlowDown" | "ServiceUnavailable" | "TooManyRequests" | "RequestLimitExceeded", _)
             | (_, 429 | 503) => passing("the server has too much to do", Hint::Load),
-            (_, 500 | 502 | 504) => Self { kind: Io, ..passing("the server failed", Hint::Nothing) },
+            ("InternalError", _) | (_, 500 | 502 | 504) => {
+                Self { kind: Io, ..passing("the server failed", Hint::Nothing) }
+            }
             ("NotImplemented", _) | (_, 501) => new(Unsupported, "the server cannot do it", Hint::Nothing),
             ("InvalidRange", _) | (_, 416) => new(InvalidInput, "the range is beyond its end", Hint::Nothing),
             ("AccessDenied" | "AllAccessDisabled" | "AccountProblem", _) | (_, 401 | 403) => {
@@ -209,7 +211,8 @@ fn has_header(ask: &Ask, name: &str) -> bool {
 
 impl Hint {
     fn words(self, ask: &Ask, provider: Option<&str>, region: Option<&str>, told: &Told) -> Vec<String> {
-        let keys = provider.map_or_else(|| "no key was used".to_owned(), |of| format!("the key is of {of}"));
+        let keys =
+            provider.map_or_else(|| "no key was used".to_owned(), |of| format!("the key comes from {of}"));
         match self {
             Self::Nothing => Vec::new(),
             Self::Key => vec![format!("list what is there: forebay s3 ls {}", quoted(&parent(ask)))],

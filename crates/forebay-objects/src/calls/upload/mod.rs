@@ -89,9 +89,7 @@ impl ObjectUpload {
             _ => Arc::new(vec![0; len as usize].into()),
         };
         let bytes = crate::lock(&buffer);
-        let bytes = &bytes[..len as usize];
-        let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
-        self.shared.bucket.put_checked(&self.shared.key, &body, bytes)
+        self.shared.bucket.put_checked(&self.shared.key, &bytes[..len as usize])
     }
 
     fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
@@ -199,11 +197,12 @@ impl Bucket {
     }
 
     /// Writes an object by one call, and checks that the server has all of it.
-    pub(super) fn put_checked(&self, key: &str, body: &Body, bytes: &[u8]) -> Result<()> {
+    pub(super) fn put_checked(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
         let crc64 = checksum::crc64(bytes);
         let reply = self.with_checksums(|has| {
             let headers = has.then(|| ("x-amz-checksum-crc64nvme", checksum::text(crc64)));
-            self.put_body(key, body, headers.as_slice())
+            self.put_body(key, &body, headers.as_slice())
         });
         let reply = reply.map_err(Error::from)?;
         sender::etag_of(&reply, Some(crc64))?;
@@ -226,7 +225,7 @@ impl Bucket {
             .hint("remove the object, and report this to those who run the server"))
     }
 
-    /// Whether the object was made of so many parts, and is this long.
+    /// Whether the object has this length and this number of parts.
     fn has_parts(&self, key: &str, len: u64, parts: usize) -> bool {
         let is_of_parts = |etag: &str| etag.trim_matches('"').ends_with(&format!("-{parts}"));
         self.head(key, None)

@@ -6,7 +6,7 @@ use std::ops::Range;
 pub(super) const FIRST: u64 = 16 << 20;
 /// Parts of this size, for objects up to 31 GiB.
 const FIRST_COUNT: u64 = 2000;
-/// Of the sizes behind it, each twice the one before, so many have it. S3 takes 10 000 parts: 7.8 TiB, of 4 GiB each at the end.
+/// Parts of each further size, which is twice the one before. S3 takes 10 000 parts: 7.8 TiB, of 4 GiB each at the end.
 const NEXT_COUNT: u64 = 1000;
 /// Parts of an object at most.
 const MAX_PARTS: u32 = 10_000;
@@ -52,12 +52,12 @@ impl Covered {
         self.0.splice(begin..end, [start..stop]);
     }
 
-    /// Whether all of so many bytes are there.
+    /// Whether the first `len` bytes are there.
     pub(super) fn is_whole(&self, len: usize) -> bool {
         self.0.first().is_some_and(|first| first.start == 0 && first.end >= len)
     }
 
-    /// What is not there of so many bytes.
+    /// The gaps in the first `len` bytes.
     pub(super) fn holes(&self, len: usize) -> Vec<Range<usize>> {
         let starts = std::iter::once(0).chain(self.0.iter().map(|range| range.end));
         let ends = self.0.iter().map(|range| range.start).chain([len]);

@@ -187,7 +187,7 @@ impl Sender {
     }
 }
 
-/// The ETag of a part, where the reply fits what was sent.
+/// The ETag of a part, where the reply fits the bytes.
 pub(super) fn etag_of(reply: &Reply, crc64: Option<u64>) -> Result<String> {
     let told = reply.head.header("x-amz-checksum-crc64nvme");
     if let (Some(told), Some(sent)) = (told, crc64)

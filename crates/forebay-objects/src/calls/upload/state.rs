@@ -1,4 +1,4 @@
-//! What is known of an upload's parts.
+//! Parts of an upload: put together, ready or sent.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};

@@ -11,7 +11,7 @@ use super::joint::{Joint, Piece};
 use super::parts;
 use super::state::Shared;
 
-/// What was written is not read before the object is whole.
+/// Its bytes are not read before the object is whole.
 #[derive(Debug)]
 pub(super) struct Writes(pub(super) Arc<Shared>);
 

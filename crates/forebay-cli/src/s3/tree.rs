@@ -1,0 +1,241 @@
+//! Trees: folders of this machine, and prefixes of buckets, in one order.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_objects::{Bucket, List, Listed, ObjectUrl};
+
+/// A tree.
+#[derive(Clone, Debug)]
+pub(super) enum Tree {
+    Folder(PathBuf),
+    /// Keys that begin with this, which is empty or ends in a `/`.
+    Prefix(Bucket, String),
+}
+
+/// A file of a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    /// From the tree's root on, with `/`.
+    pub(super) name: String,
+    pub(super) len: u64,
+    /// Seconds since 1970.
+    pub(super) modified: Option<i64>,
+    pub(super) etag: Option<String>,
+}
+
+impl Tree {
+    /// That of an argument.
+    pub(super) fn of(path: &Path) -> Result<Self> {
+        if !ObjectUrl::is_one(path) {
+            return Ok(Self::Folder(path.to_owned()));
+        }
+        let url = ObjectUrl::parse(path)?;
+        Ok(Self::Prefix(Bucket::of(&url.bucket)?, url.prefix()))
+    }
+
+    /// Its files, by the order of the bytes of their names.
+    pub(super) fn items(&self) -> Box<dyn Iterator<Item = Result<Item>>> {
+        match self {
+            Self::Folder(folder) => Box::new(Walk::new(folder)),
+            Self::Prefix(bucket, prefix) => Box::new(Keys {
+                list: bucket.list(prefix, true),
+                url: bucket.url(prefix),
+                prefix: prefix.clone(),
+                last: String::new(),
+            }),
+        }
+    }
+
+    /// The name of one of its files, for people.
+    pub(super) fn place(&self, name: &str) -> Result<String> {
+        match self {
+            Self::Folder(_) => Ok(self.path(name)?.display().to_string()),
+            Self::Prefix(bucket, prefix) => Ok(bucket.url(&format!("{prefix}{name}"))),
+        }
+    }
+
+    /// Where a file of a folder is. A name that leads out of the folder is an error.
+    pub(super) fn path(&self, name: &str) -> Result<PathBuf> {
+        let is_bad = |part: &str| matches!(part, "" | "." | "..") || part.contains('\0');
+        match self {
+            Self::Folder(folder) if !name.split('/').any(is_bad) => Ok(folder.join(name)),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "the key is no name of a file")
+                .with("key", name)
+                .hint("leave it out with --exclude, or copy it alone under another name")),
+        }
+    }
+}
+
+/// Objects under a prefix.
+struct Keys {
+    list: List,
+    url: String,
+    prefix: String,
+    last: String,
+}
+
+impl Iterator for Keys {
+    type Item = Result<Item>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let object = match self.list.next()? {
+                Ok(Listed::Object(object)) => object,
+                Ok(Listed::Folder(_)) => continue,
+                Err(error) => return Some(Err(error)),
+            };
+            let Some(name) = object.key.strip_prefix(&self.prefix) else {
+                return Some(Err(self.wrong("the server lists keys that were not asked for")));
+            };
+            // Trees are compared item by item.
+            if object.key <= self.last {
+                return Some(Err(self.wrong("the server lists keys out of order")));
+            }
+            self.last.clone_from(&object.key);
+            // What consoles make for an empty folder.
+            if name.is_empty() || name.ends_with('/') {
+                continue;
+            }
+            let (name, etag) = (name.to_owned(), object.etag);
+            return Some(Ok(Item { name, len: object.len, modified: object.modified, etag }));
+        }
+    }
+}
+
+impl Keys {
+    fn wrong(&self, why: &str) -> Error {
+        let error = Error::new(ErrorKind::Unsupported, why).with("url", &self.url);
+        error.hint("report this to those who run the server")
+    }
+}
+
+/// Files under a folder. Links are followed.
+struct Walk {
+    /// What is left of each folder from the root to where the walk is.
+    folders: Vec<Open>,
+    error: Option<Error>,
+}
+
+struct Open {
+    path: PathBuf,
+    /// Relative to the root; empty, or with a `/` at its end.
+    name: String,
+    /// A folder that a link in it leads back to is not entered again.
+    identity: (u64, u64),
+    entries: VecDeque<(String, bool)>,
+}
+
+impl Walk {
+    fn new(root: &Path) -> Self {
+        let mut walk = Self { folders: Vec::new(), error: None };
+        walk.error = walk.enter(root.to_owned(), String::new()).err();
+        walk
+    }
+
+    fn enter(&mut self, path: PathBuf, name: String) -> Result<()> {
+        let failed = |error: &std::io::Error| {
+            let error = Error::from_io(error, "cannot read the directory").with("path", path.display());
+            error.hint("check the path and its mode: ls -ld")
+        };
+        let found = fs::metadata(&path).map_err(|error| failed(&error))?;
+        let identity = (found.dev(), found.ino());
+        if self.folders.iter().any(|open| open.identity == identity) {
+            return Ok(());
+        }
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
+            let entry = entry.map_err(|error| failed(&error))?;
+            let name = entry.file_name().into_string().map_err(|name| {
+                Error::new(ErrorKind::InvalidInput, "a name is no UTF-8, and keys of S3 are")
+                    .with("path", path.join(name).display())
+                    .hint("rename the file")
+            })?;
+            let is_folder = fs::metadata(entry.path()).is_ok_and(|found| found.is_dir());
+            entries.push((name, is_folder));
+        }
+        // As the whole names are sorted.
+        entries.sort_by_cached_key(
+            |(name, is_folder)| if *is_folder { format!("{name}/") } else { name.clone() },
+        );
+        self.folders.push(Open { path, name, identity, entries: entries.into() });
+        Ok(())
+    }
+}
+
+impl Iterator for Walk {
+    type Item = Result<Item>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(error) = self.error.take() {
+                return Some(Err(error));
+            }
+            let open = self.folders.last_mut()?;
+            let Some((name, is_folder)) = open.entries.pop_front() else {
+                self.folders.pop();
+                continue;
+            };
+            let (path, name) = (open.path.join(&name), format!("{}{name}", open.name));
+            if is_folder {
+                self.error = self.enter(path, format!("{name}/")).err();
+                continue;
+            }
+            match fs::metadata(&path) {
+                Ok(found) if found.is_file() => {
+                    return Some(Ok(Item {
+                        name,
+                        len: found.len(),
+                        modified: Some(found.mtime()),
+                        etag: None,
+                    }));
+                }
+                // Devices and pipes.
+                Ok(_) => {}
+                Err(error) => {
+                    let error =
+                        Error::from_io(&error, "cannot look at the file").with("path", path.display());
+                    return Some(Err(error.hint("leave it out with --exclude, or remove the link")));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn files_come_in_the_order_of_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["a", "a!b", "a-/x", "a.txt", "a/1", "a/b/2", "a0", "b"];
+        for name in names {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap_or_default();
+            // "a" is a file and a folder here: of a key and a prefix of others.
+            if name != "a" {
+                fs::write(path, name).unwrap();
+            }
+        }
+        std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
+        let found: Vec<String> =
+            Tree::Folder(folder.path().to_owned()).items().map(|item| item.unwrap().name).collect();
+        assert_eq!(found, names[1..]);
+        assert!(found.is_sorted());
+    }
+
+    #[test]
+    fn names_that_lead_out_are_refused() {
+        let tree = Tree::Folder("/here".into());
+        assert_eq!(tree.path("a/b").unwrap(), Path::new("/here/a/b"));
+        for bad in ["", "../a", "a/../../b", "/etc/passwd", "a//b", "./a", "a\0"] {
+            assert_eq!(tree.path(bad).unwrap_err().kind(), ErrorKind::InvalidInput, "{bad}");
+        }
+    }
+}
