@@ -168,10 +168,14 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long prometheus dist dist-test aarch64 python-test-release serving
+NIGHTLY ?= lab torture asan fuzz-long signatures prometheus dist dist-test aarch64 python-test-release serving
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
+
+.PHONY: signatures
+signatures: ## 300 000 random requests to S3, signed by our client, and beside two other implementations
+	@$(STEP) "Signatures" $(CARGO) test --release $(LOCKED) -p forebay-objects --lib account:: -- --ignored
 
 .PHONY: prometheus
 prometheus: release ## Debian's Prometheus scrapes `forebay stats --listen`, and answers the queries of the Grafana board

@@ -41,7 +41,7 @@ pub use content::fill_pattern;
 pub use fault::{Asked, Fault, Faults, Place, Seen};
 use serve::Wire;
 use settings::Settings;
-pub use signing::{ACCESS_KEY, SECRET_KEY};
+pub use signing::{ACCESS_KEY, SECRET_KEY, verify_head};
 use store::{Object, Store};
 pub use tls::CA;
 

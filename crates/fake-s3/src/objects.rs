@@ -109,6 +109,15 @@ pub(crate) fn conditions(call: &Call<'_>, object: Option<&Object>) -> Result<(),
     Ok(())
 }
 
+/// `x-amz-copy-source-if-match`.
+pub(crate) fn copy_conditions(call: &Call<'_>, object: &Object) -> Result<(), Reply> {
+    let wanted = call.request.header("x-amz-copy-source-if-match");
+    if wanted.is_some_and(|wanted| wanted.trim_matches('"') != object.etag) {
+        return Err(errors::precondition("x-amz-copy-source-If-Match"));
+    }
+    Ok(())
+}
+
 /// Headers that are kept with an object.
 pub(crate) fn metadata(call: &Call<'_>) -> Vec<(String, String)> {
     let is_kept = |name: &str| name == "content-type" || name.starts_with("x-amz-meta-");
@@ -200,6 +209,7 @@ pub(crate) fn copy(call: &Call<'_>) -> Answer {
     if !store.buckets.contains_key(&request.bucket) {
         return Err(errors::no_such_bucket(&request.bucket));
     }
+    copy_conditions(call, &object)?;
     let replaces =
         request.header("x-amz-metadata-directive").is_some_and(|what| what.eq_ignore_ascii_case("replace"));
     if (bucket, key) == (&request.bucket, &request.key) && !replaces {

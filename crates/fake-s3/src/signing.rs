@@ -59,9 +59,8 @@ fn malformed(message: &str) -> Reply {
 
 /// Lets a request through, or says why not.
 pub(crate) fn check(call: &Call<'_>) -> Result<(), Reply> {
-    let request = call.request;
     let settings = lock(&call.shared.settings);
-    let Some(claim) = claim(request)? else {
+    let Some(claim) = claim(call.request)? else {
         return if settings.is_public { Ok(()) } else { Err(denied("Access Denied")) };
     };
     let keys = settings.keys.iter().find(|keys| keys.access == claim.access).ok_or_else(|| {
@@ -86,13 +85,28 @@ pub(crate) fn check(call: &Call<'_>) -> Result<(), Reply> {
         return Err(Reply::error_with(400, "AuthorizationHeaderMalformed", &message, &more));
     }
     in_time(&claim, now() + settings.skew)?;
-    all_signed(request, &claim)?;
-    if signature(request, &claim, &keys.secret) == claim.signature {
+    verify(call.request, &claim, &keys.secret)
+}
+
+/// Compares the signature in the head of a request with that of a secret.
+///
+/// # Errors
+/// Why it is refused, as S3 says it.
+pub fn verify_head(head: &[u8], secret: &str) -> Result<(), String> {
+    let text = |reply: Reply| String::from_utf8_lossy(&reply.content.to_vec()).into_owned();
+    let request = Request::parse(head).ok_or("no head of a request")?;
+    let claim = claim(&request).map_err(text)?.ok_or("no signature")?;
+    verify(&request, &claim, secret).map_err(text)
+}
+
+fn verify(request: &Request, claim: &Claim, secret: &str) -> Result<(), Reply> {
+    all_signed(request, claim)?;
+    if signature(request, claim, secret) == claim.signature {
         return Ok(());
     }
     let message = "The request signature we calculated does not match the signature you provided. Check your key and signing \
                    method.";
-    let canonical = escaped(&canonical(request, &claim));
+    let canonical = escaped(&canonical(request, claim));
     let more = format!(
         "<AWSAccessKeyId>{}</AWSAccessKeyId><SignatureProvided>{}</SignatureProvided>\
          <CanonicalRequest>{canonical}</CanonicalRequest>",

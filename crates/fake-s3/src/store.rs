@@ -45,12 +45,15 @@ pub(crate) struct Upload {
     pub(crate) algorithm: Algorithm,
     pub(crate) is_composite: bool,
     pub(crate) metadata: Vec<(String, String)>,
+    /// Seconds since 1970.
+    pub(crate) begun: i64,
 }
 
 pub(crate) struct Part {
     pub(crate) content: Content,
     pub(crate) etag: String,
-    pub(crate) sum: Vec<u8>,
+    /// `None`: it was copied.
+    pub(crate) sum: Option<Vec<u8>>,
 }
 
 impl Object {

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::call::Call;
 use crate::content::Content;
-use crate::objects::{conditions, metadata};
+use crate::objects::{conditions, copy_conditions, metadata};
 use crate::reply::{Reply, errors};
 use crate::store::{Object, Part, Upload};
 use crate::sums::{Algorithm, wrong};
-use crate::text::{base64, elements, escaped, hex, unescaped};
+use crate::text::{base64, elements, escaped, hex, unescaped, xml_date};
 use crate::{lock, md5::Md5, now};
 
 type Answer = Result<Reply, Reply>;
@@ -39,6 +39,7 @@ pub(crate) fn create(call: &Call<'_>) -> Answer {
         algorithm,
         is_composite,
         metadata: metadata(call),
+        begun: now(),
     };
     let inner = format!("{}<UploadId>{id}</UploadId>", named_object(&upload));
     store.uploads.insert(id, upload);
@@ -67,7 +68,7 @@ pub(crate) fn part(call: &Call<'_>) -> Answer {
         return Err(Reply::error(400, "InvalidArgument", message));
     }
     if request.header("x-amz-copy-source").is_some() {
-        return Err(errors::not_implemented());
+        return part_copy(call, number);
     }
     let knows_checksums = lock(&call.shared.settings).knows_checksums;
     call.summed.check(request, knows_checksums)?;
@@ -84,8 +85,45 @@ pub(crate) fn part(call: &Call<'_>) -> Answer {
     if knows_checksums {
         reply = reply.with(&upload.algorithm.header(), base64(&sum));
     }
-    upload.parts.insert(number, Part { content, etag, sum });
+    upload.parts.insert(number, Part { content, etag, sum: Some(sum) });
     Ok(reply)
+}
+
+/// UploadPartCopy: the range must be within the object.
+fn part_copy(call: &Call<'_>, number: u32) -> Answer {
+    let (source, version) = call.copy_source();
+    let (bucket, key) = source.split_once('/').ok_or_else(errors::malformed)?;
+    let mut store = lock(&call.shared.store);
+    let object =
+        store.find(bucket, key, version.as_deref()).cloned().ok_or_else(|| errors::no_such_key(key))?;
+    copy_conditions(call, &object)?;
+    let len = object.content.len();
+    let (first, last) = match call.request.header("x-amz-copy-source-range") {
+        None => (0, len.saturating_sub(1)),
+        Some(range) => range
+            .strip_prefix("bytes=")
+            .and_then(|range| range.split_once('-'))
+            .and_then(|(first, last)| Some((first.parse::<u64>().ok()?, last.parse::<u64>().ok()?)))
+            .filter(|(first, last)| first <= last && *last < len)
+            .ok_or_else(|| {
+                Reply::error(400, "InvalidArgument", "The x-amz-copy-source-range value is not valid")
+            })?,
+    };
+    let found = store.uploads.get_mut(call.upload_id()).filter(|upload| call.is_of(upload));
+    let upload = found.ok_or_else(errors::no_such_upload)?;
+    let len = last + 1 - first;
+    let content = match &object.content {
+        Content::Bytes(_) => {
+            let mut bytes = vec![0; len as usize];
+            object.content.copy(first, &mut bytes);
+            Content::of(bytes)
+        }
+        Content::Pattern { seed, .. } => Content::Pattern { seed: *seed, len },
+    };
+    let etag = format!("{first:016x}{last:016x}");
+    let inner = format!("<ETag>&quot;{etag}&quot;</ETag><LastModified>{}</LastModified>", xml_date(now()));
+    upload.parts.insert(number, Part { content, etag, sum: None });
+    Ok(Reply::xml("CopyPartResult", &inner))
 }
 
 pub(crate) fn parts(call: &Call<'_>) -> Answer {
@@ -107,9 +145,14 @@ pub(crate) fn parts(call: &Call<'_>) -> Answer {
 
 pub(crate) fn list(call: &Call<'_>) -> Reply {
     let store = lock(&call.shared.store);
-    let of_bucket = store.uploads.iter().filter(|(_, upload)| upload.bucket == call.request.bucket);
+    let prefix = call.request.parameter("prefix").unwrap_or("");
+    let is_wanted = |upload: &Upload| upload.bucket == call.request.bucket && upload.key.starts_with(prefix);
+    let of_bucket = store.uploads.iter().filter(|(_, upload)| is_wanted(upload));
     let list = of_bucket.fold(String::new(), |list, (id, upload)| {
-        list + &format!("<Upload><Key>{}</Key><UploadId>{id}</UploadId></Upload>", escaped(&upload.key))
+        let (key, begun) = (escaped(&upload.key), xml_date(upload.begun));
+        list + &format!(
+            "<Upload><Key>{key}</Key><UploadId>{id}</UploadId><Initiated>{begun}</Initiated></Upload>"
+        )
     });
     Reply::xml("ListMultipartUploadsResult", &format!("<IsTruncated>false</IsTruncated>{list}"))
 }
@@ -173,7 +216,9 @@ fn chosen<'a>(upload: &'a Upload, xml: &str, least: u64) -> Result<Vec<&'a Part>
         let etag = text("ETag").ok_or_else(errors::malformed)?;
         let found = upload.parts.get(&number).filter(|part| part.etag == etag.trim_matches('"'));
         let sent = text(&format!("Checksum{}", upload.algorithm.name()));
-        let found = found.filter(|part| sent.is_none_or(|sent| sent == base64(&part.sum)));
+        let found = found.filter(|part| {
+            sent.is_none_or(|sent| part.sum.as_deref().is_some_and(|sum| sent == base64(sum)))
+        });
         let found = found.ok_or_else(|| {
             let message = "One or more of the specified parts could not be found.  The part may not have been uploaded, or \
                            the specified entity tag may not match the part's entity tag.";
@@ -200,18 +245,23 @@ fn joined(upload: &Upload, chosen: &[&Part]) -> Object {
     } else {
         Content::Pattern { seed: 0, len: chosen.iter().map(|part| part.content.len()).sum() }
     };
-    let sum = if upload.is_composite {
-        let sums: Vec<_> = chosen.iter().flat_map(|part| part.sum.clone()).collect();
-        format!("{}-{}", base64(&upload.algorithm.sum(&sums)), chosen.len())
+    let sum = if chosen.iter().any(|part| part.sum.is_none()) {
+        None
+    } else if upload.is_composite {
+        let sums: Vec<_> = chosen.iter().filter_map(|part| part.sum.clone()).flatten().collect();
+        Some(format!("{}-{}", base64(&upload.algorithm.sum(&sums)), chosen.len()))
     } else {
         let mut sum = upload.algorithm.sum(b"");
         for part in chosen {
-            sum = upload.algorithm.joined(&sum, &part.sum, part.content.len()).unwrap_or_default();
+            sum = upload
+                .algorithm
+                .joined(&sum, part.sum.as_deref().unwrap_or(&[]), part.content.len())
+                .unwrap_or_default();
         }
-        base64(&sum)
+        Some(base64(&sum))
     };
     Object {
-        checksum: Some((upload.algorithm, sum)),
+        checksum: sum.map(|sum| (upload.algorithm, sum)),
         is_composite: upload.is_composite,
         metadata: upload.metadata.clone(),
         ..Object::new(content, etag, now())

@@ -14,6 +14,8 @@ mod account;
 mod calls;
 mod endpoint;
 mod fetch;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod url;
 mod wire;
 

@@ -1,5 +1,7 @@
 //! From the environment and profiles to an endpoint, keys, and signed heads of requests.
 
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod head;
 mod ini;
 mod keys;
@@ -9,6 +11,10 @@ mod providers;
 mod proxies;
 mod renewal;
 mod settings;
+#[cfg(test)]
+mod signatures;
+#[cfg(test)]
+mod signed_requests;
 mod sigv4;
 mod target;
 #[cfg(test)]

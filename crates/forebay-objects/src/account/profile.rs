@@ -48,6 +48,12 @@ impl Profiles {
         Ok(Self { config: read(files.config.as_deref())?, credentials: read(files.credentials.as_deref())? })
     }
 
+    /// Those of a config file with this text.
+    #[cfg(feature = "fuzz")]
+    pub(super) fn of_text(text: &str) -> Option<Self> {
+        Some(Self { config: Ini::parse(text).ok()?, credentials: Ini::default() })
+    }
+
     /// A value of a profile that is not empty. The file of credentials has the last word.
     pub(super) fn get(&self, profile: &str, key: &str) -> Option<&str> {
         let sections = [self.credentials.section(profile), self.in_config(profile)];
@@ -159,5 +165,7 @@ mod tests {
         let files = ProfileFiles::of(&Variables::from([("HOME", "/nowhere/at/all")]));
         assert!(Profiles::read(&files).unwrap().names().is_empty());
         assert!(Profiles::read(&ProfileFiles::of(&Variables::default())).unwrap().names().is_empty());
+        let none = ProfileFiles::of(&Variables::from([("AWS_CONFIG_FILE", "/dev/null")]));
+        assert!(Profiles::read(&none).unwrap().names().is_empty());
     }
 }

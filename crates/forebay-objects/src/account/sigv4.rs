@@ -151,6 +151,14 @@ pub(super) fn encoded(text: &str, keeps_slash: bool) -> String {
 }
 
 #[cfg(test)]
+impl Moment {
+    /// A moment that a request has.
+    pub(super) fn read(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -139,9 +139,14 @@ fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead)
 }
 
+/// Whether the root is an error: lists of removed objects have some further in.
 fn is_error_document(body: &[u8]) -> bool {
-    let begin = &body[..body.len().min(512)];
-    begin.windows(7).any(|bytes| bytes == b"<Error>" || bytes == b"<Error ")
+    let mut rest = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body).trim_ascii_start();
+    if rest.starts_with(b"<?") {
+        let end = rest.windows(2).position(|two| two == b"?>").map_or(rest.len(), |at| at + 2);
+        rest = rest[end..].trim_ascii_start();
+    }
+    rest.starts_with(b"<Error>") || rest.starts_with(b"<Error ")
 }
 
 /// The pause after this number of attempts; `None`: there is no further one.

@@ -35,7 +35,7 @@ pub enum Listed {
 
 /// A page of a listing.
 #[derive(Debug, Default)]
-struct Page {
+pub(super) struct Page {
     objects: Vec<ListedObject>,
     folders: Vec<String>,
     next: Option<String>,
@@ -107,7 +107,7 @@ impl Iterator for List {
     }
 }
 
-fn page_of(document: &[u8]) -> Result<Page> {
+pub(super) fn page_of(document: &[u8]) -> Result<Page> {
     let (mut page, mut object) = (Page::default(), ListedObject::default());
     let (mut is_url, mut has_more, mut is_list) = (false, false, false);
     xml::read(document, |path, node| {

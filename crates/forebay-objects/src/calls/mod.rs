@@ -14,6 +14,8 @@
 mod bucket;
 mod checksum;
 mod exchange;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod list;
 mod multipart;
 mod refusal;

@@ -41,7 +41,7 @@ impl From<Error> for Refusal {
 
 /// What the body of an error says.
 #[derive(Default)]
-struct Told {
+pub(super) struct Told {
     code: String,
     message: String,
     region: Option<String>,
@@ -50,7 +50,7 @@ struct Told {
 }
 
 impl Told {
-    fn of(body: &[u8]) -> Self {
+    pub(super) fn of(body: &[u8]) -> Self {
         let mut told = Self::default();
         // What is no XML has no code: a proxy's page.
         let _ = xml::read(body, |path, node| {

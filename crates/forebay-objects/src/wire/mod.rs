@@ -18,6 +18,8 @@ pub(crate) mod call;
 mod certificates;
 mod exchange;
 mod framing;
+#[cfg(feature = "fuzz")]
+pub(crate) mod fuzz;
 mod head;
 mod input;
 mod job;

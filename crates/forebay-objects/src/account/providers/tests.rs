@@ -173,8 +173,8 @@ fn a_web_identity() {
 
 #[test]
 fn sso() {
-    let expires = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
-        + Duration::from_secs(3600);
+    let expires =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap() + Duration::from_hours(1);
     let body = format!(
         r#"{{"roleCredentials":{{"accessKeyId":"ASIASSO","secretAccessKey":"s","sessionToken":"t","expiration":{}}}}}"#,
         expires.as_millis()
