@@ -1,5 +1,10 @@
 //! What the tests share: the environment that names a server, and bytes that are looked at.
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "helpers of tests; not each test has need of each")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "helpers of tests; not each test has need of each"
+)]
 
 use std::sync::{Mutex, PoisonError};
 
