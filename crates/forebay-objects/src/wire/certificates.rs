@@ -76,13 +76,12 @@ impl TlsClient {
             CertificateError::NotValidForNameContext { presented, .. } => {
                 let error = refused("the server's certificate is for another name")
                     .with("names", presented.join(", "));
-                match site.host.contains('.') && presented.iter().any(|name| name.starts_with("DnsName(\"*."))
-                {
-                    true => error.hint("AWS_S3_ADDRESSING_STYLE=path, where the bucket's name has a dot"),
-                    false => error.hint(
-                        "give the endpoint by a name of its certificate: AWS_ENDPOINT_URL=https://NAME",
-                    ),
-                }
+                let has_wildcard = presented.iter().any(|name| name.starts_with("DnsName(\"*."));
+                error.hint(if has_wildcard {
+                    "AWS_S3_ADDRESSING_STYLE=path, where the bucket's name has a dot"
+                } else {
+                    "give the endpoint by a name of its certificate: AWS_ENDPOINT_URL=https://NAME"
+                })
             }
             CertificateError::Expired
             | CertificateError::ExpiredContext { .. }
@@ -182,7 +181,7 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, rest) = rest.split_first()?;
     let (len, rest) = match first {
-        0..0x80 => (usize::from(first), rest),
+        ..=0x7F => (usize::from(first), rest),
         0x81..=0x83 => {
             let (len, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             (len.iter().fold(0, |len, byte| len << 8 | usize::from(*byte)), rest)

@@ -107,9 +107,13 @@ impl Exchange {
 
     /// Sends and receives what there is room for.
     pub(super) fn turn(&mut self, wire: &mut Wire<'_>) -> Turn {
+        let is_first = self.out.sent() == 0;
         let unsent = self.out.send(wire.stream).err();
         if unsent.is_some() {
             self.out.give_up();
+        } else if is_first {
+            // No reply is there yet.
+            return Turn::Waits;
         }
         let stop = match self.receive(wire) {
             // The server closed the connection, and its reply did not come before.

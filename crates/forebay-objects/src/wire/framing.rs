@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn chunks_that_are_not_valid_are_refused() {
-        let long = [b"1;", &[b'x'; LONGEST_CODING][..]].concat();
+        let long = [b"1;", &vec![b'x'; LONGEST_CODING][..]].concat();
         for bad in [&b"\r\n"[..], b"g\r\n", b"-1\r\n", b"10000000000000000\r\n", b"1\r\nab\r\n", &long] {
             assert!(read(&mut Framing::chunked(), &[bad]).is_err(), "{:?}", String::from_utf8_lossy(bad));
         }

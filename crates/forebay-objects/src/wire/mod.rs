@@ -11,7 +11,7 @@
 //! | `opening`, `tunnel`, `line` | connections that are being made, also through proxies, and those that are ready |
 //! | `addresses` | addresses of the site's name, and connections to each |
 //! | `job`, `pool` | calls that wait, and connections without a call: what threads share |
-//! | `mail`, `poller`, `worker` | a thread, and what wakes it |
+//! | `mail`, `poller`, `table`, `load`, `worker` | a thread: what wakes it, the connections that it serves, and how busy it is |
 
 mod addresses;
 pub(crate) mod call;
@@ -24,6 +24,7 @@ mod head;
 mod input;
 mod job;
 mod line;
+mod load;
 mod mail;
 mod opening;
 mod outgoing;
@@ -32,6 +33,7 @@ mod pool;
 pub(crate) mod site;
 mod socket;
 mod stream;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -94,7 +96,7 @@ impl Network {
         } else if self.pool.push(job)
             && let Err(error) = worker::spawn(&self.pool)
         {
-            self.pool.waiting(|_| true).into_iter().for_each(|job| job.end(Err(error.clone())));
+            self.pool.end_waiting(&error);
         }
         place
     }

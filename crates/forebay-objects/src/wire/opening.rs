@@ -82,10 +82,12 @@ impl Opening {
                         None => self.begin_handshake(site)?,
                     }
                 }
-                (Step::Tunnel(tunnel), Some(stream)) => match tunnel.turn(stream, site)? {
-                    true => self.begin_handshake(site)?,
-                    false => return Ok(false),
-                },
+                (Step::Tunnel(tunnel), Some(stream)) => {
+                    if !tunnel.turn(stream, site)? {
+                        return Ok(false);
+                    }
+                    self.begin_handshake(site)?
+                }
                 (Step::Handshake, Some(Stream::Tls(stream))) => match stream.shake_hands() {
                     Ok(true) => Step::Ready,
                     Ok(false) => return Ok(false),

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,9 @@ use crate::lock;
 const CONNECTIONS: usize = 16;
 /// The most connections.
 const MOST_CONNECTIONS: usize = 256;
+
+/// The most threads.
+const MOST_THREADS: usize = 8;
 
 /// How long a server is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +89,22 @@ pub(super) struct ThreadPlace {
     pub(super) mailbox: Arc<Mailbox>,
     /// Connections that it serves.
     pub(super) lines: AtomicUsize,
+    /// It hardly waits: others take its next calls.
+    pub(super) is_busy: AtomicBool,
+}
+
+impl ThreadPlace {
+    pub(super) fn new(mailbox: Mailbox) -> Self {
+        Self { mailbox: Arc::new(mailbox), lines: AtomicUsize::new(0), is_busy: AtomicBool::new(false) }
+    }
+
+    fn lines(&self) -> usize {
+        self.lines.load(Ordering::Relaxed)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.is_busy.load(Ordering::Relaxed)
+    }
 }
 
 /// What a thread does next.
@@ -148,6 +168,28 @@ impl Pool {
         let mut state = lock(&self.state);
         state.starts = false;
         state.threads.extend(place);
+        // What came before it was known.
+        state.wake_all();
+    }
+
+    /// Whether one more thread may be started; the caller does it.
+    pub(super) fn wants_thread(&self) -> bool {
+        let most = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+        let mut state = lock(&self.state);
+        let is_busy = state.threads.iter().all(|place| place.is_busy());
+        let starts = is_busy && state.threads.len() < most && !state.starts && !state.is_over;
+        state.starts |= starts;
+        starts
+    }
+
+    /// A thread has ended by a panic. Whether the caller starts another one.
+    pub(super) fn lost_thread(&self, place: &Arc<ThreadPlace>) -> bool {
+        let mut state = lock(&self.state);
+        state.threads.retain(|one| !Arc::ptr_eq(one, place));
+        let starts = state.threads.is_empty() && !state.queue.is_empty() && !state.starts;
+        state.starts |= starts;
+        state.wake_all();
+        starts
     }
 
     /// Removes a thread that has no connection, unless there is something for it to do.
@@ -181,6 +223,13 @@ impl Pool {
         taken
     }
 
+    /// Ends all calls that have no connection.
+    pub(super) fn end_waiting(&self, error: &Error) {
+        for job in self.waiting(|_| true) {
+            job.end(Err(error.clone()));
+        }
+    }
+
     /// What this thread does next, where it can do something.
     pub(super) fn next(self: &Arc<Self>, place: &ThreadPlace) -> Option<NextCall> {
         let now = Instant::now();
@@ -206,6 +255,16 @@ impl Pool {
         let at = state.addresses.next(now)?;
         state.open += 1;
         state.queue.pop_front().map(|job| NextCall::New(job, at))
+    }
+
+    /// The next call for a connection that was used just now, where it needs no other.
+    pub(super) fn next_at_hand(self: &Arc<Self>, place: &ThreadPlace) -> Option<Job> {
+        let mut state = lock(&self.state);
+        self.move_unsigned(&mut state);
+        if state.open > state.most || state.queue.front()?.resent > 0 || state.gives_away(place) {
+            return None;
+        }
+        state.queue.pop_front()
     }
 
     /// A connection has no call any more.
@@ -280,9 +339,8 @@ impl Pool {
         let Err(error) = found else { return };
         // Addresses that were found before still serve.
         if state.addresses.len() == 0 {
-            let jobs = std::mem::take(&mut state.queue);
             drop(state);
-            jobs.into_iter().for_each(|job| job.end(Err(error.clone())));
+            self.end_waiting(&error);
         }
     }
 
@@ -336,9 +394,10 @@ impl PoolState {
         self.threads.iter().for_each(|place| place.mailbox.wake());
     }
 
-    /// Has the thread with the fewest connections look at the queue. False: there is no thread.
+    /// Has a thread look at the queue: the first one that is not busy, else the one with the fewest connections. False: there is none.
     fn wake_one(&self) -> bool {
-        let place = self.threads.iter().min_by_key(|place| place.lines.load(Ordering::Relaxed));
+        let light = self.threads.iter().find(|place| !place.is_busy());
+        let place = light.or_else(|| self.threads.iter().min_by_key(|place| place.lines()));
         if let Some(place) = place {
             place.mailbox.wake();
         }
@@ -352,13 +411,32 @@ impl PoolState {
         }
     }
 
-    /// Whether the next call is for another thread, that has fewer connections than this one; it is woken.
+    /// Whether the next call is for another thread, that has fewer connections than this busy one; it is woken.
     fn gives_away(&self, place: &ThreadPlace) -> bool {
-        let lines = |place: &ThreadPlace| place.lines.load(Ordering::Relaxed);
-        let other = self.threads.iter().find(|other| lines(other) + 1 < lines(place));
+        if !place.is_busy() {
+            return false;
+        }
+        let other = self.threads.iter().find(|other| other.lines() + 1 < place.lines());
         if let Some(other) = other {
             other.mailbox.wake();
         }
         other.is_some()
+    }
+}
+
+#[cfg(test)]
+impl Pool {
+    /// The name has these addresses.
+    pub(super) fn know(&self, addresses: &[SocketAddr]) {
+        lock(&self.state).addresses.found(addresses, Instant::now());
+    }
+
+    /// All threads are busy, or none is.
+    pub(super) fn set_busy(&self, is_busy: bool) {
+        lock(&self.state).threads.iter().for_each(|place| place.is_busy.store(is_busy, Ordering::Relaxed));
+    }
+
+    pub(super) fn has_threads(&self) -> bool {
+        !lock(&self.state).threads.is_empty()
     }
 }

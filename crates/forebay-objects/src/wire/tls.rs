@@ -86,7 +86,7 @@ impl TlsStream {
     /// Goes on with the handshake. Whether it has ended.
     pub(super) fn shake_hands(&mut self) -> Result<bool> {
         loop {
-            let step = self.step(&mut HostRange::NONE)?;
+            let step = self.step(&mut no_room())?;
             self.flush()?;
             match step {
                 Step::Open => return Ok(true),
@@ -250,7 +250,7 @@ impl TlsStream {
 
     /// Encrypts bytes. False: the session cannot send now.
     fn encrypt(&mut self, bytes: &[u8]) -> Result<bool> {
-        if !matches!(self.step(&mut HostRange::NONE)?, Step::Open) {
+        if !matches!(self.step(&mut no_room())?, Step::Open) {
             return Ok(false);
         }
         let status = self.session.process_tls_records(&mut self.incoming[self.start..self.end]);
@@ -276,6 +276,11 @@ impl TlsStream {
         }
         Ok(is_open)
     }
+}
+
+/// Bytes that come are kept.
+fn no_room() -> HostRange {
+    HostRange::NONE
 }
 
 /// Appends what `write` writes; it says how much room it needs.

@@ -98,8 +98,6 @@ fn accepted(head: &ReplyHead, site: &Site) -> Result<()> {
 
 /// Name and port of the server; addresses of IPv6 have brackets.
 fn authority(site: &Site) -> String {
-    match site.host.contains(':') {
-        true => format!("[{}]:{}", site.host, site.port),
-        false => format!("{}:{}", site.host, site.port),
-    }
+    let host = &site.host;
+    if host.contains(':') { format!("[{host}]:{}", site.port) } else { format!("{host}:{}", site.port) }
 }

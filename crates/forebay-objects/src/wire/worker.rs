@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -12,11 +12,12 @@ use forebay_sys::threads;
 use super::exchange::{Exchange, Turn, Wire};
 use super::job::Job;
 use super::line::Line;
+use super::load::{Load, LoadLevel};
 use super::mail::Mailbox;
 use super::opening::Opening;
-use super::poller::{Interest, Poller};
+use super::poller::Poller;
 use super::pool::{NextCall, Pool, ThreadPlace};
-use super::socket::Socket;
+use super::table::{Table, Work, WorkState};
 
 /// How often a call is sent again whose connection was closed before a byte of its reply came.
 const MOST_RESENT: u32 = 2;
@@ -24,62 +25,19 @@ const MOST_RESENT: u32 = 2;
 const NAP: Duration = Duration::from_secs(1);
 
 /// A thread.
-pub(super) struct Worker {
+struct Worker {
     pool: Arc<Pool>,
     place: Arc<ThreadPlace>,
-    poller: Poller,
-    slots: Vec<Slot>,
-    free: Vec<usize>,
+    table: Table,
     /// Connections that go on without an event.
     ready: Vec<u64>,
-    /// When it last looked at the time limits, and served a connection.
+    load: Load,
+    /// When it last looked at the time limits, and had a call.
     checked: Instant,
     used: Instant,
 }
 
-#[derive(Default)]
-struct Slot {
-    /// How many connections had it before: tokens of those mean nothing.
-    generation: u32,
-    work: Option<Work>,
-}
-
-struct Work {
-    state: WorkState,
-    /// What its socket is registered for; `None`: it is not.
-    registered: Option<Interest>,
-    /// When bytes last came or went, or it was paused.
-    since: Instant,
-    is_paused: bool,
-}
-
-enum WorkState {
-    Opening(Opening, Job),
-    Call(Box<Exchange>, Line),
-}
-
-impl Work {
-    fn new(state: WorkState) -> Self {
-        Self { state, registered: None, since: Instant::now(), is_paused: false }
-    }
-
-    fn socket(&self) -> Option<&Socket> {
-        match &self.state {
-            WorkState::Opening(opening, _) => opening.socket(),
-            WorkState::Call(_, line) => Some(line.stream.socket()),
-        }
-    }
-
-    fn interest(&self) -> Interest {
-        let wants_to_send = match &self.state {
-            WorkState::Opening(opening, _) => opening.wants_to_send(),
-            WorkState::Call(exchange, line) => exchange.wants_to_send() || line.stream.wants_to_send(),
-        };
-        if wants_to_send { Interest::ReadWrite } else { Interest::Read }
-    }
-}
-
-/// Starts a thread.
+/// Starts a thread. The pool expects it.
 pub(super) fn spawn(pool: &Arc<Pool>) -> Result<()> {
     let started = try_spawn(pool);
     pool.started(started.as_ref().ok().cloned());
@@ -88,19 +46,16 @@ pub(super) fn spawn(pool: &Arc<Pool>) -> Result<()> {
 
 fn try_spawn(pool: &Arc<Pool>) -> Result<Arc<ThreadPlace>> {
     let (poller, waker) = Poller::new()?;
-    let place = Arc::new(ThreadPlace { mailbox: Arc::new(Mailbox::new(waker)), lines: AtomicUsize::new(0) });
-    let worker = Worker {
-        pool: pool.clone(),
-        place: place.clone(),
-        poller,
-        slots: Vec::new(),
-        free: Vec::new(),
-        ready: Vec::new(),
-        checked: Instant::now(),
-        used: Instant::now(),
+    let place = Arc::new(ThreadPlace::new(Mailbox::new(waker)));
+    let (pool, own) = (pool.clone(), place.clone());
+    let run = move || {
+        let now = Instant::now();
+        let table = Table::new(poller);
+        Worker { pool, place: own, table, ready: Vec::new(), load: Load::new(), checked: now, used: now }
+            .run();
     };
     let cannot = |error: std::io::Error| Error::from_io(&error, "cannot start a thread for connections");
-    threads::spawn("forebay-wire", move || worker.run()).map_err(cannot)?;
+    threads::spawn("forebay-wire", run).map_err(cannot)?;
     Ok(place)
 }
 
@@ -141,7 +96,9 @@ impl Worker {
         if !self.ready.is_empty() || self.begin() || self.place.mailbox.has_mail() {
             most = Duration::ZERO;
         }
-        let is_well = self.poller.wait(most, tokens);
+        let began = Instant::now();
+        let is_well = self.table.wait(most, tokens);
+        self.load.waited(began.elapsed());
         self.place.mailbox.is_awake();
         if !is_well {
             self.start_over();
@@ -162,13 +119,32 @@ impl Worker {
         has_begun
     }
 
+    fn insert(&mut self, work: Work) -> u64 {
+        self.place.lines.fetch_add(1, Ordering::Relaxed);
+        self.pool.clock.asked(work.since);
+        self.table.insert(work)
+    }
+
+    fn remove(&mut self, token: u64) -> Option<WorkState> {
+        let removed = self.table.remove(token);
+        if removed.is_some() {
+            self.place.lines.fetch_sub(1, Ordering::Relaxed);
+        }
+        removed
+    }
+
+    fn register(&mut self, token: u64) {
+        if let Err(error) = self.table.register(token) {
+            self.fail(token, Error::from_io(&error, "cannot wait for a connection"));
+        }
+    }
+
     /// Makes a connection for a call.
     fn open(&mut self, job: Job, at: SocketAddr) {
         let begun = self.pool.tls().and_then(|tls| Opening::begin(at, self.pool.limits.connect, tls));
         match begun {
             Ok(opening) => {
-                self.pool.clock.asked(Instant::now());
-                let token = self.insert(Work::new(WorkState::Opening(opening, job)));
+                let token = self.insert(Work::new(WorkState::Opening(Box::new(opening), job)));
                 self.register(token);
             }
             Err(error) => self.not_opened(job, at, error),
@@ -177,12 +153,12 @@ impl Worker {
 
     /// Sends a call on a connection.
     fn call(&mut self, mut job: Job, line: Line) {
-        let head = job.head.take().map_or_else(|| self.pool.heads.head(&job.ask, &job.body), Ok);
-        match head {
+        match self.head(&mut job) {
             Ok(head) => {
-                self.pool.clock.asked(Instant::now());
+                let place = job.place.clone();
                 let exchange = Box::new(Exchange::new(job, head));
                 let token = self.insert(Work::new(WorkState::Call(exchange, line)));
+                place.set(Some((self.place.mailbox.clone(), token)));
                 self.turn(token);
             }
             Err(error) => {
@@ -192,73 +168,14 @@ impl Worker {
         }
     }
 
-    fn insert(&mut self, work: Work) -> u64 {
-        let index = self.free.pop().unwrap_or(self.slots.len());
-        if index == self.slots.len() {
-            self.slots.push(Slot::default());
-        }
-        let slot = &mut self.slots[index];
-        let token = u64::from(slot.generation) << 32 | index as u64;
-        if let WorkState::Call(exchange, _) = &work.state {
-            exchange.job.place.set(Some((self.place.mailbox.clone(), token)));
-        }
-        slot.work = Some(work);
-        self.place.lines.fetch_add(1, Ordering::Relaxed);
-        token
-    }
-
-    fn slot(&mut self, token: u64) -> Option<&mut Slot> {
-        let (index, generation) = (token as u32 as usize, (token >> 32) as u32);
-        self.slots.get_mut(index).filter(|slot| slot.generation == generation)
-    }
-
-    /// Takes a connection out of its slot, and out of the poller.
-    fn remove(&mut self, token: u64) -> Option<WorkState> {
-        let slot = self.slot(token)?;
-        let work = slot.work.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(token as u32 as usize);
-        self.place.lines.fetch_sub(1, Ordering::Relaxed);
-        if let Some(socket) = work.socket().filter(|_| work.registered.is_some()) {
-            self.poller.remove(socket);
-        }
-        Some(work.state)
-    }
-
-    /// Has the poller wait for what the connection waits for.
-    fn register(&mut self, token: u64) {
-        let (index, poller) = (token as u32 as usize, &self.poller);
-        let Some(work) = self.slots.get_mut(index).and_then(|slot| slot.work.as_mut()) else { return };
-        let interest = work.interest();
-        let Some(socket) = work.socket() else { return };
-        let done = match work.registered {
-            Some(before) if before == interest => return,
-            Some(_) => poller.change(socket, token, interest),
-            None => poller.add(socket, token, interest),
-        };
-        work.registered = Some(interest);
-        if let Err(error) = done {
-            self.fail(token, Error::from_io(&error, "cannot wait for a connection"));
-        }
-    }
-
-    /// A paused connection is out of the poller: its events would end each wait.
-    fn pause(&mut self, token: u64) {
-        let (index, poller) = (token as u32 as usize, &self.poller);
-        let Some(work) = self.slots.get_mut(index).and_then(|slot| slot.work.as_mut()) else { return };
-        work.is_paused = true;
-        if work.registered.take().is_some()
-            && let Some(socket) = work.socket()
-        {
-            poller.remove(socket);
-        }
+    fn head(&self, job: &mut Job) -> Result<Vec<u8>> {
+        job.head.take().map_or_else(|| self.pool.heads.head(&job.ask, &job.body), Ok)
     }
 
     /// A connection goes on.
     fn turn(&mut self, token: u64) {
-        let now = Instant::now();
-        let (pool, keep) = (self.pool.clone(), self.pool.limits.keep);
-        let Some(work) = self.slot(token).and_then(|slot| slot.work.as_mut()) else { return };
+        let (now, pool) = (Instant::now(), self.pool.clone());
+        let Some(work) = self.table.get(token) else { return };
         if std::mem::take(&mut work.is_paused) {
             work.since = now;
         }
@@ -268,8 +185,8 @@ impl Worker {
                 self.opened(token, turn);
             }
             WorkState::Call(exchange, line) => {
-                let (stream, input) = (&mut line.stream, &mut line.input);
                 let before = exchange.progress();
+                let (stream, input, keep) = (&mut line.stream, &mut line.input, pool.limits.keep);
                 let turn = exchange.turn(&mut Wire { stream, input, copied: &pool.copied, keep });
                 let behind = exchange.progress();
                 if before != behind {
@@ -319,23 +236,53 @@ impl Worker {
         match turn {
             Turn::Waits => self.register(token),
             Turn::GoesOn => self.ready.push(token),
-            Turn::Paused => self.pause(token),
+            Turn::Paused => self.table.pause(token),
             Turn::Ended(result, keeps) => {
-                let Some(WorkState::Call(exchange, line)) = self.remove(token) else { return };
                 self.used = Instant::now();
-                match keeps {
-                    Some(time) => self.pool.keep(line, time),
-                    None => self.close(line),
+                let result = result.map_err(|error| error.with("server", &self.pool.site.host));
+                let next = keeps.and_then(|_| self.pool.next_at_hand(&self.place));
+                match next {
+                    Some(job) => self.go_on(token, job, result),
+                    None => self.ended(token, keeps, result),
                 }
-                exchange.job.end(result.map_err(|error| error.with("server", &self.pool.site.host)));
             }
             Turn::Unanswered(error) => self.unanswered(token, error),
         }
     }
 
+    /// The connection has no call any more.
+    fn ended(&mut self, token: u64, keeps: Option<Duration>, result: Result<()>) {
+        let Some(WorkState::Call(exchange, line)) = self.remove(token) else { return };
+        match keeps {
+            Some(time) => self.pool.keep(line, time),
+            None => self.close(line),
+        }
+        exchange.job.end(result);
+    }
+
+    /// The connection has its next call at once.
+    fn go_on(&mut self, token: u64, mut job: Job, result: Result<()>) {
+        let head = match self.head(&mut job) {
+            Ok(head) => head,
+            Err(error) => {
+                job.end(Err(error));
+                return self.ended(token, Some(self.pool.limits.keep), result);
+            }
+        };
+        let Some(work) = self.table.get(token) else { return };
+        let WorkState::Call(exchange, line) = &mut work.state else { return };
+        job.place.set(Some((self.place.mailbox.clone(), token)));
+        let before = std::mem::replace(&mut **exchange, Exchange::new(job, head));
+        (line.is_kept, work.since) = (true, Instant::now());
+        self.pool.clock.asked(work.since);
+        self.turn(token);
+        before.job.end(result);
+    }
+
     fn close(&self, line: Line) {
-        self.pool.closed(line.at);
+        let at = line.at;
         drop(line);
+        self.pool.closed(at);
     }
 
     /// A connection was lost before a byte of the reply came. A kept one may have been closed when the call was sent.
@@ -370,41 +317,38 @@ impl Worker {
         }
     }
 
-    fn tokens(&self) -> Vec<u64> {
-        let token = |(index, slot): (usize, &Slot)| {
-            slot.work.as_ref().map(|_| u64::from(slot.generation) << 32 | index as u64)
-        };
-        self.slots.iter().enumerate().filter_map(token).collect()
-    }
-
-    /// Looks at the time limits, and whether waiting is to stop.
+    /// Looks at the time limits, whether waiting is to stop, and at the load.
     fn check(&mut self) {
         let now = Instant::now();
         self.checked = now;
         self.pool.close_old(now);
         let is_stopped = is_stopped();
         if is_stopped {
-            let ended = self.pool.waiting(|job| job.is_impatient(now));
-            ended.into_iter().for_each(|job| job.end(Err(stopped())));
+            for job in self.pool.waiting(|job| job.is_impatient(now)) {
+                job.end(Err(stopped()));
+            }
         }
-        for token in self.tokens() {
+        for token in self.table.tokens() {
             if let Err(error) = self.check_one(token, now, is_stopped) {
                 self.fail(token, error);
+            }
+        }
+        if let Some(level) = self.load.look(now) {
+            self.place.is_busy.store(level != LoadLevel::Light, Ordering::Relaxed);
+            if level == LoadLevel::WantsHelp && self.lines() > 1 && self.pool.wants_thread() {
+                // Without one, this thread goes on alone.
+                let _ = spawn(&self.pool);
             }
         }
     }
 
     fn check_one(&mut self, token: u64, now: Instant, is_stopped: bool) -> Result<()> {
         let (pool, limit) = (self.pool.clone(), self.pool.limits.silence);
-        let Some(work) = self.slot(token).and_then(|slot| slot.work.as_ref()) else { return Ok(()) };
-        let job = match &work.state {
-            WorkState::Opening(opening, job) => {
-                opening.check(now)?;
-                job
-            }
-            WorkState::Call(exchange, _) => &exchange.job,
-        };
-        if is_stopped && job.is_impatient(now) {
+        let Some(work) = self.table.get(token) else { return Ok(()) };
+        if let WorkState::Opening(opening, _) = &work.state {
+            opening.check(now)?;
+        }
+        if is_stopped && work.job().is_impatient(now) {
             return Err(stopped());
         }
         if work.is_paused {
@@ -421,16 +365,34 @@ impl Worker {
 
     /// The program closed the descriptors: all calls of this thread end, and later ones find new ones.
     fn start_over(&mut self) {
-        for token in self.tokens() {
+        for token in self.table.tokens() {
             self.fail(token, lost());
         }
-        match Poller::new() {
-            Ok((poller, waker)) => {
-                self.place.mailbox.replace(waker);
-                self.poller = poller;
-            }
+        match self.table.start_over() {
+            Ok(waker) => self.place.mailbox.replace(waker),
             // The next wait tries again.
             Err(_) => std::thread::sleep(SLICE),
+        }
+    }
+}
+
+impl Drop for Worker {
+    /// Where a sink panics, its thread ends: other calls get another one.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for token in self.table.tokens() {
+            match self.table.remove(token) {
+                Some(WorkState::Call(_, line)) => self.close(line),
+                Some(WorkState::Opening(opening, _)) => self.pool.closed(opening.at()),
+                None => {}
+            }
+        }
+        if self.pool.lost_thread(&self.place)
+            && let Err(error) = spawn(&self.pool)
+        {
+            self.pool.end_waiting(&error);
         }
     }
 }

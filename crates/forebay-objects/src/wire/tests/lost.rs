@@ -197,7 +197,7 @@ fn a_program_that_closes_all_descriptors_loses_calls_and_no_more() {
         });
         // SAFETY: two bytes.
         unsafe { libc::write(pipe[1], site.port.to_ne_bytes().as_ptr().cast(), 2) };
-        std::thread::sleep(Duration::from_secs(60));
+        std::thread::sleep(Duration::from_mins(1));
     }
     let mut port = [0; 2];
     // SAFETY: two bytes.

@@ -3,5 +3,6 @@
 mod lost;
 mod plain;
 mod server;
+mod threads;
 mod tls;
 mod uploads;

@@ -103,7 +103,7 @@ fn chunks_come_without_their_coding_and_the_connection_stays() {
     assert_eq!(connections.load(Relaxed), 1);
     // Of each body: the bytes that came with the head, and with sizes of chunks.
     let copied = network.copied() / 5;
-    assert!(copied <= 8 << 10 | 3 * 256, "{copied} bytes were copied");
+    assert!(copied <= (8 << 10) + 3 * 256, "{copied} bytes were copied");
 }
 
 #[test]

@@ -138,10 +138,10 @@ struct TestSink {
 impl Sink for TestSink {
     fn head(&mut self, head: ReplyHead) -> Result<()> {
         assert!(self.reply.head.replace(head).is_none(), "a second head");
-        match lock(&self.places).refuses {
-            true => Err(Error::new(forebay_error::ErrorKind::InvalidInput, "refused")),
-            false => Ok(()),
+        if lock(&self.places).refuses {
+            return Err(Error::new(forebay_error::ErrorKind::InvalidInput, "refused"));
         }
+        Ok(())
     }
 
     fn room(&mut self) -> Room {
