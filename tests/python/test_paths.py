@@ -404,19 +404,19 @@ class Elsewhere:
     """A path of a library for objects in stores, which has no path of a file."""
 
     def __str__(self) -> str:
-        return "s3://bucket/key"
+        return "gs://bucket/key"
 
 
 def test_what_lies_elsewhere_is_refused_by_every_function(folders: tuple[Path, Path]) -> None:
     one, _ = folders
     fetch = {
-        "s3://bucket/a key.safetensors": "aws s3 cp 's3://bucket/a key.safetensors' .",
+        "gs://bucket/a key.safetensors": "gcloud storage cp 'gs://bucket/a key.safetensors' .",
         "gs://bucket/x.tar": "gcloud storage cp gs://bucket/x.tar .",
         "hf://org/model/x.safetensors": "hf download org/model x.safetensors --local-dir DIRECTORY",
         "https://host/x.npy": "curl -fLO https://host/x.npy",
-        b"s3://bucket/key": "aws s3 cp s3://bucket/key .",
-        Path("s3://bucket/key"): "aws s3 cp s3://bucket/key .",
-        Elsewhere(): "aws s3 cp s3://bucket/key .",
+        b"gs://bucket/key": "gcloud storage cp gs://bucket/key .",
+        Path("gs://bucket/key"): "gcloud storage cp gs://bucket/key .",
+        Elsewhere(): "gcloud storage cp gs://bucket/key .",
     }
     for url, command in fetch.items():
         for name, call in READERS.items():
@@ -429,11 +429,9 @@ def test_what_lies_elsewhere_is_refused_by_every_function(folders: tuple[Path, P
             assert not ft.CheckpointWriter.validate_checkpoint_id(url)  # type: ignore[arg-type]
             assert not ft.CheckpointReader.validate_checkpoint_id(url)  # type: ignore[arg-type]
     for name, call in WRITERS.items():
-        with pytest.raises(errors.UnsupportedError, match="cannot create file: forebay has no client for S3") as caught:
-            call("s3://bucket/key")
-        assert caught.value.hints == ["write a file of this machine, then copy it: aws s3 cp FILE s3://bucket/key"], (
-            name
-        )
+        with pytest.raises(errors.UnsupportedError, match="cannot create file: forebay has no client for Google") as caught:
+            call("gs://bucket/key")
+        assert caught.value.hints == ["write a file of this machine, then copy it: gcloud storage cp FILE gs://bucket/key"], name
     with pytest.raises(errors.InvalidInputError, match="not by a file: URL") as named:
         forebay.open("file:///data/x")
     assert named.value.hints == ["name the path: /data/x"]
@@ -492,4 +490,4 @@ def test_the_cache_of_monai_stays_where_it_was(folders: tuple[Path, Path]) -> No
     assert data[0].tolist() == [1, 1]
     assert len(list((one / "cache").iterdir())) == 1 and not list(two.iterdir())
     with pytest.raises(errors.UnsupportedError):
-        GDSDataset([1.0], lambda number: number, "s3://bucket/cache", "cpu")
+        GDSDataset([1.0], lambda number: number, "gs://bucket/cache", "cpu")

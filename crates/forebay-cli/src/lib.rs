@@ -181,6 +181,7 @@ pub fn main_with(args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (d
 fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dyn Write + Send)) -> i32 {
     forebay_libcufile::register();
     forebay_nfs::register();
+    forebay_objects::register();
     let line = args.clone();
     let is_doctor = args.get(1).is_some_and(|word| word == "doctor");
     let name =

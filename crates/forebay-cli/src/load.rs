@@ -465,6 +465,7 @@ mod tests {
 
     pub(super) fn load(line: &str) -> Load {
         forebay_nfs::register();
+        forebay_objects::register();
         Line::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap().load
     }
 

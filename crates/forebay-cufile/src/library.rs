@@ -178,6 +178,7 @@ impl CufileLibrary {
         }
         forebay_libcufile::register();
         forebay_nfs::register();
+        forebay_objects::register();
         let session = Session::open().map_err(|error| {
             log_error("driver", &error);
             RefusedCall(code_of(&error))

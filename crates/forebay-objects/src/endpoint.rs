@@ -4,11 +4,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use forebay_error::Result;
+use forebay_remote::process::OfProcess;
 
 use crate::account::{Account, ChecksumMode};
 use crate::lock;
+use crate::pace::{Budget, Turns};
 use crate::wire::Network;
 use crate::wire::site::Site;
+
+/// Endpoints that are kept, the last that were used: a program that changes its keys often does not keep them all.
+const KEPT: usize = 16;
 
 /// An endpoint: what all calls to it share.
 #[derive(Debug)]
@@ -18,28 +23,43 @@ pub(crate) struct Endpoint {
     pub(crate) network: Arc<Network>,
     /// It took an object without a checksum that it had refused with one.
     refuses_checksums: AtomicBool,
+    /// Pauses that the server asked for.
+    pub(crate) budget: Budget,
+    /// How many ranges are under way.
+    pub(crate) turns: Turns,
 }
 
-static ENDPOINTS: Mutex<Vec<Arc<Endpoint>>> = Mutex::new(Vec::new());
+/// A forked child has connections of its own.
+static ENDPOINTS: OfProcess<Mutex<Vec<Arc<Endpoint>>>> = OfProcess::new();
 
 impl Endpoint {
     /// That of a bucket, by the environment of now.
     pub(crate) fn of(bucket: &str) -> Result<Arc<Self>> {
         let account = Account::of_environment()?;
         let site = account.site(bucket)?;
-        let mut all = lock(&ENDPOINTS);
-        let found = all.iter().find(|one| Arc::ptr_eq(&one.account, &account) && one.site == site);
-        if let Some(found) = found {
-            return Ok(found.clone());
+        let mut all = lock(ENDPOINTS.get());
+        let is_it = |one: &Arc<Self>| Arc::ptr_eq(&one.account, &account) && one.site == site;
+        let found = all.iter().position(is_it).map(|index| all.remove(index));
+        let endpoint = found.unwrap_or_else(|| Self::new(account, site));
+        if all.len() >= KEPT {
+            all.remove(0);
         }
-        let new = Self::new(account, site);
-        all.push(new.clone());
-        Ok(new)
+        all.push(endpoint.clone());
+        Ok(endpoint)
     }
 
     pub(crate) fn new(account: Arc<Account>, site: Site) -> Arc<Self> {
         let network = Network::new(account.clone(), site.clone());
-        Arc::new(Self { account, site, network, refuses_checksums: AtomicBool::new(false) })
+        let (budget, turns) = (Budget::new(), Turns::new());
+        let refuses_checksums = AtomicBool::new(false);
+        let new = Self { account, site, network, refuses_checksums, budget, turns };
+        new.allow(new.turns.limit());
+        Arc::new(new)
+    }
+
+    /// Allows connections for ranges that move bytes, as many for those that wait for requests, and some for other calls.
+    pub(crate) fn allow(&self, ranges: usize) {
+        self.network.allow(2 * ranges + 4);
     }
 
     /// Whether objects are sent with checksums.

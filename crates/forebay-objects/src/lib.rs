@@ -6,6 +6,8 @@
 //! | `url` | names of objects: `s3://bucket/key` |
 //! | `account` | from the environment and profiles to an endpoint, keys, and signed heads of requests |
 //! | `wire` | HTTP/1.1: heads, bodies, TLS, proxies; connections of an endpoint, and the threads that serve them |
+//! | `pace` | what calls to an endpoint share: pauses that it asks for, how many ranges are under way |
+//! | `endpoint` | endpoints of the process: account, connections and pace of a site |
 //! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals; XML and errors |
 //! | `fetch` | ranges of an object: neighbours become one call, whose body is received from request to request |
 //! | `source` | an object as a source of engines, and the opener of `s3://` |
@@ -16,6 +18,8 @@ mod endpoint;
 mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod pace;
+mod source;
 mod url;
 mod wire;
 
@@ -23,3 +27,9 @@ pub use calls::{Bucket, List, Listed, ListedObject, ObjectHead, UnfinishedUpload
 pub use url::ObjectUrl;
 
 use forebay_sys::lock;
+
+/// `s3://` URLs are opened by this client from now on, wherever the program takes a path. Programs call it once, when they start.
+pub fn register() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| forebay_source::register(std::sync::Arc::new(source::ObjectOpener)));
+}

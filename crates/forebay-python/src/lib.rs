@@ -78,6 +78,7 @@ mod _forebay {
     fn start(module: &Bound<'_, PyModule>) -> PyResult<()> {
         forebay_sys::descriptor_table::make_room();
         forebay_nfs::register();
+        forebay_objects::register();
         #[cfg(feature = "toy")]
         toy_source::register();
         module.py().import("atexit")?.call_method1("register", (module.getattr("_drain")?,)).map(drop)

@@ -434,4 +434,5 @@ pub use forebay_error::{Error, ErrorKind, Result};
 pub use forebay_gpu as gpu;
 pub use forebay_libcufile as libcufile;
 pub use forebay_nfs as nfs;
+pub use forebay_objects as objects;
 pub use forebay_source::{Opener, near_miss, opener_of};

@@ -1,4 +1,4 @@
-//! What a source is told of the requests that follow one.
+//! Bytes that follow a request: a hint to its source.
 
 use crate::io::segment::Segment;
 use crate::source::piece::Piece;

@@ -1,4 +1,4 @@
-//! A source without a descriptor is told how many bytes of the transfer directly follow each request.
+//! Each request to a source without a descriptor says how many bytes of the transfer directly follow it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

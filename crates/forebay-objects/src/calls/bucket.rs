@@ -98,7 +98,16 @@ impl Bucket {
     }
 
     pub(super) fn call(&self, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
-        exchange(&self.endpoint, ask, body)
+        let end = exchange(&self.endpoint, ask, body);
+        let Err(Refusal { status: 301 | 307 | 308 | 400, region: Some(region), .. }) = &end else {
+            return end;
+        };
+        // The bucket is in that region. Later calls of the process know it.
+        let account = &self.endpoint.account;
+        if *region == account.region(&self.name) || account.learn_region(&self.name, region).is_err() {
+            return end;
+        }
+        exchange(&*Endpoint::of(&self.name)?, ask, body)
     }
 
     /// The head of an object, or of one version of it.

@@ -1,1 +1,18 @@
-//! Ranges of an object.
+//! Ranges of an object: requests that are neighbours become one call, whose body is received from request to request.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `limits` | lengths of ranges, and times |
+//! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
+//! | `object` | the plan of an object, joined to its endpoint |
+//! | `sink` | the reply to a range |
+//! | `replaced` | the error where another object has the name by now |
+
+mod limits;
+mod object;
+mod plan;
+mod replaced;
+mod sink;
+
+pub(crate) use object::{ObjectFetch, Target};
+pub(crate) use replaced::replaced;

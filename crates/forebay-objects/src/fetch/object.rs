@@ -1,0 +1,310 @@
+//! An object of which ranges are asked for.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, Result};
+use forebay_remote::process::ProcessId;
+use forebay_remote::stop::{SLICE, is_stopped, stopped};
+use forebay_source::{Answer, Request};
+
+use super::limits::{BURST, RANGE};
+use super::plan::{NewRange, Plan, RangeId, RangeRoom};
+use super::sink::RangeSink;
+use crate::endpoint::Endpoint;
+use crate::lock;
+use crate::pace::{Paced, UnderWay, go_on_at};
+use crate::wire::call::{Ask, Body, Method, Resume};
+
+/// One state of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) bucket: String,
+    pub(crate) key: String,
+    pub(crate) version: Option<String>,
+    pub(crate) etag: Option<String>,
+    pub(crate) len: u64,
+}
+
+impl Target {
+    /// What asks for bytes of it; `None`: for its head.
+    pub(crate) fn ask(&self, range: Option<(u64, u64)>) -> Ask {
+        let mut headers = Vec::new();
+        if let Some((start, end)) = range {
+            if (start, end) == (0, self.len) {
+                headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
+            }
+            headers.push(("range".to_owned(), format!("bytes={start}-{}", end - 1)));
+            headers.extend(self.etag.as_ref().map(|etag| ("if-match".to_owned(), etag.clone())));
+        }
+        let version = self.version.as_ref().map(|version| ("versionId".to_owned(), version.clone()));
+        Ask {
+            method: if range.is_some() { Method::Get } else { Method::Head },
+            bucket: self.bucket.clone(),
+            key: self.key.clone(),
+            query: version.into_iter().collect(),
+            headers,
+        }
+    }
+}
+
+/// The requests to an object, and its ranges under way.
+pub(crate) struct ObjectFetch {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) target: Target,
+    /// The server gave a range of it.
+    pub(super) gives_ranges: AtomicBool,
+    process: ProcessId,
+    myself: Weak<Self>,
+    state: Mutex<State>,
+}
+
+struct State {
+    plan: Plan,
+    calls: HashMap<RangeId, Arc<dyn Resume>>,
+    /// As the endpoint has it.
+    counted: UnderWay,
+    /// When the clock has it go on.
+    due: Option<Instant>,
+    /// It waits for a turn.
+    waits: bool,
+}
+
+impl std::fmt::Debug for ObjectFetch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ObjectFetch").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
+impl ObjectFetch {
+    pub(crate) fn new(endpoint: Arc<Endpoint>, target: Target) -> Arc<Self> {
+        let plan = Plan::new(target.len);
+        let (calls, counted) = (HashMap::new(), UnderWay::default());
+        let state = Mutex::new(State { plan, calls, counted, due: None, waits: false });
+        let process = ProcessId::current();
+        let gives_ranges = AtomicBool::new(false);
+        Arc::new_cyclic(|myself| Self {
+            endpoint,
+            target,
+            gives_ranges,
+            process,
+            myself: myself.clone(),
+            state,
+        })
+    }
+
+    /// Does something with the plan; then what follows from it: answers, ranges that go on, counts.
+    pub(super) fn with<T>(
+        &self,
+        act: impl FnOnce(&mut Plan) -> T,
+        resumed: impl FnOnce(&T) -> &[RangeId],
+    ) -> T {
+        let mut state = lock(&self.state);
+        let done = act(&mut state.plan);
+        let calls: Vec<_> = resumed(&done).iter().filter_map(|id| state.calls.get(id).cloned()).collect();
+        self.count(&mut state);
+        let answers = state.plan.take_answers();
+        drop(state);
+        for call in calls {
+            call.resume();
+        }
+        for (answer, result) in answers {
+            answer(result.map_err(|error| self.named(error)));
+        }
+        done
+    }
+
+    fn count(&self, state: &mut State) {
+        let now = state.plan.under_way();
+        if now != state.counted {
+            self.endpoint.turns.changed(state.counted, now);
+            state.counted = now;
+        }
+    }
+
+    /// The error with the object's URL.
+    fn named(&self, error: Error) -> Error {
+        let has_url = error.context().iter().any(|(key, _)| *key == "url");
+        if has_url {
+            error
+        } else {
+            error.with("url", format!("s3://{}/{}", self.target.bucket, self.target.key))
+        }
+    }
+
+    /// Starts a read.
+    ///
+    /// # Safety
+    /// The request's memory is valid, and nobody else uses it, until the answer.
+    pub(crate) unsafe fn start(&self, request: Request, answer: Answer) {
+        if let Err(error) = self.process.check() {
+            return answer(Err(self.named(error)));
+        }
+        let is_whole = request.memory.len as u64 >= RANGE.min(self.target.len);
+        let now = Instant::now();
+        let (_, has_todo) = self.with(
+            |plan| {
+                let resumed = plan.ask(request, answer, now);
+                (resumed, plan.has_todo())
+            },
+            |(resumed, _)| resumed,
+        );
+        match has_todo {
+            false => {}
+            true if is_whole => self.begin_ranges(now),
+            true => self.schedule(now + BURST),
+        }
+    }
+
+    /// Has the clock look at it at this time, or before.
+    fn schedule(&self, time: Instant) {
+        let mut state = lock(&self.state);
+        if state.due.is_none_or(|due| time < due) {
+            state.due = Some(time);
+            drop(state);
+            let myself: Weak<dyn Paced> = self.myself.clone();
+            go_on_at(time, myself);
+        }
+    }
+
+    /// Begins ranges as far as there are turns.
+    fn begin_ranges(&self, now: Instant) {
+        if is_stopped() {
+            self.with(|plan| plan.fail_all(&stopped()), |()| &[]);
+        }
+        if let Some(until) = self.endpoint.budget.until(now) {
+            let has_todo = lock(&self.state).plan.has_todo();
+            if has_todo {
+                self.schedule(until.min(now + SLICE));
+            }
+            return;
+        }
+        while let Some(new) = self.next_range(now) {
+            self.begin(new);
+        }
+    }
+
+    fn next_range(&self, now: Instant) -> Option<NewRange> {
+        let mut state = lock(&self.state);
+        let turns = &self.endpoint.turns;
+        let mut new = None;
+        if state.plan.has_todo() {
+            let waits = std::mem::replace(&mut state.waits, false);
+            let myself = || -> Weak<dyn Paced> { self.myself.clone() };
+            if waits || !turns.has_turn(myself) {
+                state.waits = true;
+                return None;
+            }
+            new = state.plan.next_range();
+        } else if turns.may_begin_ahead() {
+            new = state.plan.next_ahead(now);
+        }
+        self.count(&mut state);
+        new
+    }
+
+    fn begin(&self, new: NewRange) {
+        let Some(object) = self.myself.upgrade() else { return };
+        let sink = Box::new(RangeSink::new(object, new));
+        let ask = self.target.ask(Some((new.start, new.end)));
+        let call = self.endpoint.network.start(ask, Body::None, sink);
+        let mut state = lock(&self.state);
+        if state.plan.has_range(new.id) {
+            state.calls.insert(new.id, call);
+        }
+    }
+
+    /// Where the next bytes of a range go.
+    pub(super) fn room(&self, id: RangeId) -> RangeRoom {
+        let now = Instant::now();
+        let (room, due) = self.with(
+            |plan| {
+                let room = plan.room(id, now);
+                let due = if room == RangeRoom::Later { plan.overdue(now).1 } else { None };
+                (room, due)
+            },
+            |_| &[],
+        );
+        if let Some(due) = due {
+            self.schedule(due);
+            // It gave its turn back.
+            self.serve_waiting();
+        }
+        room
+    }
+
+    /// Bytes of a range came.
+    pub(super) fn filled(&self, id: RangeId, bytes: u64) {
+        self.with(|plan| plan.filled(id, bytes), |()| &[]);
+    }
+
+    /// A range has ended. Whether its error may pass is `retries`.
+    pub(super) fn ended(&self, id: RangeId, result: &Result<()>, retries: bool) {
+        let now = Instant::now();
+        let came = self.with(
+            |plan| {
+                let came = plan.came(id);
+                plan.ended(id, result, retries, now);
+                came
+            },
+            |_| &[],
+        );
+        lock(&self.state).calls.remove(&id);
+        if result.is_ok() {
+            if let Some(limit) = self.endpoint.turns.ended(came, now) {
+                self.endpoint.allow(limit);
+            }
+            self.begin_ranges(now);
+        } else {
+            // Not within the end of a call, which may be within its start.
+            self.schedule(now);
+        }
+        self.serve_waiting();
+    }
+
+    /// Objects that wait for a turn go on.
+    fn serve_waiting(&self) {
+        while let Some(waiting) = self.endpoint.turns.next() {
+            waiting.go_on();
+        }
+    }
+
+    /// The object is another one by now: all requests fail.
+    pub(super) fn fail_all(&self, error: &Error) {
+        self.with(|plan| plan.fail_all(error), |()| &[]);
+    }
+
+    /// The server refuses requests for the time being.
+    pub(super) fn refused(&self, is_load: bool, pause: Option<Duration>) {
+        let now = Instant::now();
+        self.endpoint.budget.refused(pause, now);
+        if is_load {
+            let limit = self.endpoint.turns.too_many(now);
+            self.endpoint.allow(limit);
+        }
+    }
+
+    /// Nobody has the object open any more: ranges that wait for requests end.
+    pub(crate) fn close(&self) {
+        if self.process.is_current() {
+            self.with(Plan::close, |idle| idle);
+        }
+    }
+}
+
+impl Paced for ObjectFetch {
+    fn go_on(self: Arc<Self>) {
+        let now = Instant::now();
+        {
+            let mut state = lock(&self.state);
+            (state.due, state.waits) = (None, false);
+        }
+        let (_, next) = self.with(|plan| plan.overdue(now), |(over, _)| over);
+        if let Some(next) = next {
+            self.schedule(next);
+        }
+        self.begin_ranges(now);
+    }
+}

@@ -1,0 +1,220 @@
+//! The reply to a range: its head is checked, its body goes to the memory of requests.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::HostRange;
+
+use super::limits::SCRATCH;
+use super::object::ObjectFetch;
+use super::plan::{NewRange, RangeRoom};
+use super::replaced::{self, replaced};
+use crate::calls::refusal;
+use crate::wire::call::{ReplyHead, Room, Sink};
+
+/// Bytes before a range that are received and thrown away where a server sends the whole object.
+const MOST_SKIPPED: u64 = 8 << 20;
+
+/// The reply to a range.
+pub(super) struct RangeSink {
+    object: Arc<ObjectFetch>,
+    range: NewRange,
+    began: Instant,
+    reply: Reply,
+    /// For bytes that nobody wants, and bodies of errors.
+    scratch: Vec<u8>,
+    came: u64,
+    /// The plan wants no more.
+    is_enough: bool,
+}
+
+enum Reply {
+    /// It did not come yet.
+    Missing,
+    /// Bytes of the range, behind this number of bytes that nobody wants.
+    Bytes(u64),
+    /// A refusal, and how many bytes of its body came.
+    Refused(ReplyHead, usize),
+    /// It has other bytes than those of the range.
+    Wrong,
+}
+
+impl RangeSink {
+    pub(super) fn new(object: Arc<ObjectFetch>, range: NewRange) -> Self {
+        let (began, scratch) = (Instant::now(), Vec::new());
+        Self { object, range, began, reply: Reply::Missing, scratch, came: 0, is_enough: false }
+    }
+
+    fn scratch(&mut self, from: usize, bytes: u64) -> Room {
+        self.scratch.resize(SCRATCH, 0);
+        let most = usize::try_from(bytes).unwrap_or(usize::MAX);
+        Room::Memory(HostRange::of_mut(&mut self.scratch[from..]).first(most))
+    }
+
+    /// Whether a reply has the bytes that were asked for, and how many others before them.
+    fn check(&self, head: &ReplyHead) -> Result<u64> {
+        let target = &self.object.target;
+        if let Some((ours, theirs)) = target.etag.as_deref().zip(head.header("etag"))
+            && ours != theirs
+        {
+            return Err(replaced(Some(ours), Some(theirs)));
+        }
+        let wrong = |what: &str| {
+            let asked = format!("{}-{}/{}", self.range.start, self.range.end - 1, target.len);
+            let got = head.header("content-range").unwrap_or("none").to_owned();
+            Err(Error::new(ErrorKind::Io, format!("cannot read the object: {what}"))
+                .with("asked", asked)
+                .with("got", forebay_error::plain(&got)))
+        };
+        if head.status == 200 {
+            return match head.length {
+                Some(length) if length != target.len => wrong("its length is another one than its head said"),
+                // Some servers with much to do leave a range out now and then.
+                _ if self.range.start > MOST_SKIPPED && self.object.gives_ranges.load(Relaxed) => {
+                    Err(Error::new(ErrorKind::ShortRead, "cannot read the object: the server gave no range"))
+                }
+                _ if self.range.start > MOST_SKIPPED => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "cannot read the object: the server gives no ranges",
+                )
+                .hint(format!("forebay s3 probe s3://{}/{}", target.bucket, target.key))),
+                _ => Ok(self.range.start),
+            };
+        }
+        let Some((start, end, len)) = head.header("content-range").and_then(content_range) else {
+            return wrong("the server does not say which bytes it sends");
+        };
+        let is_length = head.length.is_none_or(|length| length == end.saturating_sub(start));
+        let is_asked = start == self.range.start && start < end && end <= self.range.end;
+        if !is_asked || len.is_some_and(|len| len != target.len) || !is_length {
+            return wrong("the server sends other bytes than were asked for");
+        }
+        self.object.gives_ranges.store(true, Relaxed);
+        Ok(0)
+    }
+
+    /// What the server says in place of the bytes: the error, and whether it may pass.
+    fn refusal(&self, head: &ReplyHead, body: &[u8]) -> (Error, bool) {
+        let ask = self.object.target.ask(Some((self.range.start, self.range.end)));
+        let refused = refusal(&self.object.endpoint, &ask, head, body);
+        if refused.is_passing {
+            let asked = head.header("retry-after").and_then(|text| text.trim().parse().ok());
+            let is_load = matches!(head.status, 429 | 503);
+            self.object.refused(is_load, asked.map(Duration::from_secs));
+        }
+        (refused.error, refused.is_passing)
+    }
+}
+
+/// `bytes 0-9/100`: the first byte, the one behind the last, and the length of the whole, if it is known.
+fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
+    let (range, len) = text.strip_prefix("bytes")?.trim().split_once('/')?;
+    let (start, last) = range.split_once('-')?;
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let len = if len.trim() == "*" { None } else { Some(number(len)?) };
+    Some((number(start)?, number(last)?.checked_add(1)?, len))
+}
+
+impl Sink for RangeSink {
+    fn head(&mut self, head: ReplyHead) -> Result<()> {
+        if !matches!(head.status, 200 | 206) {
+            self.reply = Reply::Refused(head, 0);
+            return Ok(());
+        }
+        match self.check(&head) {
+            Ok(skipped) => self.reply = Reply::Bytes(skipped),
+            Err(error) => {
+                self.reply = Reply::Wrong;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn room(&mut self) -> Room {
+        match self.reply {
+            Reply::Bytes(0) => {}
+            Reply::Bytes(skipped) => return self.scratch(0, skipped),
+            Reply::Refused(_, SCRATCH..) | Reply::Missing | Reply::Wrong => return Room::Enough,
+            Reply::Refused(_, came) => return self.scratch(came, SCRATCH as u64),
+        }
+        match self.object.room(self.range.id) {
+            RangeRoom::Memory(memory) => Room::Memory(memory),
+            RangeRoom::Skip(bytes) => self.scratch(0, bytes),
+            RangeRoom::Later => Room::Later,
+            RangeRoom::Enough => {
+                self.is_enough = true;
+                Room::Enough
+            }
+        }
+    }
+
+    fn filled(&mut self, bytes: usize) {
+        match &mut self.reply {
+            Reply::Bytes(0) => {
+                self.came += bytes as u64;
+                self.object.filled(self.range.id, bytes as u64);
+            }
+            Reply::Bytes(skipped) => *skipped -= bytes as u64,
+            Reply::Refused(_, came) => *came += bytes,
+            Reply::Missing | Reply::Wrong => {}
+        }
+    }
+
+    fn end(mut self: Box<Self>, result: Result<()>) {
+        let reply = std::mem::replace(&mut self.reply, Reply::Missing);
+        let (error, retries) = match (result, reply) {
+            (_, Reply::Refused(head, _)) if head.status == 412 => {
+                return replaced::look(self.object, self.range.id);
+            }
+            (_, Reply::Refused(head, came)) => {
+                self.refusal(&head, &self.scratch[..came.min(self.scratch.len())])
+            }
+            (Ok(()), _) if self.came > 0 || self.is_enough => {
+                self.object.endpoint.budget.good(self.began);
+                return self.object.ended(self.range.id, &Ok(()), false);
+            }
+            (Ok(()), _) => {
+                let error =
+                    Error::new(ErrorKind::ShortRead, "cannot read the object: the server sends no bytes");
+                self.object.refused(false, None);
+                (error, true)
+            }
+            (Err(error), Reply::Wrong) if error.kind() != ErrorKind::ShortRead => (error, false),
+            (Err(error), _) => {
+                let passes =
+                    matches!(error.kind(), ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead);
+                if passes {
+                    self.object.refused(false, None);
+                }
+                (error, passes)
+            }
+        };
+        if error.kind() == ErrorKind::Busy && !retries {
+            self.object.fail_all(&error);
+        }
+        self.object.ended(self.range.id, &Err(error), retries);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_contents_are_read_strictly() {
+        for (text, expected) in [
+            ("bytes 0-9/100", Some((0, 10, Some(100)))),
+            ("bytes 5-5/*", Some((5, 6, None))),
+            ("bytes */100", None),
+            ("bytes 0-18446744073709551615/1", None),
+            ("items 0-9/100", None),
+            ("bytes 0-9", None),
+            ("bytes 0-9/x", None),
+        ] {
+            assert_eq!(content_range(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A thread of the process by which something goes on later: behind a burst, a pause, or a promise that was not kept.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_remote::process::OfProcess;
+use forebay_sys::threads;
+
+use super::Paced;
+use crate::lock;
+
+/// How long the thread stays where nothing waits.
+const IDLE: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct Clock {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// By time, and a number.
+    waiting: BTreeMap<(Instant, u64), Weak<dyn Paced>>,
+    next: u64,
+    has_thread: bool,
+}
+
+static CLOCK: OfProcess<Clock> = OfProcess::new();
+
+/// Has something go on at this time, on a thread of the clock's. Where there is no thread for it, now.
+pub(crate) fn go_on_at(time: Instant, waiting: Weak<dyn Paced>) {
+    let clock = CLOCK.get();
+    let mut state = lock(&clock.state);
+    state.next += 1;
+    let key = (time, state.next);
+    let is_first = state.waiting.first_key_value().is_none_or(|((first, _), _)| time < *first);
+    state.waiting.insert(key, waiting);
+    let has_thread = std::mem::replace(&mut state.has_thread, true);
+    drop(state);
+    if !has_thread && threads::spawn("forebay-pace", || clock.run()).is_err() {
+        let mut state = lock(&clock.state);
+        state.has_thread = false;
+        let waiting = state.waiting.remove(&key).and_then(|waiting| waiting.upgrade());
+        drop(state);
+        waiting.into_iter().for_each(Paced::go_on);
+    } else if is_first {
+        clock.changed.notify_one();
+    }
+}
+
+impl Clock {
+    fn run(&self) {
+        let mut state = lock(&self.state);
+        loop {
+            let now = Instant::now();
+            let first = state.waiting.first_key_value().map(|((time, _), _)| *time);
+            match first {
+                Some(time) if time <= now => {
+                    let due = state.waiting.pop_first().and_then(|(_, waiting)| waiting.upgrade());
+                    drop(state);
+                    due.into_iter().for_each(Paced::go_on);
+                    state = lock(&self.state);
+                }
+                _ => {
+                    let most = first.map_or(IDLE, |time| time - now);
+                    let (back, waited) =
+                        self.changed.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner);
+                    state = back;
+                    if waited.timed_out() && first.is_none() && state.waiting.is_empty() {
+                        state.has_thread = false;
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

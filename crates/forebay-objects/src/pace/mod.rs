@@ -1,0 +1,18 @@
+//! What all calls to an endpoint share beside its connections: how many ranges are under way, pauses that the server asks for, and the
+//! clock by which something goes on later.
+
+mod budget;
+mod clock;
+mod turns;
+
+use std::sync::Arc;
+
+pub(crate) use budget::Budget;
+pub(crate) use clock::go_on_at;
+pub(crate) use turns::{Turns, UnderWay};
+
+/// What waits for a turn, or for a time.
+pub(crate) trait Paced: Send + Sync {
+    /// It may go on. Must not wait.
+    fn go_on(self: Arc<Self>);
+}

@@ -1,0 +1,266 @@
+//! Objects as sources of engines, and the opener of `s3://`.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{
+    Access, Answer, Direction, Facts, Fill, HeldUp, ListEntry, Opener, Request, RequestShape, Requests,
+    Source, StateToken, Upload,
+};
+
+use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload};
+use crate::endpoint::Endpoint;
+use crate::fetch::{ObjectFetch, Target, replaced};
+use crate::url::ObjectUrl;
+
+/// An object as it was when it was opened.
+pub(crate) struct ObjectSource {
+    url: ObjectUrl,
+    bucket: Bucket,
+    etag: Option<String>,
+    len: u64,
+    fetch: Arc<ObjectFetch>,
+}
+
+impl ObjectSource {
+    /// Opens one. It is neither made nor written in place.
+    fn open(url: ObjectUrl, access: Access) -> Result<Self> {
+        if access.write || access.make {
+            let text = "cannot open object: objects are not written in place";
+            return Err(Error::new(ErrorKind::Unsupported, text)
+                .with("url", &url)
+                .hint("save a new one: forebay.save_file, forebay cp"));
+        }
+        let bucket = Bucket::of(&url.bucket)?;
+        if url.is_prefix() {
+            return Err(no_object(&bucket, &url)?);
+        }
+        match bucket.head(&url.key, url.version.as_deref()) {
+            // The server may have said that the bucket is in another region.
+            Ok(head) => Ok(Self::new(Bucket::of(&url.bucket)?, url, head)),
+            Err(error) if error.kind() == ErrorKind::NotFound && url.version.is_none() => {
+                // Where the names of a bucket may not be looked at, the first error says more.
+                Err(no_object(&bucket, &url).ok().filter(is_folder).unwrap_or(error))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn new(bucket: Bucket, url: ObjectUrl, head: ObjectHead) -> Self {
+        let ObjectHead { len, etag, .. } = head;
+        let (key, version) = (url.key.clone(), url.version.clone());
+        let target = Target { bucket: url.bucket.clone(), key, version, etag: etag.clone(), len };
+        let fetch = ObjectFetch::new(bucket.endpoint.clone(), target);
+        Self { url, bucket, etag, len, fetch }
+    }
+
+    fn head(&self) -> Result<ObjectHead> {
+        self.bucket.head(&self.url.key, self.url.version.as_deref())
+    }
+}
+
+fn is_folder(error: &Error) -> bool {
+    error.kind() == ErrorKind::IsDirectory
+}
+
+/// What is at a URL where no object is: a folder, or nothing.
+fn no_object(bucket: &Bucket, url: &ObjectUrl) -> Result<Error> {
+    let is_there = match url.key.as_str() {
+        "" => bucket.region().map(|_| true)?,
+        _ => bucket.list(&url.prefix(), false).next().transpose()?.is_some(),
+    };
+    if is_there {
+        return Ok(Error::new(ErrorKind::IsDirectory, "cannot open object: it is a folder").with("url", url));
+    }
+    Ok(missing("cannot open object: no such object", url))
+}
+
+fn missing(text: &str, url: &ObjectUrl) -> Error {
+    let parent =
+        url.with_key(url.key.trim_end_matches('/').rsplit_once('/').map_or("", |(parent, _)| parent));
+    let hint = format!("forebay s3 ls {}", forebay_error::quoted(&parent.to_string()));
+    Error::new(ErrorKind::NotFound, text).with("url", url).hint(hint)
+}
+
+impl Drop for ObjectSource {
+    fn drop(&mut self) {
+        self.fetch.close();
+    }
+}
+
+impl fmt::Debug for ObjectSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ObjectSource({})", self.url)
+    }
+}
+
+impl Source for ObjectSource {
+    fn name(&self) -> String {
+        self.url.to_string()
+    }
+
+    /// The server is asked. An error where it has another object there by now.
+    fn len(&self) -> Result<u64> {
+        let head = self.head()?;
+        if head.etag != self.etag || head.len != self.len {
+            return Err(replaced(self.etag.as_deref(), head.etag.as_deref()).with("url", &self.url));
+        }
+        Ok(head.len)
+    }
+
+    fn len_lately(&self) -> Result<u64> {
+        Ok(self.len)
+    }
+
+    fn fill(&self) -> Fill<'_> {
+        Fill::Requests(self)
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The ETag and the length, or where it has none the time of its last change; the server is asked.
+    fn state(&self) -> Result<Option<StateToken>> {
+        let ObjectHead { len, etag, version, modified, .. } = self.head()?;
+        let Some(content) = etag.or_else(|| modified.map(|time| time.to_string())) else { return Ok(None) };
+        let content = format!("{len} {content}");
+        Ok(Some(StateToken::of_parts(content.as_bytes(), version.unwrap_or_default().as_bytes(), &[])))
+    }
+
+    fn facts(&self) -> Facts {
+        let Endpoint { account, site, turns, network, .. } = &*self.bucket.endpoint;
+        let facts = network.facts();
+        let transport = if facts.transport.is_empty() { "TCP" } else { facts.transport };
+        let (region, most) = (account.region(&self.url.bucket), turns.limit());
+        let keys =
+            account.provider().map_or("without keys".to_owned(), |provider| format!("keys of {provider}"));
+        let way = format!(
+            "S3 over {transport}, by forebay's own client: {}, region {region}, up to {most} connections, {keys}",
+            site.host
+        );
+        let left_out = facts.left_out.into_iter().map(|(address, why)| {
+            let hint = format!("check the route and firewalls: nc -vz {} {}", address.ip(), address.port());
+            (format!("address {address} of {} left out: {why}", site.host), hint)
+        });
+        Facts { way: Some(way), left_out: left_out.collect(), file_system: Some("s3") }
+    }
+
+    fn held_up_from_now(&self) -> Option<HeldUp> {
+        let endpoint = Arc::downgrade(&self.bucket.endpoint);
+        let before = (self.bucket.endpoint.network.facts().silences, self.bucket.endpoint.budget.paused());
+        Some(Box::new(move || {
+            let endpoint = endpoint.upgrade()?;
+            let (silences, pauses) = before;
+            let silent = since(silences, endpoint.network.facts().silences);
+            let paused = since(pauses, endpoint.budget.paused());
+            let (what, seconds) = match (silent, paused) {
+                (silent, Some(paused)) if silent.is_none_or(|silent| silent < paused) => {
+                    ("had too much to do", paused)
+                }
+                (silent, _) => ("was silent", silent?),
+            };
+            Some(format!("held up: server {} {what} for {} s in all", endpoint.site.host, seconds.as_secs()))
+        }))
+    }
+
+    fn access(&self) -> (bool, bool) {
+        (true, false)
+    }
+}
+
+/// Receipts speak of pauses from this length on.
+const NOTED_FROM: Duration = Duration::from_secs(1);
+
+/// How much longer pauses were than before, where that is worth a note.
+fn since(before: (u64, Duration), now: (u64, Duration)) -> Option<Duration> {
+    Some(now.1.saturating_sub(before.1)).filter(|longer| *longer >= NOTED_FROM)
+}
+
+impl Requests for ObjectSource {
+    fn start(&self, request: Request, done: Answer) {
+        if request.direction == Direction::Write {
+            return done(Err(Error::from_errno(
+                libc::EBADF,
+                "cannot write: objects are not written in place",
+            )
+            .with("url", &self.url)
+            .hint("save a new one: forebay.save_file, forebay cp")));
+        }
+        // SAFETY: the lane keeps the memory valid and untouched until the answer.
+        unsafe { self.fetch.start(request, done) };
+    }
+
+    fn shape(&self) -> RequestShape {
+        RequestShape { preferred: RequestShape::ANY }
+    }
+}
+
+/// Opens `s3://` URLs.
+pub(crate) struct ObjectOpener;
+
+impl Opener for ObjectOpener {
+    fn scheme(&self) -> &'static str {
+        "s3"
+    }
+
+    fn check(&self, url: &Path) -> Result<()> {
+        ObjectUrl::parse(url).map(drop)
+    }
+
+    fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>> {
+        Ok(Arc::new(ObjectSource::open(ObjectUrl::parse(url)?, access)?))
+    }
+
+    fn make(&self, url: &Path, _mode: u32) -> Result<Box<dyn Upload>> {
+        let url = ObjectUrl::parse(url)?;
+        if url.is_prefix() {
+            return Err(Error::new(ErrorKind::IsDirectory, "cannot create object: the URL names a folder")
+                .with("url", &url));
+        }
+        if url.version.is_some() {
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "cannot create object: a new one gets its version from the server",
+            )
+            .with("url", &url)
+            .hint("leave ?versionId= out"));
+        }
+        Ok(Box::new(ObjectUpload::new(Bucket::of(&url.bucket)?, &url.key)))
+    }
+
+    fn list(&self, url: &Path) -> Result<Vec<ListEntry>> {
+        let url = ObjectUrl::parse(url)?;
+        let (bucket, prefix) = (Bucket::of(&url.bucket)?, url.prefix());
+        let mut entries = Vec::new();
+        let mut is_there = prefix.is_empty();
+        for one in bucket.list(&prefix, false) {
+            is_there = true;
+            let (name, is_folder) = match one? {
+                Listed::Object(object) => (object.key, false),
+                Listed::Folder(name) => (name, true),
+            };
+            let name = name.strip_prefix(&prefix).unwrap_or(&name).trim_end_matches('/').to_owned();
+            // An object with the folder's own name marks it where it is empty.
+            if !name.is_empty() {
+                entries.push(ListEntry { name: OsString::from(name), is_folder: Some(is_folder) });
+            }
+        }
+        if is_there { Ok(entries) } else { Err(missing("cannot list the folder: no such folder", &url)) }
+    }
+
+    fn near_miss(&self, path: &Path) -> Option<String> {
+        ObjectUrl::meant(path)
+    }
+
+    /// Names have escapes in URLs.
+    fn file_name(&self, url: &Path) -> Option<OsString> {
+        let url = ObjectUrl::parse(url).ok()?;
+        let name = url.name();
+        (!name.is_empty()).then(|| OsString::from(name))
+    }
+}

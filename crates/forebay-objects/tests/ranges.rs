@@ -1,0 +1,189 @@
+//! One range fills many slots: how many are asked for, and what a reader sees where they fail.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "../../forebay-engine/tests/common/mod.rs"]
+mod common;
+mod server;
+
+use common::{Target, config, context, install_gpu};
+use fake_s3::{Asked, FakeS3, Fault, Place};
+use forebay_config::{CachePolicy, Config, IoBackend};
+use forebay_contract::pattern;
+use forebay_engine::{Buffer, File, ReadPiece, Session};
+use forebay_error::{Error, ErrorKind};
+use server::named;
+
+const KEY: u64 = 5;
+const MIB: usize = 1 << 20;
+
+fn session() -> Session {
+    install_gpu();
+    let config = Config { lanes: 2, slots: 4, ..config(IoBackend::Auto, CachePolicy::Auto) };
+    Session::with_config(Config { slot_size: 2 << 20, ..config }).unwrap()
+}
+
+/// Reads all of an object.
+fn read(session: &Session, target: Target, len: usize) -> Result<Buffer, Error> {
+    let mut buffer = target.buffer(session, len);
+    session.read(&File::open("s3://bucket/object")?, 0, &mut buffer)?;
+    Ok(buffer)
+}
+
+#[test]
+fn slots_in_a_row_share_ranges() {
+    const LEN: usize = 256 * MIB;
+    let server = named(FakeS3::start());
+    let session = session();
+    server.put("bucket", "object", pattern(KEY, 0, LEN));
+    for target in Target::ALL {
+        server.forget_counts();
+        let buffer = read(&session, target, LEN).unwrap();
+        assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes");
+        let gets = server.requests(Asked::Get);
+        assert!(
+            (16..=LEN as u64 / (8 << 20) + 1).contains(&gets),
+            "{gets} {target:?}: {:?}",
+            server.ranges()
+        );
+        assert!(server.bytes_sent() < LEN as u64 + (32 << 20), "{} bytes", server.bytes_sent());
+    }
+}
+
+#[test]
+fn small_neighbours_share_ranges() {
+    const SMALL: usize = 95_000;
+    let server = named(FakeS3::start());
+    let session = session();
+    server.put("bucket", "object", pattern(KEY, 0, 40 * SMALL));
+    let file = File::open("s3://bucket/object").unwrap();
+    for target in Target::ALL {
+        server.forget_counts();
+        let piece =
+            |at: usize| ReadPiece { offset: (1000 + at * SMALL) as u64, range: at * SMALL..(at + 1) * SMALL };
+        let pieces: Vec<_> = (0..32).map(piece).collect();
+        let buffer = target.buffer(&session, 32 * SMALL);
+        let outcome = session.read_batch(&file, &pieces, buffer).unwrap().wait();
+        outcome.result().unwrap();
+        let bytes = outcome.buffer.to_vec().unwrap();
+        for piece in pieces {
+            assert!(bytes[piece.range] == pattern(KEY, piece.offset, SMALL), "wrong bytes");
+        }
+        assert!(server.requests(Asked::Get) <= 3, "{target:?}: {:?}", server.ranges());
+    }
+}
+
+#[test]
+fn an_object_that_is_replaced_ends_the_read_with_both_etags() {
+    const LEN: usize = 40 * MIB;
+    let server = named(FakeS3::start());
+    let session = session();
+    for target in Target::ALL {
+        server.put("bucket", "object", pattern(KEY, 0, LEN));
+        let etag = server.etag("bucket", "object").unwrap();
+        server.fault_once(Asked::Get, 2, Fault::Replace(pattern(KEY + 1, 0, LEN)));
+        let error = read(&session, target, LEN).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
+        let now = server.etag("bucket", "object").unwrap();
+        assert_eq!(context(&error, "opened"), Some(format!("\"{etag}\"").as_str()), "{error}");
+        assert_eq!(context(&error, "now"), Some(format!("\"{now}\"").as_str()), "{error}");
+        assert_eq!(context(&error, "url"), Some("s3://bucket/object"));
+    }
+}
+
+/// Each of these passes: all bytes come, also those before it only once.
+#[test]
+fn ranges_that_break_go_on_where_they_broke() {
+    const LEN: usize = 24 * MIB + 5;
+    let server = named(FakeS3::start());
+    let session = session();
+    server.put("bucket", "object", pattern(KEY, 0, LEN));
+    let faults = [
+        Fault::Cut(Place::BeforeHead),
+        Fault::Cut(Place::InHead(20)),
+        Fault::Cut(Place::InBody(0)),
+        Fault::Cut(Place::InBody(3_000_001)),
+        Fault::Reset(Place::InBody(100)),
+        Fault::Error(503, "SlowDown", None),
+        Fault::Error(500, "InternalError", None),
+        Fault::Error(429, "TooManyRequests", Some(0)),
+        Fault::Close,
+        Fault::CloseQuietly,
+        Fault::Chunked(100_000),
+        Fault::UntilClose,
+        Fault::Interim(&[100, 103]),
+        Fault::Whole,
+    ];
+    for fault in faults {
+        for nth in [0, 1] {
+            for target in Target::ALL {
+                server.forget_counts();
+                server.fault_once(Asked::Get, nth, fault.clone());
+                let buffer = read(&session, target, LEN).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+                assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "{fault:?}: wrong bytes");
+            }
+        }
+    }
+}
+
+/// None of these passes: the error says what is wrong.
+#[test]
+fn wrong_replies_are_errors() {
+    const LEN: usize = 24 * MIB;
+    let server = named(FakeS3::start());
+    let session = session();
+    server.put("bucket", "object", pattern(KEY, 0, LEN));
+    for (fault, kind) in [
+        (Fault::Header("content-range", "bytes 1-8388608/25165824".to_owned()), ErrorKind::Io),
+        (Fault::Header("etag", "\"other\"".to_owned()), ErrorKind::Busy),
+        (Fault::Long(5), ErrorKind::Io),
+        (Fault::Short(70_000), ErrorKind::Io),
+        (Fault::Error(403, "AccessDenied", None), ErrorKind::PermissionDenied),
+        (Fault::Error(404, "NoSuchKey", None), ErrorKind::NotFound),
+    ] {
+        for target in Target::ALL {
+            server.fault_always(Asked::Get, fault.clone());
+            let error = read(&session, target, LEN).err().unwrap();
+            assert_eq!(error.kind(), kind, "{fault:?}: {error}");
+            assert_eq!(context(&error, "url"), Some("s3://bucket/object"), "{fault:?}: {error}");
+        }
+    }
+    server.no_faults();
+    assert!(read(&session, Target::Host, LEN).is_ok(), "the endpoint still serves");
+}
+
+#[test]
+fn what_is_no_object_is_said() {
+    let server = named(FakeS3::start());
+    server.put("bucket", "folder/object", "bytes");
+    for (url, kind) in [
+        ("s3://bucket/folder", ErrorKind::IsDirectory),
+        ("s3://bucket/folder/", ErrorKind::IsDirectory),
+        ("s3://bucket", ErrorKind::IsDirectory),
+        ("s3://bucket/folder/none", ErrorKind::NotFound),
+        ("s3://bucket/none/", ErrorKind::NotFound),
+        ("s3://none/none", ErrorKind::NotFound),
+        ("s3://bucket/folder/object?versionId=none", ErrorKind::NotFound),
+    ] {
+        let error = File::open(url).unwrap_err();
+        assert_eq!(error.kind(), kind, "{url}: {error}");
+    }
+    let error = File::options().write(true).open("s3://bucket/folder/object").unwrap_err();
+    assert_eq!((error.kind(), error.hints().len()), (ErrorKind::Unsupported, 1), "{error}");
+    let file = File::open("s3://bucket/folder/object").unwrap();
+    let state = file.state().unwrap().unwrap();
+    assert_eq!(file.state().unwrap().unwrap(), state);
+    server.put("bucket", "folder/object", "other");
+    assert!(!file.state().unwrap().unwrap().has_bytes_of(&state));
+}
+
+#[test]
+fn a_bucket_of_another_region_is_read_there() {
+    let server = named(FakeS3::start());
+    let there = FakeS3::start();
+    there.set_region("eu-north-7");
+    there.require_signatures();
+    there.put("moved", "object", pattern(KEY, 0, MIB));
+    server.fault_always(Asked::Head, Fault::Redirect(301, "eu-north-7", None));
+    let error = File::open("s3://moved/object").unwrap_err();
+    assert!(error.hints().iter().any(|hint| hint == "export AWS_REGION=eu-north-7"), "{error:?}");
+}
