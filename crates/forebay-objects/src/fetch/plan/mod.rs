@@ -73,6 +73,7 @@ impl Plan {
         self.moved = Some(now);
         let (start, end) = (request.offset, request.offset + request.memory.len as u64);
         let until = end.saturating_add(request.ahead).min(self.len);
+        self.promises.asked(start, end);
         let id = self.asked.add(request, answer);
         let resumed = self.place(id, start, end);
         let from = self.covered_until(end);

@@ -232,6 +232,26 @@ fn slots_in_a_row_share_ranges() {
     }
 }
 
+/// A lane that is held up asks for its slots when others have read on: no range asks for theirs again.
+#[test]
+fn late_requests_promise_nothing_anew() {
+    let mut server = Server::new(OBJECT);
+    let at = |slot: u64| slot * SLOT as u64;
+    for slot in (0..16).filter(|slot| *slot != 3) {
+        server.ask(at(slot), SLOT, OBJECT - at(slot + 1));
+        server.begin(2);
+        for id in server.open.clone() {
+            server.serve(id, usize::MAX);
+        }
+    }
+    server.now += 2 * PROMISED;
+    server.ask(at(3), SLOT, OBJECT - at(4));
+    server.run(2);
+    server.check(OBJECT);
+    let bytes: u64 = server.gets.iter().map(|get| get.end - get.start).sum();
+    assert!(bytes <= OBJECT + 2 * RANGE, "{bytes}: {:?}", server.gets);
+}
+
 #[test]
 fn small_neighbours_share_ranges() {
     for (gap, ahead) in [(0, 0), (0, 1), (3000, 0)] {
