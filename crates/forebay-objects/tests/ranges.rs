@@ -186,3 +186,25 @@ fn a_bucket_of_another_region_is_read_there() {
     let error = File::open("s3://moved/object").unwrap_err();
     assert!(error.hints().iter().any(|hint| hint == "export AWS_REGION=eu-north-7"), "{error:?}");
 }
+
+#[test]
+fn a_whole_object_is_compared_with_its_checksum_and_a_part_is_not() {
+    let server = named(FakeS3::start());
+    let session = session();
+    for (len, fault, is_noticed) in [
+        (MIB, Fault::Flip(777), true),
+        (5 * MIB, Fault::Flip(4_000_000), true),
+        (24 * MIB, Fault::Flip(777), false),
+        (24 * MIB, Fault::WholeChecksum, false),
+    ] {
+        server.put("bucket", "object", pattern(KEY, 0, len));
+        for target in Target::ALL {
+            server.fault_once(Asked::Get, 0, fault.clone());
+            let error = read(&session, target, len).err();
+            let is_corrupt = error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Corrupt);
+            assert_eq!((is_corrupt, error.is_some()), (is_noticed, is_noticed), "{len} {fault:?}: {error:?}");
+            server.no_faults();
+            assert!(read(&session, target, len).unwrap().to_vec().unwrap() == pattern(KEY, 0, len));
+        }
+    }
+}

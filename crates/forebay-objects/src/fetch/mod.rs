@@ -6,8 +6,10 @@
 //! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
 //! | `object` | the plan of an object, joined to its endpoint |
 //! | `sink` | the reply to a range |
+//! | `checked` | the checksum of an object that one call has all of |
 //! | `replaced` | the error where another object has the name by now |
 
+mod checked;
 mod limits;
 mod object;
 mod plan;

@@ -33,10 +33,11 @@ impl Target {
     pub(crate) fn ask(&self, range: Option<(u64, u64)>) -> Ask {
         let mut headers = Vec::new();
         if let Some((start, end)) = range {
-            if (start, end) == (0, self.len) {
-                headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
-            }
-            headers.push(("range".to_owned(), format!("bytes={start}-{}", end - 1)));
+            // Servers send a checksum with all of the bytes alone; some send that of all with a part.
+            headers.push(match (start, end) == (0, self.len) {
+                true => ("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()),
+                false => ("range".to_owned(), format!("bytes={start}-{}", end - 1)),
+            });
             headers.extend(self.etag.as_ref().map(|etag| ("if-match".to_owned(), etag.clone())));
         }
         let version = self.version.as_ref().map(|version| ("versionId".to_owned(), version.clone()));

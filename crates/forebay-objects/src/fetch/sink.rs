@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::HostRange;
 
+use super::checked::CheckedBody;
 use super::limits::SCRATCH;
 use super::object::ObjectFetch;
 use super::plan::{NewRange, RangeRoom};
@@ -26,6 +27,12 @@ pub(super) struct RangeSink {
     /// For bytes that nobody wants, and bodies of errors.
     scratch: Vec<u8>,
     came: u64,
+    /// Of a whole object.
+    check: Option<CheckedBody>,
+    /// Where the next bytes go.
+    room: HostRange,
+    /// Its bytes are wrong.
+    wrong: Option<Error>,
     /// The plan wants no more.
     is_enough: bool,
 }
@@ -44,7 +51,19 @@ enum Reply {
 impl RangeSink {
     pub(super) fn new(object: Arc<ObjectFetch>, range: NewRange) -> Self {
         let (began, scratch) = (Instant::now(), Vec::new());
-        Self { object, range, began, reply: Reply::Missing, scratch, came: 0, is_enough: false }
+        let (check, room, wrong) = (None, HostRange::NONE, None);
+        Self {
+            object,
+            range,
+            began,
+            reply: Reply::Missing,
+            scratch,
+            came: 0,
+            check,
+            room,
+            wrong,
+            is_enough: false,
+        }
     }
 
     fn scratch(&mut self, from: usize, bytes: u64) -> Room {
@@ -95,6 +114,26 @@ impl RangeSink {
         Ok(0)
     }
 
+    fn is_whole(&self) -> bool {
+        (self.range.start, self.range.end) == (0, self.object.target.len)
+    }
+
+    /// Takes bytes into the checksum; with the last ones it is compared, before their request is answered.
+    fn compare(&mut self, bytes: usize) -> Result<()> {
+        let Some(mut check) = self.check.take() else { return Ok(()) };
+        let (is_first, is_one) = (self.came == bytes as u64, self.room.len as u64 == self.range.end);
+        if is_first && !is_one && check.needs_all() {
+            return Ok(());
+        }
+        // SAFETY: the plan gave the memory, and its request is answered behind this. One that needs all has one request.
+        unsafe { check.add(self.room.first(bytes)) };
+        if self.came < self.range.end {
+            self.check = Some(check);
+            return Ok(());
+        }
+        check.end().inspect_err(|error| self.wrong = Some(error.clone()))
+    }
+
     /// What the server says in place of the bytes: the error, and whether it may pass.
     fn refusal(&self, head: &ReplyHead, body: &[u8]) -> (Error, bool) {
         let ask = self.object.target.ask(Some((self.range.start, self.range.end)));
@@ -124,7 +163,10 @@ impl Sink for RangeSink {
             return Ok(());
         }
         match self.check(&head) {
-            Ok(skipped) => self.reply = Reply::Bytes(skipped),
+            Ok(skipped) => {
+                self.reply = Reply::Bytes(skipped);
+                self.check = if self.is_whole() { CheckedBody::of(&head) } else { None };
+            }
             Err(error) => {
                 self.reply = Reply::Wrong;
                 return Err(error);
@@ -141,7 +183,10 @@ impl Sink for RangeSink {
             Reply::Refused(_, came) => return self.scratch(came, SCRATCH as u64),
         }
         match self.object.room(self.range.id) {
-            RangeRoom::Memory(memory) => Room::Memory(memory),
+            RangeRoom::Memory(memory) => {
+                self.room = memory;
+                Room::Memory(memory)
+            }
             RangeRoom::Skip(bytes) => self.scratch(0, bytes),
             RangeRoom::Later => Room::Later,
             RangeRoom::Enough => {
@@ -155,6 +200,9 @@ impl Sink for RangeSink {
         match &mut self.reply {
             Reply::Bytes(0) => {
                 self.came += bytes as u64;
+                if self.check.is_some() && self.compare(bytes).is_err() {
+                    return;
+                }
                 self.object.filled(self.range.id, bytes as u64);
             }
             Reply::Bytes(skipped) => *skipped -= bytes as u64,
@@ -166,6 +214,7 @@ impl Sink for RangeSink {
     fn end(mut self: Box<Self>, result: Result<()>) {
         let reply = std::mem::replace(&mut self.reply, Reply::Missing);
         let (error, retries) = match (result, reply) {
+            _ if let Some(error) = self.wrong.take() => (error, false),
             (_, Reply::Refused(head, _)) if head.status == 412 => {
                 return replaced::look(self.object, self.range.id);
             }
