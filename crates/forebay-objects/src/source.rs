@@ -15,6 +15,7 @@ use forebay_source::{
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload};
 use crate::endpoint::Endpoint;
 use crate::fetch::{ObjectFetch, Target, replaced};
+use crate::pace::MOST_RANGES;
 use crate::url::ObjectUrl;
 
 /// An object as it was when it was opened.
@@ -133,10 +134,10 @@ impl Source for ObjectSource {
     }
 
     fn facts(&self) -> Facts {
-        let Endpoint { account, site, turns, network, .. } = &*self.bucket.endpoint;
+        let Endpoint { account, site, network, .. } = &*self.bucket.endpoint;
         let facts = network.facts();
         let transport = if facts.transport.is_empty() { "TCP" } else { facts.transport };
-        let (region, most) = (account.region(&self.url.bucket), turns.limit());
+        let (region, most) = (account.region(&self.url.bucket), MOST_RANGES);
         let keys =
             account.provider().map_or("without keys".to_owned(), |provider| format!("keys of {provider}"));
         let way = format!(

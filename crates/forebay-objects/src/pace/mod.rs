@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub(crate) use budget::Budget;
 pub(crate) use clock::go_on_at;
-pub(crate) use turns::{Turns, UnderWay};
+pub(crate) use turns::{MOST_RANGES, Turns, UnderWay};
 
 /// What waits for a turn, or for a time.
 pub(crate) trait Paced: Send + Sync {

@@ -10,7 +10,7 @@ use crate::lock;
 /// Ranges at first: a store gives 40 to 95 MB/s by a connection, and a server on this machine needs no more.
 const FIRST: usize = 8;
 /// The most: 100 Gbit/s by connections of 0.4.
-const MOST: usize = 256;
+pub(crate) const MOST_RANGES: usize = 256;
 /// More ranges stay where the rate grows by this part; otherwise they only cost CPU.
 const GAIN: f64 = 1.08;
 /// How long the number stays behind a search.
@@ -144,7 +144,7 @@ impl Rounds {
         let rate = self.bytes as f64 / took.as_secs_f64();
         match self.before {
             Some((fewer, by_fewer)) if rate < by_fewer * GAIN => return self.rest(fewer, now),
-            _ if self.limit >= MOST => return self.rest(self.limit, now),
+            _ if self.limit >= MOST_RANGES => return self.rest(self.limit, now),
             _ => {}
         }
         // A second look begins below: what more connections gave may be gone.
@@ -176,7 +176,7 @@ mod tests {
     fn as_many_ranges_are_under_way_as_help() {
         for best in [1, 2, 16, 64, 500] {
             let limit = found(best);
-            assert!((best / 2..=best * 2).contains(&limit) || limit == MOST, "{limit} for {best}");
+            assert!((best / 2..=best * 2).contains(&limit) || limit == MOST_RANGES, "{limit} for {best}");
         }
     }
 
