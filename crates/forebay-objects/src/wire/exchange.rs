@@ -122,6 +122,10 @@ impl Exchange {
             }
             stop => stop,
         };
+        wire.stream.expect(match (&stop, &self.reply) {
+            (Stop::Waits, Reply::Body(framing)) => framing.left().unwrap_or(0),
+            _ => 0,
+        });
         match stop {
             Stop::Waits => Turn::Waits,
             Stop::GoesOn => Turn::GoesOn,

@@ -11,11 +11,18 @@ use forebay_sys::descriptor_table::HIGH_DESCRIPTOR;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sockopt};
 
+/// Bytes that a socket waits for where many follow (SO_RCVLOWAT). 16 ranges of 8 MiB on loopback, 2 CPUs: 0.21 CPU s/GB; 0.25 without.
+const BATCH: u64 = 512 << 10;
+/// The receive buffer from which it does: with a smaller one the server would wait for room meanwhile.
+const ROOM: usize = 3 << 20;
+
 /// A socket of this process: a forked child that has its descriptor only closes it.
 #[derive(Debug)]
 pub(super) struct Socket {
     file: HeldFile,
     process: ProcessId,
+    /// Whether it waits for [`BATCH`] bytes.
+    waits_for_batch: bool,
 }
 
 impl Socket {
@@ -28,7 +35,7 @@ impl Socket {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(forebay_remote::endpoint::refused(address, errno)),
         }
-        Ok(Self { file: HeldFile::new(socket.into()), process: ProcessId::current() })
+        Ok(Self { file: HeldFile::new(socket.into()), process: ProcessId::current(), waits_for_batch: false })
     }
 
     /// The file, where its descriptor still is of it.
@@ -59,6 +66,29 @@ impl Socket {
             got @ 0.. => Ok(got as usize),
             _ => Err(Error::last_os_error()),
         }
+    }
+
+    /// So many bytes follow: many of them are waited for at a time.
+    pub(super) fn expect(&mut self, bytes: u64) {
+        let Some(file) = self.file.get() else { return };
+        let is_long = bytes >= 2 * BATCH;
+        let has_room = || sockopt::socket_recv_buffer_size(file).is_ok_and(|size| size >= ROOM);
+        if is_long == self.waits_for_batch || is_long && !has_room() {
+            return;
+        }
+        let (least, size) = (if is_long { BATCH as i32 } else { 1 }, size_of::<i32>() as u32);
+        let (socket, option) = (file.as_raw_fd(), libc::SO_RCVLOWAT);
+        // SAFETY: the value lives through the call.
+        let done =
+            unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, option, (&raw const least).cast(), size) };
+        if done == 0 {
+            self.waits_for_batch = is_long;
+        }
+    }
+
+    /// Whether fewer bytes than it waits for may be there.
+    pub(super) fn waits_for_batch(&self) -> bool {
+        self.waits_for_batch
     }
 
     /// Sends what there is room for.

@@ -51,6 +51,13 @@ impl Stream {
         }
     }
 
+    /// So many bytes follow: where they are plain, many of them are waited for at a time.
+    pub(super) fn expect(&mut self, bytes: u64) {
+        if let Self::Plain(socket) = self {
+            socket.expect(bytes);
+        }
+    }
+
     /// Sends what there is room for.
     pub(super) fn send(&mut self, parts: &[IoSlice<'_>]) -> Result<usize> {
         match self {

@@ -60,6 +60,11 @@ impl Work {
         }
     }
 
+    /// Whether it may have received bytes without an event.
+    pub(super) fn waits_for_batch(&self) -> bool {
+        matches!(self.state, WorkState::Call(..)) && self.socket().is_some_and(Socket::waits_for_batch)
+    }
+
     fn interest(&self) -> Interest {
         let wants_to_send = match &self.state {
             WorkState::Opening(opening, _) => opening.wants_to_send(),

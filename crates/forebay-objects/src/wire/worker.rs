@@ -329,6 +329,10 @@ impl Worker {
             }
         }
         for token in self.table.tokens() {
+            // What a slow server sends is taken before it is many bytes.
+            if self.table.get(token).is_some_and(|work| work.waits_for_batch() && now - work.since >= SLICE) {
+                self.turn(token);
+            }
             if let Err(error) = self.check_one(token, now, is_stopped) {
                 self.fail(token, error);
             }

@@ -193,3 +193,29 @@ fn bytes_behind_a_body_are_not_taken_for_the_next_reply() {
         assert_eq!(get(&network, "").body(), b"body");
     }
 }
+
+/// Long bodies are received many bytes at a time; those of a server that becomes slow come nevertheless, and so does the next reply.
+#[test]
+fn a_server_that_becomes_slow_within_a_long_body_is_waited_for() {
+    let body = Arc::new(pattern(24_000_000));
+    let sent = body.clone();
+    let network = network(server(move |mut stream, _| {
+        while request(&mut stream).is_some() {
+            let (fast, slow) = sent.split_at(20_000_000);
+            stream
+                .write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", sent.len()).as_bytes())
+                .unwrap();
+            stream.write_all(fast).unwrap();
+            // Together fewer bytes than are waited for, in a time longer than the limit of silence.
+            for piece in slow[..480_000].chunks(60_000) {
+                stream.write_all(piece).unwrap();
+                std::thread::sleep(Duration::from_millis(400));
+            }
+            stream.write_all(&slow[480_000..]).unwrap();
+        }
+    }));
+    for _ in 0..2 {
+        let places = Places { step: 2 << 20, ..Places::default() };
+        assert_eq!(start(&network, ask(Method::Get, ""), Body::None, places).body(), *body);
+    }
+}
