@@ -12,6 +12,7 @@ use forebay_doctor::system::{COLLECT, CollectedFiles};
 use forebay_doctor::{DoctorOptions, RealSystem, RootedSystem, ServerCopy, SiteRules, diagnose, gpu, live};
 use forebay_error::Error;
 use forebay_gpu::Devices;
+use forebay_objects::ObjectUrl;
 use forebay_stats::Reader;
 
 use crate::check::{self, FailOn};
@@ -22,14 +23,14 @@ pub(crate) const UNKNOWN: i32 = 3;
 /// How long the collection on a server may take.
 const COLLECT_LIMIT: Duration = Duration::from_mins(1);
 
-/// Find what is wrong with this machine, a mount, a running process or a pod, and what to type
+/// Find what is wrong with this machine, a mount, a process, a pod or the way to an object, and what to type
 ///
 /// Reads /proc, /sys and /etc; writes nothing and tries nothing (`forebay check` tries). Each finding says what is
 /// wrong, where it was read, and what to type. Exit code, as monitoring takes it: 0 nothing or notes, 1 something makes
 /// it slower, 2 something does not work, 3 nothing was looked at (a wrong argument, a server that is not reached).
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct DoctorArgs {
-    /// Directories or files; by default the working directory, /tmp and the mounted file systems
+    /// Directories, files or objects (s3://); by default the working directory, /tmp and the mounted file systems
     #[arg(value_name = "PATH", value_parser = crate::names::source_text())]
     paths: Vec<String>,
 
@@ -157,8 +158,12 @@ fn options(args: &DoctorArgs) -> Result<DoctorOptions, Hinted> {
         })?;
         Ok(SavedBench { path: path.display().to_string(), report })
     };
+    let is_object = |path: &&String| args.root.is_none() && ObjectUrl::is_one(path.as_ref());
+    let (objects, paths): (Vec<_>, Vec<_>) = args.paths.iter().partition(is_object);
+    let object = |url: &String| ObjectUrl::parse(url.as_ref()).map_err(|error| Hinted::from(&error));
     Ok(DoctorOptions {
-        paths: args.paths.clone(),
+        paths: paths.into_iter().cloned().collect(),
+        objects: objects.into_iter().map(object).collect::<Result<_, Hinted>>()?,
         pid: args.pid,
         // A process without counters is a finding, not an error.
         counters: args.pid.and_then(|pid| Reader::attach(pid).ok()?.snapshot().ok()),

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use forebay_config::Config;
 use forebay_error::plain;
+use forebay_objects::ObjectUrl;
 use forebay_stats::Snapshot;
 use serde::Serialize;
 
@@ -15,6 +16,7 @@ use crate::finding::{Finding, Severity};
 use crate::gpu;
 use crate::machine::MachineFacts;
 use crate::nfs_server::{self, ServerCopy};
+use crate::objects;
 use crate::render::{counts, finding_lines};
 use crate::report::missing;
 use crate::rules::findings;
@@ -39,8 +41,18 @@ pub struct DoctorOptions {
     pub benches: Vec<SavedBench>,
     /// NFS servers whose files were collected there.
     pub servers: Vec<ServerCopy>,
+    /// Objects of S3. The machine is looked at, too, where something else is asked for.
+    pub objects: Vec<ObjectUrl>,
     /// What the site makes of findings.
     pub site: SiteRules,
+}
+
+impl DoctorOptions {
+    /// Whether nothing but objects is asked for.
+    fn is_of_objects(&self) -> bool {
+        let has_machine = !self.paths.is_empty() || self.pid.is_some() || self.pod || self.log.is_some();
+        !self.objects.is_empty() && !has_machine && self.benches.is_empty() && self.servers.is_empty()
+    }
 }
 
 /// The doctor's result.
@@ -93,8 +105,43 @@ fn look(
         return Err(Hinted::new(format!("{} is no report of forebay bench: it has no passes", other.path))
             .fix("make one: forebay bench … --json FILE"));
     }
+    let (places, mut found) = if options.is_of_objects() {
+        (Vec::new(), Vec::new())
+    } else {
+        of_machine(system, offered, options, process.as_ref())?
+    };
+    for server in &options.servers {
+        found.extend(nfs_server::look(server, system));
+    }
+    found.extend(options.objects.iter().flat_map(objects::look));
+    let ignored = options.site.apply(&mut found);
+    let worst = found.first().map_or(Severity::Ok, |finding| finding.severity);
+    Ok(DoctorReport {
+        schema: "forebay.doctor/1",
+        version: crate::VERSION,
+        worst,
+        exit_code: match worst {
+            Severity::Blocks => 2,
+            Severity::Slower => 1,
+            Severity::Note | Severity::Ok => 0,
+        },
+        process,
+        places: places.into_iter().chain(options.objects.iter().map(ToString::to_string)).collect(),
+        servers: options.servers.iter().map(|server| server.host.clone()).collect(),
+        ignored,
+        findings: found,
+    })
+}
+
+/// Paths of this machine, and its findings.
+fn of_machine(
+    system: &dyn System,
+    offered: &DriverOffer,
+    options: &DoctorOptions,
+    process: Option<&ProcessFacts>,
+) -> Result<(Vec<String>, Vec<Finding>), Hinted> {
     let mut asked = options.paths.clone();
-    if let (true, Some(process)) = (asked.is_empty(), &process) {
+    if let (true, Some(process)) = (asked.is_empty(), process) {
         asked.extend(process.files.iter().map(|(_, path)| path.clone()).filter(|path| system.exists(path)));
     }
     let mut places: Vec<StoragePlace> = Vec::new();
@@ -111,7 +158,7 @@ fn look(
     }
     let library = library(system);
     let cufile = CufileConfig::probe(system);
-    let mut found = findings(&Facts {
+    let found = findings(&Facts {
         system,
         machine: &machine,
         offered,
@@ -121,30 +168,11 @@ fn look(
         cufile: &cufile,
         library: library.as_ref(),
         tried: None,
-        process: process.as_ref(),
+        process,
         log: options.log.as_ref(),
         benches: &options.benches,
     });
-    for server in &options.servers {
-        found.extend(nfs_server::look(server, system));
-    }
-    let ignored = options.site.apply(&mut found);
-    let worst = found.first().map_or(Severity::Ok, |finding| finding.severity);
-    Ok(DoctorReport {
-        schema: "forebay.doctor/1",
-        version: crate::VERSION,
-        worst,
-        exit_code: match worst {
-            Severity::Blocks => 2,
-            Severity::Slower => 1,
-            Severity::Note | Severity::Ok => 0,
-        },
-        process,
-        places: places.into_iter().map(|place| place.path).collect(),
-        servers: options.servers.iter().map(|server| server.host.clone()).collect(),
-        ignored,
-        findings: found,
-    })
+    Ok((places.into_iter().map(|place| place.path).collect(), found))
 }
 
 fn process(system: &dyn System, pid: u32, counters: Option<Snapshot>) -> ProcessFacts {

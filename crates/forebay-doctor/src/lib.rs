@@ -21,6 +21,7 @@ pub mod live;
 pub mod machine;
 mod nfs;
 mod nfs_server;
+mod objects;
 mod rdma;
 pub mod render;
 pub mod report;

@@ -35,7 +35,11 @@ static ENDPOINTS: OfProcess<Mutex<Vec<Arc<Endpoint>>>> = OfProcess::new();
 impl Endpoint {
     /// That of a bucket, by the environment of now.
     pub(crate) fn of(bucket: &str) -> Result<Arc<Self>> {
-        let account = Account::of_environment()?;
+        Self::of_account(Account::of_environment()?, bucket)
+    }
+
+    /// That of a bucket, for an account.
+    pub(crate) fn of_account(account: Arc<Account>, bucket: &str) -> Result<Arc<Self>> {
         let site = account.site(bucket)?;
         let mut all = lock(ENDPOINTS.get());
         let is_it = |one: &Arc<Self>| Arc::ptr_eq(&one.account, &account) && one.site == site;

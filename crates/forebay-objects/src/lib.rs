@@ -23,7 +23,9 @@ mod source;
 mod url;
 mod wire;
 
-pub use calls::{Bucket, List, Listed, ListedObject, ObjectHead, UnfinishedUpload, buckets};
+pub use calls::{
+    Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, UnfinishedUpload, Weight, buckets, examine,
+};
 pub use url::ObjectUrl;
 
 use forebay_sys::lock;

@@ -18,7 +18,7 @@ mod signed_requests;
 mod sigv4;
 mod target;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod variables;
 
 use std::collections::HashMap;
@@ -118,6 +118,12 @@ impl Account {
             Signer::Anonymous => Some("anonymous".to_owned()),
             Signer::None(_) => None,
         }
+    }
+
+    /// The same with buckets' names in the `path` or in the host's name (`virtual`).
+    pub(crate) fn in_style(&self, style: &str) -> Result<Arc<Self>> {
+        let variables = self.variables.with("AWS_S3_ADDRESSING_STYLE", style);
+        Self::new(variables.without("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"), self.files.clone()).map(Arc::new)
     }
 
     /// When the keys are over, where they are; waits for them.

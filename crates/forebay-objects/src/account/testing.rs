@@ -80,12 +80,12 @@ fn serve(stream: &TcpStream, log: &Mutex<Vec<Came>>, answer: &dyn Fn(&Came) -> (
 }
 
 /// An account of variables and of the texts of the two files.
-pub(super) struct Made {
-    pub(super) account: Account,
+pub(crate) struct Made {
+    pub(crate) account: Account,
     pub(super) home: tempfile::TempDir,
 }
 
-pub(super) fn account(variables: &[(&str, &str)], config: &str, credentials: &str) -> Result<Made> {
+pub(crate) fn account(variables: &[(&str, &str)], config: &str, credentials: &str) -> Result<Made> {
     let home = tempfile::tempdir().unwrap();
     account_at(home, variables, config, credentials)
 }

@@ -78,7 +78,7 @@ impl Sink for Collect {
 }
 
 /// A call that is waited for, once. The body's memory is free when this returns.
-fn once(endpoint: &Endpoint, ask: Ask, body: Body) -> Result<Reply> {
+pub(super) fn once(endpoint: &Endpoint, ask: Ask, body: Body) -> Result<Reply> {
     let is_borrowed = matches!(body, Body::Memory(_));
     let shared = Arc::new((Mutex::new(None), Condvar::new()));
     let theirs = shared.clone();

@@ -7,12 +7,14 @@
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
 //! | `upload` | new objects that are written at any offset |
 //! | `checksum` | CRC-64/NVME of parts and objects |
+//! | `examine` | why objects cannot be reached, for `forebay doctor` |
 //! | `exchange` | a call and its whole reply, sent again where that helps |
 //! | `refusal` | what a server refuses, as an error with a hint |
 //! | `xml`, `time` | documents and times of servers |
 
 mod bucket;
 mod checksum;
+mod examine;
 mod exchange;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
@@ -26,6 +28,7 @@ mod upload;
 mod xml;
 
 pub use bucket::{Bucket, ObjectHead};
+pub use examine::{ObjectFinding, Weight, examine};
 pub use list::{List, Listed, ListedObject, buckets};
 pub use multipart::UnfinishedUpload;
 pub(crate) use refusal::{Refusal, refusal};
