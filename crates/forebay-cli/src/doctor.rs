@@ -25,7 +25,7 @@ const COLLECT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Find what is wrong with this machine, a mount, a process, a pod or the way to an object, and what to type
 ///
-/// Reads /proc, /sys and /etc; writes nothing and tries nothing (`forebay check` tries). Each finding says what is
+/// Reads /proc, /sys and /etc, and asks the server of a URL; writes nothing and tries nothing (`forebay check` tries). Each finding says what is
 /// wrong, where it was read, and what to type. Exit code, as monitoring takes it: 0 nothing or notes, 1 something makes
 /// it slower, 2 something does not work, 3 nothing was looked at (a wrong argument, a server that is not reached).
 #[derive(Args, Clone, Debug, Default)]

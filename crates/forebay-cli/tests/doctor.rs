@@ -338,3 +338,34 @@ fn this_machine_is_read_and_nothing_is_written() {
     assert_eq!(report["schema"], "forebay.doctor/1");
     assert_eq!(support::names(directory.path()), ["x"]);
 }
+
+#[test]
+fn the_way_to_an_object() {
+    let server = fake_s3::FakeS3::start();
+    server.put("weights", "model", "bytes");
+    server.set_region("eu-west-9");
+    let look = |line: &str| {
+        let mut command = forebay();
+        command.args(line.split(' ')).envs(server.environment()).env("AWS_REGION", "us-east-1");
+        finish(command)
+    };
+    let done = look("doctor s3://weights/model");
+    assert_eq!(done.code, Some(2), "{done:?}");
+    for line in [
+        "looked at: s3://weights/model\n",
+        "blocks  s3-region: the bucket weights is in the region eu-west-9; requests are signed for us-east-1\n",
+        "        fix: export AWS_REGION=eu-west-9\n",
+        "1 blocking, 0 slower, 0 notes, 2 ok\n",
+    ] {
+        assert!(done.out.contains(line), "no {line:?} in:\n{}", done.out);
+    }
+    server.set_region("us-east-1");
+    let done = look("doctor --json --all s3://weights/model s3://weights/none");
+    let report: Value = serde_json::from_str(&done.out).unwrap();
+    let ids: Vec<_> =
+        report["findings"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    assert_eq!((done.code, ids), (Some(2), vec!["s3-object", "s3-keys", "s3-refused", "s3-keys"]));
+    assert!(!done.out.contains(fake_s3::SECRET_KEY));
+    assert_eq!(look("doctor --ignore s3-object s3://weights/none").code, Some(0));
+    look("doctor s3://weights/model?x").fails(3, "an unknown option");
+}

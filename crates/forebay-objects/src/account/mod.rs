@@ -131,11 +131,9 @@ impl Account {
         Ok(self.keys()?.and_then(|keys| keys.expires))
     }
 
-    /// A server refused the keys as over: later requests wait for new ones, where their provider has others.
-    pub(crate) fn distrust_keys(&self) {
-        if let Signer::Keys(ring, _) = &self.signer {
-            ring.distrust();
-        }
+    /// A server refused the keys as over. Whether the provider has others: later requests wait for them.
+    pub(crate) fn distrust_keys(&self) -> bool {
+        matches!(&self.signer, Signer::Keys(ring, _) if ring.distrust())
     }
 
     /// A server said which region a bucket is in. Later sites and signatures of the bucket are of that one.

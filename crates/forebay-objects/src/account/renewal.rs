@@ -21,6 +21,9 @@ const MARGIN: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(20);
 const FAILURE: Duration = Duration::from_secs(2);
 
+/// How long new keys are not given up.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// How long a provider is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
 
@@ -41,6 +44,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     keys: Option<Arc<Keys>>,
+    taken: Option<Instant>,
     renew_at: Option<SystemTime>,
     is_asking: bool,
     /// Attempts that have ended.
@@ -95,12 +99,17 @@ impl KeyRing {
         }
     }
 
-    /// A server refused the keys as over: the next request waits for others, where there are others.
-    pub(super) fn distrust(&self) {
+    /// A server refused the keys as over. Whether there are others: the next request waits for them.
+    pub(super) fn distrust(&self) -> bool {
         let mut state = lock(&self.shared.state);
-        if state.keys.as_ref().is_some_and(|keys| keys.expires.is_some()) {
+        if state.keys.as_ref().is_some_and(|keys| keys.expires.is_none()) {
+            return false;
+        }
+        // A refusal so soon is most likely of the keys before.
+        if state.taken.is_none_or(|taken| taken.elapsed() > FRESH) {
             state.keys = None;
         }
+        true
     }
 
     /// Has a thread ask the provider, if none does.
@@ -155,7 +164,8 @@ impl State {
         // A provider that gives the same keys again is asked again later.
         self.renew_at =
             left.map(|left| now + left.saturating_sub(AHEAD.min(left / 4)).max(PAUSE.min(left / 2)));
-        (self.keys, self.failed, self.is_asking) = (Some(keys), None, false);
+        (self.keys, self.taken) = (Some(keys), Some(Instant::now()));
+        (self.failed, self.is_asking) = (None, false);
         self.ended += 1;
     }
 
@@ -270,7 +280,10 @@ mod tests {
         lock(&ring.shared.state).keys = Some(lasting(1, 9));
         assert!(!ring.are_at_hand());
         assert_eq!(ring.get().unwrap().id, "1");
-        ring.distrust();
+        assert!(ring.distrust());
+        assert_eq!(ring.get().unwrap().id, "1", "these are new");
+        lock(&ring.shared.state).taken = None;
+        assert!(ring.distrust());
         assert_eq!(ring.get().unwrap().id, "2");
     }
 
@@ -278,7 +291,7 @@ mod tests {
     fn fixed_keys_are_never_asked_for() {
         let keys = Arc::new(Keys::new("A".into(), "s".into(), None, None));
         let ring = KeyRing::new(Some(keys), || Err(Error::new(ErrorKind::Io, "no")));
-        ring.distrust();
+        assert!(!ring.distrust());
         assert_eq!(ring.get().unwrap().id, "A");
     }
 

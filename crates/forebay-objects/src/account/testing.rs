@@ -16,7 +16,7 @@ use crate::wire::call::{Ask, Body, Heads, Method};
 
 /// A request that came to the server.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Came {
+pub(crate) struct Came {
     /// `GET /path?query`.
     pub(super) line: String,
     headers: Vec<(String, String)>,
@@ -30,13 +30,13 @@ impl Came {
 }
 
 /// An HTTP server on a thread: a function answers each request with a status and a body.
-pub(super) struct KeyServer {
-    pub(super) url: String,
+pub(crate) struct KeyServer {
+    pub(crate) url: String,
     came: Arc<Mutex<Vec<Came>>>,
 }
 
 impl KeyServer {
-    pub(super) fn new(answer: impl Fn(&Came) -> (u16, String) + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(answer: impl Fn(&Came) -> (u16, String) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let came = Arc::new(Mutex::new(Vec::new()));
@@ -51,7 +51,7 @@ impl KeyServer {
     }
 
     /// All requests so far.
-    pub(super) fn came(&self) -> Vec<Came> {
+    pub(crate) fn came(&self) -> Vec<Came> {
         lock(&self.came).clone()
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn signer(account: &Account) -> Result<(String, Option<String>)> {
 }
 
 /// The time in some seconds, as documents have it.
-pub(super) fn in_seconds(seconds: i64) -> String {
+pub(crate) fn in_seconds(seconds: i64) -> String {
     let now = SystemTime::now();
     let time = match u64::try_from(seconds) {
         Ok(ahead) => now + std::time::Duration::from_secs(ahead),
@@ -151,7 +151,7 @@ pub(super) fn sts_reply(action: &str, id: &str, expires: &str) -> String {
 }
 
 /// The reply of containers and machines.
-pub(super) fn json_reply(id: &str, expires: &str) -> String {
+pub(crate) fn json_reply(id: &str, expires: &str) -> String {
     format!(
         r#"{{"Code":"Success","AccessKeyId":"{id}","SecretAccessKey":"wJalrSecret","Token":"token of {id}","Expiration":"{expires}"}}"#
     )

@@ -97,7 +97,8 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
     for hint in meaning.hint.words(ask, provider.as_deref(), region.as_deref(), &told) {
         error = error.hint(hint);
     }
-    let is_passing = meaning.is_passing;
+    // Keys of a provider are asked for anew.
+    let is_passing = meaning.is_passing || meaning.hint == Hint::Expired && endpoint.account.distrust_keys();
     Refusal { error, status: head.status, code: told.code, region, is_passing }
 }
 
