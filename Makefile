@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke nfs unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke nfs s3 unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
@@ -109,6 +109,14 @@ smoke: release ## Our own cost per operation on the noop engine; a quick report
 nfs: release ## Read and write files of a real NFS server (nfs-ganesha) over TCP
 	@$(STEP) "NFS (nfs-ganesha)" .ci/nfs $(FOREBAY)
 
+.PHONY: s3
+s3: release ## Read and write objects of real S3 servers (moto, rclone)
+	@$(STEP) "S3 (moto, rclone)" .ci/s3 $(FOREBAY) moto rclone
+
+.PHONY: s3-servers
+s3-servers: release ## The same with versitygw, which Go builds, and Ceph's own gateway
+	@$(STEP) "S3 (versitygw, Ceph)" .ci/s3 $(FOREBAY) versitygw ceph
+
 .PHONY: unit
 unit: ## All tests
 	@$(STEP) "Tests" .ci/tests --workspace
@@ -168,7 +176,7 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long signatures prometheus dist dist-test aarch64 python-test-release serving
+NIGHTLY ?= lab torture asan fuzz-long signatures prometheus dist dist-test aarch64 python-test-release serving s3-servers
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)

@@ -3,13 +3,19 @@
 The blocks of a page share one namespace and run in order, in a process and a working directory of their own, twice. A block
 marked as text right behind one of Python is what that one prints; ``…`` in it stands for anything. ``<!-- needs: torch -->``
 names the modules without which a page (in its first line) or the next block is skipped.
+
+A page with ``<!-- commands -->`` has blocks marked as sh, too: all of its blocks run in order in one shell, Python's each as a
+process.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +64,13 @@ def missing(needs: tuple[str, ...]) -> list[str]:
 
 
 ALL = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
-PYTHON = {page: blocks for page, blocks in ALL.items() if any(block.language == "python" for block in blocks)}
+#: Pages whose commands run, too.
+SHELL = {page: blocks for page, blocks in ALL.items() if "\n<!-- commands -->\n" in (ROOT / page).read_text()}
+PYTHON = {
+    page: blocks
+    for page, blocks in ALL.items()
+    if page not in SHELL and any(block.language == "python" for block in blocks)
+}
 
 #: Runs each block under the page's name and line numbers, which a traceback then shows; a line between the outputs.
 RUNNER = """
@@ -95,6 +107,33 @@ def test_examples(page: str, tmp_path: Path) -> None:
         if after.language == "text" and block.line in printed:
             pattern = re.escape(after.text.strip()).replace("…", ".*")
             assert re.fullmatch(pattern, printed[block.line].strip()), f"{page}:{block.line}:\n{printed[block.line]}"
+
+
+@pytest.mark.parametrize("page", SHELL)
+def test_commands(page: str, tmp_path: Path) -> None:
+    blocks = [block for block in SHELL[page] if block.language in ("sh", "python")]
+    absent = missing(tuple(name for block in blocks for name in block.needs))
+    if absent:
+        pytest.skip(f"{page} needs {', '.join(absent)}, not installed")
+    program = shutil.which(
+        "forebay", path=f"{Path(sys.executable).parent}:{ROOT / 'target/debug'}:{os.environ['PATH']}"
+    )
+    if program is None:
+        pytest.skip(f"{page} needs the command: cargo build -p forebay-cli")
+    texts = [
+        f"python - <<'PYTHON'\n{block.text}PYTHON\n" if block.language == "python" else block.text for block in blocks
+    ]
+    # What a page starts in the background ends with it.
+    script = "set -euo pipefail\ntrap 'kill $(jobs -p); wait' EXIT\n" + "".join(texts)
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        script = script.replace(":5000", f":{one.getsockname()[1]}").replace("-p 5000", f"-p {one.getsockname()[1]}")
+    path = f"{Path(program).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {"PATH": path}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=110, env=environment
+    )
+    assert done.returncode == 0, f"{page}:\n{done.stdout}{done.stderr}"
 
 
 #: Blocks that need more than their page.

@@ -1,0 +1,195 @@
+"""``s3://`` wherever a path is taken, by moto's server and by the one of the tests. Bytes get there and back by plain HTTP requests."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import forebay
+import forebay.data
+from forebay import _locations
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Server:
+    """A server with one bucket."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def ask(self, method: str, target: str, data: bytes | None = None) -> bytes:
+        request = urllib.request.Request(f"{self.endpoint}/bucket{target}", data, method=method)
+        with urllib.request.urlopen(request, timeout=20) as reply:
+            return bytes(reply.read())
+
+    def put(self, key: str, data: bytes) -> str:
+        """Stores an object; its URL."""
+        self.ask("PUT", f"/{quote(os.fsencode(key))}", data)
+        return f"s3://bucket/{quote(key)}"
+
+    def put_folder(self, prefix: str, folder: Path) -> None:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.put(f"{prefix}/{path.relative_to(folder)}", path.read_bytes())
+
+    def get(self, key: str) -> bytes:
+        return self.ask("GET", f"/{quote(key)}")
+
+    def uploads(self) -> bool:
+        """Whether an upload is under way."""
+        return b"<UploadId>" in self.ask("GET", "?uploads")
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _moto() -> tuple[str, subprocess.Popen[bytes]]:
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask_cors") is None:
+        pytest.skip("moto's server is not installed (.ci/s3-servers.txt)")
+    port = _free_port()
+    line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    return f"http://127.0.0.1:{port}", subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _fake() -> tuple[str, subprocess.Popen[bytes]]:
+    program = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/examples/serve"
+    if not program.exists():
+        pytest.skip("the server of the tests is not built: cargo build -p fake-s3 --example serve")
+    server = subprocess.Popen([program, "bucket/"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    for line in server.stdout:
+        name, _, value = line.decode().strip().partition("=")
+        if name == "AWS_ENDPOINT_URL":
+            return value, server
+    pytest.fail("the server of the tests did not start")
+
+
+@pytest.fixture(scope="module", params=["moto", "fake-s3"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server, which the variables of this process name."""
+    endpoint, process = _moto() if request.param == "moto" else _fake()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        keys = {"AWS_ACCESS_KEY_ID": "AKIAFOREBAY", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+        for name, value in (keys | {"AWS_ENDPOINT_URL": endpoint, "AWS_CONFIG_FILE": "/dev/null"}).items():
+            patch.setenv(name, value)
+        found = Server(endpoint)
+        for _ in range(300):
+            try:
+                found.ask("PUT", "")
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.1)
+        yield found
+    process.kill()
+    process.wait()
+
+
+def formats() -> Any:
+    """What reads and writes each format by NFS."""
+    path = ROOT / "tests/nfs/formats.py"
+    spec = importlib.util.spec_from_file_location("formats", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A file of each format."""
+    pytest.importorskip("numpy", reason="these formats are read as numpy's arrays")
+    formats().write(tmp_path)
+    # Keys are Unicode.
+    (tmp_path / "classes" / os.fsdecode(b"one/caf\xe9.bin")).unlink()
+    return tmp_path
+
+
+def test_each_format_is_read(server: Server, folder: Path) -> None:
+    nfs = formats()
+    server.put_folder("formats", folder)
+    for what, (name, open_it) in nfs.FORMATS.items():
+        there = open_it(f"s3://bucket/formats/{quote(name, safe='/{}*[]')}")
+        assert nfs.same(open_it(str(folder / name))(), there()), what
+
+
+def test_each_format_is_saved(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("numpy", reason="these formats are saved from numpy's arrays")
+    nfs = formats()
+    for name, (save, load) in nfs.SAVERS.items():
+        path, url = tmp_path / name, f"s3://bucket/saved/{quote(name)}"
+        save(str(path))
+        for _ in range(2):
+            save(url)
+            assert server.get(f"saved/{name}") == path.read_bytes(), name
+        assert nfs.same(load(url), load(str(path))), name
+    assert not server.uploads()
+
+
+def test_a_replaced_object_ends_its_reads(server: Server, folder: Path) -> None:
+    nfs = formats()
+    server.put_folder("replaced", folder)
+    for what, (name, open_it) in nfs.FORMATS.items():
+        if what in nfs.OPENED_LATER:
+            continue
+        read = open_it(f"s3://bucket/replaced/{quote(name, safe='/{}*[]')}")
+        path = folder / nfs.REPLACED.get(what, name)
+        server.put(f"replaced/{path.relative_to(folder)}", bytes(byte ^ 1 for byte in path.read_bytes()))
+        with pytest.raises(forebay.BusyError):
+            read()
+        server.put(f"replaced/{path.relative_to(folder)}", path.read_bytes())
+
+
+def test_a_save_that_fails_leaves_nothing(server: Server) -> None:
+    url = server.put("kept", b"old")
+    with forebay._forebay.Pending(url) as pending:
+        pending.file.write_from(bytearray(20 << 20))
+    assert server.get("kept") == b"old" and not server.uploads()
+
+
+def test_a_large_file_is_saved_in_parts_and_loaded(server: Server, device: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    tensors = {f"t{number}": torch.arange(3_000_001.0) + number for number in range(4)}
+    forebay.save_file(tensors, "s3://bucket/large.safetensors")
+    found = forebay.load_file("s3://bucket/large.safetensors", device=device)
+    assert all(torch.equal(found[name].cpu(), tensor) for name, tensor in tensors.items())
+    assert len(server.get("large.safetensors")) > 48_000_000
+
+
+def test_weights_are_read_where_they_are_used(server: Server, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import forebay.torch
+
+    tensor = torch.arange(4096.0).view(64, 64)
+    forebay.save_file({"weight": tensor}, tmp_path / "model.safetensors")
+    url = server.put("weights/model.safetensors", (tmp_path / "model.safetensors").read_bytes())
+    for where in (url, "s3://bucket/weights", "s3://bucket/weights/"):
+        weights, into = forebay.torch.weights(where), torch.zeros(64, 32)
+        with weights.collect():
+            into.copy_(weights["weight"][:, 32:])
+        assert torch.equal(into, tensor[:, 32:]), where
+
+
+def test_what_is_not_there_is_said(server: Server) -> None:
+    with pytest.raises(forebay.NotFoundError):
+        forebay.load_file("s3://bucket/nothing.safetensors")
+    assert not _locations.exists("s3://bucket/nothing")
+    server.put("a folder/one", b"1")
+    assert _locations.is_folder("s3://bucket/a%20folder") and _locations.names("s3://bucket/a%20folder") == ["one"]
