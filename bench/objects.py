@@ -7,7 +7,8 @@
     bench/objects.py --gpu                into the memory of GPU 0 (KvikIO, Run:ai's streamer and s3torchconnector, where installed)
 
 The server is versitygw with keep-alive, started for the run on loopback (tests/s3/server), its files in /dev/shm. Server and clients
-share the same two CPUs, or those of --cpus. Each measurement is a process of its own; a first one of each does not count.
+share the same two CPUs, or those of --cpus. Each measurement is a process of its own; a first one of each does not count. Uploads to a
+server that only checks go to fake-s3, which keeps no bodies; so do the rows of memory, whose objects it makes.
 
 `bare` is a blocking receive by as many sockets into memory of the object's size, by TLS through rustls. `forebay` is `forebay bench`
 into host memory (the engine, not the client alone), `forebay cp` and `sync`; of small tensors `forebay.load_file`. CPU time of
@@ -52,18 +53,20 @@ class Row(NamedTuple):
     work: str
     connections: int
     subjects: tuple[str, ...]
-    tls: bool = False
+    server: str = "versitygw"
 
 
 ROWS = {
     "get1": Row("get", 1, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
     "get16": Row("get", 16, ("bare", "forebay", "forebay, soft GPU", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
     "get64": Row("get", 64, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
-    "tls1": Row("get", 1, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3"), tls=True),
-    "tls16": Row("get", 16, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3"), tls=True),
+    "tls1": Row("get", 1, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3"), server="TLS"),
+    "tls16": Row("get", 16, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3"), server="TLS"),
     "put": Row("put", 16, ("forebay", "awscrt", "s5cmd", "boto3")),
     "small": Row("small", 64, ("forebay", "s5cmd")),
     "tensors": Row("tensors", 16, ("forebay", "obstore")),
+    "checked": Row("put", 16, ("forebay", "awscrt", "s5cmd", "boto3"), server="fake"),
+    "memory": Row("memory", 16, ("bench, 1 GiB", "bench, 20 GiB", "cp, 1 GiB", "sync, small"), server="fake"),
 }
 GPU_ROWS = {f"gpu{count}": Row("gpu", count, GPU_MEMORY) for count in (1, 16)}
 FASTEST = ("obstore", "awscrt", "s5cmd", "boto3")
@@ -75,6 +78,7 @@ BARS = [
     *((row, None, 0.6, ("rclone",)) for row in ("get16", "get64")),
     ("tls16", None, 0.6, FASTEST),
     ("put", 1.0, 0.4, ("boto3", "awscrt", "s5cmd")),
+    ("checked", 2.0, None, ("boto3", "awscrt", "s5cmd")),
     ("small", 1.3, 0.5, ("s5cmd",)),
     ("tensors", 2.0, None, ("obstore",)),
 ]  # fmt: skip
@@ -86,8 +90,9 @@ def prepare() -> None:
     build = [str(ROOT / ".ci/cargo"), "build", "--quiet", "--release"]
     subprocess.run([*build, "-p", "forebay-cli", "-p", "forebay-python", "-p", "fake-cuda"], cwd=ROOT, check=True)
     subprocess.run([*build, "-p", "forebay-objects", "--example", "bare_receive"], cwd=ROOT, check=True)
+    subprocess.run([*build, "-p", "fake-s3", "--example", "serve"], cwd=ROOT, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release"
-    for program in ("forebay", "examples/bare_receive", "libfake_cuda.so"):
+    for program in ("forebay", "examples/bare_receive", "examples/serve", "libfake_cuda.so"):
         shutil.copy2(target / program, READY)
     shutil.copytree(ROOT / "python/forebay", READY / "python/forebay", dirs_exist_ok=True)
     shutil.copy2(target / "lib_forebay.so", READY / "python/forebay/_forebay.abi3.so")
@@ -178,29 +183,17 @@ def done(line: list[str], variables: dict[str, str] | None = None, is_kept: bool
     return text, Spent(0, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def by_bench(row: Row, is_gpu: str | None, options: argparse.Namespace) -> Spent:
+def by_bench(row: Row, is_gpu: str | None, key: str = "object") -> Spent:
+    """``is_gpu``: the driver's library; none for host memory, and an empty one for the machine's own."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
-        line = [
-            str(READY / "forebay"),
-            "bench",
-            "-P",
-            "s3://bucket/object",
-            "-I",
-            "0",
-            "-d",
-            "0",
-            "-x",
-            "0",
-            "-i",
-            "16M",
-        ]
-        line += ["-s", str(options.size), "-w", str(min(row.connections, 16)), "--json", str(out)]
+        line = [str(READY / "forebay"), "bench", "-P", f"s3://bucket/{key}", "-i", "16M"]
+        line += ["-w", str(min(row.connections, 16)), "--json", str(out)]
         # Without a driver device 0 is host memory.
         _, whole = done(line, {} if is_gpu == "" else {"FOREBAY_LIBCUDA": is_gpu or "/nonexistent"})
         found = json.loads(out.read_text())["passes"][-1]
     cpu = found["cpu"]["user_s"] + found["cpu"]["system_s"]
-    return Spent(options.size, found["seconds"], cpu, whole.rss_mib)
+    return Spent(found["bytes"], found["seconds"], cpu, whole.rss_mib)
 
 
 def by_worker(subject: str, row: Row, options: argparse.Namespace) -> Spent:
@@ -237,20 +230,37 @@ def by_program(subject: str, row: Row, options: argparse.Namespace) -> Spent:
 def by_bare(row: Row, options: argparse.Namespace) -> Spent:
     part = options.size if row.connections == 1 else PART
     line = [str(READY / "bare_receive"), options.signed, str(options.size), str(row.connections), str(part)]
-    text, whole = done([*line, *([os.environ["AWS_CA_BUNDLE"]] if row.tls else [])])
+    text, whole = done([*line, *([os.environ["AWS_CA_BUNDLE"]] if row.server == "TLS" else [])])
     found = json.loads(text)
     return Spent(found["bytes"], found["seconds"], found["cpu_s"], whole.rss_mib)
 
 
+def by_memory(subject: str, row: Row, options: argparse.Namespace) -> Spent:
+    """The most memory over objects of two sizes, and over many small ones."""
+    what, _, size = subject.partition(", ")
+    if what == "bench":
+        return by_bench(row, None, size.replace(" ", ""))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as there:
+        words = (
+            ["cp", "s3://bucket/1GiB", f"{there}/object"]
+            if what == "cp"
+            else ["s3", "sync", "s3://bucket/small/", there]
+        )
+        _, spent = done([str(READY / "forebay"), *words], is_kept=False)
+    return spent._replace(count=1 << 30 if what == "cp" else options.small * 4096)
+
+
 def measure(subject: str, row: Row, options: argparse.Namespace) -> Spent:
+    if row.work == "memory":
+        return by_memory(subject, row, options)
     if subject == "bare":
         return by_bare(row, options)
     if subject == "forebay" and row.work == "get":
-        return by_bench(row, None, options)
+        return by_bench(row, None)
     if subject == "forebay, soft GPU":
-        return by_bench(row, str(READY / "libfake_cuda.so"), options)
+        return by_bench(row, str(READY / "libfake_cuda.so"))
     if subject == "forebay, GPU":
-        return by_bench(row, "", options)
+        return by_bench(row, "")
     is_program = subject in ("s5cmd", "rclone") or (subject == "forebay" and row.work in ("put", "small"))
     return by_program(subject, row, options) if is_program else by_worker(subject, row, options)
 
@@ -344,19 +354,47 @@ def show(rows: dict[str, Row], records: list[dict[str, Any]]) -> None:
         print(f"{'holds' if holds else 'missed'}: {name} beside {peer}: rate {rate:.2f}, CPU {cpu:.2f} ({asked})")
 
 
+#: Prints a signed URL of the object.
+SIGN = """
+import boto3, botocore.config as config
+how = config.Config(s3={"addressing_style": "path"}, signature_version="s3v4")
+print(boto3.client("s3", config=how).generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "object"}))
+"""
+
+
 def inside(options: argparse.Namespace) -> int:
     """Measures, beside the server that the variables name."""
     rows = {name: ({**ROWS, **GPU_ROWS})[name] for name in options.rows}
-    upload(options.folder)
-    sign = (
-        "import boto3, botocore.config as c; print(boto3.client('s3', config=c.Config(s3={'addressing_style': 'path'}, "
-    )
-    sign += "signature_version='s3v4')).generate_presigned_url('get_object', {'Bucket': 'bucket', 'Key': 'object'}))"
-    options.signed = done([str(READY / "venv/bin/python"), "-c", sign])[0].strip()
+    if os.environ["S3_SERVER"] != "fake":
+        upload(options.folder)
+        options.signed = done([str(READY / "venv/bin/python"), "-c", SIGN])[0].strip()
     records = run_rows(rows, options)
     with options.records.open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
     return 0
+
+
+def beside(server: str, line: list[str], options: argparse.Namespace) -> int:
+    """Runs a command beside a server: its exit code."""
+    variables = os.environ | {"TMPDIR": "/dev/shm"} | ({"S3_TLS": "1"} if server == "TLS" else {})
+    pinned = ["taskset", "-c", options.cpus]
+    if server != "fake":
+        line = [*pinned, str(ROOT / "tests/s3/server"), "versitygw", *line]
+        return subprocess.run(line, env=variables, check=False).returncode
+    objects = ["bucket/1GiB=1073741824", "bucket/20GiB=21474836480", "bucket/object=1"]
+    objects += [f"bucket/small/{number:05}=4096" for number in range(options.small)]
+    serve = [*pinned, str(READY / "serve"), "forget", *objects]
+    with subprocess.Popen(serve, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        told: dict[str, str] = {}
+        # Its last variable.
+        while "AWS_EC2_METADATA_DISABLED" not in told:
+            name, _, value = process.stdout.readline().strip().partition("=")
+            told[name] = value
+        variables |= told | {"S3_SERVER": "fake", "S3_SERVER_PID": str(process.pid)}
+        code = subprocess.run([*pinned, *line], env=variables, check=False).returncode
+        process.stdin.close()
+    return code
 
 
 def parse() -> argparse.Namespace:
@@ -397,14 +435,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         options.folder, records = Path(folder), Path(folder) / "records"
         write_files(options.folder, options)
-        for is_tls in (False, True):
-            rows = [name for name in options.rows if every[name].tls == is_tls]
-            if not rows:
-                continue
-            line = ["taskset", "-c", options.cpus, str(ROOT / "tests/s3/server"), "versitygw", sys.executable, __file__]
-            line += [*sys.argv[1:], "--inside", "--folder", folder, "--records", str(records), "--rows", ",".join(rows)]
-            variables = os.environ | {"TMPDIR": "/dev/shm"} | ({"S3_TLS": "1"} if is_tls else {})
-            if subprocess.run(line, env=variables, check=False).returncode:
+        for server in ("versitygw", "TLS", "fake"):
+            rows = [name for name in options.rows if every[name].server == server]
+            line = [sys.executable, __file__, *sys.argv[1:], "--inside", "--folder", folder, "--records", str(records)]
+            if rows and beside(server, [*line, "--rows", ",".join(rows)], options):
                 return 1
         found = [json.loads(line) for line in records.read_text().splitlines()]
     show({name: every[name] for name in options.rows}, found)

@@ -508,7 +508,7 @@ def text_of(location: str, most: int, hints: Sequence[str] = ()) -> bytes:
         return file.run(0, most + 1)
 
 
-# ---- writing, on this machine ----------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 class MemoryFile:
@@ -533,20 +533,28 @@ class MemoryFile:
 
 
 def make_folder(path: str) -> None:
-    """Makes a folder, and those above it, if they are not there."""
-    os.makedirs(path, exist_ok=True)
+    """Makes a folder, and those above it, if they are not there. At a URL they need no making (``_paths.folder_text``)."""
+    if not is_url(path):
+        os.makedirs(path, exist_ok=True)
 
 
 def remove(path: str) -> None:
     """Removes a file, if it is there."""
+    if is_url(path):
+        _forebay.remove(path)
+        return
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 @contextlib.contextmanager
 def changed_folder(path: str) -> Iterator[None]:
-    """A folder that no other process changes in such a block meanwhile."""
+    """A folder that no other process changes in such a block meanwhile. One at a URL has no such lock."""
     import fcntl
+
+    if is_url(path):
+        yield
+        return
 
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -49,10 +49,11 @@ def path_text(given: Any, writes: bool = False) -> str:
     raise no_path(given)
 
 
-def folder_text(given: Any) -> str:
-    """As :func:`path_text`, of a folder that is made: a path of this machine."""
+def folder_text(given: Any, is_here: bool = False) -> str:
+    """As :func:`path_text`, of a folder that is made: a path of this machine, or unless ``is_here`` the URL of one that needs no
+    making."""
     path = path_text(given, True)
-    if _locations.is_url(path):
+    if _locations.is_url(path) and (is_here or _forebay.has_folders(path)):
         from .errors import UnsupportedError
 
         hints = ["mount the export, and give the path there"]
@@ -61,7 +62,7 @@ def folder_text(given: Any) -> str:
 
 
 def is_place(given: Any) -> bool:
-    """Whether folders can be made there: at a path of this machine."""
+    """Whether folders can be made there, or need no making."""
     from .errors import Error
 
     try:

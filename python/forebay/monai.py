@@ -104,7 +104,7 @@ class GDSDataset(PersistentDataset):
         super().__init__(
             data=data,
             transform=transform,
-            cache_dir=None if cache_dir is None else Path(folder_text(cache_dir)),
+            cache_dir=None if cache_dir is None else Path(folder_text(cache_dir, is_here=True)),
             hash_func=hash_func,
             hash_transform=hash_transform,
             reset_ops_id=reset_ops_id,

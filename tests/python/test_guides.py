@@ -66,11 +66,7 @@ def missing(needs: tuple[str, ...]) -> list[str]:
 ALL = {page.relative_to(ROOT).as_posix(): blocks_of(page) for page in PAGES}
 #: Pages whose commands run, too.
 SHELL = {page: blocks for page, blocks in ALL.items() if "\n<!-- commands -->\n" in (ROOT / page).read_text()}
-PYTHON = {
-    page: blocks
-    for page, blocks in ALL.items()
-    if page not in SHELL and any(block.language == "python" for block in blocks)
-}
+PYTHON = {page: blocks for page, blocks in ALL.items() if any(block.language == "python" for block in blocks)}
 
 #: Runs each block under the page's name and line numbers, which a traceback then shows; a line between the outputs.
 RUNNER = """
@@ -94,7 +90,7 @@ def run(page: str, blocks: list[Block], folder: Path) -> list[str]:
     return done.stdout.split(f"{MARK}\n")[:-1]
 
 
-@pytest.mark.parametrize("page", PYTHON)
+@pytest.mark.parametrize("page", sorted(PYTHON.keys() - SHELL.keys()))
 def test_examples(page: str, tmp_path: Path) -> None:
     runnable = [block for block in PYTHON[page] if block.language == "python" and not missing(block.needs)]
     if not runnable:
@@ -137,7 +133,12 @@ def test_commands(page: str, tmp_path: Path) -> None:
 
 
 #: Blocks that need more than their page.
-PARTS = [(page, block) for page, blocks in PYTHON.items() for block in blocks if block.needs != blocks[0].needs]
+PARTS = [
+    (page, block)
+    for page, blocks in PYTHON.items()
+    for block in blocks
+    if page not in SHELL and block.needs != blocks[0].needs
+]
 
 
 @pytest.mark.parametrize(("page", "block"), PARTS, ids=[f"{page}:{block.line}" for page, block in PARTS])

@@ -187,6 +187,24 @@ def test_weights_are_read_where_they_are_used(server: Server, tmp_path: Path) ->
         assert torch.equal(into, tensor[:, 32:]), where
 
 
+def test_checkpoints_are_written_to_buckets(server: Server) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch.distributed.checkpoint as dcp
+
+    import forebay.torch
+
+    where = "s3://bucket/checkpoints/a%20step"
+    for number in range(2):
+        state = {"w": torch.arange(300_000.0) + number, "step": number}
+        dcp.save(state, storage_writer=forebay.torch.CheckpointWriter(where), no_dist=True)
+        found = {"w": torch.zeros(300_000), "step": -1}
+        dcp.load(found, storage_reader=forebay.torch.CheckpointReader(where), no_dist=True)
+        assert torch.equal(found["w"], state["w"]) and found["step"] == number
+    # Files of the save before are gone.
+    assert len(_locations.names(where)) == 2
+    assert not server.uploads()
+
+
 def test_what_is_not_there_is_said(server: Server) -> None:
     with pytest.raises(forebay.NotFoundError):
         forebay.load_file("s3://bucket/nothing.safetensors")

@@ -26,6 +26,18 @@ pub(crate) fn entries(py: Python<'_>, location: PathBuf) -> PyResult<Vec<(OsStri
     Ok(entries.into_iter().map(|entry| (entry.name, entry.is_folder)).collect())
 }
 
+/// Whether a file needs its folder to be there before. Paths of this machine do.
+#[pyfunction]
+pub(crate) fn has_folders(location: PathBuf) -> bool {
+    forebay_source::opener_of(&location).is_none_or(|opener| opener.has_folders())
+}
+
+/// Removes the file that a URL names. One that is not there is no error.
+#[pyfunction]
+pub(crate) fn remove(py: Python<'_>, location: PathBuf) -> PyResult<()> {
+    py.detach(|| forebay_source::remove(&location)).or_raise()
+}
+
 pub(crate) fn state_of(location: &Path) -> Result<State> {
     match Engine::open(location) {
         Ok(file) => Ok((false, file.len()?, file.state()?.map(|token| number_of(&token.to_bytes())))),

@@ -16,7 +16,7 @@ pub use forebay_sys::{DeviceRange, HostRange};
 pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
 pub use location::Location;
 pub use opener::{
-    Access, ListEntry, Opener, hint_for_missing, list, near_miss, opener_of, register, scheme_of,
+    Access, ListEntry, Opener, hint_for_missing, list, near_miss, opener_of, register, remove, scheme_of,
 };
 pub use place::{FileReplaced, Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};

@@ -61,6 +61,17 @@ pub trait Opener: Send + Sync {
             .hint("name its files, or an index of them"))
     }
 
+    /// Whether a file needs its folder to be there before. Without, any name can be written.
+    fn has_folders(&self) -> bool {
+        true
+    }
+
+    /// Removes a file. One that is not there is no error.
+    fn remove(&self, url: &Path) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, format!("no file is removed at a {}:// URL", self.scheme()))
+            .with("url", url.display()))
+    }
+
     /// The URL that a path which is not there is meant to be.
     fn near_miss(&self, _path: &Path) -> Option<String> {
         None
@@ -105,15 +116,19 @@ pub fn scheme_of(path: impl AsRef<Path>) -> Option<&'static str> {
     opener_of(path).map(|opener| opener.scheme())
 }
 
+fn opener_for(url: &Path) -> Result<Arc<dyn Opener>> {
+    let none = || Error::new(ErrorKind::InvalidInput, "no URL that can be opened").with("url", url.display());
+    opener_of(url).ok_or_else(none)
+}
+
 /// What is in a folder that a URL names.
 pub fn list(url: impl AsRef<Path>) -> Result<Vec<ListEntry>> {
-    let url = url.as_ref();
-    match opener_of(url) {
-        Some(opener) => opener.list(url),
-        None => {
-            Err(Error::new(ErrorKind::InvalidInput, "no URL that can be opened").with("url", url.display()))
-        }
-    }
+    opener_for(url.as_ref())?.list(url.as_ref())
+}
+
+/// Removes the file that a URL names. One that is not there is no error.
+pub fn remove(url: impl AsRef<Path>) -> Result<()> {
+    opener_for(url.as_ref())?.remove(url.as_ref())
 }
 
 /// The URL that a path which is not there is meant to be, if any scheme knows one.

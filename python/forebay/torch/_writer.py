@@ -60,7 +60,7 @@ class CheckpointWriter(StorageWriter):
     not contiguous: these are copied on their device, 256 MiB (or one tensor) at a time.
 
     Args:
-        path: the folder; made if it is not there.
+        path: the folder; made if it is not there. An ``s3://`` URL, too; there two saves to one folder must not overlap.
         shard_bytes: start another file when one has reached this size.
         reuse: look for complete files of an earlier attempt. They cost reading them once.
         durable: return when the checkpoint survives a power failure.
@@ -113,7 +113,7 @@ class CheckpointWriter(StorageWriter):
             wait_for(self.path)
         _locations.make_folder(self.path)
         self._found = set()
-        if is_coordinator:
+        if is_coordinator and _locations.is_folder(self.path):
             self._found = {name for name in _locations.names(self.path) if _SHARD.fullmatch(name)}
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -172,7 +172,7 @@ class CheckpointWriter(StorageWriter):
     def _write_shard(self, number: int, shard: _Shard) -> tuple[list[Place], Pending | None]:
         sums = _container.sums_of(shard.blobs)
         name = f"shard-{self._rank:05}-{number:03}-{_digest(shard.blobs, sums)}.safetensors"
-        path = os.path.join(self.path, name)
+        path = _locations.member(self.path, name)
         ranges = _container.is_intact(path, shard.blobs, sums, self.durable) if self.reuse else None
         pending = None
         if ranges is None:
@@ -192,13 +192,13 @@ class CheckpointWriter(StorageWriter):
         text = _manifest.encode(metadata, places)
         needed = {place.file for place in places.values()}
         with _locations.changed_folder(self.path):
-            gone = sorted(name for name in needed if not _locations.exists(os.path.join(self.path, name)))
+            gone = sorted(name for name in needed if not _locations.exists(_locations.member(self.path, name)))
             if gone:
                 raise errors.BusyError(
                     "another save to the same folder ended meanwhile and removed files of this one",
                     hints=["save to a folder of its own for each step"], path=self.path, file=gone[0],
                 )  # fmt: skip
-            pending = _forebay.Pending(os.path.join(self.path, _manifest.NAME))
+            pending = _forebay.Pending(_locations.member(self.path, _manifest.NAME))
             try:
                 pending.file.write_from(bytearray(text), 0)
             except BaseException:
@@ -207,7 +207,7 @@ class CheckpointWriter(StorageWriter):
             pending.commit(self.durable)
             for name in self._found - needed:
                 # Another save may have been faster; the checkpoint is there.
-                _locations.remove(os.path.join(self.path, name))
+                _locations.remove(_locations.member(self.path, name))
 
     def save_async(
         self,
