@@ -254,6 +254,15 @@ impl Opener for ObjectOpener {
         if is_there { Ok(entries) } else { Err(missing("cannot list the folder: no such folder", &url)) }
     }
 
+    fn has_folders(&self) -> bool {
+        false
+    }
+
+    fn remove(&self, url: &Path) -> Result<()> {
+        let url = ObjectUrl::parse(url)?;
+        Bucket::of(&url.bucket)?.delete(&url.key)
+    }
+
     fn near_miss(&self, path: &Path) -> Option<String> {
         ObjectUrl::meant(path)
     }

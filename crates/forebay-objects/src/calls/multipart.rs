@@ -51,7 +51,11 @@ impl Bucket {
             ask.headers.push(pair("x-amz-checksum-type", "FULL_OBJECT"));
         }
         let reply = self.call(&ask, &Body::None)?;
-        let id = xml::text_at(&reply.body, &["InitiateMultipartUploadResult", "UploadId"])?;
+        // rclone's server names the document as the request.
+        let roots = ["InitiateMultipartUploadResult", "InitiateMultipartUpload"];
+        let found: Result<Vec<_>, _> =
+            roots.iter().map(|root| xml::text_at(&reply.body, &[root, "UploadId"])).collect();
+        let id = found?.into_iter().flatten().next();
         Ok(id.filter(|id| !id.is_empty()).ok_or_else(|| malformed("a new upload has no name"))?)
     }
 
