@@ -1,4 +1,4 @@
-//! Objects do what every source must. `FOREBAY_TEST_S3=s3://BUCKET/PREFIX` runs it over a real server, which the variables of AWS name.
+//! Objects do what every source must, by the server in the process; by real ones: `real_servers`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 #[path = "../../forebay-engine/tests/common/mod.rs"]
