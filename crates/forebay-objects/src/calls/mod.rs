@@ -16,6 +16,8 @@ mod bucket;
 mod checksum;
 mod examine;
 mod exchange;
+#[cfg(test)]
+mod expiry_tests;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
 mod list;

@@ -148,8 +148,12 @@ impl Look<'_> {
         let answer = answer.as_ref().ok()?;
         let (used, bucket) = (account.region(&self.url.bucket), &self.url.bucket);
         let right = answer.region.clone().filter(|region| *region != used)?;
-        let weight = if answer.refused.is_some() { Weight::Bad } else { Weight::Note };
-        let text = format!("the bucket {bucket} is in the region {right}; requests are signed for {used}");
+        // Transfers go to the right one, too, where the server answers so.
+        let follows = |refusal: &Refusal| matches!(refusal.status, 301 | 307 | 308 | 400);
+        let weight = if answer.refused.as_ref().is_none_or(follows) { Weight::Note } else { Weight::Bad };
+        let text = format!(
+            "the bucket {bucket} is in the region {right}; requests are signed for {used} first, and sent again"
+        );
         let set = if account.settings().has_region { "as set" } else { "the default: none is set" };
         let found = self.add("s3-region", weight, text);
         found.seen.push(("region", format!("{used}, {set}")));
