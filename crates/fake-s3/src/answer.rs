@@ -17,7 +17,7 @@ impl Call<'_> {
             Some(Fault::Replace(bytes)) => self.replace(bytes),
             _ => {}
         }
-        let reply = signing::check(self).and_then(|()| self.carry_out()).unwrap_or_else(|error| error);
+        let reply = self.check().and_then(|()| self.carry_out()).unwrap_or_else(|error| error);
         match self.fault {
             Some(Fault::LateError(status, code)) => refused(*status, code, None),
             Some(Fault::ErrorInBody(code)) => {
@@ -32,10 +32,15 @@ impl Call<'_> {
         }
     }
 
-    fn carry_out(&self) -> Result<Reply, Reply> {
+    /// A bucket of another region is said to be there before the signature is looked at, which may be of that region.
+    fn check(&self) -> Result<(), Reply> {
         if let Some(endpoint) = lock(&self.shared.settings).moved.get(&self.request.bucket) {
             return Err(self.redirect(301, &endpoint.0, Some(&endpoint.1)));
         }
+        signing::check(self)
+    }
+
+    fn carry_out(&self) -> Result<Reply, Reply> {
         match self.asked {
             Asked::Get | Asked::Head => objects::get(self),
             Asked::Put => objects::put(self),

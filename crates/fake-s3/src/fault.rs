@@ -130,7 +130,7 @@ pub enum Fault {
     SlowRequest(usize, Duration),
     /// The reply comes before the body of the request, and the connection is closed.
     EarlyError(u16, &'static str),
-    /// An object of 0 bytes is stored, with 200 and the ETag of all.
+    /// An object or a part of 0 bytes is stored, with 200 and the ETag of all.
     Forget,
     /// Before the request is carried out, its object is replaced by these bytes.
     Replace(Vec<u8>),

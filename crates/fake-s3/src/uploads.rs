@@ -9,7 +9,7 @@ use crate::reply::{Reply, errors};
 use crate::store::{Object, Part, Upload};
 use crate::sums::{Algorithm, wrong};
 use crate::text::{base64, elements, escaped, hex, unescaped, xml_date};
-use crate::{lock, md5::Md5, now};
+use crate::{Fault, lock, md5::Md5, now};
 
 type Answer = Result<Reply, Reply>;
 
@@ -75,7 +75,8 @@ pub(crate) fn part(call: &Call<'_>) -> Answer {
     let mut store = lock(&call.shared.store);
     let found = store.uploads.get_mut(call.upload_id()).filter(|upload| call.is_of(upload));
     let upload = found.ok_or_else(errors::no_such_upload)?;
-    let content = call.content();
+    let is_forgotten = matches!(call.fault, Some(Fault::Forget));
+    let content = if is_forgotten { Content::of("") } else { call.content() };
     let sum = match call.summed.of(upload.algorithm) {
         Some(sum) => sum.to_vec(),
         None => upload.algorithm.sum(call.body),

@@ -107,7 +107,12 @@ impl Bucket {
         if *region == account.region(&self.name) || account.learn_region(&self.name, region).is_err() {
             return end;
         }
-        exchange(&*Endpoint::of(&self.name)?, ask, body)
+        exchange(&*self.endpoint_now()?, ask, body)
+    }
+
+    /// That of the region that the bucket is in, as far as a server has said it since.
+    pub(crate) fn endpoint_now(&self) -> Result<Arc<Endpoint>> {
+        Endpoint::of_account(self.endpoint.account.clone(), &self.name)
     }
 
     /// The head of an object, or of one version of it.

@@ -14,6 +14,7 @@ use super::state::{Ready, Shared};
 use crate::calls::exchange::{self, End, Reply, Verdict};
 use crate::calls::multipart::SentPart;
 use crate::calls::{checksum, exchange::judge};
+use crate::endpoint::Endpoint;
 use crate::wire::call::Body;
 
 /// Parts under way at most.
@@ -37,7 +38,12 @@ fn run(shared: &Arc<Shared>) {
         Err(refusal) => return shared.fail(&refusal.error),
     };
     shared.lock().id = Some(id.clone());
-    Sender { shared: shared.clone(), id, has_checksums, later: Vec::new() }.run();
+    match shared.bucket.endpoint_now() {
+        Ok(endpoint) => {
+            Sender { shared: shared.clone(), endpoint, id, has_checksums, later: Vec::new() }.run()
+        }
+        Err(error) => shared.fail(&error),
+    }
     if shared.lock().error.is_some() {
         abort(shared);
     }
@@ -54,6 +60,8 @@ pub(super) fn abort(shared: &Shared) {
 
 struct Sender {
     shared: Arc<Shared>,
+    /// That of the region which the server has named when the upload began.
+    endpoint: Arc<Endpoint>,
     id: String,
     has_checksums: bool,
     /// To be sent again at these times.
@@ -135,7 +143,7 @@ impl Sender {
         let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, part.crc64);
         let shared = self.shared.clone();
         exchange::start(
-            &bucket.endpoint,
+            &self.endpoint,
             ask,
             Body::Memory(range),
             Box::new(move |end| {
@@ -148,7 +156,7 @@ impl Sender {
     fn judge(&mut self, part: Ready, end: End) {
         let bucket = &self.shared.bucket;
         let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, None);
-        let error = match judge(&bucket.endpoint, &ask, end) {
+        let error = match judge(&self.endpoint, &ask, end) {
             Verdict::Good(reply) => match etag_of(&reply, part.crc64) {
                 Ok(etag) => return self.keep(part, etag),
                 Err(error) => error,

@@ -1,0 +1,154 @@
+//! Uploads to servers that fail and lie: a new object is there when it is whole, or nothing of it is.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod servers;
+
+use std::time::Duration;
+
+use fake_s3::{Asked, FakeS3, Fault, Place};
+use forebay_engine::{File, Session};
+use forebay_error::{ErrorKind, Result};
+use forebay_source::{Upload, opener_of};
+use servers::{BUCKET, at, pattern};
+
+/// A part of 16 MiB, and a shorter one.
+const LEN: usize = 17_000_003;
+
+fn begun(server: &FakeS3, session: &Session, bytes: &[u8]) -> Result<Box<dyn Upload>> {
+    forebay_objects::register();
+    let url = "s3://bucket/new";
+    let upload = at(server, || opener_of(url).unwrap().make(url.as_ref(), 0o644))?;
+    let file = File::from_source(upload.source())?;
+    let mut buffer = session.host_buffer(bytes.len())?;
+    buffer.copy_from_slice(bytes)?;
+    session.write(&file, 0, &buffer)?;
+    Ok(upload)
+}
+
+fn uploaded(server: &FakeS3, session: &Session, bytes: &[u8]) -> Result<()> {
+    begun(server, session, bytes)?.finish(true).map(drop)
+}
+
+/// The server has neither the object nor parts of it.
+fn assert_nothing(server: &FakeS3, what: &str) {
+    assert_eq!((server.open_uploads(), server.size(BUCKET, "new")), (0, None), "{what}");
+}
+
+fn of_passing() -> Vec<(Asked, u64, Fault)> {
+    let error = |status, code| Fault::Error(status, code, None);
+    let mut all = vec![
+        (Asked::Complete, 0, Fault::ErrorInBody("InternalError")),
+        (Asked::Complete, 0, Fault::LateError(500, "InternalError")),
+        (Asked::Complete, 0, Fault::Chunked(7)),
+        (Asked::Part, 1, Fault::EarlyError(503, "SlowDown")),
+        (Asked::Part, 1, Fault::SlowRequest(1 << 20, Duration::from_millis(5))),
+        (Asked::Part, 1, Fault::LateError(500, "InternalError")),
+    ];
+    for (asked, nth) in [(Asked::Create, 0), (Asked::Part, 1), (Asked::Complete, 0)] {
+        for fault in [
+            error(500, "InternalError"),
+            error(503, "SlowDown"),
+            error(429, "TooManyRequests"),
+            Fault::Cut(Place::BeforeHead),
+            Fault::Reset(Place::InHead(30)),
+            Fault::CloseQuietly,
+            Fault::Interim(&[100, 102]),
+        ] {
+            all.push((asked, nth, fault));
+        }
+    }
+    all
+}
+
+#[test]
+fn uploads_are_whole_whatever_goes_wrong_once() {
+    let bytes = pattern(LEN);
+    let faults = of_passing();
+    std::thread::scope(|scope| {
+        for first in 0..3 {
+            let (bytes, faults) = (&bytes, &faults);
+            scope.spawn(move || {
+                let session = Session::open().unwrap();
+                for (asked, nth, fault) in faults.iter().skip(first).step_by(3) {
+                    let server = FakeS3::start();
+                    server.make_bucket(BUCKET);
+                    server.fault_once(*asked, *nth, fault.clone());
+                    let done = uploaded(&server, &session, bytes);
+                    done.unwrap_or_else(|error| panic!("{asked:?} {fault:?}: {error:?}"));
+                    assert!(server.get(BUCKET, "new").unwrap() == *bytes, "{asked:?} {fault:?}");
+                    // A reply to the first call that was lost leaves an upload that nobody knows.
+                    let is_lost = *asked == Asked::Create && matches!(fault, Fault::Cut(_) | Fault::Reset(_));
+                    assert_eq!(server.open_uploads(), usize::from(is_lost), "{asked:?} {fault:?}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn uploads_that_are_refused_leave_nothing() {
+    let bytes = pattern(LEN);
+    let session = Session::open().unwrap();
+    for (asked, nth, fault) in [
+        (Asked::Create, 0, Fault::Error(403, "AccessDenied", None)),
+        (Asked::Part, 0, Fault::Error(403, "AccessDenied", None)),
+        (Asked::Part, 1, Fault::Error(400, "BadDigest", None)),
+        (Asked::Part, 1, Fault::EarlyError(403, "AccessDenied")),
+        (Asked::Part, 1, Fault::Without("ETag")),
+        (Asked::Part, 1, Fault::Header("x-amz-checksum-crc64nvme", "AAAAAAAAAAA=".to_owned())),
+        (Asked::Complete, 0, Fault::Error(400, "InvalidPart", None)),
+        (Asked::Complete, 0, Fault::ErrorInBody("AccessDenied")),
+    ] {
+        let server = FakeS3::start();
+        server.make_bucket(BUCKET);
+        let what = format!("{asked:?} {fault:?}");
+        // Sent again it is refused again: a part without its ETag may be.
+        let mut count = 0;
+        server.faults(move |seen| {
+            let is_it = seen.asked == asked;
+            count += u64::from(is_it);
+            (is_it && count > nth).then(|| fault.clone())
+        });
+        let error = uploaded(&server, &session, &bytes).unwrap_err();
+        // What was carried out and then denied is there.
+        if !what.contains("ErrorInBody") {
+            assert_nothing(&server, &format!("{what}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn a_server_that_stores_less_than_was_sent_is_found_out() {
+    let session = Session::open().unwrap();
+    for (asked, nth, len) in [(Asked::Put, 0, 1000), (Asked::Part, 1, LEN)] {
+        let server = FakeS3::start();
+        server.forget_checksums();
+        server.make_bucket(BUCKET);
+        server.fault_once(asked, nth, Fault::Forget);
+        let error = uploaded(&server, &session, &pattern(len)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{asked:?}: {error}");
+    }
+}
+
+#[test]
+fn an_upload_that_is_dropped_leaves_nothing() {
+    let server = FakeS3::start();
+    server.make_bucket(BUCKET);
+    let session = Session::open().unwrap();
+    drop(begun(&server, &session, &pattern(LEN)).unwrap());
+    assert_nothing(&server, "dropped");
+    drop(begun(&server, &session, &pattern(1000)).unwrap());
+    assert_nothing(&server, "dropped before a part was sent");
+}
+
+/// A server that says no more while parts are under way.
+#[test]
+fn an_upload_to_a_server_that_always_fails_ends() {
+    let server = FakeS3::start();
+    server.make_bucket(BUCKET);
+    let session = Session::open().unwrap();
+    server.fault_always(Asked::Part, Fault::Error(503, "SlowDown", None));
+    let error = uploaded(&server, &session, &pattern(LEN)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert_nothing(&server, "always busy");
+}
