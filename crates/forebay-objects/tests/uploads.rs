@@ -65,11 +65,11 @@ fn uploads_are_whole_whatever_goes_wrong_once() {
     let bytes = pattern(LEN);
     let faults = of_passing();
     std::thread::scope(|scope| {
-        for first in 0..3 {
+        for first in 0..9 {
             let (bytes, faults) = (&bytes, &faults);
             scope.spawn(move || {
                 let session = Session::open().unwrap();
-                for (asked, nth, fault) in faults.iter().skip(first).step_by(3) {
+                for (asked, nth, fault) in faults.iter().skip(first).step_by(9) {
                     let server = FakeS3::start();
                     server.make_bucket(BUCKET);
                     server.fault_once(*asked, *nth, fault.clone());
