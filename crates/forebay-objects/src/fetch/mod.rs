@@ -10,6 +10,8 @@
 //! | `replaced` | the error where another object has the name by now |
 
 mod checked;
+#[cfg(test)]
+mod copied;
 mod limits;
 mod object;
 mod plan;

@@ -11,7 +11,7 @@
 //! | `opening`, `tunnel`, `line` | connections that are being made, also through proxies, and those that are ready |
 //! | `addresses` | addresses of the site's name, and connections to each |
 //! | `job`, `pool` | calls that wait, and connections without a call: what threads share |
-//! | `mail`, `poller`, `table`, `load`, `worker` | a thread: what wakes it, the connections that it serves, and how busy it is |
+//! | `mail`, `poller`, `table`, `load`, `thread_list`, `worker` | a thread: what wakes it, the connections that it serves, and how busy it is |
 
 mod addresses;
 pub(crate) mod call;
@@ -36,13 +36,13 @@ mod stream;
 mod table;
 #[cfg(test)]
 mod tests;
+mod thread_list;
 mod tls;
 mod tunnel;
 mod worker;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_remote::process::ProcessId;
@@ -58,8 +58,6 @@ use site::Site;
 pub(crate) struct NetworkFacts {
     /// "TCP", "TLS 1.3"; empty where there was no connection.
     pub(crate) transport: &'static str,
-    /// Connections by address.
-    pub(crate) in_use: Vec<(SocketAddr, usize)>,
     /// Addresses that took no connection, and why.
     pub(crate) left_out: Vec<(SocketAddr, String)>,
     /// How often the server was silent for 10 s or longer, and how long in all.
@@ -111,9 +109,10 @@ impl Network {
         self.pool.facts()
     }
 
-    /// Bytes of bodies that were copied behind the kernel's copy, or the decryption: those that came with a head.
+    /// For tests: bytes of bodies that were copied behind the kernel's copy, or the decryption: those that came with a head.
+    #[cfg(test)]
     pub(crate) fn copied(&self) -> u64 {
-        self.pool.copied.load(Ordering::Relaxed)
+        self.pool.copied.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::num::NonZero;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -18,17 +17,14 @@ use super::call::Heads;
 use super::certificates::TlsClient;
 use super::job::Job;
 use super::line::Line;
-use super::mail::Mailbox;
 use super::site::Site;
+use super::thread_list::{ThreadList, ThreadPlace};
 use crate::lock;
 
 /// Connections at first.
 const CONNECTIONS: usize = 16;
 /// The most connections.
 const MOST_CONNECTIONS: usize = 256;
-
-/// The most threads.
-const MOST_THREADS: usize = 8;
 
 /// How long a server is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -77,34 +73,8 @@ struct PoolState {
     addresses: AddressBook,
     /// That of the last connection.
     transport: &'static str,
-    threads: Vec<Arc<ThreadPlace>>,
-    /// A thread is being started.
-    starts: bool,
+    threads: ThreadList,
     is_over: bool,
-}
-
-/// A thread of the network.
-#[derive(Debug)]
-pub(super) struct ThreadPlace {
-    pub(super) mailbox: Arc<Mailbox>,
-    /// Connections that it serves.
-    pub(super) lines: AtomicUsize,
-    /// It hardly waits: others take its next calls.
-    pub(super) is_busy: AtomicBool,
-}
-
-impl ThreadPlace {
-    pub(super) fn new(mailbox: Mailbox) -> Self {
-        Self { mailbox: Arc::new(mailbox), lines: AtomicUsize::new(0), is_busy: AtomicBool::new(false) }
-    }
-
-    fn lines(&self) -> usize {
-        self.lines.load(Ordering::Relaxed)
-    }
-
-    fn is_busy(&self) -> bool {
-        self.is_busy.load(Ordering::Relaxed)
-    }
 }
 
 /// What a thread does next.
@@ -126,8 +96,7 @@ impl Pool {
             most: CONNECTIONS,
             addresses: AddressBook::default(),
             transport: "",
-            threads: Vec::new(),
-            starts: false,
+            threads: ThreadList::default(),
             is_over: false,
         };
         let (clock, copied) = (SilenceClock::new(site.host.clone()), AtomicU64::new(0));
@@ -146,50 +115,40 @@ impl Pool {
     pub(super) fn allow(&self, connections: usize) {
         let mut state = lock(&self.state);
         state.most = connections.clamp(1, MOST_CONNECTIONS);
-        state.wake_all();
+        state.threads.wake_all();
     }
 
     /// A call waits from now on. True: the caller starts a thread.
     pub(super) fn push(&self, job: Job) -> bool {
         let mut state = lock(&self.state);
         state.queue.push_back(job);
-        !state.wake_one() && !std::mem::replace(&mut state.starts, true)
+        !state.threads.wake_one() && state.threads.begins()
     }
 
     /// The same for a call that waited already.
     pub(super) fn push_again(&self, job: Job) {
         let mut state = lock(&self.state);
         state.queue.push_front(job);
-        state.wake_one();
+        state.threads.wake_one();
     }
 
     /// A thread was started; `None`: it cannot be.
     pub(super) fn started(&self, place: Option<Arc<ThreadPlace>>) {
-        let mut state = lock(&self.state);
-        state.starts = false;
-        state.threads.extend(place);
-        // What came before it was known.
-        state.wake_all();
+        lock(&self.state).threads.started(place);
     }
 
     /// Whether one more thread may be started; the caller does it.
     pub(super) fn wants_thread(&self) -> bool {
-        let most = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
         let mut state = lock(&self.state);
-        let is_busy = state.threads.iter().all(|place| place.is_busy());
-        let starts = is_busy && state.threads.len() < most && !state.starts && !state.is_over;
-        state.starts |= starts;
-        starts
+        !state.is_over && state.threads.may_grow() && state.threads.begins()
     }
 
     /// A thread has ended by a panic. Whether the caller starts another one.
     pub(super) fn lost_thread(&self, place: &Arc<ThreadPlace>) -> bool {
         let mut state = lock(&self.state);
-        state.threads.retain(|one| !Arc::ptr_eq(one, place));
-        let starts = state.threads.is_empty() && !state.queue.is_empty() && !state.starts;
-        state.starts |= starts;
-        state.wake_all();
-        starts
+        state.threads.remove(place);
+        state.threads.wake_all();
+        state.threads.is_empty() && !state.queue.is_empty() && state.threads.begins()
     }
 
     /// Removes a thread that has no connection, unless there is something for it to do.
@@ -199,7 +158,7 @@ impl Pool {
         let is_needed =
             is_last && !(state.queue.is_empty() && state.unsigned.is_empty() && state.kept.is_empty());
         if !is_needed || state.is_over {
-            state.threads.retain(|one| !Arc::ptr_eq(one, place));
+            state.threads.remove(place);
         }
         !is_needed || state.is_over
     }
@@ -208,7 +167,7 @@ impl Pool {
     pub(super) fn end(&self) {
         let mut state = lock(&self.state);
         state.is_over = true;
-        state.wake_all();
+        state.threads.wake_all();
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -236,7 +195,7 @@ impl Pool {
         let mut state = lock(&self.state);
         self.move_unsigned(&mut state);
         state.queue.front()?;
-        if state.gives_away(place) {
+        if state.threads.gives_away(place) {
             return None;
         }
         while let Some(mut line) = state.kept.pop() {
@@ -261,7 +220,7 @@ impl Pool {
     pub(super) fn next_at_hand(self: &Arc<Self>, place: &ThreadPlace) -> Option<Job> {
         let mut state = lock(&self.state);
         self.move_unsigned(&mut state);
-        if state.open > state.most || state.queue.front()?.resent > 0 || state.gives_away(place) {
+        if state.open > state.most || state.queue.front()?.resent > 0 || state.threads.gives_away(place) {
             return None;
         }
         state.queue.pop_front()
@@ -311,8 +270,8 @@ impl Pool {
 
     pub(super) fn facts(&self) -> NetworkFacts {
         let (state, now) = (lock(&self.state), Instant::now());
-        let (in_use, left_out) = (state.addresses.in_use(), state.addresses.left_out(now));
-        NetworkFacts { transport: state.transport, in_use, left_out, silences: self.clock.silences() }
+        let left_out = state.addresses.left_out(now);
+        NetworkFacts { transport: state.transport, left_out, silences: self.clock.silences() }
     }
 
     /// Looks the name up beside the threads; what is an address needs none.
@@ -335,7 +294,7 @@ impl Pool {
     fn looked_up(&self, found: Result<Vec<SocketAddr>>) {
         let mut state = lock(&self.state);
         state.addresses.found(found.as_deref().unwrap_or_default(), Instant::now());
-        state.wake_all();
+        state.threads.wake_all();
         let Err(error) = found else { return };
         // Addresses that were found before still serve.
         if state.addresses.len() == 0 {
@@ -390,37 +349,11 @@ impl PoolState {
         self.wake_for_others();
     }
 
-    fn wake_all(&self) {
-        self.threads.iter().for_each(|place| place.mailbox.wake());
-    }
-
-    /// Has a thread look at the queue: the first one that is not busy, else the one with the fewest connections. False: there is none.
-    fn wake_one(&self) -> bool {
-        let light = self.threads.iter().find(|place| !place.is_busy());
-        let place = light.or_else(|| self.threads.iter().min_by_key(|place| place.lines()));
-        if let Some(place) = place {
-            place.mailbox.wake();
-        }
-        place.is_some()
-    }
-
     /// A connection is free: calls that wait for one go on.
     fn wake_for_others(&self) {
         if !self.queue.is_empty() && self.threads.len() > 1 {
-            self.wake_one();
+            self.threads.wake_one();
         }
-    }
-
-    /// Whether the next call is for another thread, that has fewer connections than this busy one; it is woken.
-    fn gives_away(&self, place: &ThreadPlace) -> bool {
-        if !place.is_busy() {
-            return false;
-        }
-        let other = self.threads.iter().find(|other| other.lines() + 1 < place.lines());
-        if let Some(other) = other {
-            other.mailbox.wake();
-        }
-        other.is_some()
     }
 }
 
@@ -433,7 +366,11 @@ impl Pool {
 
     /// All threads are busy, or none is.
     pub(super) fn set_busy(&self, is_busy: bool) {
-        lock(&self.state).threads.iter().for_each(|place| place.is_busy.store(is_busy, Ordering::Relaxed));
+        lock(&self.state).threads.set_busy(is_busy);
+    }
+
+    pub(super) fn in_use(&self) -> Vec<(SocketAddr, usize)> {
+        lock(&self.state).addresses.in_use()
     }
 
     pub(super) fn has_threads(&self) -> bool {

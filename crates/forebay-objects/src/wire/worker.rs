@@ -16,8 +16,9 @@ use super::load::{Load, LoadLevel};
 use super::mail::Mailbox;
 use super::opening::Opening;
 use super::poller::Poller;
-use super::pool::{NextCall, Pool, ThreadPlace};
+use super::pool::{NextCall, Pool};
 use super::table::{Table, Work, WorkState};
+use super::thread_list::ThreadPlace;
 
 /// How often a call is sent again whose connection was closed before a byte of its reply came.
 const MOST_RESENT: u32 = 2;

@@ -197,11 +197,11 @@ fn bytes_behind_a_body_are_not_taken_for_the_next_reply() {
 /// Long bodies are received many bytes at a time; those of a server that becomes slow come nevertheless, and so does the next reply.
 #[test]
 fn a_server_that_becomes_slow_within_a_long_body_is_waited_for() {
-    let body = Arc::new(pattern(24_000_000));
+    let body = Arc::new(pattern(12_000_000));
     let sent = body.clone();
     let network = network(server(move |mut stream, _| {
         while request(&mut stream).is_some() {
-            let (fast, slow) = sent.split_at(20_000_000);
+            let (fast, slow) = sent.split_at(9_000_000);
             stream
                 .write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", sent.len()).as_bytes())
                 .unwrap();
