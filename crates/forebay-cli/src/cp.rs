@@ -39,7 +39,7 @@ pub(crate) struct Copy {
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
     #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
     device: DeviceName,
-    /// Read both files again and compare them before the copy gets its name
+    /// Read both files again and compare them before the copy gets its name; an object, after
     #[arg(long)]
     verify: bool,
 }

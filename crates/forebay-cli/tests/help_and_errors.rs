@@ -21,6 +21,13 @@ fn help() {
         ("help_demo", "demo -h"),
         ("help_stats", "stats -h"),
         ("help_check", "check -h"),
+        ("help_s3", "s3 -h"),
+        ("help_s3_ls", "s3 ls -h"),
+        ("help_s3_cp", "s3 cp -h"),
+        ("help_s3_rm", "s3 rm -h"),
+        ("help_s3_sync", "s3 sync -h"),
+        ("help_s3_presign", "s3 presign -h"),
+        ("help_s3_probe", "s3 probe -h"),
     ] {
         insta::assert_snapshot!(name, run(directory.path(), args).ok().out);
     }

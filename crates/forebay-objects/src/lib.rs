@@ -10,6 +10,7 @@
 //! | `endpoint` | endpoints of the process: account, connections and pace of a site |
 //! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals; XML and errors |
 //! | `fetch` | ranges of an object: neighbours become one call, whose body is received from request to request |
+//! | `probe` | what an endpoint can do, and how fast |
 //! | `source` | an object as a source of engines, and the opener of `s3://` |
 
 mod account;
@@ -19,6 +20,7 @@ mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod pace;
+mod probe;
 mod source;
 mod url;
 mod wire;
@@ -26,6 +28,7 @@ mod wire;
 pub use calls::{
     Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, UnfinishedUpload, Weight, buckets, examine,
 };
+pub use probe::{EndpointProbe, ObjectRate, Trial, probe};
 pub use url::ObjectUrl;
 
 use forebay_sys::lock;

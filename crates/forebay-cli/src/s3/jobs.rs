@@ -248,7 +248,9 @@ impl Work<'_, '_> {
             self.files.fetch_add(1, Relaxed);
             self.jobs.line("delete", None, &destination.place(name)?, None);
         }
-        left.iter().for_each(|(_, error)| self.fail(error));
+        for (_, error) in &left {
+            self.fail(error);
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 mod filter;
 mod jobs;
 mod ls;
+mod probe;
 mod sync;
 mod transfer;
 mod tree;
@@ -27,6 +28,7 @@ enum S3Command {
     Rm(transfer::RemoveArgs),
     Sync(sync::SyncArgs),
     Presign(ls::PresignArgs),
+    Probe(probe::ProbeArgs),
 }
 
 /// Runs the command.
@@ -44,6 +46,7 @@ pub(crate) fn run(args: &S3Args, console: &Console<'_>) -> Result<i32, Failure> 
         S3Command::Rm(args) => transfer::remove(args, console),
         S3Command::Sync(args) => sync::run(args, console),
         S3Command::Presign(args) => ls::presign(args, console),
+        S3Command::Probe(args) => probe::run(args, console),
     });
     let interrupted = Guard::caught().filter(|_| done.is_err());
     drop(guard);

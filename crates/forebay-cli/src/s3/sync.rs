@@ -172,8 +172,8 @@ mod tests {
 
     use super::*;
 
-    fn item(name: &str, len: u64, modified: i64) -> Result<Item> {
-        Ok(Item { name: name.to_owned(), len, modified: Some(modified), etag: None })
+    fn item(name: &str, len: u64, modified: i64) -> Item {
+        Item { name: name.to_owned(), len, modified: Some(modified), etag: None }
     }
 
     fn merged(is_download: bool, deletes: bool) -> String {
@@ -187,8 +187,8 @@ mod tests {
             item("z", 1, 1),
         ];
         let merge = Merge {
-            source: source.into_iter().peekable(),
-            destination: there.into_iter().peekable(),
+            source: source.into_iter().map(Ok).peekable(),
+            destination: there.into_iter().map(Ok).peekable(),
             is_download,
             deletes,
             removed: Vec::new(),

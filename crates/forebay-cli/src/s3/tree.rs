@@ -115,7 +115,7 @@ impl Keys {
 
 /// Files under a folder. Links are followed.
 struct Walk {
-    /// What is left of each folder from the root to where the walk is.
+    /// The rest of each folder from the root to where the walk is.
     folders: Vec<Open>,
     error: Option<Error>,
 }

@@ -1,11 +1,12 @@
 //! A bucket, and the calls for its objects.
 
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::exchange::{Reply, exchange};
+use super::exchange::{Reply, exchange, head_of};
 use super::refusal::Refusal;
 use super::xml::{self, Node};
 use super::{checksum, list, time};
@@ -93,8 +94,13 @@ impl Bucket {
         self.endpoint.account.presign(&ask, expires)
     }
 
-    pub(super) fn ask(&self, method: Method, key: &str) -> Ask {
+    pub(crate) fn ask(&self, method: Method, key: &str) -> Ask {
         ask(method, &self.name, key)
+    }
+
+    /// The head of a reply, whose body is not wanted.
+    pub(crate) fn head_of(&self, ask: &Ask) -> Result<ReplyHead, Refusal> {
+        head_of(&self.endpoint, ask)
     }
 
     pub(super) fn call(&self, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
@@ -162,7 +168,7 @@ impl Bucket {
     }
 
     /// Writes an object by one call with these headers.
-    pub(super) fn put_body(
+    pub(crate) fn put_body(
         &self,
         key: &str,
         body: &Body,
@@ -190,7 +196,7 @@ impl Bucket {
     fn delete_some(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
         let mut document = "<Delete><Quiet>true</Quiet>".to_owned();
         for key in keys {
-            document.push_str(&format!("<Object><Key>{}</Key></Object>", xml::escaped(key)));
+            let _ = write!(document, "<Object><Key>{}</Key></Object>", xml::escaped(key));
         }
         document.push_str("</Delete>");
         let mut ask = self.ask(Method::Post, "");
@@ -226,8 +232,8 @@ impl Bucket {
                     failed.push((std::mem::take(&mut key), error));
                 }
                 ([_, error, field], Node::End(text)) if error == "Error" => match field.as_str() {
-                    "Key" => key = text.to_owned(),
-                    "Code" => code = text.to_owned(),
+                    "Key" => text.clone_into(&mut key),
+                    "Code" => text.clone_into(&mut code),
                     "Message" => message = text.chars().take(300).collect(),
                     _ => {}
                 },

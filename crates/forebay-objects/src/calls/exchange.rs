@@ -35,7 +35,19 @@ pub(super) type Done = Box<dyn FnOnce(End) + Send>;
 
 /// Starts a call; `done` must not wait.
 pub(super) fn start(endpoint: &Endpoint, ask: Ask, body: Body, done: Done) {
-    let sink = Collect { head: None, body: Vec::new(), filled: 0, done };
+    start_call(endpoint, ask, body, Wants::All, done);
+}
+
+/// What of a reply is wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wants {
+    All,
+    /// Its head, and the body only as far as it fits one piece of memory: that of an error does.
+    Head,
+}
+
+fn start_call(endpoint: &Endpoint, ask: Ask, body: Body, wants: Wants, done: Done) {
+    let sink = Collect { head: None, body: Vec::new(), filled: 0, wants, done };
     endpoint.network.start(ask, body, Box::new(sink));
 }
 
@@ -43,7 +55,14 @@ struct Collect {
     head: Option<ReplyHead>,
     body: Vec<u8>,
     filled: usize,
+    wants: Wants,
     done: Done,
+}
+
+impl Collect {
+    fn limit(&self) -> usize {
+        if self.wants == Wants::Head { PIECE } else { MAX_REPLY }
+    }
 }
 
 impl Sink for Collect {
@@ -53,7 +72,7 @@ impl Sink for Collect {
     }
 
     fn room(&mut self) -> Room {
-        if self.filled >= MAX_REPLY {
+        if self.filled >= self.limit() {
             return Room::Enough;
         }
         if self.filled == self.body.len() {
@@ -67,25 +86,32 @@ impl Sink for Collect {
     }
 
     fn end(self: Box<Self>, result: Result<()>) {
-        let Self { head, mut body, filled, done } = *self;
+        let is_cut = self.wants == Wants::All && self.filled >= self.limit();
+        let Self { head, mut body, filled, done, .. } = *self;
         body.truncate(filled);
         done(result.and_then(|()| match head {
-            Some(_) if filled >= MAX_REPLY => Err(Error::new(ErrorKind::Io, "the reply is too long")),
+            Some(_) if is_cut => Err(Error::new(ErrorKind::Io, "the reply is too long")),
             Some(head) => Ok(Reply { head, body }),
             None => Err(Error::new(ErrorKind::Internal, "a call ended without a head")),
         }));
     }
 }
 
-/// A call that is waited for, once. The body's memory is free when this returns.
+/// A call that is waited for, once.
 pub(super) fn once(endpoint: &Endpoint, ask: Ask, body: Body) -> Result<Reply> {
+    once_for(endpoint, ask, body, Wants::All)
+}
+
+/// The body's memory is free when this returns.
+fn once_for(endpoint: &Endpoint, ask: Ask, body: Body, wants: Wants) -> Result<Reply> {
     let is_borrowed = matches!(body, Body::Memory(_));
     let shared = Arc::new((Mutex::new(None), Condvar::new()));
     let theirs = shared.clone();
-    start(
+    start_call(
         endpoint,
         ask,
         body,
+        wants,
         Box::new(move |reply| {
             *lock(&theirs.0) = Some(reply);
             theirs.1.notify_all();
@@ -159,8 +185,17 @@ pub(super) fn pause(attempts: u32, asked: Option<Duration>) -> Option<Duration> 
 
 /// A call that is waited for, sent again where that helps.
 pub(super) fn exchange(endpoint: &Endpoint, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
+    attempt(endpoint, ask, body, Wants::All)
+}
+
+/// The same, without the body of a long reply.
+pub(super) fn head_of(endpoint: &Endpoint, ask: &Ask) -> Result<ReplyHead, Refusal> {
+    attempt(endpoint, ask, &Body::None, Wants::Head).map(|reply| reply.head)
+}
+
+fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<Reply, Refusal> {
     for attempts in 1.. {
-        let end = once(endpoint, ask.clone(), body.clone());
+        let end = once_for(endpoint, ask.clone(), body.clone(), wants);
         match judge(endpoint, ask, end) {
             Verdict::Good(reply) => return Ok(reply),
             Verdict::Refused(refusal) => return Err(refusal),

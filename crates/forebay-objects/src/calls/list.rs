@@ -119,7 +119,7 @@ pub(super) fn page_of(document: &[u8]) -> Result<Page> {
             ([_, "NextContinuationToken"], Node::End(text)) => page.next = Some(text.to_owned()),
             ([_, "Contents"], Node::End(_)) => page.objects.push(std::mem::take(&mut object)),
             ([_, "Contents", field], Node::End(text)) => match *field {
-                "Key" => object.key = text.to_owned(),
+                "Key" => text.clone_into(&mut object.key),
                 "Size" => object.len = text.parse().map_err(|_| malformed("a size is no number"))?,
                 "ETag" => object.etag = Some(text.to_owned()),
                 "LastModified" => object.modified = time::seconds(text),
@@ -172,7 +172,7 @@ pub fn buckets() -> Result<Vec<(String, Option<i64>)>> {
         let names: Vec<&str> = path.iter().map(String::as_str).collect();
         match (names.as_slice(), node) {
             ([_, "Buckets", "Bucket"], Node::End(_)) => all.push((std::mem::take(&mut name), made.take())),
-            ([_, "Buckets", "Bucket", "Name"], Node::End(text)) => name = text.to_owned(),
+            ([_, "Buckets", "Bucket", "Name"], Node::End(text)) => text.clone_into(&mut name),
             ([_, "Buckets", "Bucket", "CreationDate"], Node::End(text)) => made = time::seconds(text),
             _ => {}
         }

@@ -13,7 +13,7 @@
 //! | `xml`, `time` | documents and times of servers |
 
 mod bucket;
-mod checksum;
+pub(crate) mod checksum;
 mod examine;
 mod exchange;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The calls of multipart uploads, and copies within servers.
 
+use std::fmt::Write;
 use std::ops::Range;
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -108,11 +109,11 @@ impl Bucket {
         xml::read(&reply.body, |path, node| {
             match (path, node) {
                 ([_, upload], Node::End(_)) if upload == "Upload" => {
-                    all.push(std::mem::replace(&mut one, new()))
+                    all.push(std::mem::replace(&mut one, new()));
                 }
                 ([_, upload, field], Node::End(text)) if upload == "Upload" => match field.as_str() {
-                    "Key" => one.key = text.to_owned(),
-                    "UploadId" => one.id = text.to_owned(),
+                    "Key" => text.clone_into(&mut one.key),
+                    "UploadId" => text.clone_into(&mut one.id),
                     "Initiated" => one.begun = time::seconds(text),
                     _ => {}
                 },
@@ -187,12 +188,13 @@ fn part_list(parts: &[SentPart]) -> String {
     for part in parts {
         let checksum = part.crc64.map(checksum::text);
         let checksum = checksum.map(|text| format!("<ChecksumCRC64NVME>{text}</ChecksumCRC64NVME>"));
-        document.push_str(&format!(
+        let _ = write!(
+            document,
             "<Part><PartNumber>{}</PartNumber><ETag>{}</ETag>{}</Part>",
             part.number,
             xml::escaped(&part.etag),
             checksum.unwrap_or_default()
-        ));
+        );
     }
     document.push_str("</CompleteMultipartUpload>");
     document
@@ -210,7 +212,7 @@ fn copy_source(bucket: &str, key: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
             out.push(byte as char);
         } else {
-            out.push_str(&format!("%{byte:02X}"));
+            let _ = write!(out, "%{byte:02X}");
         }
     }
     out

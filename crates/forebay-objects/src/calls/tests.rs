@@ -1,7 +1,7 @@
 //! The operations against a server in the process.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use fake_s3::{Asked, FakeS3, Fault};

@@ -47,15 +47,11 @@ pub(super) fn read(document: &[u8], mut visit: impl FnMut(&[String], Node<'_>) -
             Event::CData(piece) => push(&mut texts, &piece.xml10_content()),
             Event::GeneralRef(name) => {
                 let of_number = name.resolve_char_ref().map_err(|error| malformed(&error.to_string()))?;
-                match of_number {
-                    Some(one) => push(&mut texts, one.encode_utf8(&mut [0; 4])),
-                    None => {
-                        let known = resolve_predefined_entity(&name.xml10_content());
-                        push(
-                            &mut texts,
-                            known.ok_or_else(|| malformed("it has an entity that XML has not"))?,
-                        );
-                    }
+                let name = name.xml10_content();
+                match (of_number, resolve_predefined_entity(&name)) {
+                    (Some(one), _) => push(&mut texts, one.encode_utf8(&mut [0; 4])),
+                    (None, Some(known)) => push(&mut texts, known),
+                    (None, None) => return Err(malformed("it has an entity that XML has not")),
                 }
             }
             Event::DocType(_) => return Err(malformed("it has a document type")),

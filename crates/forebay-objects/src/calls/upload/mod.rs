@@ -15,11 +15,12 @@ mod state;
 mod writes;
 
 use std::fmt;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{HostRange, Source, Upload};
+use forebay_source::{Direction, Fill, HostRange, Request, Source, Upload};
 
 use super::bucket::Bucket;
 use super::checksum;
@@ -48,6 +49,23 @@ impl ObjectUpload {
     /// Begins one. Asks nobody.
     pub(crate) fn new(bucket: Bucket, key: &str) -> Self {
         Self { shared: Arc::new(Shared::new(bucket, key.to_owned())), is_finished: false }
+    }
+
+    /// Writes a whole object, by parts where it is longer than one.
+    pub(crate) fn write_whole(bucket: Bucket, key: &str, bytes: &[u8]) -> Result<()> {
+        let mut new = Self::new(bucket, key);
+        let source = new.source();
+        let Fill::Requests(requests) = source.fill() else { return Ok(()) };
+        let (sender, answer) = channel();
+        let memory = HostRange::of(bytes);
+        let request = Request { direction: Direction::Write, offset: 0, memory, ahead: 0 };
+        requests.start(request, Box::new(move |end| drop(sender.send(end))));
+        // The memory is borrowed until then.
+        let answered = answer.recv();
+        answered.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a write was not answered")))?;
+        new.finish_now()?;
+        new.is_finished = true;
+        Ok(())
     }
 
     fn finish_now(&mut self) -> Result<()> {

@@ -49,7 +49,7 @@ impl Covered {
         let start =
             self.0.get(begin).filter(|_| begin < end).map_or(new.start, |first| first.start.min(new.start));
         let stop = self.0[begin..end].last().map_or(new.end, |last| last.end.max(new.end));
-        self.0.splice(begin..end, [start..stop]);
+        self.0.splice(begin..end, std::iter::once(start..stop));
     }
 
     /// Whether the first `len` bytes are there.

@@ -61,7 +61,7 @@ impl Requests for Writes {
     }
 
     fn shape(&self) -> RequestShape {
-        RequestShape { preferred: RequestShape::ANY, ..RequestShape::default() }
+        RequestShape { preferred: RequestShape::ANY }
     }
 }
 

@@ -1,0 +1,313 @@
+//! `forebay s3`, against a server in the process.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use fake_s3::{Asked, FakeS3, Fault};
+use serde_json::Value;
+use support::{Done, as_in_a_terminal, finish, forebay, sample};
+
+/// A server with a bucket, and a folder.
+struct Here {
+    server: FakeS3,
+    folder: tempfile::TempDir,
+}
+
+impl Here {
+    fn new() -> Self {
+        let server = FakeS3::start();
+        server.make_bucket("bkt");
+        Self { server, folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = forebay();
+        command.current_dir(self.path()).args(args).env_remove("AWS_PROFILE").envs(self.server.environment());
+        command
+    }
+
+    fn run(&self, args: &str) -> Done {
+        finish(self.command(&args.split_whitespace().collect::<Vec<_>>()))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) {
+        let path = self.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path().join(name)).unwrap()
+    }
+
+    /// Requests that moved or removed something.
+    fn moves(&self) -> u64 {
+        let kinds = [Asked::Get, Asked::Put, Asked::Part, Asked::Copy, Asked::Delete, Asked::DeleteMany];
+        kinds.iter().map(|asked| self.server.requests(*asked)).sum()
+    }
+}
+
+fn lines(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn listings_are_those_that_users_know() {
+    let here = Here::new();
+    here.server.put("bkt", "a/one", vec![1; 1536]);
+    here.server.put("bkt", "a/b/two", "xyz");
+    here.server.put("bkt", "ü +%", "");
+    let listed = |args: &str| {
+        let out = here.run(args).ok().out;
+        // Behind the time.
+        let cut = |line: &str| line.get(19..).unwrap_or(line).trim_start().to_owned();
+        out.lines().map(cut).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("s3 ls"), ["bkt"]);
+    assert_eq!(listed("s3 ls s3://bkt"), ["PRE a/", "0 ü +%"]);
+    assert_eq!(listed("s3 ls s3://bkt/a/"), ["PRE b/", "1536 one"]);
+    assert_eq!(listed("s3 ls s3://bkt/a/o --human-readable"), ["1.5 KiB one"]);
+    assert_eq!(listed("s3 ls s3://bkt --recursive"), ["3 a/b/two", "1536 a/one", "0 ü +%"]);
+    let out = here.run("s3 ls s3://bkt --recursive --json").ok().out;
+    let all: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((all.len(), &all[2]["key"], &all[1]["bytes"]), (3, &"ü +%".into(), &1536.into()));
+    assert!(all[0]["etag"].is_string() && all[0]["modified"].as_str().unwrap().ends_with('Z'));
+    here.run("s3 ls s3://bkt/none").fails(1, "no key begins with it");
+    here.run("s3 ls s3://missing-bucket/").fails(1, "no such bucket");
+    here.run("s3 ls bkt").fails(2, "does not begin with s3://");
+}
+
+#[test]
+fn files_are_copied_both_ways() {
+    let here = Here::new();
+    // One call; parts; none.
+    for (name, len) in [("small", 100_000), ("long", (40 << 20) + 5), ("empty", 0)] {
+        let path = sample(here.path(), name, len);
+        let bytes = std::fs::read(path).unwrap();
+        here.run(&format!("s3 cp {name} s3://bkt/to/ --verify")).ok();
+        assert!(here.server.get("bkt", &format!("to/{name}")).unwrap() == bytes, "{name}");
+        here.run(&format!("s3 cp s3://bkt/to/{name} copy --verify")).ok();
+        assert!(here.read("copy") == bytes, "{name}");
+        here.run(&format!("cp s3://bkt/to/{name} s3://bkt/again")).ok();
+        assert!(here.server.get("bkt", "again").unwrap() == bytes, "{name}");
+    }
+    assert_eq!(here.server.open_uploads(), 0);
+    let before = here.server.requests(Asked::Get);
+    here.run("s3 cp s3://bkt/to/long s3://bkt/copy").ok();
+    assert!(here.server.get("bkt", "copy") == here.server.get("bkt", "to/long"));
+    assert_eq!(here.server.requests(Asked::Get), before, "the server copies by itself");
+    here.run("s3 cp s3://bkt/none x").fails(1, "no such object");
+    here.run("s3 cp none s3://bkt/x").fails(1, "cannot open file");
+    here.run("s3 cp small other").fails(2, "neither source nor destination");
+    here.run("s3 cp small s3://missing-bucket/x").fails(1, "no such bucket");
+    assert!(!here.path().join("x").exists() && here.server.get("bkt", "x").is_none());
+}
+
+#[test]
+fn a_second_sync_moves_nothing() {
+    let here = Here::new();
+    for name in ["a", "a b/ü+%", "c/d/e", "skip.tmp"] {
+        here.write(&format!("from/{name}"), name.as_bytes());
+    }
+    sample(here.path(), "from/long", 3 << 20);
+    let said = here.run("s3 sync from s3://bkt/p --exclude *.tmp").ok();
+    assert_eq!(lines(&said.out).len(), 4, "{}", said.out);
+    assert!(said.out.contains("upload: from/c/d/e to s3://bkt/p/c/d/e\n"), "{}", said.out);
+    assert_eq!(here.server.keys("bkt"), ["p/a", "p/a b/ü+%", "p/c/d/e", "p/long"]);
+    assert!(here.server.get("bkt", "p/long").unwrap() == here.read("from/long"));
+    let moves = here.moves();
+    assert_eq!(here.run("s3 sync from s3://bkt/p --exclude *.tmp").ok().out, "");
+    here.run("s3 sync s3://bkt/p to").ok();
+    assert!(here.read("to/long") == here.read("from/long") && here.read("to/a b/ü+%") == b"a b/\xc3\xbc+%");
+    let after = here.moves();
+    assert!(after > moves);
+    assert_eq!(here.run("s3 sync s3://bkt/p to").ok().out, "");
+    assert_eq!(here.moves(), after, "a second run moves something");
+    // One of another length, one too many.
+    here.write("from/a", b"longer");
+    std::fs::remove_file(here.path().join("from/long")).unwrap();
+    let dry = here.run("s3 sync from s3://bkt/p --exclude *.tmp --delete --dryrun").ok().out;
+    assert_eq!(lines(&dry), ["(dryrun) delete: s3://bkt/p/long", "(dryrun) upload: from/a to s3://bkt/p/a"]);
+    assert_eq!(here.moves(), after);
+    here.run("s3 sync from s3://bkt/p --exclude *.tmp --delete").ok();
+    assert_eq!(here.server.keys("bkt"), ["p/a", "p/a b/ü+%", "p/c/d/e"]);
+    assert_eq!(here.server.get("bkt", "p/a").unwrap(), b"longer");
+    let json = here.run("s3 sync s3://bkt/p to --delete --json").ok().out;
+    let all: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let actions: Vec<_> = all.iter().map(|one| one["action"].as_str().unwrap()).collect();
+    assert!(actions.contains(&"download") && actions.contains(&"delete"), "{json}");
+    assert!(!here.path().join("to/long").exists());
+    here.run("s3 sync s3://bkt/p s3://bkt/q").ok();
+    assert_eq!(here.server.get("bkt", "q/c/d/e").unwrap(), b"c/d/e");
+}
+
+#[test]
+fn trees_are_copied_and_removed() {
+    let here = Here::new();
+    for number in 0..300 {
+        here.write(&format!("tree/{}/{number}", number % 7), format!("{number}").as_bytes());
+    }
+    here.run("s3 cp tree s3://bkt/t --recursive --exclude 3/* --include 3/3").ok();
+    assert_eq!(here.server.keys("bkt").len(), 300 - 43 + 1);
+    here.run("s3 cp s3://bkt/t back --recursive").ok();
+    assert_eq!(here.read("back/0/0"), b"0");
+    // Keys that are no names of files are errors; the others are copied.
+    here.server.put("bkt", "t/../../out", "x");
+    here.server.put("bkt", "t/folder/", "");
+    here.run("s3 cp s3://bkt/t again --recursive").fails(1, "the key is no name of a file");
+    assert_eq!(here.read("again/0/0"), b"0");
+    assert!(!here.path().join("out").exists() && !here.path().parent().unwrap().join("out").exists());
+    here.run("s3 rm s3://bkt/t").ok();
+    assert!(here.server.get("bkt", "t/0/0").is_some());
+    here.run("s3 rm s3://bkt/t/0/0").ok();
+    assert!(here.server.get("bkt", "t/0/0").is_none());
+    let dry = here.run("s3 rm s3://bkt/t --recursive --dryrun").ok().out;
+    assert_eq!(lines(&dry).len(), 259);
+    here.run("s3 rm s3://bkt/t --recursive").ok();
+    assert_eq!(here.server.keys("bkt"), [""; 0]);
+    here.run("s3 rm s3://bkt").fails(2, "--recursive");
+}
+
+#[test]
+fn what_fails_is_named_and_the_rest_is_done() {
+    let here = Here::new();
+    for name in ["1", "2", "3"] {
+        here.write(&format!("from/{name}"), name.as_bytes());
+    }
+    here.server.faults(|seen| {
+        (seen.asked == Asked::Put && seen.key == "2").then_some(Fault::Error(403, "AccessDenied", None))
+    });
+    let said = here.run("s3 sync from s3://bkt").fails(1, "access denied");
+    assert!(said.err.contains("s3://bkt/2") && said.err.contains("1 failed"), "{}", said.err);
+    assert_eq!(here.server.keys("bkt"), ["1", "3"]);
+    here.server.no_faults();
+    let mut wrong = here.command(&["s3", "ls", "s3://bkt/"]);
+    wrong.env("AWS_SECRET_ACCESS_KEY", "not the secret");
+    let said = finish(wrong).fails(1, "the signature is wrong");
+    assert!(!said.err.contains("not the secret"), "{}", said.err);
+}
+
+#[test]
+fn a_signed_url_is_read_by_anyone() {
+    let here = Here::new();
+    here.server.require_signatures();
+    here.server.put("bkt", "a b/ü", "the bytes");
+    let url = here.run("s3 presign s3://bkt/a%20b/ü --expires-in 60").ok().out;
+    let path = url.trim().strip_prefix(&here.server.endpoint()).unwrap();
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(here.server.address()).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", here.server.address())
+            .unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        reply
+    };
+    let reply = get(path);
+    assert!(reply.starts_with("HTTP/1.1 200") && reply.ends_with("the bytes"), "{reply}");
+    assert!(get(&path.replace("Expires=60", "Expires=61")).starts_with("HTTP/1.1 403"));
+    here.run("s3 presign s3://bkt/").fails(2, "names no object");
+    let too_long = here.run("s3 presign s3://bkt/a --expires-in 604801");
+    assert_eq!(too_long.code, Some(2));
+}
+
+#[test]
+fn an_interrupted_upload_leaves_nothing() {
+    let here = Here::new();
+    sample(here.path(), "long", 100 << 20);
+    here.server.faults(|seen| {
+        (seen.asked == Asked::Part && seen.part > Some(2))
+            .then_some(Fault::SlowRequest(1 << 20, Duration::from_millis(100)))
+    });
+    for args in [["s3", "cp", "long", "s3://bkt/x"], ["s3", "sync", ".", "s3://bkt/"]] {
+        let before = here.server.requests(Asked::Part);
+        let mut command = here.command(&args);
+        as_in_a_terminal(&mut command);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let began = Instant::now();
+        while here.server.requests(Asked::Part) < before + 2 {
+            assert!(began.elapsed() < Duration::from_secs(20), "no part was sent");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: the child is not waited for yet.
+        unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
+        let ended = Instant::now();
+        while here.server.open_uploads() > 0 {
+            assert!(ended.elapsed() < Duration::from_secs(5), "{args:?}: parts are left");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(here.server.keys("bkt"), [""; 0], "{args:?}");
+    }
+}
+
+#[test]
+fn a_probe_says_what_the_endpoint_can_do() {
+    let here = Here::new();
+    here.server.put_pattern("bkt", "long", 20_000_000);
+    let out = here.run("s3 probe s3://bkt/long --write").ok().out;
+    let of = |start: &str| {
+        out.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {out}"))
+    };
+    for name in
+        ["keep-alive", "ranges", "conditional reads", "conditional writes", "checked writes", "multipart"]
+    {
+        assert!(of(name)[18..].trim_start().starts_with("yes: "), "{out}");
+    }
+    assert!(of("addresses").ends_with("1: 127.0.0.1") && of("tls").contains("no: clear text"), "{out}");
+    assert_eq!(out.lines().filter(|line| line.starts_with("read ")).count(), 3);
+    assert_eq!(here.server.keys("bkt"), ["long"], "the probe leaves an object");
+    // A server that closes, ignores conditions and whole ranges.
+    here.server.close_each();
+    here.server.faults(|seen| (seen.asked == Asked::Get).then_some(Fault::Whole));
+    let out = here.run("s3 probe s3://bkt/long").ok().out;
+    for name in ["keep-alive", "ranges"] {
+        assert!(out.lines().any(|line| line.starts_with(name) && line.contains("no: ")), "{out}");
+    }
+    assert!(out.contains("hint: turn it on at the server") && out.contains("not measured"), "{out}");
+    here.server.no_faults();
+    here.run("s3 probe s3://bkt/none").fails(1, "no such object");
+    here.run("s3 probe s3://bkt").fails(1, "names no object");
+}
+
+/// docs/reference/s3-probe-json.md names each key.
+#[test]
+fn the_page_names_every_key_of_a_probe() {
+    fn keys(value: &Value, all: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => map.iter().for_each(|(key, value)| {
+                all.push(key.clone());
+                keys(value, all);
+            }),
+            Value::Array(items) => items.iter().for_each(|item| keys(item, all)),
+            _ => {}
+        }
+    }
+    let here = Here::new();
+    here.server.put("bkt", "long", vec![7; 2 << 20]);
+    let said = here.run("s3 probe s3://bkt/long --write --json -").ok();
+    assert!(said.err.contains("ranges") && !said.err.contains(fake_s3::SECRET_KEY));
+    let value: Value = serde_json::from_str(&said.out).unwrap();
+    let mut all = Vec::new();
+    keys(&value, &mut all);
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/s3-probe-json.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    all.extend(
+        value["trials"].as_array().unwrap().iter().map(|trial| trial["name"].as_str().unwrap().to_owned()),
+    );
+    for key in all {
+        assert!(page.contains(&format!("`{key}`")), "docs/reference/s3-probe-json.md does not name {key}");
+    }
+}
