@@ -8,7 +8,7 @@ use forebay_remote::process::OfProcess;
 
 use crate::account::{Account, ChecksumMode};
 use crate::lock;
-use crate::pace::{Budget, Turns};
+use crate::pace::{Budget, Durations, Turns};
 use crate::wire::Network;
 use crate::wire::site::Site;
 
@@ -27,6 +27,8 @@ pub(crate) struct Endpoint {
     pub(crate) budget: Budget,
     /// How many ranges are under way.
     pub(crate) turns: Turns,
+    /// How long ranges take.
+    pub(crate) durations: Durations,
 }
 
 /// A forked child has connections of its own.
@@ -56,7 +58,8 @@ impl Endpoint {
         let network = Network::new(account.clone(), site.clone());
         let (budget, turns) = (Budget::new(), Turns::new());
         let refuses_checksums = AtomicBool::new(false);
-        let new = Self { account, site, network, refuses_checksums, budget, turns };
+        let durations = Durations::default();
+        let new = Self { account, site, network, refuses_checksums, budget, turns, durations };
         new.allow(new.turns.limit());
         Arc::new(new)
     }

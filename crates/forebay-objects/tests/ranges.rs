@@ -5,6 +5,8 @@
 mod common;
 mod server;
 
+use std::time::{Duration, Instant};
+
 use common::{Target, config, context, install_gpu};
 use fake_s3::{Asked, FakeS3, Fault, Place};
 use forebay_config::{CachePolicy, Config, IoBackend};
@@ -205,6 +207,26 @@ fn a_whole_object_is_compared_with_its_checksum_and_a_part_is_not() {
             assert_eq!((is_corrupt, error.is_some()), (is_noticed, is_noticed), "{len} {fault:?}: {error:?}");
             server.no_faults();
             assert!(read(&session, target, len).unwrap().to_vec().unwrap() == pattern(KEY, 0, len));
+        }
+    }
+}
+
+/// The server is silent for as long as a reader would notice, before and within the body of one range.
+#[test]
+fn a_range_that_takes_longer_than_others_is_asked_for_again() {
+    const LEN: usize = 256 * MIB;
+    let server = named(FakeS3::start());
+    let session = session();
+    server.put("bucket", "object", pattern(KEY, 0, LEN));
+    let silent = Duration::from_secs(20);
+    assert!(read(&session, Target::Host, LEN).is_ok());
+    for fault in [Fault::Late(silent), Fault::Pause(1_000_000, silent)] {
+        for target in Target::ALL {
+            server.fault_once(Asked::Get, 20, fault.clone());
+            let began = Instant::now();
+            let buffer = read(&session, target, LEN).unwrap();
+            assert!(began.elapsed() < silent, "{fault:?}: {:?}", began.elapsed());
+            assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes");
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct CheckedBody {
 
 enum Sum {
     /// And its bytes.
-    Crc(Digest, usize),
+    Crc(Box<Digest>, usize),
     /// Of bytes that lie behind each other; `None`: they do not, and are not compared.
     Sha256(Option<HostRange>),
 }
@@ -27,7 +27,7 @@ impl CheckedBody {
     /// end in `-N`.
     pub(super) fn of(head: &ReplyHead) -> Option<Self> {
         let is_composite = head.header("x-amz-checksum-type").is_some_and(|kind| kind == "COMPOSITE");
-        let crc = |algorithm, bytes| Sum::Crc(Digest::new(algorithm), bytes);
+        let crc = |algorithm, bytes| Sum::Crc(Box::new(Digest::new(algorithm)), bytes);
         let all = [
             ("x-amz-checksum-crc64nvme", crc(CrcAlgorithm::Crc64Nvme, 8)),
             ("x-amz-checksum-crc32c", crc(CrcAlgorithm::Crc32Iscsi, 4)),

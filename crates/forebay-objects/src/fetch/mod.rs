@@ -6,9 +6,11 @@
 //! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
 //! | `object` | the plan of an object, joined to its endpoint |
 //! | `sink` | the reply to a range |
+//! | `call` | the call of a range under way, and how long it takes |
 //! | `checked` | the checksum of an object that one call has all of |
 //! | `replaced` | the error where another object has the name by now |
 
+mod call;
 mod checked;
 #[cfg(test)]
 mod copied;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -10,13 +11,14 @@ use forebay_remote::process::ProcessId;
 use forebay_remote::stop::{SLICE, is_stopped, stopped};
 use forebay_source::{Answer, Request};
 
+use super::call::RangeCall;
 use super::limits::{BURST, RANGE};
 use super::plan::{NewRange, Plan, RangeId, RangeRoom};
 use super::sink::RangeSink;
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::pace::{Paced, UnderWay, go_on_at};
-use crate::wire::call::{Ask, Body, Method, Resume};
+use crate::wire::call::{Ask, Body, Method};
 
 /// One state of an object.
 #[derive(Clone, Debug)]
@@ -34,9 +36,10 @@ impl Target {
         let mut headers = Vec::new();
         if let Some((start, end)) = range {
             // Servers send a checksum with all of the bytes alone; some send that of all with a part.
-            headers.push(match (start, end) == (0, self.len) {
-                true => ("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()),
-                false => ("range".to_owned(), format!("bytes={start}-{}", end - 1)),
+            headers.push(if (start, end) == (0, self.len) {
+                ("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned())
+            } else {
+                ("range".to_owned(), format!("bytes={start}-{}", end - 1))
             });
             headers.extend(self.etag.as_ref().map(|etag| ("if-match".to_owned(), etag.clone())));
         }
@@ -64,7 +67,7 @@ pub(crate) struct ObjectFetch {
 
 struct State {
     plan: Plan,
-    calls: HashMap<RangeId, Arc<dyn Resume>>,
+    calls: HashMap<RangeId, RangeCall>,
     /// As the endpoint has it.
     counted: UnderWay,
     /// When the clock has it go on.
@@ -104,7 +107,8 @@ impl ObjectFetch {
     ) -> T {
         let mut state = lock(&self.state);
         let done = act(&mut state.plan);
-        let calls: Vec<_> = resumed(&done).iter().filter_map(|id| state.calls.get(id).cloned()).collect();
+        let calls: Vec<_> =
+            resumed(&done).iter().filter_map(|id| state.calls.get_mut(id)?.resume()).collect();
         self.count(&mut state);
         let answers = state.plan.take_answers();
         drop(state);
@@ -183,7 +187,7 @@ impl ObjectFetch {
             return;
         }
         while let Some(new) = self.next_range(now) {
-            self.begin(new);
+            self.begin(new, now);
         }
     }
 
@@ -206,14 +210,35 @@ impl ObjectFetch {
         new
     }
 
-    fn begin(&self, new: NewRange) {
+    fn begin(&self, new: NewRange, now: Instant) {
         let Some(object) = self.myself.upgrade() else { return };
-        let sink = Box::new(RangeSink::new(object, new));
+        let call = RangeCall::new(now);
+        let is_wanted = call.is_wanted.clone();
+        lock(&self.state).calls.insert(new.id, call);
+        let sink = Box::new(RangeSink::new(object, new, is_wanted));
         let ask = self.target.ask(Some((new.start, new.end)));
         let call = self.endpoint.network.start(ask, Body::None, sink);
+        let goes_on = lock(&self.state).calls.get_mut(&new.id).and_then(|begun| begun.started(call));
+        if let Some(call) = goes_on {
+            call.resume();
+        }
+        self.schedule(now + SLICE);
+    }
+
+    /// Ranges that take longer than nearly all others are asked for again, by other calls.
+    fn ask_again(&self, now: Instant) {
+        let Some(slow) = self.endpoint.durations.slow() else { return };
         let mut state = lock(&self.state);
-        if state.plan.has_range(new.id) {
-            state.calls.insert(new.id, call);
+        let slow: Vec<_> = state
+            .calls
+            .iter()
+            .filter(|(_, call)| call.gives_way(slow, now, || self.endpoint.durations.may_ask_again()))
+            .map(|(id, _)| *id)
+            .collect();
+        let calls: Vec<_> = slow.iter().filter_map(|id| state.calls.get_mut(id)?.resume()).collect();
+        drop(state);
+        for call in calls {
+            call.resume();
         }
     }
 
@@ -228,6 +253,9 @@ impl ObjectFetch {
             },
             |_| &[],
         );
+        if let Some(call) = lock(&self.state).calls.get_mut(&id) {
+            call.asked(room != RangeRoom::Later, now);
+        }
         if let Some(due) = due {
             self.schedule(due);
             // It gave its turn back.
@@ -252,8 +280,11 @@ impl ObjectFetch {
             },
             |_| &[],
         );
-        lock(&self.state).calls.remove(&id);
+        let call = lock(&self.state).calls.remove(&id);
         if result.is_ok() {
+            if let Some(call) = call.filter(|call| call.is_wanted.load(Relaxed)) {
+                self.endpoint.durations.note(call.took(now));
+            }
             if let Some(limit) = self.endpoint.turns.ended(came, now) {
                 self.endpoint.allow(limit);
             }
@@ -303,9 +334,11 @@ impl Paced for ObjectFetch {
             (state.due, state.waits) = (None, false);
         }
         let (_, next) = self.with(|plan| plan.overdue(now), |(over, _)| over);
+        let next = next.or_else(|| (!lock(&self.state).calls.is_empty()).then(|| now + SLICE));
         if let Some(next) = next {
-            self.schedule(next);
+            self.schedule(next.min(now + SLICE));
         }
+        self.ask_again(now);
         self.begin_ranges(now);
     }
 }

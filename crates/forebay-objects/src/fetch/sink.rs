@@ -1,6 +1,7 @@
 //! The reply to a range: its head is checked, its body goes to the memory of requests.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub(super) struct RangeSink {
     room: HostRange,
     /// Its bytes are wrong.
     wrong: Option<Error>,
+    /// Cleared: another call asks for the rest.
+    is_wanted: Arc<AtomicBool>,
     /// The plan wants no more.
     is_enough: bool,
 }
@@ -49,7 +52,7 @@ enum Reply {
 }
 
 impl RangeSink {
-    pub(super) fn new(object: Arc<ObjectFetch>, range: NewRange) -> Self {
+    pub(super) fn new(object: Arc<ObjectFetch>, range: NewRange, is_wanted: Arc<AtomicBool>) -> Self {
         let (began, scratch) = (Instant::now(), Vec::new());
         let (check, room, wrong) = (None, HostRange::NONE, None);
         Self {
@@ -62,6 +65,7 @@ impl RangeSink {
             check,
             room,
             wrong,
+            is_wanted,
             is_enough: false,
         }
     }
@@ -197,6 +201,10 @@ impl Sink for RangeSink {
         }
     }
 
+    fn is_wanted(&self) -> bool {
+        self.is_wanted.load(Relaxed)
+    }
+
     fn filled(&mut self, bytes: usize) {
         match &mut self.reply {
             Reply::Bytes(0) => {
@@ -222,7 +230,7 @@ impl Sink for RangeSink {
             (_, Reply::Refused(head, came)) => {
                 self.refusal(&head, &self.scratch[..came.min(self.scratch.len())])
             }
-            (Ok(()), _) if self.came > 0 || self.is_enough => {
+            (Ok(()), _) if self.came > 0 || self.is_enough || !self.is_wanted() => {
                 self.object.endpoint.budget.good(self.began);
                 return self.object.ended(self.range.id, &Ok(()), false);
             }

@@ -3,12 +3,14 @@
 
 mod budget;
 mod clock;
+mod durations;
 mod turns;
 
 use std::sync::Arc;
 
 pub(crate) use budget::Budget;
 pub(crate) use clock::go_on_at;
+pub(crate) use durations::Durations;
 pub(crate) use turns::{MOST_RANGES, Turns, UnderWay};
 
 /// What waits for a turn, or for a time.

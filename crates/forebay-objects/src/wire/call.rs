@@ -99,6 +99,11 @@ pub(crate) trait Sink: Send {
     /// Where the next bytes of the body are received; [`Room::Later`] pauses the connection until [`Resume::resume`].
     fn room(&mut self) -> Room;
 
+    /// Whether the reply is still wanted; asked when the call goes on. If not, the call ends well, and its connection is closed.
+    fn is_wanted(&self) -> bool {
+        true
+    }
+
     /// So many bytes of the body came to the room, without encoding of transfer.
     fn filled(&mut self, bytes: usize);
 

@@ -107,6 +107,9 @@ impl Exchange {
 
     /// Sends and receives what there is room for.
     pub(super) fn turn(&mut self, wire: &mut Wire<'_>) -> Turn {
+        if self.job.sink().is_some_and(|sink| !sink.is_wanted()) {
+            return Turn::Ended(Ok(()), None);
+        }
         let is_first = self.out.sent() == 0;
         let unsent = self.out.send(wire.stream).err();
         if unsent.is_some() {

@@ -309,10 +309,6 @@ impl Plan {
         UnderWay { open: self.ranges.len(), active }
     }
 
-    pub(crate) fn has_range(&self, id: RangeId) -> bool {
-        self.ranges.contains_key(&id)
-    }
-
     /// Bytes of a range that came.
     pub(crate) fn came(&self, id: RangeId) -> u64 {
         self.ranges.get(&id).map_or(0, |range| range.at - range.start)
