@@ -1,7 +1,7 @@
 //! An object of which ranges are asked for.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -58,8 +58,8 @@ impl Target {
 pub(crate) struct ObjectFetch {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) target: Target,
-    /// The server gave a range of it.
-    pub(super) gives_ranges: AtomicBool,
+    /// Replies in a row that were the whole object in place of a range.
+    pub(super) wholes: AtomicU32,
     process: ProcessId,
     myself: Weak<Self>,
     state: Mutex<State>,
@@ -88,15 +88,8 @@ impl ObjectFetch {
         let (calls, counted) = (HashMap::new(), UnderWay::default());
         let state = Mutex::new(State { plan, calls, counted, due: None, waits: false });
         let process = ProcessId::current();
-        let gives_ranges = AtomicBool::new(false);
-        Arc::new_cyclic(|myself| Self {
-            endpoint,
-            target,
-            gives_ranges,
-            process,
-            myself: myself.clone(),
-            state,
-        })
+        let wholes = AtomicU32::new(0);
+        Arc::new_cyclic(|myself| Self { endpoint, target, wholes, process, myself: myself.clone(), state })
     }
 
     /// Does something with the plan; then what follows from it: answers, ranges that go on, counts.

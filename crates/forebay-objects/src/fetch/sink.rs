@@ -18,6 +18,8 @@ use crate::wire::call::{ReplyHead, Room, Sink};
 
 /// Bytes before a range that are received and thrown away where a server sends the whole object.
 const MOST_SKIPPED: u64 = 8 << 20;
+/// Whole objects in place of ranges, in a row, behind which a server gives none.
+const MOST_WHOLES: u32 = 3;
 
 /// The reply to a range.
 pub(super) struct RangeSink {
@@ -96,7 +98,9 @@ impl RangeSink {
             return match head.length {
                 Some(length) if length != target.len => wrong("its length is another one than its head said"),
                 // Some servers with much to do leave a range out now and then.
-                _ if self.range.start > MOST_SKIPPED && self.object.gives_ranges.load(Relaxed) => {
+                _ if self.range.start > MOST_SKIPPED
+                    && self.object.wholes.fetch_add(1, Relaxed) < MOST_WHOLES =>
+                {
                     Err(Error::new(ErrorKind::ShortRead, "cannot read the object: the server gave no range"))
                 }
                 _ if self.range.start > MOST_SKIPPED => Err(Error::new(
@@ -115,7 +119,7 @@ impl RangeSink {
         if !is_asked || len.is_some_and(|len| len != target.len) || !is_length {
             return wrong("the server sends other bytes than were asked for");
         }
-        self.object.gives_ranges.store(true, Relaxed);
+        self.object.wholes.store(0, Relaxed);
         Ok(0)
     }
 
