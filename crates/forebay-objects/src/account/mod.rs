@@ -193,6 +193,83 @@ impl Heads for Account {
     }
 
     fn head(&self, ask: &Ask, body: &Body) -> Result<Vec<u8>> {
-        self.signing(&ask.bucket, |signing, place| signing.head(place, ask, body))
+        let head = |ask: &Ask| self.signing(&ask.bucket, |signing, place| signing.head(place, ask, body));
+        if self.settings.response_checksums == ChecksumMode::WhenSupported {
+            return head(ask);
+        }
+        // Some stores refuse requests that ask for checksums.
+        let mut ask = ask.clone();
+        ask.headers.retain(|(name, _)| name != "x-amz-checksum-mode");
+        head(&ask)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::account;
+    use super::*;
+    use crate::wire::call::Method;
+
+    const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "AKID"), ("AWS_SECRET_ACCESS_KEY", "s")];
+
+    fn head(account: &Account) -> String {
+        let headers = vec![("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned())];
+        let ask = Ask {
+            method: Method::Get,
+            bucket: "bucket".into(),
+            key: "a b".into(),
+            query: Vec::new(),
+            headers,
+        };
+        String::from_utf8(account.head(&ask, &Body::None).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn checksums_are_asked_for_where_the_settings_want_them() {
+        let asking = account(&KEYS, "", "").unwrap().account;
+        assert!(head(&asking).contains("\r\nx-amz-checksum-mode: ENABLED\r\n"));
+        let silent = [KEYS[0], KEYS[1], ("AWS_RESPONSE_CHECKSUM_VALIDATION", "when_required")];
+        assert!(!head(&account(&silent, "", "").unwrap().account).contains("checksum"));
+    }
+
+    #[test]
+    fn regions_of_buckets_are_learned() {
+        let account = account(&KEYS, "", "").unwrap().account;
+        assert_eq!(account.site("bucket").unwrap().host, "bucket.s3.us-east-1.amazonaws.com");
+        account.learn_region("bucket", "eu-west-1").unwrap();
+        assert_eq!(account.site("bucket").unwrap().host, "bucket.s3.eu-west-1.amazonaws.com");
+        assert_eq!(account.site("other").unwrap().host, "other.s3.us-east-1.amazonaws.com");
+        let head = head(&account);
+        assert!(
+            head.starts_with("GET /a%20b HTTP/1.1\r\nhost: bucket.s3.eu-west-1.amazonaws.com\r\n"),
+            "{head}"
+        );
+        assert!(head.contains("/eu-west-1/s3/aws4_request"), "{head}");
+        assert!(account.learn_region("bucket", "evil.host/").is_err());
+    }
+
+    #[test]
+    fn heads_for_a_proxy_have_whole_urls() {
+        let variables =
+            [KEYS[0], KEYS[1], ("AWS_ENDPOINT_URL", "http://h:9000"), ("http_proxy", "http://me:pw@p:3128")];
+        let head = head(&account(&variables, "", "").unwrap().account);
+        assert!(head.starts_with("GET http://h:9000/bucket/a%20b HTTP/1.1\r\nhost: h:9000\r\n"), "{head}");
+        assert!(head.contains("\r\nproxy-authorization: Basic bWU6cHc=\r\n"), "{head}");
+    }
+
+    #[test]
+    fn headers_from_users_cannot_add_lines() {
+        let account = account(&KEYS, "", "").unwrap().account;
+        for (name, value) in [("x-amz-meta-a", "b\r\nx: y"), ("x: y\r\na", "b"), ("", "b")] {
+            let headers = vec![(name.to_owned(), value.to_owned())];
+            let ask = Ask {
+                method: Method::Put,
+                bucket: "bucket".into(),
+                key: "k".into(),
+                query: Vec::new(),
+                headers,
+            };
+            assert!(account.head(&ask, &Body::None).is_err(), "{name:?}");
+        }
     }
 }
