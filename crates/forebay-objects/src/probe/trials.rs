@@ -19,7 +19,7 @@ fn trial(name: &'static str, works: bool, seen: impl Into<String>, hint: &str) -
 /// What needs an object that is there.
 pub(super) fn reads(bucket: &Bucket, key: &str, object: &ObjectHead) -> Result<Vec<Trial>> {
     // The head of the object came by a connection, which is there still, or not.
-    let kept = bucket.endpoint.network.facts().in_use.iter().map(|(_, count)| count).sum::<usize>() > 0;
+    let kept = bucket.endpoint.network.facts().connections > 0;
     let mut all = vec![trial(
         "keep-alive",
         kept,

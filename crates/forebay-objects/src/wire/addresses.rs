@@ -100,7 +100,6 @@ impl AddressBook {
     }
 
     /// Connections by address.
-    #[cfg(test)]
     pub(super) fn in_use(&self) -> Vec<(SocketAddr, usize)> {
         self.all.iter().filter(|one| one.open > 0).map(|one| (one.at, one.open)).collect()
     }

@@ -58,6 +58,8 @@ use site::Site;
 pub(crate) struct NetworkFacts {
     /// "TCP", "TLS 1.3"; empty where there was no connection.
     pub(crate) transport: &'static str,
+    /// Connections that are open.
+    pub(crate) connections: usize,
     /// Addresses that took no connection, and why.
     pub(crate) left_out: Vec<(SocketAddr, String)>,
     /// How often the server was silent for 10 s or longer, and how long in all.

@@ -270,8 +270,9 @@ impl Pool {
 
     pub(super) fn facts(&self) -> NetworkFacts {
         let (state, now) = (lock(&self.state), Instant::now());
+        let connections = state.addresses.in_use().iter().map(|(_, open)| open).sum();
         let left_out = state.addresses.left_out(now);
-        NetworkFacts { transport: state.transport, left_out, silences: self.clock.silences() }
+        NetworkFacts { transport: state.transport, connections, left_out, silences: self.clock.silences() }
     }
 
     /// Looks the name up beside the threads; what is an address needs none.
