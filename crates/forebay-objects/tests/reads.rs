@@ -127,7 +127,7 @@ fn on_servers(bytes: &[u8], faults: &[Fault], each: impl Fn(&FakeS3, &File, &Fau
 }
 
 #[test]
-fn an_object_that_is_replaced_ends_the_read_with_both_etags() {
+fn each_range_is_of_the_object_that_was_opened() {
     let bytes = pattern(LEN);
     let server = started(&bytes);
     let file = opened(&server);

@@ -136,7 +136,7 @@ fn nothing_that_a_run_says_has_a_secret() {
             panic!("a secret in: {}", &said[said.floor_char_boundary(at.saturating_sub(300))..at]);
         }
     }
-    // A signed URL is a secret by itself, and what was asked for; a `Debug` of the bucket has none of it.
+    // A signed URL is a secret that the caller wants; the `Debug` of the bucket has none of it.
     let bucket = with(&variables(&server), || Bucket::of(BUCKET)).unwrap();
     let url = bucket.presign("key", None, Duration::from_mins(1)).unwrap();
     let signature = url.split("X-Amz-Signature=").nth(1).unwrap();

@@ -110,7 +110,7 @@ fn uploads_that_are_refused_leave_nothing() {
             (is_it && count > nth).then(|| fault.clone())
         });
         let error = uploaded(&server, &session, &bytes).unwrap_err();
-        // What was carried out and then denied is there.
+        // The object is there: the error came behind the work.
         if !what.contains("ErrorInBody") {
             assert_nothing(&server, &format!("{what}: {error}"));
         }
