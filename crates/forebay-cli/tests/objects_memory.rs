@@ -13,8 +13,8 @@ use fake_s3::FakeS3;
 use support::forebay;
 
 const GIB: u64 = 1 << 30;
-/// KiB that a run may have: its slots, and 64 MiB.
-const MOST: u64 = (256 + 64) << 10;
+/// KiB that a run may have: 8 slots of 2 MiB for each of 8 lanes, and 64 MiB.
+const MOST: u64 = (128 + 64) << 10;
 
 /// Runs a command line to its end. Returns the most memory that it had, in KiB.
 fn resident(server: &FakeS3, folder: &Path, line: &str) -> u64 {
