@@ -274,7 +274,7 @@ fn question(endpoint: &Endpoint, url: &ObjectUrl) -> Result<Answer, Error> {
     // An object without a byte has no first one.
     if !matches!(reply.head.status, 200..=299 | 416) {
         let refusal = refusal(endpoint, &ask, &reply.head, &reply.body);
-        answer.region = refusal.region.clone();
+        answer.region.clone_from(&refusal.region);
         answer.refused = Some(refusal);
     }
     Ok(answer)

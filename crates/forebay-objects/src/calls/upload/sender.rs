@@ -40,7 +40,7 @@ fn run(shared: &Arc<Shared>) {
     shared.lock().id = Some(id.clone());
     match shared.bucket.endpoint_now() {
         Ok(endpoint) => {
-            Sender { shared: shared.clone(), endpoint, id, has_checksums, later: Vec::new() }.run()
+            Sender { shared: shared.clone(), endpoint, id, has_checksums, later: Vec::new() }.run();
         }
         Err(error) => shared.fail(&error),
     }
