@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "get1": Row("get", 1, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
+    "get1": Row("get", 1, ("bare", "bare, ranges", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
     "get16": Row("get", 16, ("bare", "forebay", "forebay, soft GPU", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
     "get64": Row("get", 64, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3")),
     "tls1": Row("get", 1, ("bare", "forebay", "obstore", "awscrt", "s5cmd", "rclone", "boto3"), server="TLS"),
@@ -227,8 +227,9 @@ def by_program(subject: str, row: Row, options: argparse.Namespace) -> Spent:
     return spent._replace(count=options.small if row.work == "small" else options.size)
 
 
-def by_bare(row: Row, options: argparse.Namespace) -> Spent:
-    part = options.size if row.connections == 1 else PART
+def by_bare(subject: str, row: Row, options: argparse.Namespace) -> Spent:
+    # One request for the whole object costs a server less than ranges do.
+    part = options.size if row.connections == 1 and subject == "bare" else PART
     line = [str(READY / "bare_receive"), options.signed, str(options.size), str(row.connections), str(part)]
     text, whole = done([*line, *([os.environ["AWS_CA_BUNDLE"]] if row.server == "TLS" else [])])
     found = json.loads(text)
@@ -253,8 +254,8 @@ def by_memory(subject: str, row: Row, options: argparse.Namespace) -> Spent:
 def measure(subject: str, row: Row, options: argparse.Namespace) -> Spent:
     if row.work == "memory":
         return by_memory(subject, row, options)
-    if subject == "bare":
-        return by_bare(row, options)
+    if subject.startswith("bare"):
+        return by_bare(subject, row, options)
     if subject == "forebay" and row.work == "get":
         return by_bench(row, None)
     if subject == "forebay, soft GPU":
