@@ -16,7 +16,7 @@ pub(crate) enum Method {
     Delete,
 }
 
-/// What is asked of S3, before it is signed. Nothing in it is percent-encoded.
+/// A request to S3, before it is signed. Nothing in it is percent-encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) method: Method,
@@ -104,7 +104,7 @@ pub(crate) trait Sink: Send {
         true
     }
 
-    /// So many bytes of the body came to the room, without encoding of transfer.
+    /// This number of bytes of the body came to the room, without encoding of transfer.
     fn filled(&mut self, bytes: usize);
 
     /// The call has ended: the whole body came, or an error. Called once.

@@ -8,7 +8,7 @@ const LONGEST_CODING: usize = 64 << 10;
 /// How much of a body is left, and in which form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// So many bytes of so many.
+    /// This number of bytes is left of the whole.
     Length { left: u64, whole: u64 },
     /// In chunks, each with its size before it.
     Chunked { at: ChunkPart, coding: usize },
@@ -36,7 +36,7 @@ pub(super) enum ChunkPart {
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// At most so many bytes of the body.
+    /// At most this number of bytes of the body.
     Body(u64),
     /// Bytes for [`Framing::decode`].
     Coding,
@@ -71,7 +71,7 @@ impl Framing {
         }
     }
 
-    /// So many bytes of the body came: at most as many as [`Next::Body`] says.
+    /// This number of bytes of the body came: at most as many as [`Next::Body`] says.
     pub(super) fn received(&mut self, bytes: u64) {
         match self {
             Self::Length { left, .. } => *left -= bytes,

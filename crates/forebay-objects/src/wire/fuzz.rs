@@ -4,7 +4,7 @@ use super::call::Method;
 use super::framing::{Framing, Next};
 use super::head::HeadReader;
 
-/// A reply to a GET that comes in pieces of so many bytes: its status, its body, and whether that has ended. `None`: it is no reply.
+/// A reply to a GET that comes in pieces of this size: its status, its body, and whether that has ended. `None`: it is no reply.
 pub fn reply(bytes: &[u8], piece: usize) -> Option<(u16, Vec<u8>, bool)> {
     let mut start = 0;
     let mut reader = HeadReader::default();

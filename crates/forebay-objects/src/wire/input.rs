@@ -38,7 +38,7 @@ impl Input {
         }
     }
 
-    /// Receives more of them, at most so many; 0: the connection was closed.
+    /// Receives more of them, at most this number; 0: the connection was closed.
     pub(super) fn receive(&mut self, stream: &mut Stream, most: usize) -> Result<usize> {
         if self.end == self.bytes.len() && self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);

@@ -84,7 +84,7 @@ impl Network {
         Arc::new(Self { pool: Pool::new(heads, site, limits), process: ProcessId::current() })
     }
 
-    /// Starts a call. Its end is told to the sink, perhaps before this returns. A call that a server closed a kept connection on,
+    /// Starts a call. The sink gets its end, perhaps before this returns. A call that a server closed a kept connection on,
     /// before a byte of its reply came, is sent again on another one; all other errors are the sink's.
     pub(crate) fn start(&self, ask: Ask, body: Body, sink: Box<dyn Sink>) -> Arc<dyn Resume> {
         let job = Job::new(ask, body, sink);
@@ -101,7 +101,7 @@ impl Network {
         place
     }
 
-    /// Allows so many connections at a time; calls beyond them wait. 16 at first.
+    /// Allows this number of connections at a time; calls beyond them wait. 16 at first.
     pub(crate) fn allow(&self, connections: usize) {
         self.pool.allow(connections);
     }

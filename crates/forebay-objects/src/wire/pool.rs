@@ -111,7 +111,7 @@ impl Pool {
         self.tls.get_or_init(|| TlsClient::new(&self.site).map(Arc::new)).clone().map(Some)
     }
 
-    /// Allows so many connections at a time.
+    /// Allows this number of connections at a time.
     pub(super) fn allow(&self, connections: usize) {
         let mut state = lock(&self.state);
         state.most = connections.clamp(1, MOST_CONNECTIONS);

@@ -68,7 +68,7 @@ impl Socket {
         }
     }
 
-    /// So many bytes follow: many of them are waited for at a time.
+    /// This number of bytes follows: many of them are waited for at a time.
     pub(super) fn expect(&mut self, bytes: u64) {
         let Some(file) = self.file.get() else { return };
         let is_long = bytes >= 2 * BATCH;

@@ -51,7 +51,7 @@ impl Stream {
         }
     }
 
-    /// So many bytes follow: where they are plain, many of them are waited for at a time.
+    /// This number of bytes follows: where they are plain, many of them are waited for at a time.
     pub(super) fn expect(&mut self, bytes: u64) {
         if let Self::Plain(socket) = self {
             socket.expect(bytes);

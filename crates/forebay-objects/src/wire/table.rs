@@ -96,7 +96,7 @@ impl Table {
         self.slots.get_mut(index).filter(|slot| slot.generation == generation)?.work.as_mut()
     }
 
-    /// Takes a connection out, also from what is waited for.
+    /// Takes a connection out of the table and of the poller.
     pub(super) fn remove(&mut self, token: u64) -> Option<WorkState> {
         self.get(token)?;
         let index = token as u32 as usize;
