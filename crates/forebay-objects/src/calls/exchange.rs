@@ -1,24 +1,23 @@
 //! A call and its whole reply.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_remote::retry::RetryPauses;
 use forebay_remote::stop;
 use forebay_source::HostRange;
 
 use super::refusal::{Refusal, refusal};
 use crate::endpoint::Endpoint;
 use crate::lock;
-use crate::wire::call::{Ask, Body, ReplyHead, Room, Sink};
+use crate::wire::call::{Ask, Body, Method, ReplyHead, Room, Sink};
 
 /// Bytes of a reply that are kept: listings of 1 000 keys of 1 024 bytes, percent-encoded, are shorter.
 const MAX_REPLY: usize = 8 << 20;
 /// Memory that a body is received into at a time.
 const PIECE: usize = 64 << 10;
 /// How often a call is sent in all.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS: u32 = 8;
 
 /// A reply with its body.
 #[derive(Debug)]
@@ -147,7 +146,8 @@ pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: End) -> Verdict {
         Err(error) => return Verdict::Refused(Refusal::without_reply(error)),
     };
     // Copies and the ends of uploads begin their replies before they are done: an error comes in the body.
-    let is_late_error = reply.head.status == 200 && is_error_document(&reply.body);
+    let is_document = ask.method != Method::Get || ask.key.is_empty();
+    let is_late_error = reply.head.status == 200 && is_document && is_error_document(&reply.body);
     if matches!(reply.head.status, 200..=299) && !is_late_error {
         return Verdict::Good(reply);
     }
@@ -175,12 +175,11 @@ fn is_error_document(body: &[u8]) -> bool {
     rest.starts_with(b"<Error>") || rest.starts_with(b"<Error ")
 }
 
-/// The pause after this number of attempts; `None`: there is no further one.
-pub(super) fn pause(attempts: u32, asked: Option<Duration>) -> Option<Duration> {
-    let mut pauses = RetryPauses::default();
-    let own = (0..attempts).map(|_| pauses.next_pause()).last().unwrap_or_default();
-    // A server that asks for more is not waited for: the error says so.
-    (attempts < ATTEMPTS).then(|| own.max(asked.unwrap_or_default()).min(Duration::from_secs(30)))
+/// When a call that failed is sent again: behind the pause of all calls to the endpoint. `None`: it was sent often enough.
+pub(super) fn next_attempt(endpoint: &Endpoint, attempts: u32, asked: Option<Duration>) -> Option<Instant> {
+    let now = Instant::now();
+    endpoint.budget.refused(asked, now);
+    (attempts < ATTEMPTS).then(|| endpoint.budget.until(now).unwrap_or(now))
 }
 
 /// A call that is waited for, sent again where that helps.
@@ -195,14 +194,22 @@ pub(super) fn head_of(endpoint: &Endpoint, ask: &Ask) -> Result<ReplyHead, Refus
 
 fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<Reply, Refusal> {
     for attempts in 1.. {
+        let began = Instant::now();
+        if let Some(until) = endpoint.budget.until(began) {
+            stop::sleep(until - began)?;
+        }
+        let began = Instant::now();
         let end = once_for(endpoint, ask.clone(), body.clone(), wants);
         match judge(endpoint, ask, end) {
-            Verdict::Good(reply) => return Ok(reply),
+            Verdict::Good(reply) => {
+                endpoint.budget.good(began);
+                return Ok(reply);
+            }
             Verdict::Refused(refusal) => return Err(refusal),
-            Verdict::Later(error, asked) => match pause(attempts, asked) {
-                Some(pause) => stop::sleep(pause)?,
-                None => return Err(Refusal::without_reply(error)),
-            },
+            // The pause is waited for above.
+            Verdict::Later(error, asked) => {
+                next_attempt(endpoint, attempts, asked).ok_or_else(|| Refusal::without_reply(error))?;
+            }
         }
     }
     Err(Refusal::without_reply(Error::new(ErrorKind::Internal, "no attempt was made")))

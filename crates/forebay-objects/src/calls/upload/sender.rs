@@ -109,6 +109,7 @@ impl Sender {
             } else if let Some(part) = self.due() {
                 return Step::Send(part);
             } else if state.in_flight < MAX_IN_FLIGHT
+                && shared.bucket.endpoint.budget.until(Instant::now()).is_none()
                 && let Some(part) = state.ready.pop_front()
             {
                 state.in_flight += 1;
@@ -139,6 +140,7 @@ impl Sender {
             part.crc64 = Some(checksum::crc64(bytes));
         }
         part.attempts += 1;
+        part.began = Instant::now();
         let bucket = &self.shared.bucket;
         let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, part.crc64);
         let shared = self.shared.clone();
@@ -162,10 +164,12 @@ impl Sender {
                 Err(error) => error,
             },
             Verdict::Refused(refusal) => refusal.error,
-            Verdict::Later(error, asked) => match exchange::pause(part.attempts, asked) {
-                Some(pause) => return self.later.push((Instant::now() + pause, part)),
-                None => error,
-            },
+            Verdict::Later(error, asked) => {
+                match exchange::next_attempt(&bucket.endpoint, part.attempts, asked) {
+                    Some(time) => return self.later.push((time, part)),
+                    None => error,
+                }
+            }
         };
         let error = error.with("part", part.number);
         self.give_up(part, &error);
@@ -179,6 +183,7 @@ impl Sender {
         let (number, len, crc64) = (part.number, part.len as u64, part.crc64);
         state.sent.push(SentPart { number, len, etag, crc64 });
         drop(state);
+        self.shared.bucket.endpoint.budget.good(part.began);
         self.shared.release(part, Ok(()));
     }
 

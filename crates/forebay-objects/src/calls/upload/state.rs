@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 use forebay_remote::process::ProcessId;
@@ -82,6 +83,8 @@ pub(super) struct Ready {
     pub(super) len: usize,
     pub(super) crc64: Option<u64>,
     pub(super) attempts: u32,
+    /// When it was sent last.
+    pub(super) began: Instant,
 }
 
 #[derive(Debug)]
@@ -96,7 +99,7 @@ pub(super) enum PartMemory {
 
 impl Ready {
     pub(super) fn new(number: u32, memory: PartMemory, len: usize) -> Self {
-        Self { number, memory, len, crc64: None, attempts: 0 }
+        Self { number, memory, len, crc64: None, attempts: 0, began: Instant::now() }
     }
 
     /// Its bytes, which nothing writes to any more and which are there for as long as this is.
