@@ -429,9 +429,13 @@ def test_what_lies_elsewhere_is_refused_by_every_function(folders: tuple[Path, P
             assert not ft.CheckpointWriter.validate_checkpoint_id(url)  # type: ignore[arg-type]
             assert not ft.CheckpointReader.validate_checkpoint_id(url)  # type: ignore[arg-type]
     for name, call in WRITERS.items():
-        with pytest.raises(errors.UnsupportedError, match="cannot create file: forebay has no client for Google") as caught:
+        with pytest.raises(
+            errors.UnsupportedError, match="cannot create file: forebay has no client for Google"
+        ) as caught:
             call("gs://bucket/key")
-        assert caught.value.hints == ["write a file of this machine, then copy it: gcloud storage cp FILE gs://bucket/key"], name
+        assert caught.value.hints == [
+            "write a file of this machine, then copy it: gcloud storage cp FILE gs://bucket/key"
+        ], name
     with pytest.raises(errors.InvalidInputError, match="not by a file: URL") as named:
         forebay.open("file:///data/x")
     assert named.value.hints == ["name the path: /data/x"]
