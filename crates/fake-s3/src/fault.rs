@@ -102,6 +102,8 @@ pub enum Fault {
     Header(&'static str, String),
     /// The header is missing.
     Without(&'static str),
+    /// A range begins this many bytes later, as its head says.
+    Shifted(u64),
     /// 200 and the whole object for a range.
     Whole,
     /// A range's reply has the checksum of the whole object.

@@ -24,10 +24,14 @@ pub(crate) fn get(call: &Call<'_>) -> Answer {
     conditions(call, Some(&object))?;
     let range = if matches!(call.fault, Some(Fault::Whole)) { None } else { request.header("range") };
     let len = object.content.len();
+    let shift = if let Some(Fault::Shifted(bytes)) = call.fault { *bytes } else { 0 };
     let mut reply = match range.map_or(Span::Whole, |range| Span::parse(range, len)) {
         Span::Whole => Reply { len, ..Reply::new(200) },
-        Span::Part(first, last) => Reply { first, len: last + 1 - first, ..Reply::new(206) }
-            .with("Content-Range", format!("bytes {first}-{last}/{len}")),
+        Span::Part(first, last) => {
+            let first = (first + shift).min(last);
+            let part = Reply { first, len: last + 1 - first, ..Reply::new(206) };
+            part.with("Content-Range", format!("bytes {first}-{last}/{len}"))
+        }
         Span::Beyond => {
             let more = format!("<ActualObjectSize>{len}</ActualObjectSize>");
             let message = "The requested range is not satisfiable";
