@@ -21,8 +21,8 @@ fn objects_keep_the_contract_of_reads() {
         for target in Target::ALL {
             let buffer = |len| target.buffer(&session, len);
             let make = || {
-                server.put("bucket", "a folder/obj ect", pattern(KEY, 0, LEN));
-                let file = File::open("s3://bucket/a%20folder/obj%20ect").unwrap();
+                server.put("bucket", "a folder/an object", pattern(KEY, 0, LEN));
+                let file = File::open("s3://bucket/a%20folder/an%20object").unwrap();
                 let outside = Box::new(|| pattern(KEY, 0, LEN));
                 Subject { name: "object", file, outside, is_slow: false }
             };
