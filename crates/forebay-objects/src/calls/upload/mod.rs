@@ -20,6 +20,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop::is_stopped;
 use forebay_source::{Direction, Fill, HostRange, Request, Source, Upload};
 
 use super::bucket::Bucket;
@@ -32,6 +33,8 @@ use writes::Writes;
 
 /// How long the end of calls is waited for when an upload is given up.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The same where nothing is in a hurry: parts under way are waited for, so that none comes behind the abortion.
+const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A new object, until it is finished; dropped before, nothing of it remains.
 pub(crate) struct ObjectUpload {
@@ -190,7 +193,8 @@ impl Drop for ObjectUpload {
         let has_sender = self.shared.lock().sender.is_some();
         self.shared.fail(&Error::new(ErrorKind::Cancelled, "the upload was given up"));
         if has_sender {
-            self.wait_for_sender(Some(Instant::now() + PATIENCE));
+            let patience = if is_stopped() { PATIENCE } else { LONG_PATIENCE };
+            self.wait_for_sender(Some(Instant::now() + patience));
             sender::abort(&self.shared);
         }
     }
