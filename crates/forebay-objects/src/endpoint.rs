@@ -15,6 +15,9 @@ use crate::wire::site::Site;
 /// Endpoints that are kept, the last that were used: a program that changes its keys often does not keep them all.
 const KEPT: usize = 16;
 
+/// Ranges that wait for requests of their transfer. Where they had no connections, requests of other places would wait for theirs.
+const WAITING_RANGES: usize = 64;
+
 /// An endpoint: what all calls to it share.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
@@ -64,9 +67,9 @@ impl Endpoint {
         Arc::new(new)
     }
 
-    /// Allows connections for ranges that move bytes, as many for those that wait for requests, and some for other calls.
+    /// Allows connections for ranges that move bytes, for those that wait for requests, and some for other calls.
     pub(crate) fn allow(&self, ranges: usize) {
-        self.network.allow(2 * ranges + 4);
+        self.network.allow(ranges + WAITING_RANGES + 4);
     }
 
     /// Whether objects are sent with checksums.

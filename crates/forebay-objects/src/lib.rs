@@ -1,5 +1,5 @@
 //! An S3 client: ranges of objects are received straight into memory of the caller, and new objects are sent from there. There is no
-//! async runtime: calls are started with a sink for their reply, and the threads of [`wire`] serve all connections of an endpoint.
+//! async runtime: calls are started with a sink for their reply, and the threads of `wire` serve all connections of an endpoint.
 //!
 //! | folder | what it has |
 //! |---|---|

@@ -20,6 +20,7 @@ use crate::runtime::lock;
 use crate::source::piece::{Direction, Piece};
 use crate::source::residency::Warmth;
 use crate::source::{Descriptors, Shortage, WriteIntent, call_error};
+use crate::tuning::machine::HUGE_PAGE;
 
 /// The engine that has a drive move a job's bytes straight to or from the device's memory.
 pub(crate) trait DirectMover: Send + Sync + std::fmt::Debug {
@@ -67,6 +68,8 @@ pub(crate) struct JobParts {
 pub(crate) struct Job {
     parts: JobParts,
     next: AtomicUsize,
+    /// Bytes of its turn so far: see [`Job::ends_turn`].
+    turn: AtomicUsize,
     /// Allocates pages ahead of its writes.
     _intent: Option<WriteIntent>,
     /// What of its writes there is no room for.
@@ -90,7 +93,13 @@ impl Job {
             }
             _ => (None, Vec::new()),
         };
-        let job = Arc::new(Self { parts, next: AtomicUsize::new(0), _intent: intent, shortages });
+        let job = Arc::new(Self {
+            parts,
+            next: AtomicUsize::new(0),
+            turn: AtomicUsize::new(0),
+            _intent: intent,
+            shortages,
+        });
         job.tell_shortages();
         let this: Arc<dyn Cancel> = job.clone();
         job.completion.on_cancel(Arc::downgrade(&this));
@@ -183,6 +192,21 @@ impl Job {
         self.width.lanes() > lane && (may_hold || self.completion.may_copy())
     }
 
+    /// Whether another job's works come next. A source that is asked by requests makes one of neighbours: it gets works of a job up to
+    /// the bytes of a large one, which other jobs wait for anyway.
+    fn ends_turn(&self, work: Work) -> bool {
+        let Work::Chunk { start, end, .. } = work else { return true };
+        if self.batch.file.requests().is_none() {
+            return true;
+        }
+        let taken = self.turn.fetch_add((end - start) as usize, Ordering::Relaxed) + (end - start) as usize;
+        let is_over = taken >= HUGE_PAGE;
+        if is_over {
+            self.turn.store(0, Ordering::Relaxed);
+        }
+        is_over
+    }
+
     fn is_taken(&self) -> bool {
         self.next.load(Ordering::Relaxed) >= self.plan.len()
     }
@@ -255,11 +279,15 @@ impl WorkQueue {
                 at += 1;
                 continue;
             }
-            let job = jobs.remove(at)?;
-            let Some(work) = job.take() else { continue };
-            if !job.is_taken() {
+            let job = jobs[at].clone();
+            let work = job.take();
+            if job.is_taken() {
+                jobs.remove(at);
+            } else if work.is_some_and(|work| job.ends_turn(work)) {
+                jobs.remove(at);
                 jobs.push_back(job.clone());
             }
+            let Some(work) = work else { continue };
             self.some.store(!jobs.is_empty(), Ordering::SeqCst);
             return Some((job, work));
         }
@@ -287,17 +315,23 @@ pub(super) fn of_file(error: Error, file: &File) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::io::plan::Limits;
     use crate::request::file::File;
     use crate::request::receipt::{CountedPlaces, Election, EngineKind};
     use crate::request::transfer::Memory;
+    use crate::source::MemorySource;
 
     const LEN: usize = 1 << 20;
 
     /// Three entries, each of them one work.
     fn job() -> Arc<Job> {
-        let file = File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap();
+        job_of(File::open(tempfile::NamedTempFile::new().unwrap().path()).unwrap())
+    }
+
+    fn job_of(file: File) -> Arc<Job> {
         let pieces: Vec<_> =
             (0..3).map(|at| Piece { offset: at * LEN as u64, address: 0, len: LEN }).collect();
         let limits = Limits { slot: LEN, lanes: 1, align: 1, merge: false };
@@ -339,5 +373,24 @@ mod tests {
         let results = job.completion.results();
         assert_eq!(results[0].as_ref().ok(), Some(&(LEN as u64)), "{results:?}");
         assert!(results[1].is_err() && results[2].is_err(), "{results:?}");
+    }
+
+    /// The jobs whose works lanes get, by number.
+    fn order(jobs: &[Arc<Job>]) -> Vec<usize> {
+        let queue = WorkQueue::default();
+        for job in jobs {
+            queue.push(job.clone());
+        }
+        let number = |taken: &Arc<Job>| jobs.iter().position(|job| Arc::ptr_eq(job, taken)).unwrap();
+        std::iter::from_fn(|| queue.take(0, true).map(|(job, _)| number(&job))).collect()
+    }
+
+    #[test]
+    fn sources_that_are_asked_by_requests_get_neighbours_in_turns_of_a_large_work() {
+        assert_eq!(order(&[job(), job()]), [0, 1, 0, 1, 0, 1]);
+        let requested = || {
+            job_of(File::from_source(Arc::new(MemorySource::new(vec![0; 3 * LEN], Duration::ZERO))).unwrap())
+        };
+        assert_eq!(order(&[requested(), requested()]), [0, 0, 1, 1, 0, 1]);
     }
 }
