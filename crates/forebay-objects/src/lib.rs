@@ -11,10 +11,12 @@
 //! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals; XML and errors |
 //! | `fetch` | ranges of an object: neighbours become one call, whose body is received from request to request |
 //! | `probe` | what an endpoint can do, and how fast |
+//! | `checked` | checksums of whole objects |
 //! | `source` | an object as a source of engines, and the opener of `s3://` |
 
 mod account;
 mod calls;
+mod checked;
 mod endpoint;
 mod fetch;
 #[cfg(feature = "fuzz")]

@@ -152,3 +152,28 @@ fn an_upload_to_a_server_that_always_fails_ends() {
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     assert_nothing(&server, "always busy");
 }
+
+/// The pause of another call is no reason to leave out the last parts.
+#[test]
+fn an_upload_that_ends_within_a_pause_of_its_endpoint_is_whole() {
+    let server = FakeS3::start();
+    let bucket = servers::bucket(&server);
+    let (session, bytes) = (Session::open().unwrap(), pattern(LEN));
+    let upload = begun(&server, &session, &bytes).unwrap();
+    // The first part is with the server; the second is sent by the end.
+    while server.requests(Asked::Part) < 1 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    server.put(BUCKET, "other", *b"1");
+    server.fault_once(Asked::Head, 0, Fault::Error(503, "SlowDown", Some(1)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| bucket.head("other", None).unwrap());
+        while server.requests(Asked::Head) < 1 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        upload.finish(true).unwrap();
+    });
+    assert!(server.get(BUCKET, "new").unwrap() == bytes);
+}

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::HostRange;
 
 use super::exchange::{Reply, exchange, head_of};
 use super::refusal::Refusal;
 use super::xml::{self, Node};
 use super::{checksum, list, time};
 use crate::ObjectUrl;
+use crate::checked::CheckedBody;
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
 
@@ -100,20 +102,27 @@ impl Bucket {
 
     /// The head of a reply, whose body is not wanted.
     pub(crate) fn head_of(&self, ask: &Ask) -> Result<ReplyHead, Refusal> {
-        head_of(&self.endpoint, ask)
+        head_of(&*self.endpoint_here()?, ask)
     }
 
     pub(super) fn call(&self, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
-        let end = exchange(&self.endpoint, ask, body);
+        let account = &self.endpoint.account;
+        let used = account.region(&self.name);
+        let end = exchange(&*self.endpoint_here()?, ask, body);
         let Err(Refusal { status: 301 | 307 | 308 | 400, region: Some(region), .. }) = &end else {
             return end;
         };
         // The bucket is in that region. Later calls of the process know it.
-        let account = &self.endpoint.account;
-        if *region == account.region(&self.name) || account.learn_region(&self.name, region).is_err() {
+        if *region == used || account.learn_region(&self.name, region).is_err() {
             return end;
         }
-        exchange(&*self.endpoint_now()?, ask, body)
+        exchange(&*self.endpoint_here()?, ask, body)
+    }
+
+    /// Its own endpoint, unless the bucket was found to be in another region.
+    pub(super) fn endpoint_here(&self) -> Result<Arc<Endpoint>> {
+        let site = self.endpoint.account.site(&self.name)?;
+        if site == self.endpoint.site { Ok(self.endpoint.clone()) } else { self.endpoint_now() }
     }
 
     /// That of the region that the bucket is in, as far as a server has said it since.
@@ -136,14 +145,10 @@ impl Bucket {
         ask.headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
         let Reply { head, body } = self.call(&ask, &Body::None)?;
-        let told = head.header("x-amz-checksum-crc64nvme");
-        let is_full = head.header("x-amz-checksum-type").is_none_or(|kind| kind == "FULL_OBJECT");
-        if let Some(told) = told.filter(|_| is_full)
-            && told != checksum::text(checksum::crc64(&body))
-        {
-            return Err(Error::new(ErrorKind::Corrupt, "the object has another checksum than its bytes")
-                .with("url", self.url(key))
-                .hint("read it again; if it stays so, its store has lost bytes"));
+        if let Some(mut check) = CheckedBody::of(&head).filter(|_| !body.is_empty()) {
+            // SAFETY: the bytes are there, and nobody writes them, until the check has ended.
+            unsafe { check.add(HostRange::of(&body)) };
+            check.end().map_err(|error| error.with("url", self.url(key)))?;
         }
         Ok(body)
     }

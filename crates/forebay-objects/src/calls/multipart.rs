@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop;
 
 use super::bucket::Bucket;
 use super::exchange::{Reply, Verdict, judge, once};
@@ -16,6 +18,8 @@ use crate::wire::call::{Ask, Body, Method};
 const MAX_COPY: u64 = 5 << 30;
 /// Bytes that one call of such a copy copies.
 const COPY_PART: u64 = 1 << 30;
+/// How long the abortion of an upload is waited for where waiting is to stop.
+pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A part that the server has.
 #[derive(Clone, Debug)]
@@ -69,8 +73,9 @@ impl Bucket {
         ask
     }
 
-    /// Makes the object of its parts, in one step. The reply to a second attempt may say that there is no such upload.
-    pub(super) fn complete(&self, key: &str, id: &str, parts: &[SentPart]) -> Result<(), Refusal> {
+    /// Makes the object of its parts, in one step. The reply to a second attempt may say that there is no such upload. Whether the
+    /// server said the checksum of the whole object.
+    pub(super) fn complete(&self, key: &str, id: &str, parts: &[SentPart]) -> Result<bool, Refusal> {
         let mut ask = self.ask(Method::Post, key);
         ask.query.push(pair("uploadId", id));
         if let Some(whole) = checksum_of(parts) {
@@ -85,7 +90,11 @@ impl Bucket {
                 matches!((path, node), ([root], Node::End(_)) if root == "CompleteMultipartUploadResult");
             Ok(())
         })?;
-        if is_complete { Ok(()) } else { Err(malformed("an upload's end has another reply").into()) }
+        if !is_complete {
+            return Err(malformed("an upload's end has another reply").into());
+        }
+        let told = xml::text_at(&reply.body, &["CompleteMultipartUploadResult", "ChecksumCRC64NVME"])?;
+        Ok(told.is_some() && told == checksum_of(parts).map(checksum::text))
     }
 
     /// Gives an upload up: its parts are removed.
@@ -93,7 +102,8 @@ impl Bucket {
         let mut ask = self.ask(Method::Delete, key);
         ask.query.push(pair("uploadId", id));
         // It is not held up by the pauses of other calls at first: it takes load away.
-        let at_once = judge(&self.endpoint, &ask, once(&self.endpoint, ask.clone(), Body::None));
+        let endpoint = self.endpoint_here()?;
+        let at_once = judge(&endpoint, &ask, once(&endpoint, ask.clone(), Body::None));
         let done = match at_once {
             Verdict::Good(_) => return Ok(()),
             Verdict::Refused(refusal) if refusal.code == "NoSuchUpload" => return Ok(()),
@@ -151,8 +161,9 @@ impl Bucket {
         let done = copied.and_then(|parts| self.complete(key, &id, &parts).map_err(Error::from));
         done.inspect_err(|_| {
             // The first error says why.
-            let _ = self.abort(key, &id);
+            let _ = stop::patiently(ABORT_PATIENCE, || self.abort(key, &id));
         })
+        .map(drop)
     }
 
     fn copy_each(
@@ -185,7 +196,7 @@ impl Bucket {
 }
 
 /// The checksum of all parts, where each has one.
-fn checksum_of(parts: &[SentPart]) -> Option<u64> {
+pub(super) fn checksum_of(parts: &[SentPart]) -> Option<u64> {
     let (first, rest) = parts.split_first()?;
     rest.iter().try_fold(first.crc64?, |whole, part| Some(checksum::joined(whole, part.crc64?, part.len)))
 }

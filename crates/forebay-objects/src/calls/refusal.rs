@@ -97,8 +97,10 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
     for hint in meaning.hint.words(ask, provider.as_deref(), region.as_deref(), &told) {
         error = error.hint(hint);
     }
-    // Keys of a provider are asked for anew.
-    let is_passing = meaning.is_passing || meaning.hint == Hint::Expired && endpoint.account.distrust_keys();
+    // Keys of a provider are asked for anew; not where a reply without a body is for another region.
+    let is_elsewhere = region.as_deref().is_some_and(|region| region != endpoint.account.region(&ask.bucket));
+    let is_passing = meaning.is_passing
+        || meaning.hint == Hint::Expired && !is_elsewhere && endpoint.account.distrust_keys();
     Refusal { error, status: head.status, code: told.code, region, is_passing }
 }
 

@@ -7,11 +7,9 @@
 //! | `object` | the plan of an object, joined to its endpoint |
 //! | `sink` | the reply to a range |
 //! | `call` | the call of a range under way, and how long it takes |
-//! | `checked` | the checksum of an object that one call has all of |
 //! | `replaced` | the error where another object has the name by now |
 
 mod call;
-mod checked;
 #[cfg(test)]
 mod copied;
 mod limits;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::HostRange;
 
-use super::checked::CheckedBody;
 use super::limits::SCRATCH;
 use super::object::ObjectFetch;
 use super::plan::{NewRange, RangeRoom};
 use super::replaced::{self, replaced};
 use crate::calls::refusal;
+use crate::checked::CheckedBody;
 use crate::wire::call::{ReplyHead, Room, Sink};
 
 /// Bytes before a range that are received and thrown away where a server sends the whole object.

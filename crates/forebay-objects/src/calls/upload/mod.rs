@@ -17,7 +17,7 @@ mod writes;
 use std::fmt;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop::is_stopped;
@@ -25,7 +25,7 @@ use forebay_source::{Direction, Fill, HostRange, Request, Source, Upload};
 
 use super::bucket::Bucket;
 use super::checksum;
-use super::multipart::SentPart;
+use super::multipart::{SentPart, checksum_of};
 use super::refusal::Refusal;
 use crate::wire::call::Body;
 use state::{Part, PartMemory, Ready, Shared, State};
@@ -97,6 +97,12 @@ impl ObjectUpload {
         };
         drop(state);
         sent.sort_by_key(|part| part.number);
+        // A server takes gaps between parts for an object without them.
+        let is_all = sent.iter().zip(1..).all(|(part, number)| part.number == number)
+            && sent.iter().map(|part| part.len).sum::<u64>() == len;
+        if !is_all {
+            return Err(Error::new(ErrorKind::Internal, "parts of the upload were not sent"));
+        }
         self.complete(&id, &sent, len)
     }
 
@@ -115,10 +121,13 @@ impl ObjectUpload {
 
     fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
         let Shared { bucket, key, .. } = &*self.shared;
+        let began = SystemTime::now();
         match bucket.complete(key, id, sent) {
-            Ok(()) => bucket.check_len(key, len),
+            // A server that says the checksum has compared it. Others are asked, for which keys that only write have no right.
+            Ok(true) => Ok(()),
+            Ok(false) => bucket.check_len(key, len),
             // Done before, and the reply was lost: or aborted by somebody else.
-            Err(refusal) if refusal.code == "NoSuchUpload" && bucket.has_parts(key, len, sent.len()) => {
+            Err(refusal) if refusal.code == "NoSuchUpload" && bucket.has_parts(key, len, sent, began) => {
                 Ok(())
             }
             Err(Refusal { error, status: 0, .. }) => {
@@ -247,10 +256,17 @@ impl Bucket {
             .hint("remove the object, and report this to those who run the server"))
     }
 
-    /// Whether the object has this length and this number of parts.
-    fn has_parts(&self, key: &str, len: u64, parts: usize) -> bool {
-        let is_of_parts = |etag: &str| etag.trim_matches('"').ends_with(&format!("-{parts}"));
-        self.head(key, None)
-            .is_ok_and(|head| head.len == len && head.etag.as_deref().is_some_and(is_of_parts))
+    /// Whether the object is made of these parts: it has their checksum, or else their length and number, and was written since.
+    fn has_parts(&self, key: &str, len: u64, parts: &[SentPart], began: SystemTime) -> bool {
+        let Ok(head) = self.head(key, None) else { return false };
+        let told = head.checksums.iter().find(|(name, _)| name == "crc64nvme" && head.is_full_checksum);
+        if let (Some((_, told)), Some(sum)) = (told, checksum_of(parts)) {
+            return head.len == len && *told == checksum::text(sum);
+        }
+        let began = began.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64);
+        let is_of_parts = |etag: &str| etag.trim_matches('"').ends_with(&format!("-{}", parts.len()));
+        head.len == len
+            && head.etag.as_deref().is_some_and(is_of_parts)
+            && head.modified.is_some_and(|modified| modified >= began)
     }
 }

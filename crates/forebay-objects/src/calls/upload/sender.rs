@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
@@ -12,15 +12,13 @@ use forebay_sys::threads;
 use super::joint::Piece;
 use super::state::{Ready, Shared};
 use crate::calls::exchange::{self, End, Reply, Verdict};
-use crate::calls::multipart::SentPart;
+use crate::calls::multipart::{ABORT_PATIENCE, SentPart};
 use crate::calls::{checksum, exchange::judge};
 use crate::endpoint::Endpoint;
 use crate::wire::call::Body;
 
 /// Parts under way at most.
 const MAX_IN_FLIGHT: usize = 32;
-/// How long the abortion is waited for where waiting is to stop.
-const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
     let shared = shared.clone();
@@ -109,7 +107,7 @@ impl Sender {
             } else if let Some(part) = self.due() {
                 return Step::Send(part);
             } else if state.in_flight < MAX_IN_FLIGHT
-                && shared.bucket.endpoint.budget.until(Instant::now()).is_none()
+                && self.endpoint.budget.until(Instant::now()).is_none()
                 && let Some(part) = state.ready.pop_front()
             {
                 state.in_flight += 1;
@@ -118,7 +116,7 @@ impl Sender {
                 && let Some(piece) = state.waiting.pop_front()
             {
                 return Step::Put(piece);
-            } else if state.is_ending && state.in_flight == 0 {
+            } else if state.is_ending && state.in_flight == 0 && state.ready.is_empty() {
                 return Step::Over;
             }
             let wait = shared.changed.wait_timeout(state, stop::SLICE);
@@ -165,7 +163,7 @@ impl Sender {
             },
             Verdict::Refused(refusal) => refusal.error,
             Verdict::Later(error, asked) => {
-                match exchange::next_attempt(&bucket.endpoint, part.attempts, asked) {
+                match exchange::next_attempt(&self.endpoint, part.attempts, asked) {
                     Some(time) => return self.later.push((time, part)),
                     None => error,
                 }
@@ -183,7 +181,7 @@ impl Sender {
         let (number, len, crc64) = (part.number, part.len as u64, part.crc64);
         state.sent.push(SentPart { number, len, etag, crc64 });
         drop(state);
-        self.shared.bucket.endpoint.budget.good(part.began);
+        self.endpoint.budget.good(part.began);
         self.shared.release(part, Ok(()));
     }
 

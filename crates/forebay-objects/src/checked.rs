@@ -8,7 +8,7 @@ use reqsign_core::hash::{base64_encode, hex_sha256};
 use crate::wire::call::ReplyHead;
 
 /// What a reply has to have.
-pub(super) struct CheckedBody {
+pub(crate) struct CheckedBody {
     /// The header: `x-amz-checksum-crc64nvme`.
     header: &'static str,
     expected: String,
@@ -25,7 +25,7 @@ enum Sum {
 impl CheckedBody {
     /// By a head whose body is the whole object. `None`: it has no checksum of all bytes that is known here. Sums of the sums of parts
     /// end in `-N`.
-    pub(super) fn of(head: &ReplyHead) -> Option<Self> {
+    pub(crate) fn of(head: &ReplyHead) -> Option<Self> {
         let is_composite = head.header("x-amz-checksum-type").is_some_and(|kind| kind == "COMPOSITE");
         let crc = |algorithm, bytes| Sum::Crc(Box::new(Digest::new(algorithm)), bytes);
         let all = [
@@ -42,7 +42,7 @@ impl CheckedBody {
     }
 
     /// Whether the bytes have to be there until the check ends.
-    pub(super) fn needs_all(&self) -> bool {
+    pub(crate) fn needs_all(&self) -> bool {
         matches!(self.sum, Sum::Sha256(_))
     }
 
@@ -50,7 +50,7 @@ impl CheckedBody {
     ///
     /// # Safety
     /// They are there now, and until the check ends where it needs all.
-    pub(super) unsafe fn add(&mut self, bytes: HostRange) {
+    pub(crate) unsafe fn add(&mut self, bytes: HostRange) {
         match &mut self.sum {
             // SAFETY: passed on.
             Sum::Crc(digest, _) => digest.update(unsafe { bytes.bytes() }),
@@ -67,7 +67,7 @@ impl CheckedBody {
     }
 
     /// All bytes came.
-    pub(super) fn end(self) -> Result<()> {
+    pub(crate) fn end(self) -> Result<()> {
         let found = match self.sum {
             Sum::Crc(digest, bytes) => base64_encode(&digest.finalize().to_be_bytes()[8 - bytes..]),
             Sum::Sha256(None) => return Ok(()),
