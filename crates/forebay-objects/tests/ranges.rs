@@ -5,6 +5,8 @@
 mod common;
 mod server;
 
+use std::path::Path;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use common::{Target, config, context, install_gpu};
@@ -13,6 +15,7 @@ use forebay_config::{CachePolicy, Config, IoBackend};
 use forebay_contract::pattern;
 use forebay_engine::{Buffer, File, ReadPiece, Session};
 use forebay_error::{Error, ErrorKind};
+use forebay_source::{Access, Direction, Fill, HostRange, Request, opener_of};
 use server::named;
 
 const KEY: u64 = 5;
@@ -71,6 +74,45 @@ fn small_neighbours_share_ranges() {
         }
         assert!(server.requests(Asked::Get) <= 3, "{target:?}: {:?}", server.ranges());
     }
+}
+
+/// The bytes between the requests are in the object's checksum, and in no request's memory.
+#[test]
+fn requests_with_a_gap_between_them_fit_the_checksum_of_the_whole() {
+    let server = named(FakeS3::start());
+    server.make_bucket("bucket");
+    // With a checksum.
+    forebay_objects::Bucket::of("bucket").unwrap().put("object", &pattern(KEY, 0, MIB)).unwrap();
+    let url = Path::new("s3://bucket/object");
+    let source = opener_of(url).unwrap().open(url, Access { read: true, write: false, make: false }).unwrap();
+    let Fill::Requests(requests) = source.fill() else { panic!("a descriptor") };
+    let mut parts = [(0, 400 << 10), (450 << 10, MIB - (450 << 10))].map(|(at, len)| (at, vec![0; len]));
+    // Two requests that come at once share a call; on a machine with much to do they may not.
+    for _ in 0..20 {
+        server.forget_counts();
+        let (sender, ends) = channel();
+        for (at, memory) in &mut parts {
+            memory.fill(0);
+            let request = Request {
+                direction: Direction::Read,
+                offset: *at as u64,
+                memory: HostRange::of_mut(memory),
+                ahead: 0,
+            };
+            let sender = sender.clone();
+            requests.start(request, Box::new(move |end| sender.send(end).unwrap()));
+        }
+        for _ in 0..2 {
+            ends.recv().unwrap().unwrap();
+        }
+        for (at, memory) in &parts {
+            assert!(*memory == pattern(KEY, *at as u64, memory.len()));
+        }
+        if server.requests(Asked::Get) == 1 {
+            return;
+        }
+    }
+    panic!("no call was shared: {:?}", server.ranges());
 }
 
 #[test]

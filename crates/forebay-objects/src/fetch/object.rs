@@ -41,7 +41,9 @@ impl Target {
             } else {
                 ("range".to_owned(), format!("bytes={start}-{}", end - 1))
             });
-            headers.extend(self.etag.as_ref().map(|etag| ("if-match".to_owned(), etag.clone())));
+            // A weak ETag matches nothing there; that of the reply is compared.
+            let etag = self.etag.as_ref().filter(|etag| !etag.starts_with("W/"));
+            headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.clone())));
         }
         let version = self.version.as_ref().map(|version| ("versionId".to_owned(), version.clone()));
         Ask {
@@ -292,7 +294,7 @@ impl ObjectFetch {
     /// Objects that wait for a turn go on.
     fn serve_waiting(&self) {
         while let Some(waiting) = self.endpoint.turns.next() {
-            waiting.go_on();
+            waiting.go_on(None);
         }
     }
 
@@ -304,11 +306,16 @@ impl ObjectFetch {
     /// The server refuses requests for the time being.
     pub(super) fn refused(&self, is_load: bool, pause: Option<Duration>) {
         let now = Instant::now();
-        self.endpoint.budget.refused(pause, now);
-        if is_load {
+        let is_new = self.endpoint.budget.refused(pause, now);
+        if is_load && is_new {
             let limit = self.endpoint.turns.too_many(now);
             self.endpoint.allow(limit);
         }
+    }
+
+    /// Whether it was not opened before this process was forked.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process.is_current()
     }
 
     /// Nobody has the object open any more: ranges that wait for requests end.
@@ -320,11 +327,16 @@ impl ObjectFetch {
 }
 
 impl Paced for ObjectFetch {
-    fn go_on(self: Arc<Self>) {
+    fn go_on(self: Arc<Self>, time: Option<Instant>) {
         let now = Instant::now();
         {
             let mut state = lock(&self.state);
-            (state.due, state.waits) = (None, false);
+            match time {
+                // An earlier time has taken its place.
+                Some(_) if time != state.due => return,
+                Some(_) => state.due = None,
+                None => state.waits = false,
+            }
         }
         let (_, next) = self.with(|plan| plan.overdue(now), |(over, _)| over);
         let next = next.or_else(|| (!lock(&self.state).calls.is_empty()).then(|| now + SLICE));

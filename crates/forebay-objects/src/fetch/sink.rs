@@ -185,6 +185,9 @@ impl Sink for RangeSink {
     }
 
     fn room(&mut self) -> Room {
+        if self.wrong.is_some() {
+            return Room::Enough;
+        }
         match self.reply {
             Reply::Bytes(0) => {}
             Reply::Bytes(skipped) => return self.scratch(0, skipped),
@@ -196,7 +199,13 @@ impl Sink for RangeSink {
                 self.room = memory;
                 Room::Memory(memory)
             }
-            RangeRoom::Skip(bytes) => self.scratch(0, bytes),
+            RangeRoom::Skip(bytes) => {
+                let room = self.scratch(0, bytes);
+                if let Room::Memory(memory) = room {
+                    self.room = memory;
+                }
+                room
+            }
             RangeRoom::Later => Room::Later,
             RangeRoom::Enough => {
                 self.is_enough = true;
@@ -235,7 +244,9 @@ impl Sink for RangeSink {
                 self.refusal(&head, &self.scratch[..came.min(self.scratch.len())])
             }
             (Ok(()), _) if self.came > 0 || self.is_enough || !self.is_wanted() => {
-                self.object.endpoint.budget.good(self.began);
+                if self.came > 0 || self.is_enough {
+                    self.object.endpoint.budget.good(self.began);
+                }
                 return self.object.ended(self.range.id, &Ok(()), false);
             }
             (Ok(()), _) => {

@@ -32,7 +32,8 @@ impl Budget {
 
     /// A request was refused for the time being, or its connection broke: none is sent for a while, for which the server may have
     /// asked. Those that were under way meanwhile are one refusal.
-    pub(crate) fn refused(&self, asked: Option<Duration>, now: Instant) {
+    /// Whether it is the first of these.
+    pub(crate) fn refused(&self, asked: Option<Duration>, now: Instant) -> bool {
         let mut state = lock(&self.0);
         let is_new = state.until.is_none_or(|until| until <= now);
         let own = if is_new { state.pauses.next_pause() } else { Duration::ZERO };
@@ -43,6 +44,7 @@ impl Budget {
             state.paused.0 += u64::from(is_new);
             state.paused.1 += pause.saturating_sub(before);
         }
+        is_new
     }
 
     /// A request that was sent behind the last pause did well.

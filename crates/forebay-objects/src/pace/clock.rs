@@ -1,6 +1,8 @@
 //! A thread of the process by which something goes on later: behind a burst, a pause, or a promise that was not kept.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,11 +44,23 @@ pub(crate) fn go_on_at(time: Instant, waiting: Weak<dyn Paced>) {
     if !has_thread && threads::spawn("forebay-pace", || clock.run()).is_err() {
         let mut state = lock(&clock.state);
         state.has_thread = false;
-        let waiting = state.waiting.remove(&key).and_then(|waiting| waiting.upgrade());
+        let waiting = state.waiting.remove(&key);
         drop(state);
-        waiting.into_iter().for_each(Paced::go_on);
+        go_on_here(time, waiting);
     } else if is_first {
         clock.changed.notify_one();
+    }
+}
+
+/// Without a thread. An entry that comes meanwhile waits for the next try: else each would begin within the one before.
+fn go_on_here(time: Instant, waiting: Option<Weak<dyn Paced>>) {
+    thread_local! {
+        static GOES_ON: Cell<bool> = const { Cell::new(false) };
+    }
+    let Some(waiting) = waiting.and_then(|waiting| waiting.upgrade()) else { return };
+    if !GOES_ON.replace(true) {
+        waiting.go_on(Some(time));
+        GOES_ON.set(false);
     }
 }
 
@@ -60,7 +74,12 @@ impl Clock {
                 Some(time) if time <= now => {
                     let due = state.waiting.pop_first().and_then(|(_, waiting)| waiting.upgrade());
                     drop(state);
-                    due.into_iter().for_each(Paced::go_on);
+                    // The panic of one, an answer's for example, does not hold the others up.
+                    let _ = catch_unwind(AssertUnwindSafe(|| {
+                        if let Some(due) = due {
+                            due.go_on(Some(time));
+                        }
+                    }));
                     state = lock(&self.state);
                 }
                 _ => {

@@ -7,6 +7,7 @@ mod durations;
 mod turns;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 pub(crate) use budget::Budget;
 pub(crate) use clock::go_on_at;
@@ -15,6 +16,6 @@ pub(crate) use turns::{MOST_RANGES, Turns, UnderWay};
 
 /// What waits for a turn, or for a time.
 pub(crate) trait Paced: Send + Sync {
-    /// It may go on. Must not wait.
-    fn go_on(self: Arc<Self>);
+    /// It may go on: it has a turn, or the clock has this time, for which it was put there. Must not wait.
+    fn go_on(self: Arc<Self>, time: Option<Instant>);
 }

@@ -9,6 +9,8 @@ use forebay_error::Error;
 const LEFT_OUT: Duration = Duration::from_secs(30);
 /// How long addresses are used before the name is looked up again.
 const FRESH: Duration = Duration::from_mins(1);
+/// How long they are used behind a look-up that found none.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// The addresses of a name.
 #[derive(Debug, Default)]
@@ -44,6 +46,8 @@ impl AddressBook {
     pub(super) fn found(&mut self, addresses: &[SocketAddr], now: Instant) {
         self.is_asked = false;
         if addresses.is_empty() {
+            // Known ones serve on: the name is looked up again some time later.
+            self.found = if self.len() > 0 { (now + RETRY).checked_sub(FRESH) } else { None };
             return;
         }
         self.found = Some(now);

@@ -108,7 +108,8 @@ impl Network {
 
     /// How calls reach the site now.
     pub(crate) fn facts(&self) -> NetworkFacts {
-        self.pool.facts()
+        // A lock of the parent's may be held for ever.
+        if self.process.is_current() { self.pool.facts() } else { NetworkFacts::default() }
     }
 
     /// For tests: bytes of bodies that were copied behind the kernel's copy, or the decryption: those that came with a head.

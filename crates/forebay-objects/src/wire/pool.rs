@@ -148,15 +148,17 @@ impl Pool {
         let mut state = lock(&self.state);
         state.threads.remove(place);
         state.threads.wake_all();
-        state.threads.is_empty() && !state.queue.is_empty() && state.threads.begins()
+        let is_needed = !state.queue.is_empty() || state.has_signer;
+        state.threads.is_empty() && is_needed && state.threads.begins()
     }
 
     /// Removes a thread that has no connection, unless there is something for it to do.
     pub(super) fn remove_thread(&self, place: &Arc<ThreadPlace>) -> bool {
         let mut state = lock(&self.state);
         let is_last = state.threads.len() == 1;
-        let is_needed =
-            is_last && !(state.queue.is_empty() && state.unsigned.is_empty() && state.kept.is_empty());
+        // Calls that are signed beside the threads go to one of them.
+        let is_idle = state.unsigned.is_empty() && state.kept.is_empty() && !state.has_signer;
+        let is_needed = !state.queue.is_empty() || is_last && !is_idle;
         if !is_needed || state.is_over {
             state.threads.remove(place);
         }

@@ -241,13 +241,22 @@ impl Worker {
             Turn::Ended(result, keeps) => {
                 self.used = Instant::now();
                 let result = result.map_err(|error| error.with("server", &self.pool.site.host));
-                let next = keeps.and_then(|_| self.pool.next_at_hand(&self.place));
+                let next =
+                    keeps.filter(|_| self.is_quiet(token)).and_then(|_| self.pool.next_at_hand(&self.place));
                 match next {
                     Some(job) => self.go_on(token, job, result),
                     None => self.ended(token, keeps, result),
                 }
             }
             Turn::Unanswered(error) => self.unanswered(token, error),
+        }
+    }
+
+    /// Whether nothing came behind the last reply: it would be taken for the next one.
+    fn is_quiet(&mut self, token: u64) -> bool {
+        match self.table.get(token).map(|work| &mut work.state) {
+            Some(WorkState::Call(_, line)) => line.stream.is_quiet(),
+            _ => false,
         }
     }
 

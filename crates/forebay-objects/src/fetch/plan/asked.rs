@@ -156,9 +156,10 @@ impl AskedRequests {
     pub(crate) fn fail(&mut self, request: u64, error: &Error) {
         let Some(asked) = self.all.get_mut(&request) else { return };
         asked.error.get_or_insert_with(|| error.clone());
+        let bytes = (asked.offset, 0)..(asked.offset + asked.memory.len as u64, 0);
         let of_it: Vec<_> = self
             .todo
-            .iter()
+            .range(bytes)
             .filter(|((_, of), _)| *of == request)
             .map(|(key, (_, turn))| (*key, *turn))
             .collect();
@@ -171,6 +172,8 @@ impl AskedRequests {
 
     /// All fail.
     pub(crate) fn fail_all(&mut self, error: &Error) {
+        self.todo.clear();
+        self.turns.clear();
         let all: Vec<_> = self.all.keys().copied().collect();
         for request in all {
             self.fail(request, error);

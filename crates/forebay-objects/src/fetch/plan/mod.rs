@@ -19,7 +19,7 @@ use forebay_source::{Answer, HostRange, Request};
 use self::asked::{AskedRequests, Todo};
 use self::promises::Promises;
 use self::range::{Part, Range};
-use super::limits::{GAP, LONGEST, LONGEST_OUT_OF_ORDER, OUT_OF_ORDER, PROMISED, RANGE};
+use super::limits::{GAP, LONGEST, LONGEST_OUT_OF_ORDER, LONGEST_PROMISED, OUT_OF_ORDER, PROMISED, RANGE};
 use crate::pace::UnderWay;
 
 /// Names a range of a plan.
@@ -76,8 +76,10 @@ impl Plan {
         self.promises.asked(start, end);
         let id = self.asked.add(request, answer);
         let resumed = self.place(id, start, end);
-        let from = self.covered_until(end);
-        self.promises.add(from, until, now);
+        if end < until {
+            let from = self.covered_until(end, until);
+            self.promises.add(from, until, now);
+        }
         resumed
     }
 
@@ -105,16 +107,17 @@ impl Plan {
 
     /// The first byte from `at` on that no range and no request covers. What of a range came is covered, too: requests that are started
     /// by several threads do not come in order.
-    fn covered_until(&self, mut at: u64) -> u64 {
-        loop {
+    fn covered_until(&self, mut at: u64, until: u64) -> u64 {
+        while at < until {
             let mut ranges = self.ranges.values().filter(|range| !range.is_ending);
             let by_range = ranges.find(|range| range.start <= at && at < range.end).map(|range| range.end);
             let by_todo = || self.asked.behind(at).filter(|todo| todo.start == at).map(|todo| todo.end);
             match by_range.or_else(by_todo) {
                 Some(end) => at = end,
-                None => return at,
+                None => break,
             }
         }
+        at
     }
 
     /// The next range for requests.
@@ -236,7 +239,7 @@ impl Plan {
         let since = range.paused.unwrap_or(now);
         let moved = moved.map_or(since, |moved| since.max(moved));
         if range.parts.is_empty() {
-            return moved + PROMISED;
+            return (moved + PROMISED).min(since + LONGEST_PROMISED);
         }
         (moved + OUT_OF_ORDER).min(since + LONGEST_OUT_OF_ORDER)
     }
@@ -277,7 +280,7 @@ impl Plan {
         parts.for_each(|(_, request)| self.asked.end(request));
         if result.is_err() && retries && range.parts.back().is_none_or(|last| last.end < range.end) {
             let from = range.parts.back().map_or(range.at, |last| last.end);
-            self.promises.add(self.covered_until(from), range.end, now);
+            self.promises.add(self.covered_until(from, range.end), range.end, now);
         }
     }
 

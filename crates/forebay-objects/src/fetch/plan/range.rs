@@ -30,18 +30,19 @@ pub(crate) struct Range {
 impl Range {
     /// The first bytes in no part, at `from` or behind it, and before `to`.
     pub(crate) fn hole(&self, from: u64, to: u64) -> Option<(u64, u64)> {
-        if self.is_ending {
+        if self.is_ending || to <= self.at || self.end <= from {
             return None;
         }
         let mut start = self.at.max(from);
-        for part in &self.parts {
-            if start < part.start {
-                break;
-            }
-            start = start.max(part.end);
+        let mut index = self.parts.partition_point(|part| part.end <= start);
+        while let Some(part) = self.parts.get(index)
+            && part.start <= start
+            && start < to
+        {
+            start = part.end;
+            index += 1;
         }
-        let next = self.parts.iter().map(|part| part.start).find(|next| *next > start);
-        let end = next.unwrap_or(self.end).min(self.end);
+        let end = self.parts.get(index).map_or(self.end, |part| part.start).min(self.end);
         (start < to && start < end).then_some((start, end))
     }
 

@@ -146,7 +146,9 @@ impl Heads for SlowHeads {
 #[test]
 fn keys_are_waited_for_beside_the_threads_and_their_error_is_the_calls() {
     let site = server(|stream, _| answers(stream, |_, _| reply(b"body")));
-    let network = Network::with_limits(Arc::new(SlowHeads(AtomicUsize::new(0))), site, Limits::default());
+    // A thread that has nothing to do stays for the call whose keys are waited for.
+    let limits = Limits { thread: Duration::from_millis(50), ..Limits::default() };
+    let network = Network::with_limits(Arc::new(SlowHeads(AtomicUsize::new(0))), site, limits);
     assert_eq!(get(&network, "").error().message(), "no keys");
     let all: Vec<_> = (0..20).map(|_| get(&network, "")).collect();
     assert!(all.iter().all(|one| one.body() == b"body"));
