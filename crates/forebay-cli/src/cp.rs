@@ -6,10 +6,11 @@ mod verify;
 mod work;
 
 use std::cell::Cell;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
@@ -140,7 +141,7 @@ fn copy_guarded(
     if verifies {
         // The comparison should read from the disk where it can.
         let _ = pending.file().drop_cache();
-        verify::compare(&source, pending.file(), work.len)?;
+        verify::compare(&source, pending.file(), work.len, "the copy was removed")?;
     }
     if let Some(signal) = Guard::caught() {
         return Err(Failure::interrupted(signal, "nothing was copied"));
@@ -152,7 +153,8 @@ fn copy_guarded(
     is_whole.set(true);
     let notes = pending.commit(true).map_err(explain)?;
     if verifies_whole {
-        verify::compare(&source, &File::open(&destination)?, len)?;
+        let then = "the copy has its name already: copy again, or remove it";
+        verify::compare(&source, &File::open(&destination)?, len, then)?;
     }
     console.say(report);
     let facts = source.facts();
@@ -215,15 +217,37 @@ fn check_destination(destination: &Path, source: Option<&fs::Metadata>) -> Resul
 }
 
 fn destination(args: &Copy) -> Result<PathBuf> {
-    let is_url_of_folder = opener_of(&args.destination).is_some()
-        && args.destination.as_os_str().as_encoded_bytes().ends_with(b"/");
-    if !is_url_of_folder && !args.destination.is_dir() {
-        return Ok(args.destination.clone());
-    }
-    match args.file_name() {
-        Some(name) => Ok(args.destination.join(name)),
+    let folder = &args.destination;
+    let named = |join: fn(&Path, &OsStr) -> PathBuf| match args.file_name() {
+        Some(name) => Ok(join(folder, &name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "the source has no name").hint("name the copy")),
+    };
+    if opener_of(folder).is_some() {
+        let is_folder = parts(folder).0.ends_with(b"/");
+        return if is_folder { named(member) } else { Ok(folder.clone()) };
     }
+    if folder.is_dir() { named(|folder, name| folder.join(name)) } else { Ok(folder.clone()) }
+}
+
+/// A URL, and its options from the `?` on.
+fn parts(url: &Path) -> (&[u8], &[u8]) {
+    let bytes = url.as_os_str().as_bytes();
+    bytes.split_at(bytes.iter().position(|byte| *byte == b'?').unwrap_or(bytes.len()))
+}
+
+/// The URL of a name in a folder. Bytes of the name that begin an escape or options are escaped.
+fn member(folder: &Path, name: &OsStr) -> PathBuf {
+    let (folder, options) = parts(folder);
+    let mut url = folder.to_vec();
+    for byte in name.as_bytes() {
+        match byte {
+            b'%' => url.extend(b"%25"),
+            b'?' => url.extend(b"%3F"),
+            byte => url.push(*byte),
+        }
+    }
+    url.extend(options);
+    PathBuf::from(OsString::from_vec(url))
 }
 
 fn explain(error: Error) -> Error {

@@ -102,6 +102,9 @@ fn cp_brings_a_file_of_a_server() {
         run(directory.path(), &format!("cp {url} {other} --verify")).ok();
         assert!(server.durable("/export/newer") == bytes(20_000_003), "{version}");
     }
+    fs::write(directory.path().join("100%2e?"), "x").unwrap();
+    run(directory.path(), &format!("cp 100%2e? {}", server.url("/export/", "3"))).ok();
+    assert_eq!(server.durable("/export/100%2e?"), b"x");
     let url = server.url("/none/new", "3");
     run(directory.path(), &format!("cp copy {url}")).fails(1, "no such file or directory");
     // In a folder it has the name that it has there.

@@ -3,8 +3,11 @@
 
 mod support;
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -48,6 +51,23 @@ impl Here {
 
     fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.path().join(name)).unwrap()
+    }
+
+    /// Interrupts a command when the server got `many` requests of a kind.
+    fn interrupt(&self, args: &str, asked: Asked, many: u64) {
+        let before = self.server.requests(asked);
+        let mut command = self.command(&args.split_whitespace().collect::<Vec<_>>());
+        as_in_a_terminal(&mut command);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let began = Instant::now();
+        while self.server.requests(asked) < before + many {
+            assert!(began.elapsed() < Duration::from_secs(20), "{args}: no request came");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: the child is not waited for yet.
+        unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{args}");
     }
 
     /// Requests that moved or removed something.
@@ -230,27 +250,150 @@ fn an_interrupted_upload_leaves_nothing() {
         (seen.asked == Asked::Part && seen.part > Some(2))
             .then_some(Fault::SlowRequest(1 << 20, Duration::from_millis(100)))
     });
-    for args in [["s3", "cp", "long", "s3://bkt/x"], ["s3", "sync", ".", "s3://bkt/"]] {
-        let before = here.server.requests(Asked::Part);
-        let mut command = here.command(&args);
-        as_in_a_terminal(&mut command);
-        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-        let mut child = command.spawn().unwrap();
-        let began = Instant::now();
-        while here.server.requests(Asked::Part) < before + 2 {
-            assert!(began.elapsed() < Duration::from_secs(20), "no part was sent");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        // SAFETY: the child is not waited for yet.
-        unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
+    for args in ["s3 cp long s3://bkt/x", "s3 sync . s3://bkt/"] {
+        here.interrupt(args, Asked::Part, 2);
         let ended = Instant::now();
         while here.server.open_uploads() > 0 {
-            assert!(ended.elapsed() < Duration::from_secs(5), "{args:?}: parts are left");
+            assert!(ended.elapsed() < Duration::from_secs(5), "{args}: parts are left");
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert_eq!(here.server.keys("bkt"), [""; 0], "{args:?}");
+        assert_eq!(here.server.keys("bkt"), [""; 0], "{args}");
     }
+}
+
+#[test]
+fn an_interrupted_copy_of_the_server_ends() {
+    let here = Here::new();
+    here.server.put("bkt", "a", "a");
+    here.server.fault_always(Asked::Copy, Fault::Late(Duration::from_secs(10)));
+    let began = Instant::now();
+    here.interrupt("s3 cp s3://bkt/a s3://bkt/b", Asked::Copy, 1);
+    assert!(began.elapsed() < Duration::from_secs(8), "the reply was waited for");
+}
+
+#[test]
+fn one_version_is_neither_removed_nor_a_tree() {
+    let here = Here::new();
+    here.server.keep_versions("bkt");
+    let old = here.server.put("bkt", "k", "the old one").unwrap();
+    here.server.put("bkt", "k", "the new one");
+    let url = format!("s3://bkt/k?versionId={old}");
+    for args in [
+        format!("s3 rm {url}"),
+        format!("s3 rm {url} --recursive"),
+        format!("s3 cp {url} s3://bkt/copy"),
+        format!("s3 cp s3://bkt/k s3://bkt/copy?versionId={old}"),
+        format!("s3 cp {url} to --recursive"),
+        format!("s3 sync {url} to"),
+        format!("s3 ls {url}"),
+        format!("s3 probe {url} --write"),
+    ] {
+        here.run(&args).fails(2, "one version of an object cannot be given here");
+    }
+    assert_eq!(here.server.keys("bkt"), ["k"]);
+    assert_eq!(here.server.get("bkt", "k").unwrap(), b"the new one");
+    here.run(&format!("s3 cp {url} copy")).ok();
+    assert_eq!(here.read("copy"), b"the old one");
+}
+
+#[test]
+fn names_of_files_are_escaped_in_keys() {
+    let here = Here::new();
+    here.write("a%20b?.bin", b"x");
+    here.run("cp a%20b?.bin s3://bkt/dir/").ok();
+    here.run("s3 cp a%20b?.bin s3://bkt/other/").ok();
+    assert_eq!(here.server.keys("bkt"), ["dir/a%20b?.bin", "other/a%20b?.bin"]);
+    let bad = OsStr::from_bytes(b"bad\xff");
+    std::fs::write(here.path().join(bad), "x").unwrap();
+    let mut command = here.command(&["cp"]);
+    command.arg(bad).arg("s3://bkt/dir/");
+    finish(command).fails(1, "no UTF-8");
+}
+
+#[test]
+fn trees_in_each_other_are_refused() {
+    let here = Here::new();
+    here.server.put("bkt", "data/x", "x");
+    for args in [
+        "s3 sync s3://bkt/data s3://bkt --delete",
+        "s3 sync s3://bkt/data s3://bkt/data",
+        "s3 cp s3://bkt/data s3://bkt/data/copy --recursive",
+    ] {
+        here.run(args).fails(2, "one tree lies in the other");
+    }
+    assert_eq!(here.server.keys("bkt"), ["data/x"]);
+    here.run("s3 sync s3://bkt/data s3://bkt/data2").ok();
+    assert_eq!(here.server.keys("bkt"), ["data/x", "data2/x"]);
+}
+
+#[test]
+fn files_behind_links_are_not_removed() {
+    let here = Here::new();
+    here.server.put("bkt", "p/a", "a");
+    here.write("outside/x", b"x");
+    here.write("to/own/x", b"x");
+    std::os::unix::fs::symlink("../outside", here.path().join("to/link")).unwrap();
+    for more in ["--dryrun", ""] {
+        let said = here.run(&format!("s3 sync s3://bkt/p to --delete {more}"));
+        let said = said.fails(1, "a file behind a link is not removed");
+        assert!(said.out.contains("delete: to/own/x\n") && !said.out.contains("link"), "{}", said.out);
+        assert_eq!(here.read("outside/x"), b"x");
+    }
+    assert!(!here.path().join("to/own/x").exists());
+    here.run("s3 sync s3://bkt/p to --delete --exclude link/*").ok();
+}
+
+#[test]
+fn a_copy_that_differs_and_has_its_name_is_not_said_to_be_removed() {
+    let here = Here::new();
+    here.write("x", b"abc");
+    here.server.fault_always(Asked::Head, Fault::Replace(b"xyz".into()));
+    let said = here.run("cp x s3://bkt/x --verify").fails(1, "the copy has its name already");
+    assert!(said.err.contains("the copy differs") && !said.err.contains("was removed"), "{}", said.err);
+}
+
+#[test]
+fn excluded_names_are_not_looked_at() {
+    let here = Here::new();
+    here.write("from/a", b"a");
+    here.write("from/closed/b", b"b");
+    std::os::unix::fs::symlink("nowhere", here.path().join("from/dangling")).unwrap();
+    std::fs::write(here.path().join("from").join(OsStr::from_bytes(b"bad\xff")), "x").unwrap();
+    let closed = here.path().join("from/closed");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o000)).unwrap();
+    here.run("s3 sync from s3://bkt --exclude bad* --exclude closed/*").fails(1, "cannot look at the file");
+    here.run("s3 sync from s3://bkt --exclude dangling --exclude closed/*").fails(1, "a name is no UTF-8");
+    here.run("s3 sync from s3://bkt --exclude bad? --exclude dangling --exclude closed/*").ok();
+    assert_eq!(here.server.keys("bkt"), ["a"]);
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
+}
+
+#[test]
+fn a_mistyped_source_removes_nothing() {
+    let here = Here::new();
+    here.write("to/x", b"x");
+    here.run("s3 sync s3://bkt/typo to --delete").fails(1, "no key begins with it");
+    assert_eq!(here.read("to/x"), b"x");
+    here.run("s3 sync s3://bkt/typo to").ok();
+}
+
+#[test]
+fn flags_of_trees_are_refused_for_one_object() {
+    let here = Here::new();
+    here.write("x", b"x");
+    here.server.put("bkt", "k", "k");
+    for args in [
+        "s3 cp x s3://bkt/x --exclude x",
+        "s3 cp s3://bkt/k s3://bkt/x --include x",
+        "s3 cp s3://bkt/k y --json",
+        "s3 rm s3://bkt/k --exclude k",
+    ] {
+        here.run(args).fails(2, "these flags are for trees");
+    }
+    assert_eq!(here.server.keys("bkt"), ["k"]);
+    assert!(!here.path().join("y").exists());
+    let out = here.run("s3 rm s3://bkt/k --json").ok().out;
+    assert!(out.contains(r#""action":"delete""#), "{out}");
 }
 
 #[test]

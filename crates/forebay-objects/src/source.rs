@@ -266,7 +266,7 @@ impl Opener for ObjectOpener {
     }
 
     fn remove(&self, url: &Path) -> Result<()> {
-        let url = ObjectUrl::parse(url)?;
+        let url = ObjectUrl::parse_newest(url)?;
         Bucket::of(&url.bucket)?.delete(&url.key)
     }
 
@@ -279,5 +279,19 @@ impl Opener for ObjectOpener {
         let url = ObjectUrl::parse(url).ok()?;
         let name = url.name();
         (!name.is_empty()).then(|| OsString::from(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn one_version_is_not_removed() {
+        let error = ObjectOpener.remove(Path::new("s3://bucket/key?versionId=1")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("one version"), "{error}");
     }
 }

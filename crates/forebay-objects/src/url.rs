@@ -69,8 +69,8 @@ impl ObjectUrl {
         }
         let bucket = bucket_name(bucket).map_err(|(why, hint)| wrong(why, hint))?;
         let key = unescape(key).ok_or_else(|| wrong("its key has a % without two digits", ESCAPES))?;
-        let key =
-            String::from_utf8(key).map_err(|_| wrong("its key is no UTF-8, and keys of S3 are", ESCAPES))?;
+        let key = String::from_utf8(key)
+            .map_err(|_| wrong("its key is no UTF-8, and keys of S3 are", "name a key: s3://BUCKET/KEY"))?;
         if key.len() > LONGEST_KEY {
             return Err(wrong("its key has more than 1024 bytes", "S3 takes no longer keys"));
         }
@@ -79,6 +79,19 @@ impl ObjectUrl {
             return Err(wrong("a version without a key", FORM));
         }
         Ok(Self { bucket, key, version })
+    }
+
+    /// Takes a URL apart that stands for the newest version of its object, as what removes or lists objects does.
+    ///
+    /// # Errors
+    /// `InvalidInput` where it names a version, and as [`ObjectUrl::parse`].
+    pub fn parse_newest(url: &Path) -> Result<Self> {
+        let url = Self::parse(url)?;
+        if url.version.is_none() {
+            return Ok(url);
+        }
+        let error = Error::new(ErrorKind::InvalidInput, "one version of an object cannot be given here");
+        Err(error.with("url", &url).hint("leave ?versionId= out; forebay cp reads a version"))
     }
 
     /// Whether it names the bucket or a folder: its key is empty or ends in `/`.

@@ -3,8 +3,9 @@
 use forebay_engine::File;
 use forebay_error::{Error, ErrorKind, Result};
 
-/// Compares a file with its copy, of `len` bytes, by reads of the calling thread.
-pub(super) fn compare(source: &File, copy: &File, len: u64) -> Result<()> {
+/// Compares a file with its copy, of `len` bytes, by reads of the calling thread. `then` is the hint for a copy
+/// that differs.
+pub(super) fn compare(source: &File, copy: &File, len: u64, then: &str) -> Result<()> {
     let (mut x, mut y) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     let mut at = 0;
     while at < len {
@@ -16,7 +17,7 @@ pub(super) fn compare(source: &File, copy: &File, len: u64) -> Result<()> {
             return Err(Error::new(ErrorKind::Corrupt, "the copy differs from the source")
                 .with("path", source.name())
                 .with("offset", at + place as u64)
-                .hint("if nothing wrote to the source meanwhile, please report it; the copy was removed"));
+                .hint(format!("if nothing wrote to the files meanwhile, please report it; {then}")));
         }
         at += take as u64;
     }

@@ -26,6 +26,21 @@ impl Filter {
         });
         last.is_none_or(|(is_include, _)| *is_include)
     }
+
+    /// Whether there is no pattern.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether no name below a folder (`a/b/`) is meant: a pattern for all of them leaves them out, and no --include comes
+    /// behind it.
+    pub(super) fn leaves_out_all_of(&self, folder: &str) -> bool {
+        let folder: Vec<char> = folder.chars().collect();
+        self.0.iter().rev().take_while(|(is_include, _)| !is_include).any(|(_, pattern)| {
+            let pattern: Vec<char> = pattern.chars().collect();
+            pattern.ends_with(&['*']) && matches(&pattern, &folder)
+        })
+    }
 }
 
 impl FromArgMatches for Filter {
@@ -143,5 +158,23 @@ mod tests {
             assert_eq!(filter.takes(name), expected, "{name}");
         }
         assert!(Filter::default().takes("any"));
+    }
+
+    #[test]
+    fn folders_are_left_out_where_no_name_in_them_is_meant() {
+        let filter = |patterns: &[(bool, &str)]| {
+            Filter(patterns.iter().map(|(is_include, text)| (*is_include, (*text).to_owned())).collect())
+        };
+        for (patterns, expected) in [
+            (&[][..], false),
+            (&[(false, "a/*")], true),
+            (&[(false, "*")], true),
+            (&[(false, "a/")], false),
+            (&[(false, "*.txt")], false),
+            (&[(false, "*"), (true, "*.json")], false),
+            (&[(true, "*.json"), (false, "a*")], true),
+        ] {
+            assert_eq!(filter(patterns).leaves_out_all_of("a/"), expected, "{patterns:?}");
+        }
     }
 }

@@ -232,7 +232,7 @@ impl Work<'_, '_> {
     fn remove(&self, names: &[String]) -> Result<()> {
         let destination = &self.jobs.destination;
         let left = match destination {
-            _ if self.jobs.is_dry => Vec::new(),
+            Tree::Prefix(..) if self.jobs.is_dry => Vec::new(),
             Tree::Prefix(bucket, prefix) => {
                 let keys: Vec<String> = names.iter().map(|name| format!("{prefix}{name}")).collect();
                 let left = bucket.delete_many(&keys)?;
@@ -255,7 +255,10 @@ impl Work<'_, '_> {
     }
 
     fn unlink(&self, name: &str) -> Result<()> {
-        let path = self.jobs.destination.path(name)?;
+        let path = self.jobs.destination.own_path(name)?;
+        if self.jobs.is_dry {
+            return Ok(());
+        }
         fs::remove_file(&path).map_err(|error| {
             let error = Error::from_io(&error, "cannot remove the file").with("path", path.display());
             error.hint("check owner and mode of its directory: ls -ld")

@@ -67,7 +67,7 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
         }
         return Ok(0);
     };
-    let url = ObjectUrl::parse(url).map_err(Failure::usage)?;
+    let url = ObjectUrl::parse_newest(url).map_err(Failure::usage)?;
     let bucket = Bucket::of(&url.bucket)?;
     let mut is_empty = true;
     for listed in bucket.list(&url.key, args.recursive) {
@@ -80,10 +80,15 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
     }
     // An empty bucket is no error.
     if is_empty && !url.key.is_empty() {
-        let error = Error::new(ErrorKind::NotFound, "no key begins with it").with("url", &url);
-        return Err(error.hint(format!("list the bucket: forebay s3 ls s3://{}/", url.bucket)).into());
+        return Err(no_key(&bucket, &url.key).into());
     }
     Ok(0)
+}
+
+/// Nothing is there.
+pub(super) fn no_key(bucket: &Bucket, prefix: &str) -> Error {
+    let error = Error::new(ErrorKind::NotFound, "no key begins with it").with("url", bucket.url(prefix));
+    error.hint(format!("list the bucket: forebay s3 ls {}", bucket.url("")))
 }
 
 impl ListArgs {

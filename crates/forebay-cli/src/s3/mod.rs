@@ -33,16 +33,16 @@ enum S3Command {
 
 /// Runs the command.
 pub(crate) fn run(args: &S3Args, console: &Console<'_>) -> Result<i32, Failure> {
-    // A single copy guards itself.
+    // A file that goes through this machine guards itself.
     if let S3Command::Cp(args) = &args.command
-        && !args.recursive
+        && args.is_through_here()
     {
-        return transfer::copy_one(args, console);
+        return transfer::copy(args, console);
     }
     let guard = Guard::new();
     let done = silence::told(console, || match &args.command {
         S3Command::Ls(args) => ls::run(args, console),
-        S3Command::Cp(args) => transfer::copy_tree(args, console),
+        S3Command::Cp(args) => transfer::copy(args, console),
         S3Command::Rm(args) => transfer::remove(args, console),
         S3Command::Sync(args) => sync::run(args, console),
         S3Command::Presign(args) => ls::presign(args, console),

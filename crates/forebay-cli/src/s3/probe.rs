@@ -25,7 +25,7 @@ pub(super) struct ProbeArgs {
 }
 
 pub(super) fn run(args: &ProbeArgs, console: &Console<'_>) -> Result<i32, Failure> {
-    let url = ObjectUrl::parse(&args.url).map_err(Failure::usage)?;
+    let url = ObjectUrl::parse_newest(&args.url).map_err(Failure::usage)?;
     let json = args.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     let found = probe(&url, args.write)?;
     say(&found, console);

@@ -10,6 +10,7 @@ use forebay_objects::ObjectUrl;
 
 use super::filter::Filter;
 use super::jobs::{Job, Jobs, REMOVED_AT_ONCE};
+use super::ls::no_key;
 use super::tree::{Item, Tree};
 use crate::console::{Console, Failure};
 
@@ -50,16 +51,20 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
     {
         return Err(no_folder(folder).into());
     }
+    // A name that was mistyped would remove everything.
+    if args.delete
+        && let Tree::Prefix(bucket, prefix) = &source
+        && bucket.list(prefix, true).next().transpose()?.is_none()
+    {
+        return Err(no_key(bucket, prefix).into());
+    }
     let is_download = matches!(destination, Tree::Folder(_));
     let there: Box<dyn Iterator<Item = Result<Item>>> = match &destination {
         // It is made with the first file.
         Tree::Folder(folder) if !folder.exists() => Box::new(std::iter::empty()),
-        tree => tree.items(),
+        tree => tree.items(&args.how.filter),
     };
-    let filter = args.how.filter.clone();
-    let takes = move |item: &Result<Item>| item.as_ref().map_or(true, |item| filter.takes(&item.name));
-    let source_items = source.items().filter(takes.clone());
-    let there = there.filter(takes);
+    let source_items = source.items(&args.how.filter);
     let jobs = Jobs {
         source: Some(source),
         destination,
@@ -84,7 +89,7 @@ fn no_folder(folder: &std::path::Path) -> Error {
         .hint("name a directory; forebay s3 cp copies a file")
 }
 
-/// Source and destination, of which one at least is in a bucket.
+/// Source and destination, of which one at least is in a bucket, and which lie side by side.
 pub(super) fn trees(
     source: &std::path::Path,
     destination: &std::path::Path,
@@ -95,7 +100,15 @@ pub(super) fn trees(
                 .hint("one of them is s3://BUCKET/PREFIX"),
         ));
     }
-    Ok((Tree::of(source).map_err(Failure::usage)?, Tree::of(destination).map_err(Failure::usage)?))
+    let (one, other) =
+        (Tree::of(source).map_err(Failure::usage)?, Tree::of(destination).map_err(Failure::usage)?);
+    if one.overlaps(&other) {
+        let error = Error::new(ErrorKind::InvalidInput, "one tree lies in the other")
+            .with("source", source.display())
+            .with("destination", destination.display());
+        return Err(Failure::usage(error.hint("name two prefixes that lie side by side")));
+    }
+    Ok((one, other))
 }
 
 /// Two trees side by side, and what makes the second one as the first.

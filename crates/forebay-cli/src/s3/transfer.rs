@@ -21,7 +21,7 @@ pub(super) struct CopyArgs {
     copy: Copy,
     /// All files below SRC
     #[arg(long)]
-    pub(super) recursive: bool,
+    recursive: bool,
     #[command(flatten)]
     how: How,
 }
@@ -39,8 +39,32 @@ pub(super) struct RemoveArgs {
     how: How,
 }
 
+impl CopyArgs {
+    /// Whether one file goes through this machine.
+    pub(super) fn is_through_here(&self) -> bool {
+        let are_both_objects =
+            ObjectUrl::is_one(&self.copy.source) && ObjectUrl::is_one(&self.copy.destination);
+        !self.recursive && !are_both_objects
+    }
+}
+
+/// Runs the command.
+pub(super) fn copy(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
+    if args.recursive { copy_tree(args, console) } else { copy_one(args, console) }
+}
+
+/// Fails if flags of trees are given for one object.
+fn refuse_flags(are_given: bool, names: &str) -> Result<(), Failure> {
+    if !are_given {
+        return Ok(());
+    }
+    let error = Error::new(ErrorKind::InvalidInput, format!("{names}: these flags are for trees"));
+    Err(Failure::usage(error.hint("add --recursive, or leave them out")))
+}
+
 /// One file, or one object.
-pub(super) fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
+fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
+    refuse_flags(!args.how.filter.is_empty() || args.how.json, "--exclude, --include, --json")?;
     let mut copy = args.copy.clone();
     let is_to_bucket = ObjectUrl::is_one(&copy.destination);
     if !ObjectUrl::is_one(&copy.source) && !is_to_bucket {
@@ -49,12 +73,15 @@ pub(super) fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Fa
     if is_to_bucket {
         copy.destination = named(&copy)?;
     }
+    if !args.is_through_here() {
+        ObjectUrl::parse_newest(&copy.source).map_err(Failure::usage)?;
+    }
     if args.how.dryrun {
         let (source, destination) = (copy.source.display(), copy.destination.display());
         console.line(format!("(dryrun) copy: {source} to {destination}"));
         return Ok(0);
     }
-    if !is_to_bucket || !ObjectUrl::is_one(&copy.source) {
+    if args.is_through_here() {
         return cp::run(&copy, console);
     }
     // The server copies by itself.
@@ -66,7 +93,7 @@ pub(super) fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Fa
 
 /// The destination, which may be a bucket or a prefix: the copy has the source's name there.
 fn named(copy: &Copy) -> Result<PathBuf, Failure> {
-    let url = ObjectUrl::parse(&copy.destination).map_err(Failure::usage)?;
+    let url = ObjectUrl::parse_newest(&copy.destination).map_err(Failure::usage)?;
     if !url.is_prefix() {
         return Ok(copy.destination.clone());
     }
@@ -77,10 +104,9 @@ fn named(copy: &Copy) -> Result<PathBuf, Failure> {
     Ok(url.with_key(format!("{}{name}", url.key)).to_string().into())
 }
 
-pub(super) fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
+fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let (source, destination) = trees(&args.copy.source, &args.copy.destination)?;
-    let items = source.items();
-    let filter = args.how.filter.clone();
+    let items = source.items(&args.how.filter);
     let jobs = Jobs {
         source: Some(source),
         destination,
@@ -89,15 +115,11 @@ pub(super) fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, F
         console,
         what: "cp",
     };
-    jobs.run(
-        items
-            .filter(|item| item.as_ref().map_or(true, |item| filter.takes(&item.name)))
-            .map(|item| item.map(Job::Copy)),
-    )
+    jobs.run(items.map(|item| item.map(Job::Copy)))
 }
 
 pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Failure> {
-    let url = ObjectUrl::parse(&args.url).map_err(Failure::usage)?;
+    let url = ObjectUrl::parse_newest(&args.url).map_err(Failure::usage)?;
     let prefix = if args.recursive { url.prefix() } else { String::new() };
     let bucket = Bucket::of(&url.bucket)?;
     let jobs = Jobs {
@@ -119,6 +141,7 @@ pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Fa
         let error = Error::new(ErrorKind::InvalidInput, "the URL names no object").with("url", &url);
         return Err(Failure::usage(error.hint("all objects of the bucket: --recursive")));
     }
+    refuse_flags(!args.how.filter.is_empty(), "--exclude, --include")?;
     jobs.run(std::iter::once(Ok(Job::Remove(vec![url.key]))))
 }
 

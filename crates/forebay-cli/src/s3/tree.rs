@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_objects::{Bucket, List, Listed, ObjectUrl};
 
+use super::filter::Filter;
+
 /// A tree.
 #[derive(Clone, Debug)]
 pub(super) enum Tree {
@@ -33,15 +35,25 @@ impl Tree {
         if !ObjectUrl::is_one(path) {
             return Ok(Self::Folder(path.to_owned()));
         }
-        let url = ObjectUrl::parse(path)?;
+        let url = ObjectUrl::parse_newest(path)?;
         Ok(Self::Prefix(Bucket::of(&url.bucket)?, url.prefix()))
     }
 
-    /// Its files, by the order of the bytes of their names.
-    pub(super) fn items(&self) -> Box<dyn Iterator<Item = Result<Item>>> {
+    /// Whether one of both prefixes has keys of the other.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let (Self::Prefix(bucket, prefix), Self::Prefix(other, other_prefix)) = (self, other) else {
+            return false;
+        };
+        bucket.url("") == other.url("")
+            && (prefix.starts_with(other_prefix) || other_prefix.starts_with(prefix))
+    }
+
+    /// Its files that are meant, by the order of the bytes of their names.
+    pub(super) fn items(&self, filter: &Filter) -> Box<dyn Iterator<Item = Result<Item>>> {
         match self {
-            Self::Folder(folder) => Box::new(Walk::new(folder)),
+            Self::Folder(folder) => Box::new(Walk::new(folder, filter.clone())),
             Self::Prefix(bucket, prefix) => Box::new(Keys {
+                filter: filter.clone(),
                 list: bucket.list(prefix, true),
                 url: bucket.url(prefix),
                 prefix: prefix.clone(),
@@ -68,10 +80,24 @@ impl Tree {
                 .hint("leave it out with --exclude, or copy it alone under another name")),
         }
     }
+
+    /// The same for a file that is removed. What a link leads to is not the tree's own.
+    pub(super) fn own_path(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path(name)?;
+        let mut folders = path.ancestors().skip(1).take(name.matches('/').count());
+        match folders.find(|folder| folder.is_symlink()) {
+            None => Ok(path),
+            Some(link) => Err(Error::new(ErrorKind::InvalidInput, "a file behind a link is not removed")
+                .with("path", path.display())
+                .with("link", link.display())
+                .hint("remove the link, or leave the file out with --exclude")),
+        }
+    }
 }
 
 /// Objects under a prefix.
 struct Keys {
+    filter: Filter,
     list: List,
     url: String,
     prefix: String,
@@ -97,7 +123,7 @@ impl Iterator for Keys {
             }
             self.last.clone_from(&object.key);
             // What consoles make for an empty folder.
-            if name.is_empty() || name.ends_with('/') {
+            if name.is_empty() || name.ends_with('/') || !self.filter.takes(name) {
                 continue;
             }
             let (name, etag) = (name.to_owned(), object.etag);
@@ -113,8 +139,9 @@ impl Keys {
     }
 }
 
-/// Files under a folder. Links are followed.
+/// Files under a folder. Links are followed. A name that the filter leaves out is no error, whatever it names.
 struct Walk {
+    filter: Filter,
     /// The rest of each folder from the root to where the walk is.
     folders: Vec<Open>,
     error: Option<Error>,
@@ -130,8 +157,8 @@ struct Open {
 }
 
 impl Walk {
-    fn new(root: &Path) -> Self {
-        let mut walk = Self { folders: Vec::new(), error: None };
+    fn new(root: &Path, filter: Filter) -> Self {
+        let mut walk = Self { filter, folders: Vec::new(), error: None };
         walk.error = walk.enter(root.to_owned(), String::new()).err();
         walk
     }
@@ -139,7 +166,12 @@ impl Walk {
     fn enter(&mut self, path: PathBuf, name: String) -> Result<()> {
         let failed = |error: &std::io::Error| {
             let error = Error::from_io(error, "cannot read the directory").with("path", path.display());
-            error.hint("check the path and its mode: ls -ld")
+            let error = error.hint("check the path and its mode: ls -ld");
+            // The root cannot be left out.
+            if name.is_empty() {
+                return error;
+            }
+            error.hint(format!("leave it out: --exclude {}", forebay_error::quoted(&format!("{name}*"))))
         };
         let found = fs::metadata(&path).map_err(|error| failed(&error))?;
         let identity = (found.dev(), found.ino());
@@ -149,13 +181,17 @@ impl Walk {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
             let entry = entry.map_err(|error| failed(&error))?;
-            let name = entry.file_name().into_string().map_err(|name| {
+            let is_folder = fs::metadata(entry.path()).is_ok_and(|found| found.is_dir());
+            let whole = format!("{name}{}", entry.file_name().display());
+            if !self.may_take(&whole, is_folder) {
+                continue;
+            }
+            let entry = entry.file_name().into_string().map_err(|name| {
                 Error::new(ErrorKind::InvalidInput, "a name is no UTF-8, and keys of S3 are")
                     .with("path", path.join(name).display())
-                    .hint("rename the file")
+                    .hint("rename the file, or leave it out with --exclude: ? stands for what is no UTF-8")
             })?;
-            let is_folder = fs::metadata(entry.path()).is_ok_and(|found| found.is_dir());
-            entries.push((name, is_folder));
+            entries.push((entry, is_folder));
         }
         // As the whole names are sorted.
         entries.sort_by_cached_key(
@@ -163,6 +199,10 @@ impl Walk {
         );
         self.folders.push(Open { path, name, identity, entries: entries.into() });
         Ok(())
+    }
+
+    fn may_take(&self, name: &str, is_folder: bool) -> bool {
+        if is_folder { !self.filter.leaves_out_all_of(&format!("{name}/")) } else { self.filter.takes(name) }
     }
 }
 
@@ -181,7 +221,7 @@ impl Iterator for Walk {
             };
             let (path, name) = (open.path.join(&name), format!("{}{name}", open.name));
             if is_folder {
-                self.error = self.enter(path, format!("{name}/")).err();
+                self.error = self.enter(path.clone(), format!("{name}/")).err().filter(|_| !is_gone(&path));
                 continue;
             }
             match fs::metadata(&path) {
@@ -195,6 +235,7 @@ impl Iterator for Walk {
                 }
                 // Devices and pipes.
                 Ok(_) => {}
+                Err(_) if is_gone(&path) => {}
                 Err(error) => {
                     let error =
                         Error::from_io(&error, "cannot look at the file").with("path", path.display());
@@ -203,6 +244,11 @@ impl Iterator for Walk {
             }
         }
     }
+}
+
+/// Whether a name that was listed is no more: somebody removed it. A link that leads nowhere is still there.
+fn is_gone(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
 }
 
 #[cfg(test)]
@@ -224,10 +270,28 @@ mod tests {
             }
         }
         std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
-        let found: Vec<String> =
-            Tree::Folder(folder.path().to_owned()).items().map(|item| item.unwrap().name).collect();
+        let found: Vec<String> = Tree::Folder(folder.path().to_owned())
+            .items(&Filter::default())
+            .map(|item| item.unwrap().name)
+            .collect();
         assert_eq!(found, names[1..]);
         assert!(found.is_sorted());
+    }
+
+    #[test]
+    fn what_is_removed_meanwhile_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c/1", "d"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, name).unwrap();
+        }
+        let mut items = Tree::Folder(folder.path().to_owned()).items(&Filter::default());
+        assert_eq!(items.next().unwrap().unwrap().name, "a");
+        fs::remove_file(folder.path().join("b")).unwrap();
+        fs::remove_dir_all(folder.path().join("c")).unwrap();
+        let rest: Vec<String> = items.map(|item| item.unwrap().name).collect();
+        assert_eq!(rest, ["d"]);
     }
 
     #[test]
