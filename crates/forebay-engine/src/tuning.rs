@@ -139,7 +139,7 @@ pub(crate) mod plan {
     pub(crate) const CHUNK: u64 = 1 << 20;
     /// Most bytes of a request to a source without a descriptor: it costs 2 000 instructions, and a cancel waits for it.
     pub(crate) const MAX_REQUEST: usize = 16 << 20;
-    /// Most bytes ahead that a request announces to its source: 8 to 16 MiB for each of some connections to a server. Chosen.
+    /// Most bytes that a request says follow it: 8 to 16 MiB for each of some connections to a server. Chosen.
     pub(crate) const AHEAD: u64 = 64 << 20;
     /// From this many pieces on a pack uses the ring: 4 KiB by 8 lanes 6.6 to 6.9 M IOPS, by calls 3.8 to 4.7 M.
     pub(crate) const SHORT_BATCH: usize = 16;
