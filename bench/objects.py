@@ -48,7 +48,7 @@ GPU_MEMORY = ("forebay, GPU", "kvikio", "runai", "s3torchconnector")
 
 
 class Row(NamedTuple):
-    """A work, over so many connections, and who does it."""
+    """A work, its number of connections, and who does it."""
 
     work: str
     connections: int

@@ -42,7 +42,7 @@ pub(crate) struct Copy {
     device: DeviceName,
     /// Read both files again and compare them before the copy gets its name; an object, after
     #[arg(long)]
-    verify: bool,
+    pub(crate) verify: bool,
 }
 
 impl Copy {

@@ -390,6 +390,9 @@ fn flags_of_trees_are_refused_for_one_object() {
     ] {
         here.run(args).fails(2, "these flags are for trees");
     }
+    for args in ["s3 cp s3://bkt/k s3://bkt/x --verify", "s3 cp s3://bkt/ y --recursive --verify"] {
+        here.run(args).fails(2, "--verify is for one file");
+    }
     assert_eq!(here.server.keys("bkt"), ["k"]);
     assert!(!here.path().join("y").exists());
     let out = here.run("s3 rm s3://bkt/k --json").ok().out;

@@ -14,6 +14,7 @@ use forebay_models::Pending;
 use forebay_objects::Bucket;
 use serde_json::json;
 
+use super::sync::How;
 use super::tree::{Item, Tree};
 use crate::console::{Console, Failure, ProgressLine};
 use crate::cp::{copy_one, keep_time};
@@ -61,7 +62,18 @@ struct Work<'a, 'c> {
     failed: AtomicU64,
 }
 
-impl Jobs<'_, '_> {
+impl<'a, 'c> Jobs<'a, 'c> {
+    /// Copies from one tree to another.
+    pub(super) fn of_trees(
+        source: Tree,
+        destination: Tree,
+        how: &How,
+        console: &'a Console<'c>,
+        what: &'static str,
+    ) -> Self {
+        Self { source: Some(source), destination, is_dry: how.dryrun, is_json: how.json, console, what }
+    }
+
     /// Does all of them. What fails is reported, and the others are done nevertheless.
     pub(super) fn run(&self, jobs: impl Iterator<Item = Result<Job>>) -> Result<i32, Failure> {
         let zero = || AtomicU64::new(0);

@@ -65,14 +65,7 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
         tree => tree.items(&args.how.filter),
     };
     let source_items = source.items(&args.how.filter);
-    let jobs = Jobs {
-        source: Some(source),
-        destination,
-        is_dry: args.how.dryrun,
-        is_json: args.how.json,
-        console,
-        what: "sync",
-    };
+    let jobs = Jobs::of_trees(source, destination, &args.how, console, "sync");
     let merge = Merge {
         source: source_items.peekable(),
         destination: there.peekable(),

@@ -50,6 +50,10 @@ impl CopyArgs {
 
 /// Runs the command.
 pub(super) fn copy(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
+    if args.copy.verify && !args.is_through_here() {
+        let error = Error::new(ErrorKind::InvalidInput, "--verify is for one file, by this machine");
+        return Err(Failure::usage(error.hint("leave it out, or compare later: forebay verify -f URL")));
+    }
     if args.recursive { copy_tree(args, console) } else { copy_one(args, console) }
 }
 
@@ -107,14 +111,7 @@ fn named(copy: &Copy) -> Result<PathBuf, Failure> {
 fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let (source, destination) = trees(&args.copy.source, &args.copy.destination)?;
     let items = source.items(&args.how.filter);
-    let jobs = Jobs {
-        source: Some(source),
-        destination,
-        is_dry: args.how.dryrun,
-        is_json: args.how.json,
-        console,
-        what: "cp",
-    };
+    let jobs = Jobs::of_trees(source, destination, &args.how, console, "cp");
     jobs.run(items.map(|item| item.map(Job::Copy)))
 }
 

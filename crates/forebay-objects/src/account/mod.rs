@@ -39,6 +39,7 @@ use providers::{Source, World};
 use renewal::KeyRing;
 pub(crate) use settings::ChecksumMode;
 use settings::{Lookup, Settings};
+pub(crate) use sigv4::encoded;
 use variables::Variables;
 
 /// Accounts of the process that are kept, for the environments that it had last.

@@ -138,7 +138,7 @@ pub(super) fn query(pairs: &[(String, String)], is_signed: bool) -> String {
 }
 
 /// A text with all but letters, digits, `-._~`, and `/` where it is kept, by the numbers of its bytes.
-pub(super) fn encoded(text: &str, keeps_slash: bool) -> String {
+pub(crate) fn encoded(text: &str, keeps_slash: bool) -> String {
     let mut coded = String::with_capacity(text.len() + 16);
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || (keeps_slash && byte == b'/') {

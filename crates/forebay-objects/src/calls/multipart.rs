@@ -12,6 +12,7 @@ use super::exchange::{Reply, Verdict, judge, once};
 use super::refusal::Refusal;
 use super::xml::{self, Node, malformed};
 use super::{checksum, time};
+use crate::account::encoded;
 use crate::wire::call::{Ask, Body, Method};
 
 /// Longer objects are copied in parts.
@@ -225,15 +226,7 @@ fn etag_of_copy(reply: &Reply, root: &str) -> Result<String> {
 
 /// A bucket and a key as a header has them.
 fn copy_source(bucket: &str, key: &str) -> String {
-    let mut out = format!("{bucket}/");
-    for byte in key.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
-            out.push(byte as char);
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+    format!("{bucket}/{}", encoded(key, true))
 }
 
 #[cfg(test)]
