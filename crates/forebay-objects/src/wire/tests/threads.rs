@@ -150,6 +150,7 @@ fn keys_are_waited_for_beside_the_threads_and_their_error_is_the_calls() {
     let limits = Limits { thread: Duration::from_millis(50), ..Limits::default() };
     let network = Network::with_limits(Arc::new(SlowHeads(AtomicUsize::new(0))), site, limits);
     assert_eq!(get(&network, "").error().message(), "no keys");
+    assert_eq!(get(&network, "").body(), b"body");
     let all: Vec<_> = (0..20).map(|_| get(&network, "")).collect();
     assert!(all.iter().all(|one| one.body() == b"body"));
 }
