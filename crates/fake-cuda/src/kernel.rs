@@ -120,7 +120,7 @@ fn put_words<const COUNT: usize>(gpu: usize, address: u64, words: [u64; COUNT]) 
 fn scatter(gpu: usize, list: u64, count: u32) -> Answer {
     let mut pieces = vec![0; 24 * count as usize];
     access::read(gpu, list, &mut pieces)?;
-    for piece in pieces.chunks_exact(24) {
+    for piece in pieces.as_chunks::<24>().0 {
         let [src, dst, len] = words_of(piece);
         access::transfer(gpu, src, dst, len as usize)?;
     }
@@ -131,7 +131,7 @@ fn gather(gpu: usize, asked: GatherArguments) -> Answer {
     let GatherArguments { base, len, offsets, count, piece, out, report } = asked;
     let mut list = vec![0; 8 * count as usize];
     access::read(gpu, offsets, &mut list)?;
-    for (index, offset) in list.chunks_exact(8).enumerate() {
+    for (index, offset) in list.as_chunks::<8>().0.iter().enumerate() {
         let [offset] = words_of(offset);
         let place = out + index as u64 * piece;
         if u128::from(offset) + u128::from(piece) <= u128::from(len) {
@@ -149,7 +149,7 @@ fn checksums(gpu: usize, list: u64, results: u64, count: u32) -> Answer {
     let mut pieces = vec![0; 16 * count as usize];
     access::read(gpu, list, &mut pieces)?;
     let mut chunk = vec![0; CHUNK];
-    for (index, piece) in pieces.chunks_exact(16).enumerate() {
+    for (index, piece) in pieces.as_chunks::<16>().0.iter().enumerate() {
         let [address, len] = words_of(piece);
         let mut state = u32::MAX;
         for at in (0..len as usize).step_by(CHUNK) {

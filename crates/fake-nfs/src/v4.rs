@@ -196,7 +196,7 @@ impl Compound {
         }
         let one_less = |left: u64| left.checked_sub(1);
         let delayed = &calling.shared.delayed_states;
-        if self.has_read && delayed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+        if self.has_read && delayed.try_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             const DELAY: u32 = 10008;
             return Ok((DELAY, Out::default()));
         }

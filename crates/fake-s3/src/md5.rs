@@ -32,17 +32,17 @@ impl Md5 {
             let block = std::mem::take(&mut self.rest);
             self.block(&block);
         }
-        let mut blocks = bytes.chunks_exact(64);
-        for block in &mut blocks {
+        let (blocks, rest) = bytes.as_chunks::<64>();
+        for block in blocks {
             self.block(block);
         }
-        self.rest.extend_from_slice(blocks.remainder());
+        self.rest.extend_from_slice(rest);
     }
 
     fn block(&mut self, block: &[u8]) {
         let mut words = [0; 16];
-        for (word, four) in words.iter_mut().zip(block.chunks_exact(4)) {
-            *word = u32::from_le_bytes([four[0], four[1], four[2], four[3]]);
+        for (word, four) in words.iter_mut().zip(block.as_chunks().0) {
+            *word = u32::from_le_bytes(*four);
         }
         let [mut a, mut b, mut c, mut d] = self.state;
         for at in 0..64 {
@@ -69,7 +69,7 @@ impl Md5 {
         last.extend(bits.to_le_bytes());
         self.add(&last);
         let mut made = [0; 16];
-        for (four, word) in made.chunks_exact_mut(4).zip(self.state) {
+        for (four, word) in made.as_chunks_mut::<4>().0.iter_mut().zip(self.state) {
             four.copy_from_slice(&word.to_le_bytes());
         }
         made

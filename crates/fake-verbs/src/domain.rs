@@ -161,13 +161,13 @@ impl FakeMemory {
         let one_less = |left: u32| left.checked_sub(1);
         self.may_be_kept
             && self.key.is_some()
-            && self.machine.kept.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
+            && self.machine.kept.try_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
     }
 
     fn lock_bytes(&mut self, bytes: u64) -> Result<()> {
         let lockable = &self.machine.lockable;
         let take = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(bytes) };
-        match lockable.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
+        match lockable.try_update(Ordering::AcqRel, Ordering::Acquire, take) {
             Ok(u64::MAX) => Ok(()),
             Ok(_) => {
                 self.locked = bytes;
@@ -198,7 +198,7 @@ impl Handle for FakeMemory {
         if self.locked > 0 {
             let give = |left: u64| (left != u64::MAX).then(|| left.saturating_add(self.locked));
             // Without a limit nothing is counted.
-            let _ = self.machine.lockable.fetch_update(Ordering::AcqRel, Ordering::Acquire, give);
+            let _ = self.machine.lockable.try_update(Ordering::AcqRel, Ordering::Acquire, give);
             self.locked = 0;
         }
         Ok(())

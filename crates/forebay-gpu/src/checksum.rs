@@ -125,7 +125,7 @@ const fn tables_by(factor: u32) -> [[u32; 256]; 4] {
     let mut entry: usize = 0;
     while entry < 4 * 256 {
         let (place, value) = (entry / 256, entry % 256);
-        let low = value & value.wrapping_neg();
+        let low = value.isolate_lowest_one();
         tables[place][value] = tables[place][low] ^ tables[place][value ^ low];
         entry += 1;
     }

@@ -161,16 +161,16 @@ fn checksums(device: &Arc<dyn Device>, stream: &dyn Stream, memory: u64) {
     // SAFETY: the ranges live until the synchronisation.
     unsafe { stream.copy_in(memory, HostRange::new(source.pointer(), LEN)) }.unwrap();
     for base in [memory, source.device] {
-        for ((at, len), place) in ranges.iter().zip(list.slice().chunks_exact_mut(16)) {
+        for ((at, len), place) in ranges.iter().zip(list.slice().as_chunks_mut::<16>().0) {
             place[..8].copy_from_slice(&(base + *at as u64).to_le_bytes());
             place[8..].copy_from_slice(&(*len as u64).to_le_bytes());
         }
         // SAFETY: all that is named lives until the synchronisation.
         unsafe { stream.checksums(list.device, ranges.len(), results.device) }.unwrap();
         stream.synchronize(Wait::Block).unwrap();
-        for ((at, len), crc) in ranges.iter().zip(results.slice().chunks_exact(4)) {
+        for ((at, len), crc) in ranges.iter().zip(results.slice().as_chunks::<4>().0) {
             let wanted = Checksum::of(&source.slice()[*at..*at + *len]);
-            assert_eq!(crc, wanted.crc().to_le_bytes(), "{len} bytes from {at}");
+            assert_eq!(*crc, wanted.crc().to_le_bytes(), "{len} bytes from {at}");
         }
     }
 }

@@ -371,7 +371,7 @@ fn a_client_that_is_killed_harms_nobody() {
     if let Ok(url) = std::env::var(VICTIM) {
         let file = open(&NfsUrl::parse(&url).unwrap(), &options).unwrap();
         println!("\nwriting");
-        for round in 0.. {
+        for round in (0..=u8::MAX).cycle() {
             file.write_at(&vec![round; 4 << 20], 0).unwrap();
         }
     }

@@ -414,7 +414,7 @@ impl Runs {
         let len = (self.0.len() as usize).checked_mul(8);
         let len = len.ok_or_else(|| PyMemoryError::new_err("too many runs for a list of them"))?;
         PyBytes::new_with(py, len, |room| {
-            for (place, (offset, _)) in room.chunks_exact_mut(8).zip(self.0.iter()) {
+            for (place, (offset, _)) in room.as_chunks_mut::<8>().0.iter_mut().zip(self.0.iter()) {
                 place.copy_from_slice(&offset.to_ne_bytes());
             }
             Ok(())

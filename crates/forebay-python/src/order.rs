@@ -56,7 +56,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Permutation {
     fn new(len: u64, seed: u64, epoch: u64, stream: u64) -> Self {
-        let bits = (u64::BITS - len.saturating_sub(1).leading_zeros()).max(2);
+        let bits = len.saturating_sub(1).bit_width().max(2);
         let mut state = mix(mix(mix(seed.wrapping_add(STEP)) ^ epoch).wrapping_add(STEP) ^ stream);
         let keys = std::array::from_fn(|_| {
             state = state.wrapping_add(STEP);
@@ -71,7 +71,7 @@ impl Permutation {
         let [left, right] = self.bits;
         let (low, high) = ((1u64 << right) - 1, (1u64 << left) - 1);
         let (mut a, mut b) = (value >> right, value & low);
-        for keys in self.keys.chunks_exact(2) {
+        for keys in self.keys.as_chunks::<2>().0 {
             a ^= (b ^ keys[0]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
                 & high;
             b ^= (a ^ keys[1]).wrapping_mul(STEP).rotate_right(29).wrapping_mul(0xd6e8_feb8_6659_fd93) >> 32
@@ -228,10 +228,10 @@ impl Order {
         }
         let made = PyBytes::new_with(py, bytes_of(stop - start)?, |room| {
             let mut put = || {
-                let mut words = room.chunks_exact_mut(8);
+                let mut words = room.as_chunks_mut().0.iter_mut();
                 self.fill(epoch, start, stop, |row| {
                     if let Some(word) = words.next() {
-                        word.copy_from_slice(&row.to_ne_bytes());
+                        *word = row.to_ne_bytes();
                     }
                 });
             };

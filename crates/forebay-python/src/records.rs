@@ -122,9 +122,8 @@ impl Table {
     fn rows_of(&self, given: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
         let py = given.py();
         if let Ok(packed) = given.cast::<PyBytes>() {
-            let words = packed.as_bytes().chunks_exact(8);
-            return self
-                .resolve(py, words.map(|word| i64::from_ne_bytes(word.try_into().unwrap_or_default())));
+            let words = packed.as_bytes().as_chunks().0.iter();
+            return self.resolve(py, words.map(|word| i64::from_ne_bytes(*word)));
         }
         if given.is_instance_of::<PyList>() || given.is_instance_of::<PyTuple>() {
             let numbers = given.try_iter()?.map(|item| {

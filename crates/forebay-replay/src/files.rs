@@ -122,7 +122,7 @@ fn original(file: &PlanFile) -> Result<fs::File, String> {
         let opened = fs::OpenOptions::new().read(true).write(is_written).open(name);
         let opened = opened.map_err(failed("it cannot be opened"))?;
         about = opened.metadata().map_err(failed("it cannot be opened"))?;
-        held = Some(opened).filter(|_| fits(&about));
+        held = fits(&about).then_some(opened);
     }
     let held = held.ok_or("it is no regular file")?;
     let has_size = if file.sizes.is_empty() || is_device(&about) {

@@ -437,7 +437,7 @@ fn device(gpu: Option<usize>) -> usize {
 
 /// 0 for less than 4 KiB, 1 for less than 8 KiB, and so on.
 fn bucket(bytes: u64) -> usize {
-    ((u64::BITS - (bytes >> 12).leading_zeros()) as usize).min(crate::layout::BUCKETS - 1)
+    ((bytes >> 12).bit_width() as usize).min(crate::layout::BUCKETS - 1)
 }
 
 /// The place that this thread counts in.

@@ -156,7 +156,9 @@ fn entries(address: u64, count: usize) -> Vec<u64> {
         return vec![PRESENT; count];
     }
     bytes
-        .chunks_exact(8)
+        .as_chunks::<8>()
+        .0
+        .iter()
         .map(|entry| entry.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte)))
         .collect()
 }

@@ -85,7 +85,7 @@ impl LiveSum {
 
 /// Where a latency is counted: by its highest bit, and the three below.
 fn place(nanos: u64) -> usize {
-    let bits = (u64::BITS - nanos.leading_zeros()) as usize;
+    let bits = nanos.bit_width() as usize;
     let shift = bits.saturating_sub(4);
     (shift * PARTS + (nanos >> shift) as usize).min(PLACES - 1)
 }

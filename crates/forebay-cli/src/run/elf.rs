@@ -72,7 +72,9 @@ fn dynamic(file: &File, segments: &[Segment], elf: &mut Elf) -> Option<()> {
     let section = segments.iter().find(|segment| segment.kind == PT_DYNAMIC)?;
     let section = bytes(file, section.offset, section.len)?;
     let entries: Vec<_> = section
-        .chunks_exact(16)
+        .as_chunks::<16>()
+        .0
+        .iter()
         .map(|entry| (long(entry, 0), long(entry, 8)))
         .take_while(|(tag, _)| *tag != 0)
         .collect();

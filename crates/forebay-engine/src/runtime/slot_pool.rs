@@ -54,7 +54,7 @@ impl<S> SlotPool<S> {
             }
             // Another thread may take the new place first: then there is another, or none.
             let more = |used: usize| (used < self.places.len()).then_some(used + 1);
-            let new = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+            let new = self.used.try_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
             self.remember(new);
         }
     }

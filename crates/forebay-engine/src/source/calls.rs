@@ -108,10 +108,7 @@ impl Faulty {
     fn hits(&self, direction: Direction, offset: u64, len: usize) -> bool {
         direction == self.direction
             && (offset..offset + len as u64).contains(&self.offset)
-            && self
-                .left
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-                .is_ok()
+            && self.left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 }
 

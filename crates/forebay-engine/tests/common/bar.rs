@@ -125,7 +125,7 @@ impl Misled {
     fn strikes(&self, direction: Direction) -> bool {
         let spare = |well: u64| well.checked_sub(1);
         direction == self.direction
-            && self.well.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spare).is_err()
+            && self.well.try_update(Ordering::Relaxed, Ordering::Relaxed, spare).is_err()
     }
 
     fn hits(&self, direction: Direction, memory: HostRange) -> bool {

@@ -144,7 +144,7 @@ impl Growing {
         let now = std::fs::metadata(&self.path).unwrap().len();
         let takes = |left: usize| left.checked_sub(1);
         if offset + len as u64 >= now
-            && self.times.fetch_update(Ordering::SeqCst, Ordering::SeqCst, takes).is_ok()
+            && self.times.try_update(Ordering::SeqCst, Ordering::SeqCst, takes).is_ok()
         {
             let file = OpenOptions::new().write(true).open(&self.path).unwrap();
             file.write_all_at(&pattern(KEY, now, MORE), now).unwrap();

@@ -335,8 +335,12 @@ const BLOCK: usize = 4096;
 
 /// How many different stamps there are, apart from torn blocks.
 fn stamps(bytes: &[u8]) -> usize {
-    let mut stamps: Vec<_> =
-        bytes.chunks_exact(BLOCK).map(|block| u64::from_le_bytes(block[..8].try_into().unwrap())).collect();
+    let mut stamps: Vec<_> = bytes
+        .as_chunks::<BLOCK>()
+        .0
+        .iter()
+        .map(|block| u64::from_le_bytes(block[..8].try_into().unwrap()))
+        .collect();
     stamps.sort_unstable();
     stamps.dedup();
     stamps.len()
@@ -364,7 +368,9 @@ fn beside_a_writer(directory: &Path, writable: bool, time: Duration) -> (usize, 
                     break;
                 }
                 bytes
-                    .chunks_exact_mut(BLOCK)
+                    .as_chunks_mut::<BLOCK>()
+                    .0
+                    .iter_mut()
                     .for_each(|block| block[..8].copy_from_slice(&version.to_le_bytes()));
                 assert_eq!(raw(scratch.path()).write_at(&bytes, 0).unwrap(), BLOCKS);
                 sleep(Duration::from_millis(900 + version * 37 % 300));

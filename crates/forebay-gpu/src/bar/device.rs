@@ -57,7 +57,7 @@ fn identity(name: &str) -> [u8; 16] {
     };
     let both = [hash(0xcbf2_9ce4_8422_2325), hash(0x8422_2325_cbf2_9ce4)];
     let mut id = [0; 16];
-    for (half, word) in id.chunks_exact_mut(8).zip(both) {
+    for (half, word) in id.as_chunks_mut::<8>().0.iter_mut().zip(both) {
         half.copy_from_slice(&word.to_le_bytes());
     }
     id

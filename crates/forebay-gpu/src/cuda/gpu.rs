@@ -149,7 +149,7 @@ impl CudaGpu {
     /// Takes a number for a stream that runs resident kernels. No other such stream has it. There are 64, as in `resident.cuh`.
     pub(super) fn take_resident_number(&self) -> Result<u32> {
         let lowest = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
-        let before = self.resident_numbers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowest);
+        let before = self.resident_numbers.try_update(Ordering::AcqRel, Ordering::Relaxed, lowest);
         let none = |_| Error::new(ErrorKind::Unsupported, "too many streams run resident kernels");
         before.map(u64::trailing_ones).map_err(none)
     }

@@ -17,14 +17,14 @@ fn checksums(
     let list = Pinned::new(device, ranges.len() * size_of::<ChecksumPiece>());
     let results = Pinned::new(device, 4 * ranges.len());
     results.slice().fill(0xEE);
-    for ((at, len), place) in ranges.iter().zip(list.slice().chunks_exact_mut(16)) {
+    for ((at, len), place) in ranges.iter().zip(list.slice().as_chunks_mut::<16>().0) {
         place[..8].copy_from_slice(&(base + *at as u64).to_le_bytes());
         place[8..].copy_from_slice(&(*len as u64).to_le_bytes());
     }
     // SAFETY: all that is named lives until the synchronisation.
     unsafe { stream.checksums(list.device, ranges.len(), results.device) }.unwrap();
     stream.synchronize(Wait::Block).unwrap();
-    let crcs = results.slice().chunks_exact(4).map(|crc| u32::from_le_bytes(crc.try_into().unwrap()));
+    let crcs = results.slice().as_chunks().0.iter().map(|crc| u32::from_le_bytes(*crc));
     crcs.zip(ranges).map(|(crc, range)| Checksum::new(crc, range.1 as u64)).collect()
 }
 

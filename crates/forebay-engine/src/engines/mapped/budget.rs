@@ -178,7 +178,7 @@ impl Reservation {
     pub(crate) fn take(bytes: u64, budget: &Budget) -> Result<Self, Budget> {
         PinnedBytes::of_process()
             .0
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |pinned| {
+            .try_update(Ordering::SeqCst, Ordering::SeqCst, |pinned| {
                 pinned.checked_add(bytes).filter(|sum| *sum <= budget.bytes)
             })
             .map(|_| Self(bytes))

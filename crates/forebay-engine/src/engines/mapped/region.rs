@@ -124,9 +124,8 @@ impl Pagemap {
         while left > 0 {
             let count = left.min(CHUNK);
             self.file.read_exact_at(&mut entries[..count * 8], page * 8).ok()?;
-            let present =
-                |entry: &[u8]| entry.try_into().is_ok_and(|bytes| u64::from_le_bytes(bytes) & PRESENT != 0);
-            if !entries[..count * 8].chunks_exact(8).all(present) {
+            let present = |entry: &[u8; 8]| u64::from_le_bytes(*entry) & PRESENT != 0;
+            if !entries[..count * 8].as_chunks().0.iter().all(present) {
                 return Some(false);
             }
             page += count as u64;

@@ -177,7 +177,7 @@ impl PinnedFile {
     /// Records the possible writers. Once there is none, that stays: a later write gives the file another version.
     pub(super) fn set_writers(&self, writers: Writers) {
         let still_asks = |before| (before != Writers::Nobody as u8).then_some(writers as u8);
-        let _ = self.writers.fetch_update(Ordering::SeqCst, Ordering::SeqCst, still_asks);
+        let _ = self.writers.try_update(Ordering::SeqCst, Ordering::SeqCst, still_asks);
     }
 
     /// Whether a write may be under way that takes pages from the file when it ends, which its version does not tell.

@@ -42,7 +42,7 @@ impl LongPieces {
         let len = if len > SHORT { len } else { 0 };
         if len > 0 {
             let add = |bytes: u64| (bytes + len <= LONG_BYTES).then_some(bytes + len);
-            self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
+            self.bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
             self.were_posted.store(true, Ordering::Relaxed);
         }
         Some(PieceRoom { pieces: self, len })

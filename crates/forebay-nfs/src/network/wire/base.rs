@@ -247,7 +247,7 @@ impl Wire {
     pub(crate) fn reserve(&self, most: usize) -> usize {
         let room = self.room.load(Ordering::Relaxed);
         let more = |busy: usize| (busy < room).then(|| busy + most.min(room - busy));
-        let before = self.busy.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        let before = self.busy.try_update(Ordering::SeqCst, Ordering::SeqCst, more);
         before.map_or(0, |busy| most.min(room - busy))
     }
 
