@@ -1,0 +1,40 @@
+//! What is kept beside an object's bytes.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A checksum of an object's bytes, as S3 writes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checksum {
+    /// `CRC64NVME`, `CRC32C`, `CRC32`, `SHA1`, `SHA256`.
+    pub algorithm: String,
+    /// In base64; of a composite one, with its `-N`.
+    pub value: String,
+    /// Of the parts' checksums, not of the bytes.
+    pub is_composite: bool,
+}
+
+/// What a client said of an object when it wrote it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Meta {
+    /// Standard headers by their lower-case name: `content-type`, `content-encoding`, `cache-control`, …
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+    /// Names without `x-amz-meta-`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub user: BTreeMap<String, String>,
+    /// Tags of the object.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tags: BTreeMap<String, String>,
+    /// Of the bytes as they were written: the store drops it where another program changed the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<Checksum>,
+    /// In hexadecimal digits; the client sent it. It is the ETag then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub md5: Option<String>,
+    /// The lengths of the parts that it was made of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<u64>,
+}

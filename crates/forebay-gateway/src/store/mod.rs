@@ -1,0 +1,190 @@
+//! What the server needs of the place where objects lie.
+//!
+//! Calls block: the server runs them on threads that may wait. A store acts for one account: its directory, its user.
+
+mod error;
+mod meta;
+
+use std::fs::File;
+use std::time::SystemTime;
+
+pub use error::{StoreError, StoreResult};
+pub use meta::{Checksum, Meta};
+
+/// A bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketFacts {
+    /// Its name.
+    pub name: String,
+    /// When its directory was made, or changed where the file system does not keep that.
+    pub created: SystemTime,
+}
+
+/// What is known of an object without its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Bytes.
+    pub len: u64,
+    /// When it was written.
+    pub modified: SystemTime,
+    /// Without quotes. It changes with the object, is the same from each gateway, and has a `-` unless it is an MD5.
+    pub etag: String,
+    /// What was said of it when it was written; empty for a file that another program wrote.
+    pub meta: Meta,
+}
+
+/// An object that is open: whatever happens to its name, the bytes stay these.
+#[derive(Debug)]
+pub struct Opened {
+    /// Open for reading.
+    pub file: File,
+    /// Of this file.
+    pub facts: Facts,
+}
+
+/// What must hold at the moment when an object is published or removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    #[default]
+    None,
+    /// No object has the name.
+    Absent,
+    /// The object there has one of these ETags; `*`: any.
+    Matches(Vec<String>),
+}
+
+/// An object, or a part of one, that is being written. Dropped before it is published, it leaves nothing.
+pub trait Draft: Send {
+    /// Writes all the bytes, at an offset from the draft's first.
+    fn write_at(&self, bytes: &[u8], offset: u64) -> StoreResult<()>;
+
+    /// Copies a range of an open object to the offset, inside the file system where it can.
+    fn copy_from(&self, source: &File, from: u64, len: u64, offset: u64) -> StoreResult<()>;
+
+    /// Gives the draft its name, in one step; durable before it returns unless the store was told not to. `len` is how many bytes
+    /// were written: the draft has no others.
+    fn publish(self: Box<Self>, len: u64, meta: Meta, condition: &Condition) -> StoreResult<Facts>;
+}
+
+/// What a listing asks for. Keys are compared by their bytes.
+#[derive(Clone, Debug, Default)]
+pub struct ListAsk {
+    /// Keys begin with this.
+    pub prefix: String,
+    /// Keys with this behind the prefix are one entry up to it. S3's clients use `/`; others are allowed.
+    pub delimiter: Option<String>,
+    /// Keys and common prefixes behind this one.
+    pub after: String,
+    /// At most so many entries.
+    pub max: usize,
+}
+
+/// An object in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its key.
+    pub key: String,
+    /// Bytes.
+    pub len: u64,
+    /// When it was written.
+    pub modified: SystemTime,
+    /// As in its [`Facts`].
+    pub etag: String,
+}
+
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// An object.
+    Object(Listed),
+    /// A common prefix.
+    Prefix(String),
+}
+
+/// A page of a listing, in the order of the keys' bytes.
+#[derive(Clone, Debug, Default)]
+pub struct ListPage {
+    /// At most as many as were asked for.
+    pub entries: Vec<Entry>,
+    /// Where the next page goes on: what `after` of its ask is. `None`: there is no more.
+    pub next: Option<String>,
+}
+
+/// An upload by parts that was begun.
+#[derive(Clone, Debug)]
+pub struct UploadFacts {
+    /// The key that the object is to have.
+    pub key: String,
+    /// Its name.
+    pub id: String,
+    /// When it was begun.
+    pub begun: SystemTime,
+    /// What the object is to have.
+    pub meta: Meta,
+}
+
+/// A part that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartFacts {
+    /// From 1 to 10 000.
+    pub number: u32,
+    /// Its length, time, ETag; its checksum is in `meta`.
+    pub facts: Facts,
+}
+
+/// Where objects lie.
+pub trait Store: Send + Sync {
+    /// All buckets of the account, in the order of their names.
+    fn buckets(&self) -> StoreResult<Vec<BucketFacts>>;
+    /// One bucket.
+    fn bucket(&self, bucket: &str) -> StoreResult<BucketFacts>;
+    /// Makes a bucket.
+    fn make_bucket(&self, bucket: &str) -> StoreResult<()>;
+    /// Removes an empty one.
+    fn remove_bucket(&self, bucket: &str) -> StoreResult<()>;
+
+    /// Opens an object for reading.
+    fn open(&self, bucket: &str, key: &str) -> StoreResult<Opened>;
+    /// What is known of an object.
+    fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts>;
+    /// Begins to write an object of this length, where it is known.
+    fn begin(&self, bucket: &str, key: &str, len: Option<u64>) -> StoreResult<Box<dyn Draft>>;
+    /// Says other things of an object; its bytes and its ETag stay.
+    fn describe(&self, bucket: &str, key: &str, change: &dyn Fn(&mut Meta)) -> StoreResult<Facts>;
+    /// Removes an object. One that is not there is removed already, unless the condition asks for it.
+    fn remove(&self, bucket: &str, key: &str, condition: &Condition) -> StoreResult<()>;
+    /// A page of a bucket's keys.
+    fn list(&self, bucket: &str, ask: &ListAsk) -> StoreResult<ListPage>;
+
+    /// Begins an upload by parts. Returns its name, known to every gateway.
+    fn begin_upload(&self, bucket: &str, key: &str, meta: Meta) -> StoreResult<String>;
+    /// What is known of an upload.
+    fn upload(&self, bucket: &str, key: &str, id: &str) -> StoreResult<UploadFacts>;
+    /// Begins to write a part; one of the same number is replaced when this one is published.
+    fn begin_part(
+        &self,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        number: u32,
+        len: Option<u64>,
+    ) -> StoreResult<Box<dyn Draft>>;
+    /// All parts that were written, in the order of their numbers.
+    fn parts(&self, bucket: &str, key: &str, id: &str) -> StoreResult<Vec<PartFacts>>;
+    /// Makes the object of these parts (number, ETag), which were asked for in this order. A second call for an upload that became the
+    /// object that is there returns the same.
+    fn finish_upload(
+        &self,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        parts: &[(u32, String)],
+        checksum: Option<Checksum>,
+        condition: &Condition,
+    ) -> StoreResult<Facts>;
+    /// Forgets an upload and its parts.
+    fn abort_upload(&self, bucket: &str, key: &str, id: &str) -> StoreResult<()>;
+    /// The uploads of a bucket that were begun, in the order of their keys, then of their times.
+    fn uploads(&self, bucket: &str) -> StoreResult<Vec<UploadFacts>>;
+}
