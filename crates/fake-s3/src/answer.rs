@@ -47,6 +47,7 @@ impl Call<'_> {
             Asked::Delete => objects::delete(self),
             Asked::DeleteMany => objects::delete_many(self),
             Asked::Copy => objects::copy(self),
+            Asked::Tags => objects::tags(self),
             Asked::List => listing::objects(self),
             Asked::Buckets => Ok(listing::buckets(self)),
             Asked::HeadBucket | Asked::MakeBucket | Asked::DeleteBucket | Asked::Location => {

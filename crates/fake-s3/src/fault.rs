@@ -17,6 +17,8 @@ pub enum Asked {
     DeleteMany,
     /// CopyObject.
     Copy,
+    /// GetObjectTagging.
+    Tags,
     /// ListObjects, ListObjectsV2.
     List,
     /// ListBuckets.

@@ -198,6 +198,17 @@ impl FakeS3 {
         lock(&self.shared.store).find(bucket, key, None).map_or(Vec::new(), |object| object.metadata.clone())
     }
 
+    /// Gives an object this metadata: names of headers in lower case, and values.
+    pub fn describe(&self, bucket: &str, key: &str, metadata: &[(&str, &str)]) {
+        let owned = metadata.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        lock(&self.shared.store).change(bucket, key, |object| object.metadata = owned.collect());
+    }
+
+    /// Makes an object that many seconds older.
+    pub fn age(&self, bucket: &str, key: &str, seconds: i64) {
+        lock(&self.shared.store).change(bucket, key, |object| object.modified -= seconds);
+    }
+
     /// Removes an object.
     pub fn remove(&self, bucket: &str, key: &str) {
         lock(&self.shared.store).remove(bucket, key, None);
@@ -212,6 +223,11 @@ impl FakeS3 {
     /// Multipart uploads that were neither completed nor aborted.
     pub fn open_uploads(&self) -> usize {
         lock(&self.shared.store).uploads.len()
+    }
+
+    /// Makes these that many seconds older.
+    pub fn age_uploads(&self, seconds: i64) {
+        lock(&self.shared.store).uploads.values_mut().for_each(|upload| upload.begun -= seconds);
     }
 
     /// From now on these decide what goes wrong.

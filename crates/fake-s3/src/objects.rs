@@ -10,6 +10,20 @@ use crate::{Fault, lock, now};
 
 type Answer = Result<Reply, Reply>;
 
+/// Tags as requests have them.
+const TAGS: &str = "x-amz-tagging";
+
+/// Headers that are kept with an object, beside `x-amz-meta-*`.
+const KEPT: [&str; 7] = [
+    "content-type",
+    "content-encoding",
+    "content-disposition",
+    "content-language",
+    "cache-control",
+    "expires",
+    TAGS,
+];
+
 /// GET and HEAD.
 pub(crate) fn get(call: &Call<'_>) -> Answer {
     let request = call.request;
@@ -82,7 +96,23 @@ fn described(mut reply: Reply, object: &Object) -> Reply {
     if let Some(version) = &object.version {
         reply = reply.with("x-amz-version-id", version);
     }
-    object.metadata.iter().fold(reply, |reply, (name, value)| reply.with(name, value))
+    let told = object.metadata.iter().filter(|(name, _)| name != TAGS);
+    told.fold(reply, |reply, (name, value)| reply.with(name, value))
+}
+
+/// The tags of an object.
+pub(crate) fn tags(call: &Call<'_>) -> Answer {
+    let request = call.request;
+    let store = lock(&call.shared.store);
+    let found = store.find(&request.bucket, &request.key, request.parameter("versionId"));
+    let object = found.ok_or_else(|| errors::no_such_key(&request.key))?;
+    let header = object.metadata.iter().find(|(name, _)| name == TAGS).map_or("", |(_, value)| value);
+    let pairs = header.split('&').filter_map(|pair| pair.split_once('='));
+    let list = pairs.fold(String::new(), |list, (name, value)| {
+        let (name, value) = (escaped(&decoded(name, true)), escaped(&decoded(value, true)));
+        list + &format!("<Tag><Key>{name}</Key><Value>{value}</Value></Tag>")
+    });
+    Ok(Reply::xml("Tagging", &format!("<TagSet>{list}</TagSet>")))
 }
 
 /// The object's checksum.
@@ -124,7 +154,7 @@ pub(crate) fn copy_conditions(call: &Call<'_>, object: &Object) -> Result<(), Re
 
 /// Headers that are kept with an object.
 pub(crate) fn metadata(call: &Call<'_>) -> Vec<(String, String)> {
-    let is_kept = |name: &str| name == "content-type" || name.starts_with("x-amz-meta-");
+    let is_kept = |name: &str| KEPT.contains(&name) || name.starts_with("x-amz-meta-");
     let mut kept: Vec<_> = call.request.headers.iter().filter(|(name, _)| is_kept(name)).cloned().collect();
     if !kept.iter().any(|(name, _)| name == "content-type") {
         kept.push(("content-type".to_owned(), "binary/octet-stream".to_owned()));

@@ -115,6 +115,7 @@ impl Request {
             ("DELETE", false, true) => Asked::DeleteBucket,
             (_, _, true) => Asked::Other,
             ("GET", ..) if has("uploadId") => Asked::Parts,
+            ("GET", ..) if has("tagging") => Asked::Tags,
             ("GET", ..) => Asked::Get,
             ("HEAD", ..) => Asked::Head,
             ("PUT", ..) if has("uploadId") => Asked::Part,

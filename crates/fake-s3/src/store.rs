@@ -33,7 +33,7 @@ pub(crate) struct Object {
     pub(crate) version: Option<String>,
     /// A removal of a versioned object.
     pub(crate) is_marker: bool,
-    /// `content-type` and `x-amz-meta-*`.
+    /// `content-type`, `x-amz-meta-*`, `x-amz-tagging`, ….
     pub(crate) metadata: Vec<(String, String)>,
 }
 
@@ -100,6 +100,12 @@ impl Store {
         let version = object.version.clone();
         versions.push(object);
         version
+    }
+
+    /// Changes the newest version of an object.
+    pub(crate) fn change(&mut self, bucket: &str, key: &str, change: impl FnOnce(&mut Object)) {
+        let versions = self.buckets.get_mut(bucket).and_then(|bucket| bucket.objects.get_mut(key));
+        versions.and_then(|versions| versions.last_mut()).map(change);
     }
 
     /// Removes an object, or a version; where versions are kept, another version says so.

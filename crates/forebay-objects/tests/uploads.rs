@@ -130,6 +130,69 @@ fn a_server_that_stores_less_than_was_sent_is_found_out() {
     }
 }
 
+/// The end of an upload says that there is no such upload: the object that is there may be an older one.
+#[test]
+fn an_older_object_is_not_taken_for_the_new_one() {
+    let (session, bytes) = (Session::open().unwrap(), pattern(LEN));
+    let older: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
+    for knows_checksums in [true, false] {
+        let server = FakeS3::start();
+        server.make_bucket(BUCKET);
+        if !knows_checksums {
+            server.forget_checksums();
+        }
+        // By as many parts, and as long.
+        uploaded(&server, &session, &older).unwrap();
+        server.age(BUCKET, "new", 60);
+        server.fault_always(Asked::Complete, Fault::Error(404, "NoSuchUpload", None));
+        let error = uploaded(&server, &session, &bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{knows_checksums}: {error}");
+        assert!(server.get(BUCKET, "new").unwrap() == older, "{knows_checksums}");
+        // The reply to the end is lost, and the object is the new one.
+        server.fault_once(Asked::Complete, 0, Fault::Cut(Place::BeforeHead));
+        uploaded(&server, &session, &bytes).unwrap_or_else(|error| panic!("{knows_checksums}: {error}"));
+        assert!(server.get(BUCKET, "new").unwrap() == bytes, "{knows_checksums}");
+    }
+}
+
+/// An upload of which no reply came is nobody's: it is left, as it may be another program's, and said.
+#[test]
+fn a_lost_reply_to_the_beginning_is_told() {
+    let (session, bytes) = (Session::open().unwrap(), pattern(LEN));
+    let server = FakeS3::start();
+    server.make_bucket(BUCKET);
+    server.fault_once(Asked::Create, 0, Fault::Cut(Place::BeforeHead));
+    let notes = begun(&server, &session, &bytes).unwrap().finish(true).unwrap();
+    assert!(
+        notes.len() == 1 && notes[0].contains("abort-multipart-upload --bucket bucket --key 'new'"),
+        "{notes:?}"
+    );
+    assert_eq!((server.open_uploads(), server.requests(Asked::Abort)), (1, 0));
+    // Nothing is left of an attempt that was refused.
+    server.fault_once(Asked::Create, 0, Fault::Error(503, "SlowDown", None));
+    server.age_uploads(60);
+    assert!(begun(&server, &session, &bytes).unwrap().finish(true).unwrap().is_empty());
+    // An error says it, too.
+    let (mut creates, mut ends) = (0, 0);
+    server.faults(move |seen| match seen.asked {
+        Asked::Create => {
+            creates += 1;
+            (creates == 1).then_some(Fault::Cut(Place::BeforeHead))
+        }
+        Asked::Complete => {
+            ends += 1;
+            (ends == 1).then_some(Fault::Error(400, "InvalidPart", None))
+        }
+        _ => None,
+    });
+    let error = uploaded(&server, &session, &bytes).unwrap_err();
+    assert!(
+        error.hints().iter().any(|hint| hint.contains("abort-multipart-upload")),
+        "{error} {:?}",
+        error.hints()
+    );
+}
+
 #[test]
 fn an_upload_that_is_dropped_leaves_nothing() {
     let server = FakeS3::start();

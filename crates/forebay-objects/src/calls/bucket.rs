@@ -50,7 +50,7 @@ pub struct ObjectHead {
 }
 
 impl ObjectHead {
-    fn of(head: &ReplyHead) -> Result<Self> {
+    pub(super) fn of(head: &ReplyHead) -> Result<Self> {
         let text = |name: &str| head.header(name).map(str::to_owned);
         let checksums = head.headers.iter().filter_map(|(name, value)| {
             let algorithm = name.strip_prefix("x-amz-checksum-")?;
@@ -132,11 +132,15 @@ impl Bucket {
 
     /// The head of an object, or of one version of it.
     pub fn head(&self, key: &str, version: Option<&str>) -> Result<ObjectHead> {
+        ObjectHead::of(&self.head_reply(key, version)?)
+    }
+
+    /// All that the server says of it.
+    pub(super) fn head_reply(&self, key: &str, version: Option<&str>) -> Result<ReplyHead> {
         let mut ask = self.ask(Method::Head, key);
         ask.query.extend(version.map(|version| ("versionId".to_owned(), version.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
-        let reply = self.call(&ask, &Body::None)?;
-        ObjectHead::of(&reply.head)
+        Ok(self.call(&ask, &Body::None)?.head)
     }
 
     /// The bytes of an object of at most 8 MiB; of the one with this ETag, where it is given.
@@ -144,7 +148,7 @@ impl Bucket {
         let mut ask = self.ask(Method::Get, key);
         ask.headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
-        let Reply { head, body } = self.call(&ask, &Body::None)?;
+        let Reply { head, body, .. } = self.call(&ask, &Body::None)?;
         if let Some(mut check) = CheckedBody::of(&head).filter(|_| !body.is_empty()) {
             // SAFETY: the bytes are there, and nobody writes them, until the check has ended.
             unsafe { check.add(HostRange::of(&body)) };

@@ -10,6 +10,7 @@ use forebay_source::HostRange;
 use super::refusal::{Refusal, refusal};
 use crate::endpoint::Endpoint;
 use crate::lock;
+use crate::wire::LONG_WORK;
 use crate::wire::call::{Ask, Body, Method, ReplyHead, Room, Sink};
 
 /// Bytes of a reply that are kept: listings of 1 000 keys of 1 024 bytes, percent-encoded, are shorter.
@@ -24,6 +25,8 @@ const ATTEMPTS: u32 = 8;
 pub(crate) struct Reply {
     pub(crate) head: ReplyHead,
     pub(crate) body: Vec<u8>,
+    /// An earlier attempt had no reply, or a failure: the server may have carried out the call twice.
+    pub(crate) is_second: bool,
 }
 
 /// How a call ended: a reply with an error status is a reply.
@@ -90,7 +93,7 @@ impl Sink for Collect {
         body.truncate(filled);
         done(result.and_then(|()| match head {
             Some(_) if is_cut => Err(Error::new(ErrorKind::Io, "the reply is too long")),
-            Some(head) => Ok(Reply { head, body }),
+            Some(head) => Ok(Reply { head, body, is_second: false }),
             None => Err(Error::new(ErrorKind::Internal, "a call ended without a head")),
         }));
     }
@@ -193,6 +196,7 @@ pub(super) fn head_of(endpoint: &Endpoint, ask: &Ask) -> Result<ReplyHead, Refus
 }
 
 fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<Reply, Refusal> {
+    let mut is_second = false;
     for attempts in 1.. {
         let began = Instant::now();
         if let Some(until) = endpoint.budget.until(began) {
@@ -200,15 +204,21 @@ fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<
         }
         let began = Instant::now();
         let end = once_for(endpoint, ask.clone(), body.clone(), wants);
+        let is_lost = end.as_ref().map_or(true, |reply| reply.head.status >= 500);
         match judge(endpoint, ask, end) {
             Verdict::Good(reply) => {
                 endpoint.budget.good(began);
-                return Ok(reply);
+                return Ok(Reply { is_second, ..reply });
             }
             Verdict::Refused(refusal) => return Err(refusal),
+            // It may be at it still.
+            Verdict::Later(error, _) if ask.takes_long() && began.elapsed() >= LONG_WORK => {
+                return Err(Refusal::without_reply(error));
+            }
             // The pause is waited for above.
             Verdict::Later(error, asked) => {
                 next_attempt(endpoint, attempts, asked).ok_or_else(|| Refusal::without_reply(error))?;
+                is_second |= is_lost;
             }
         }
     }

@@ -7,18 +7,27 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 
-use super::bucket::Bucket;
+use super::bucket::{Bucket, ObjectHead};
 use super::exchange::{Reply, Verdict, judge, once};
 use super::refusal::Refusal;
 use super::xml::{self, Node, malformed};
 use super::{checksum, time};
 use crate::account::encoded;
-use crate::wire::call::{Ask, Body, Method};
+use crate::wire::call::{Ask, Body, Method, ReplyHead};
 
 /// Longer objects are copied in parts.
 const MAX_COPY: u64 = 5 << 30;
 /// Bytes that one call of such a copy copies.
 const COPY_PART: u64 = 1 << 30;
+/// Headers of an object beside `x-amz-meta-*`.
+const KEPT: [&str; 6] = [
+    "content-type",
+    "content-encoding",
+    "content-disposition",
+    "content-language",
+    "cache-control",
+    "expires",
+];
 /// How long the abortion of an upload is waited for where waiting is to stop.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -30,6 +39,15 @@ pub(super) struct SentPart {
     pub(super) etag: String,
     /// Where it was sent with one.
     pub(super) crc64: Option<u64>,
+}
+
+/// An upload that the server has begun.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// The server's name of it.
+    pub(super) id: String,
+    /// As that of [`Reply`]: there may be another one.
+    pub(super) is_second: bool,
 }
 
 /// An upload that was neither finished nor aborted.
@@ -48,9 +66,15 @@ fn pair(name: &str, value: impl Into<String>) -> (String, String) {
 }
 
 impl Bucket {
-    /// Begins an upload. Its parts, and the whole object, have checksums, or none.
-    pub(super) fn create(&self, key: &str, has_checksums: bool) -> Result<String, Refusal> {
+    /// Begins an upload. Its parts, and the whole object, have checksums, or none. `kept`: headers that the object is to have.
+    pub(super) fn create(
+        &self,
+        key: &str,
+        has_checksums: bool,
+        kept: &[(String, String)],
+    ) -> Result<Begun, Refusal> {
         let mut ask = self.ask(Method::Post, key);
+        ask.headers.extend_from_slice(kept);
         ask.query.push(pair("uploads", ""));
         if has_checksums {
             ask.headers.push(pair("x-amz-checksum-algorithm", "CRC64NVME"));
@@ -62,7 +86,24 @@ impl Bucket {
         let found: Result<Vec<_>, _> =
             roots.iter().map(|root| xml::text_at(&reply.body, &[root, "UploadId"])).collect();
         let id = found?.into_iter().flatten().next();
-        Ok(id.filter(|id| !id.is_empty()).ok_or_else(|| malformed("a new upload has no name"))?)
+        let id = id.filter(|id| !id.is_empty()).ok_or_else(|| malformed("a new upload has no name"))?;
+        Ok(Begun { id, is_second: reply.is_second })
+    }
+
+    /// Uploads of this key that were begun at most so long before this one, by the server's clock: replies to earlier attempts may
+    /// have been lost, or another program writes the key.
+    pub(super) fn begun_before(&self, key: &str, id: &str, time: Duration) -> Result<Vec<UnfinishedUpload>> {
+        let mut found = self.unfinished(key)?;
+        found.retain(|upload| upload.key == key);
+        let Some(own) = found.iter().find(|upload| upload.id == id).and_then(|own| own.begun) else {
+            return Ok(Vec::new());
+        };
+        // The server tells whole seconds.
+        let first = own - time.as_secs() as i64 - 1;
+        found.retain(|upload| {
+            upload.id != id && upload.begun.is_some_and(|begun| (first..=own).contains(&begun))
+        });
+        Ok(found)
     }
 
     /// Asks for a part to be taken.
@@ -79,8 +120,9 @@ impl Bucket {
     pub(super) fn complete(&self, key: &str, id: &str, parts: &[SentPart]) -> Result<bool, Refusal> {
         let mut ask = self.ask(Method::Post, key);
         ask.query.push(pair("uploadId", id));
-        if let Some(whole) = checksum_of(parts) {
-            ask.headers.push(pair("x-amz-checksum-crc64nvme", checksum::text(whole)));
+        let whole = checksum_of(parts).map(checksum::text);
+        if let Some(whole) = &whole {
+            ask.headers.push(pair("x-amz-checksum-crc64nvme", whole));
             ask.headers.push(pair("x-amz-checksum-type", "FULL_OBJECT"));
         }
         let reply = self.call(&ask, &Body::Bytes(part_list(parts).into_bytes().into()))?;
@@ -95,7 +137,7 @@ impl Bucket {
             return Err(malformed("an upload's end has another reply").into());
         }
         let told = xml::text_at(&reply.body, &["CompleteMultipartUploadResult", "ChecksumCRC64NVME"])?;
-        Ok(told.is_some() && told == checksum_of(parts).map(checksum::text))
+        Ok(told.is_some() && told == whole)
     }
 
     /// Gives an upload up: its parts are removed.
@@ -142,13 +184,21 @@ impl Bucket {
         Ok(all)
     }
 
-    /// Copies an object within the server to `key` of this bucket.
+    /// Copies an object within the server to `key` of this bucket, with its metadata.
     pub fn copy_from(&self, source: &Bucket, source_key: &str, key: &str) -> Result<()> {
-        let head = source.head(source_key, None)?;
+        self.copy_by(source, source_key, key, MAX_COPY)
+    }
+
+    /// The same, in parts if the object has more bytes than `most`.
+    pub(super) fn copy_by(&self, source: &Bucket, source_key: &str, key: &str, most: u64) -> Result<()> {
+        let head = source.head_reply(source_key, None)?;
+        let len = ObjectHead::of(&head)?.len;
         let mut headers = vec![pair("x-amz-copy-source", copy_source(&source.name, source_key))];
-        headers.extend(head.etag.map(|etag| pair("x-amz-copy-source-if-match", etag)));
-        if head.len > MAX_COPY {
-            return self.copy_parts(&headers, head.len, key);
+        headers.extend(head.header("etag").map(|etag| pair("x-amz-copy-source-if-match", etag)));
+        if len > most {
+            let tags = source.tags(source_key)?.map(|tags| pair("x-amz-tagging", tags));
+            let kept = kept_headers(&head).chain(tags).collect::<Vec<_>>();
+            return self.copy_parts(&headers, &kept, len, key);
         }
         let mut ask = self.ask(Method::Put, key);
         ask.headers = headers;
@@ -156,8 +206,43 @@ impl Bucket {
         etag_of_copy(&reply, "CopyObjectResult").map(drop)
     }
 
-    fn copy_parts(&self, headers: &[(String, String)], len: u64, key: &str) -> Result<()> {
-        let id = self.create(key, false)?;
+    /// The tags of an object as a header has them; `None`: it has none, the server has no tags, or they may not be read.
+    fn tags(&self, key: &str) -> Result<Option<String>> {
+        let mut ask = self.ask(Method::Get, key);
+        ask.query.push(pair("tagging", ""));
+        let reply = match self.call(&ask, &Body::None) {
+            Ok(reply) => reply,
+            Err(refusal) if matches!(refusal.status, 400..=499 | 501) => return Ok(None),
+            Err(refusal) => return Err(refusal.into()),
+        };
+        let (mut tags, mut name) = (String::new(), String::new());
+        xml::read(&reply.body, |path, node| {
+            match (path, node) {
+                ([root, .., tag, field], Node::End(text)) if root == "Tagging" && tag == "Tag" => {
+                    match field.as_str() {
+                        "Key" => name = encoded(text, false),
+                        "Value" => {
+                            let and = if tags.is_empty() { "" } else { "&" };
+                            let _ = write!(tags, "{and}{name}={}", encoded(text, false));
+                        }
+                        _ => {}
+                    }
+                }
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok((!tags.is_empty()).then_some(tags))
+    }
+
+    fn copy_parts(
+        &self,
+        headers: &[(String, String)],
+        kept: &[(String, String)],
+        len: u64,
+        key: &str,
+    ) -> Result<()> {
+        let Begun { id, .. } = self.create(key, false, kept)?;
         let copied = self.copy_each(headers, len, key, &id);
         let done = copied.and_then(|parts| self.complete(key, &id, &parts).map_err(Error::from));
         done.inspect_err(|_| {
@@ -194,6 +279,12 @@ impl Bucket {
         let etag = etag_of_copy(&reply, "CopyPartResult")?;
         Ok(SentPart { number, len: range.end - range.start, etag, crc64: None })
     }
+}
+
+/// What CopyObject copies with an object, and CreateMultipartUpload takes from its request.
+fn kept_headers(head: &ReplyHead) -> impl Iterator<Item = (String, String)> + '_ {
+    let is_kept = |name: &str| KEPT.contains(&name) || name.starts_with("x-amz-meta-");
+    head.headers.iter().filter(move |(name, _)| is_kept(name)).cloned()
 }
 
 /// The checksum of all parts, where each has one.

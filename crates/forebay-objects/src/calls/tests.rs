@@ -351,3 +351,41 @@ fn stores_that_refuse_checksums_get_none() {
     };
     assert!(has("/old/a") && !has("/old/b"));
 }
+
+/// By one call or by parts: what an object is described by goes with it.
+#[test]
+fn copies_have_the_metadata_of_their_objects() {
+    const MEBI: u64 = 1 << 20;
+    let bucket = bucket("described");
+    let described = [
+        ("content-type", "text/plain"),
+        ("content-encoding", "zstd"),
+        ("content-disposition", "attachment; filename=\"a\""),
+        ("content-language", "de"),
+        ("cache-control", "max-age=60"),
+        ("expires", "Thu, 01 Dec 2033 16:00:00 GMT"),
+        ("x-amz-meta-run", "7 b"),
+        ("x-amz-meta-other", "a+%20"),
+        ("x-amz-tagging", "team=a%26b%3D%2B&empty=&k%20y=%C3%BC"),
+    ];
+    server().put("described", "key", pattern(1000));
+    server().describe("described", "key", &described);
+    let sorted = |key| {
+        let mut found = server().metadata("described", key);
+        found.sort();
+        found
+    };
+    for (name, most) in [("by one call", MEBI), ("by parts", 999)] {
+        bucket.copy_by(&bucket, "key", name, most).unwrap();
+        assert_eq!(sorted(name), sorted("key"), "{name}");
+        assert!(server().get("described", name).unwrap() == pattern(1000), "{name}");
+    }
+    // Who may not read tags copies without.
+    let _alone = alone();
+    let _wrong = Wrong::always("described", Asked::Tags, Fault::Error(403, "AccessDenied", None));
+    bucket.copy_by(&bucket, "key", "without", 999).unwrap();
+    assert_eq!(
+        sorted("without"),
+        sorted("key").into_iter().filter(|(name, _)| name != "x-amz-tagging").collect::<Vec<_>>()
+    );
+}

@@ -30,6 +30,23 @@ pub(crate) struct Ask {
     pub(crate) headers: Vec<(String, String)>,
 }
 
+impl Ask {
+    /// Whether the server may work for minutes before it answers: it copies bytes, or makes an object of its parts.
+    pub(crate) fn takes_long(&self) -> bool {
+        let is_copy = self.headers.iter().any(|(name, _)| name == "x-amz-copy-source");
+        is_copy || self.is_post("uploadId")
+    }
+
+    /// Whether a second attempt leaves another upload: who sends it again has to know that.
+    pub(crate) fn begins_upload(&self) -> bool {
+        self.is_post("uploads")
+    }
+
+    fn is_post(&self, parameter: &str) -> bool {
+        self.method == Method::Post && self.query.iter().any(|(name, _)| name == parameter)
+    }
+}
+
 /// The body of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Body {

@@ -50,6 +50,7 @@ use forebay_remote::stop::{is_stopped, stopped};
 
 use call::{Ask, Body, Heads, Resume, Sink};
 use job::Job;
+pub(crate) use pool::LONG_WORK;
 use pool::{Limits, Pool};
 use site::Site;
 

@@ -26,6 +26,9 @@ const CONNECTIONS: usize = 16;
 /// The most connections.
 const MOST_CONNECTIONS: usize = 256;
 
+/// How long the reply to a call is waited for that takes long. What a machine that is gone does not answer ends before, by TCP.
+pub(crate) const LONG_WORK: Duration = Duration::from_mins(10);
+
 /// How long a server is waited for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -33,6 +36,8 @@ pub(super) struct Limits {
     pub(super) connect: Duration,
     /// For the next byte of a reply, and for room for the next byte of a request.
     pub(super) silence: Duration,
+    /// The same where the server works meanwhile ([`Ask::takes_long`](super::call::Ask::takes_long)).
+    pub(super) work: Duration,
     /// How long connections without a call are kept.
     pub(super) keep: Duration,
     /// How long a thread without a call stays.
@@ -42,7 +47,13 @@ pub(super) struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { connect: seconds(5), silence: seconds(30), keep: seconds(20), thread: seconds(5) }
+        Self {
+            connect: seconds(5),
+            silence: seconds(30),
+            work: LONG_WORK,
+            keep: seconds(20),
+            thread: seconds(5),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{Error, IoSlice, Result};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use forebay_remote::process::ProcessId;
 use forebay_source::HostRange;
@@ -31,6 +32,7 @@ impl Socket {
         let socket = high(forebay_remote::endpoint::socket(address)?);
         // Without it the connection works.
         let _ = sockopt::set_tcp_nodelay(&socket, true);
+        keep_alive(&socket);
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(forebay_remote::endpoint::refused(address, errno)),
@@ -116,6 +118,14 @@ impl Drop for Socket {
             let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
         }
     }
+}
+
+/// Has TCP notice a machine that is gone while it is waited for: after 60 s.
+fn keep_alive(socket: &OwnedFd) {
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, Duration::from_secs(30));
+    let _ = sockopt::set_tcp_keepintvl(socket, Duration::from_secs(10));
+    let _ = sockopt::set_tcp_keepcnt(socket, 3);
 }
 
 /// The same descriptor under a high number, if the limit of open files allows.

@@ -60,6 +60,14 @@ impl Work {
         }
     }
 
+    /// Whether the server has the whole request, and may work for long before it answers.
+    pub(super) fn is_server_at_work(&self) -> bool {
+        match &self.state {
+            WorkState::Opening(..) => false,
+            WorkState::Call(exchange, _) => exchange.job.ask.takes_long() && !exchange.wants_to_send(),
+        }
+    }
+
     /// Whether it may have received bytes without an event.
     pub(super) fn waits_for_batch(&self) -> bool {
         matches!(self.state, WorkState::Call(..)) && self.socket().is_some_and(Socket::waits_for_batch)

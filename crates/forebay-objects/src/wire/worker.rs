@@ -301,7 +301,7 @@ impl Worker {
         let was_kept = line.is_kept;
         self.close(line);
         let mut job = exchange.job;
-        if was_kept && job.resent < MOST_RESENT {
+        if was_kept && job.resent < MOST_RESENT && !job.ask.begins_upload() {
             job.resent += 1;
             job.place.set(None);
             return self.pool.push_again(job);
@@ -357,8 +357,9 @@ impl Worker {
     }
 
     fn check_one(&mut self, token: u64, now: Instant, is_stopped: bool) -> Result<()> {
-        let (pool, limit) = (self.pool.clone(), self.pool.limits.silence);
+        let pool = self.pool.clone();
         let Some(work) = self.table.get(token) else { return Ok(()) };
+        let limit = if work.is_server_at_work() { pool.limits.work } else { pool.limits.silence };
         if let WorkState::Opening(opening, _) = &work.state {
             opening.check(now)?;
         }

@@ -17,16 +17,16 @@ mod writes;
 use std::fmt;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop::is_stopped;
 use forebay_source::{Direction, Fill, HostRange, Request, Source, Upload};
 
-use super::bucket::Bucket;
-use super::checksum;
+use super::bucket::{Bucket, ObjectHead};
 use super::multipart::{SentPart, checksum_of};
 use super::refusal::Refusal;
+use super::{checksum, time};
 use crate::wire::call::Body;
 use state::{Part, PartMemory, Ready, Shared, State};
 use writes::Writes;
@@ -121,7 +121,7 @@ impl ObjectUpload {
 
     fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
         let Shared { bucket, key, .. } = &*self.shared;
-        let began = SystemTime::now();
+        let began = self.shared.lock().began.unwrap_or_else(Instant::now);
         match bucket.complete(key, id, sent) {
             // A server that says the checksum has compared it. Others are asked, for which keys that only write have no right.
             Ok(true) => Ok(()),
@@ -187,9 +187,11 @@ impl Upload for ObjectUpload {
     }
 
     fn finish(mut self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
-        self.finish_now().map_err(|error| error.with("url", self.shared.url()))?;
+        let done = self.finish_now();
+        let note = self.shared.lock().note.take();
+        done.map_err(|error| note.iter().fold(error.with("url", self.shared.url()), Error::hint))?;
         self.is_finished = true;
-        Ok(Vec::new())
+        Ok(note.into_iter().collect())
     }
 }
 
@@ -257,16 +259,19 @@ impl Bucket {
     }
 
     /// Whether the object is made of these parts: it has their checksum, or else their length and number, and was written since.
-    fn has_parts(&self, key: &str, len: u64, parts: &[SentPart], began: SystemTime) -> bool {
-        let Ok(head) = self.head(key, None) else { return false };
+    fn has_parts(&self, key: &str, len: u64, parts: &[SentPart], began: Instant) -> bool {
+        let Ok(reply) = self.head_reply(key, None) else { return false };
+        let Ok(head) = ObjectHead::of(&reply) else { return false };
         let told = head.checksums.iter().find(|(name, _)| name == "crc64nvme" && head.is_full_checksum);
         if let (Some((_, told)), Some(sum)) = (told, checksum_of(parts)) {
             return head.len == len && *told == checksum::text(sum);
         }
-        let began = began.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64);
         let is_of_parts = |etag: &str| etag.trim_matches('"').ends_with(&format!("-{}", parts.len()));
+        // By the server's clock, in whole seconds. S3 gives an object the time at which its upload began.
+        let now = reply.header("date").and_then(time::seconds);
+        let first = now.map(|now| now - began.elapsed().as_secs() as i64 - 1);
         head.len == len
             && head.etag.as_deref().is_some_and(is_of_parts)
-            && head.modified.is_some_and(|modified| modified >= began)
+            && first.is_some_and(|first| head.modified.is_some_and(|modified| modified >= first))
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
@@ -12,7 +12,7 @@ use forebay_sys::threads;
 use super::joint::Piece;
 use super::state::{Ready, Shared};
 use crate::calls::exchange::{self, End, Reply, Verdict};
-use crate::calls::multipart::{ABORT_PATIENCE, SentPart};
+use crate::calls::multipart::{ABORT_PATIENCE, Begun, SentPart};
 use crate::calls::{checksum, exchange::judge};
 use crate::endpoint::Endpoint;
 use crate::wire::call::Body;
@@ -30,12 +30,17 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
 }
 
 fn run(shared: &Arc<Shared>) {
-    let begun = shared.bucket.with_checksums(|has| Ok((shared.bucket.create(&shared.key, has)?, has)));
-    let (id, has_checksums) = match begun {
+    let began = Instant::now();
+    shared.lock().began = Some(began);
+    let begun = shared.bucket.with_checksums(|has| Ok((shared.bucket.create(&shared.key, has, &[])?, has)));
+    let (Begun { id, is_second }, has_checksums) = match begun {
         Ok(begun) => begun,
         Err(refusal) => return shared.fail(&refusal.error),
     };
     shared.lock().id = Some(id.clone());
+    if is_second {
+        shared.lock().note = note_of_others(shared, &id, began.elapsed());
+    }
     match shared.bucket.endpoint_now() {
         Ok(endpoint) => {
             Sender { shared: shared.clone(), endpoint, id, has_checksums, later: Vec::new() }.run();
@@ -45,6 +50,22 @@ fn run(shared: &Arc<Shared>) {
     if shared.lock().error.is_some() {
         abort(shared);
     }
+}
+
+/// What to say where the reply to an earlier attempt to begin the upload was lost. An upload without parts may have stayed. It is
+/// not aborted: nothing tells it from one that another program has just begun.
+fn note_of_others(shared: &Shared, id: &str, time: Duration) -> Option<String> {
+    let others = shared.bucket.begun_before(&shared.key, id, time).ok()?;
+    let ids = others.iter().map(|other| forebay_error::plain(&other.id).to_string()).collect::<Vec<_>>();
+    (!ids.is_empty()).then(|| {
+        format!(
+            "a reply was lost when the upload began, and an empty upload may have stayed: unless another program writes this \
+             object, abort it: aws s3api abort-multipart-upload --bucket {} --key '{}' --upload-id {}",
+            shared.bucket.name,
+            forebay_error::plain(&shared.key),
+            ids.join(" or ")
+        )
+    })
 }
 
 /// Has the server forget the upload. Also where waiting is to stop.

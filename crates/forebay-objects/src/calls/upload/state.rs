@@ -54,6 +54,10 @@ pub(super) struct State {
     pub(super) error: Option<Error>,
     /// All parts are ready, or sent.
     pub(super) is_ending: bool,
+    /// When the upload was begun.
+    pub(super) began: Option<Instant>,
+    /// What else its user has to know.
+    pub(super) note: Option<String>,
     /// The server's name of the upload; taken by what aborts it.
     pub(super) id: Option<String>,
     pub(super) sender: Option<JoinHandle<()>>,

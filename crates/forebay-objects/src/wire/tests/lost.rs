@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use forebay_error::ErrorKind;
 use forebay_remote::stop::{patiently, stop_waiting};
 
-use super::server::{answers, get, network, pattern, reply, request, server};
+use super::super::call::{Ask, Body, Method};
+use super::server::{Places, answers, ask, get, network, pattern, reply, request, server, start};
 
 /// Its end is a reset.
 fn reset(stream: &TcpStream) {
@@ -109,6 +110,31 @@ fn a_silent_server_is_given_up() {
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error:?}");
         assert!((2..6).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     }
+}
+
+/// Copies, and the ends of uploads: the server has the request, and is silent until it is done.
+#[test]
+fn a_server_that_works_is_waited_for_longer() {
+    let works = |seconds| {
+        network(server(move |mut stream, _| {
+            request(&mut stream).unwrap();
+            std::thread::sleep(Duration::from_secs(seconds));
+            stream.write_all(&reply(b"done")).unwrap();
+        }))
+    };
+    let mut copy = ask(Method::Put, "");
+    copy.headers.push(("x-amz-copy-source".to_owned(), "bucket/key".to_owned()));
+    let mut end = ask(Method::Post, "");
+    end.query.push(("uploadId".to_owned(), "1".to_owned()));
+    let (slow, stuck) = (works(4), works(30));
+    let began = Instant::now();
+    let call = |network, ask: &Ask| start(network, ask.clone(), Body::None, Places::default());
+    let (good, late) = ([call(&slow, &copy), call(&slow, &end)], call(&stuck, &copy));
+    for call in good {
+        assert_eq!(call.body(), b"done");
+    }
+    assert_eq!(late.error().kind(), ErrorKind::Timeout);
+    assert!((6..10).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
 }
 
 /// Runs a test in a process of its own.

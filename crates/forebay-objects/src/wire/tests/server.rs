@@ -84,8 +84,8 @@ impl Heads for PlainHeads {
 
 /// A network with short limits.
 pub(super) fn network(site: Site) -> Arc<Network> {
-    let mut limits = Limits { silence: Duration::from_secs(2), ..Limits::default() };
-    limits.thread = Duration::from_millis(300);
+    let (silence, work) = (Duration::from_secs(2), Duration::from_secs(6));
+    let limits = Limits { silence, work, thread: Duration::from_millis(300), ..Limits::default() };
     Network::with_limits(Arc::new(PlainHeads), site, limits)
 }
 
