@@ -3,4 +3,5 @@
 //!
 //! - `store`: what the server needs of the place where objects lie; `posix` is the one over a directory.
 
+pub mod posix;
 pub mod store;

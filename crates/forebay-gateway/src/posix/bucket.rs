@@ -1,0 +1,138 @@
+//! Buckets: the directories below the root that have a name that S3 allows.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, Dir, OFlags, Statx, StatxFlags, mkdirat, unlinkat};
+use rustix::io::Errno;
+
+use super::Inner;
+use super::lock::LOCK_FILE;
+use super::names::{OWN, check_bucket};
+use super::sys::{LockKind, lock_range};
+use super::tree::{self, DIR_MODE, failed, fault, open_below};
+use crate::store::{BucketFacts, ListAsk, StoreError, StoreResult};
+
+/// All of them, by their names.
+pub(super) fn all(inner: &Inner) -> StoreResult<Vec<BucketFacts>> {
+    let root = open_below(&inner.root, ".", OFlags::RDONLY | OFlags::DIRECTORY)
+        .map_err(failed("cannot open directory"))?;
+    let mut names: Vec<String> =
+        names(&root)?.into_iter().filter(|name| check_bucket(name).is_ok()).collect();
+    names.sort();
+    // One that goes meanwhile is left out, as is a file.
+    Ok(names.iter().filter_map(|name| facts(inner, name).ok()).collect())
+}
+
+/// One of them.
+pub(super) fn facts(inner: &Inner, bucket: &str) -> StoreResult<BucketFacts> {
+    check_bucket(bucket)?;
+    let stat = tree::stat_file(inner.open_bucket(bucket)?).map_err(failed("cannot examine bucket"))?;
+    Ok(BucketFacts { name: bucket.to_owned(), created: created(&stat) })
+}
+
+fn created(stat: &Statx) -> SystemTime {
+    let has_birth = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let time = if has_birth { stat.stx_btime } else { stat.stx_mtime };
+    UNIX_EPOCH + Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec)
+}
+
+/// Makes one.
+pub(super) fn make(inner: &Inner, bucket: &str) -> StoreResult<()> {
+    check_bucket(bucket)?;
+    match mkdirat(&inner.root, bucket, DIR_MODE) {
+        Ok(()) if inner.options.sync => tree::sync_dir(&inner.root),
+        Ok(()) => Ok(()),
+        Err(Errno::EXIST) => Err(StoreError::BucketExists),
+        Err(errno) => Err(fault(errno, "cannot make bucket")),
+    }
+}
+
+/// Removes one that has no objects. Directories without objects, as other programs make them, go with it.
+pub(super) fn remove(inner: &Inner, bucket: &str) -> StoreResult<()> {
+    check_bucket(bucket)?;
+    let dir = inner.open_bucket(bucket)?;
+    let _lock = lock_all(inner, bucket)?;
+    let any = ListAsk { max: 1, ..ListAsk::default() };
+    if !super::list::list(inner, bucket, &any)?.entries.is_empty() {
+        return Err(StoreError::BucketFull);
+    }
+    remove_dirs(&dir, true)?;
+    remove_own(&dir)?;
+    match unlinkat(&inner.root, bucket, AtFlags::REMOVEDIR) {
+        Ok(()) if inner.options.sync => tree::sync_dir(&inner.root),
+        Ok(()) => Ok(()),
+        // Something that is no object, or one that was written at this moment.
+        Err(Errno::NOTEMPTY | Errno::EXIST) => Err(StoreError::BucketFull),
+        Err(Errno::NOENT) => Err(StoreError::NoBucket),
+        Err(errno) => Err(fault(errno, "cannot remove bucket")),
+    }
+}
+
+/// Locks every key: who changes one at this moment keeps the bucket.
+fn lock_all(inner: &Inner, bucket: &str) -> StoreResult<Option<OwnedFd>> {
+    if !inner.abilities.locks {
+        return Ok(None);
+    }
+    let file = inner.lock_file(bucket)?;
+    match lock_range(&file, LockKind::Alone, 0, 0, false) {
+        Ok(true) => Ok(Some(file)),
+        Ok(false) => Err(StoreError::Conflict),
+        Err(errno) => Err(fault(errno, "cannot lock bucket")),
+    }
+}
+
+/// Removes the empty directories below one.
+fn remove_dirs(dir: &OwnedFd, is_bucket: bool) -> StoreResult<()> {
+    let dir =
+        open_below(dir, ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed("cannot open directory"))?;
+    for name in names(&dir)? {
+        if is_bucket && name == OWN {
+            continue;
+        }
+        if let Ok(below) = open_below(&dir, &name, OFlags::RDONLY | OFlags::DIRECTORY) {
+            remove_dirs(&below, false)?;
+            // One that is not empty keeps the bucket.
+            let _ = unlinkat(&dir, &name, AtFlags::REMOVEDIR);
+        }
+    }
+    Ok(())
+}
+
+/// Removes the gateway's own directory. Unfinished uploads keep it, and with it the bucket.
+fn remove_own(bucket: &OwnedFd) -> StoreResult<()> {
+    let own = match open_below(bucket, OWN, OFlags::RDONLY | OFlags::DIRECTORY) {
+        Ok(own) => own,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(fault(errno, "cannot open directory")),
+    };
+    if let Ok(uploads) = open_below(&own, "uploads", OFlags::RDONLY | OFlags::DIRECTORY)
+        && !names(&uploads)?.is_empty()
+    {
+        return Err(StoreError::BucketFull);
+    }
+    for name in ["tmp", "meta", "uploads"] {
+        if let Ok(dir) = open_below(&own, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+            for file in names(&dir)? {
+                let _ = unlinkat(&dir, &file, AtFlags::empty());
+            }
+            let _ = unlinkat(&own, name, AtFlags::REMOVEDIR);
+        }
+    }
+    let _ = unlinkat(&own, LOCK_FILE, AtFlags::empty());
+    let _ = unlinkat(bucket, OWN, AtFlags::REMOVEDIR);
+    Ok(())
+}
+
+/// The names in an open directory that are UTF-8.
+pub(super) fn names(dir: &OwnedFd) -> StoreResult<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir).map_err(failed("cannot read directory"))? {
+        let entry = entry.map_err(failed("cannot read directory"))?;
+        match entry.file_name().to_str() {
+            Ok("." | "..") | Err(_) => {}
+            Ok(name) => names.push(name.to_owned()),
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,320 @@
+//! A page of a bucket's keys. Only the directories that it needs are read, and of each only the smallest names are kept.
+//!
+//! A directory's place among the names beside it is that of its name with a `/`: `a-`, then all below `a/`, then `a0`.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, openat};
+use rustix::io::Errno;
+
+use super::Inner;
+use super::names::{KeyPath, OWN, is_key};
+use super::record::{self, Identity};
+use super::tree::{self, fault, open_below};
+use crate::store::{Entry, ListAsk, ListPage, Listed, StoreResult};
+
+/// The names that are kept of a directory that is read again and again, at most: 64 Ki names of 40 bytes take 6 MiB.
+const MOST_NAMES: usize = 64 << 10;
+
+/// Bytes of names that one call reads.
+const READ_AT_ONCE: usize = 64 << 10;
+
+/// What a name in a directory is for a listing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Dir,
+    /// At least one file whose key has the delimiter: the name is the part up to it.
+    Group,
+}
+
+/// Lists a page.
+pub(super) fn list(inner: &Inner, bucket: &str, ask: &ListAsk) -> StoreResult<ListPage> {
+    inner.open_bucket(bucket)?;
+    let start = ask.prefix.rfind('/').map_or("", |end| &ask.prefix[..=end]);
+    let mut walk = Walk { inner, bucket, ask, page: ListPage::default(), skip: None, is_full: false };
+    if ask.max == 0 || (!start.is_empty() && KeyPath::new(start).is_err()) || !walk.may_follow(start) {
+        return Ok(walk.page);
+    }
+    match open_below(&inner.root, &format!("{bucket}/{start}"), OFlags::RDONLY | OFlags::DIRECTORY) {
+        Ok(dir) => walk.visit(&dir, start, 0)?,
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => {}
+        Err(errno) => return Err(fault(errno, "cannot open directory")),
+    }
+    if walk.is_full {
+        walk.page.next = walk.page.entries.last().map(|entry| match entry {
+            Entry::Object(object) => object.key.clone(),
+            Entry::Prefix(prefix) => prefix.clone(),
+        });
+    }
+    Ok(walk.page)
+}
+
+struct Walk<'a> {
+    inner: &'a Inner,
+    bucket: &'a str,
+    ask: &'a ListAsk,
+    page: ListPage,
+    /// The common prefix that was listed last: keys below it are over.
+    skip: Option<String>,
+    /// The page has its entries, and there is one more.
+    is_full: bool,
+}
+
+impl Walk<'_> {
+    /// Whether keys that begin with this can come behind `after`.
+    fn may_follow(&self, start: &str) -> bool {
+        start >= self.ask.after.as_str() || self.ask.after.starts_with(start)
+    }
+
+    /// Of a key, or of a directory's path: the common prefix that it is listed as.
+    fn common_prefix<'k>(&self, key: &'k str) -> Option<&'k str> {
+        let delimiter = self.ask.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty())?;
+        let at = key.get(self.ask.prefix.len()..)?.find(delimiter)?;
+        Some(&key[..self.ask.prefix.len() + at + delimiter.len()])
+    }
+
+    /// All keys of a directory, whose path is empty or ends in `/`, in their order.
+    fn visit(&mut self, dir: &OwnedFd, path: &str, depth: usize) -> StoreResult<()> {
+        self.offer_folder(dir, path)?;
+        let mut most =
+            (self.ask.max - self.page.entries.len() + 1).min(1024).min((8192 / (depth + 1)).max(32));
+        let mut last = String::new();
+        while !self.is_full {
+            let names = self.smallest(dir, path, &last, most)?;
+            let is_last = names.len() < most;
+            for (name, kind) in names {
+                if self.is_full {
+                    return Ok(());
+                }
+                self.offer(dir, path, &name, kind, depth)?;
+                last = name;
+            }
+            if is_last {
+                return Ok(());
+            }
+            // Names that were empty directories: fewer and fewer readings of the directory.
+            most = (most * 2).min(MOST_NAMES / (depth + 1)).max(most);
+        }
+        Ok(())
+    }
+
+    /// Lists the directory itself where it is an object.
+    fn offer_folder(&mut self, dir: &OwnedFd, path: &str) -> StoreResult<()> {
+        if path.is_empty() || path <= self.ask.after.as_str() || !path.starts_with(&self.ask.prefix) {
+            return Ok(());
+        }
+        let Some(plain) = path.strip_suffix('/') else { return Ok(()) };
+        if let Some((identity, record)) = super::folder::marked(self.inner, self.bucket, plain, dir)? {
+            self.push(listed(path.to_owned(), identity, record));
+        }
+        Ok(())
+    }
+
+    fn offer(&mut self, dir: &OwnedFd, path: &str, name: &str, kind: Kind, depth: usize) -> StoreResult<()> {
+        let key = format!("{path}{name}");
+        if self.skip.as_ref().is_some_and(|skip| key.starts_with(skip)) {
+            return Ok(());
+        }
+        match kind {
+            Kind::Group => self.push_prefix(&key),
+            Kind::File => self.offer_file(dir, name, key)?,
+            Kind::Dir => self.offer_dir(dir, name, &key, depth)?,
+        }
+        Ok(())
+    }
+
+    fn offer_file(&mut self, dir: &OwnedFd, name: &str, key: String) -> StoreResult<()> {
+        let stat = match tree::stat_name(dir, name) {
+            Ok(stat) if super::read::is_file(&stat) => stat,
+            // It went since the directory was read, or became another thing.
+            Ok(_) | Err(Errno::NOENT | Errno::STALE) => return Ok(()),
+            Err(errno) => return Err(fault(errno, "cannot examine file")),
+        };
+        let identity = Identity::new(&stat);
+        // What cannot be read has an ETag all the same.
+        let attribute = record::read_attribute_of(dir.as_fd(), name).unwrap_or_default();
+        let record = record::record(self.inner, self.bucket, identity, attribute.as_deref());
+        self.push(listed(key, identity, record));
+        Ok(())
+    }
+
+    fn offer_dir(&mut self, above: &OwnedFd, name: &str, path: &str, depth: usize) -> StoreResult<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let common = self.common_prefix(path);
+        if common.is_some_and(|common| common <= self.ask.after.as_str()) {
+            return Ok(());
+        }
+        let dir = match openat(above, name.trim_end_matches('/'), flags, rustix::fs::Mode::empty()) {
+            Ok(dir) => dir,
+            // A directory that the account may not read has no objects for it.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE | Errno::ACCESS) => return Ok(()),
+            Err(errno) => return Err(fault(errno, "cannot open directory")),
+        };
+        match common {
+            Some(common) if self.has_key(&dir, path)? => self.push_prefix(common),
+            Some(_) => {}
+            None => self.visit(&dir, path, depth + 1)?,
+        }
+        Ok(())
+    }
+
+    /// Whether there is a key at or below a directory.
+    fn has_key(&self, dir: &OwnedFd, path: &str) -> StoreResult<bool> {
+        if super::folder::marked(self.inner, self.bucket, path.trim_end_matches('/'), dir)?.is_some() {
+            return Ok(true);
+        }
+        let mut found = Ok(false);
+        read_names(dir, 8 << 10, |name, kind| {
+            let key = format!("{path}{name}");
+            found = match kind {
+                FileType::RegularFile => Ok(is_key(&key)),
+                FileType::Directory => self.has_key_below(dir, name, &key),
+                _ => Ok(false),
+            };
+            matches!(found, Ok(false))
+        })?;
+        found
+    }
+
+    fn has_key_below(&self, above: &OwnedFd, name: &str, path: &str) -> StoreResult<bool> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(above, name, flags, rustix::fs::Mode::empty()) {
+            Ok(dir) => self.has_key(&dir, &format!("{path}/")),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// The smallest names of a directory behind `last` that the page can need, at most `most`.
+    fn smallest(
+        &self,
+        dir: &OwnedFd,
+        path: &str,
+        last: &str,
+        most: usize,
+    ) -> StoreResult<BTreeMap<String, Kind>> {
+        let filter = Filter::new(self, path, last);
+        let (mut names, mut text) = (BTreeMap::new(), String::new());
+        read_names(dir, READ_AT_ONCE, |name, file_type| {
+            text.clear();
+            text.push_str(name);
+            let mut kind = match file_type {
+                FileType::RegularFile => Kind::File,
+                FileType::Directory if path.is_empty() && name == OWN => return true,
+                FileType::Directory => Kind::Dir,
+                _ => return true,
+            };
+            if kind == Kind::Dir {
+                text.push('/');
+            }
+            if !filter.takes(&text, kind) {
+                return true;
+            }
+            if kind == Kind::File && filter.has_groups {
+                let key = format!("{path}{text}");
+                if let Some(common) = self.common_prefix(&key) {
+                    if common <= self.ask.after.as_str() {
+                        return true;
+                    }
+                    kind = Kind::Group;
+                    text.truncate(common.len() - path.len());
+                }
+            }
+            let is_over =
+                names.len() == most && names.last_key_value().is_some_and(|(most, _)| *most <= text);
+            if !is_over && text.as_str() > last {
+                names.insert(text.clone(), kind);
+                if names.len() > most {
+                    names.pop_last();
+                }
+            }
+            true
+        })?;
+        Ok(names)
+    }
+
+    fn push_prefix(&mut self, prefix: &str) {
+        self.skip = Some(prefix.to_owned());
+        self.push(Entry::Prefix(prefix.to_owned()));
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if self.page.entries.len() == self.ask.max {
+            self.is_full = true;
+        } else {
+            self.page.entries.push(entry);
+        }
+    }
+}
+
+fn listed(key: String, identity: Identity, record: record::Record) -> Entry {
+    let facts = record::facts(identity, record.meta);
+    Entry::Object(Listed { key, len: facts.len, modified: facts.modified, etag: facts.etag })
+}
+
+/// Which names of one directory a page can need: what it asks for, without the directory's path.
+struct Filter<'a> {
+    prefix: &'a str,
+    after: &'a str,
+    last: &'a str,
+    skip: Option<&'a str>,
+    longest: usize,
+    has_groups: bool,
+}
+
+impl<'a> Filter<'a> {
+    fn new(walk: &'a Walk<'_>, path: &str, last: &'a str) -> Self {
+        let delimiter = walk.ask.delimiter.as_deref().unwrap_or_default();
+        Self {
+            // Outside the path, it holds for all names or the directory would not be read.
+            prefix: walk.ask.prefix.strip_prefix(path).unwrap_or_default(),
+            after: walk.ask.after.strip_prefix(path).unwrap_or_default(),
+            last,
+            skip: walk.skip.as_deref().and_then(|skip| skip.strip_prefix(path)),
+            longest: 1024usize.saturating_sub(path.len()),
+            // A directory whose path has the delimiter is not read, and no name has a /.
+            has_groups: !delimiter.is_empty() && delimiter != "/",
+        }
+    }
+
+    fn takes(&self, name: &str, kind: Kind) -> bool {
+        let is_dir = kind == Kind::Dir;
+        name.len() <= self.longest
+            && name > self.last
+            && (name > self.after || (is_dir && self.after.starts_with(name)))
+            && (name.starts_with(self.prefix) || (is_dir && self.prefix.starts_with(name)))
+            && !self.skip.is_some_and(|skip| name.starts_with(skip))
+    }
+}
+
+/// Calls `each` for the names of an open directory, from its beginning, until that returns `false`. Names that are not UTF-8 are no
+/// keys.
+fn read_names(dir: &OwnedFd, room: usize, mut each: impl FnMut(&str, FileType) -> bool) -> StoreResult<()> {
+    rustix::fs::seek(dir, SeekFrom::Start(0)).map_err(tree::failed("cannot read directory"))?;
+    let mut buffer: Vec<u8> = Vec::with_capacity(room);
+    let mut names = RawDir::new(dir, buffer.spare_capacity_mut());
+    while let Some(entry) = names.next() {
+        let entry = match entry {
+            Ok(entry) => entry,
+            // It was removed since it was opened.
+            Err(Errno::NOENT | Errno::STALE) => return Ok(()),
+            Err(errno) => return Err(fault(errno, "cannot read directory")),
+        };
+        let Ok(name) = entry.file_name().to_str() else { continue };
+        if name == "." || name == ".." {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => match tree::stat_name(dir, name) {
+                Ok(stat) => FileType::from_raw_mode(u32::from(stat.stx_mode)),
+                Err(_) => continue,
+            },
+            kind => kind,
+        };
+        if !each(name, kind) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

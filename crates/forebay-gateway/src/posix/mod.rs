@@ -1,0 +1,212 @@
+//! Objects in a directory: a bucket is a directory in it, a key a path below that.
+//!
+//! All state is in the file system: what a bucket needs beside its objects lies in its `.forebay`, which is never listed and no key.
+//! Any number of stores, in any number of processes and on any number of machines, may work on one directory.
+
+mod bucket;
+mod draft;
+mod folder;
+mod list;
+mod lock;
+mod loose;
+mod names;
+mod probe;
+mod read;
+mod record;
+mod sys;
+mod tree;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_error::{Error, ErrorKind};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use self::draft::{FileDraft, Target};
+use self::folder::FolderDraft;
+use self::names::{KeyPath, check_bucket};
+use self::sys::UserGuard;
+use self::tree::failed;
+use crate::store::{
+    BucketFacts, Checksum, Condition, Draft, Facts, ListAsk, ListPage, Meta, Opened, PartFacts, Store,
+    StoreError, StoreResult, UploadFacts,
+};
+
+pub use probe::{Abilities, probe};
+pub use sys::User;
+
+/// How a store works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// An object that was published outlives a power cut.
+    pub sync: bool,
+    /// Whose rights hold, and who owns new files; another than the process's own needs root. `None`: the process's.
+    pub user: Option<User>,
+    /// Of the file system; `None`: they are probed.
+    pub abilities: Option<Abilities>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { sync: true, user: None, abilities: None }
+    }
+}
+
+/// Objects in a directory.
+pub struct PosixStore {
+    inner: Arc<Inner>,
+}
+
+/// What the parts of the store share.
+struct Inner {
+    root: OwnedFd,
+    options: Options,
+    abilities: Abilities,
+}
+
+impl PosixStore {
+    /// A store over a directory that is there.
+    pub fn open(dir: &Path, options: Options) -> StoreResult<Self> {
+        let is_own = |user: User| user.uid == rustix::process::geteuid().as_raw();
+        if !rustix::process::geteuid().is_root() && options.user.is_some_and(|user| !is_own(user)) {
+            let error = Error::new(ErrorKind::PermissionDenied, "cannot act for another user")
+                .with("dir", dir.display());
+            return Err(StoreError::Other(error.hint("start the gateway as root, or leave uid and gid out")));
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, dir, flags, Mode::empty()).map_err(failed("cannot open directory"))?;
+        let abilities = options.abilities.map_or_else(|| probe(dir), Ok)?;
+        Ok(Self { inner: Arc::new(Inner { root, options, abilities }) })
+    }
+
+    /// What the file system of the directory can do.
+    pub fn abilities(&self) -> Abilities {
+        self.inner.abilities
+    }
+}
+
+impl Inner {
+    /// Until the guard is dropped, the thread has the rights of the account's user.
+    fn act(&self) -> StoreResult<Option<UserGuard>> {
+        match self.options.user {
+            Some(user) if rustix::process::geteuid().is_root() => {
+                UserGuard::new(user).map(Some).map_err(failed("cannot act for the account's user"))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+fn target(bucket: &str, key: &str) -> StoreResult<Target> {
+    check_bucket(bucket)?;
+    Ok(Target { bucket: bucket.to_owned(), key: KeyPath::new(key)? })
+}
+
+impl Store for PosixStore {
+    fn buckets(&self) -> StoreResult<Vec<BucketFacts>> {
+        let _user = self.inner.act()?;
+        bucket::all(&self.inner)
+    }
+
+    fn bucket(&self, bucket: &str) -> StoreResult<BucketFacts> {
+        let _user = self.inner.act()?;
+        bucket::facts(&self.inner, bucket)
+    }
+
+    fn make_bucket(&self, bucket: &str) -> StoreResult<()> {
+        let _user = self.inner.act()?;
+        bucket::make(&self.inner, bucket)
+    }
+
+    fn remove_bucket(&self, bucket: &str) -> StoreResult<()> {
+        let _user = self.inner.act()?;
+        bucket::remove(&self.inner, bucket)
+    }
+
+    fn open(&self, bucket: &str, key: &str) -> StoreResult<Opened> {
+        let _user = self.inner.act()?;
+        read::open(&self.inner, &target(bucket, key)?)
+    }
+
+    fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts> {
+        Ok(self.open(bucket, key)?.facts)
+    }
+
+    fn begin(&self, bucket: &str, key: &str, _len: Option<u64>) -> StoreResult<Box<dyn Draft>> {
+        let _user = self.inner.act()?;
+        let target = target(bucket, key)?;
+        if target.key.is_folder {
+            return Ok(Box::new(FolderDraft::new(&self.inner, target)?));
+        }
+        Ok(Box::new(FileDraft::new(&self.inner, target)?))
+    }
+
+    fn describe(&self, bucket: &str, key: &str, change: &dyn Fn(&mut Meta)) -> StoreResult<Facts> {
+        let _user = self.inner.act()?;
+        read::describe(&self.inner, &target(bucket, key)?, change)
+    }
+
+    fn remove(&self, bucket: &str, key: &str, condition: &Condition) -> StoreResult<()> {
+        let _user = self.inner.act()?;
+        let target = target(bucket, key)?;
+        if target.key.is_folder {
+            return folder::remove(&self.inner, &target, condition);
+        }
+        draft::remove(&self.inner, &target, condition)
+    }
+
+    fn list(&self, bucket: &str, ask: &ListAsk) -> StoreResult<ListPage> {
+        let _user = self.inner.act()?;
+        check_bucket(bucket)?;
+        list::list(&self.inner, bucket, ask)
+    }
+
+    fn begin_upload(&self, _bucket: &str, _key: &str, _meta: Meta) -> StoreResult<String> {
+        Err(not_yet())
+    }
+
+    fn upload(&self, _bucket: &str, _key: &str, _id: &str) -> StoreResult<UploadFacts> {
+        Err(not_yet())
+    }
+
+    fn begin_part(
+        &self,
+        _bucket: &str,
+        _key: &str,
+        _id: &str,
+        _number: u32,
+        _len: Option<u64>,
+    ) -> StoreResult<Box<dyn Draft>> {
+        Err(not_yet())
+    }
+
+    fn parts(&self, _bucket: &str, _key: &str, _id: &str) -> StoreResult<Vec<PartFacts>> {
+        Err(not_yet())
+    }
+
+    fn finish_upload(
+        &self,
+        _bucket: &str,
+        _key: &str,
+        _id: &str,
+        _parts: &[(u32, String)],
+        _checksum: Option<Checksum>,
+        _condition: &Condition,
+    ) -> StoreResult<Facts> {
+        Err(not_yet())
+    }
+
+    fn abort_upload(&self, _bucket: &str, _key: &str, _id: &str) -> StoreResult<()> {
+        Err(not_yet())
+    }
+
+    fn uploads(&self, _bucket: &str) -> StoreResult<Vec<UploadFacts>> {
+        Err(not_yet())
+    }
+}
+
+/// Uploads by parts are the next step.
+fn not_yet() -> StoreError {
+    StoreError::Other(Error::new(ErrorKind::Unsupported, "uploads by parts are not there yet"))
+}

@@ -1,0 +1,253 @@
+//! What is kept beside an object's bytes: JSON in one attribute of the file, or in a file of its own where that has no room.
+//!
+//! A record names the size and the time of the file that it was made for, so that it does not describe one that another program
+//! wrote since. A record beside the file has the ETag of the file in its name: it stays beside the next object of the key, and
+//! the sweep removes it.
+
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ring::digest::{SHA256, digest};
+use rustix::fs::{OFlags, Statx, XattrFlags, fgetxattr, fsetxattr, lgetxattr};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::Inner;
+use super::loose::Loose;
+use super::names::OWN;
+use super::tree::{fault, open_below};
+use crate::store::{Facts, Meta, StoreError, StoreResult};
+
+/// The attribute.
+pub(super) const ATTRIBUTE: &str = "user.forebay.s3";
+
+/// More than this is not written by the store.
+const LONGEST: usize = 256 << 10;
+
+/// What tells one state of a file from another, the same through each mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) size: u64,
+    /// Nanoseconds since 1970.
+    pub(super) mtime: i64,
+    pub(super) ino: u64,
+}
+
+impl Identity {
+    pub(super) fn new(stat: &Statx) -> Self {
+        let mtime = stat.stx_mtime.tv_sec.saturating_mul(1_000_000_000) + i64::from(stat.stx_mtime.tv_nsec);
+        Self { size: stat.stx_size, mtime, ino: stat.stx_ino }
+    }
+
+    /// The `-` says that it is no MD5; what follows would be the number of parts.
+    pub(super) fn etag(&self) -> String {
+        let text = format!("{} {} {}", self.size, self.mtime, self.ino);
+        format!("{}-1", hex(&digest(&SHA256, text.as_bytes()).as_ref()[..16]))
+    }
+
+    /// Of a directory that becomes an object now: its own time changes with what is made in it.
+    pub(super) fn folder_now(ino: u64) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { size: 0, mtime: now.as_nanos() as i64, ino }
+    }
+
+    fn modified(&self) -> SystemTime {
+        let distance = Duration::from_nanos(self.mtime.unsigned_abs());
+        if self.mtime >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
+    }
+}
+
+/// In hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The record of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Record {
+    size: u64,
+    mtime: i64,
+    /// The rest is in a file of its own.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    aside: bool,
+    /// The upload that made the object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) upload: Option<String>,
+    pub(super) meta: Meta,
+}
+
+/// A record in a file of its own.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Aside {
+    /// The key that it was written for: the sweep looks there.
+    pub(super) key: String,
+    record: Record,
+}
+
+impl Record {
+    pub(super) fn new(identity: Identity, meta: Meta, upload: Option<String>) -> Self {
+        Self { size: identity.size, mtime: identity.mtime, aside: false, upload, meta }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.upload.is_none() && self.meta == Meta::default()
+    }
+
+    /// Drops the fields about the bytes where another program wrote the file since.
+    fn fitted(mut self, identity: Identity) -> Self {
+        if (self.size, self.mtime) != (identity.size, identity.mtime) {
+            self.upload = None;
+            self.meta = Meta { checksum: None, md5: None, parts: Vec::new(), ..self.meta };
+        }
+        self
+    }
+}
+
+/// What an object is to clients.
+pub(super) fn facts(identity: Identity, meta: Meta) -> Facts {
+    let etag = meta.md5.clone().unwrap_or_else(|| identity.etag());
+    Facts { len: identity.size, modified: identity.modified(), etag, meta }
+}
+
+/// The attribute of an open file; `None` where it has none.
+pub(super) fn read_attribute(file: impl AsFd) -> Result<Option<Vec<u8>>, Errno> {
+    with_room(|room| fgetxattr(&file, ATTRIBUTE, room))
+}
+
+/// The attribute of a name in an open directory.
+pub(super) fn read_attribute_of(dir: BorrowedFd<'_>, name: &str) -> Result<Option<Vec<u8>>, Errno> {
+    let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
+    with_room(|room| lgetxattr(&path, ATTRIBUTE, room))
+}
+
+fn with_room(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
+    let mut room = vec![0; 2048];
+    loop {
+        match read(&mut room) {
+            Ok(len) => {
+                room.truncate(len);
+                return Ok(Some(room));
+            }
+            Err(Errno::RANGE) if room.len() < LONGEST => room = vec![0; 64 << 10],
+            Err(Errno::NODATA | Errno::NOTSUP | Errno::RANGE) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// The record of a file with this attribute; the empty one where no gateway wrote it.
+pub(super) fn record(inner: &Inner, bucket: &str, identity: Identity, attribute: Option<&[u8]>) -> Record {
+    let kept: Option<Record> = attribute.and_then(|json| serde_json::from_slice(json).ok());
+    let look_aside = kept.as_ref().map_or(inner.abilities.attribute_room == 0, |kept| kept.aside);
+    let kept = if look_aside {
+        read_aside(inner, bucket, &identity.etag()).map(|aside| aside.record).or(kept)
+    } else {
+        kept
+    };
+    kept.map(|kept| kept.fitted(identity)).unwrap_or_default()
+}
+
+/// The record of a directory that is an object.
+pub(super) fn folder(
+    inner: &Inner,
+    bucket: &str,
+    path: &str,
+    ino: u64,
+    attribute: Option<&[u8]>,
+) -> Option<(Identity, Record)> {
+    let kept: Option<Record> = attribute.and_then(|json| serde_json::from_slice(json).ok());
+    let record = match kept {
+        Some(kept) if !kept.aside => kept,
+        _ => read_aside(inner, bucket, &folder_name(path, ino))?.record,
+    };
+    Some((Identity { size: 0, mtime: record.mtime, ino }, record))
+}
+
+/// The name of the record of a directory: of its number and its path, since its time changes.
+pub(super) fn folder_name(path: &str, ino: u64) -> String {
+    format!("{}-{ino}-folder", hex(&digest(&SHA256, path.as_bytes()).as_ref()[..16]))
+}
+
+/// Reads a record that lies in a file of its own.
+pub(super) fn read_aside(inner: &Inner, bucket: &str, name: &str) -> Option<Aside> {
+    let path = format!("{bucket}/{OWN}/meta/{name}");
+    let file = open_below(&inner.root, &path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
+    let mut json = Vec::new();
+    std::fs::File::from(file).take(LONGEST as u64).read_to_end(&mut json).ok()?;
+    serde_json::from_slice(&json).ok()
+}
+
+/// Writes the record of a file that is open; the caller syncs the file.
+pub(super) fn write(
+    inner: &Inner,
+    bucket: &str,
+    key: &str,
+    file: impl AsFd,
+    identity: Identity,
+    record: &Record,
+) -> StoreResult<()> {
+    let json = serde_json::to_vec(record).map_err(|error| not_written(&error))?;
+    match set_attribute(inner, &file, &json) {
+        Ok(()) => return Ok(()),
+        Err(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE | Errno::NOTSUP | Errno::DQUOT) => {}
+        Err(errno) => return Err(fault(errno, "cannot set attribute")),
+    }
+    let name = match key.strip_suffix('/') {
+        Some(path) => folder_name(path, identity.ino),
+        None => identity.etag(),
+    };
+    write_aside(inner, bucket, &name, &Aside { key: key.to_owned(), record: record.clone() })?;
+    let marker = Record { aside: true, meta: Meta::default(), upload: None, ..record.clone() };
+    let json = serde_json::to_vec(&marker).map_err(|error| not_written(&error))?;
+    match set_attribute(inner, &file, &json) {
+        // Without attributes at all, every reader looks aside.
+        Err(Errno::NOTSUP | Errno::RANGE) if inner.abilities.attribute_room == 0 => Ok(()),
+        result => result.map_err(|errno| fault(errno, "cannot set attribute")),
+    }
+}
+
+/// The same for a new file: it has no record yet, and needs none where there is no more to say than its bytes.
+pub(super) fn write_first(
+    inner: &Inner,
+    bucket: &str,
+    key: &str,
+    file: impl AsFd,
+    identity: Identity,
+    record: &Record,
+) -> StoreResult<()> {
+    if record.is_plain() { Ok(()) } else { write(inner, bucket, key, file, identity, record) }
+}
+
+fn set_attribute(inner: &Inner, file: impl AsFd, json: &[u8]) -> Result<(), Errno> {
+    if json.len() > inner.abilities.attribute_room {
+        return Err(Errno::RANGE);
+    }
+    fsetxattr(file, ATTRIBUTE, json, XattrFlags::empty())
+}
+
+fn write_aside(inner: &Inner, bucket: &str, name: &str, aside: &Aside) -> StoreResult<()> {
+    let json = serde_json::to_vec(aside).map_err(|error| not_written(&error))?;
+    let mut loose = Loose::named(inner, bucket)?;
+    loose.write_at(&json, 0)?;
+    if inner.options.sync {
+        rustix::fs::fsync(&loose.file).map_err(|errno| fault(errno, "cannot sync record"))?;
+    }
+    let meta = inner.own_dir(bucket, "meta")?;
+    loose.rename_to(&meta, name).map_err(|errno| fault(errno, "cannot name record"))?;
+    if inner.options.sync { super::tree::sync_dir(&meta) } else { Ok(()) }
+}
+
+/// Removes the record that lies beside the file, where there is one.
+pub(super) fn remove_aside(inner: &Inner, bucket: &str, name: &str) {
+    if let Ok(meta) = super::tree::open_dir(&inner.root, &format!("{bucket}/{OWN}/meta")) {
+        // The sweep takes the ones that stay.
+        let _ = rustix::fs::unlinkat(meta, name, rustix::fs::AtFlags::empty());
+    }
+}
+
+fn not_written(error: &serde_json::Error) -> StoreError {
+    let message = format!("cannot write record: {error}");
+    StoreError::Other(forebay_error::Error::new(forebay_error::ErrorKind::Internal, message))
+}

@@ -1,0 +1,111 @@
+//! The tree of directories that buckets lie in, from a descriptor that is held: no path leads out of it, by no link.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use forebay_error::Error;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
+use rustix::io::Errno;
+
+use crate::store::{StoreError, StoreResult};
+
+/// How often a file that another mount replaced is opened again.
+const STALE_TRIES: u32 = 3;
+
+/// The mode of new directories; the umask has its say.
+pub(super) const DIR_MODE: Mode = Mode::from_raw_mode(0o777);
+
+/// The mode of new files; the umask has its say.
+pub(super) const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
+
+/// The parts of a `statx` that the store looks at.
+pub(super) const STAT: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// What a failed system call means to a client. Callers handle ENOENT and the like, which mean different things.
+pub(super) fn fault(errno: Errno, doing: &str) -> StoreError {
+    let error = Error::from_errno(errno.raw_os_error(), doing);
+    match errno {
+        Errno::NOSPC | Errno::DQUOT => StoreError::Full,
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => StoreError::Denied,
+        Errno::STALE | Errno::MFILE | Errno::NFILE | Errno::TIMEDOUT | Errno::AGAIN | Errno::NOMEM => {
+            StoreError::Later(error)
+        }
+        _ => StoreError::Other(error),
+    }
+}
+
+/// The same, for a function that is given to `map_err`.
+pub(super) fn failed(doing: &'static str) -> impl Fn(Errno) -> StoreError {
+    move |errno| fault(errno, doing)
+}
+
+/// Opens a path below a directory, through no link and never out of it.
+pub(super) fn open_below(dir: impl AsFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let makes = flags.intersects(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+    let mode = if makes { FILE_MODE } else { Mode::empty() };
+    let mut stale = 0;
+    loop {
+        match openat2(&dir, path, flags | OFlags::CLOEXEC, mode, resolve) {
+            // The kernel asks for another try when a directory on the way is moved.
+            Err(Errno::AGAIN | Errno::INTR) if !flags.contains(OFlags::NONBLOCK) => {}
+            Err(Errno::STALE) if stale < STALE_TRIES => stale += 1,
+            result => return result,
+        }
+    }
+}
+
+/// Opens a directory for paths below it alone.
+pub(super) fn open_dir(dir: impl AsFd, path: &str) -> Result<OwnedFd, Errno> {
+    open_below(dir, path, OFlags::PATH | OFlags::DIRECTORY)
+}
+
+/// What is known of an open file.
+pub(super) fn stat_file(file: impl AsFd) -> Result<Statx, Errno> {
+    statx(file, "", AtFlags::EMPTY_PATH, STAT)
+}
+
+/// What is known of a name in a directory; a link is not followed.
+pub(super) fn stat_name(dir: impl AsFd, name: &str) -> Result<Statx, Errno> {
+    statx(dir, name, AtFlags::SYMLINK_NOFOLLOW, STAT)
+}
+
+pub(super) fn is_dir(stat: &Statx) -> bool {
+    FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory
+}
+
+/// Writes a directory's entries to the disk. It is opened again: a descriptor for paths alone cannot.
+pub(super) fn sync_dir(dir: impl AsFd) -> StoreResult<()> {
+    let open =
+        open_below(dir, ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed("cannot open directory"))?;
+    rustix::fs::fsync(open).map_err(failed("cannot sync directory"))
+}
+
+/// Makes the directories of a path that are missing; with `sync`, each is on the disk when this returns.
+pub(super) fn make_dirs(base: impl AsFd, path: &str, sync: bool) -> Result<(), StoreError> {
+    let mut above = ".".to_owned();
+    for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
+        let part = &path[..end];
+        let name = part.rsplit('/').next().unwrap_or(part);
+        let parent = open_dir(&base, &above).map_err(|errno| way_fault(errno, "cannot open directory"))?;
+        match rustix::fs::mkdirat(&parent, name, DIR_MODE) {
+            Ok(()) if sync => sync_dir(&parent)?,
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(way_fault(errno, "cannot make directory")),
+        }
+        part.clone_into(&mut above);
+    }
+    Ok(())
+}
+
+/// A fault on the way to a new object.
+pub(super) fn way_fault(errno: Errno, doing: &str) -> StoreError {
+    match errno {
+        Errno::NOTDIR => StoreError::Key("a part of its path is an object"),
+        Errno::LOOP | Errno::XDEV => StoreError::Key("a part of its path is a symbolic link"),
+        Errno::NAMETOOLONG => StoreError::Key("the file system has no names that long"),
+        Errno::ILSEQ | Errno::INVAL => StoreError::Key("the file system refuses the name"),
+        // The bucket is removed while the object is written.
+        Errno::NOENT => StoreError::NoBucket,
+        _ => fault(errno, doing),
+    }
+}
