@@ -74,12 +74,11 @@ impl Loose {
 
     /// Gives it a second name, which none has yet.
     pub(super) fn link_to(&self, dir: impl AsFd, name: &str) -> Result<(), Errno> {
-        let linked = match &self.place {
-            Some(place) => linkat(&place.dir, &place.name, &dir, name, AtFlags::empty()),
-            None => {
-                let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-                linkat(CWD, path, &dir, name, AtFlags::SYMLINK_FOLLOW)
-            }
+        let linked = if let Some(place) = &self.place {
+            linkat(&place.dir, &place.name, &dir, name, AtFlags::empty())
+        } else {
+            let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            linkat(CWD, path, &dir, name, AtFlags::SYMLINK_FOLLOW)
         };
         // Over NFS a call whose reply was lost is sent again, and finds the name that it made.
         if linked == Err(Errno::EXIST) && self.is_at(&dir, name) { Ok(()) } else { linked }
