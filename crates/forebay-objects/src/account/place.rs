@@ -19,6 +19,9 @@ pub(super) struct Place {
 impl Place {
     /// That of a bucket in a region; an empty one: the list of buckets.
     pub(super) fn of(settings: &Settings, bucket: &str, region: &str) -> Result<Self> {
+        if settings.endpoint.is_none() && bucket.ends_with("--x-s3") {
+            return Err(directory_bucket(bucket));
+        }
         let service = if settings.fips { "s3-fips" } else { "s3" };
         let aws = || Target::of_aws(service, region, settings.dual_stack);
         let mut target = settings.endpoint.clone().unwrap_or_else(aws);
@@ -34,6 +37,14 @@ impl Place {
         let site = Site { tls: target.tls, host: target.host, port: target.port, proxy, ca_file };
         Ok(Self { site, authority, path })
     }
+}
+
+/// AWS's directory buckets have endpoints of their own, and take keys of sessions alone.
+fn directory_bucket(bucket: &str) -> Error {
+    let why = "cannot use the bucket: S3 Express (--x-s3) is not supported, it needs sessions of its own (CreateSession)";
+    Error::new(ErrorKind::Unsupported, why)
+        .with("bucket", bucket)
+        .hint(format!("copy it to another bucket: aws s3 sync s3://{bucket} s3://BUCKET"))
 }
 
 fn is_in_host(settings: &Settings, target: &Target, bucket: &str) -> Result<bool> {
@@ -87,6 +98,18 @@ mod tests {
         }
         let address = place([("AWS_ENDPOINT_URL", "http://10.0.0.1"), NAMED], "b").unwrap_err();
         assert!(address.hints()[0].contains("path"));
+    }
+
+    #[test]
+    fn directory_buckets_are_refused_at_aws_alone() {
+        let error = place([], "data--usw2-az1--x-s3").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("CreateSession"), "{error}");
+        assert_eq!(
+            error.hints(),
+            ["copy it to another bucket: aws s3 sync s3://data--usw2-az1--x-s3 s3://BUCKET"]
+        );
+        assert!(place([("AWS_ENDPOINT_URL", "http://h")], "data--usw2-az1--x-s3").is_ok());
     }
 
     #[test]

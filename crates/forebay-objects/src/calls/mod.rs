@@ -27,7 +27,7 @@ mod refusal;
 mod tests;
 mod time;
 mod upload;
-mod xml;
+pub(crate) mod xml;
 
 pub use bucket::{Bucket, ObjectHead};
 pub use examine::{ObjectFinding, Weight, examine};

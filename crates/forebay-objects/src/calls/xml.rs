@@ -97,6 +97,20 @@ pub(super) fn text_at(document: &[u8], wanted: &[&str]) -> Result<Option<String>
     Ok(found)
 }
 
+/// The text of the first element of each name, wherever it is.
+pub(crate) fn first<const N: usize>(document: &[u8], names: [&str; N]) -> Result<[Option<String>; N]> {
+    let mut found = [const { None }; N];
+    read(document, |path, node| {
+        if let (Some(name), Node::End(text)) = (path.last(), node)
+            && let Some(at) = names.iter().position(|wanted| wanted == name)
+        {
+            found[at].get_or_insert_with(|| text.to_owned());
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 /// Text as content of an element.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -139,6 +153,14 @@ mod tests {
         assert_eq!(all, [of("A/B", "a&bA<c>"), of("A/C", ""), of("A", " ")]);
         assert_eq!(text_at(document, &["A", "B"]).unwrap().unwrap(), "a&bA<c>");
         assert_eq!(text_at(document, &["B"]).unwrap(), None);
+    }
+
+    #[test]
+    fn elements_are_found_by_their_names_wherever_they_are() {
+        let document = b"<a xmlns=\"x\"><n:Code>A&amp;B&#x21;</n:Code><Message/><b><Code>2</Code></b></a>";
+        let [code, message, other] = first(document, ["Code", "Message", "Other"]).unwrap();
+        assert_eq!((code.as_deref(), message.as_deref(), other), (Some("A&B!"), Some(""), None));
+        assert!(first(b"<a><Code>A</Code>", ["Code"]).is_err(), "it breaks off");
     }
 
     #[test]

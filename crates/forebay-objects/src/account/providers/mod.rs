@@ -3,6 +3,7 @@
 mod http;
 mod process;
 mod reqsign;
+mod sso_token;
 mod sts;
 
 use std::fmt;
@@ -185,7 +186,9 @@ impl Source {
                 sts::assume(world, role, &keys)
             }
             Self::WebIdentity(role, file) => sts::assume_by_token(world, role, file),
-            Self::Sso(sso) => reqsign::sso(world, sso),
+            Self::Sso(sso) => sso_token::renew(world, sso)
+                .and_then(|()| reqsign::sso(world, sso))
+                .map_err(|error| error.hint(format!("aws sso login --profile {}", sso.profile))),
             Self::Process(_, command) => reqsign::process(world, command),
             Self::Container => reqsign::container(world),
             Self::Machine => world.machine.ask(world),

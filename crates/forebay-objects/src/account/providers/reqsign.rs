@@ -94,7 +94,6 @@ pub(super) fn sso(world: &World, sso: &Sso) -> Result<Keys> {
         provider = provider.with_endpoint(format!("{}/federation/credentials", url.trim_end_matches('/')));
     }
     asked(&provider, &context(&world.variables, world.http.clone(), ""))
-        .map_err(|error| error.hint(format!("aws sso login --profile {}", sso.profile)))
 }
 
 pub(super) fn process(world: &World, command: &str) -> Result<Keys> {

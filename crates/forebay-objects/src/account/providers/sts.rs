@@ -8,14 +8,12 @@ use ::reqsign_core::time::Timestamp;
 use bytes::Bytes;
 use forebay_config::files::read_plain;
 use forebay_error::{Error, ErrorKind, Result};
-use quick_xml::escape::resolve_predefined_entity;
-use quick_xml::events::Event;
-use quick_xml::reader::Reader;
 
 use super::super::keys::Keys;
 use super::super::sigv4::{Moment, Scope, Signable, query};
 use super::reqsign::short;
 use super::{Role, World};
+use crate::calls::xml;
 
 /// Keys of a role, by other keys.
 pub(super) fn assume(world: &World, role: &Role, keys: &Keys) -> Result<Keys> {
@@ -77,62 +75,26 @@ fn call(world: &World, form: &[(String, String)], keys: Option<&Keys>) -> Result
     }
     let request = request.body(Bytes::from(body)).map_err(|_| wrong("the request has a bad header"))?;
     let reply = world.http.send(&request).map_err(|why| wrong(&why))?;
-    let text = String::from_utf8_lossy(reply.body());
+    let document = reply.body();
     if !reply.status().is_success() {
-        return Err(refused(&text, reply.status().as_u16()).with("server", format!("{target}")));
+        return Err(refused(document, reply.status().as_u16()).with("server", format!("{target}")));
     }
-    keys_of(&text).ok_or_else(|| wrong("the reply has none"))
+    keys_of(document).ok_or_else(|| wrong("the reply has none"))
 }
 
-fn refused(text: &str, status: u16) -> Error {
-    let code = element(text, "Code").unwrap_or_else(|| format!("status {status}"));
-    let message = element(text, "Message").unwrap_or_default();
+fn refused(document: &[u8], status: u16) -> Error {
+    // What is no XML has no code: a proxy's page.
+    let [code, message] = xml::first(document, ["Code", "Message"]).unwrap_or_default();
+    let code = code.unwrap_or_else(|| format!("status {status}"));
     let kind = if (400..500).contains(&status) { ErrorKind::PermissionDenied } else { ErrorKind::Io };
-    Error::new(kind, format!("cannot get keys: {}", short(&format!("{code}: {message}"))))
+    let said = short(&format!("{code}: {}", message.unwrap_or_default()));
+    Error::new(kind, format!("cannot get keys: {said}"))
 }
 
-fn keys_of(text: &str) -> Option<Keys> {
-    let get = |name| element(text, name).filter(|value| !value.is_empty());
-    let expires: Timestamp = get("Expiration")?.parse().ok()?;
-    let (id, secret, token) = (get("AccessKeyId")?, get("SecretAccessKey")?, get("SessionToken")?);
-    Some(Keys::new(id, secret, Some(token), Some(expires.as_system_time())))
-}
-
-/// The text of the first element of a name.
-fn element(text: &str, name: &str) -> Option<String> {
-    let mut reader = Reader::from_str(text);
-    let mut found: Option<String> = None;
-    loop {
-        let event = reader.read_event().ok()?;
-        let piece = match &event {
-            Event::Start(start) if start.local_name().into_inner() == name => {
-                found = Some(String::new());
-                continue;
-            }
-            Event::End(end) if end.local_name().into_inner() == name => return found,
-            Event::Text(piece) => piece.xml10_content(),
-            Event::GeneralRef(entity) => match entity.resolve_char_ref().ok()? {
-                Some(letter) => letter.to_string().into(),
-                None => resolve_predefined_entity(&entity.xml10_content())?.into(),
-            },
-            Event::Eof => return None,
-            _ => continue,
-        };
-        if let Some(found) = &mut found {
-            found.push_str(&piece);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn elements() {
-        let text = "<?xml version=\"1.0\"?><a xmlns=\"x\"><n:Code>A&amp;B&#x21;</n:Code><Message/><Code>2</Code></a>";
-        assert_eq!(element(text, "Code").as_deref(), Some("A&B!"));
-        assert_eq!(element(text, "Other"), None);
-        assert_eq!(element("<Code>no end", "Code"), None);
-    }
+fn keys_of(document: &[u8]) -> Option<Keys> {
+    let names = ["AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration"];
+    let [id, secret, token, expires] =
+        xml::first(document, names).ok()?.map(|text| text.filter(|text| !text.is_empty()));
+    let expires: Timestamp = expires?.parse().ok()?;
+    Some(Keys::new(id?, secret?, Some(token?), Some(expires.as_system_time())))
 }

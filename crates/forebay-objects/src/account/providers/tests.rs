@@ -115,13 +115,57 @@ fn roles_that_cannot_be_assumed() {
             "[default]\nrole_arn = a\nsource_profile = b\n[profile b]\nrole_arn = b\nsource_profile = default\n",
             "leads back",
         ),
-        ("[default]\nrole_arn = a\nsource_profile = b\nmfa_serial = c\n", "mfa_serial"),
         ("[default]\nrole_arn = a\ncredential_source = Other\n", "whose keys"),
     ] {
         let found = account(&[], config, "").unwrap();
         let error = signer(&found.account).unwrap_err();
         assert!(error.to_string().contains(why), "{config}: {error}");
         assert!(!error.hints().is_empty());
+    }
+}
+
+/// Also where the profile of the source wants it.
+#[test]
+fn codes_of_devices_are_refused() {
+    let role = "role_arn = a\nsource_profile = keys\nmfa_serial = arn:aws:iam::1:mfa/me\n";
+    let credentials = "[keys]\naws_access_key_id = A\naws_secret_access_key = s\n";
+    for (config, named, wants) in [
+        (format!("[profile dev]\n{role}"), "dev", "dev"),
+        (
+            format!("[profile dev]\nrole_arn = b\nsource_profile = base\n[profile base]\n{role}"),
+            "dev",
+            "base",
+        ),
+    ] {
+        let found = account(&[("AWS_PROFILE", named)], &config, credentials).unwrap();
+        let error = signer(&found.account).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("mfa_serial") && error.to_string().contains(wants), "{error}");
+        let hint = format!("eval $(aws configure export-credentials --profile {wants} --format env)");
+        assert_eq!(error.hints(), [hint]);
+    }
+}
+
+#[test]
+fn replies_of_the_token_service_without_keys_are_errors() {
+    let whole = sts_reply("AssumeRole", "ASIAROLE", &in_seconds(3600));
+    let config = "[default]\nrole_arn = arn:r\nsource_profile = default\naws_access_key_id = A\naws_secret_access_key = s\n";
+    for (status, body, why) in [
+        // All keys are in it, but it breaks off.
+        (200, whole[..whole.len() - 5].to_owned(), "the reply has none"),
+        (
+            200,
+            whole.replace("<SessionToken>", "<Other>").replace("</SessionToken>", "</Other>"),
+            "the reply has none",
+        ),
+        (200, "<!DOCTYPE a><a/>".to_owned(), "the reply has none"),
+        (403, "<html>a proxy".to_owned(), "status 403"),
+    ] {
+        let shown = body.clone();
+        let server = KeyServer::new(move |_| (status, body.clone()));
+        let found = account(&[("AWS_ENDPOINT_URL_STS", &server.url)], config, "").unwrap();
+        let error = signer(&found.account).unwrap_err();
+        assert!(error.to_string().contains(why), "{shown}: {error}");
     }
 }
 
@@ -173,13 +217,7 @@ fn a_web_identity() {
 
 #[test]
 fn sso() {
-    let expires =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap() + Duration::from_hours(1);
-    let body = format!(
-        r#"{{"roleCredentials":{{"accessKeyId":"ASIASSO","secretAccessKey":"s","sessionToken":"t","expiration":{}}}}}"#,
-        expires.as_millis()
-    );
-    let server = KeyServer::new(move |_| (200, body.clone()));
+    let server = KeyServer::new(|_| (200, sso_reply()));
     let config = "[profile new]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = r\n\
         [sso-session corp]\nsso_region = eu-west-1\nsso_start_url = https://x\n\
         [profile old]\nsso_start_url = https://x\nsso_region = eu-west-1\nsso_account_id = 1\nsso_role_name = r\n";
@@ -204,6 +242,99 @@ fn sso() {
     assert_eq!(came.len(), 2);
     assert_eq!(came[0].line, "GET /federation/credentials?role_name=r&account_id=1");
     assert_eq!(came[0].header("x-amz-sso_bearer_token"), Some("bearer"));
+}
+
+/// The reply of SSO with keys.
+fn sso_reply() -> String {
+    let end = std::time::SystemTime::now() + Duration::from_hours(1);
+    let end = end.duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+    format!(
+        r#"{{"roleCredentials":{{"accessKeyId":"ASIASSO","secretAccessKey":"s","sessionToken":"t","expiration":{end}}}}}"#
+    )
+}
+
+/// A profile of SSO, whose token ends in some seconds and has these further fields; the servers are one. Also the token's file.
+fn with_token(
+    server: &KeyServer,
+    seconds: i64,
+    more: &str,
+) -> (super::super::testing::Made, std::path::PathBuf) {
+    let config = "[profile new]\nsso_session = corp\nsso_account_id = 1\nsso_role_name = r\n\
+        [sso-session corp]\nsso_region = eu-west-1\n";
+    let home = tempfile::tempdir().unwrap();
+    let cache = home.path().join(".aws/sso/cache");
+    std::fs::create_dir_all(&cache).unwrap();
+    let file = cache.join(format!("{}.json", reqsign_core::hash::hex_sha1(b"corp")));
+    let token =
+        format!(r#"{{"accessToken":"old","expiresAt":"{}","region":"x"{more}}}"#, in_seconds(seconds));
+    std::fs::write(&file, token).unwrap();
+    let variables = [
+        ("AWS_PROFILE", "new"),
+        ("AWS_ENDPOINT_URL_SSO", server.url.as_str()),
+        ("AWS_ENDPOINT_URL_SSO_OIDC", &server.url),
+    ];
+    (account_at(home, &variables, config, "").unwrap(), file)
+}
+
+const RENEWS: &str = r#","clientId":"id","clientSecret":"wJalrC","refreshToken":"wJalrR""#;
+
+#[test]
+fn a_token_of_sso_is_renewed_where_it_is_over() {
+    let server = KeyServer::new(|came| match came.line.as_str() {
+        "POST /token" => (
+            200,
+            r#"{"accessToken":"new","expiresIn":600,"refreshToken":"next","tokenType":"Bearer"}"#.into(),
+        ),
+        _ if came.header("x-amz-sso_bearer_token") == Some("new") => (200, sso_reply()),
+        _ => (401, String::new()),
+    });
+    let (found, file) = with_token(&server, -60, RENEWS);
+    gives(&found, "ASIASSO", Some("t"), "profile new (SSO)");
+    let came = server.came();
+    let asked: serde_json::Value = serde_json::from_str(&came[0].body).unwrap();
+    let expected = serde_json::json!({
+        "grantType": "refresh_token", "clientId": "id", "clientSecret": "wJalrC", "refreshToken": "wJalrR"
+    });
+    assert_eq!(asked, expected);
+    // Others find it in the file, which nobody else reads, with its other fields.
+    let kept: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!([&kept["accessToken"], &kept["refreshToken"], &kept["region"]], ["new", "next", "x"]);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&file).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "nothing is left");
+    let variables = [
+        ("AWS_PROFILE", "new"),
+        ("AWS_ENDPOINT_URL_SSO", server.url.as_str()),
+        ("AWS_ENDPOINT_URL_SSO_OIDC", "http://127.0.0.1:1"),
+    ];
+    let config = std::fs::read_to_string(found.home.path().join(".aws/config")).unwrap();
+    let again = account_at(found.home, &variables, &config, "").unwrap();
+    gives(&again, "ASIASSO", Some("t"), "profile new (SSO)");
+}
+
+#[test]
+fn a_token_of_sso_that_cannot_be_renewed_says_how_to_log_in() {
+    let server = KeyServer::new(|came| match came.line.as_str() {
+        "POST /token" => (400, r#"{"error":"invalid_grant","error_description":"wJalrR"}"#.into()),
+        _ if came.header("x-amz-sso_bearer_token") == Some("old") => (200, sso_reply()),
+        _ => (401, String::new()),
+    });
+    let over = format!(r#"{RENEWS},"registrationExpiresAt":"{}""#, in_seconds(-60));
+    for (more, asks, why) in
+        [(RENEWS, 1, "invalid_grant"), (&over, 0, "aws sso login"), ("", 0, "aws sso login")]
+    {
+        let before = server.came().len();
+        let (found, _) = with_token(&server, -60, more);
+        let error = signer(&found.account).unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+        assert!(error.hints().contains(&"aws sso login --profile new".to_owned()), "{error:?}");
+        assert!(!format!("{error:?}").contains("wJalr"), "{error:?}");
+        assert_eq!(server.came().len() - before, asks, "{more}");
+    }
+    // One that is nearly over serves on.
+    let (found, file) = with_token(&server, 60, RENEWS);
+    gives(&found, "ASIASSO", Some("t"), "profile new (SSO)");
+    assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "nothing is left");
 }
 
 #[test]
