@@ -20,7 +20,7 @@ use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_models::Pending;
-use forebay_source::{hint_for_missing, opener_of};
+use forebay_source::{hint_for_missing, opener_of, scheme_of};
 
 use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::Guard;
@@ -37,9 +37,9 @@ pub(crate) struct Copy {
     /// Name of the copy, or a directory for it: a path, nfs://SERVER/EXPORT/PATH or s3://BUCKET/KEY
     #[arg(value_name = "DST", value_parser = crate::names::new_file())]
     pub(crate) destination: PathBuf,
-    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS
-    #[arg(short = 'd', long, value_name = "DEVICE", default_value_t, value_parser = crate::load::parse::<DeviceName>)]
-    device: DeviceName,
+    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
+    #[arg(short = 'd', long, value_name = "DEVICE", value_parser = crate::load::parse::<DeviceName>)]
+    pub(crate) device: Option<DeviceName>,
     /// Read both files again and compare them before the copy gets its name; an object, after
     #[arg(long)]
     pub(crate) verify: bool,
@@ -69,10 +69,14 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
         }
     })?;
     if found.is_dir() {
-        return Err(Error::new(ErrorKind::IsDirectory, "the source is a directory")
+        let error = Error::new(ErrorKind::IsDirectory, "the source is a directory")
             .with("path", args.source.display())
-            .hint("cp copies one file; name a file in it")
-            .into());
+            .hint("cp copies one file; name a file in it");
+        return Err(match scheme_of(&args.destination) {
+            Some("s3") => error.hint("all of it, through host memory: forebay s3 cp SRC DST --recursive"),
+            _ => error,
+        }
+        .into());
     }
     if !found.is_file() {
         return Err(Error::new(ErrorKind::Unsupported, "the source is no regular file")
@@ -110,7 +114,7 @@ fn copy_guarded(
     let destination = destination(args)?;
     check_destination(&destination, found)?;
     let session = Session::open()?;
-    let device = session.device_named(&args.device)?;
+    let device = session.device_named(&args.device.clone().unwrap_or_default())?;
     let source = File::open(&args.source).map_err(explain)?;
     let held_up = source.held_up_from_now();
     let mode = found.map_or(0o666, |found| found.permissions().mode());

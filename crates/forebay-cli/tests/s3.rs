@@ -393,6 +393,14 @@ fn flags_of_trees_are_refused_for_one_object() {
     for args in ["s3 cp s3://bkt/k s3://bkt/x --verify", "s3 cp s3://bkt/ y --recursive --verify"] {
         here.run(args).fails(2, "--verify is for one file");
     }
+    for args in [
+        "s3 cp s3://bkt/k s3://bkt/x --device 0",
+        "s3 cp s3://bkt/ y --recursive -d 1",
+        "s3 cp . s3://bkt/tree --recursive --device 0",
+    ] {
+        here.run(args).fails(2, "--device is for one file");
+    }
+    here.run("cp . s3://bkt/tree --device 0").fails(1, "forebay s3 cp SRC DST --recursive");
     assert_eq!(here.server.keys("bkt"), ["k"]);
     assert!(!here.path().join("y").exists());
     let out = here.run("s3 rm s3://bkt/k --json").ok().out;

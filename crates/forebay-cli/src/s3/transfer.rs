@@ -50,11 +50,23 @@ impl CopyArgs {
 
 /// Runs the command.
 pub(super) fn copy(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
-    if args.copy.verify && !args.is_through_here() {
-        let error = Error::new(ErrorKind::InvalidInput, "--verify is for one file, by this machine");
-        return Err(Failure::usage(error.hint("leave it out, or compare later: forebay verify -f URL")));
+    if !args.is_through_here() {
+        refuse_for_trees(&args.copy)?;
     }
     if args.recursive { copy_tree(args, console) } else { copy_one(args, console) }
+}
+
+/// Fails if flags are given of which a tree, or a copy within the server, would take no notice.
+fn refuse_for_trees(copy: &Copy) -> Result<(), Failure> {
+    let (what, hint) = if copy.verify {
+        ("--verify is for one file, by this machine", "leave it out, or compare later: forebay verify -f URL")
+    } else if copy.device.is_some() {
+        let hint = "leave it out: trees go through host memory, and copies within a bucket's server not through this machine";
+        ("--device is for one file, by this machine", hint)
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(Error::new(ErrorKind::InvalidInput, what).hint(hint)))
 }
 
 /// Fails if flags of trees are given for one object.
