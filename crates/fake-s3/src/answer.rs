@@ -77,7 +77,8 @@ impl Call<'_> {
             format!("<Endpoint>{}</Endpoint>", endpoint.trim_start_matches("http://"))
         });
         let more = format!("{host}<Bucket>{}</Bucket>", self.request.bucket);
-        let reply = Reply::error_with(status, code, message, &more).with("x-amz-bucket-region", region);
+        let reply = Reply::error_with(status, code, message, &more);
+        let reply = if region.is_empty() { reply } else { reply.with("x-amz-bucket-region", region) };
         // A 301 of S3 has no Location: clients take the region.
         match endpoint.filter(|_| status == 307) {
             Some(endpoint) => reply.with("Location", format!("{endpoint}{}", self.request.path)),

@@ -86,7 +86,7 @@ pub enum Fault {
     Error(u16, &'static str, Option<u32>),
     /// The request is carried out, and an error is its reply.
     LateError(u16, &'static str),
-    /// A redirect with a region, and perhaps another endpoint (`http://127.0.0.1:1`).
+    /// A redirect with a region, unless that is empty, and perhaps another endpoint (`http://127.0.0.1:1`).
     Redirect(u16, &'static str, Option<String>),
     /// The connection is closed there.
     Cut(Place),

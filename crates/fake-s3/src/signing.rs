@@ -82,7 +82,8 @@ pub(crate) fn check(call: &Call<'_>) -> Result<(), Reply> {
             claim.region
         );
         let more = format!("<Region>{right}</Region>");
-        return Err(Reply::error_with(400, "AuthorizationHeaderMalformed", &message, &more));
+        let reply = Reply::error_with(400, "AuthorizationHeaderMalformed", &message, &more);
+        return Err(reply.with("x-amz-bucket-region", right));
     }
     in_time(&claim, now() + settings.skew)?;
     verify(call.request, &claim, &keys.secret)

@@ -1,7 +1,7 @@
-//! TLS, with a certificate that is good for 100 years: `localhost`, `*.localhost`, `*.s3.fake.test`, 127.0.0.1 and ::1. Its
-//! authority's key does not exist any more.
+//! TLS, with a certificate that is good for 100 years: `localhost`, `*.localhost`, `*.s3.fake.test`, 127.0.0.1 and ::1, and
+//! buckets at AWS's hosts of two regions, for which the server is its own proxy. Its authority's key does not exist any more.
 
-use std::io::{Error, Result};
+use std::io::{Error, Read, Result, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
@@ -31,7 +31,17 @@ pub(crate) fn config() -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-pub(crate) fn accept(stream: TcpStream, config: &Arc<ServerConfig>) -> Result<Box<dyn Wire>> {
+/// Also behind a `CONNECT` in clear text, of a client for which this server is its own proxy.
+pub(crate) fn accept(mut stream: TcpStream, config: &Arc<ServerConfig>) -> Result<Box<dyn Wire>> {
+    let mut first = [0; 1];
+    if stream.peek(&mut first)? == 1 && first == *b"C" {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            stream.read_exact(&mut first)?;
+            head.push(first[0]);
+        }
+        stream.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")?;
+    }
     let connection = ServerConnection::new(config.clone()).map_err(Error::other)?;
     Ok(Box::new(StreamOwned::new(connection, stream)))
 }

@@ -138,7 +138,7 @@ impl Source for ObjectSource {
         if !self.fetch.is_of_this_process() {
             return Facts { file_system: Some("s3"), ..Facts::default() };
         }
-        let Endpoint { account, site, network, .. } = &*self.bucket.endpoint;
+        let Endpoint { account, site, network, .. } = &**self.fetch.endpoint();
         let facts = network.facts();
         let transport = if facts.transport.is_empty() { "TCP" } else { facts.transport };
         let (region, most) = (account.region(&self.url.bucket), MOST_RANGES);
@@ -159,8 +159,9 @@ impl Source for ObjectSource {
         if !self.fetch.is_of_this_process() {
             return None;
         }
-        let endpoint = Arc::downgrade(&self.bucket.endpoint);
-        let before = (self.bucket.endpoint.network.facts().silences, self.bucket.endpoint.budget.paused());
+        let endpoint = self.fetch.endpoint();
+        let before = (endpoint.network.facts().silences, endpoint.budget.paused());
+        let endpoint = Arc::downgrade(endpoint);
         Some(Box::new(move || {
             let endpoint = endpoint.upgrade()?;
             let (silences, pauses) = before;

@@ -220,18 +220,6 @@ fn what_is_no_object_is_said() {
 }
 
 #[test]
-fn a_bucket_of_another_region_is_read_there() {
-    let server = named(FakeS3::start());
-    let there = FakeS3::start();
-    there.set_region("eu-north-7");
-    there.require_signatures();
-    there.put("moved", "object", pattern(KEY, 0, MIB));
-    server.fault_always(Asked::Head, Fault::Redirect(301, "eu-north-7", None));
-    let error = File::open("s3://moved/object").unwrap_err();
-    assert!(error.hints().iter().any(|hint| hint == "export AWS_REGION=eu-north-7"), "{error:?}");
-}
-
-#[test]
 fn a_whole_object_is_compared_with_its_checksum_and_a_part_is_not() {
     let server = named(FakeS3::start());
     let session = session();

@@ -40,6 +40,7 @@ use renewal::KeyRing;
 pub(crate) use settings::ChecksumMode;
 use settings::{Lookup, Settings};
 pub(crate) use sigv4::encoded;
+pub(crate) use target::region_of_aws;
 use variables::Variables;
 
 /// Accounts of the process that are kept, for the environments that it had last.

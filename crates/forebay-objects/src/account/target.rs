@@ -101,16 +101,31 @@ pub(super) fn host_and_port(text: &str, default: u16) -> Option<(String, u16)> {
     (!host.is_empty() && host.bytes().all(fits)).then(|| (host.to_ascii_lowercase(), port))
 }
 
+/// Ends of names of AWS's hosts, by the beginnings of their regions.
+const SUFFIXES: [(&str, &str); 6] = [
+    ("cn-", "amazonaws.com.cn"),
+    ("eusc-", "amazonaws.eu"),
+    ("us-isob-", "sc2s.sgov.gov"),
+    ("us-iso-", "c2s.ic.gov"),
+    ("eu-isoe-", "cloud.adc-e.uk"),
+    ("us-isof-", "csp.hci.ic.gov"),
+];
+
+/// The region of one of S3's hosts at AWS, also by older names: `bucket.s3.eu-west-1.amazonaws.com`, `s3-eu-west-1.amazonaws.com`.
+pub(crate) fn region_of_aws(host: &str) -> Option<&str> {
+    let mut suffixes = SUFFIXES.iter().map(|(_, suffix)| *suffix).chain(["amazonaws.com"]);
+    let name = suffixes.find_map(|suffix| host.strip_suffix(suffix)?.strip_suffix('.'))?;
+    let (before, last) = name.rsplit_once('.').unwrap_or(("", name));
+    let service = before.rsplit('.').next().unwrap_or(before);
+    match last {
+        "s3" => Some("us-east-1"),
+        _ if matches!(service, "s3" | "s3-fips" | "dualstack") => Some(last),
+        _ => last.strip_prefix("s3-").filter(|region| region.matches('-').count() >= 2),
+    }
+}
+
 /// The end of names of AWS's hosts in a region.
 fn suffix(region: &str) -> &'static str {
-    const SUFFIXES: [(&str, &str); 6] = [
-        ("cn-", "amazonaws.com.cn"),
-        ("eusc-", "amazonaws.eu"),
-        ("us-isob-", "sc2s.sgov.gov"),
-        ("us-iso-", "c2s.ic.gov"),
-        ("eu-isoe-", "cloud.adc-e.uk"),
-        ("us-isof-", "csp.hci.ic.gov"),
-    ];
     SUFFIXES.iter().find(|(begin, _)| region.starts_with(begin)).map_or("amazonaws.com", |(_, suffix)| suffix)
 }
 
@@ -149,6 +164,26 @@ mod tests {
         }
         let error = Target::parse("http://key:secret@host", "x").unwrap_err();
         assert!(!format!("{error:?}").contains("secret"));
+    }
+
+    #[test]
+    fn regions_of_hosts_of_aws() {
+        for (host, region) in [
+            ("bucket.s3.eu-west-1.amazonaws.com", Some("eu-west-1")),
+            ("s3.eu-west-1.amazonaws.com", Some("eu-west-1")),
+            ("b.c.s3-us-west-2.amazonaws.com", Some("us-west-2")),
+            ("s3.dualstack.cn-north-1.amazonaws.com.cn", Some("cn-north-1")),
+            ("b.s3-fips.us-gov-west-1.amazonaws.com", Some("us-gov-west-1")),
+            ("bucket.s3.amazonaws.com", Some("us-east-1")),
+            ("bucket.s3-accelerate.amazonaws.com", None),
+            ("sts.eu-west-1.amazonaws.com", None),
+            ("bucket.s3.eu-west-1.amazonaws.com.evil.test", None),
+            ("s3.eu-west-1.evilamazonaws.com", None),
+            ("127.0.0.1", None),
+            ("", None),
+        ] {
+            assert_eq!(region_of_aws(host), region, "{host}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use forebay_error::{Error, ErrorKind, quoted};
 
 use super::xml;
 use crate::ObjectUrl;
+use crate::account::region_of_aws;
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Method, ReplyHead};
 
@@ -45,6 +46,8 @@ pub(super) struct Told {
     code: String,
     message: String,
     region: Option<String>,
+    /// The host of a redirect.
+    endpoint: Option<String>,
     request: Option<String>,
     server_time: Option<String>,
 }
@@ -60,6 +63,7 @@ impl Told {
                     "Code" => told.code = text,
                     "Message" => told.message = text,
                     "Region" => told.region = Some(text),
+                    "Endpoint" => told.endpoint = Some(text),
                     "RequestId" => told.request = Some(text),
                     "ServerTime" => told.server_time = Some(text),
                     _ => {}
@@ -74,7 +78,10 @@ impl Told {
 /// The error of a reply that is none of success.
 pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[u8]) -> Refusal {
     let mut told = Told::of(body);
+    let leads_to = leads_to(&told, head);
     let region = told.region.take().or_else(|| head.header("x-amz-bucket-region").map(str::to_owned));
+    let region = region.filter(|region| !region.is_empty());
+    let region = region.or_else(|| region_of_aws(leads_to.as_deref()?).map(str::to_owned));
     let request = told.request.take().or_else(|| head.header("x-amz-request-id").map(str::to_owned));
     let meaning = Meaning::of(head.status, &told.code, ask);
     let mut error = Error::new(meaning.kind, format!("cannot {}: {}", doing(ask), meaning.words));
@@ -86,6 +93,9 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
         error = error.with("code", &told.code);
     }
     error = error.with("endpoint", &endpoint.site.host);
+    if let Some(host) = &leads_to {
+        error = error.with("redirect", forebay_error::plain(host));
+    }
     if let Some(request) = request {
         error = error.with("request", request);
     }
@@ -97,11 +107,27 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
     for hint in meaning.hint.words(ask, provider.as_deref(), region.as_deref(), &told) {
         error = error.hint(hint);
     }
+    // AWS's own hosts follow from the region.
+    if let Some(host) = leads_to.filter(|host| region_of_aws(host).is_none()) {
+        error = error.hint(format!(
+            "keys are not sent to hosts that a server names: set AWS_ENDPOINT_URL if {} is the right one",
+            forebay_error::plain(&host)
+        ));
+    }
     // Keys of a provider are asked for anew; not where a reply without a body is for another region.
     let is_elsewhere = region.as_deref().is_some_and(|region| region != endpoint.account.region(&ask.bucket));
     let is_passing = meaning.is_passing
         || meaning.hint == Hint::Expired && !is_elsewhere && endpoint.account.distrust_keys();
     Refusal { error, status: head.status, code: told.code, region, is_passing }
+}
+
+/// The host that a redirect leads to.
+fn leads_to(told: &Told, head: &ReplyHead) -> Option<String> {
+    let url = head.header("location").or(told.endpoint.as_deref())?;
+    let host = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let host = host.split(['/', '?', '#']).next()?.rsplit('@').next()?;
+    let is_redirect = matches!(head.status, 301 | 307 | 308) && !host.is_empty();
+    is_redirect.then(|| host.to_ascii_lowercase())
 }
 
 /// What a request was to do.

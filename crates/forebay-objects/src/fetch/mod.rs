@@ -5,6 +5,7 @@
 //! | `limits` | lengths of ranges, and times |
 //! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
 //! | `object` | the plan of an object, joined to its endpoint |
+//! | `route` | where ranges are asked for |
 //! | `sink` | the reply to a range |
 //! | `call` | the call of a range under way, and how long it takes |
 //! | `replaced` | the error where another object has the name by now |
@@ -16,6 +17,7 @@ mod limits;
 mod object;
 mod plan;
 mod replaced;
+mod route;
 mod sink;
 
 pub(crate) use object::{ObjectFetch, Target};

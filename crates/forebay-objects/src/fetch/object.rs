@@ -14,6 +14,7 @@ use forebay_source::{Answer, Request};
 use super::call::RangeCall;
 use super::limits::{BURST, RANGE};
 use super::plan::{NewRange, Plan, RangeId, RangeRoom};
+use super::route::Route;
 use super::sink::RangeSink;
 use crate::endpoint::Endpoint;
 use crate::lock;
@@ -58,7 +59,7 @@ impl Target {
 
 /// The requests to an object, and its ranges under way.
 pub(crate) struct ObjectFetch {
-    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) route: Route,
     pub(super) target: Target,
     /// Replies in a row that were the whole object in place of a range.
     pub(super) wholes: AtomicU32,
@@ -91,7 +92,13 @@ impl ObjectFetch {
         let state = Mutex::new(State { plan, calls, counted, due: None, waits: false });
         let process = ProcessId::current();
         let wholes = AtomicU32::new(0);
-        Arc::new_cyclic(|myself| Self { endpoint, target, wholes, process, myself: myself.clone(), state })
+        let route = Route::new(endpoint, &target.bucket);
+        Arc::new_cyclic(|myself| Self { route, target, wholes, process, myself: myself.clone(), state })
+    }
+
+    /// Where ranges are asked for.
+    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
+        self.route.endpoint()
     }
 
     /// Does something with the plan; then what follows from it: answers, ranges that go on, counts.
@@ -119,7 +126,7 @@ impl ObjectFetch {
     fn count(&self, state: &mut State) {
         let now = state.plan.under_way();
         if now != state.counted {
-            self.endpoint.turns.changed(state.counted, now);
+            self.endpoint().turns.changed(state.counted, now);
             state.counted = now;
         }
     }
@@ -174,7 +181,7 @@ impl ObjectFetch {
         if is_stopped() {
             self.with(|plan| plan.fail_all(&stopped()), |()| &[]);
         }
-        if let Some(until) = self.endpoint.budget.until(now) {
+        if let Some(until) = self.endpoint().budget.until(now) {
             let has_todo = lock(&self.state).plan.has_todo();
             if has_todo {
                 self.schedule(until.min(now + SLICE));
@@ -188,7 +195,7 @@ impl ObjectFetch {
 
     fn next_range(&self, now: Instant) -> Option<NewRange> {
         let mut state = lock(&self.state);
-        let turns = &self.endpoint.turns;
+        let turns = &self.endpoint().turns;
         let mut new = None;
         if state.plan.has_todo() {
             let waits = std::mem::replace(&mut state.waits, false);
@@ -212,7 +219,7 @@ impl ObjectFetch {
         lock(&self.state).calls.insert(new.id, call);
         let sink = Box::new(RangeSink::new(object, new, is_wanted));
         let ask = self.target.ask(Some((new.start, new.end)));
-        let call = self.endpoint.network.start(ask, Body::None, sink);
+        let call = self.endpoint().network.start(ask, Body::None, sink);
         let goes_on = lock(&self.state).calls.get_mut(&new.id).and_then(|begun| begun.started(call));
         if let Some(call) = goes_on {
             call.resume();
@@ -222,12 +229,12 @@ impl ObjectFetch {
 
     /// Ranges that take longer than nearly all others are asked for again, by other calls.
     fn ask_again(&self, now: Instant) {
-        let Some(slow) = self.endpoint.durations.slow() else { return };
+        let Some(slow) = self.endpoint().durations.slow() else { return };
         let mut state = lock(&self.state);
         let slow: Vec<_> = state
             .calls
             .iter()
-            .filter(|(_, call)| call.gives_way(slow, now, || self.endpoint.durations.may_ask_again()))
+            .filter(|(_, call)| call.gives_way(slow, now, || self.endpoint().durations.may_ask_again()))
             .map(|(id, _)| *id)
             .collect();
         let calls: Vec<_> = slow.iter().filter_map(|id| state.calls.get_mut(id)?.resume()).collect();
@@ -278,10 +285,10 @@ impl ObjectFetch {
         let call = lock(&self.state).calls.remove(&id);
         if result.is_ok() {
             if let Some(call) = call.filter(|call| call.is_wanted.load(Relaxed)) {
-                self.endpoint.durations.note(call.took(now));
+                self.endpoint().durations.note(call.took(now));
             }
-            if let Some(limit) = self.endpoint.turns.ended(came, now) {
-                self.endpoint.allow(limit);
+            if let Some(limit) = self.endpoint().turns.ended(came, now) {
+                self.endpoint().allow(limit);
             }
             self.begin_ranges(now);
         } else {
@@ -293,7 +300,7 @@ impl ObjectFetch {
 
     /// Objects that wait for a turn go on.
     fn serve_waiting(&self) {
-        while let Some(waiting) = self.endpoint.turns.next() {
+        while let Some(waiting) = self.endpoint().turns.next() {
             waiting.go_on(None);
         }
     }
@@ -306,11 +313,31 @@ impl ObjectFetch {
     /// The server refuses requests for the time being.
     pub(super) fn refused(&self, is_load: bool, pause: Option<Duration>) {
         let now = Instant::now();
-        let is_new = self.endpoint.budget.refused(pause, now);
+        let is_new = self.endpoint().budget.refused(pause, now);
         if is_load && is_new {
-            let limit = self.endpoint.turns.too_many(now);
-            self.endpoint.allow(limit);
+            let limit = self.endpoint().turns.too_many(now);
+            self.endpoint().allow(limit);
         }
+    }
+
+    /// The server said that the bucket is in another region, of a range that began then. Whether it may be asked for there: an object
+    /// moves once, with all ranges that began before.
+    pub(super) fn moves(&self, region: &str, began: Instant) -> bool {
+        let mut state = lock(&self.state);
+        if let Some(moved) = self.route.moved() {
+            return began < moved;
+        }
+        let before = self.endpoint().clone();
+        let Some(now) = self.route.lead_to(&self.target.bucket, region) else { return false };
+        before.turns.changed(state.counted, UnderWay::default());
+        now.turns.changed(UnderWay::default(), state.counted);
+        state.waits = false;
+        drop(state);
+        // It gave its turns back.
+        while let Some(waiting) = before.turns.next() {
+            waiting.go_on(None);
+        }
+        true
     }
 
     /// Whether it was not opened before this process was forked.

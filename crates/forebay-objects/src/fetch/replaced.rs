@@ -28,7 +28,7 @@ struct Look {
 pub(super) fn look(object: Arc<ObjectFetch>, range: RangeId) {
     let mut ask = object.target.ask(None);
     ask.query.clear();
-    let network = object.endpoint.network.clone();
+    let network = object.endpoint().network.clone();
     let look = Look { object, range, found: None };
     network.start(ask, Body::None, Box::new(look));
 }

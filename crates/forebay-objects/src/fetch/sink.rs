@@ -146,7 +146,12 @@ impl RangeSink {
     /// What the server says in place of the bytes: the error, and whether it may pass.
     fn refusal(&self, head: &ReplyHead, body: &[u8]) -> (Error, bool) {
         let ask = self.object.target.ask(Some((self.range.start, self.range.end)));
-        let refused = refusal(&self.object.endpoint, &ask, head, body);
+        let refused = refusal(self.object.endpoint(), &ask, head, body);
+        if let Some(region) = self.object.route.region_of(&refused)
+            && self.object.moves(region, self.began)
+        {
+            return (refused.error, true);
+        }
         if refused.is_passing {
             let asked = head.header("retry-after").and_then(|text| text.trim().parse().ok());
             let is_load = matches!(head.status, 429 | 503);
@@ -245,7 +250,7 @@ impl Sink for RangeSink {
             }
             (Ok(()), _) if self.came > 0 || self.is_enough || !self.is_wanted() => {
                 if self.came > 0 || self.is_enough {
-                    self.object.endpoint.budget.good(self.began);
+                    self.object.endpoint().budget.good(self.began);
                 }
                 return self.object.ended(self.range.id, &Ok(()), false);
             }

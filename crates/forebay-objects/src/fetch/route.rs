@@ -1,0 +1,48 @@
+//! Where ranges of an object are asked for: the endpoint by which it was opened, or one that the server sends them to.
+//!
+//! A server names a region, and no more than that: the host follows from the settings, so that nothing signed goes elsewhere.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::calls::Refusal;
+use crate::endpoint::Endpoint;
+
+pub(super) struct Route {
+    first: Arc<Endpoint>,
+    /// The region by which the object was opened.
+    region: String,
+    /// The endpoint of another region, and since when ranges are asked for there.
+    moved: OnceLock<(Instant, Arc<Endpoint>)>,
+}
+
+impl Route {
+    pub(super) fn new(first: Arc<Endpoint>, bucket: &str) -> Self {
+        let region = first.account.region(bucket);
+        Self { first, region, moved: OnceLock::new() }
+    }
+
+    pub(super) fn endpoint(&self) -> &Arc<Endpoint> {
+        self.moved.get().map_or(&self.first, |(_, endpoint)| endpoint)
+    }
+
+    /// The region that a refused range is to be asked for in. `None`: it was refused for something else.
+    pub(super) fn region_of<'a>(&self, refusal: &'a Refusal) -> Option<&'a str> {
+        let region = refusal.region.as_deref().filter(|region| *region != self.region)?;
+        matches!(refusal.status, 301 | 307 | 308 | 400).then_some(region)
+    }
+
+    /// Since when ranges are asked for in another region.
+    pub(super) fn moved(&self) -> Option<Instant> {
+        self.moved.get().map(|(since, _)| *since)
+    }
+
+    /// Ranges are asked for in that region from now on. `None`: it is no name of a region.
+    pub(super) fn lead_to(&self, bucket: &str, region: &str) -> Option<&Arc<Endpoint>> {
+        let account = &self.first.account;
+        account.learn_region(bucket, region).ok()?;
+        let endpoint = Endpoint::of_account(account.clone(), bucket).ok()?;
+        // Heads that are made from now on are signed for that region.
+        Some(&self.moved.get_or_init(|| (Instant::now(), endpoint)).1)
+    }
+}
