@@ -40,7 +40,8 @@ pub(crate) struct Copy {
     /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
     #[arg(short = 'd', long, value_name = "DEVICE", value_parser = crate::load::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
-    /// Read both files again and compare them before the copy gets its name; an object, after
+    /// Read both files again and compare them before the copy gets its name; an object, after. Both are also compared
+    /// with the checksum that their store keeps
     #[arg(long)]
     pub(crate) verify: bool,
 }
@@ -142,10 +143,11 @@ fn copy_guarded(
         (true, _) => (args.verify, false),
         _ => (false, args.verify),
     };
+    let mut checksums = Vec::new();
     if verifies {
         // The comparison should read from the disk where it can.
         let _ = pending.file().drop_cache();
-        verify::compare(&source, pending.file(), work.len, "the copy was removed")?;
+        checksums = verify::compare(&source, pending.file(), work.len, "the copy was removed")?;
     }
     if let Some(signal) = Guard::caught() {
         return Err(Failure::interrupted(signal, "nothing was copied"));
@@ -158,12 +160,12 @@ fn copy_guarded(
     let notes = pending.commit(true).map_err(explain)?;
     if verifies_whole {
         let then = "the copy has its name already: copy again, or remove it";
-        verify::compare(&source, &File::open(&destination)?, len, then)?;
+        checksums = verify::compare(&source, &File::open(&destination)?, len, then)?;
     }
     console.say(report);
     let facts = source.facts();
     let of_source = [facts.way, held_up.and_then(|held_up| held_up())].into_iter().flatten();
-    for note in of_source.chain(notes) {
+    for note in of_source.chain(notes).chain(checksums) {
         console.say(format!("note: {note}\n"));
     }
     for (note, hint) in facts.left_out {

@@ -407,6 +407,38 @@ fn flags_of_trees_are_refused_for_one_object() {
     assert!(out.contains(r#""action":"delete""#), "{out}");
 }
 
+/// Of an object that is read in ranges, none of which has a checksum.
+#[test]
+fn verified_copies_are_compared_with_the_checksum_of_the_store() {
+    let here = Here::new();
+    sample(here.path(), "x", 20_000_000);
+    let fits = "has the checksum that its store keeps (crc64nvme)";
+    let note = |done: Done, note: &str| assert!(done.err.contains(note), "no {note:?} in:\n{}", done.err);
+    note(here.run("cp x s3://bkt/x --verify").ok(), fits);
+    note(here.run("cp s3://bkt/x y --verify").ok(), fits);
+    assert!(here.read("y") == here.read("x"));
+    // Bytes that changed in the store: both reads give the same wrong ones.
+    let wrong = Fault::Header("x-amz-checksum-crc64nvme", "AAAAAAAAAAA=".to_owned());
+    here.server.fault_always(Asked::Head, wrong);
+    here.run("cp s3://bkt/x z --verify").fails(1, "others than those of its checksum");
+    assert!(!here.path().join("z").exists());
+    here.run("cp x s3://bkt/x --verify").fails(1, "others than those of its checksum");
+    for (fault, why) in [
+        (
+            Fault::Header("x-amz-checksum-type", "COMPOSITE".to_owned()),
+            "crc64nvme is of the checksums of its parts",
+        ),
+        (Fault::Without("x-amz-checksum-crc64nvme"), "the store gives no checksum of it"),
+    ] {
+        here.server.fault_always(Asked::Head, fault);
+        let done = here.run("cp s3://bkt/x y --verify").ok();
+        note(done, &format!("no checksum of s3://bkt/x was compared: {why}"));
+    }
+    here.server.no_faults();
+    let done = here.run("cp s3://bkt/x y").ok();
+    assert!(!done.err.contains("checksum"), "{}", done.err);
+}
+
 #[test]
 fn a_probe_says_what_the_endpoint_can_do() {
     let here = Here::new();

@@ -2,10 +2,14 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::HostRange;
+use forebay_source::{HostRange, StoredSum};
 use reqsign_core::hash::{base64_encode, hex_sha256};
 
+use crate::calls::ObjectHead;
 use crate::wire::call::ReplyHead;
+
+/// What names of headers with checksums begin with.
+const PREFIX: &str = "x-amz-checksum-";
 
 /// What a reply has to have.
 pub(crate) struct CheckedBody {
@@ -27,6 +31,10 @@ impl CheckedBody {
     /// end in `-N`.
     pub(crate) fn of(head: &ReplyHead) -> Option<Self> {
         let is_composite = head.header("x-amz-checksum-type").is_some_and(|kind| kind == "COMPOSITE");
+        Self::by(|header| head.header(header)).filter(|_| !is_composite)
+    }
+
+    fn by<'a>(value: impl Fn(&str) -> Option<&'a str>) -> Option<Self> {
         let crc = |algorithm, bytes| Sum::Crc(Box::new(Digest::new(algorithm)), bytes);
         let all = [
             ("x-amz-checksum-crc64nvme", crc(CrcAlgorithm::Crc64Nvme, 8)),
@@ -35,10 +43,15 @@ impl CheckedBody {
             ("x-amz-checksum-sha256", Sum::Sha256(Some(HostRange::NONE))),
         ];
         let found = all.into_iter().find_map(|(header, sum)| {
-            let expected = head.header(header)?.to_owned();
+            let expected = value(header)?.to_owned();
             Some(Self { header, expected, sum })
         });
-        found.filter(|found| !is_composite && !found.expected.contains('-'))
+        found.filter(|found| !found.expected.contains('-'))
+    }
+
+    /// S3's name of the algorithm: `crc64nvme`.
+    fn name(&self) -> &'static str {
+        self.header.strip_prefix(PREFIX).unwrap_or(self.header)
     }
 
     /// Whether the bytes have to be there until the check ends.
@@ -81,6 +94,44 @@ impl CheckedBody {
             .with("checksum", self.header)
             .with("expected", forebay_error::plain(&self.expected))
             .with("found", found))
+    }
+}
+
+/// The checksum of an object that is read by many calls; its bytes are not kept, so a hash of all of them cannot be made.
+pub(crate) struct CheckedObject(CheckedBody);
+
+impl CheckedObject {
+    pub(crate) fn of(head: &ObjectHead) -> Result<Self> {
+        let none = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
+        let Some((name, _)) = head.checksums.first() else {
+            return none("the store gives no checksum of it".to_owned());
+        };
+        let value = |header: &str| {
+            let name = header.strip_prefix(PREFIX)?;
+            head.checksums.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        };
+        let name = forebay_error::plain(name);
+        match CheckedBody::by(value) {
+            _ if !head.is_full_checksum => none(format!("{name} is of the checksums of its parts")),
+            Some(check) if !check.needs_all() => Ok(Self(check)),
+            Some(_) => none(format!("{name} is not compared where an object is read in parts")),
+            None => none(format!("{name} is not known, or of the checksums of its parts")),
+        }
+    }
+}
+
+impl StoredSum for CheckedObject {
+    fn algorithm(&self) -> &str {
+        self.0.name()
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        // SAFETY: the bytes are borrowed, and a CRC takes them now.
+        unsafe { self.0.add(HostRange::of(bytes)) };
+    }
+
+    fn end(self: Box<Self>) -> Result<()> {
+        self.0.end()
     }
 }
 
@@ -132,6 +183,40 @@ mod tests {
             &[],
         ] {
             assert!(CheckedBody::of(&head(headers)).is_none(), "{headers:?}");
+        }
+    }
+
+    fn object(checksums: &[(&str, &str)], is_full_checksum: bool) -> Result<CheckedObject> {
+        let checksums = checksums.iter().map(|(name, sum)| ((*name).to_owned(), (*sum).to_owned())).collect();
+        CheckedObject::of(&ObjectHead { checksums, is_full_checksum, ..ObjectHead::default() })
+    }
+
+    #[test]
+    fn objects_that_are_read_in_parts_fit_their_crcs() {
+        for (name, sum) in [("crc64nvme", "rosUhgp5mIg="), ("crc32c", "4waSgw=="), ("crc32", "y/Q5Jg==")] {
+            for (bytes, is_right) in [(b"123456789", true), (b"123456780", false)] {
+                let mut object = Box::new(object(&[(name, sum)], true).unwrap());
+                assert_eq!(object.algorithm(), name);
+                bytes.chunks(4).for_each(|part| object.add(part));
+                assert_eq!(object.end().is_ok(), is_right, "{name}");
+            }
+        }
+        // Of several, one that can be compared.
+        let both = object(&[("sha256", "FeKw"), ("crc32c", "4waSgw==")], true).unwrap();
+        assert_eq!(both.algorithm(), "crc32c");
+    }
+
+    #[test]
+    fn what_cannot_be_compared_says_why() {
+        for (checksums, is_full, why) in [
+            (&[][..], true, "gives no checksum"),
+            (&[("crc32c", "4waSgw==")], false, "crc32c is of the checksums of its parts"),
+            (&[("crc32", "4waSgw==-3")], true, "of the checksums of its parts"),
+            (&[("sha256", "FeKw08M4keuw8e9gnsQZQgwg4yDOlMZfvIwzEkSOsiU=")], true, "sha256 is not compared"),
+            (&[("xxhash", "4waSgw==")], true, "xxhash is not known"),
+        ] {
+            let error = object(checksums, is_full).err().unwrap();
+            assert!(error.message().contains(why), "{checksums:?}: {error}");
         }
     }
 }

@@ -9,10 +9,11 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
     Access, Answer, Direction, Facts, Fill, HeldUp, ListEntry, Opener, Request, RequestShape, Requests,
-    Source, StateToken, Upload,
+    Source, StateToken, StoredSum, Upload,
 };
 
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload};
+use crate::checked::CheckedObject;
 use crate::endpoint::Endpoint;
 use crate::fetch::{ObjectFetch, Target, replaced};
 use crate::pace::MOST_RANGES;
@@ -131,6 +132,18 @@ impl Source for ObjectSource {
         let Some(content) = etag.or_else(|| modified.map(|time| time.to_string())) else { return Ok(None) };
         let content = format!("{len} {content}");
         Ok(Some(StateToken::of_parts(content.as_bytes(), version.unwrap_or_default().as_bytes(), &[])))
+    }
+
+    /// The server is asked. An error also where another object is there by now.
+    fn stored_sum(&self) -> Option<Result<Box<dyn StoredSum>>> {
+        let ours = self.fetch.etag();
+        let sum = self.bucket.head(&self.url.key, self.url.version.as_deref()).and_then(|head| {
+            if head.etag.as_deref() != ours {
+                return Err(replaced(ours, head.etag.as_deref()).with("url", &self.url));
+            }
+            CheckedObject::of(&head)
+        });
+        Some(sum.map(|sum| Box::new(sum) as Box<dyn StoredSum>))
     }
 
     fn facts(&self) -> Facts {

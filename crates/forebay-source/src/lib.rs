@@ -9,6 +9,7 @@ mod request;
 mod round_trip;
 mod source;
 mod state;
+mod stored_sum;
 mod upload;
 
 pub use forebay_sys::{DeviceRange, HostRange};
@@ -23,4 +24,5 @@ pub use request::{Answer, Direction, Request, RequestShape, Requests};
 pub use round_trip::{count_round_trips, round_trip};
 pub use source::{Facts, Fill, HeldUp, Source};
 pub use state::StateToken;
+pub use stored_sum::StoredSum;
 pub use upload::Upload;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_error::Result;
 
-use crate::{Place, Requests, StateToken};
+use crate::{Place, Requests, StateToken, StoredSum};
 
 /// Where stored bytes live. Every source offers the capability [`Fill`]. Expose (engine `mapped`) and Place by a drive (engine
 /// `p2p`) need a descriptor, which comes with [`Fill::Descriptor`]. Place by a server needs [`Source::place`].
@@ -41,6 +41,12 @@ pub trait Source: Send + Sync + fmt::Debug {
     /// Distinguishes its present state from the next. `None` where it has nothing that does: a change during a read is
     /// not noticed then.
     fn state(&self) -> Result<Option<StateToken>>;
+
+    /// What compares its bytes with the checksum that its store keeps, or why there is none to compare with. `None`: stores of its
+    /// kind keep none.
+    fn stored_sum(&self) -> Option<Result<Box<dyn StoredSum>>> {
+        None
+    }
 
     /// What receipts and reports say of it.
     fn facts(&self) -> Facts {

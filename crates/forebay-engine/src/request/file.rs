@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{HeldUp, HostRange, Location};
+use forebay_source::{HeldUp, HostRange, Location, StoredSum};
 
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
@@ -171,6 +171,11 @@ impl File {
     /// How its bytes travel, and what of its server is left out, where receipts say so.
     pub fn facts(&self) -> Facts {
         self.source.facts()
+    }
+
+    /// What compares its bytes with the checksum that its store keeps, or why there is none to compare with.
+    pub fn stored_sum(&self) -> Option<Result<Box<dyn StoredSum>>> {
+        self.source.stored_sum()
     }
 
     /// Says by what transfers are held up from now on, where receipts say so: "held up: server …".

@@ -101,6 +101,11 @@ impl ObjectFetch {
         self.route.endpoint()
     }
 
+    /// The ETag of the object that was opened.
+    pub(crate) fn etag(&self) -> Option<&str> {
+        self.target.etag.as_deref()
+    }
+
     /// Does something with the plan; then what follows from it: answers, ranges that go on, counts.
     pub(super) fn with<T>(
         &self,
