@@ -267,6 +267,27 @@ fn hosts_name_buckets_behind_a_proxy() {
     );
 }
 
+/// `If-Match` is for strong ETags: with a weak one the replies are compared.
+#[test]
+fn objects_with_weak_etags_are_read_and_compared() {
+    let bytes = pattern(LEN);
+    let server = started(&bytes);
+    let weak = |etag: &str| Fault::Header("ETag", format!("W/\"{etag}\""));
+    server.faults(move |_| Some(weak("one")));
+    let file = opened(&server);
+    assert!(read(&file, 0, LEN).unwrap() == bytes);
+    assert!(!server.heads().iter().any(|head| head.to_ascii_lowercase().contains("if-match")));
+    server.faults(move |seen| Some(weak(if seen.asked == Asked::Get { "two" } else { "one" })));
+    let error = read(&file, 0, LEN).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
+    assert!(error.to_string().contains("W/\"one\"") && error.to_string().contains("W/\"two\""), "{error}");
+    // As trees are copied, whose ETags are those of a listing.
+    server.put(BUCKET, "small", "bytes");
+    let bucket = servers::bucket(&server);
+    assert_eq!(bucket.get("small", Some("W/\"two\"")).unwrap(), b"bytes");
+    assert_eq!(bucket.get("small", Some("W/\"one\"")).unwrap_err().kind(), ErrorKind::Busy);
+}
+
 /// A storm of refusals slows all requests down together, and ends.
 #[test]
 fn a_storm_of_refusals_is_waited_for_together() {

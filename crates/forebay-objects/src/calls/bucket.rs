@@ -7,6 +7,7 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::HostRange;
 
+use super::etag::strong;
 use super::exchange::{Reply, exchange, head_of};
 use super::refusal::Refusal;
 use super::xml::{self, Node};
@@ -14,6 +15,7 @@ use super::{checksum, list, time};
 use crate::ObjectUrl;
 use crate::checked::CheckedBody;
 use crate::endpoint::Endpoint;
+use crate::fetch::replaced;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
 
 /// Keys that one call removes at most.
@@ -146,9 +148,15 @@ impl Bucket {
     /// The bytes of an object of at most 8 MiB; of the one with this ETag, where it is given.
     pub fn get(&self, key: &str, etag: Option<&str>) -> Result<Vec<u8>> {
         let mut ask = self.ask(Method::Get, key);
-        ask.headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.to_owned())));
+        ask.headers.extend(strong(etag).map(|etag| ("if-match".to_owned(), etag.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
         let Reply { head, body, .. } = self.call(&ask, &Body::None)?;
+        if let (Some(ours), Some(theirs)) = (etag, head.header("etag"))
+            && strong(etag).is_none()
+            && ours != theirs
+        {
+            return Err(replaced(Some(ours), Some(theirs)).with("url", self.url(key)));
+        }
         if let Some(mut check) = CheckedBody::of(&head).filter(|_| !body.is_empty()) {
             // SAFETY: the bytes are there, and nobody writes them, until the check has ended.
             unsafe { check.add(HostRange::of(&body)) };

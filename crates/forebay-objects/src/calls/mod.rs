@@ -6,6 +6,7 @@
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
 //! | `upload` | new objects that are written at any offset |
+//! | `etag` | ETags that conditions can have |
 //! | `checksum` | CRC-64/NVME of parts and objects |
 //! | `examine` | why objects cannot be reached, for `forebay doctor` |
 //! | `exchange` | a call and its whole reply, sent again where that helps |
@@ -14,6 +15,7 @@
 
 mod bucket;
 pub(crate) mod checksum;
+pub(crate) mod etag;
 mod examine;
 mod exchange;
 #[cfg(test)]

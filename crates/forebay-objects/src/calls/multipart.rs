@@ -8,6 +8,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 
 use super::bucket::{Bucket, ObjectHead};
+use super::etag::strong;
 use super::exchange::{Reply, Verdict, judge, once};
 use super::refusal::Refusal;
 use super::xml::{self, Node, malformed};
@@ -194,7 +195,7 @@ impl Bucket {
         let head = source.head_reply(source_key, None)?;
         let len = ObjectHead::of(&head)?.len;
         let mut headers = vec![pair("x-amz-copy-source", copy_source(&source.name, source_key))];
-        headers.extend(head.header("etag").map(|etag| pair("x-amz-copy-source-if-match", etag)));
+        headers.extend(strong(head.header("etag")).map(|etag| pair("x-amz-copy-source-if-match", etag)));
         if len > most {
             let tags = source.tags(source_key)?.map(|tags| pair("x-amz-tagging", tags));
             let kept = kept_headers(&head).chain(tags).collect::<Vec<_>>();

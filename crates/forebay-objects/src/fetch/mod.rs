@@ -13,6 +13,8 @@
 mod call;
 #[cfg(test)]
 mod copied;
+#[cfg(test)]
+mod halved;
 mod limits;
 mod object;
 mod plan;

@@ -16,6 +16,7 @@ use super::limits::{BURST, RANGE};
 use super::plan::{NewRange, Plan, RangeId, RangeRoom};
 use super::route::Route;
 use super::sink::RangeSink;
+use crate::calls::etag::strong;
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::pace::{Paced, UnderWay, go_on_at};
@@ -42,9 +43,8 @@ impl Target {
             } else {
                 ("range".to_owned(), format!("bytes={start}-{}", end - 1))
             });
-            // A weak ETag matches nothing there; that of the reply is compared.
-            let etag = self.etag.as_ref().filter(|etag| !etag.starts_with("W/"));
-            headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.clone())));
+            let etag = strong(self.etag.as_deref());
+            headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.to_owned())));
         }
         let version = self.version.as_ref().map(|version| ("versionId".to_owned(), version.clone()));
         Ask {

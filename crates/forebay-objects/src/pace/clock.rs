@@ -96,3 +96,53 @@ impl Clock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    /// Says when the clock had it go on, and for which time.
+    struct Alarm(Mutex<Sender<(Instant, Option<Instant>)>>);
+
+    impl Paced for Alarm {
+        fn go_on(self: Arc<Self>, time: Option<Instant>) {
+            lock(&self.0).send((Instant::now(), time)).unwrap();
+        }
+    }
+
+    struct Bomb;
+
+    impl Paced for Bomb {
+        fn go_on(self: Arc<Self>, _: Option<Instant>) {
+            panic!("an answer panics");
+        }
+    }
+
+    fn weak<T: Paced + 'static>(one: &Arc<T>) -> Weak<dyn Paced> {
+        Arc::downgrade(&(one.clone() as Arc<dyn Paced>))
+    }
+
+    #[test]
+    fn entries_go_on_at_their_times_and_in_their_order() {
+        let (sender, ends) = channel();
+        let alarm = Arc::new(Alarm(Mutex::new(sender)));
+        let (bomb, now) = (Arc::new(Bomb), Instant::now());
+        let at = |milliseconds| now + Duration::from_millis(milliseconds);
+        go_on_at(at(20), weak(&bomb));
+        // One that nobody has any more.
+        go_on_at(at(10), weak(&Arc::new(Bomb)));
+        // Two for one time, a later one first, and one whose time is over.
+        for time in [at(90), at(30), at(30), at(60), now] {
+            go_on_at(time, weak(&alarm));
+        }
+        for expected in [now, at(30), at(30), at(60), at(90)] {
+            let (when, time) = ends.recv_timeout(Duration::from_secs(20)).unwrap();
+            assert_eq!(time, Some(expected));
+            assert!(when >= expected, "too soon by {:?}", expected - when);
+        }
+        assert!(ends.try_recv().is_err(), "more often than asked for");
+    }
+}

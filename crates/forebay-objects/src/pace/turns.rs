@@ -189,4 +189,59 @@ mod tests {
         assert_eq!([turns.too_many(now), turns.too_many(now), turns.too_many(now)], [4, 2, 1]);
         assert_eq!(turns.too_many(now), 1);
     }
+
+    struct Waiter(Mutex<Vec<&'static str>>, &'static str);
+
+    impl Paced for Waiter {
+        fn go_on(self: Arc<Self>, _: Option<Instant>) {
+            lock(&self.0).push(self.1);
+        }
+    }
+
+    #[test]
+    fn turns_have_bounds_and_go_to_those_that_wait_longest() {
+        let turns = Turns::new();
+        let none = UnderWay::default();
+        let full = UnderWay { open: FIRST, active: FIRST };
+        assert!(turns.has_turn(|| panic!("it need not wait")) && turns.may_begin_ahead());
+        turns.changed(none, full);
+        let waiters = ["first", "gone", "last"].map(|name| Arc::new(Waiter(Mutex::default(), name)));
+        for waiter in &waiters {
+            let weak: Weak<dyn Paced> = Arc::downgrade(&(waiter.clone() as Arc<dyn Paced>));
+            assert!(!turns.has_turn(move || weak));
+        }
+        let [first, gone, last] = waiters;
+        drop(gone);
+        assert!(turns.next().is_none(), "as many as may are under way");
+        let one_less = UnderWay { open: FIRST, active: FIRST - 1 };
+        turns.changed(full, one_less);
+        // Ranges that wait for requests have no turn, and nothing begins before those that wait for one.
+        assert!(!turns.may_begin_ahead());
+        for waiter in [first, last] {
+            turns.next().unwrap().go_on(None);
+            assert_eq!(*lock(&waiter.0), [waiter.1]);
+        }
+        assert!(turns.next().is_none() && !turns.may_begin_ahead(), "as many as may are open");
+        turns.changed(one_less, none);
+        assert!(turns.may_begin_ahead());
+    }
+
+    #[test]
+    fn the_number_stays_within_its_bounds() {
+        let (turns, mut now) = (Turns::new(), Instant::now());
+        (0..100).for_each(|_| assert!(turns.too_many(now) >= 1));
+        let mut most = 0;
+        for _ in 0..10_000 {
+            let limit = turns.limit();
+            assert!((1..=MOST_RANGES).contains(&limit), "{limit}");
+            most = most.max(limit);
+            let all = UnderWay { open: limit, active: limit };
+            turns.changed(UnderWay::default(), all);
+            // Each of them has the same rate, however many there are.
+            now += Duration::from_millis(400) / limit as u32;
+            turns.ended(8 << 20, now);
+            turns.changed(all, UnderWay::default());
+        }
+        assert_eq!(most, MOST_RANGES);
+    }
 }

@@ -149,4 +149,31 @@ mod tests {
         book.closed(at(2));
         assert_eq!(book.in_use(), [(at(1), 5), (at(3), 1)]);
     }
+
+    #[test]
+    fn a_look_up_that_found_none_is_repeated_and_known_addresses_serve_meanwhile() {
+        let at = |last: u8| SocketAddr::from(([127, 0, 0, last], 80));
+        let (mut book, mut now) = (AddressBook::default(), Instant::now());
+        // Without addresses each call asks.
+        for _ in 0..3 {
+            assert!(book.asks(now));
+            book.found(&[], now);
+            assert_eq!(book.next(now), None);
+        }
+        assert!(book.asks(now));
+        book.found(&[at(1)], now);
+        now += FRESH + Duration::from_millis(1);
+        for _ in 0..3 {
+            assert!(book.asks(now));
+            book.found(&[], now);
+            assert_eq!(book.next(now), Some(at(1)));
+            assert!(!book.asks(now + RETRY), "not before it is worth a try");
+            now += RETRY + Duration::from_millis(1);
+        }
+        // The name is back, with another address.
+        assert!(book.asks(now));
+        book.found(&[at(2)], now);
+        assert!(!book.asks(now + FRESH));
+        assert_eq!(book.next(now), Some(at(2)));
+    }
 }

@@ -305,7 +305,7 @@ impl Pool {
         }
     }
 
-    fn looked_up(&self, found: Result<Vec<SocketAddr>>) {
+    pub(super) fn looked_up(&self, found: Result<Vec<SocketAddr>>) {
         let mut state = lock(&self.state);
         state.addresses.found(found.as_deref().unwrap_or_default(), Instant::now());
         state.threads.wake_all();
