@@ -60,7 +60,7 @@ impl Request {
             ..Self::default()
         };
         for header in parsed.headers.iter() {
-            let value = String::from_utf8_lossy(header.value).trim().to_owned();
+            let value = String::from_utf8_lossy(header.value).trim_ascii().to_owned();
             made.headers.push((header.name.to_ascii_lowercase(), value));
         }
         // What a client sends to a proxy begins with the server's name.

@@ -50,7 +50,7 @@ impl Signing<'_> {
         let moment = Moment::of(self.now);
         let path = place.path(&ask.key);
         let mut headers = vec![("host".to_owned(), place.authority.clone())];
-        headers.extend(ask.headers.iter().map(|(name, value)| (name.clone(), value.trim().to_owned())));
+        headers.extend(ask.headers.iter().map(|(name, value)| (name.clone(), value.trim_ascii().to_owned())));
         if self.requester_pays {
             headers.push(("x-amz-request-payer".to_owned(), "requester".to_owned()));
         }

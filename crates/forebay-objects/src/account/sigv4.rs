@@ -110,7 +110,7 @@ impl Signable<'_> {
                 let _ = write!(text, "{line}{name}:");
             }
             text.push_str(if again { "," } else { "" });
-            for (index, word) in value.split_whitespace().enumerate() {
+            for (index, word) in value.split_ascii_whitespace().enumerate() {
                 text.push_str(if index == 0 { "" } else { " " });
                 text.push_str(word);
             }
