@@ -40,6 +40,7 @@ mod replay;
 mod report;
 mod run;
 mod s3;
+mod serve;
 mod silence;
 mod ssh;
 mod stats;
@@ -89,6 +90,7 @@ enum Command {
     Replay(replay::Replay),
     Nfs(nfs::NfsArgs),
     S3(Box<s3::S3Args>),
+    Serve(serve::ServeArgs),
     /// Show what a running process moves, from outside: gds_stats's text, Prometheus, JSON
     Stats(stats::Stats),
     Top(top::Top),
@@ -243,6 +245,7 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
         Command::Replay(args) => replay::run(args, &console),
         Command::Nfs(args) => nfs::run(args, &console),
         Command::S3(args) => s3::run(args, &console),
+        Command::Serve(args) => serve::run(args, &console),
         Command::Stats(args) => stats::run(args, &console),
         Command::Top(args) => top::run(args, &console),
         Command::Pages(args) => pages::run(args, &console),

@@ -28,6 +28,8 @@ fn help() {
         ("help_s3_sync", "s3 sync -h"),
         ("help_s3_presign", "s3 presign -h"),
         ("help_s3_probe", "s3 probe -h"),
+        ("help_serve", "serve -h"),
+        ("help_serve_s3", "serve s3 -h"),
     ] {
         insta::assert_snapshot!(name, run(directory.path(), args).ok().out);
     }

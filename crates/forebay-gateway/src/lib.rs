@@ -2,6 +2,18 @@
 //! of gateways over one mount serve the same objects.
 //!
 //! - `store`: what the server needs of the place where objects lie; `posix` is the one over a directory.
+//! - `accounts`: who may ask, and what is theirs; `directory`: their stores below one directory.
+//! - `front`: S3's operations over a store.
+//! - `server`: connections, their limits, TLS, the access log, figures.
 
+mod accounts;
+mod directory;
+mod front;
 pub mod posix;
+mod server;
 pub mod store;
+mod warn;
+
+pub use accounts::{AccountEntry, Accounts, OpenStore, read_accounts};
+pub use directory::in_directory;
+pub use server::{Limits, Server, ServerOptions, Stop, TlsFiles};

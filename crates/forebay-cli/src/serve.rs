@@ -1,0 +1,107 @@
+//! `forebay serve`: what this machine has, for others.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_gateway::{
+    AccountEntry, Accounts, Limits, Server, ServerOptions, TlsFiles, in_directory, read_accounts,
+};
+
+use crate::console::{Console, Failure};
+
+/// Serve a directory to other machines
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(subcommand)]
+    command: ServeCommand,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum ServeCommand {
+    S3(S3Args),
+}
+
+/// Serve a directory by S3: buckets are its directories, objects are files
+///
+/// Accounts come from a file, which SIGHUP has read again; without one, the keys of `AWS_ACCESS_KEY_ID` and
+/// `AWS_SECRET_ACCESS_KEY` may do all. On SIGTERM `/healthz` answers 503 for `--leave-time`, then requests end, then the
+/// server does.
+#[derive(Args, Clone, Debug)]
+struct S3Args {
+    /// Its directories are the buckets
+    #[arg(value_name = "DIR", value_parser = crate::names::target())]
+    directory: PathBuf,
+    /// Where it listens
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// Who may ask: [[account]] with access_key, secret_key, directory, uid, gid, read_only, connections
+    #[arg(long, value_name = "FILE")]
+    accounts: Option<PathBuf>,
+    /// Speak TLS with this certificate, and those between it and a root (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Answer before objects are on the drive: a power cut may lose those of the last seconds
+    #[arg(long)]
+    no_sync: bool,
+    /// Append one line a request to this file; `-`: standard output
+    #[arg(long, value_name = "FILE")]
+    access_log: Option<PathBuf>,
+    /// Connections at once
+    #[arg(long, value_name = "N", default_value_t = Limits::default().connections)]
+    max_connections: usize,
+    /// Seconds between a signal to end and the end of the listener
+    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
+    leave_time: u64,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ServeArgs, console: &Console<'_>) -> std::result::Result<i32, Failure> {
+    let ServeCommand::S3(args) = &args.command;
+    let accounts = Arc::new(Accounts::new(entries(args)?, in_directory(&args.directory, !args.no_sync))?);
+    let server = Server::bind(options(args), &accounts)?;
+    let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
+    console.say(format!("serving {} at {scheme}://{}", args.directory.display(), server.address()));
+    let args = args.clone();
+    server.run(move || reread(&args, &accounts))?;
+    Ok(0)
+}
+
+fn options(args: &S3Args) -> ServerOptions {
+    let files = args.tls_cert.clone().zip(args.tls_key.clone());
+    ServerOptions {
+        tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
+        limits: Limits { connections: args.max_connections, ..Limits::default() },
+        access_log: args.access_log.clone(),
+        leave_time: Duration::from_secs(args.leave_time),
+        ..ServerOptions::new(args.listen)
+    }
+}
+
+fn entries(args: &S3Args) -> Result<Vec<AccountEntry>> {
+    if let Some(path) = &args.accounts {
+        return read_accounts(path);
+    }
+    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let keys = set("AWS_ACCESS_KEY_ID").zip(set("AWS_SECRET_ACCESS_KEY"));
+    let (access_key, secret_key) = keys.ok_or_else(|| {
+        Error::new(ErrorKind::InvalidInput, "no account is given")
+            .hint("forebay serve s3 DIR --accounts FILE")
+            .hint("export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=…")
+    })?;
+    Ok(vec![AccountEntry::new(access_key, secret_key)])
+}
+
+/// A file that is wrong leaves the accounts as they were.
+fn reread(args: &S3Args, accounts: &Accounts) {
+    match entries(args).and_then(|entries| accounts.replace(entries)) {
+        Ok(()) => eprintln!("forebay: accounts were read again"),
+        Err(error) => eprintln!("forebay: accounts stay as they were: {error}"),
+    }
+}

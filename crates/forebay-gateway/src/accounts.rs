@@ -1,0 +1,214 @@
+//! Who may ask, and what is theirs: the accounts file, read again on demand.
+//!
+//! ```toml
+//! [[account]]
+//! access_key = "train"
+//! secret_key = "…"
+//! directory = "models"   # below the served directory; without it, all of that
+//! uid = 1000             # the user that files belong to and rights are checked of; without it, the server's own
+//! gid = 1000
+//! read_only = true
+//! connections = 64       # at once, at most; without it, as many as the server takes
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_error::{Error, ErrorKind, Result};
+use s3s::auth::SecretKey;
+use serde::Deserialize;
+
+use crate::store::Store;
+
+/// An account as the file has it. Its secret is not in its `Debug`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AccountEntry {
+    /// What requests name.
+    pub access_key: String,
+    /// What they are signed with.
+    pub secret_key: SecretKey,
+    /// Below the served directory.
+    #[serde(default)]
+    pub directory: PathBuf,
+    /// The user that acts.
+    pub uid: Option<u32>,
+    /// Its group.
+    pub gid: Option<u32>,
+    /// It may only read.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Its connections at once, at most.
+    pub connections: Option<u32>,
+}
+
+impl AccountEntry {
+    /// An account over the whole directory.
+    pub fn new(access_key: impl Into<String>, secret_key: impl Into<String>) -> Self {
+        Self {
+            access_key: access_key.into(),
+            secret_key: secret_key.into().into(),
+            directory: PathBuf::new(),
+            uid: None,
+            gid: None,
+            read_only: false,
+            connections: None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AccountsFile {
+    #[serde(default)]
+    account: Vec<AccountEntry>,
+}
+
+/// Reads an accounts file.
+pub fn read_accounts(path: &Path) -> Result<Vec<AccountEntry>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::from_io(&error, "cannot read accounts").with("path", path.display()))?;
+    parse_accounts(&text).map_err(|error| error.with("path", path.display()))
+}
+
+/// The accounts of a file's text. Errors do not repeat its lines: they have secrets.
+fn parse_accounts(text: &str) -> Result<Vec<AccountEntry>> {
+    let file: AccountsFile = toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
+        Error::new(ErrorKind::InvalidInput, format!("cannot read accounts: {}", error.message()))
+            .with("line", line)
+    })?;
+    if file.account.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidInput, "the accounts file has no [[account]]"));
+    }
+    for (at, entry) in file.account.iter().enumerate() {
+        check(entry, &file.account[..at]).map_err(|error| error.with("access_key", &entry.access_key))?;
+    }
+    Ok(file.account)
+}
+
+fn check(entry: &AccountEntry, before: &[AccountEntry]) -> Result<()> {
+    let wrong = |why: &str| Err(Error::new(ErrorKind::InvalidInput, why));
+    if entry.access_key.is_empty() || entry.secret_key.expose().is_empty() {
+        return wrong("an account's keys must not be empty");
+    }
+    if before.iter().any(|other| other.access_key == entry.access_key) {
+        return wrong("two accounts have one access key");
+    }
+    if entry.directory.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return wrong("an account's directory is below the served one: no `/` in front, no `..`");
+    }
+    if entry.uid.is_some() != entry.gid.is_some() {
+        return wrong("uid and gid go together");
+    }
+    Ok(())
+}
+
+/// Opens the objects of an account.
+pub type OpenStore = Box<dyn Fn(&AccountEntry) -> Result<Arc<dyn Store>> + Send + Sync>;
+
+/// An account that requests can be made of.
+pub(crate) struct Account {
+    pub(crate) entry: AccountEntry,
+    pub(crate) store: Arc<dyn Store>,
+    /// Connections that it has now; kept when the file is read again.
+    open: Arc<AtomicU32>,
+}
+
+/// A connection of an account, until it is dropped.
+pub(crate) struct Seat(Arc<AtomicU32>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Account {
+    /// One more connection, if the account may have it.
+    pub(crate) fn sit(&self) -> Option<Seat> {
+        let seat = Seat(Arc::clone(&self.open));
+        let before = self.open.fetch_add(1, Ordering::Relaxed);
+        (before < self.entry.connections.unwrap_or(u32::MAX)).then_some(seat)
+    }
+}
+
+/// All accounts, by their access keys.
+pub struct Accounts {
+    known: RwLock<HashMap<String, Arc<Account>>>,
+    open_store: OpenStore,
+}
+
+impl fmt::Debug for Accounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accounts").finish_non_exhaustive()
+    }
+}
+
+impl Accounts {
+    /// Opens the store of each.
+    pub fn new(entries: Vec<AccountEntry>, open_store: OpenStore) -> Result<Self> {
+        let accounts = Self { known: RwLock::default(), open_store };
+        accounts.replace(entries)?;
+        Ok(accounts)
+    }
+
+    /// Takes these instead. Where one cannot be opened, all stays as it was.
+    pub fn replace(&self, entries: Vec<AccountEntry>) -> Result<()> {
+        let mut next = HashMap::new();
+        for entry in entries {
+            let store =
+                (self.open_store)(&entry).map_err(|error| error.with("access_key", &entry.access_key))?;
+            let open =
+                self.find(&entry.access_key).map(|account| Arc::clone(&account.open)).unwrap_or_default();
+            next.insert(entry.access_key.clone(), Arc::new(Account { entry, store, open }));
+        }
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = next;
+        Ok(())
+    }
+
+    pub(crate) fn find(&self, access_key: &str) -> Option<Arc<Account>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(access_key).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "[[account]]\naccess_key = \"a\"\nsecret_key = \"hush-hush\"\n";
+
+    #[test]
+    fn a_file_of_one_account() {
+        let read = parse_accounts(&format!(
+            "{FILE}directory = \"x/y\"\nuid = 1\ngid = 2\nread_only = true\nconnections = 3\n"
+        ));
+        let [entry] = read.unwrap().try_into().unwrap();
+        assert_eq!(
+            (entry.uid, entry.gid, entry.read_only, entry.connections),
+            (Some(1), Some(2), true, Some(3))
+        );
+        assert_eq!(entry.directory, Path::new("x/y"));
+        assert!(!format!("{entry:?}").contains("hush-hush"));
+    }
+
+    #[test]
+    fn wrong_files_are_named_without_their_secrets() {
+        for (more, says) in [
+            ("colour = 1\n", "unknown field"),
+            ("directory = \"../x\"\n", "below the served one"),
+            ("directory = \"/x\"\n", "below the served one"),
+            ("uid = 1\n", "go together"),
+            (FILE, "two accounts"),
+            ("read_only = hush-hush\n", "line=4"),
+        ] {
+            let error = parse_accounts(&format!("{FILE}{more}")).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+            assert!(!error.contains("hush-hush"), "{error}");
+        }
+        assert!(parse_accounts("").is_err());
+    }
+}

@@ -1,0 +1,175 @@
+//! Who may do what, and what no request may ask for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hyper::HeaderMap;
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::{S3Error, S3ErrorCode, S3Result};
+
+use crate::accounts::{Account, Accounts, Seat};
+
+/// Headers that ask for what is not here. To store the object without it would be a lie.
+const REFUSED: [(&str, &str); 5] = [
+    ("x-amz-server-side-encryption", "encryption by the server"),
+    ("x-amz-server-side-encryption-customer-algorithm", "encryption by the server"),
+    ("x-amz-object-lock-mode", "object lock"),
+    ("x-amz-object-lock-legal-hold", "object lock"),
+    ("x-amz-write-offset-bytes", "writing into an object"),
+];
+/// Access lists that say what is so anyway: the account has all rights, nobody else has any.
+const PRIVATE: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-owner-read"];
+
+/// The connection of a request: the account that it belongs to.
+#[derive(Default)]
+pub(crate) struct Belongs(Mutex<Option<(String, Seat)>>);
+
+impl Belongs {
+    /// Whether the account may have this connection, too.
+    fn take(&self, account: &Account) -> bool {
+        let mut seat = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = &account.entry.access_key;
+        if seat.as_ref().is_some_and(|(holder, _)| holder == key) {
+            return true;
+        }
+        *seat = account.sit().map(|seat| (key.clone(), seat));
+        seat.is_some()
+    }
+}
+
+/// What becomes known of a request, for the log and the figures.
+#[derive(Default)]
+pub(crate) struct Visit {
+    pub(crate) belongs: Arc<Belongs>,
+    known: Mutex<(&'static str, String)>,
+}
+
+impl Visit {
+    pub(crate) fn of(belongs: &Arc<Belongs>) -> Arc<Self> {
+        Arc::new(Self { belongs: Arc::clone(belongs), known: Mutex::default() })
+    }
+
+    /// The operation and the account; empty where it did not come so far.
+    pub(crate) fn known(&self) -> (&'static str, String) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Secrets for s3s's check of signatures, and what follows it.
+pub(crate) struct Gate(Arc<Accounts>);
+
+impl Gate {
+    pub(crate) fn new(accounts: &Arc<Accounts>) -> Self {
+        Self(Arc::clone(accounts))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Auth for Gate {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        let found = self.0.find(access_key).map(|account| account.entry.secret_key.clone());
+        found.ok_or_else(|| S3Error::new(S3ErrorCode::InvalidAccessKeyId))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Access for Gate {
+    async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let denied = |why: &'static str| S3Error::with_message(S3ErrorCode::AccessDenied, why);
+        let signed = cx.credentials().ok_or_else(|| denied("a signature is needed"))?;
+        let account = self.0.find(&signed.access_key).ok_or_else(|| denied("the account is gone"))?;
+        let operation = known_name(cx.s3_op().name());
+        if let Some(visit) = cx.extensions_mut().get::<Arc<Visit>>() {
+            *visit.known.lock().unwrap_or_else(PoisonError::into_inner) =
+                (operation, account.entry.access_key.clone());
+            if !visit.belongs.take(&account) {
+                return Err(S3Error::with_message(
+                    S3ErrorCode::SlowDown,
+                    "the account has all the connections it may",
+                ));
+            }
+        }
+        if account.entry.read_only && !reads(operation) {
+            return Err(denied("the account may only read"));
+        }
+        refuse_unknown(cx.headers())
+    }
+}
+
+/// Operations that this server has; a table, so that figures are counted by names that live as long as the program.
+const OPERATIONS: [&str; 27] = [
+    "ListBuckets",
+    "CreateBucket",
+    "HeadBucket",
+    "DeleteBucket",
+    "GetBucketLocation",
+    "GetBucketVersioning",
+    "GetBucketAcl",
+    "ListObjects",
+    "ListObjectsV2",
+    "PutObject",
+    "GetObject",
+    "HeadObject",
+    "DeleteObject",
+    "DeleteObjects",
+    "CopyObject",
+    "GetObjectAttributes",
+    "GetObjectAcl",
+    "GetObjectTagging",
+    "PutObjectTagging",
+    "DeleteObjectTagging",
+    "CreateMultipartUpload",
+    "UploadPart",
+    "UploadPartCopy",
+    "ListParts",
+    "ListMultipartUploads",
+    "CompleteMultipartUpload",
+    "AbortMultipartUpload",
+];
+
+fn known_name(name: &str) -> &'static str {
+    OPERATIONS.into_iter().find(|known| *known == name).unwrap_or("Other")
+}
+
+/// Whether an operation leaves all as it is.
+fn reads(operation: &str) -> bool {
+    ["Get", "Head", "List"].iter().any(|start| operation.starts_with(start))
+}
+
+fn refuse_unknown(headers: &HeaderMap) -> S3Result<()> {
+    if let Some((_, what)) = REFUSED.iter().find(|(name, _)| headers.contains_key(*name)) {
+        return Err(S3Error::with_message(S3ErrorCode::NotImplemented, format!("there is no {what} here")));
+    }
+    let acl = headers.get("x-amz-acl").and_then(|value| value.to_str().ok());
+    if acl.is_some_and(|acl| !PRIVATE.contains(&acl)) {
+        let why = "all is private here: an account has all rights, nobody else has any";
+        return Err(S3Error::with_message(S3ErrorCode::AccessControlListNotSupported, why));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_only_reads() {
+        let reading: Vec<_> = OPERATIONS.into_iter().filter(|name| reads(name)).collect();
+        assert_eq!(reading.len(), 14);
+        assert!(!reads("Other"));
+        assert!(
+            !reading.iter().any(|name| ["Put", "Delete", "Create"].iter().any(|verb| name.contains(verb)))
+        );
+    }
+
+    #[test]
+    fn what_is_not_here_is_refused() {
+        let code = |name: &'static str, value: &str| {
+            let headers = [(name.parse().unwrap(), value.parse().unwrap())].into_iter().collect();
+            refuse_unknown(&headers).err().map(|error| error.code().clone())
+        };
+        assert_eq!(code("x-amz-server-side-encryption", "AES256"), Some(S3ErrorCode::NotImplemented));
+        assert_eq!(code("x-amz-acl", "public-read"), Some(S3ErrorCode::AccessControlListNotSupported));
+        assert_eq!(code("x-amz-acl", "private"), None);
+    }
+}

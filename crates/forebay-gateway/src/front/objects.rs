@@ -1,0 +1,333 @@
+//! Objects: written, read, described, removed.
+
+use std::sync::Arc;
+
+use s3s::dto::*;
+use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Result};
+
+use super::body::{Span, SpanBody};
+use super::buckets::private;
+use super::codes::{answer, answer_read};
+use super::conditions::{ReadTerms, Slice, whole_second, write_condition};
+use super::intake::{Received, finish, receive};
+use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
+use super::sums::{Algorithm, Sums, kind, tell_checksum};
+use super::{Front, blocking, no_version, owner};
+use crate::store::{Condition, Facts, Store, StoreError, StoreResult};
+
+/// S3's bound of keys in a DeleteObjects.
+const REMOVALS: usize = 1000;
+
+impl Front {
+    pub(super) async fn put(&self, request: S3Request<PutObjectInput>) -> S3Result<PutObjectOutput> {
+        let input = request.input;
+        let store = self.store(request.credentials.as_ref())?;
+        let condition = write_condition(input.if_match, input.if_none_match)?;
+        let meta = meta_of(&request.headers, input.metadata, input.tagging.as_deref())?;
+        let sums = Sums::of(&request.headers, Algorithm::Crc64Nvme)?;
+        let said = input.content_length.and_then(|len| u64::try_from(len).ok());
+        let body = input.body.map(Body::from).unwrap_or_default();
+        let begin = Box::new(move || store.begin(&input.bucket, &input.key, said));
+        let intake = receive(body, said, sums, begin).await?;
+        let trailers = request.trailing_headers.and_then(|trailers| trailers.take());
+        let facts = finish(intake, trailers, move |received: Received| {
+            let meta = crate::store::Meta {
+                checksum: Some(received.summed.checksum),
+                md5: received.summed.md5,
+                ..meta
+            };
+            received.draft.publish(received.len, meta, &condition)
+        })
+        .await?;
+        let mut answer = PutObjectOutput { e_tag: tag_of(&facts.etag), ..PutObjectOutput::default() };
+        tell_checksum!(answer, &facts.meta.checksum);
+        answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
+        Ok(answer)
+    }
+
+    pub(super) async fn get(&self, request: S3Request<GetObjectInput>) -> S3Result<GetObjectOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        let store = self.store(request.credentials.as_ref())?;
+        let pieces = Arc::clone(&self.pieces);
+        let terms = ReadTerms {
+            matches: input.if_match,
+            differs: input.if_none_match,
+            changed_since: input.if_modified_since,
+            same_since: input.if_unmodified_since,
+        };
+        // One job for all that a small object needs.
+        let (facts, slice, body) = blocking(move || {
+            let opened = store.open(&input.bucket, &input.key).map_err(answer_read)?;
+            terms.check(&opened.facts)?;
+            let slice = Slice::of(&opened.facts, input.range, input.part_number)?;
+            let mut span = Span::new(opened.file, slice.range.clone(), pieces);
+            let first = span.read().map_err(S3Error::internal_error)?;
+            Ok((opened.facts, slice, SpanBody::new(first, span)))
+        })
+        .await?;
+        let mut answer = GetObjectOutput::default();
+        tell_facts!(answer, facts);
+        answer.content_length = i64::try_from(slice.range.end - slice.range.start).ok();
+        answer.content_range = slice.content_range;
+        answer.parts_count = slice.parts;
+        answer.body = Some(StreamingBlob::from(Body::http_body(body)));
+        // Of a range it would be wrong: it is the whole object's.
+        if answer.content_range.is_none() && wants_checksum(input.checksum_mode.as_ref()) {
+            tell_checksum!(answer, &facts.meta.checksum);
+            answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
+        }
+        Ok(answer)
+    }
+
+    pub(super) async fn head(&self, request: S3Request<HeadObjectInput>) -> S3Result<HeadObjectOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        let facts = self.facts(request.credentials.as_ref(), input.bucket, input.key).await?;
+        let terms = ReadTerms {
+            matches: input.if_match,
+            differs: input.if_none_match,
+            changed_since: input.if_modified_since,
+            same_since: input.if_unmodified_since,
+        };
+        terms.check(&facts)?;
+        let slice = Slice::of(&facts, input.range, input.part_number)?;
+        let mut answer = HeadObjectOutput::default();
+        tell_facts!(answer, facts);
+        answer.content_length = i64::try_from(slice.range.end - slice.range.start).ok();
+        answer.content_range = slice.content_range;
+        answer.parts_count = slice.parts;
+        if answer.content_range.is_none() && wants_checksum(input.checksum_mode.as_ref()) {
+            tell_checksum!(answer, &facts.meta.checksum);
+            answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
+        }
+        Ok(answer)
+    }
+
+    /// An object without its bytes, for a reader.
+    async fn facts(
+        &self,
+        signed: Option<&s3s::auth::Credentials>,
+        bucket: String,
+        key: String,
+    ) -> S3Result<Facts> {
+        let store = self.store(signed)?;
+        blocking(move || store.facts(&bucket, &key).map_err(answer_read)).await
+    }
+
+    pub(super) async fn attributes(
+        &self,
+        request: S3Request<GetObjectAttributesInput>,
+    ) -> S3Result<GetObjectAttributesOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        let facts = self.facts(request.credentials.as_ref(), input.bucket, input.key).await?;
+        let wants = |name: &str| input.object_attributes.iter().any(|asked| asked.as_str() == name);
+        let mut answer =
+            GetObjectAttributesOutput { last_modified: time_of(facts.modified), ..Default::default() };
+        if wants(ObjectAttributes::ETAG) {
+            answer.e_tag = tag_of(&facts.etag);
+        }
+        if wants(ObjectAttributes::OBJECT_SIZE) {
+            answer.object_size = i64::try_from(facts.len).ok();
+        }
+        if wants(ObjectAttributes::STORAGE_CLASS) {
+            answer.storage_class = Some(StorageClass::from_static(StorageClass::STANDARD));
+        }
+        if wants(ObjectAttributes::CHECKSUM)
+            && let Some(known) = &facts.meta.checksum
+        {
+            let mut checksum = Checksum { checksum_type: Some(kind(known)), ..Checksum::default() };
+            tell_checksum!(checksum, Some(known));
+            answer.checksum = Some(checksum);
+        }
+        if wants(ObjectAttributes::OBJECT_PARTS) && !facts.meta.parts.is_empty() {
+            let behind = input.part_number_marker.unwrap_or_default();
+            answer.object_parts =
+                Some(object_parts(&facts.meta.parts, behind, input.max_parts.unwrap_or(1000)));
+        }
+        Ok(answer)
+    }
+
+    pub(super) async fn object_acl(
+        &self,
+        request: S3Request<GetObjectAclInput>,
+    ) -> S3Result<GetObjectAclOutput> {
+        let signed = request.credentials.as_ref();
+        no_version(request.input.version_id.as_deref())?;
+        self.facts(signed, request.input.bucket, request.input.key).await?;
+        let owner = owner(signed);
+        Ok(GetObjectAclOutput { grants: Some(private(owner.clone())), owner, request_charged: None })
+    }
+
+    pub(super) async fn remove(&self, request: S3Request<DeleteObjectInput>) -> S3Result<DeleteObjectOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        let terms = RemovalTerms {
+            etag: input.if_match,
+            size: input.if_match_size,
+            modified: input.if_match_last_modified_time,
+        };
+        let (bucket, key) = (input.bucket, input.key);
+        self.ask(request.credentials.as_ref(), move |store| remove_one(store, &bucket, &key, terms)).await?;
+        Ok(DeleteObjectOutput::default())
+    }
+
+    pub(super) async fn remove_many(
+        &self,
+        request: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<DeleteObjectsOutput> {
+        let DeleteObjectsInput { bucket, delete, .. } = request.input;
+        if delete.objects.is_empty() || delete.objects.len() > REMOVALS {
+            return Err(S3Error::new(S3ErrorCode::MalformedXML));
+        }
+        let is_quiet = delete.quiet.unwrap_or_default();
+        let removed = self
+            .ask(request.credentials.as_ref(), move |store| {
+                store.bucket(&bucket)?;
+                Ok(delete
+                    .objects
+                    .into_iter()
+                    .map(|object| remove_named(store, &bucket, object))
+                    .collect::<Vec<_>>())
+            })
+            .await?;
+        let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+        for one in removed {
+            match one {
+                Ok(key) => deleted.push(DeletedObject { key: Some(key), ..DeletedObject::default() }),
+                Err(error) => errors.push(error),
+            }
+        }
+        let deleted = (!is_quiet).then_some(deleted);
+        Ok(DeleteObjectsOutput { deleted, errors: Some(errors), ..DeleteObjectsOutput::default() })
+    }
+
+    pub(super) async fn tags(
+        &self,
+        request: S3Request<GetObjectTaggingInput>,
+    ) -> S3Result<GetObjectTaggingOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        let facts = self.facts(request.credentials.as_ref(), input.bucket, input.key).await?;
+        let tags = facts.meta.tags.into_iter().map(|(key, value)| Tag { key: Some(key), value: Some(value) });
+        Ok(GetObjectTaggingOutput { tag_set: tags.collect(), version_id: None })
+    }
+
+    pub(super) async fn set_tags(
+        &self,
+        request: S3Request<PutObjectTaggingInput>,
+    ) -> S3Result<PutObjectTaggingOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        let pair = |tag: Tag| (tag.key.unwrap_or_default(), tag.value.unwrap_or_default());
+        let tags = checked_tags(input.tagging.tag_set.into_iter().map(pair).collect())?;
+        self.ask(request.credentials.as_ref(), move |store| {
+            store.describe(&input.bucket, &input.key, &|meta| meta.tags.clone_from(&tags))
+        })
+        .await?;
+        Ok(PutObjectTaggingOutput::default())
+    }
+
+    pub(super) async fn clear_tags(
+        &self,
+        request: S3Request<DeleteObjectTaggingInput>,
+    ) -> S3Result<DeleteObjectTaggingOutput> {
+        let input = request.input;
+        no_version(input.version_id.as_deref())?;
+        self.ask(request.credentials.as_ref(), move |store| {
+            store.describe(&input.bucket, &input.key, &|meta| meta.tags.clear())
+        })
+        .await?;
+        Ok(DeleteObjectTaggingOutput::default())
+    }
+}
+
+fn wants_checksum(mode: Option<&ChecksumMode>) -> bool {
+    mode.is_some_and(|mode| mode.as_str() == ChecksumMode::ENABLED)
+}
+
+/// The parts behind a number, at most `max`.
+fn object_parts(lens: &[u64], behind: i32, max: i32) -> GetObjectAttributesParts {
+    let numbered = (1..).zip(lens).filter(|(number, _)| *number > behind);
+    let parts: Vec<_> = numbered
+        .take(usize::try_from(max).unwrap_or_default())
+        .map(|(number, len)| ObjectPart {
+            part_number: Some(number),
+            size: i64::try_from(*len).ok(),
+            ..ObjectPart::default()
+        })
+        .collect();
+    let last = parts.last().and_then(|part| part.part_number).unwrap_or(behind);
+    GetObjectAttributesParts {
+        is_truncated: Some((last.max(0) as usize) < lens.len()),
+        max_parts: Some(max),
+        next_part_number_marker: Some(last),
+        part_number_marker: Some(behind),
+        parts: Some(parts),
+        total_parts_count: i32::try_from(lens.len()).ok(),
+    }
+}
+
+/// What must be so of an object that is removed.
+struct RemovalTerms {
+    etag: Option<ETagCondition>,
+    size: Option<i64>,
+    modified: Option<Timestamp>,
+}
+
+fn remove_one(store: &dyn Store, bucket: &str, key: &str, terms: RemovalTerms) -> StoreResult<()> {
+    let condition = removal_condition(store, bucket, key, terms)?;
+    match store.remove(bucket, key, &condition) {
+        // No such object can be there.
+        Err(StoreError::Key(_)) if condition == Condition::None => Ok(()),
+        other => other,
+    }
+}
+
+/// Size and time are compared now; the ETag holds them until the object is gone.
+fn removal_condition(
+    store: &dyn Store,
+    bucket: &str,
+    key: &str,
+    terms: RemovalTerms,
+) -> StoreResult<Condition> {
+    if terms.size.is_none() && terms.modified.is_none() {
+        return Ok(match terms.etag {
+            None => Condition::None,
+            Some(ETagCondition::Any) => Condition::Matches(vec!["*".into()]),
+            Some(ETagCondition::ETag(etag)) => Condition::Matches(vec![etag.into_value()]),
+        });
+    }
+    let facts = store.facts(bucket, key)?;
+    let is_size = terms.size.is_none_or(|size| u64::try_from(size) == Ok(facts.len));
+    let same = ReadTerms { matches: terms.etag, ..ReadTerms::default() };
+    let is_time = terms.modified.is_none_or(|time| same_second(&time, &facts));
+    if is_size && is_time && same.check(&facts).is_ok() {
+        Ok(Condition::Matches(vec![facts.etag]))
+    } else {
+        Err(StoreError::Precondition)
+    }
+}
+
+/// Clients know the second only.
+fn same_second(time: &Timestamp, facts: &Facts) -> bool {
+    whole_second(facts.modified) == *time
+}
+
+fn remove_named(store: &dyn Store, bucket: &str, object: ObjectIdentifier) -> Result<String, Error> {
+    let key = object.key;
+    let terms = RemovalTerms {
+        etag: object.e_tag.map(ETagCondition::ETag),
+        size: object.size,
+        modified: object.last_modified_time,
+    };
+    let removed = no_version(object.version_id.as_deref())
+        .and_then(|()| remove_one(store, bucket, &key, terms).map_err(answer));
+    removed.map(|()| key.clone()).map_err(|error| Error {
+        code: Some(error.code().as_str().to_owned()),
+        key: Some(key),
+        message: error.message().map(str::to_owned),
+        version_id: None,
+    })
+}

@@ -1,0 +1,36 @@
+//! What a server bears.
+
+use std::time::Duration;
+
+/// What a connection reads at a time, at most: bodies come in pieces of this.
+pub(super) const READ_BYTES: usize = 512 << 10;
+
+/// What the server bears.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once.
+    pub connections: usize,
+    /// Bytes of a request's line and headers.
+    pub head_bytes: usize,
+    /// Bytes of a body in XML.
+    pub xml_bytes: usize,
+    /// A head has to be whole after it.
+    pub head_time: Duration,
+    /// A connection may wait this long for its next request.
+    pub idle_time: Duration,
+    /// A client may take no byte, or send none of a body, for this long.
+    pub stall_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 16_384,
+            head_bytes: 32 << 10,
+            xml_bytes: 4 << 20,
+            head_time: Duration::from_secs(10),
+            idle_time: Duration::from_secs(120),
+            stall_time: Duration::from_secs(60),
+        }
+    }
+}

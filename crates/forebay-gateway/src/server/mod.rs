@@ -1,0 +1,310 @@
+//! The server: connections, their limits, and its end.
+
+mod access_log;
+mod bodies;
+mod limits;
+mod metrics;
+mod request;
+mod service;
+mod site;
+mod tls;
+mod watch;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_error::{Error, Result};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use s3s::config::{S3Config, StaticConfigProvider};
+use s3s::service::{S3Service, S3ServiceBuilder};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch::{Sender, channel};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use crate::accounts::Accounts;
+use crate::front::{Belongs, Front, Gate};
+use crate::warn::warn;
+use access_log::AccessLog;
+pub use limits::Limits;
+use limits::READ_BYTES;
+use metrics::Metrics;
+use request::Connection;
+use site::{Phase, Site};
+pub use tls::TlsFiles;
+use watch::{Watch, Watched};
+
+/// S3's bound of an object that is sent at once.
+const PUT_BYTES: u64 = 5 << 30;
+/// Threads that wait for the file system.
+const WAITING_THREADS: usize = 128;
+
+/// How a server is to be.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// TLS, and nothing else.
+    pub tls: Option<TlsFiles>,
+    /// What it bears.
+    pub limits: Limits,
+    /// Where the access log goes; `-`: standard output.
+    pub access_log: Option<PathBuf>,
+    /// How long `/healthz` says 503 before the listener closes: a load balancer must have asked meanwhile.
+    pub leave_time: Duration,
+    /// How long requests may go on after that.
+    pub grace_time: Duration,
+}
+
+impl ServerOptions {
+    /// Plain HTTP, usual limits.
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            tls: None,
+            limits: Limits::default(),
+            access_log: None,
+            leave_time: Duration::ZERO,
+            grace_time: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A server that listens.
+pub struct Server {
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    options: ServerOptions,
+    site: Arc<Site>,
+    phase: Arc<Sender<Phase>>,
+}
+
+/// Stops a server from another thread.
+#[derive(Clone)]
+pub struct Stop(Arc<Sender<Phase>>);
+
+impl Stop {
+    /// `/healthz` says no from now on, then the listener closes, then requests end.
+    pub fn leave(&self) {
+        self.0.send_if_modified(|phase| {
+            let is_new = *phase == Phase::Serving;
+            if is_new {
+                *phase = Phase::Leaving;
+            }
+            is_new
+        });
+    }
+}
+
+impl Server {
+    /// Listens; connections are taken by [`Server::run`].
+    pub fn bind(options: ServerOptions, accounts: &Arc<Accounts>) -> Result<Self> {
+        let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
+        let log = options.access_log.as_deref().map(AccessLog::open).transpose()?;
+        let cannot =
+            |error: &std::io::Error| Error::from_io(error, "cannot listen").with("address", options.listen);
+        let listener = TcpListener::bind(options.listen).map_err(|error| cannot(&error))?;
+        listener.set_nonblocking(true).map_err(|error| cannot(&error))?;
+        let (sender, phase) = channel(Phase::Serving);
+        let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let site = Arc::new(Site {
+            service: service(accounts, &options.limits),
+            metrics: Metrics::default(),
+            log,
+            limits: options.limits,
+            phase,
+            ids: AtomicU64::new(begin << 8),
+        });
+        Ok(Self { listener, tls, options, site, phase: Arc::new(sender) })
+    }
+
+    /// Where it listens: the port, where 0 was asked for.
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr().unwrap_or(self.options.listen)
+    }
+
+    /// Stops it.
+    pub fn stop(&self) -> Stop {
+        Stop(Arc::clone(&self.phase))
+    }
+
+    /// Serves until it is stopped: by [`Stop`], SIGTERM or SIGINT. `reread` is called on SIGHUP.
+    pub fn run(self, reread: impl Fn() + Send + 'static) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .max_blocking_threads(WAITING_THREADS)
+            .thread_name("forebay-s3")
+            .build()
+            .map_err(|error| Error::from_io(&error, "cannot start threads"))?;
+        let ended = runtime.block_on(self.serve(reread));
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        ended
+    }
+
+    async fn serve(self, reread: impl Fn() + Send + 'static) -> Result<()> {
+        let cannot = |error: &std::io::Error| Error::from_io(error, "cannot serve");
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(|error| cannot(&error))?;
+        tokio::spawn(signals(Stop(Arc::clone(&self.phase)), reread));
+        tokio::spawn(flush(Arc::clone(&self.site)));
+        let mut phase = self.site.phase.clone();
+        let leaving = async {
+            let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
+            sleep(self.options.leave_time).await;
+        };
+        tokio::select! {
+            () = accept(&listener, self.tls, &self.site) => {}
+            () = leaving => {}
+        }
+        drop(listener);
+        self.phase.send_replace(Phase::Ending);
+        let ended = async {
+            while self.site.metrics.connections.load(Relaxed) > 0 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if timeout(self.options.grace_time, ended).await.is_err() {
+            warn("requests were broken off: they did not end in time");
+        }
+        if let Some(log) = &self.site.log {
+            log.flush();
+        }
+        Ok(())
+    }
+}
+
+fn service(accounts: &Arc<Accounts>, limits: &Limits) -> S3Service {
+    let mut config = S3Config::default();
+    config.xml_max_body_size = limits.xml_bytes;
+    config.put_object_max_size = Some(PUT_BYTES);
+    // Forms of browsers are not served: what they may send is bounded all the same.
+    config.post_object_max_file_size = limits.xml_bytes as u64;
+    config.form_max_fields_size = limits.xml_bytes;
+    config.aws_chunked_stream_max_chunk_size = 16 << 20;
+    let mut builder = S3ServiceBuilder::new(Front::new(Arc::clone(accounts)));
+    builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
+    builder.set_auth(Gate::new(accounts));
+    builder.set_access(Gate::new(accounts));
+    builder.build()
+}
+
+/// Takes connections for ever.
+async fn accept(listener: &tokio::net::TcpListener, tls: Option<TlsAcceptor>, site: &Arc<Site>) {
+    loop {
+        let (socket, peer) = match listener.accept().await {
+            Ok(taken) => taken,
+            Err(error) => {
+                // Descriptors are used up, most often: some will be free soon.
+                warn(&format!("cannot take a connection: {error}"));
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let open = Open::new(site);
+        if site.metrics.connections.load(Relaxed) > site.limits.connections as u64 {
+            site.metrics.turned_away.fetch_add(1, Relaxed);
+            continue;
+        }
+        let _ = socket.set_nodelay(true);
+        let (site, tls) = (Arc::clone(site), tls.clone());
+        tokio::spawn(async move {
+            let _open = open;
+            greet(site, tls, socket, peer).await;
+        });
+    }
+}
+
+/// A connection that counts.
+struct Open(Arc<Site>);
+
+impl Open {
+    fn new(site: &Arc<Site>) -> Self {
+        site.metrics.accepted.fetch_add(1, Relaxed);
+        site.metrics.connections.fetch_add(1, Relaxed);
+        Self(Arc::clone(site))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.metrics.connections.fetch_sub(1, Relaxed);
+    }
+}
+
+/// TLS first, where it is spoken.
+async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, peer: SocketAddr) {
+    let watch = Watch::new(site.limits);
+    let Some(tls) = tls else {
+        return hold(site, Arc::clone(&watch), Watched::new(socket, watch), peer).await;
+    };
+    match timeout(site.limits.head_time, tls.accept(socket)).await {
+        Ok(Ok(secured)) => hold(site, Arc::clone(&watch), Watched::new(secured, watch), peer).await,
+        Ok(Err(_)) => {}
+        Err(_) => {
+            site.metrics.overdue.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+/// Serves a connection until it ends, is overdue, or the server ends.
+async fn hold<T>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>, peer: SocketAddr)
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut phase = site.phase.clone();
+    let connection = Arc::new(Connection {
+        site: Arc::clone(&site),
+        watch: Arc::clone(&watch),
+        belongs: Arc::<Belongs>::default(),
+        peer: peer.to_string(),
+    });
+    let serve = service_fn(move |head| service::serve(Arc::clone(&connection), head));
+    let served = http1::Builder::new().max_buf_size(READ_BYTES).serve_connection(TokioIo::new(socket), serve);
+    let mut served = std::pin::pin!(served);
+    let mut is_ending = false;
+    loop {
+        tokio::select! {
+            _ = served.as_mut() => return,
+            () = sleep(watch.pause()) => {
+                if watch.left().is_zero() {
+                    site.metrics.overdue.fetch_add(1, Relaxed);
+                    return;
+                }
+            }
+            _ = phase.wait_for(|phase| *phase == Phase::Ending), if !is_ending => {
+                served.as_mut().graceful_shutdown();
+                is_ending = true;
+            }
+        }
+    }
+}
+
+/// Writes the access log's lines that wait.
+async fn flush(site: Arc<Site>) {
+    while let Some(log) = &site.log {
+        sleep(Duration::from_millis(200)).await;
+        log.flush();
+    }
+}
+
+async fn signals(stop: Stop, reread: impl Fn() + Send + 'static) {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let kinds =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()));
+    let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = kinds else {
+        return warn("signals are not heard: SIGTERM ends the server at once");
+    };
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => stop.leave(),
+            _ = interrupt.recv() => stop.leave(),
+            _ = hangup.recv() => reread(),
+        }
+    }
+}

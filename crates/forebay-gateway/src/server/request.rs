@@ -1,0 +1,79 @@
+//! One request, from its head to the last byte of its answer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Instant, SystemTime};
+
+use hyper::body::Incoming;
+use hyper::{Method, StatusCode};
+
+use super::access_log::Line;
+use super::site::Site;
+use super::watch::Watch;
+use crate::front::{Belongs, Visit};
+
+/// A connection, as its requests see it.
+pub(super) struct Connection {
+    pub(super) site: Arc<Site>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) belongs: Arc<Belongs>,
+    pub(super) peer: String,
+}
+
+/// A request, until its answer is out.
+pub(super) struct Request {
+    connection: Arc<Connection>,
+    pub(super) visit: Arc<Visit>,
+    method: Method,
+    path: String,
+    pub(super) id: String,
+    began: (SystemTime, Instant),
+    pub(super) came: Arc<AtomicU64>,
+    pub(super) sent: u64,
+    pub(super) status: StatusCode,
+}
+
+impl Request {
+    pub(super) fn new(connection: &Arc<Connection>, head: &hyper::Request<Incoming>) -> Self {
+        connection.watch.begin_request();
+        connection.site.metrics.under_way.fetch_add(1, Relaxed);
+        Self {
+            connection: Arc::clone(connection),
+            visit: Visit::of(&connection.belongs),
+            method: head.method().clone(),
+            path: head.uri().path().to_owned(),
+            id: connection.site.next_id(),
+            began: (SystemTime::now(), Instant::now()),
+            came: Arc::default(),
+            sent: 0,
+            status: StatusCode::default(),
+        }
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let Connection { site, watch, peer, .. } = &*self.connection;
+        watch.end_request();
+        site.metrics.under_way.fetch_sub(1, Relaxed);
+        let (operation, account) = self.visit.known();
+        let (status, bytes_in) = (self.status.as_u16(), self.came.load(Relaxed));
+        let time = self.began.1.elapsed();
+        site.metrics.count(operation, status, time, bytes_in, self.sent);
+        if let Some(log) = &site.log {
+            log.add(&Line {
+                began: self.began.0,
+                peer,
+                account: &account,
+                operation,
+                method: self.method.as_str(),
+                path: &self.path,
+                status,
+                bytes_in,
+                bytes_out: self.sent,
+                time,
+                id: &self.id,
+            });
+        }
+    }
+}

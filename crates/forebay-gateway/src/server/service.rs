@@ -1,0 +1,95 @@
+//! One request: to S3's operations, or to what the server says of itself.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, StatusCode};
+use s3s::{Body, HttpResponse, S3Error, S3ErrorCode};
+
+use super::bodies::{Incomer, Outgoer};
+use super::request::{Connection, Request};
+use super::site::Site;
+use crate::warn::warn;
+
+/// Answers a request.
+pub(super) async fn serve(
+    connection: Arc<Connection>,
+    head: hyper::Request<Incoming>,
+) -> Result<hyper::Response<Outgoer>, Infallible> {
+    let mut request = Request::new(&connection, &head);
+    let site = Arc::clone(&connection.site);
+    let mut answer = match own_page(&site, &head) {
+        Some(page) => page,
+        None if head_len(&head) > site.limits.head_bytes => {
+            refusal(S3ErrorCode::RequestHeaderSectionTooLarge)
+        }
+        // All that is posted is XML.
+        None if head.method() == Method::POST && body_len(&head) > site.limits.xml_bytes as u64 => {
+            refusal(S3ErrorCode::MaxMessageLengthExceeded)
+        }
+        None => operate(&site, &request, head).await,
+    };
+    if let Ok(id) = HeaderValue::from_str(&request.id) {
+        answer.headers_mut().insert("x-amz-request-id", id);
+    }
+    request.status = answer.status();
+    Ok(answer.map(|body| Outgoer::new(body, request)))
+}
+
+async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>) -> HttpResponse {
+    let has_body = !hyper::body::Body::is_end_stream(head.body());
+    let limit = site.limits.stall_time;
+    let came = Arc::clone(&request.came);
+    let mut head =
+        head.map(
+            |body| {
+                if has_body { Body::http_body(Incomer::new(body, came, limit)) } else { Body::from(body) }
+            },
+        );
+    head.extensions_mut().insert(Arc::clone(&request.visit));
+    match site.service.call(head).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            warn(&format!("a request failed: {error}"));
+            refusal(S3ErrorCode::InternalError)
+        }
+    }
+}
+
+fn refusal(code: S3ErrorCode) -> HttpResponse {
+    S3Error::new(code).to_http_response().unwrap_or_else(|_| {
+        let mut answer = HttpResponse::default();
+        *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        answer
+    })
+}
+
+fn head_len(head: &hyper::Request<Incoming>) -> usize {
+    let target = head.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    head.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>() + target
+}
+
+/// As far as it is known.
+fn body_len(head: &hyper::Request<Incoming>) -> u64 {
+    hyper::body::Body::size_hint(head.body()).lower()
+}
+
+/// `/healthz` and `/metrics`, where nothing is signed: a bucket of such a name is reached by signed requests.
+fn own_page(site: &Site, head: &hyper::Request<Incoming>) -> Option<HttpResponse> {
+    let is_plain = head.uri().query().is_none() && !head.headers().contains_key(AUTHORIZATION);
+    if head.method() != Method::GET || !is_plain {
+        return None;
+    }
+    let (status, text) = match head.uri().path() {
+        "/healthz" if site.is_leaving() => (StatusCode::SERVICE_UNAVAILABLE, "leaving\n".to_owned()),
+        "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
+        "/metrics" => (StatusCode::OK, site.metrics.text()),
+        _ => return None,
+    };
+    let mut answer = HttpResponse::new(Body::from(text));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
+    Some(answer)
+}

@@ -1,0 +1,229 @@
+//! Clients that are wrong, late, slow or hostile: each is refused by its name, and nothing of it stays.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod served;
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use forebay_gateway::AccountEntry;
+use served::raw::{Raw, read_reply};
+use served::{Gateway, KEY, SECRET, short};
+
+fn started() -> Gateway {
+    let gateway = Gateway::with(vec![AccountEntry::new(KEY, SECRET)], short);
+    gateway.bucket("bkt");
+    assert_eq!(gateway.raw().put("/bkt/old", b"old").status, 200);
+    gateway
+}
+
+#[test]
+fn wrong_keys_clocks_and_urls() {
+    let gateway = started();
+    let raw = gateway.raw();
+    let code = |raw: &Raw| raw.get("/bkt/old").code();
+    assert_eq!(code(&Raw { secret: "another".into(), ..raw.clone() }), "SignatureDoesNotMatch");
+    assert_eq!(code(&Raw { key: "nobody".into(), ..raw.clone() }), "InvalidAccessKeyId");
+    assert_eq!(code(&Raw { skew: -3600, ..raw.clone() }), "RequestTimeTooSkewed");
+    assert_eq!(code(&Raw { skew: 3600, ..raw.clone() }), "RequestTimeTooSkewed");
+
+    let plain = |target: &str| {
+        let mut socket = raw.connect();
+        write!(socket, "GET {target} HTTP/1.1\r\nhost: {}\r\n\r\n", raw.address).unwrap();
+        read_reply(&mut socket, "GET")
+    };
+    assert_eq!(plain("/bkt/old").code(), "AccessDenied");
+    assert_eq!(plain("/bkt?list-type=2").code(), "AccessDenied");
+    assert_eq!(plain(&raw.presigned("/bkt/old", 60)).text(), "old");
+    let early = Raw { skew: -120, ..raw.clone() };
+    assert_eq!(plain(&early.presigned("/bkt/old", 60)).status, 403);
+    let forged = raw.presigned("/bkt/old", 60).replace("Expires=60", "Expires=600");
+    assert_eq!(plain(&forged).code(), "SignatureDoesNotMatch");
+    assert_eq!(plain("/healthz").text(), "ok\n");
+}
+
+#[test]
+fn bodies_that_are_not_as_said() {
+    let gateway = started();
+    let raw = gateway.raw();
+    // Shorter: the connection ends early.
+    let mut socket = raw.connect();
+    socket.write_all(raw.head("PUT", "/bkt/new", &[], 1000, "UNSIGNED-PAYLOAD").as_bytes()).unwrap();
+    socket.write_all(b"short").unwrap();
+    socket.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_ne!(read_reply(&mut socket, "PUT").status, 200);
+    // Silent: it is waited for no longer than allowed.
+    let mut socket = raw.connect();
+    socket.write_all(raw.head("PUT", "/bkt/new", &[], 1000, "UNSIGNED-PAYLOAD").as_bytes()).unwrap();
+    socket.write_all(b"short").unwrap();
+    let begin = Instant::now();
+    assert_ne!(read_reply(&mut socket, "PUT").status, 200);
+    assert!(begin.elapsed() < Duration::from_secs(10));
+    // Longer: what is too much is no request.
+    let mut socket = raw.connect();
+    socket.write_all(raw.head("PUT", "/bkt/long", &[], 3, "UNSIGNED-PAYLOAD").as_bytes()).unwrap();
+    socket.write_all(b"abcdef\r\n\r\n").unwrap();
+    assert_eq!(read_reply(&mut socket, "PUT").status, 200);
+    assert_ne!(read_reply(&mut socket, "PUT").status, 200);
+    assert_eq!(raw.get("/bkt/long").text(), "abc");
+    // Another than was signed.
+    let hash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+    let mut socket = raw.connect();
+    socket.write_all(raw.head("PUT", "/bkt/new", &[], 3, hash).as_bytes()).unwrap();
+    socket.write_all(b"abc").unwrap();
+    assert_eq!(read_reply(&mut socket, "PUT").code(), "BadDigest");
+    assert_eq!(raw.get("/bkt/new").code(), "NoSuchKey");
+}
+
+#[test]
+fn what_is_too_large() {
+    let gateway = started();
+    let raw = gateway.raw();
+    let xml = vec![b' '; 5 << 20];
+    let reply = raw.ask("POST", "/bkt?delete", &[], &xml);
+    assert!([400, 413].contains(&reply.status) || reply.status == 0, "{reply:?}");
+    let long = "x".repeat(40_000);
+    assert_ne!(raw.ask("GET", "/bkt/old", &[("x-amz-meta-long", &long)], b"").status, 200);
+    let user = "x".repeat(2100);
+    assert_eq!(raw.ask("PUT", "/bkt/new", &[("x-amz-meta-a", &user)], b"").code(), "MetadataTooLarge");
+    assert_eq!(raw.put(&format!("/bkt/{}", "k".repeat(1100)), b"").code(), "KeyTooLongError");
+    assert_eq!(raw.ask("POST", "/bkt?delete", &[], b"<Delete></Delete>").status, 400);
+    assert_eq!(raw.ask("POST", "/bkt?delete", &[], b"<Delete><Object>").status, 400);
+    assert_eq!(raw.put("/bkt/k?partNumber=10001&uploadId=x", b"").status, 400);
+    assert_eq!(raw.get("/bkt/old").text(), "old");
+}
+
+#[test]
+fn slow_heads_and_idle_connections_are_closed() {
+    let gateway = started();
+    let raw = gateway.raw();
+    let closed_within = |first: &[u8], least: u64, most: u64| {
+        let mut socket = raw.connect();
+        socket.write_all(first).unwrap();
+        let begin = Instant::now();
+        let mut byte = [0];
+        // A byte now and then does not help.
+        while begin.elapsed() < Duration::from_secs(10) {
+            socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            match socket.read(&mut byte) {
+                Ok(0) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && !first.is_empty() => {
+                    if socket.write_all(b"x").is_err() {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                _ => break,
+            }
+        }
+        let took = begin.elapsed();
+        assert!((Duration::from_millis(least)..Duration::from_millis(most)).contains(&took), "{took:?}");
+    };
+    closed_within(b"GET / HTTP/1.1\r\nx-slow: ", 300, 2000);
+    closed_within(b"", 1500, 5000);
+    let text = String::from_utf8(plain_metrics(&raw)).unwrap();
+    assert!(text.contains("forebay_s3_connections_overdue_total 2"), "{text}");
+}
+
+fn plain_metrics(raw: &Raw) -> Vec<u8> {
+    let mut socket = raw.connect();
+    write!(socket, "GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    read_reply(&mut socket, "GET").body
+}
+
+#[test]
+fn accounts_have_their_own_and_no_more() {
+    let entry = |key: &str, change: fn(&mut AccountEntry)| {
+        let mut entry = AccountEntry::new(key, SECRET);
+        change(&mut entry);
+        entry
+    };
+    let entries = vec![
+        entry("all", |_| {}),
+        entry("reads", |entry| entry.read_only = true),
+        entry("below", |entry| entry.directory = "bkt".into()),
+        entry("one", |entry| entry.connections = Some(1)),
+    ];
+    let gateway = Gateway::with(entries.clone(), short);
+    let by = |key: &str| Raw::new(gateway.address, key, SECRET);
+    assert_eq!(by("all").put("/bkt/sub/k", b"bytes").status, 200);
+    assert_eq!(by("reads").get("/bkt/sub/k").text(), "bytes");
+    for (method, target) in
+        [("PUT", "/bkt/sub/k"), ("DELETE", "/bkt/sub/k"), ("POST", "/bkt/sub/k?uploads"), ("PUT", "/new")]
+    {
+        assert_eq!(by("reads").ask(method, target, &[], b"").code(), "AccessDenied", "{method} {target}");
+    }
+    assert_eq!(by("below").get("/sub/k").text(), "bytes");
+    assert_eq!(by("below").get("/bkt/sub/k").code(), "NoSuchBucket");
+
+    let one = by("one");
+    let mut held = one.connect();
+    held.write_all(one.head("GET", "/bkt/sub/k", &[], 0, "UNSIGNED-PAYLOAD").as_bytes()).unwrap();
+    assert_eq!(read_reply(&mut held, "GET").status, 200);
+    assert_eq!(one.get("/bkt/sub/k").status, 503);
+    drop(held);
+    let begin = Instant::now();
+    while one.get("/bkt/sub/k").status != 200 {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+    }
+    // A key that is taken away is refused on connections that are open, too.
+    let all = by("all");
+    let mut open = all.connect();
+    let head = all.head("GET", "/bkt/sub/k", &[], 0, "UNSIGNED-PAYLOAD");
+    open.write_all(head.as_bytes()).unwrap();
+    assert_eq!(read_reply(&mut open, "GET").status, 200);
+    gateway.accounts.replace(entries[1..].to_vec()).unwrap();
+    open.write_all(head.as_bytes()).unwrap();
+    assert_eq!(read_reply(&mut open, "GET").code(), "InvalidAccessKeyId");
+}
+
+#[test]
+fn a_server_that_leaves_says_so_first_and_ends_what_runs() {
+    let gateway = Gateway::with(vec![AccountEntry::new(KEY, SECRET)], |options| {
+        options.leave_time = Duration::from_secs(1);
+    });
+    gateway.bucket("bkt");
+    let raw = gateway.raw();
+    let mut slow = raw.connect();
+    slow.write_all(raw.head("PUT", "/bkt/k", &[], 6, "UNSIGNED-PAYLOAD").as_bytes()).unwrap();
+    slow.write_all(b"abc").unwrap();
+    gateway.stop();
+    let health = || {
+        let mut socket = std::net::TcpStream::connect(raw.address).ok()?;
+        write!(socket, "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").ok()?;
+        Some(read_reply(&mut socket, "GET").status)
+    };
+    assert_eq!(health(), Some(503));
+    // Requests are still taken meanwhile.
+    assert_eq!(raw.put("/bkt/other", b"x").status, 200);
+    let begin = Instant::now();
+    while health().is_some_and(|status| status != 0) {
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    slow.write_all(b"def").unwrap();
+    assert_eq!(read_reply(&mut slow, "PUT").status, 200);
+    assert_eq!(std::fs::read(gateway.directory().join("bkt/k")).unwrap(), b"abcdef");
+}
+
+#[test]
+fn the_access_log_has_a_line_a_request_and_no_signatures() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("log");
+    let gateway = Gateway::with(vec![AccountEntry::new(KEY, SECRET)], |options| {
+        options.access_log = Some(path.clone());
+    });
+    gateway.bucket("bkt");
+    let raw = gateway.raw();
+    raw.put("/bkt/k", b"bytes");
+    let url = raw.presigned("/bkt/k", 60);
+    let mut socket = raw.connect();
+    write!(socket, "GET {url} HTTP/1.1\r\nhost: {}\r\n\r\n", raw.address).unwrap();
+    assert_eq!(read_reply(&mut socket, "GET").text(), "bytes");
+    drop(gateway);
+    let log = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(log.lines().count(), 3, "{log}");
+    assert!(log.contains(" forebay PutObject PUT /bkt/k 200 in=5 out=0 "), "{log}");
+    assert!(log.contains(" forebay GetObject GET /bkt/k 200 in=0 out=5 "), "{log}");
+    assert!(!log.contains("Signature") && !log.contains(SECRET), "{log}");
+}
