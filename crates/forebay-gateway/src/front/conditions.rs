@@ -136,6 +136,7 @@ fn part_range(facts: &Facts, part: i32) -> S3Result<(Range<u64>, Option<i32>)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unnecessary_wraps, reason = "fields are options")]
 mod tests {
     use super::*;
     use crate::store::Meta;

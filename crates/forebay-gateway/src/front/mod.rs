@@ -13,6 +13,8 @@
 //! | `intake`, `body` | bytes on their way in and out |
 //! | `codes` | errors of stores as S3's |
 
+#![allow(clippy::wildcard_imports, reason = "inputs and outputs of operations are dozens of names")]
+
 mod access;
 mod body;
 mod buckets;

@@ -1,6 +1,7 @@
 //! What requests say of an object, and answers of it: headers, metadata, tags.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use hyper::HeaderMap;
 use s3s::dto::{ETag, Metadata, Timestamp};
@@ -100,18 +101,20 @@ pub(crate) fn encoded(text: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-_.~/*".contains(&byte) {
             out.push(byte as char);
         } else {
-            out.push_str(&format!("%{byte:02X}"));
+            let _ = write!(out, "%{byte:02X}");
         }
     }
     out
 }
 
 /// The ETag of an answer.
+#[allow(clippy::unnecessary_wraps, reason = "the fields of answers are options")]
 pub(crate) fn tag_of(etag: &str) -> Option<ETag> {
     Some(ETag::Strong(etag.to_owned()))
 }
 
 /// `Last-Modified`, and its like in XML.
+#[allow(clippy::unnecessary_wraps, reason = "the fields of answers are options")]
 pub(crate) fn time_of(time: std::time::SystemTime) -> Option<Timestamp> {
     Some(Timestamp::from(time))
 }

@@ -243,7 +243,9 @@ pub(crate) fn joined(parts: &[&PartFacts], algorithm: Algorithm, is_composite: b
     }
     let value = if is_composite {
         let mut hasher = algorithm.hasher();
-        values.iter().for_each(|(value, _)| hasher.update(value));
+        for (value, _) in &values {
+            hasher.update(value);
+        }
         format!("{}-{}", BASE64.encode_to_string(hasher.finish()), values.len())
     } else {
         let crc = algorithm.crc()?;

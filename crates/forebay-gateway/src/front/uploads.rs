@@ -364,16 +364,13 @@ impl UploadPage {
                 page.next = last;
                 return page;
             }
-            last = Some(match common {
-                Some(common) => {
-                    page.prefixes.push(common.clone());
-                    (common, String::new())
-                }
-                None => {
-                    let name = (upload.key.clone(), upload.id.clone());
-                    page.uploads.push(upload);
-                    name
-                }
+            last = Some(if let Some(common) = common {
+                page.prefixes.push(common.clone());
+                (common, String::new())
+            } else {
+                let name = (upload.key.clone(), upload.id.clone());
+                page.uploads.push(upload);
+                name
             });
         }
         page
