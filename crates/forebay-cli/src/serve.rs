@@ -67,7 +67,7 @@ pub(crate) fn run(args: &ServeArgs, console: &Console<'_>) -> std::result::Resul
     let accounts = Arc::new(Accounts::new(entries(args)?, in_directory(&args.directory, !args.no_sync))?);
     let server = Server::bind(options(args), &accounts)?;
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
-    console.say(format!("serving {} at {scheme}://{}", args.directory.display(), server.address()));
+    console.say(format!("serving {} at {scheme}://{}\n", args.directory.display(), server.address()));
     let args = args.clone();
     server.run(move || reread(&args, &accounts))?;
     Ok(0)

@@ -218,6 +218,18 @@ fn an_upload_that_begins_at_one_gateway_ends_at_another() {
 }
 
 #[test]
+fn attributes_are_named_in_one_header() {
+    let gateway = Gateway::start();
+    gateway.bucket("bkt");
+    let raw = gateway.raw();
+    assert_eq!(raw.put("/bkt/k", b"bytes").status, 200);
+    let reply =
+        raw.ask("GET", "/bkt/k?attributes", &[("x-amz-object-attributes", "ETag,Checksum,ObjectSize")], b"");
+    assert_eq!((reply.status, reply.between("ObjectSize").as_str()), (200, "5"), "{}", reply.text());
+    assert!(!reply.between("ChecksumCRC64NVME").is_empty(), "{}", reply.text());
+}
+
+#[test]
 fn checksums_and_digests_are_compared() {
     let gateway = Gateway::start();
     gateway.bucket("bkt");

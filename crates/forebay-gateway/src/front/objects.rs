@@ -122,7 +122,9 @@ impl Front {
         let input = request.input;
         no_version(input.version_id.as_deref())?;
         let facts = self.facts(request.credentials.as_ref(), input.bucket, input.key).await?;
-        let wants = |name: &str| input.object_attributes.iter().any(|asked| asked.as_str() == name);
+        // Some clients send one header with commas, others a header each.
+        let asked = || input.object_attributes.iter().flat_map(|asked| asked.as_str().split(','));
+        let wants = |name: &str| asked().any(|one| one.trim() == name);
         let mut answer =
             GetObjectAttributesOutput { last_modified: time_of(facts.modified), ..Default::default() };
         if wants(ObjectAttributes::ETAG) {

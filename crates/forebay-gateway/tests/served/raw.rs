@@ -1,5 +1,6 @@
 //! Requests by hand: signed as they should be, or as a test wants them.
 
+use std::fmt::Write as _;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -97,12 +98,15 @@ impl Raw {
         all.extend(headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), (*value).to_owned())));
         all.sort();
         let names = all.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(";");
-        let lines: String = all.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
+        let (mut lines, mut sent) = (String::new(), String::new());
+        for (name, value) in &all {
+            writeln!(lines, "{name}:{value}").unwrap();
+            write!(sent, "{name}: {value}\r\n").unwrap();
+        }
         let query_canonical = canonical(query);
         let request = format!("{method}\n{path}\n{query_canonical}\n{lines}\n{names}\n{payload}");
         let signature = self.sign(&date, &request);
         let scope = format!("{}/us-east-1/s3/aws4_request", &date[..8]);
-        let sent: String = all.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         format!(
             "{method} {target} HTTP/1.1\r\n{sent}content-length: {len}\r\nauthorization: AWS4-HMAC-SHA256 \
              Credential={}/{scope}, SignedHeaders={names}, Signature={signature}\r\n\r\n",
@@ -169,7 +173,7 @@ fn date(skew: i64) -> String {
 /// Reads an answer; of one without a length, all that comes.
 pub fn read_reply(socket: &mut TcpStream, method: &str) -> Reply {
     let mut bytes = Vec::new();
-    let mut piece = [0; 65_536];
+    let mut piece = vec![0; 65_536];
     let end = loop {
         if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             break at + 4;
