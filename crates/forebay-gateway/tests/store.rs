@@ -1,4 +1,5 @@
 //! The POSIX store through its trait: objects, conditions, listings.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
