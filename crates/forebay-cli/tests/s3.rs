@@ -347,7 +347,7 @@ fn files_behind_links_are_not_removed() {
 fn a_copy_that_differs_and_has_its_name_is_not_said_to_be_removed() {
     let here = Here::new();
     here.write("x", b"abc");
-    here.server.fault_always(Asked::Head, Fault::Replace(b"xyz".into()));
+    here.server.fault_always(Asked::Get, Fault::Replace(b"xyz".into()));
     let said = here.run("cp x s3://bkt/x --verify").fails(1, "the copy has its name already");
     assert!(said.err.contains("the copy differs") && !said.err.contains("was removed"), "{}", said.err);
 }

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
@@ -15,7 +15,8 @@ use forebay_source::{
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload};
 use crate::checked::CheckedObject;
 use crate::endpoint::Endpoint;
-use crate::fetch::{ObjectFetch, Target, replaced};
+use crate::fetch::{FIRST, ObjectFetch, Target, replaced};
+use crate::lock;
 use crate::pace::MOST_RANGES;
 use crate::url::ObjectUrl;
 
@@ -23,10 +24,14 @@ use crate::url::ObjectUrl;
 pub(crate) struct ObjectSource {
     url: ObjectUrl,
     bucket: Bucket,
-    etag: Option<String>,
     len: u64,
     fetch: Arc<ObjectFetch>,
+    /// What the server said when it was opened, until its state is asked for.
+    opened: Mutex<Option<(Instant, ObjectHead)>>,
 }
+
+/// How long the head of an opened object is its state: one that opens an object and asks for its state asks the server once.
+const FRESH: Duration = Duration::from_secs(1);
 
 impl ObjectSource {
     /// Opens one. It is neither made nor written in place.
@@ -41,9 +46,16 @@ impl ObjectSource {
         if url.is_prefix() {
             return Err(no_object(&bucket, &url)?);
         }
-        match bucket.head(&url.key, url.version.as_deref()) {
+        let version = url.version.as_deref();
+        // One that is to be read is asked for its first bytes at once.
+        let found = if access.read {
+            bucket.first(&url.key, version, FIRST)
+        } else {
+            bucket.head(&url.key, version).map(|head| (head, Vec::new()))
+        };
+        match found {
             // The server may have said that the bucket is in another region.
-            Ok(head) => Ok(Self::new(Bucket::of(&url.bucket)?, url, head)),
+            Ok((head, first)) => Ok(Self::new(Bucket::of(&url.bucket)?, url, head, first)),
             Err(error) if error.kind() == ErrorKind::NotFound && url.version.is_none() => {
                 // Where the names of a bucket may not be looked at, the first error says more.
                 Err(no_object(&bucket, &url).ok().filter(is_folder).unwrap_or(error))
@@ -52,16 +64,21 @@ impl ObjectSource {
         }
     }
 
-    fn new(bucket: Bucket, url: ObjectUrl, head: ObjectHead) -> Self {
-        let ObjectHead { len, etag, .. } = head;
+    fn new(bucket: Bucket, url: ObjectUrl, head: ObjectHead, first: Vec<u8>) -> Self {
+        let (len, etag) = (head.len, head.etag.clone());
         let (key, version) = (url.key.clone(), url.version.clone());
-        let target = Target { bucket: url.bucket.clone(), key, version, etag: etag.clone(), len };
-        let fetch = ObjectFetch::new(bucket.endpoint.clone(), target);
-        Self { url, bucket, etag, len, fetch }
+        let target = Target { bucket: url.bucket.clone(), key, version, etag, len };
+        let fetch = ObjectFetch::new(bucket.endpoint.clone(), target, first);
+        Self { url, bucket, len, fetch, opened: Mutex::new(Some((Instant::now(), head))) }
     }
 
+    /// The head of the object that is there now.
     fn head(&self) -> Result<ObjectHead> {
-        self.bucket.head(&self.url.key, self.url.version.as_deref())
+        let opened = lock(&self.opened).take();
+        match opened.filter(|(at, _)| at.elapsed() < FRESH) {
+            Some((_, head)) => Ok(head),
+            None => self.bucket.head(&self.url.key, self.url.version.as_deref()),
+        }
     }
 }
 
@@ -105,16 +122,8 @@ impl Source for ObjectSource {
         self.url.to_string()
     }
 
-    /// The server is asked. An error where it has another object there by now.
+    /// Objects do not grow: another one may take its place, and reads of this one fail then.
     fn len(&self) -> Result<u64> {
-        let head = self.head()?;
-        if head.etag != self.etag || head.len != self.len {
-            return Err(replaced(self.etag.as_deref(), head.etag.as_deref()).with("url", &self.url));
-        }
-        Ok(head.len)
-    }
-
-    fn len_lately(&self) -> Result<u64> {
         Ok(self.len)
     }
 
@@ -144,6 +153,11 @@ impl Source for ObjectSource {
             CheckedObject::of(&head)
         });
         Some(sum.map(|sum| Box::new(sum) as Box<dyn StoredSum>))
+    }
+
+    /// Ranges are asked for by the ETag of the opening.
+    fn reads_one_state(&self) -> bool {
+        self.fetch.etag().is_some()
     }
 
     fn facts(&self) -> Facts {

@@ -25,6 +25,7 @@ fn ranges_go_on_in_the_region_that_a_redirect_names() {
     for status in STATUSES {
         let server = started(&bytes);
         let file = opened(&server);
+        server.forget_counts();
         // The others are refused for their signatures.
         server.fault_once(Asked::Get, 0, Fault::Redirect(status, "eu-west-1", None));
         server.set_region("eu-west-1");
@@ -66,6 +67,7 @@ fn redirects_without_an_end_are_an_error() {
     // Two regions that send requests to each other.
     let server = started(&pattern(LEN));
     let file = opened(&server);
+    server.forget_counts();
     server.faults(|seen| {
         let region = if seen.before % 2 == 0 { "eu-west-1" } else { "eu-west-2" };
         (seen.asked == Asked::Get).then_some(Fault::Redirect(301, region, None))

@@ -114,6 +114,10 @@ impl OpenFile {
 
     /// An error if the file has changed, or if that is unknown.
     pub(crate) fn check(&self) -> Result<()> {
+        // Its reads have failed otherwise.
+        if self.engine.reads_one_state() {
+            return Ok(());
+        }
         let Some(then) = &self.opened else { return Ok(()) };
         let is_same = self.engine.state()?.is_some_and(|now| now.has_bytes_of(then));
         if is_same { Ok(()) } else { Err(self.changed()) }
@@ -189,7 +193,7 @@ impl Slot {
     fn open_now(&self) -> Result<Arc<OpenFile>> {
         let engine = Engine::open(&self.path)?;
         let opened = engine.state()?;
-        self.check(&engine)?;
+        self.check(&engine, opened.as_ref())?;
         let home = Flights::here();
         let mut slot: MutexGuard<'_, _> = lock(&self.open);
         // Another thread may have been quicker.
@@ -218,10 +222,15 @@ impl Slot {
     }
 
     /// An error if it is another file than when the data set was opened, or when it was read first.
-    fn check(&self, file: &Engine) -> Result<()> {
+    fn check(&self, file: &Engine, opened: Option<&StateToken>) -> Result<()> {
         let size = file.len()?;
-        // Asked by the name behind the opening: what took its place before is another one, too.
-        if size == self.size && self.is_version(&version_of(&self.path)?) {
+        let found = if file.reads_one_state() {
+            Version::of_url(size, opened.map(locations::number_of))
+        } else {
+            // Asked by the name behind the opening: what took its place before is another one, too.
+            version_of(&self.path)?
+        };
+        if size == self.size && self.is_version(&found) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::Busy, "the file changed since the data set was opened")
@@ -248,6 +257,13 @@ pub(crate) struct Version {
     inode_changed: i64,
 }
 
+impl Version {
+    /// That of a file at a URL: its length, and the number of its state.
+    fn of_url(size: u64, changed: Option<i64>) -> Self {
+        Self { is_file: true, size, changed, inode: 0, inode_changed: 0 }
+    }
+}
+
 impl From<&FileVersion> for Version {
     /// Of an open file, which the engine only reads if it has bytes.
     fn from(found: &FileVersion) -> Self {
@@ -265,7 +281,7 @@ impl From<&FileVersion> for Version {
 fn version_of(path: &Path) -> Result<Version> {
     if Engine::is_url(path) {
         let (is_folder, size, changed) = locations::state_of(path)?;
-        return Ok(Version { is_file: !is_folder, size, changed, inode: 0, inode_changed: 0 });
+        return Ok(Version { is_file: !is_folder, ..Version::of_url(size, changed) });
     }
     let end = Instant::now() + PATIENCE;
     let found = loop {

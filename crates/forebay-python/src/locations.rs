@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::File as Engine;
+use forebay_engine::{File as Engine, StateToken};
 use forebay_error::{ErrorKind, Result};
 use pyo3::prelude::*;
 
@@ -39,15 +39,15 @@ pub(crate) fn remove(py: Python<'_>, location: PathBuf) -> PyResult<()> {
 }
 
 pub(crate) fn state_of(location: &Path) -> Result<State> {
-    match Engine::open(location) {
-        Ok(file) => Ok((false, file.len()?, file.state()?.map(|token| number_of(&token.to_bytes())))),
+    match Engine::options().read(false).open(location) {
+        Ok(file) => Ok((false, file.len()?, file.state()?.as_ref().map(number_of))),
         Err(error) if error.kind() == ErrorKind::IsDirectory => Ok((true, 0, None)),
         Err(error) => Err(error),
     }
 }
 
-/// FNV-1a, which is the same in every process.
-fn number_of(bytes: &[u8]) -> i64 {
+/// The number of a state: FNV-1a, which is the same in every process.
+pub(crate) fn number_of(state: &StateToken) -> i64 {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
-    bytes.iter().fold(0xCBF2_9CE4_8422_2325, mix) as i64
+    state.to_bytes().iter().fold(0xCBF2_9CE4_8422_2325, mix) as i64
 }

@@ -10,7 +10,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use crate::source::Source;
 use crate::upload::Upload;
 
-/// What a file is opened for.
+/// What a file is opened for. Neither to be read nor written: to be asked for its length and state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Its bytes are read.

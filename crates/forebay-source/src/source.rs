@@ -48,6 +48,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether all that is read is of the state in which it was opened, or the read fails: its state need not be compared behind that.
+    fn reads_one_state(&self) -> bool {
+        false
+    }
+
     /// What receipts and reports say of it.
     fn facts(&self) -> Facts {
         Facts::default()

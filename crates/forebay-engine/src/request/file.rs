@@ -208,6 +208,11 @@ impl File {
         self.source.state()
     }
 
+    /// Whether all that is read is of the state in which it was opened, or the read fails.
+    pub fn reads_one_state(&self) -> bool {
+        self.source.reads_one_state()
+    }
+
     /// As [`File::state`], once the next change is sure to give it another.
     pub(crate) fn distinct_state(&self) -> Result<Option<StateToken>> {
         if let Some(file) = &self.file {

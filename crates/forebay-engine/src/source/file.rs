@@ -148,7 +148,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Open for reading (the default).
+    /// Open for reading (the default). A URL that is opened for neither reading nor writing is asked for length and state alone.
     #[must_use]
     pub fn read(mut self, yes: bool) -> Self {
         self.read = yes;
@@ -214,7 +214,7 @@ impl OpenOptions {
     /// What it is opened for.
     pub(crate) fn access(&self) -> Access {
         let make = self.create || self.create_new || self.truncate;
-        Access { read: self.read || !self.write, write: self.write, make }
+        Access { read: self.read, write: self.write, make }
     }
 
     pub(crate) fn open_source(self, path: &Path) -> Result<FileSource> {

@@ -53,16 +53,22 @@ pub struct ObjectHead {
 
 impl ObjectHead {
     pub(super) fn of(head: &ReplyHead) -> Result<Self> {
+        let len = head.length;
+        let len =
+            len.ok_or_else(|| Error::new(ErrorKind::Io, "the server does not tell the object's length"))?;
+        Ok(Self::of_len(head, len))
+    }
+
+    /// The same of an object of this length.
+    pub(super) fn of_len(head: &ReplyHead, len: u64) -> Self {
         let text = |name: &str| head.header(name).map(str::to_owned);
         let checksums = head.headers.iter().filter_map(|(name, value)| {
             let algorithm = name.strip_prefix("x-amz-checksum-")?;
             (algorithm != "type").then(|| (algorithm.to_owned(), value.clone()))
         });
         let kind = head.header("x-amz-checksum-type");
-        Ok(Self {
-            len: head
-                .length
-                .ok_or_else(|| Error::new(ErrorKind::Io, "the server does not tell the object's length"))?,
+        Self {
+            len,
             etag: text("etag"),
             version: text("x-amz-version-id").filter(|version| version != "null"),
             content_type: text("content-type"),
@@ -71,7 +77,7 @@ impl ObjectHead {
             is_full_checksum: kind.is_none_or(|kind| kind == "FULL_OBJECT"),
             takes_ranges: head.header("accept-ranges") != Some("none"),
             server: text("server"),
-        })
+        }
     }
 }
 
@@ -108,9 +114,17 @@ impl Bucket {
     }
 
     pub(super) fn call(&self, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
+        self.call_by(|endpoint| exchange(endpoint, ask, body))
+    }
+
+    /// A call that is sent again where the server says that the bucket is in another region.
+    pub(super) fn call_by(
+        &self,
+        send: impl Fn(&Endpoint) -> Result<Reply, Refusal>,
+    ) -> Result<Reply, Refusal> {
         let account = &self.endpoint.account;
         let used = account.region(&self.name);
-        let end = exchange(&*self.endpoint_here()?, ask, body);
+        let end = send(&*self.endpoint_here()?);
         let Err(Refusal { status: 301 | 307 | 308 | 400, region: Some(region), .. }) = &end else {
             return end;
         };
@@ -118,7 +132,7 @@ impl Bucket {
         if *region == used || account.learn_region(&self.name, region).is_err() {
             return end;
         }
-        exchange(&*self.endpoint_here()?, ask, body)
+        send(&*self.endpoint_here()?)
     }
 
     /// Its own endpoint, unless the bucket was found to be in another region.

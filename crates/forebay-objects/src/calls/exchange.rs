@@ -9,6 +9,7 @@ use forebay_source::HostRange;
 
 use super::refusal::{Refusal, refusal};
 use crate::endpoint::Endpoint;
+use crate::fetch::content_range;
 use crate::lock;
 use crate::wire::LONG_WORK;
 use crate::wire::call::{Ask, Body, Method, ReplyHead, Room, Sink};
@@ -44,9 +45,12 @@ pub(super) fn start(endpoint: &Endpoint, ask: Ask, body: Body, done: Done) {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wants {
     All,
-    /// Its head, and the body only as far as it fits one piece of memory: that of an error does.
-    Head,
+    /// Its head, and the first bytes of its body.
+    First(usize),
 }
+
+/// Bytes of a body whose head alone is wanted: that of an error fits.
+const HEAD: Wants = Wants::First(PIECE);
 
 fn start_call(endpoint: &Endpoint, ask: Ask, body: Body, wants: Wants, done: Done) {
     let sink = Collect { head: None, body: Vec::new(), filled: 0, wants, done };
@@ -63,7 +67,24 @@ struct Collect {
 
 impl Collect {
     fn limit(&self) -> usize {
-        if self.wants == Wants::Head { PIECE } else { MAX_REPLY }
+        match self.wants {
+            Wants::All => MAX_REPLY,
+            Wants::First(bytes) => self.ranged().map_or(bytes, |ranged| bytes.min(ranged)),
+        }
+    }
+
+    /// Bytes of the body where it is a range: their end may be that of the connection, which is not waited for.
+    fn ranged(&self) -> Option<usize> {
+        let (start, end, _) = content_range(self.head.as_ref()?.header("content-range")?)?;
+        usize::try_from(end.saturating_sub(start)).ok()
+    }
+
+    /// Memory for the next bytes: for all of the body at once, where its head says how long it is.
+    fn grow(&mut self) {
+        let length = self.head.as_ref().and_then(|head| head.length).unwrap_or(0);
+        let rest = usize::try_from(length).unwrap_or(usize::MAX).saturating_sub(self.filled);
+        let more = if rest > 0 { rest } else { PIECE };
+        self.body.resize(self.filled + more.min(self.limit() - self.filled), 0);
     }
 }
 
@@ -78,7 +99,7 @@ impl Sink for Collect {
             return Room::Enough;
         }
         if self.filled == self.body.len() {
-            self.body.resize(self.filled + PIECE, 0);
+            self.grow();
         }
         Room::Memory(HostRange::of_mut(&mut self.body[self.filled..]))
     }
@@ -192,7 +213,12 @@ pub(super) fn exchange(endpoint: &Endpoint, ask: &Ask, body: &Body) -> Result<Re
 
 /// The same, without the body of a long reply.
 pub(super) fn head_of(endpoint: &Endpoint, ask: &Ask) -> Result<ReplyHead, Refusal> {
-    attempt(endpoint, ask, &Body::None, Wants::Head).map(|reply| reply.head)
+    attempt(endpoint, ask, &Body::None, HEAD).map(|reply| reply.head)
+}
+
+/// The same, with this number of bytes of the body at most.
+pub(super) fn first_of(endpoint: &Endpoint, ask: &Ask, bytes: usize) -> Result<Reply, Refusal> {
+    attempt(endpoint, ask, &Body::None, Wants::First(bytes))
 }
 
 fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<Reply, Refusal> {

@@ -3,6 +3,7 @@
 //! | file | what it has |
 //! |---|---|
 //! | `bucket` | a bucket, and the calls for its objects: heads, puts, removals |
+//! | `first` | an object's head and its first bytes, by one call |
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
 //! | `upload` | new objects that are written at any offset |
@@ -20,6 +21,7 @@ mod examine;
 mod exchange;
 #[cfg(test)]
 mod expiry_tests;
+mod first;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
 mod list;

@@ -16,7 +16,11 @@ fn refusals_of_a_moment_halve_the_ranges_once() {
     let endpoint =
         Endpoint::of_account(Arc::new(account(&variables, "", "").unwrap().account), "bucket").unwrap();
     let [bucket, key] = ["bucket", "key"].map(str::to_owned);
-    let fetch = ObjectFetch::new(endpoint.clone(), Target { bucket, key, version: None, etag: None, len: 1 });
+    let fetch = ObjectFetch::new(
+        endpoint.clone(),
+        Target { bucket, key, version: None, etag: None, len: 1 },
+        Vec::new(),
+    );
     let first = endpoint.turns.limit();
     // A broken connection, or a server that failed, has not too much to do.
     fetch.refused(false, None);

@@ -6,6 +6,7 @@
 //! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
 //! | `object` | the plan of an object, joined to its endpoint |
 //! | `route` | where ranges are asked for |
+//! | `first` | bytes that came when the object was opened |
 //! | `sink` | the reply to a range |
 //! | `call` | the call of a range under way, and how long it takes |
 //! | `replaced` | the error where another object has the name by now |
@@ -13,6 +14,7 @@
 mod call;
 #[cfg(test)]
 mod copied;
+mod first;
 #[cfg(test)]
 mod halved;
 mod limits;
@@ -22,5 +24,7 @@ mod replaced;
 mod route;
 mod sink;
 
+pub(crate) use first::FIRST;
 pub(crate) use object::{ObjectFetch, Target};
 pub(crate) use replaced::replaced;
+pub(crate) use sink::content_range;

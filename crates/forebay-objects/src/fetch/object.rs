@@ -12,6 +12,7 @@ use forebay_remote::stop::{SLICE, is_stopped, stopped};
 use forebay_source::{Answer, Request};
 
 use super::call::RangeCall;
+use super::first::FirstBytes;
 use super::limits::{BURST, RANGE};
 use super::plan::{NewRange, Plan, RangeId, RangeRoom};
 use super::route::Route;
@@ -63,6 +64,7 @@ pub(crate) struct ObjectFetch {
     pub(super) target: Target,
     /// Replies in a row that were the whole object in place of a range.
     pub(super) wholes: AtomicU32,
+    first: Arc<FirstBytes>,
     process: ProcessId,
     myself: Weak<Self>,
     state: Mutex<State>,
@@ -86,14 +88,23 @@ impl std::fmt::Debug for ObjectFetch {
 }
 
 impl ObjectFetch {
-    pub(crate) fn new(endpoint: Arc<Endpoint>, target: Target) -> Arc<Self> {
+    /// One whose first bytes came already; there may be none.
+    pub(crate) fn new(endpoint: Arc<Endpoint>, target: Target, first: Vec<u8>) -> Arc<Self> {
         let plan = Plan::new(target.len);
         let (calls, counted) = (HashMap::new(), UnderWay::default());
         let state = Mutex::new(State { plan, calls, counted, due: None, waits: false });
         let process = ProcessId::current();
-        let wholes = AtomicU32::new(0);
+        let (wholes, first) = (AtomicU32::new(0), FirstBytes::keep(first));
         let route = Route::new(endpoint, &target.bucket);
-        Arc::new_cyclic(|myself| Self { route, target, wholes, process, myself: myself.clone(), state })
+        Arc::new_cyclic(|myself| Self {
+            route,
+            target,
+            wholes,
+            first,
+            process,
+            myself: myself.clone(),
+            state,
+        })
     }
 
     /// Where ranges are asked for.
@@ -153,6 +164,10 @@ impl ObjectFetch {
     pub(crate) unsafe fn start(&self, request: Request, answer: Answer) {
         if let Err(error) = self.process.check() {
             return answer(Err(self.named(error)));
+        }
+        // SAFETY: passed on.
+        if let Some(bytes) = unsafe { self.first.fill(&request, self.target.len) } {
+            return answer(Ok(bytes));
         }
         let is_whole = request.memory.len as u64 >= RANGE.min(self.target.len);
         let now = Instant::now();

@@ -162,7 +162,7 @@ impl RangeSink {
 }
 
 /// `bytes 0-9/100`: the first byte, the one behind the last, and the length of the whole, if it is known.
-fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
+pub(crate) fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
     let (range, len) = text.strip_prefix("bytes")?.trim().split_once('/')?;
     let (start, last) = range.split_once('-')?;
     let number = |text: &str| text.trim().parse::<u64>().ok();
