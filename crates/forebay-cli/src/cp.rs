@@ -199,7 +199,7 @@ pub(crate) fn copy_one(
 }
 
 /// Gives a file of this machine the time at which its source was written.
-pub(crate) fn keep_time(pending: &Pending, modified: Option<SystemTime>) -> Result<()> {
+fn keep_time(pending: &Pending, modified: Option<SystemTime>) -> Result<()> {
     let (Some(fd), Some(modified)) = (pending.file().raw_fd(), modified) else { return Ok(()) };
     // SAFETY: the file is open for as long as `pending` is there.
     let file = ManuallyDrop::new(unsafe { fs::File::from_raw_fd(fd) });

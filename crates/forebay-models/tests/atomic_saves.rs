@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use forebay_error::ErrorKind;
 use forebay_models::Pending;
@@ -287,4 +288,33 @@ fn nothing_is_saved_elsewhere() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.message().contains(said) && error.hints().len() == 1, "{error:?}");
     }
+}
+
+/// Many small files of a folder: what dead saves left is removed once for all of them.
+#[test]
+fn small_files_are_written_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, time) = (folder.path().join("small"), SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000));
+    let hidden = [".small.forebay-0123456789abcdef", ".other.forebay-0123456789abcdef"];
+    for name in hidden {
+        fs::write(folder.path().join(name), b"dead").unwrap();
+    }
+    Pending::write(&path, b"new", Some(time)).unwrap();
+    assert_eq!(
+        (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().modified().unwrap()),
+        (b"new".into(), time)
+    );
+    assert_eq!(names(folder.path()).len(), 3);
+    Pending::clear(folder.path());
+    assert_eq!(names(folder.path()), ["small"]);
+    // One that is replaced keeps its rights, and nobody sees a part of either.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    let old = fs::File::open(&path).unwrap();
+    Pending::write(&path, b"newer", None).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"newer");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(old.metadata().unwrap().len(), 3);
+    assert!(Pending::write(folder.path().join("none/small"), b"", None).is_err());
+    assert!(Pending::write(folder.path(), b"", None).is_err());
+    assert_eq!(names(folder.path()), ["small"]);
 }

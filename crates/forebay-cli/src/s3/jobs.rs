@@ -17,7 +17,7 @@ use serde_json::json;
 use super::sync::How;
 use super::tree::{Item, Tree};
 use crate::console::{Console, Failure, ProgressLine};
-use crate::cp::{copy_one, keep_time};
+use crate::cp::copy_one;
 use crate::interrupt::Guard;
 
 /// Threads: each waits for one small object at a time.
@@ -55,6 +55,8 @@ struct Work<'a, 'c> {
     session: OnceLock<Result<Session>>,
     /// A long file is moved by many calls at a time already.
     long: Mutex<()>,
+    /// The folder of the last file, which is there.
+    folder: Mutex<PathBuf>,
     live: ProgressLine,
     started: Instant,
     files: AtomicU64,
@@ -81,6 +83,7 @@ impl<'a, 'c> Jobs<'a, 'c> {
             jobs: self,
             session: OnceLock::new(),
             long: Mutex::new(()),
+            folder: Mutex::default(),
             live: ProgressLine::new(self.what),
             started: Instant::now(),
             files: zero(),
@@ -210,11 +213,7 @@ impl Work<'_, '_> {
 
     fn download(&self, bucket: &Bucket, prefix: &str, item: &Item, path: &Path) -> Result<()> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(|error| {
-                let error =
-                    Error::from_io(&error, "cannot create the directory").with("path", folder.display());
-                error.hint("a key may be both a file and a folder of others: leave one out with --exclude")
-            })?;
+            self.make_folder(folder)?;
         }
         let key = format!("{prefix}{}", item.name);
         let modified = item.modified.and_then(|seconds| u64::try_from(seconds).ok());
@@ -228,10 +227,23 @@ impl Work<'_, '_> {
                 .with("url", bucket.url(&key))
                 .hint("run the command again"));
         }
-        let pending = Pending::create(path)?;
-        pending.file().write_host(&bytes, 0)?;
-        keep_time(&pending, modified)?;
-        pending.commit(false).map(drop)
+        Pending::write(path, &bytes, modified)
+    }
+
+    /// Makes a folder for files. Items come in an order that has the files of a folder together, as far as it has no folders of its own.
+    fn make_folder(&self, folder: &Path) -> Result<()> {
+        let mut last = self.folder.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *last == folder {
+            return Ok(());
+        }
+        fs::create_dir_all(folder).map_err(|error| {
+            let error = Error::from_io(&error, "cannot create the directory").with("path", folder.display());
+            error.hint("a key may be both a file and a folder of others: leave one out with --exclude")
+        })?;
+        // Once for all of its files: looking through a folder for each of them takes the square of their number.
+        Pending::clear(folder);
+        folder.clone_into(&mut last);
+        Ok(())
     }
 
     fn copy_long(&self, source: &Path, destination: &Path, modified: Option<SystemTime>) -> Result<()> {

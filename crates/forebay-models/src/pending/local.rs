@@ -2,8 +2,9 @@
 
 use std::ffi::CString;
 use std::fs::File as StdFile;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::time::SystemTime;
 
 use forebay_engine::{File, OpenOptions};
 use forebay_error::{Error, ErrorKind, Result};
@@ -29,24 +30,44 @@ impl LocalSave {
     /// The file to write the data to, and what gives it its name.
     pub(super) fn create(path: &Path, mode: u32, options: &dyn Fn() -> OpenOptions) -> Result<(File, Self)> {
         let target = Target::find(path)?;
-        let options = || options().read(true).write(true);
         leftovers::remove(&target);
+        let save = Self::begin(target, mode)?;
+        let options = options().read(true).write(true);
+        let (options, path) = match &save.name {
+            Some(name) => (options, save.target.sibling(name)),
+            None => (options.called(&save.target.path), sys::proc_path(&save.held)),
+        };
+        let file = options.open(path).map_err(|error| {
+            if save.is_nameless() { error.with("for", save.target.path.display()) } else { error }
+        })?;
+        Ok((file, save))
+    }
+
+    /// Writes a small file whole and gives it its name, without looking for what dead saves left.
+    pub(super) fn write(path: &Path, bytes: &[u8], modified: Option<SystemTime>) -> Result<()> {
+        let save = Self::begin(Target::find(path)?, 0o666)?;
+        save.held.write_all_at(bytes, 0).map_err(|error| save.failed(&error, "cannot write the file"))?;
+        if let Some(modified) = modified {
+            let set = save.held.set_modified(modified);
+            set.map_err(|error| save.failed(&error, "cannot set the time of the file"))?;
+        }
+        save.commit(false).map(drop)
+    }
+
+    /// A new file that becomes the target.
+    fn begin(target: Target, mode: u32) -> Result<Self> {
         let mode = mode & 0o777;
         // The kernel applies umask and the folder's access list; the process itself has to read and write.
         let initial = if target.existing.is_some() { 0o600 } else { mode | 0o600 };
-        let (held, file, name) = match Self::nameless(&target, initial, &options)? {
-            Some((held, file)) => (held, file, None),
-            None => Self::named(&target, initial, &options)?,
+        let (held, name) = match Self::nameless(&target, initial)? {
+            Some(held) => (held, None),
+            None => Self::named(&target, initial)?,
         };
-        Ok((file, Self { held, target, name, mode, process: std::process::id() }))
+        Ok(Self { held, target, name, mode, process: std::process::id() })
     }
 
     /// A file without a name; `None` where the file system or the machine has none.
-    fn nameless(
-        target: &Target,
-        mode: u32,
-        options: &dyn Fn() -> OpenOptions,
-    ) -> Result<Option<(StdFile, File)>> {
+    fn nameless(target: &Target, mode: u32) -> Result<Option<StdFile>> {
         let held = match sys::open_nameless(&target.folder, mode) {
             Ok(held) => held,
             // EISDIR, EINVAL and ENOENT: kernels or file systems that do not know the flag.
@@ -57,20 +78,11 @@ impl LocalSave {
         };
         sys::lock(&held);
         // By /proc, which giving it a name needs as well.
-        let by_proc = sys::proc_path(&held);
-        if StdFile::open(&by_proc).is_err() {
-            return Ok(None);
-        }
-        let file = options().called(&target.path).open(&by_proc);
-        Ok(Some((held, file.map_err(|error| error.with("for", target.path.display()))?)))
+        Ok(StdFile::open(sys::proc_path(&held)).is_ok().then_some(held))
     }
 
     /// A file with a hidden name beside the target.
-    fn named(
-        target: &Target,
-        mode: u32,
-        options: &dyn Fn() -> OpenOptions,
-    ) -> Result<(StdFile, File, Option<CString>)> {
+    fn named(target: &Target, mode: u32) -> Result<(StdFile, Option<CString>)> {
         for _ in 0..100 {
             let name = leftovers::new_name(&target.name)?;
             let held = match sys::open_new(&target.folder, &name, mode) {
@@ -80,17 +92,9 @@ impl LocalSave {
             };
             sys::lock(&held);
             // Another save may have taken it for a leftover before it was locked.
-            if !sys::is_called(&held, &target.folder, &name) {
-                continue;
+            if sys::is_called(&held, &target.folder, &name) {
+                return Ok((held, Some(name)));
             }
-            let opened = options().open(target.sibling(&name));
-            return match opened {
-                Ok(file) => Ok((held, file, Some(name))),
-                Err(error) => {
-                    let _ = sys::unlink(&target.folder, &name);
-                    Err(error)
-                }
-            };
         }
         Err(Error::new(ErrorKind::Busy, "no free name for a temporary file")
             .with("path", target.path.display())
@@ -115,7 +119,7 @@ impl LocalSave {
         if durable {
             self.sync()?;
         }
-        if self.name.is_none() {
+        if self.name.is_none() && !self.appears()? {
             self.name = Some(self.link()?);
         }
         if let Some(name) = &self.name {
@@ -144,6 +148,18 @@ impl LocalSave {
             sys::set_mode(&self.held, made.mode() & self.mode).map_err(failed)?;
         }
         Ok(Vec::new())
+    }
+
+    /// Whether the nameless file got the target's name at once, since no file has it.
+    fn appears(&self) -> Result<bool> {
+        if self.target.existing.is_some() {
+            return Ok(false);
+        }
+        match sys::link(&self.held, &self.target.folder, &self.target.name) {
+            Ok(()) => Ok(true),
+            Err(libc::EEXIST) => Ok(false),
+            Err(errno) => Err(self.target.failed(errno, "cannot give the file its name")),
+        }
     }
 
     /// A hidden name for the nameless file: a link cannot replace, a rename can.

@@ -8,6 +8,7 @@ mod target;
 mod xattr;
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use forebay_engine::{File, OpenOptions};
 use forebay_error::Result;
@@ -87,6 +88,17 @@ impl Pending {
                 Ok(Self { file, target: save.target().to_owned(), save: Save::Local(save) })
             }
         }
+    }
+
+    /// Writes a small file of this machine whole, with this time of change, and gives it its name, for one of many: what dead saves left
+    /// for it stays until [`clear`](Self::clear) or [`create`](Self::create).
+    pub fn write(path: impl AsRef<Path>, bytes: &[u8], modified: Option<SystemTime>) -> Result<()> {
+        LocalSave::write(path.as_ref(), bytes, modified)
+    }
+
+    /// Removes what dead saves left in a folder, for all names.
+    pub fn clear(folder: impl AsRef<Path>) {
+        leftovers::remove_all(folder.as_ref());
     }
 
     /// The file to write the data to, open for reading and writing. It may outlive this value, but belongs to nobody's
