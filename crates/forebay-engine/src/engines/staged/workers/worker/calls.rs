@@ -1,5 +1,6 @@
 //! The kernel's side of a lane: reads and writes by the ring, by blocking calls, or by a source without a descriptor.
 
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
@@ -19,6 +20,10 @@ use crate::source::residency::{Warmth, is_counted_whole};
 use crate::source::{CachedReads, Descriptors, Fd, Request, Requests};
 use crate::tuning::lanes::DEPTH;
 use crate::tuning::plan::SHORT_BATCH;
+
+/// Host memory of this size that was not used yet gets its pages before a source fills it: small tensors, of which frameworks make
+/// thousands. Frameworks ask for huge pages for larger ones. 5 000 tensors of 95 KB: 0.26 s of CPU, 0.4 s by a fault for each page.
+const POPULATED: RangeInclusive<usize> = 32 << 10..=1 << 20;
 
 impl Lane {
     pub(super) fn begin_read(&mut self, unit: usize) {
@@ -203,6 +208,10 @@ impl Lane {
         segment.way = Way::Requested;
         segment.done = (segment.start - segment.base) as usize;
         let (direction, offset, memory) = (job.batch.direction, segment.start, segment.wanted());
+        if self.is_host && direction == Direction::Read && POPULATED.contains(&memory.len) {
+            // SAFETY: the memory of a read, which nobody else uses until it has ended.
+            unsafe { forebay_sys::populate(memory.start, memory.len) };
+        }
         let request = Request { direction, offset, memory, ahead: ahead(&job.batch.pieces, segment) };
         self.add_pending(unit, 1);
         self.asked += 1;
