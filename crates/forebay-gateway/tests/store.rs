@@ -204,7 +204,7 @@ fn a_key_that_ends_in_a_slash_is_a_directory_with_meta() {
             store.begin("bucket", "d/e/", None).unwrap().publish(0, meta, &Condition::Absent).unwrap();
         assert_eq!(store.facts("bucket", "d/e/").unwrap(), facts);
         put(&store, "d/e/below", b"x");
-        assert_eq!(store.facts("bucket", "d/e/").unwrap(), facts, "what is made in it does not change it");
+        assert_eq!(store.facts("bucket", "d/e/").unwrap(), facts, "names in it do not change it");
         assert!(matches!(store.facts("bucket", "d/"), Err(StoreError::NoObject)));
         let all = ListAsk { max: 9, ..ListAsk::default() };
         assert_eq!(common::keys(&store, &all), ["d/e/", "d/e/below"]);

@@ -54,7 +54,9 @@ pub(super) fn remove(inner: &Inner, bucket: &str) -> StoreResult<()> {
     let dir = inner.open_bucket(bucket)?;
     let _lock = lock_all(inner, bucket)?;
     let any = ListAsk { max: 1, ..ListAsk::default() };
-    if !super::list::list(inner, bucket, &any)?.entries.is_empty() {
+    if !super::list::list(inner, bucket, &any)?.entries.is_empty()
+        || !super::uploads::all(inner, bucket)?.is_empty()
+    {
         return Err(StoreError::BucketFull);
     }
     remove_dirs(&dir, true)?;
@@ -99,18 +101,13 @@ fn remove_dirs(dir: &OwnedFd, is_bucket: bool) -> StoreResult<()> {
     Ok(())
 }
 
-/// Removes the gateway's own directory. Unfinished uploads keep it, and with it the bucket.
+/// Removes the gateway's own directory.
 fn remove_own(bucket: &OwnedFd) -> StoreResult<()> {
     let own = match open_below(bucket, OWN, OFlags::RDONLY | OFlags::DIRECTORY) {
         Ok(own) => own,
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(fault(errno, "cannot open directory")),
     };
-    if let Ok(uploads) = open_below(&own, "uploads", OFlags::RDONLY | OFlags::DIRECTORY)
-        && !names(&uploads)?.is_empty()
-    {
-        return Err(StoreError::BucketFull);
-    }
     for name in ["tmp", "meta", "uploads"] {
         if let Ok(dir) = open_below(&own, name, OFlags::RDONLY | OFlags::DIRECTORY) {
             for file in names(&dir)? {

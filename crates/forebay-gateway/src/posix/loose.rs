@@ -27,6 +27,8 @@ pub(super) struct Loose {
 struct Place {
     dir: OwnedFd,
     name: String,
+    /// The name stays when this is dropped.
+    stays: bool,
 }
 
 impl Loose {
@@ -63,8 +65,20 @@ impl Loose {
             hold(inner, &file);
             // A sweep between the two calls may have taken the name.
             if super::tree::stat_file(&file).map_err(failed("cannot examine file"))?.stx_nlink > 0 {
-                return Ok(Self { file, place: Some(Place { dir, name }) });
+                return Ok(Self { file, place: Some(Place { dir, name, stays: false }) });
             }
+        }
+    }
+
+    /// A file that has a name already; it loses it, unless it becomes an object or is to keep it.
+    pub(super) fn in_place(file: File, dir: OwnedFd, name: &str) -> Self {
+        Self { file, place: Some(Place { dir, name: name.to_owned(), stays: false }) }
+    }
+
+    /// From now on the name stays when this is dropped.
+    pub(super) fn keep_name(&mut self) {
+        if let Some(place) = &mut self.place {
+            place.stays = true;
         }
     }
 
@@ -106,7 +120,7 @@ impl Loose {
         hold(inner, &self.file);
         let (dir, name) = (inner.own_dir(bucket, "tmp")?, fresh_name());
         self.link_to(&dir, &name).map_err(|errno| fault(errno, "cannot name file"))?;
-        self.place = Some(Place { dir, name });
+        self.place = Some(Place { dir, name, stays: false });
         Ok(())
     }
 
@@ -125,7 +139,9 @@ impl Loose {
 
 impl Drop for Loose {
     fn drop(&mut self) {
-        self.forget_name();
+        if self.place.as_ref().is_some_and(|place| !place.stays) {
+            self.forget_name();
+        }
     }
 }
 

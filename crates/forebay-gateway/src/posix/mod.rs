@@ -10,15 +10,19 @@ mod list;
 mod lock;
 mod loose;
 mod names;
+mod parts;
 mod probe;
 mod read;
 mod record;
+mod sweep;
 mod sys;
 mod tree;
+mod uploads;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind};
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -26,6 +30,7 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use self::draft::{FileDraft, Target};
 use self::folder::FolderDraft;
 use self::names::{KeyPath, check_bucket};
+use self::parts::PartDraft;
 use self::sys::UserGuard;
 use self::tree::failed;
 use crate::store::{
@@ -34,6 +39,7 @@ use crate::store::{
 };
 
 pub use probe::{Abilities, probe};
+pub use sweep::Swept;
 pub use sys::User;
 
 /// How a store works.
@@ -78,6 +84,19 @@ impl PosixStore {
         let root = openat(CWD, dir, flags, Mode::empty()).map_err(failed("cannot open directory"))?;
         let abilities = options.abilities.map_or_else(|| probe(dir), Ok)?;
         Ok(Self { inner: Arc::new(Inner { root, options, abilities }) })
+    }
+
+    /// Removes from all buckets temporary files of gateways that are gone, and uploads and records that are older than `age` and that
+    /// no object needs. It acts as the process's user: all accounts may run it, one at each gateway is enough.
+    pub fn sweep(&self, age: Duration) -> StoreResult<Swept> {
+        let mut sum = Swept::default();
+        for bucket in bucket::all(&self.inner)? {
+            let swept = sweep::sweep(&self.inner, &bucket.name, age)?;
+            sum.uploads += swept.uploads;
+            sum.temporaries += swept.temporaries;
+            sum.records += swept.records;
+        }
+        Ok(sum)
     }
 
     /// What the file system of the directory can do.
@@ -162,51 +181,54 @@ impl Store for PosixStore {
         list::list(&self.inner, bucket, ask)
     }
 
-    fn begin_upload(&self, _bucket: &str, _key: &str, _meta: Meta) -> StoreResult<String> {
-        Err(not_yet())
+    fn begin_upload(&self, bucket: &str, key: &str, meta: Meta) -> StoreResult<String> {
+        let _user = self.inner.act()?;
+        uploads::begin(&self.inner, &target(bucket, key)?, meta)
     }
 
-    fn upload(&self, _bucket: &str, _key: &str, _id: &str) -> StoreResult<UploadFacts> {
-        Err(not_yet())
+    fn upload(&self, bucket: &str, key: &str, id: &str) -> StoreResult<UploadFacts> {
+        let _user = self.inner.act()?;
+        uploads::facts(&self.inner, &target(bucket, key)?, id)
     }
 
     fn begin_part(
         &self,
-        _bucket: &str,
-        _key: &str,
-        _id: &str,
-        _number: u32,
-        _len: Option<u64>,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        number: u32,
+        len: Option<u64>,
     ) -> StoreResult<Box<dyn Draft>> {
-        Err(not_yet())
+        let _user = self.inner.act()?;
+        Ok(Box::new(PartDraft::new(&self.inner, &target(bucket, key)?, id, number, len)?))
     }
 
-    fn parts(&self, _bucket: &str, _key: &str, _id: &str) -> StoreResult<Vec<PartFacts>> {
-        Err(not_yet())
+    fn parts(&self, bucket: &str, key: &str, id: &str) -> StoreResult<Vec<PartFacts>> {
+        let _user = self.inner.act()?;
+        parts::all(&self.inner, &target(bucket, key)?, id)
     }
 
     fn finish_upload(
         &self,
-        _bucket: &str,
-        _key: &str,
-        _id: &str,
-        _parts: &[(u32, String)],
-        _checksum: Option<Checksum>,
-        _condition: &Condition,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        parts: &[(u32, String)],
+        checksum: Option<Checksum>,
+        condition: &Condition,
     ) -> StoreResult<Facts> {
-        Err(not_yet())
+        let _user = self.inner.act()?;
+        uploads::finish(&self.inner, &target(bucket, key)?, id, parts, checksum, condition)
     }
 
-    fn abort_upload(&self, _bucket: &str, _key: &str, _id: &str) -> StoreResult<()> {
-        Err(not_yet())
+    fn abort_upload(&self, bucket: &str, key: &str, id: &str) -> StoreResult<()> {
+        let _user = self.inner.act()?;
+        uploads::abort(&self.inner, &target(bucket, key)?, id)
     }
 
-    fn uploads(&self, _bucket: &str) -> StoreResult<Vec<UploadFacts>> {
-        Err(not_yet())
+    fn uploads(&self, bucket: &str) -> StoreResult<Vec<UploadFacts>> {
+        let _user = self.inner.act()?;
+        check_bucket(bucket)?;
+        uploads::all(&self.inner, bucket)
     }
-}
-
-/// Uploads by parts are the next step.
-fn not_yet() -> StoreError {
-    StoreError::Other(Error::new(ErrorKind::Unsupported, "uploads by parts are not there yet"))
 }

@@ -1,4 +1,4 @@
-//! What is kept beside an object's bytes: JSON in one attribute of the file, or in a file of its own where that has no room.
+//! The record of an object, kept beside its bytes: JSON in one attribute of the file, or in a file of its own where that has no room.
 //!
 //! A record names the size and the time of the file that it was made for, so that it does not describe one that another program
 //! wrote since. A record beside the file has the ETag of the file in its name: it stays beside the next object of the key, and
@@ -46,7 +46,7 @@ impl Identity {
         format!("{}-1", hex(&digest(&SHA256, text.as_bytes()).as_ref()[..16]))
     }
 
-    /// Of a directory that becomes an object now: its own time changes with what is made in it.
+    /// Of a directory that becomes an object now: its own time changes with each name in it.
     pub(super) fn folder_now(ino: u64) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { size: 0, mtime: now.as_nanos() as i64, ino }
@@ -248,7 +248,7 @@ pub(super) fn remove_aside(inner: &Inner, bucket: &str, name: &str) {
     }
 }
 
-fn not_written(error: &serde_json::Error) -> StoreError {
+pub(super) fn not_written(error: &serde_json::Error) -> StoreError {
     let message = format!("cannot write record: {error}");
     StoreError::Other(forebay_error::Error::new(forebay_error::ErrorKind::Internal, message))
 }

@@ -59,12 +59,12 @@ pub(super) fn open_dir(dir: impl AsFd, path: &str) -> Result<OwnedFd, Errno> {
     open_below(dir, path, OFlags::PATH | OFlags::DIRECTORY)
 }
 
-/// What is known of an open file.
+/// Size, times and kind of an open file.
 pub(super) fn stat_file(file: impl AsFd) -> Result<Statx, Errno> {
     statx(file, "", AtFlags::EMPTY_PATH, STAT)
 }
 
-/// What is known of a name in a directory; a link is not followed.
+/// The same of a name in a directory; a link is not followed.
 pub(super) fn stat_name(dir: impl AsFd, name: &str) -> Result<Statx, Errno> {
     statx(dir, name, AtFlags::SYMLINK_NOFOLLOW, STAT)
 }

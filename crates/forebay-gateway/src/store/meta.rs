@@ -1,4 +1,4 @@
-//! What is kept beside an object's bytes.
+//! The facts that an object has beside its bytes.
 
 use std::collections::BTreeMap;
 

@@ -20,7 +20,7 @@ pub struct BucketFacts {
     pub created: SystemTime,
 }
 
-/// What is known of an object without its bytes.
+/// The facts of an object without its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Bytes.
@@ -29,7 +29,7 @@ pub struct Facts {
     pub modified: SystemTime,
     /// Without quotes. It changes with the object, is the same from each gateway, and has a `-` unless it is an MD5.
     pub etag: String,
-    /// What was said of it when it was written; empty for a file that another program wrote.
+    /// From the request that wrote it; empty for a file that another program wrote.
     pub meta: Meta,
 }
 
@@ -62,7 +62,7 @@ pub trait Draft: Send {
     /// Copies a range of an open object to the offset, inside the file system where it can.
     fn copy_from(&self, source: &File, from: u64, len: u64, offset: u64) -> StoreResult<()>;
 
-    /// Gives the draft its name, in one step; durable before it returns unless the store was told not to. `len` is how many bytes
+    /// Gives the draft its name, in one step; durable before it returns unless the store's options leave that out. `len` is how many bytes
     /// were written: the draft has no others.
     fn publish(self: Box<Self>, len: u64, meta: Meta, condition: &Condition) -> StoreResult<Facts>;
 }
@@ -76,7 +76,7 @@ pub struct ListAsk {
     pub delimiter: Option<String>,
     /// Keys and common prefixes behind this one.
     pub after: String,
-    /// At most so many entries.
+    /// At most this number of entries.
     pub max: usize,
 }
 
@@ -146,7 +146,7 @@ pub trait Store: Send + Sync {
 
     /// Opens an object for reading.
     fn open(&self, bucket: &str, key: &str) -> StoreResult<Opened>;
-    /// What is known of an object.
+    /// The facts of an object.
     fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts>;
     /// Begins to write an object of this length, where it is known.
     fn begin(&self, bucket: &str, key: &str, len: Option<u64>) -> StoreResult<Box<dyn Draft>>;
@@ -159,7 +159,7 @@ pub trait Store: Send + Sync {
 
     /// Begins an upload by parts. Returns its name, known to every gateway.
     fn begin_upload(&self, bucket: &str, key: &str, meta: Meta) -> StoreResult<String>;
-    /// What is known of an upload.
+    /// The facts of an upload.
     fn upload(&self, bucket: &str, key: &str, id: &str) -> StoreResult<UploadFacts>;
     /// Begins to write a part; one of the same number is replaced when this one is published.
     fn begin_part(

@@ -1,0 +1,90 @@
+//! What gateways leave that were killed, and uploads that nobody finishes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, OFlags, unlinkat};
+
+use super::Inner;
+use super::bucket::names;
+use super::draft::Target;
+use super::loose::own_path;
+use super::names::KeyPath;
+use super::record::{Identity, folder_name, read_aside, remove_aside};
+use super::sys::{LockKind, lock_range};
+use super::tree::{open_below, stat_file, stat_name};
+use crate::store::StoreResult;
+
+/// What a sweep removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Uploads.
+    pub uploads: usize,
+    /// Temporary files of gateways that are gone.
+    pub temporaries: usize,
+    /// Records of objects that are gone.
+    pub records: usize,
+}
+
+/// Sweeps one bucket; what is younger than `age` stays, save temporary files that no lock holds.
+pub(super) fn sweep(inner: &Inner, bucket: &str, age: Duration) -> StoreResult<Swept> {
+    let before = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
+    Ok(Swept {
+        uploads: super::uploads::sweep(inner, bucket, before)?,
+        temporaries: temporaries(inner, bucket, before)?,
+        records: records(inner, bucket, before)?,
+    })
+}
+
+fn own(inner: &Inner, bucket: &str, name: &str) -> Option<OwnedFd> {
+    open_below(&inner.root, &own_path(bucket, name), OFlags::RDONLY | OFlags::DIRECTORY).ok()
+}
+
+/// Whether a name's file was written before a time.
+pub(super) fn is_older(dir: impl AsFd, name: &str, before: SystemTime) -> bool {
+    stat_name(dir, name).is_ok_and(|stat| {
+        UNIX_EPOCH + Duration::new(stat.stx_mtime.tv_sec.max(0) as u64, stat.stx_mtime.tv_nsec) < before
+    })
+}
+
+fn temporaries(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
+    let Some(dir) = own(inner, bucket, "tmp") else { return Ok(0) };
+    let is_dead = |name: &str| {
+        if !inner.abilities.locks {
+            return is_older(&dir, name, before);
+        }
+        let file = open_below(&dir, name, OFlags::RDWR | OFlags::NONBLOCK);
+        file.is_ok_and(|file| lock_range(file, LockKind::Alone, 0, 0, false) == Ok(true))
+    };
+    let dead = |name: &String| is_dead(name) && unlinkat(&dir, name.as_str(), AtFlags::empty()).is_ok();
+    Ok(names(&dir)?.into_iter().filter(dead).count())
+}
+
+fn records(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
+    let Some(dir) = own(inner, bucket, "meta") else { return Ok(0) };
+    let mut swept = 0;
+    for name in names(&dir)? {
+        if is_older(&dir, &name, before) && !is_in_use(inner, bucket, &name) {
+            remove_aside(inner, bucket, &name);
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}
+
+/// Whether the key that a record was written for has the file that it describes.
+fn is_in_use(inner: &Inner, bucket: &str, name: &str) -> bool {
+    let Some(key) = read_aside(inner, bucket, name).and_then(|aside| KeyPath::new(&aside.key).ok()) else {
+        return false;
+    };
+    let target = Target { bucket: bucket.to_owned(), key };
+    let file = open_below(&inner.root, &target.path(), OFlags::PATH).and_then(stat_file);
+    file.is_ok_and(|stat| {
+        let identity = Identity::new(&stat);
+        name == if target.key.is_folder {
+            folder_name(&target.key.path, identity.ino)
+        } else {
+            identity.etag()
+        }
+    })
+}

@@ -1,0 +1,339 @@
+//! Uploads by parts: `.forebay/uploads/ID/`, where every gateway finds them.
+//!
+//! - `about`: the key, the headers of the object. The lock of who finishes or aborts. Without it there is no upload.
+//! - `data`: parts of equal length at their place, which becomes the object; `unit`: that length.
+//! - `part-N`: the record of a part; `file-N-…`: the bytes of one that is not at its place; `claim-N`: one writer wrote at the place.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, OFlags, linkat, mkdirat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::Inner;
+use super::bucket::names;
+use super::draft::{Sealed, Target, copy_range, place};
+use super::loose::{Loose, fresh_name, io_fault, own_path};
+use super::parts::{self, PartRecord};
+use super::sys::{LockKind, lock_range};
+use super::tree::{DIR_MODE, FILE_MODE, failed, fault, open_below, open_dir, stat_file, sync_dir};
+use crate::store::{Checksum, Condition, Facts, Meta, StoreError, StoreResult, UploadFacts};
+
+/// S3's least length of a part that is not the last.
+pub(super) const LEAST_PART: u64 = 5 << 20;
+
+/// What the object is to be.
+#[derive(Serialize, Deserialize)]
+struct About {
+    key: String,
+    /// Nanoseconds since 1970.
+    begun: u64,
+    meta: Meta,
+}
+
+/// An upload that is there.
+pub(super) struct Upload {
+    pub(super) dir: OwnedFd,
+    about: About,
+    file: File,
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
+/// Begins one.
+pub(super) fn begin(inner: &Inner, target: &Target, meta: Meta) -> StoreResult<String> {
+    if target.key.is_folder {
+        return Err(StoreError::Key("it ends in /, so that its object has no bytes"));
+    }
+    let id = fresh_name();
+    let uploads = inner.own_dir(&target.bucket, "uploads")?;
+    mkdirat(&uploads, &id, DIR_MODE).map_err(failed("cannot make directory"))?;
+    let dir = open_dir(&uploads, &id).map_err(failed("cannot open directory"))?;
+    make_file(&dir, "data")?;
+    write_json(&dir, "about", &About { key: target.key.key(), begun: now(), meta })?;
+    if inner.options.sync {
+        sync_dir(&uploads)?;
+    }
+    Ok(id)
+}
+
+/// Makes a file that none has made.
+pub(super) fn make_file(dir: impl AsFd, name: &str) -> StoreResult<File> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(dir, name, flags, FILE_MODE) {
+        Ok(file) => Ok(file.into()),
+        // The upload was finished or aborted.
+        Err(Errno::NOENT) => Err(StoreError::NoUpload),
+        Err(errno) => Err(fault(errno, "cannot make file")),
+    }
+}
+
+/// Writes a file of an upload, in one step for readers.
+pub(super) fn write_json(dir: &OwnedFd, name: &str, value: &impl Serialize) -> StoreResult<()> {
+    write_named(dir, value, |new| renameat(dir, new, dir, name))
+}
+
+/// The same, unless the file is there.
+pub(super) fn write_json_once(dir: &OwnedFd, name: &str, value: &impl Serialize) -> StoreResult<()> {
+    write_named(dir, value, |new| {
+        let linked = linkat(dir, new, dir, name, AtFlags::empty());
+        unlinkat(dir, new, AtFlags::empty())?;
+        if linked == Err(Errno::EXIST) { Ok(()) } else { linked }
+    })
+}
+
+fn write_named(
+    dir: &OwnedFd,
+    value: &impl Serialize,
+    name: impl Fn(&str) -> Result<(), Errno>,
+) -> StoreResult<()> {
+    let new = format!("new-{}", fresh_name());
+    let mut file = make_file(dir, &new)?;
+    let json = serde_json::to_vec(value).map_err(|error| super::record::not_written(&error))?;
+    file.write_all(&json).map_err(|error| io_fault(&error, "cannot write file"))?;
+    // Not synced: a part whose record a power cut takes is sent again; its bytes are synced before the record is written.
+    // Another gateway finds the record whole: over NFS, closing a file brings it to the server.
+    drop(file);
+    match name(&new) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOENT) => Err(StoreError::NoUpload),
+        Err(errno) => Err(fault(errno, "cannot name file")),
+    }
+}
+
+/// Reads a file of an upload; `None` where it is not there.
+pub(super) fn read_json<T: DeserializeOwned>(dir: &OwnedFd, name: &str) -> StoreResult<Option<T>> {
+    let file = match open_below(dir, name, OFlags::RDONLY) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(fault(errno, "cannot open file")),
+    };
+    let mut json = Vec::new();
+    file.take(1 << 20).read_to_end(&mut json).map_err(|error| io_fault(&error, "cannot read file"))?;
+    Ok(serde_json::from_slice(&json).ok())
+}
+
+impl Upload {
+    /// Opens the upload of this name for this key.
+    pub(super) fn open(inner: &Inner, target: &Target, id: &str) -> StoreResult<Self> {
+        let upload = Self::find(inner, &target.bucket, id)?.ok_or(StoreError::NoUpload)?;
+        if upload.about.key == target.key.key() { Ok(upload) } else { Err(StoreError::NoUpload) }
+    }
+
+    fn find(inner: &Inner, bucket: &str, id: &str) -> StoreResult<Option<Self>> {
+        inner.open_bucket(bucket)?;
+        if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Ok(None);
+        }
+        let dir = match open_dir(&inner.root, &own_path(bucket, &format!("uploads/{id}"))) {
+            Ok(dir) => dir,
+            Err(Errno::NOENT | Errno::NAMETOOLONG) => return Ok(None),
+            Err(errno) => return Err(fault(errno, "cannot open directory")),
+        };
+        let file = match open_below(&dir, "about", OFlags::RDWR) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(fault(errno, "cannot open file")),
+        };
+        Ok(read_json(&dir, "about")?.map(|about| Self { dir, about, file }))
+    }
+
+    /// Waits until no other finishes or aborts it. `false`: one did.
+    fn lock(&self, inner: &Inner, wait: bool) -> StoreResult<bool> {
+        if inner.abilities.locks
+            && !lock_range(&self.file, LockKind::Alone, 0, 0, wait).map_err(failed("cannot lock upload"))?
+        {
+            return Ok(false);
+        }
+        Ok(stat_file(&self.file).map_err(failed("cannot examine upload"))?.stx_nlink > 0)
+    }
+
+    fn facts(self, id: &str) -> UploadFacts {
+        let begun = UNIX_EPOCH + Duration::from_nanos(self.about.begun);
+        UploadFacts { key: self.about.key, id: id.to_owned(), begun, meta: self.about.meta }
+    }
+
+    /// Removes it; who comes later finds none.
+    fn clear(&self, inner: &Inner, bucket: &str, id: &str) -> StoreResult<()> {
+        let _ = unlinkat(&self.dir, "about", AtFlags::empty());
+        clear_dir(&inner.own_dir(bucket, "uploads")?, id)
+    }
+}
+
+/// Removes an upload's directory. A part that begins at this moment keeps it for the sweep.
+fn clear_dir(uploads: &OwnedFd, id: &str) -> StoreResult<()> {
+    if let Ok(dir) = open_below(uploads, id, OFlags::RDONLY | OFlags::DIRECTORY) {
+        for name in names(&dir)? {
+            let _ = unlinkat(&dir, &name, AtFlags::empty());
+        }
+    }
+    let _ = unlinkat(uploads, id, AtFlags::REMOVEDIR);
+    Ok(())
+}
+
+/// One of them.
+pub(super) fn facts(inner: &Inner, target: &Target, id: &str) -> StoreResult<UploadFacts> {
+    Ok(Upload::open(inner, target, id)?.facts(id))
+}
+
+/// All of a bucket, by their keys and times.
+pub(super) fn all(inner: &Inner, bucket: &str) -> StoreResult<Vec<UploadFacts>> {
+    let mut uploads = Vec::new();
+    for id in ids(inner, bucket)? {
+        if let Some(upload) = Upload::find(inner, bucket, &id)? {
+            uploads.push(upload.facts(&id));
+        }
+    }
+    uploads.sort_by(|a, b| (&a.key, a.begun, &a.id).cmp(&(&b.key, b.begun, &b.id)));
+    Ok(uploads)
+}
+
+fn ids(inner: &Inner, bucket: &str) -> StoreResult<Vec<String>> {
+    inner.open_bucket(bucket)?;
+    match open_below(&inner.root, &own_path(bucket, "uploads"), OFlags::RDONLY | OFlags::DIRECTORY) {
+        Ok(dir) => names(&dir),
+        Err(Errno::NOENT) => Ok(Vec::new()),
+        Err(errno) => Err(fault(errno, "cannot open directory")),
+    }
+}
+
+/// Forgets one.
+pub(super) fn abort(inner: &Inner, target: &Target, id: &str) -> StoreResult<()> {
+    let upload = Upload::open(inner, target, id)?;
+    if !upload.lock(inner, true)? {
+        return Err(StoreError::NoUpload);
+    }
+    upload.clear(inner, &target.bucket, id)
+}
+
+/// Makes the object of its parts.
+pub(super) fn finish(
+    inner: &Inner,
+    target: &Target,
+    id: &str,
+    asked: &[(u32, String)],
+    checksum: Option<Checksum>,
+    condition: &Condition,
+) -> StoreResult<Facts> {
+    let upload = match Upload::open(inner, target, id) {
+        Ok(upload) if upload.lock(inner, true)? => upload,
+        Ok(_) | Err(StoreError::NoUpload) => return made_of(inner, target, id)?.ok_or(StoreError::NoUpload),
+        Err(error) => return Err(error),
+    };
+    // A gateway that was killed after the object had its name left the upload.
+    if let Some(facts) = made_of(inner, target, id)? {
+        upload.clear(inner, &target.bucket, id)?;
+        return Ok(facts);
+    }
+    let known = parts::records(&upload.dir)?;
+    let chosen = choose(&known, asked)?;
+    let lengths: Vec<u64> = chosen.iter().map(|part| part.len).collect();
+    let total = lengths.iter().sum();
+    let mut loose = assemble(inner, target, &upload, &known, &chosen)?;
+    let meta = Meta { parts: lengths, checksum, md5: None, ..upload.about.meta.clone() };
+    let sealed = Sealed::new(inner, target, &loose.file, total, meta, Some(id.to_owned()))?;
+    let facts = place(inner, target, &mut loose, sealed, condition)?;
+    upload.clear(inner, &target.bucket, id)?;
+    Ok(facts)
+}
+
+/// The object of the key, where this upload made it.
+fn made_of(inner: &Inner, target: &Target, id: &str) -> StoreResult<Option<Facts>> {
+    match super::read::open_file(inner, target) {
+        Ok((_, identity, record)) if record.upload.as_deref() == Some(id) => {
+            Ok(Some(super::record::facts(identity, record.meta)))
+        }
+        Ok(_) | Err(StoreError::NoObject) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn choose<'a>(known: &'a [PartRecord], asked: &[(u32, String)]) -> StoreResult<Vec<&'a PartRecord>> {
+    if asked.is_empty() || asked.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
+        return Err(StoreError::PartOrder);
+    }
+    let find = |(number, etag): &(u32, String)| {
+        known
+            .iter()
+            .find(|part| part.number == *number && part.etag() == etag)
+            .ok_or(StoreError::NoPart(*number))
+    };
+    let chosen: Vec<&PartRecord> = asked.iter().map(find).collect::<StoreResult<_>>()?;
+    match chosen[..chosen.len() - 1].iter().find(|part| part.len < LEAST_PART) {
+        Some(part) => Err(StoreError::PartLength(part.number)),
+        None => Ok(chosen),
+    }
+}
+
+/// One file of all parts. It is `data` where the parts in it are at their place and no writer is left that has it open; a new file
+/// otherwise.
+fn assemble(
+    inner: &Inner,
+    target: &Target,
+    upload: &Upload,
+    known: &[PartRecord],
+    chosen: &[&PartRecord],
+) -> StoreResult<Loose> {
+    let data =
+        File::from(open_below(&upload.dir, "data", OFlags::RDWR).map_err(failed("cannot open parts"))?);
+    let ends = chosen.iter().scan(0, |end, part| {
+        *end += part.len;
+        Some(*end)
+    });
+    let starts: Vec<u64> = std::iter::once(0).chain(ends).collect();
+    let in_place = chosen.iter().zip(&starts).filter(|(part, start)| part.place == Some(**start)).count();
+    let is_whole = in_place > 0 && in_place == known.iter().filter(|part| part.place.is_some()).count();
+    let stays = is_whole
+        && inner.abilities.locks
+        && lock_range(&data, LockKind::Alone, 0, 0, false).map_err(failed("cannot lock parts"))?;
+    let loose = if stays {
+        let dir = open_dir(&upload.dir, ".").map_err(failed("cannot open directory"))?;
+        let file = data.try_clone().map_err(|error| io_fault(&error, "cannot open parts"))?;
+        let mut loose = Loose::in_place(file, dir, "data");
+        // A condition that does not hold leaves the upload as it is.
+        loose.keep_name();
+        loose
+    } else {
+        Loose::new(inner, &target.bucket, &target.parent())?
+    };
+    for (part, start) in chosen.iter().zip(starts) {
+        match &part.file {
+            Some(name) => {
+                let file =
+                    open_below(&upload.dir, name, OFlags::RDONLY).map_err(failed("cannot open part"))?;
+                copy_range(&file.into(), 0, part.len, &loose.file, start)?;
+            }
+            None if stays => {}
+            None => copy_range(&data, part.place.unwrap_or_default(), part.len, &loose.file, start)?,
+        }
+    }
+    Ok(loose)
+}
+
+/// Removes uploads that were begun before a time, and what a gateway left that was killed while it removed one. Returns how many.
+pub(super) fn sweep(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
+    let mut swept = 0;
+    for id in ids(inner, bucket)? {
+        if let Some(upload) = Upload::find(inner, bucket, &id)? {
+            let is_old = UNIX_EPOCH + Duration::from_nanos(upload.about.begun) < before;
+            if is_old && upload.lock(inner, false)? {
+                upload.clear(inner, bucket, &id)?;
+                swept += 1;
+            }
+            continue;
+        }
+        let uploads = inner.own_dir(bucket, "uploads")?;
+        if super::sweep::is_older(&uploads, &id, before) {
+            clear_dir(&uploads, &id)?;
+            swept += 1;
+        }
+    }
+    Ok(swept)
+}
