@@ -172,6 +172,69 @@ fn ranges_that_break_go_on_where_they_broke() {
     }
 }
 
+/// Reads of 16 MiB, one behind the other.
+fn read_in_a_row(session: &Session, file: &File, target: Target, bytes: &[u8]) -> Result<(), Error> {
+    let mut buffer = target.buffer(session, 16 * MIB);
+    for (number, expected) in bytes.chunks(16 * MIB).enumerate() {
+        session.read(file, (number as u64) << 24, &mut buffer)?;
+        assert!(buffer.to_vec().unwrap() == expected, "wrong bytes in read {number}");
+    }
+    Ok(())
+}
+
+/// Bytes of all ranges that were asked for.
+fn asked_bytes(server: &FakeS3) -> u64 {
+    let length = |range: &String| {
+        let (start, last) = range.trim_start_matches("bytes=").split_once('-').unwrap();
+        last.parse::<u64>().unwrap() + 1 - start.parse::<u64>().unwrap()
+    };
+    server.ranges().iter().map(length).sum()
+}
+
+/// The server sends what comes next while the reader is between two reads. A range that breaks meanwhile goes on where it broke.
+#[test]
+fn reads_in_a_row_are_read_ahead() {
+    const LEN: usize = 96 * MIB;
+    let server = named(FakeS3::start());
+    let session = session();
+    let bytes = pattern(KEY, 0, LEN);
+    server.put("bucket", "object", bytes.clone());
+    for target in Target::ALL {
+        let file = File::open("s3://bucket/object").unwrap();
+        server.no_faults();
+        server.forget_counts();
+        read_in_a_row(&session, &file, target, &bytes[..16 * MIB]).unwrap();
+        assert_eq!(asked_bytes(&server), 16 << 20, "{:?}", server.ranges());
+        session.read(&file, 16 << 20, &mut target.buffer(&session, 16 * MIB)).unwrap();
+        assert!(asked_bytes(&server) > 32 << 20, "{:?}", server.ranges());
+        // On a machine with much to do, a read that comes late finds its range over, and asks anew.
+        let is_lean = |nth, place| {
+            server.forget_counts();
+            server.fault_once(Asked::Get, nth, Fault::Cut(place));
+            read_in_a_row(&session, &file, target, &bytes).unwrap();
+            asked_bytes(&server) <= (LEN + 8 * MIB) as u64
+        };
+        for (nth, place) in [(5, Place::InBody(3_000_001)), (6, Place::InHead(9)), (7, Place::InBody(0))] {
+            assert!((0..4).any(|_| is_lean(nth, place)), "{place:?}: {:?}", server.ranges());
+        }
+    }
+}
+
+#[test]
+fn an_object_that_is_replaced_while_it_is_read_ahead_ends_the_next_read() {
+    const LEN: usize = 96 * MIB;
+    let server = named(FakeS3::start());
+    let session = session();
+    let (bytes, others) = (pattern(KEY, 0, LEN), pattern(KEY + 1, 0, LEN));
+    for target in Target::ALL {
+        server.put("bucket", "object", bytes.clone());
+        let file = File::open("s3://bucket/object").unwrap();
+        server.fault_once(Asked::Get, 7, Fault::Replace(others.clone()));
+        let error = read_in_a_row(&session, &file, target, &bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
+    }
+}
+
 /// None of these passes: the error says what is wrong.
 #[test]
 fn wrong_replies_are_errors() {

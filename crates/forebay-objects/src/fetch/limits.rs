@@ -6,6 +6,9 @@ use std::time::Duration;
 pub(crate) const RANGE: u64 = 8 << 20;
 /// A range takes the rest with it up to here, in place of a further one of few bytes.
 pub(crate) const LONGEST: u64 = 12 << 20;
+/// Bytes behind the last request that are asked for where one transfer follows another: the server sends while the reader is between
+/// them.
+pub(crate) const READ_AHEAD: u64 = 16 << 20;
 /// Bytes between two requests that are received and thrown away: a request of its own costs a store some milliseconds of latency.
 pub(crate) const GAP: u64 = 128 << 10;
 /// How long the first request of a burst waits for its neighbours: a lane starts 32 of them within it.

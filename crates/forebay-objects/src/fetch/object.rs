@@ -169,7 +169,9 @@ impl ObjectFetch {
         if let Some(bytes) = unsafe { self.first.fill(&request, self.target.len) } {
             return answer(Ok(bytes));
         }
-        let is_whole = request.memory.len as u64 >= RANGE.min(self.target.len);
+        // With the bytes that it promises it is a whole range.
+        let known = (request.memory.len as u64).saturating_add(request.ahead);
+        let is_whole = known >= RANGE.min(self.target.len);
         let now = Instant::now();
         let (_, has_todo) = self.with(
             |plan| {

@@ -72,8 +72,8 @@ impl Plan {
         }
         self.moved = Some(now);
         let (start, end) = (request.offset, request.offset + request.memory.len as u64);
-        let until = end.saturating_add(request.ahead).min(self.len);
-        self.promises.asked(start, end);
+        let likely = self.promises.asked(start, end, request.ahead);
+        let until = end.saturating_add(request.ahead).saturating_add(likely).min(self.len);
         let id = self.asked.add(request, answer);
         let resumed = self.place(id, start, end);
         if end < until {
@@ -202,7 +202,11 @@ impl Plan {
     pub(crate) fn room(&mut self, id: RangeId, now: Instant) -> RangeRoom {
         let Some(range) = self.ranges.get_mut(&id) else { return RangeRoom::Enough };
         let Some(part) = range.parts.front().copied() else {
-            return Self::wait(range, self.moved, now);
+            let room = Self::wait(range, self.moved, now);
+            if range.is_ending {
+                self.promises.waited(range.at);
+            }
+            return room;
         };
         if part.start > range.at {
             return Self::wait(range, self.moved, now);

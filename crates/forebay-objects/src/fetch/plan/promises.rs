@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::limits::PROMISED;
+use super::super::limits::{PROMISED, RANGE, READ_AHEAD};
 
 #[derive(Clone, Copy, Debug)]
 struct Promise {
@@ -11,8 +11,29 @@ struct Promise {
     at: Instant,
 }
 
-/// Ranges of asked bytes that are remembered: of some lanes at different places of an object.
+/// Runs that are remembered: of some lanes at different places of an object.
 const REMEMBERED: usize = 64;
+
+/// Bytes that were asked for one behind the other.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    start: u64,
+    end: u64,
+    /// Until where its requests promised bytes.
+    promised: u64,
+    reading: Reading,
+}
+
+/// Whether a run goes on behind what its requests promised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Reading {
+    /// It did not yet.
+    Once,
+    /// It did: a transfer follows the other.
+    Onward,
+    /// Bytes that were read ahead were not asked for in time.
+    Slow,
+}
 
 /// Promised bytes that no range asks for.
 #[derive(Debug, Default)]
@@ -20,31 +41,52 @@ pub(crate) struct Promises {
     /// Apart from each other, the oldest first.
     all: Vec<Promise>,
     /// Bytes of requests in this pass over the object, apart from each other: a lane that was held up promises them once more.
-    asked: Vec<(u64, u64)>,
+    asked: Vec<Run>,
 }
 
 impl Promises {
-    /// Bytes are asked for. Where they were before, another pass begins.
-    pub(crate) fn asked(&mut self, mut start: u64, mut end: u64) {
-        let is_again = self.asked.iter().any(|(from, to)| *from < end && start < *to);
+    /// Bytes are asked for, and these are promised behind them. Where they were before, another pass begins. Returns how many bytes
+    /// more are likely to be asked for: one transfer follows another through the object.
+    pub(crate) fn asked(&mut self, start: u64, end: u64, ahead: u64) -> u64 {
+        let is_again = self.asked.iter().any(|run| run.start < end && start < run.end);
         if is_again || self.asked.len() >= REMEMBERED {
             self.asked.clear();
         }
-        self.asked.retain(|(from, to)| {
-            let is_neighbour = *from == end || *to == start;
-            if is_neighbour {
-                (start, end) = (start.min(*from), end.max(*to));
+        let mut new = Run { start, end, promised: end.saturating_add(ahead), reading: Reading::Once };
+        self.asked.retain(|run| {
+            let (is_before, is_behind) = (run.end == start, run.start == end);
+            if is_before {
+                new.start = run.start;
+                // Not behind the short reads of a file's head.
+                if run.promised <= start && run.end - run.start >= RANGE {
+                    new.reading = new.reading.max(Reading::Onward);
+                }
             }
-            !is_neighbour
+            if is_behind {
+                new.end = run.end;
+            }
+            if is_before || is_behind {
+                new.promised = new.promised.max(run.promised);
+                new.reading = new.reading.max(run.reading);
+            }
+            !(is_before || is_behind)
         });
-        self.asked.push((start, end));
+        self.asked.push(new);
+        if new.reading == Reading::Onward { READ_AHEAD } else { 0 }
+    }
+
+    /// A range waited for bytes at `at` longer than they are waited for.
+    pub(crate) fn waited(&mut self, at: u64) {
+        if let Some(run) = self.asked.iter_mut().find(|run| run.start <= at && at <= run.end + READ_AHEAD) {
+            run.reading = Reading::Slow;
+        }
     }
 
     /// Adds `start..end`, but for bytes that were asked for.
     pub(crate) fn add(&mut self, mut start: u64, end: u64, now: Instant) {
         self.all.retain(|old| now.saturating_duration_since(old.at) < PROMISED);
         while start < end {
-            let next = self.asked.iter().filter(|(_, to)| *to > start).min().copied();
+            let next = self.asked.iter().filter(|run| run.end > start).map(|run| (run.start, run.end)).min();
             let (from, to) = next.unwrap_or((end, end));
             self.add_unasked(start, from.min(end), now);
             start = start.max(to).max(from);

@@ -7,6 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Direction, HostRange, Request};
 use proptest::prelude::*;
 
+use super::super::limits::READ_AHEAD;
 use super::*;
 
 /// The bytes of the object.
@@ -250,6 +251,60 @@ fn late_requests_promise_nothing_anew() {
     server.check(OBJECT);
     let bytes: u64 = server.gets.iter().map(|get| get.end - get.start).sum();
     assert!(bytes <= OBJECT + 2 * RANGE, "{bytes}: {:?}", server.gets);
+}
+
+/// Transfers of 16 MiB, each when the one before has ended, as a lane asks for them.
+fn transfers(server: &mut Server, offsets: impl IntoIterator<Item = u64>, pause: Duration) {
+    const TRANSFER: u64 = 16 << 20;
+    for offset in offsets {
+        for at in (0..TRANSFER).step_by(SLOT) {
+            server.ask(offset + at, SLOT, TRANSFER - at - SLOT as u64);
+        }
+        while !server.plan.is_idle() {
+            server.begin(8);
+            for id in server.open.clone() {
+                server.serve(id, 300_000);
+            }
+        }
+        server.now += pause;
+        for id in server.plan.overdue(server.now).0 {
+            server.serve(id, usize::MAX);
+        }
+    }
+}
+
+fn asked_bytes(server: &Server) -> u64 {
+    server.gets.iter().map(|get| get.end - get.start).sum()
+}
+
+#[test]
+fn transfers_in_a_row_are_read_ahead() {
+    let len = 256u64 << 20;
+    let mut server = Server { fills: false, ..Server::new(len) };
+    transfers(&mut server, (0..6).map(|number| number << 24), Duration::from_millis(1));
+    let reach = server.gets.iter().map(|get| get.end).max().unwrap();
+    assert_eq!(reach, (6 << 24) + READ_AHEAD, "{:?}", server.gets);
+    transfers(&mut server, (6..16).map(|number| number << 24), Duration::from_millis(1));
+    assert_eq!(asked_bytes(&server), len, "nothing twice, and nothing behind the end: {:?}", server.gets);
+}
+
+#[test]
+fn transfers_at_any_place_and_slow_ones_are_not_read_ahead() {
+    let len = 1u64 << 30;
+    let mut server = Server { fills: false, ..Server::new(len) };
+    transfers(&mut server, [5, 40, 3, 17, 60, 30].map(|number| number << 24), Duration::from_millis(1));
+    assert_eq!(asked_bytes(&server), 6 << 24, "{:?}", server.gets);
+    // Behind the head of a file.
+    let mut server = Server { fills: false, ..Server::new(len) };
+    for (offset, len) in [(0, 8), (8, 100_000)] {
+        server.ask(offset, len, 0);
+        server.run(8);
+    }
+    transfers(&mut server, [100_008], Duration::from_millis(1));
+    assert_eq!(asked_bytes(&server), 100_008 + (16 << 20), "{:?}", server.gets);
+    let mut server = Server { fills: false, ..Server::new(len) };
+    transfers(&mut server, (0..20).map(|number| number << 24), 2 * PROMISED);
+    assert!(asked_bytes(&server) <= (20 << 24) + READ_AHEAD, "{:?}", server.gets);
 }
 
 #[test]
