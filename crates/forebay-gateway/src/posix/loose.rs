@@ -39,7 +39,8 @@ impl Loose {
         }
         let open = |path: &str| open_below(&inner.root, path, OFlags::RDWR | OFlags::TMPFILE);
         let file = match open(parent) {
-            Err(Errno::NOENT) => open(bucket),
+            // EPERM is ext4's answer where a DELETE removed the directory while it was opened.
+            Err(Errno::NOENT | Errno::PERM) => open(bucket),
             result => result,
         };
         match file {
