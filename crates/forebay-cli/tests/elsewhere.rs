@@ -87,7 +87,7 @@ fn nothing_is_made_by_the_name_of_a_server() {
 #[test]
 fn a_server_may_have_the_name_of_a_scheme() {
     let directory = tempfile::tempdir().unwrap();
-    let done = run(directory.path(), "nfs probe s3:/bucket/key").fails(2, "no client for S3");
+    let done = run(directory.path(), "nfs probe s3:/bucket/key").fails(2, "objects are named");
     assert!(done.err.contains("hint: a server of that name: nfs://s3/bucket/key"), "{}", done.err);
 }
 

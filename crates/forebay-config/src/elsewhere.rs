@@ -27,28 +27,33 @@ const NAMED: [(&str, &str); 17] = [
     ("file", "file: URLs"),
 ];
 
-/// The client for `nfs://` is there, but a program says itself that it has it.
+/// Clients for `nfs://` and `s3://` are there, but a program says itself that it has them.
 const REGISTER_NFS: &str = "call forebay::nfs::register() before the file is opened";
+const REGISTER_S3: &str = "call forebay::objects::register() before the file is opened";
 
 const HUGGING_FACE: &str = "Hugging Face";
 
 /// Fails if `path` names something that is not read by a path: `s3://BUCKET/KEY`, `hf://ORG/MODEL`, `https://…`, any
 /// `SCHEME://`. A folder of such a name is named with `./` in front.
 pub fn check_read(path: &Path) -> Result<()> {
-    refuse(path, "cannot open file", |name| match name.fetch() {
+    refuse(path, "cannot open file", fetch_first)
+}
+
+fn fetch_first(name: &Name<'_>) -> String {
+    match name.fetch() {
         Some(command) => format!("copy it to this machine first, and name the copy: {command}"),
         None => "copy it to this machine first, and name the copy".to_owned(),
-    })
+    }
 }
 
 /// As [`check_read`], for files that are read by a path alone, whatever clients there are. `doing`: "cannot open trace".
 pub fn check_here(path: &Path, doing: &str) -> Result<()> {
     let text = path.to_string_lossy();
     match Name::of(&text) {
-        Some(name) if name.known().is_none() => {
+        Some(name) if name.known().is_none() || name.is_s3() => {
             let what = format!("{doing}: it is named by a path of this machine, not by a URL");
             let error = Error::new(ErrorKind::Unsupported, what).with("url", &text);
-            Err(error.hint("copy it to this machine first, and name the copy"))
+            Err(error.hint(fetch_first(&name)))
         }
         _ => check_read(path),
     }
@@ -85,6 +90,12 @@ fn refuse(path: &Path, what: &str, hint: impl Fn(&Name<'_>) -> String) -> Result
         let local = name.rest.strip_prefix("localhost").unwrap_or(name.rest);
         Error::new(ErrorKind::InvalidInput, format!("{what}: it is named by a path, not by a file: URL"))
             .hint(format!("name the path: /{}", local.trim_start_matches('/')))
+    } else if text.get(..5).is_some_and(|begin| begin.eq_ignore_ascii_case("s3://")) {
+        Error::new(ErrorKind::Unsupported, format!("{what}: no client for S3 is registered"))
+            .hint(REGISTER_S3)
+    } else if name.is_s3() {
+        Error::new(ErrorKind::InvalidInput, format!("{what}: objects are named s3://BUCKET/KEY"))
+            .hint(format!("name it {}", quoted(&format!("s3://{}", name.rest))))
     } else {
         Error::new(ErrorKind::Unsupported, format!("{what}: forebay has no client for {}", name.client()))
             .hint(if name.scheme == "nfs" { REGISTER_NFS.to_owned() } else { hint(&name) })
@@ -113,6 +124,10 @@ impl<'a> Name<'a> {
         NAMED.iter().find(|(scheme, _)| *scheme == self.scheme).map(|(_, client)| *client)
     }
 
+    fn is_s3(&self) -> bool {
+        matches!(self.scheme.as_str(), "s3" | "s3a" | "s3n")
+    }
+
     fn client(&self) -> String {
         self.known().map_or_else(|| format!("{}://", self.scheme), str::to_owned)
     }
@@ -123,7 +138,8 @@ impl<'a> Name<'a> {
         // A bucket or a folder of one, not an object.
         let all = if self.rest.ends_with('/') || !self.rest.contains('/') { "--recursive " } else { "" };
         match self.scheme.as_str() {
-            "s3" | "s3a" | "s3n" => Some(format!("aws s3 cp {all}{} .", url("s3"))),
+            _ if self.is_s3() && all.is_empty() => Some(format!("forebay cp {} .", url("s3"))),
+            _ if self.is_s3() => Some(format!("forebay s3 cp {all}{} DIRECTORY", url("s3"))),
             "gs" | "gcs" => Some(format!("gcloud storage cp {all}{} .", url("gs"))),
             "hf" => Some(Repository::of(self.rest)?.download()),
             "http" | "https" => match self.page() {
@@ -138,7 +154,6 @@ impl<'a> Name<'a> {
     fn send(&self) -> Option<String> {
         let url = |scheme: &str| quoted(&format!("{scheme}://{}", self.rest));
         match self.scheme.as_str() {
-            "s3" | "s3a" | "s3n" => Some(format!("aws s3 cp FILE {}", url("s3"))),
             "gs" | "gcs" => Some(format!("gcloud storage cp FILE {}", url("gs"))),
             _ => None,
         }
@@ -210,9 +225,6 @@ mod tests {
     #[test]
     fn what_lies_elsewhere_is_refused_with_the_command_that_fetches_it() {
         for (url, command) in [
-            ("s3://bucket/a key", "aws s3 cp 's3://bucket/a key' ."),
-            ("s3:/bucket/key", "aws s3 cp s3://bucket/key ."),
-            ("S3A://bucket/folder/", "aws s3 cp --recursive s3://bucket/folder/ ."),
             ("gs://bucket", "gcloud storage cp --recursive gs://bucket ."),
             ("https://host/a?b=c&d=e", "curl -fLO 'https://host/a?b=c&d=e'"),
             ("https:/host/a", "curl -fLO https://host/a"),
@@ -237,24 +249,51 @@ mod tests {
         {
             assert_eq!(hint(url), "copy it to this machine first, and name the copy");
         }
-        let error = check_read("s3://bucket/key".as_ref()).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert_eq!(error.message(), "cannot open file: forebay has no client for S3");
         assert_eq!(hint("nfs://server/export/file"), REGISTER_NFS);
         let error = check_read("memory://x".as_ref()).unwrap_err();
         assert_eq!(error.message(), "cannot open file: forebay has no client for memory://");
     }
 
     #[test]
+    fn objects_have_a_client_and_other_names_of_them_are_near_misses() {
+        for check in [check_read, check_write] {
+            let error = check("S3://bucket/key".as_ref()).unwrap_err();
+            assert_eq!(
+                (error.kind(), error.hints()),
+                (ErrorKind::Unsupported, &[REGISTER_S3.to_owned()][..])
+            );
+            for url in ["s3:/bucket/a key", "s3a://bucket/a key", "S3N:///bucket/a key"] {
+                let error = check(url.as_ref()).unwrap_err();
+                assert_eq!(
+                    (error.kind(), error.hints()),
+                    (ErrorKind::InvalidInput, &["name it 's3://bucket/a key'".to_owned()][..]),
+                    "{url}"
+                );
+            }
+        }
+        for (url, command) in [
+            ("s3://bucket/a key", "forebay cp 's3://bucket/a key' ."),
+            ("s3a://bucket/folder/", "forebay s3 cp --recursive s3://bucket/folder/ DIRECTORY"),
+        ] {
+            let error = check_here(url.as_ref(), "cannot open trace").unwrap_err();
+            assert!(error.message().ends_with("not by a URL"), "{error}");
+            assert_eq!(
+                error.hints(),
+                [format!("copy it to this machine first, and name the copy: {command}")]
+            );
+        }
+    }
+
+    #[test]
     fn no_file_is_made_elsewhere() {
-        let error = check_write("s3://bucket/key".as_ref()).unwrap_err();
+        let error = check_write("gs://bucket/key".as_ref()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "cannot create file: forebay has no client for S3 (url=s3://bucket/key)"
+            "cannot create file: forebay has no client for Google Cloud Storage (url=gs://bucket/key)"
         );
         assert_eq!(
             error.hints(),
-            ["write a file of this machine, then copy it: aws s3 cp FILE s3://bucket/key"]
+            ["write a file of this machine, then copy it: gcloud storage cp FILE gs://bucket/key"]
         );
         let error = check_write("https://host/a".as_ref()).unwrap_err();
         assert_eq!(error.hints(), ["write a file of this machine, then copy it"]);

@@ -27,9 +27,7 @@ mod source;
 mod url;
 mod wire;
 
-pub use calls::{
-    Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, UnfinishedUpload, Weight, buckets, examine,
-};
+pub use calls::{Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, Weight, buckets, examine};
 pub use probe::{EndpointProbe, ObjectRate, Trial, probe};
 pub use url::ObjectUrl;
 

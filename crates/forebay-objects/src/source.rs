@@ -57,8 +57,12 @@ impl ObjectSource {
             // The server may have said that the bucket is in another region.
             Ok((head, first)) => Ok(Self::new(Bucket::of(&url.bucket)?, url, head, first)),
             Err(error) if error.kind() == ErrorKind::NotFound && url.version.is_none() => {
-                // Where the names of a bucket may not be looked at, the first error says more.
-                Err(no_object(&bucket, &url).ok().filter(is_folder).unwrap_or(error))
+                Err(match no_object(&bucket, &url) {
+                    Ok(found) if is_folder(&found) => found,
+                    // There is no such bucket. Where its names may not be looked at, the first error says more.
+                    Err(other) if other.kind() == ErrorKind::NotFound => other,
+                    _ => error,
+                })
             }
             Err(error) => Err(error),
         }
@@ -173,11 +177,11 @@ impl Source for ObjectSource {
             account.provider().map_or("without keys".to_owned(), |provider| format!("keys of {provider}"));
         let way = format!(
             "S3 over {transport}, by forebay's own client: {}, region {region}, up to {most} connections, {keys}",
-            site.host
+            site.name()
         );
         let left_out = facts.left_out.into_iter().map(|(address, why)| {
             let hint = format!("check the route and firewalls: nc -vz {} {}", address.ip(), address.port());
-            (format!("address {address} of {} left out: {why}", site.host), hint)
+            (format!("address {address} of {} left out: {why}", site.name()), hint)
         });
         Facts { way: Some(way), left_out: left_out.collect(), file_system: Some("s3") }
     }
@@ -200,7 +204,11 @@ impl Source for ObjectSource {
                 }
                 (silent, _) => ("was silent", silent?),
             };
-            Some(format!("held up: server {} {what} for {} s in all", endpoint.site.host, seconds.as_secs()))
+            Some(format!(
+                "held up: server {} {what} for {} s in all",
+                endpoint.site.name(),
+                seconds.as_secs()
+            ))
         }))
     }
 

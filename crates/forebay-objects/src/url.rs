@@ -170,7 +170,8 @@ fn split_once(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..found], &bytes[found + 1..]))
 }
 
-fn unescape(text: &[u8]) -> Option<Vec<u8>> {
+/// Bytes without `%20`; `None`: a `%` without two digits behind it.
+pub(crate) fn unescape(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.iter();
     while let Some(byte) = rest.next() {

@@ -309,3 +309,16 @@ fn a_storm_of_refusals_is_waited_for_together() {
     let refused = server.requests(Asked::Get) - 24;
     assert!(refused < 100, "{refused} requests were refused");
 }
+
+/// A bucket that is not there is no object that is not there.
+#[test]
+fn a_missing_bucket_is_named() {
+    let server = started(b"bytes");
+    let error = try_open(&server, "s3://nobucket/key").unwrap_err();
+    assert!(error.message().contains("no such bucket"), "{error}");
+    let error = try_open(&server, "s3://bucket/none").unwrap_err();
+    assert!(error.message().contains("no such object"), "{error}");
+    server.fault_always(Asked::List, Fault::Error(403, "AccessDenied", None));
+    let error = try_open(&server, "s3://bucket/none").unwrap_err();
+    assert!(error.message().contains("no such object"), "{error}");
+}

@@ -346,9 +346,11 @@ fn names_that_cannot_be_meant_are_told_with_what_to_write() {
 
 #[test]
 fn what_lies_elsewhere_is_not_looked_for_here() {
-    for (name, command) in
-        [("s3://bucket/key", "aws s3 cp"), ("hf://org/model", "hf download"), ("https:/host/x", "curl")]
-    {
+    for (name, command) in [
+        ("gs://bucket/key", "gcloud storage cp"),
+        ("hf://org/model", "hf download"),
+        ("https:/host/x", "curl"),
+    ] {
         let error = File::open(name).unwrap_err();
         assert!(error.kind() == ErrorKind::Unsupported && has_hint(&error, command), "{error:?}");
         let error = File::options().write(true).create(true).open(name).unwrap_err();

@@ -40,13 +40,27 @@ pub(super) struct Signing<'a> {
 }
 
 impl Signing<'_> {
+    /// A header with a line break would be two: values come from users, from files and from providers of keys.
+    fn check(&self, ask: &Ask) -> Result<()> {
+        check(&ask.headers)?;
+        let Some(keys) = self.keys else { return Ok(()) };
+        let of_keys = [("the access key", Some(&keys.id)), ("the session token", keys.token.as_ref())];
+        match of_keys.into_iter().find(|(_, value)| value.is_some_and(|value| !fits(value))) {
+            None => Ok(()),
+            Some((what, _)) => {
+                let text = format!("cannot sign requests: {what} has a control character");
+                Err(Error::new(ErrorKind::InvalidInput, text))
+            }
+        }
+    }
+
     fn scope(&self) -> Scope<'_> {
         Scope { region: self.region, service: "s3" }
     }
 
     /// The head of a request as it is sent.
     pub(super) fn head(&self, place: &Place, ask: &Ask, body: &Body) -> Result<Vec<u8>> {
-        check(&ask.headers)?;
+        self.check(ask)?;
         let moment = Moment::of(self.now);
         let path = place.path(&ask.key);
         let mut headers = vec![("host".to_owned(), place.authority.clone())];
@@ -72,7 +86,7 @@ impl Signing<'_> {
 
     /// A URL that anyone may use for a while, without keys.
     pub(super) fn url(&self, place: &Place, ask: &Ask, expires: Duration) -> Result<String> {
-        check(&ask.headers)?;
+        self.check(ask)?;
         let seconds = expires.as_secs();
         if seconds == 0 || expires > LONGEST_URL {
             let error = Error::new(ErrorKind::InvalidInput, "cannot sign a URL for so long");
@@ -122,12 +136,14 @@ impl Ask {
     }
 }
 
-/// A header with a line break would be two: values come from users.
+fn fits(value: &str) -> bool {
+    value.bytes().all(|byte| byte == b'\t' || (byte >= b' ' && byte != 0x7f))
+}
+
 fn check(headers: &[(String, String)]) -> Result<()> {
     let is_token = |name: &str| {
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
-    let fits = |value: &str| value.bytes().all(|byte| byte == b'\t' || (byte >= b' ' && byte != 0x7f));
     match headers.iter().find(|(name, value)| !is_token(name) || !fits(value)) {
         None => Ok(()),
         Some((name, _)) => {

@@ -38,6 +38,7 @@ use profile::{ProfileFiles, Profiles};
 use providers::{Source, World};
 use renewal::KeyRing;
 pub(crate) use settings::ChecksumMode;
+pub(crate) use settings::checked_region;
 use settings::{Lookup, Settings};
 pub(crate) use sigv4::encoded;
 pub(crate) use target::region_of_aws;
@@ -140,7 +141,7 @@ impl Account {
 
     /// A server said which region a bucket is in. Later sites and signatures of the bucket are of that one.
     pub(crate) fn learn_region(&self, bucket: &str, region: &str) -> Result<()> {
-        let region = settings::checked_region(region)?;
+        let region = checked_region(region)?;
         lock(&self.regions).insert(bucket.to_owned(), region);
         Ok(())
     }
@@ -166,10 +167,12 @@ impl Account {
         let (keys, region) = (self.keys()?, self.region(bucket));
         let place = Place::of(&self.settings, bucket, &region)?;
         let requester_pays = self.settings.requester_pays;
-        sign(
-            &Signing { keys: keys.as_deref(), region: &region, requester_pays, now: SystemTime::now() },
-            &place,
-        )
+        let now = SystemTime::now();
+        let signing = Signing { keys: keys.as_deref(), region: &region, requester_pays, now };
+        sign(&signing, &place).map_err(|error| match self.provider() {
+            Some(provider) => error.with("provider", provider),
+            None => error,
+        })
     }
 }
 
@@ -257,6 +260,44 @@ mod tests {
         let head = head(&account(&variables, "", "").unwrap().account);
         assert!(head.starts_with("GET http://h:9000/bucket/a%20b HTTP/1.1\r\nhost: h:9000\r\n"), "{head}");
         assert!(head.contains("\r\nproxy-authorization: Basic bWU6cHc=\r\n"), "{head}");
+    }
+
+    /// Secrets that are mounted as files end with a line feed, which shells take away and others do not.
+    #[test]
+    fn a_line_feed_behind_keys_is_no_part_of_them() {
+        let clean = [KEYS[0], KEYS[1], ("AWS_SESSION_TOKEN", "token")];
+        let ended = [
+            ("AWS_ACCESS_KEY_ID", "AKID\n"),
+            ("AWS_SECRET_ACCESS_KEY", "s\r\n"),
+            ("AWS_SESSION_TOKEN", "token\n"),
+        ];
+        let keys = |variables: &[(&str, &str)]| {
+            let keys = account(variables, "", "").unwrap().account.keys().unwrap().unwrap();
+            (keys.id.clone(), keys.secret.clone(), keys.token.clone())
+        };
+        assert_eq!(keys(&ended), keys(&clean));
+    }
+
+    #[test]
+    fn keys_cannot_add_lines() {
+        for (id, token, what) in
+            [("k\r\nx-evil: 1", "t", "the access key"), ("k", "t\0", "the session token")]
+        {
+            let variables =
+                [("AWS_ACCESS_KEY_ID", id), ("AWS_SECRET_ACCESS_KEY", "s"), ("AWS_SESSION_TOKEN", token)];
+            let account = account(&variables, "", "").unwrap().account;
+            let ask = Ask {
+                method: Method::Get,
+                bucket: "bucket".into(),
+                key: "k".into(),
+                query: Vec::new(),
+                headers: Vec::new(),
+            };
+            let error = account.head(&ask, &Body::None).unwrap_err();
+            assert!(error.message().contains(what), "{error}");
+            assert!(error.to_string().contains("provider=environment"), "{error}");
+            assert!(account.presign(&ask, Duration::from_mins(1)).is_err());
+        }
     }
 
     #[test]

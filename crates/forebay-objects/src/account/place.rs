@@ -32,10 +32,9 @@ impl Place {
             path = format!("{path}/{bucket}");
         }
         let proxy = settings.proxies.before(target.tls, &target.host, target.port);
-        let authority = target.authority();
         let ca_file = settings.ca_file.clone().filter(|_| target.tls);
         let site = Site { tls: target.tls, host: target.host, port: target.port, proxy, ca_file };
-        Ok(Self { site, authority, path })
+        Ok(Self { authority: site.name(), site, path })
     }
 }
 

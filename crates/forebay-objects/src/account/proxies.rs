@@ -7,6 +7,7 @@ use reqsign_core::hash::base64_encode;
 
 use super::target::host_and_port;
 use super::variables::Variables;
+use crate::url::unescape;
 use crate::wire::site::Proxy;
 
 /// The proxies of both schemes, and hosts that are reached without.
@@ -84,19 +85,11 @@ fn parse(name: &'static str, url: &str) -> Result<Proxy> {
     let rest = rest.split('/').next().unwrap_or_default();
     let (user, host) = rest.rsplit_once('@').map_or((None, rest), |(user, host)| (Some(user), host));
     let (host, port) = host_and_port(host, 80).ok_or_else(|| wrong("its host or port"))?;
-    let user = user.map(|user| unescape(user).ok_or_else(|| wrong("its user or password"))).transpose()?;
+    let user = user
+        .map(|user| unescape(user.as_bytes()).ok_or_else(|| wrong("its user or password")))
+        .transpose()?;
     let authorization = user.map(|user| format!("Basic {}", base64_encode(&user)));
     Ok(Proxy { host, port, authorization })
-}
-
-fn unescape(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        let mut digit = || (rest.next()? as char).to_digit(16);
-        bytes.push(if byte == b'%' { (digit()? << 4 | digit()?) as u8 } else { byte });
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

@@ -74,10 +74,10 @@ impl<'a> Lookup<'a> {
         if self.flag("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "ignore_configured_endpoint_urls")? {
             return Ok(None);
         }
-        let variable = format!("AWS_ENDPOINT_URL_{}", service.to_ascii_uppercase());
         let services = self.profiles.get(self.profile, "services");
         let of_service = format!("{service}.endpoint_url");
-        let found = self.variables.get(&variable).map(|url| (url, "AWS_ENDPOINT_URL_*"));
+        let name = if service == "s3" { "AWS_ENDPOINT_URL_S3" } else { "AWS_ENDPOINT_URL_STS" };
+        let found = self.variables.get(name).map(|url| (url, name));
         let found = found.or_else(|| Some((self.variables.get("AWS_ENDPOINT_URL")?, "AWS_ENDPOINT_URL")));
         let found = found.or_else(|| {
             Some((self.profiles.beside("services", services?, &of_service)?, "endpoint_url of services"))
@@ -148,11 +148,11 @@ fn no_profile(profile: &str, profiles: &Profiles) -> Error {
 }
 
 /// A region goes into names of hosts and into headers.
-pub(super) fn checked_region(region: &str) -> Result<String> {
+pub(crate) fn checked_region(region: &str) -> Result<String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     match region {
         "aws-global" => Ok("us-east-1".to_owned()),
-        _ if region.bytes().all(plain) && region.len() <= 64 => Ok(region.to_owned()),
+        _ if region.bytes().all(plain) && (1..=64).contains(&region.len()) => Ok(region.to_owned()),
         _ => Err(bad("AWS_REGION", region, "the name of a region, as eu-west-1")),
     }
 }
@@ -172,11 +172,16 @@ fn style(lookup: &Lookup<'_>) -> Result<Style> {
         let is_virtual = flag("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", value)?;
         return Ok(if is_virtual { Style::Virtual } else { Style::Path });
     }
-    match lookup.setting(&["AWS_S3_ADDRESSING_STYLE"], "s3.addressing_style") {
+    let variable = "AWS_S3_ADDRESSING_STYLE";
+    match lookup.setting(&[variable], "s3.addressing_style") {
         None | Some("auto") => Ok(Style::Auto),
         Some("path") => Ok(Style::Path),
         Some("virtual") => Ok(Style::Virtual),
-        Some(value) => Err(bad("addressing_style", value, "auto, path, virtual")),
+        Some(value) => {
+            let is_variable = lookup.variables.get(variable).is_some();
+            let name = if is_variable { variable } else { "addressing_style of the profile" };
+            Err(bad(name, value, "auto, path, virtual"))
+        }
     }
 }
 
@@ -251,6 +256,17 @@ mod tests {
         assert_eq!(settings.endpoint().as_deref(), Some("https://v:3"));
         assert_eq!(settings.request_checksums, ChecksumMode::WhenSupported);
         assert_eq!(read([], CONFIG).unwrap().region, "a");
+    }
+
+    #[test]
+    fn errors_name_the_setting_that_is_wrong() {
+        let hint = |error: Error| error.hints()[0].clone();
+        let style = hint(read([("AWS_S3_ADDRESSING_STYLE", "foo")], "").unwrap_err());
+        assert!(style.starts_with("AWS_S3_ADDRESSING_STYLE: "), "{style}");
+        let style = hint(read([], "[default]\ns3 =\n  addressing_style = foo\n").unwrap_err());
+        assert!(style.starts_with("addressing_style of the profile: "), "{style}");
+        let error = read([("AWS_ENDPOINT_URL_S3", "foo")], "").unwrap_err();
+        assert!(format!("{error} {:?}", error.hints()).contains("AWS_ENDPOINT_URL_S3"), "{error}");
     }
 
     #[test]

@@ -37,8 +37,6 @@ pub struct ObjectHead {
     pub etag: Option<String>,
     /// Of a bucket with versions.
     pub version: Option<String>,
-    /// Its media type.
-    pub content_type: Option<String>,
     /// When it was written, in seconds since 1970.
     pub modified: Option<i64>,
     /// Names of algorithms, and values in base64: `crc64nvme`, `sAJc…=`.
@@ -64,19 +62,19 @@ impl ObjectHead {
         let text = |name: &str| head.header(name).map(str::to_owned);
         let checksums = head.headers.iter().filter_map(|(name, value)| {
             let algorithm = name.strip_prefix("x-amz-checksum-")?;
-            (algorithm != "type").then(|| (algorithm.to_owned(), value.clone()))
+            // What kind it is, and its algorithm: neither is a checksum.
+            (!matches!(algorithm, "type" | "algorithm")).then(|| (algorithm.to_owned(), value.clone()))
         });
         let kind = head.header("x-amz-checksum-type");
         Self {
             len,
             etag: text("etag"),
             version: text("x-amz-version-id").filter(|version| version != "null"),
-            content_type: text("content-type"),
             modified: head.header("last-modified").and_then(time::seconds),
             checksums: checksums.collect(),
             is_full_checksum: kind.is_none_or(|kind| kind == "FULL_OBJECT"),
             takes_ranges: head.header("accept-ranges") != Some("none"),
-            server: text("server"),
+            server: head.header("server").map(|name| forebay_error::plain(name).into_owned()),
         }
     }
 }
@@ -159,15 +157,17 @@ impl Bucket {
         Ok(self.call(&ask, &Body::None)?.head)
     }
 
-    /// The bytes of an object of at most 8 MiB; of the one with this ETag, where it is given.
+    /// The bytes of an object of at most 8 MiB; of the one with this ETag, where it is given: another one is an error, also where the
+    /// server ignores `If-Match`.
     pub fn get(&self, key: &str, etag: Option<&str>) -> Result<Vec<u8>> {
         let mut ask = self.ask(Method::Get, key);
         ask.headers.extend(strong(etag).map(|etag| ("if-match".to_owned(), etag.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
         let Reply { head, body, .. } = self.call(&ask, &Body::None)?;
-        if let (Some(ours), Some(theirs)) = (etag, head.header("etag"))
-            && strong(etag).is_none()
-            && ours != theirs
+        // Listings leave quotes out, some of them.
+        let plain = |etag: &str| etag.trim_start_matches("W/").trim_matches('"').to_owned();
+        if let Some((ours, theirs)) = etag.zip(head.header("etag"))
+            && plain(ours) != plain(theirs)
         {
             return Err(replaced(Some(ours), Some(theirs)).with("url", self.url(key)));
         }
@@ -191,11 +191,6 @@ impl Bucket {
     /// Objects whose keys begin with a prefix; what has a `/` behind it only as a folder, unless the whole tree is asked for.
     pub fn list(&self, prefix: &str, is_tree: bool) -> list::List {
         list::List::new(self.clone(), prefix, is_tree)
-    }
-
-    /// Writes a whole object by one call.
-    pub fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
-        self.put_checked(key, bytes)
     }
 
     /// Writes an object by one call with these headers.

@@ -7,19 +7,17 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 use forebay_source::HostRange;
 
-use super::refusal::{Refusal, refusal};
+use super::refusal::{Refusal, about, refusal};
 use crate::endpoint::Endpoint;
 use crate::fetch::content_range;
 use crate::lock;
 use crate::wire::LONG_WORK;
 use crate::wire::call::{Ask, Body, Method, ReplyHead, Room, Sink};
 
-/// Bytes of a reply that are kept: listings of 1 000 keys of 1 024 bytes, percent-encoded, are shorter.
-const MAX_REPLY: usize = 8 << 20;
+/// Bytes of the longest reply: listings of 1 000 keys of 1 024 bytes, percent-encoded, are shorter.
+pub(super) const MAX_REPLY: usize = 8 << 20;
 /// Memory that a body is received into at a time.
 const PIECE: usize = 64 << 10;
-/// How often a call is sent in all.
-const ATTEMPTS: u32 = 8;
 
 /// A reply with its body.
 #[derive(Debug)]
@@ -68,7 +66,8 @@ struct Collect {
 impl Collect {
     fn limit(&self) -> usize {
         match self.wants {
-            Wants::All => MAX_REPLY,
+            // One byte more would be too long a reply.
+            Wants::All => MAX_REPLY + 1,
             Wants::First(bytes) => self.ranged().map_or(bytes, |ranged| bytes.min(ranged)),
         }
     }
@@ -109,13 +108,20 @@ impl Sink for Collect {
     }
 
     fn end(self: Box<Self>, result: Result<()>) {
-        let is_cut = self.wants == Wants::All && self.filled >= self.limit();
+        let is_cut = self.wants == Wants::All && self.filled > MAX_REPLY;
         let Self { head, mut body, filled, done, .. } = *self;
         body.truncate(filled);
-        done(result.and_then(|()| match head {
-            Some(_) if is_cut => Err(Error::new(ErrorKind::Io, "the reply is too long")),
-            Some(head) => Ok(Reply { head, body, is_second: false }),
-            None => Err(Error::new(ErrorKind::Internal, "a call ended without a head")),
+        done(result.and_then(|()| {
+            match head {
+                // A refusal says what it is by its status.
+                Some(head) if is_cut && matches!(head.status, 200..=299) => {
+                    Err(Error::new(ErrorKind::Corrupt, "the reply is too long")
+                        .with("status", head.status)
+                        .with("most", MAX_REPLY))
+                }
+                Some(head) => Ok(Reply { head, body, is_second: false }),
+                None => Err(Error::new(ErrorKind::Internal, "a call ended without a head")),
+            }
         }));
     }
 }
@@ -166,8 +172,13 @@ pub(super) enum Verdict {
 pub(super) fn judge(endpoint: &Endpoint, ask: &Ask, end: End) -> Verdict {
     let reply = match end {
         Ok(reply) => reply,
-        Err(error) if is_passing(&error) => return Verdict::Later(error, None),
-        Err(error) => return Verdict::Refused(Refusal::without_reply(error)),
+        Err(error) => {
+            let error = about(error, endpoint, ask);
+            if is_passing(&error) {
+                return Verdict::Later(error, None);
+            }
+            return Verdict::Refused(Refusal::without_reply(error));
+        }
     };
     // Copies and the ends of uploads begin their replies before they are done: an error comes in the body.
     let is_document = ask.method != Method::Get || ask.key.is_empty();
@@ -199,11 +210,18 @@ fn is_error_document(body: &[u8]) -> bool {
     rest.starts_with(b"<Error>") || rest.starts_with(b"<Error ")
 }
 
-/// When a call that failed is sent again: behind the pause of all calls to the endpoint. `None`: it was sent often enough.
-pub(super) fn next_attempt(endpoint: &Endpoint, attempts: u32, asked: Option<Duration>) -> Option<Instant> {
+/// When a call that failed is sent again: behind the pause of all calls to the endpoint. `None`: it has failed for long enough, since
+/// the time that is kept for it.
+pub(super) fn next_attempt(
+    endpoint: &Endpoint,
+    failed: &mut Option<Instant>,
+    asked: Option<Duration>,
+) -> Option<Instant> {
     let now = Instant::now();
     endpoint.budget.refused(asked, now);
-    (attempts < ATTEMPTS).then(|| endpoint.budget.until(now).unwrap_or(now))
+    let since = *failed.get_or_insert(now);
+    let is_known = !endpoint.network.facts().transport.is_empty();
+    endpoint.budget.goes_on(since, now, is_known).then(|| endpoint.budget.until(now).unwrap_or(now))
 }
 
 /// A call that is waited for, sent again where that helps.
@@ -222,8 +240,8 @@ pub(super) fn first_of(endpoint: &Endpoint, ask: &Ask, bytes: usize) -> Result<R
 }
 
 fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<Reply, Refusal> {
-    let mut is_second = false;
-    for attempts in 1.. {
+    let (mut failed, mut is_second) = (None, false);
+    loop {
         let began = Instant::now();
         if let Some(until) = endpoint.budget.until(began) {
             stop::sleep(until - began)?;
@@ -243,10 +261,9 @@ fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<
             }
             // The pause is waited for above.
             Verdict::Later(error, asked) => {
-                next_attempt(endpoint, attempts, asked).ok_or_else(|| Refusal::without_reply(error))?;
+                next_attempt(endpoint, &mut failed, asked).ok_or_else(|| Refusal::without_reply(error))?;
                 is_second |= is_lost;
             }
         }
     }
-    Err(Refusal::without_reply(Error::new(ErrorKind::Internal, "no attempt was made")))
 }

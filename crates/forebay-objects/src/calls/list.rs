@@ -9,7 +9,11 @@ use super::exchange::exchange;
 use super::time;
 use super::xml::{self, Node, malformed};
 use crate::endpoint::Endpoint;
+use crate::url::unescape;
 use crate::wire::call::{Body, Method};
+
+/// Empty pages in a row: stores that leave removed objects out send some.
+const MOST_EMPTY: u32 = 1000;
 
 /// An object of a listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +45,13 @@ pub(super) struct Page {
     next: Option<String>,
 }
 
+impl Page {
+    /// Whether it has an object of this name.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.objects.iter().any(|object| object.key == key)
+    }
+}
+
 /// A listing, which keeps one page. In the order of keys, objects and folders of a page apart.
 #[derive(Debug)]
 pub struct List {
@@ -50,6 +61,32 @@ pub struct List {
     page: VecDeque<Listed>,
     /// Where the next page begins; `None`: there is none.
     next: Option<Next>,
+    progress: Progress,
+}
+
+/// Whether a listing goes on: a server can send tokens in a circle, and empty pages for ever.
+#[derive(Debug, Default)]
+struct Progress {
+    pages: u64,
+    empty: u32,
+    /// The token behind the last page whose number was a power of two: it comes again in each circle.
+    kept: Option<String>,
+}
+
+impl Progress {
+    fn page(&mut self, page: &Page) -> Result<()> {
+        let is_empty = page.objects.is_empty() && page.folders.is_empty();
+        self.empty = if is_empty { self.empty + 1 } else { 0 };
+        let has_next = page.next.is_some();
+        if has_next && (page.next == self.kept || self.empty > MOST_EMPTY) {
+            return Err(malformed("a listing has no end"));
+        }
+        self.pages += 1;
+        if self.pages.is_power_of_two() {
+            self.kept.clone_from(&page.next);
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -60,7 +97,8 @@ enum Next {
 
 impl List {
     pub(super) fn new(bucket: Bucket, prefix: &str, is_tree: bool) -> Self {
-        Self { bucket, prefix: prefix.to_owned(), is_tree, page: VecDeque::new(), next: Some(Next::First) }
+        let (page, next, progress) = (VecDeque::new(), Some(Next::First), Progress::default());
+        Self { bucket, prefix: prefix.to_owned(), is_tree, page, next, progress }
     }
 
     fn turn(&mut self, next: Next) -> Result<()> {
@@ -72,18 +110,12 @@ impl List {
         if !self.is_tree {
             query("delimiter", "/");
         }
-        let before = match next {
-            Next::First => None,
-            Next::Token(token) => {
-                query("continuation-token", &token);
-                Some(token)
-            }
-        };
+        if let Next::Token(token) = next {
+            query("continuation-token", &token);
+        }
         let reply = self.bucket.call(&ask, &Body::None)?;
         let page = page_of(&reply.body)?;
-        if page.next.is_some() && page.next == before {
-            return Err(malformed("a listing has no end"));
-        }
+        self.progress.page(&page)?;
         self.next = page.next.map(Next::Token);
         self.page.extend(page.folders.into_iter().map(Listed::Folder));
         self.page.extend(page.objects.into_iter().map(Listed::Object));
@@ -146,21 +178,9 @@ pub(super) fn page_of(document: &[u8]) -> Result<Page> {
 
 /// A name without `%20`; a `+` is a space.
 fn decoded(name: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(name.len());
-    let mut rest = name.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'%' => {
-                let mut digit = || rest.next().and_then(|byte| (byte as char).to_digit(16));
-                let (high, low) = (digit(), digit());
-                let bad = || malformed("a name has a bad escape");
-                (high.ok_or_else(bad)? * 16 + low.ok_or_else(bad)?) as u8
-            }
-            b'+' => b' ',
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).map_err(|_| malformed("a name is not UTF-8"))
+    let bytes = unescape(name.replace('+', " ").as_bytes());
+    String::from_utf8(bytes.ok_or_else(|| malformed("a name has a bad escape"))?)
+        .map_err(|_| malformed("a name is not UTF-8"))
 }
 
 /// The buckets of the key in use, and when they were made, in seconds since 1970.
@@ -207,6 +227,25 @@ mod tests {
         };
         assert_eq!(page.objects[0], expected);
         assert_eq!((page.folders, page.next), (vec!["fü/".to_owned()], Some("t".to_owned())));
+    }
+
+    #[test]
+    fn circles_of_tokens_and_endless_empty_pages_are_found_out() {
+        let page = |token: u64, keys: usize| Page {
+            objects: vec![ListedObject::default(); keys],
+            folders: Vec::new(),
+            next: Some(token.to_string()),
+        };
+        for circle in [1, 2, 3, 10, 100] {
+            let mut progress = Progress::default();
+            let mut pages = (0..).map(|number| page(number % circle, 1));
+            assert!(pages.by_ref().take(1000).any(|page| progress.page(&page).is_err()), "{circle}");
+        }
+        let mut progress = Progress::default();
+        for number in 0..10_000 {
+            progress.page(&page(number, usize::from(number % 500 == 0))).unwrap();
+        }
+        assert!((10_000..12_000).any(|number| progress.page(&page(number, 0)).is_err()));
     }
 
     #[test]

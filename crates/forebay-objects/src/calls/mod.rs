@@ -26,6 +26,8 @@ mod first;
 pub(crate) mod fuzz;
 mod list;
 mod multipart;
+#[cfg(test)]
+mod outage_tests;
 mod refusal;
 #[cfg(test)]
 mod tests;
@@ -36,6 +38,5 @@ pub(crate) mod xml;
 pub use bucket::{Bucket, ObjectHead};
 pub use examine::{ObjectFinding, Weight, examine};
 pub use list::{List, Listed, ListedObject, buckets};
-pub use multipart::UnfinishedUpload;
 pub(crate) use refusal::{Refusal, refusal};
 pub(crate) use upload::ObjectUpload;

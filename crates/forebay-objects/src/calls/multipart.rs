@@ -11,6 +11,7 @@ use super::bucket::{Bucket, ObjectHead};
 use super::etag::strong;
 use super::exchange::{Reply, Verdict, judge, once};
 use super::refusal::Refusal;
+use super::upload::PATIENCE;
 use super::xml::{self, Node, malformed};
 use super::{checksum, time};
 use crate::account::encoded;
@@ -29,9 +30,6 @@ const KEPT: [&str; 6] = [
     "cache-control",
     "expires",
 ];
-/// How long the abortion of an upload is waited for where waiting is to stop.
-pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
-
 /// A part that the server has.
 #[derive(Clone, Debug)]
 pub(super) struct SentPart {
@@ -53,13 +51,13 @@ pub(super) struct Begun {
 
 /// An upload that was neither finished nor aborted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnfinishedUpload {
+pub(super) struct UnfinishedUpload {
     /// The key that the object is to have.
-    pub key: String,
+    pub(super) key: String,
     /// The server's name of the upload.
-    pub id: String,
+    pub(super) id: String,
     /// When it was begun, in seconds since 1970.
-    pub begun: Option<i64>,
+    pub(super) begun: Option<i64>,
 }
 
 fn pair(name: &str, value: impl Into<String>) -> (String, String) {
@@ -160,7 +158,7 @@ impl Bucket {
     }
 
     /// Uploads that were begun for keys with a prefix, and neither finished nor aborted; the first 1 000.
-    pub fn unfinished(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>> {
+    fn unfinished(&self, prefix: &str) -> Result<Vec<UnfinishedUpload>> {
         let mut ask = self.ask(Method::Get, "");
         ask.query.push(pair("uploads", ""));
         ask.query.push(pair("prefix", prefix));
@@ -248,7 +246,7 @@ impl Bucket {
         let done = copied.and_then(|parts| self.complete(key, &id, &parts).map_err(Error::from));
         done.inspect_err(|_| {
             // The first error says why.
-            let _ = stop::patiently(ABORT_PATIENCE, || self.abort(key, &id));
+            let _ = stop::patiently(PATIENCE, || self.abort(key, &id));
         })
         .map(drop)
     }

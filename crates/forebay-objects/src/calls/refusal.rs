@@ -4,7 +4,7 @@ use forebay_error::{Error, ErrorKind, quoted};
 
 use super::xml;
 use crate::ObjectUrl;
-use crate::account::region_of_aws;
+use crate::account::{checked_region, region_of_aws};
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Method, ReplyHead};
 
@@ -80,11 +80,23 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
     let mut told = Told::of(body);
     let leads_to = leads_to(&told, head);
     let region = told.region.take().or_else(|| head.header("x-amz-bucket-region").map(str::to_owned));
-    let region = region.filter(|region| !region.is_empty());
-    let region = region.or_else(|| region_of_aws(leads_to.as_deref()?).map(str::to_owned));
+    // It goes into hints, which are pasted into shells.
+    let region = region.and_then(|region| checked_region(&region).ok());
+    let of_aws = leads_to.as_ref().and_then(|(_, host)| region_of_aws(host));
+    let region = region.or_else(|| checked_region(of_aws?).ok());
     let request = told.request.take().or_else(|| head.header("x-amz-request-id").map(str::to_owned));
-    let meaning = Meaning::of(head.status, &told.code, ask);
-    let mut error = Error::new(meaning.kind, format!("cannot {}: {}", doing(ask), meaning.words));
+    let of_code = Meaning::of_code(&told.code, ask);
+    let is_known = of_code.is_some() && told.code != "AccessDenied";
+    let mut meaning = of_code.unwrap_or_else(|| Meaning::of_status(head.status, &told.code, ask));
+    // AWS's own hosts follow from the region.
+    let foreign = leads_to.as_ref().filter(|(_, host)| is_plain_host(host) && region_of_aws(host).is_none());
+    if head.status == 407 {
+        meaning = Meaning::of_proxy();
+    } else if foreign.is_some() && meaning.hint == Hint::Region && region.is_none() {
+        (meaning.words, meaning.hint) = ("the server sends requests on to another endpoint", Hint::Nothing);
+    }
+    let words = format!("cannot {}: {}", doing(ask), meaning.words);
+    let mut error = Error::new(meaning.kind, words);
     if let Some(name) = name(ask) {
         error = error.with("url", name);
     }
@@ -92,42 +104,57 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
     if !told.code.is_empty() {
         error = error.with("code", &told.code);
     }
-    error = error.with("endpoint", &endpoint.site.host);
-    if let Some(host) = &leads_to {
+    error = error.with("server", endpoint.site.name());
+    if let Some((_, host)) = &leads_to {
         error = error.with("redirect", forebay_error::plain(host));
     }
     if let Some(request) = request {
         error = error.with("request", request);
     }
-    // What is not in the table, the server says best.
-    if meaning.hint == Hint::Nothing && !told.message.is_empty() {
+    if let Some(time) = told.server_time.as_ref().filter(|_| meaning.hint == Hint::Clock) {
+        error = error.with("server_time", time);
+    }
+    // What is not in the table, and who may not do what, the server says best.
+    if (meaning.hint == Hint::Nothing || !is_known) && !told.message.is_empty() {
         error = error.with("message", &told.message);
     }
     let provider = endpoint.account.provider();
-    for hint in meaning.hint.words(ask, provider.as_deref(), region.as_deref(), &told) {
+    if let Some(hint) = meaning.hint.words(ask, provider.as_deref(), region.as_deref()) {
         error = error.hint(hint);
     }
-    // AWS's own hosts follow from the region.
-    if let Some(host) = leads_to.filter(|host| region_of_aws(host).is_none()) {
+    if let Some((scheme, host)) = foreign {
         error = error.hint(format!(
-            "keys are not sent to hosts that a server names: set AWS_ENDPOINT_URL if {} is the right one",
-            forebay_error::plain(&host)
+            "credentials are not sent to hosts that a server names; if it is the right one: \
+             export AWS_ENDPOINT_URL={scheme}://{host}"
         ));
     }
     // Keys of a provider are asked for anew; not where a reply without a body is for another region.
     let is_elsewhere = region.as_deref().is_some_and(|region| region != endpoint.account.region(&ask.bucket));
-    let is_passing = meaning.is_passing
-        || meaning.hint == Hint::Expired && !is_elsewhere && endpoint.account.distrust_keys();
+    let is_passing =
+        meaning.is_passing || meaning.may_be_expired && !is_elsewhere && endpoint.account.distrust_keys();
     Refusal { error, status: head.status, code: told.code, region, is_passing }
 }
 
-/// The host that a redirect leads to.
-fn leads_to(told: &Told, head: &ReplyHead) -> Option<String> {
+/// Scheme and host that a redirect leads to.
+fn leads_to(told: &Told, head: &ReplyHead) -> Option<(&'static str, String)> {
     let url = head.header("location").or(told.endpoint.as_deref())?;
-    let host = url.split_once("://").map_or(url, |(_, rest)| rest);
-    let host = host.split(['/', '?', '#']).next()?.rsplit('@').next()?;
+    let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+    let host = rest.split(['/', '?', '#']).next()?.rsplit('@').next()?;
     let is_redirect = matches!(head.status, 301 | 307 | 308) && !host.is_empty();
-    is_redirect.then(|| host.to_ascii_lowercase())
+    let scheme = if scheme.eq_ignore_ascii_case("http") { "http" } else { "https" };
+    is_redirect.then(|| (scheme, host.to_ascii_lowercase()))
+}
+
+/// Whether it may stand in a line that is pasted into a shell.
+fn is_plain_host(host: &str) -> bool {
+    host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte))
+}
+
+/// The error of a call without a reply, with what it was about.
+pub(super) fn about(error: Error, endpoint: &Endpoint, ask: &Ask) -> Error {
+    let error = name(ask).into_iter().fold(error, |error, name| error.with("url", name));
+    let has_server = error.context().iter().any(|(key, _)| *key == "server");
+    if has_server { error } else { error.with("server", endpoint.site.name()) }
 }
 
 /// What a request was to do.
@@ -158,15 +185,18 @@ fn name(ask: &Ask) -> Option<ObjectUrl> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hint {
     Nothing,
-    Key,
+    Object,
     Bucket,
     Rights,
-    Keys,
+    Credentials,
     Expired,
     Secret,
     Clock,
     Region,
     Load,
+    /// `forebay doctor` asks in a way that is answered with a reason.
+    Doctor,
+    Proxy,
 }
 
 struct Meaning {
@@ -174,63 +204,104 @@ struct Meaning {
     words: &'static str,
     hint: Hint,
     is_passing: bool,
+    /// Other credentials of the same provider may do.
+    may_be_expired: bool,
 }
 
 impl Meaning {
-    fn of(status: u16, code: &str, ask: &Ask) -> Self {
-        use ErrorKind::{
-            AlreadyExists, Busy, Corrupt, InvalidInput, Io, NotFound, PermissionDenied, Unsupported,
+    fn new(kind: ErrorKind, words: &'static str, hint: Hint) -> Self {
+        Self { kind, words, hint, is_passing: false, may_be_expired: hint == Hint::Expired }
+    }
+
+    fn passing(kind: ErrorKind, words: &'static str, hint: Hint) -> Self {
+        Self { is_passing: true, ..Self::new(kind, words, hint) }
+    }
+
+    fn of_proxy() -> Self {
+        Self::new(ErrorKind::PermissionDenied, "the proxy asks for a user", Hint::Proxy)
+    }
+
+    /// That of a code which S3 has.
+    fn of_code(code: &str, ask: &Ask) -> Option<Self> {
+        use ErrorKind::{Busy, Corrupt, InvalidInput, Io, NotFound, PermissionDenied, Unsupported};
+        let (kind, words, hint) = match code {
+            "NoSuchKey" | "NoSuchVersion" => (NotFound, "no such object", Hint::Object),
+            "NoSuchBucket" => (NotFound, "no such bucket", Hint::Bucket),
+            "NoSuchUpload" => (NotFound, "the upload was aborted meanwhile", Hint::Nothing),
+            "InvalidAccessKeyId" => {
+                (PermissionDenied, "the server does not know the access key", Hint::Credentials)
+            }
+            "ExpiredToken" | "TokenRefreshRequired" => {
+                (PermissionDenied, "the credentials have expired", Hint::Expired)
+            }
+            "InvalidToken" => (PermissionDenied, "the session token is wrong", Hint::Expired),
+            "SignatureDoesNotMatch" => (PermissionDenied, "the signature is wrong", Hint::Secret),
+            "RequestTimeTooSkewed" => (PermissionDenied, "the clock of this machine is wrong", Hint::Clock),
+            "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException" => {
+                (InvalidInput, "the bucket is in another region", Hint::Region)
+            }
+            "PreconditionFailed" => return Some(Self::of_condition(ask)),
+            "ConditionalRequestConflict" | "OperationAborted" => {
+                return Some(Self::passing(Busy, "another request changes it", Hint::Nothing));
+            }
+            "BadDigest" | "XAmzContentChecksumMismatch" => {
+                (Corrupt, "the bytes changed on the way to the server", Hint::Nothing)
+            }
+            "RequestTimeout" => {
+                return Some(Self::passing(Busy, "the server did not get the bytes in time", Hint::Nothing));
+            }
+            "SlowDown" | "ServiceUnavailable" | "TooManyRequests" | "RequestLimitExceeded" => {
+                return Some(Self::busy());
+            }
+            "InternalError" => return Some(Self::passing(Io, "the server failed", Hint::Nothing)),
+            "NotImplemented" => (Unsupported, "the server cannot do it", Hint::Nothing),
+            "InvalidRange" => (InvalidInput, "the range is beyond its end", Hint::Nothing),
+            "AccessDenied" | "AllAccessDisabled" | "AccountProblem" => {
+                (PermissionDenied, "access denied", Hint::Rights)
+            }
+            _ => return None,
         };
-        let new = |kind, words, hint| Self { kind, words, hint, is_passing: false };
-        let passing = |words, hint| Self { kind: Busy, words, hint, is_passing: true };
-        match (code, status) {
-            ("NoSuchKey" | "NoSuchVersion", _) => new(NotFound, "no such object", Hint::Key),
-            ("NoSuchBucket", _) => new(NotFound, "no such bucket", Hint::Bucket),
-            ("NoSuchUpload", _) => new(NotFound, "the upload was aborted meanwhile", Hint::Nothing),
-            ("InvalidAccessKeyId", _) => {
-                new(PermissionDenied, "the server does not know the key", Hint::Keys)
+        Some(Self::new(kind, words, hint))
+    }
+
+    /// That of a status, where there is no code, or an unknown one.
+    fn of_status(status: u16, code: &str, ask: &Ask) -> Self {
+        use ErrorKind::{InvalidInput, Io, NotFound, PermissionDenied, Unsupported};
+        let is_bare_head = ask.method == Method::Head && code.is_empty();
+        match status {
+            412 => Self::of_condition(ask),
+            429 | 503 => Self::busy(),
+            500 | 502 | 504 => Self::passing(Io, "the server failed", Hint::Nothing),
+            501 => Self::new(Unsupported, "the server cannot do it", Hint::Nothing),
+            416 => Self::new(InvalidInput, "the range is beyond its end", Hint::Nothing),
+            // The reply to a HEAD has no body that says more.
+            401 | 403 if is_bare_head => {
+                Self::new(PermissionDenied, "access denied, or the credentials are wrong", Hint::Doctor)
             }
-            ("ExpiredToken" | "TokenRefreshRequired", _) => {
-                new(PermissionDenied, "the key has expired", Hint::Expired)
+            401 | 403 => Self::new(PermissionDenied, "access denied", Hint::Rights),
+            301 | 307 | 308 => Self::new(InvalidInput, "the bucket is in another region", Hint::Region),
+            404 if !code.is_empty() => {
+                Self::new(NotFound, "the server does not find what the request names", Hint::Nothing)
             }
-            ("InvalidToken", _) => new(PermissionDenied, "the session token is wrong", Hint::Expired),
-            ("SignatureDoesNotMatch", _) => new(PermissionDenied, "the signature is wrong", Hint::Secret),
-            ("RequestTimeTooSkewed", _) => {
-                new(PermissionDenied, "the clock of this machine is wrong", Hint::Clock)
-            }
-            (
-                "PermanentRedirect" | "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException",
-                _,
-            ) => new(InvalidInput, "the bucket is in another region", Hint::Region),
-            ("PreconditionFailed", _) | ("", 412) if has_header(ask, "if-none-match") => {
-                new(AlreadyExists, "an object is there already", Hint::Nothing)
-            }
-            ("PreconditionFailed", _) | ("", 412) => new(Busy, "the object was replaced", Hint::Nothing),
-            ("ConditionalRequestConflict" | "OperationAborted", _) => {
-                passing("another request changes it", Hint::Nothing)
-            }
-            ("BadDigest" | "XAmzContentChecksumMismatch", _) => {
-                new(Corrupt, "the bytes changed on the way to the server", Hint::Nothing)
-            }
-            ("RequestTimeout", _) => passing("the server did not get the bytes in time", Hint::Nothing),
-            ("SlowDown" | "ServiceUnavailable" | "TooManyRequests" | "RequestLimitExceeded", _)
-            | (_, 429 | 503) => passing("the server has too much to do", Hint::Load),
-            ("InternalError", _) | (_, 500 | 502 | 504) => {
-                Self { kind: Io, ..passing("the server failed", Hint::Nothing) }
-            }
-            ("NotImplemented", _) | (_, 501) => new(Unsupported, "the server cannot do it", Hint::Nothing),
-            ("InvalidRange", _) | (_, 416) => new(InvalidInput, "the range is beyond its end", Hint::Nothing),
-            ("AccessDenied" | "AllAccessDisabled" | "AccountProblem", _) | (_, 401 | 403) => {
-                new(PermissionDenied, "access denied", Hint::Rights)
-            }
-            (_, 301 | 307 | 308) => new(InvalidInput, "the bucket is in another region", Hint::Region),
-            (_, 404) if ask.key.is_empty() => new(NotFound, "no such bucket", Hint::Bucket),
-            (_, 404) => new(NotFound, "no such object", Hint::Key),
-            (_, 400) if ask.method == Method::Head => {
-                new(InvalidInput, "the server does not take the request", Hint::Expired)
-            }
-            _ => new(InvalidInput, "the server does not take the request", Hint::Nothing),
+            404 if ask.key.is_empty() => Self::new(NotFound, "no such bucket", Hint::Bucket),
+            404 => Self::new(NotFound, "no such object", Hint::Object),
+            400 if is_bare_head => Self {
+                may_be_expired: true,
+                ..Self::new(InvalidInput, "the server does not take the request", Hint::Doctor)
+            },
+            _ => Self::new(InvalidInput, "the server does not take the request", Hint::Nothing),
         }
+    }
+
+    fn of_condition(ask: &Ask) -> Self {
+        if has_header(ask, "if-none-match") {
+            return Self::new(ErrorKind::AlreadyExists, "an object is there already", Hint::Nothing);
+        }
+        Self::new(ErrorKind::Busy, "the object was replaced", Hint::Nothing)
+    }
+
+    fn busy() -> Self {
+        Self::passing(ErrorKind::Busy, "the server has too much to do", Hint::Load)
     }
 }
 
@@ -239,34 +310,36 @@ fn has_header(ask: &Ask, name: &str) -> bool {
 }
 
 impl Hint {
-    fn words(self, ask: &Ask, provider: Option<&str>, region: Option<&str>, told: &Told) -> Vec<String> {
-        let keys =
-            provider.map_or_else(|| "no key was used".to_owned(), |of| format!("the key comes from {of}"));
-        match self {
-            Self::Nothing => Vec::new(),
-            Self::Key => vec![format!("list what is there: forebay s3 ls {}", quoted(&parent(ask)))],
-            Self::Bucket => vec!["list the buckets of this key: forebay s3 ls".to_owned()],
+    fn words(self, ask: &Ask, provider: Option<&str>, region: Option<&str>) -> Option<String> {
+        let credentials = provider.map_or_else(
+            || "no credentials were used".to_owned(),
+            |of| format!("the credentials are those of {of}"),
+        );
+        Some(match self {
+            Self::Nothing => return None,
+            Self::Object => format!("list what is there: forebay s3 ls {}", quoted(&parent(ask))),
+            Self::Bucket => "list your buckets: forebay s3 ls".to_owned(),
             Self::Rights => {
-                vec![format!("{keys}: give it the right to this, or use another (AWS_PROFILE=NAME)")]
+                format!("{credentials}: give them the right to this, or use others (AWS_PROFILE=NAME)")
             }
-            Self::Keys => {
-                vec![format!("{keys}: check it, and that AWS_ENDPOINT_URL names the server that it is for")]
+            Self::Credentials => {
+                format!(
+                    "{credentials}: check them, and that AWS_ENDPOINT_URL names the server that they are for"
+                )
             }
-            Self::Expired => vec![format!("{keys}: get a new one, as by aws sso login")],
-            Self::Secret => vec![format!("{keys}: check AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN")],
-            Self::Clock => {
-                let server = told.server_time.as_ref().map(|time| format!(" (the server has {time})"));
-                vec![format!(
-                    "set the clock{}: as root, timedatectl set-ntp true",
-                    server.unwrap_or_default()
-                )]
-            }
-            Self::Region => vec![match region {
-                Some(region) => format!("export AWS_REGION={}", forebay_error::plain(region)),
+            Self::Expired => format!("{credentials}: get new ones, as by aws sso login"),
+            Self::Secret => format!("{credentials}: check AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"),
+            Self::Clock => "set the clock: as root, timedatectl set-ntp true".to_owned(),
+            Self::Region => match region {
+                Some(region) => format!("export AWS_REGION={region}"),
                 None => "set AWS_REGION to the bucket's region".to_owned(),
-            }],
-            Self::Load => vec!["try again later, or with fewer programs at a time".to_owned()],
-        }
+            },
+            Self::Load => "try again later, or with fewer programs at a time".to_owned(),
+            Self::Doctor => {
+                format!("find the reason: forebay doctor {}", quoted(&name(ask)?.to_string()))
+            }
+            Self::Proxy => "export HTTP_PROXY=http://USER:PASSWORD@HOST:PORT".to_owned(),
+        })
     }
 }
 

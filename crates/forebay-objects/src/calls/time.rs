@@ -1,5 +1,12 @@
 //! Times of servers: of listings (`2026-11-22T10:00:00.000Z`), and of heads (`Sun, 22 Nov 2026 10:00:00 GMT`).
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970; 0 where it is before.
+pub(super) fn since_1970(time: SystemTime) -> i64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
 /// Seconds since 1970 of either form.
 pub(super) fn seconds(text: &str) -> Option<i64> {
     if text.contains('T') && text.ends_with('Z') { of_listing(text) } else { of_head(text) }

@@ -22,7 +22,5 @@ pub(crate) const LONGEST_OUT_OF_ORDER: Duration = Duration::from_secs(2);
 pub(crate) const PROMISED: Duration = Duration::from_secs(2);
 /// The longest such wait, where other requests of the object go on: a transfer that was cancelled promised them.
 pub(crate) const LONGEST_PROMISED: Duration = Duration::from_secs(10);
-/// How long calls for bytes of a request may fail, before it is an error.
-pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 /// Bytes between two requests, and bodies of errors, are received here.
 pub(crate) const SCRATCH: usize = 64 << 10;

@@ -11,30 +11,52 @@ use crate::lock;
 const LONGEST: Duration = Duration::from_secs(20);
 /// The first pause behind a broken connection, which is the connection's trouble in most cases.
 const FIRST: Duration = Duration::from_millis(20);
+/// How long a call may fail before it is an error: gateways and proxies restart within that.
+pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
+/// The same where the server has never taken a connection: its name or port may be wrong.
+const UNKNOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct State {
     pauses: RetryPauses,
     until: Option<Instant>,
+    /// Since when no request did well, and when the last one failed.
+    failed: Option<(Instant, Instant)>,
     /// Pauses so far, and how long they were.
     paused: (u64, Duration),
 }
 
 /// The pauses of an endpoint.
 #[derive(Debug)]
-pub(crate) struct Budget(Mutex<State>);
+pub(crate) struct Budget {
+    deadline: Duration,
+    state: Mutex<State>,
+}
 
 impl Budget {
-    /// None yet.
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(State { pauses: RetryPauses::from(FIRST), until: None, paused: (0, Duration::ZERO) }))
+    /// None yet. Calls may fail for so long.
+    pub(crate) fn new(deadline: Duration) -> Self {
+        let pauses = RetryPauses::from(FIRST);
+        let state = State { pauses, until: None, failed: None, paused: (0, Duration::ZERO) };
+        Self { deadline, state: Mutex::new(state) }
+    }
+
+    /// Whether a call that has failed since then is sent again, to a server that has taken connections or not. Where nothing did well meanwhile, the endpoint's own failures count,
+    /// so that the next calls to a server that is gone do not each wait as long as the first one.
+    pub(crate) fn goes_on(&self, since: Instant, now: Instant, is_known: bool) -> bool {
+        let of_endpoint = lock(&self.state).failed.map_or(now, |(first, _)| first);
+        let deadline = if is_known { self.deadline } else { self.deadline.min(UNKNOWN_DEADLINE) };
+        now.saturating_duration_since(since.min(of_endpoint)) < deadline
     }
 
     /// A request was refused for the time being, or its connection broke: none is sent for a while, for which the server may have
     /// asked. Those that were under way meanwhile are one refusal.
     /// Whether it is the first of these.
     pub(crate) fn refused(&self, asked: Option<Duration>, now: Instant) -> bool {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
+        // Failures of long ago are not those of this time.
+        let recent = state.failed.filter(|(_, last)| now.saturating_duration_since(*last) < DEADLINE);
+        state.failed = Some((recent.map_or(now, |(first, _)| first), now));
         let is_new = state.until.is_none_or(|until| until <= now);
         let own = if is_new { state.pauses.next_pause() } else { Duration::ZERO };
         let pause = own.max(asked.unwrap_or_default()).min(LONGEST);
@@ -49,20 +71,20 @@ impl Budget {
 
     /// A request that was sent behind the last pause did well.
     pub(crate) fn good(&self, began: Instant) {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.state);
         if state.until.is_some_and(|until| began >= until) {
-            (state.until, state.pauses) = (None, RetryPauses::from(FIRST));
+            (state.until, state.failed, state.pauses) = (None, None, RetryPauses::from(FIRST));
         }
     }
 
     /// Until when nothing is sent.
     pub(crate) fn until(&self, now: Instant) -> Option<Instant> {
-        lock(&self.0).until.filter(|until| *until > now)
+        lock(&self.state).until.filter(|until| *until > now)
     }
 
     /// How many pauses there were, and how long in all.
     pub(crate) fn paused(&self) -> (u64, Duration) {
-        lock(&self.0).paused
+        lock(&self.state).paused
     }
 }
 
@@ -72,7 +94,7 @@ mod tests {
 
     #[test]
     fn refusals_of_a_time_are_one_pause_and_a_good_answer_ends_them() {
-        let (budget, now) = (Budget::new(), Instant::now());
+        let (budget, now) = (Budget::new(DEADLINE), Instant::now());
         let at = |milliseconds| now + Duration::from_millis(milliseconds);
         for _ in 0..64 {
             budget.refused(None, now);
@@ -88,5 +110,25 @@ mod tests {
         budget.good(at(2030));
         budget.refused(None, at(3000));
         assert_eq!(budget.until(at(3000)), Some(at(3020)));
+    }
+
+    #[test]
+    fn calls_go_on_until_they_or_all_calls_have_failed_for_the_deadline() {
+        let (budget, now) = (Budget::new(DEADLINE), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        for second in [0, 20, 40, 59] {
+            budget.refused(None, at(second));
+            assert!(budget.goes_on(now, at(second), true), "{second}");
+        }
+        budget.refused(None, at(60));
+        assert!(!budget.goes_on(now, at(60), true) && !budget.goes_on(now, at(10), false));
+        assert!(!budget.goes_on(at(60), at(60), true), "the endpoint has failed for as long");
+        // One that fails alone.
+        budget.good(at(70));
+        budget.refused(None, at(71));
+        assert!(budget.goes_on(at(71), at(71), true) && !budget.goes_on(now, at(71), true));
+        // Nothing was sent for a while.
+        budget.refused(None, at(200));
+        assert!(budget.goes_on(at(200), at(200), true));
     }
 }

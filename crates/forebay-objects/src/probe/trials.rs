@@ -13,7 +13,9 @@ pub(super) const RANGES: &str = "ranges";
 const PARTS_BYTES: usize = 17 << 20;
 
 fn trial(name: &'static str, works: bool, seen: impl Into<String>, hint: &str) -> Trial {
-    Trial { name, works, seen: seen.into(), hint: (!works).then(|| hint.to_owned()) }
+    // A server's words go to a terminal.
+    let seen = forebay_error::plain(&seen.into()).into_owned();
+    Trial { name, works, seen, hint: (!works).then(|| hint.to_owned()) }
 }
 
 /// What needs an object that is there.
@@ -101,7 +103,7 @@ fn write_all(bucket: &Bucket, key: &str) -> Vec<Trial> {
             "If-None-Match is ignored".to_owned(),
             "let one writer at a time write a key: the last one stays",
         ),
-        Err(refusal) => (refusal.error.to_string(), "use a key that may write here"),
+        Err(refusal) => (refusal.error.to_string(), "use credentials that may write here"),
     };
     all.push(trial("conditional writes", works, seen, hint));
     if first.is_err() && put(&[]).is_err() {
@@ -124,5 +126,17 @@ fn multipart(bucket: &Bucket, key: &str) -> Trial {
         Err(error) => {
             trial("multipart", false, error.to_string(), "keep objects below 16 MiB, or use another server")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They go to a terminal.
+    #[test]
+    fn words_of_a_server_steer_no_terminal() {
+        let one = trial("ranges", false, "status 500 \u{1b}]0;title\u{7}\u{9b}2J\u{202e}", "hint");
+        assert_eq!(one.seen, r"status 500 \u{1b}]0;title\u{7}\u{9b}2J\u{202e}");
     }
 }

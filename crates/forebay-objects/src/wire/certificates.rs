@@ -12,6 +12,7 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
 
+use super::TlsFailed;
 use super::site::Site;
 use crate::lock;
 
@@ -52,12 +53,16 @@ impl TlsClient {
 
     /// Why a connection failed.
     pub(super) fn failed(&self, error: &rustls::Error, site: &Site) -> Error {
-        let refused = |what: &str| Error::new(ErrorKind::PermissionDenied, what).with("server", &site.host);
+        self.reason(error, site).source(TlsFailed)
+    }
+
+    fn reason(&self, error: &rustls::Error, site: &Site) -> Error {
+        let refused = |what: &str| Error::new(ErrorKind::PermissionDenied, what).with("server", site.name());
         match error {
             rustls::Error::InvalidCertificate(why) => self.distrusted(why, site),
             rustls::Error::InvalidMessage(_) => {
                 Error::new(ErrorKind::Corrupt, "the server does not speak TLS on this port")
-                    .with("server", &site.host)
+                    .with("server", site.name())
                     .with("port", site.port)
                     .hint(format!("AWS_ENDPOINT_URL=http://{}:{}", site.host, site.port))
             }
@@ -65,12 +70,12 @@ impl TlsClient {
                 refused("the server wants a certificate of the client, which forebay has none of")
             }
             error => Error::new(ErrorKind::Io, format!("the connection by TLS failed: {error}"))
-                .with("server", &site.host),
+                .with("server", site.name()),
         }
     }
 
     fn distrusted(&self, why: &CertificateError, site: &Site) -> Error {
-        let refused = |what: &str| Error::new(ErrorKind::PermissionDenied, what).with("server", &site.host);
+        let refused = |what: &str| Error::new(ErrorKind::PermissionDenied, what).with("server", site.name());
         let issuer = lock(&self.verifier.issuer).clone();
         match why {
             CertificateError::NotValidForNameContext { presented, .. } => {
@@ -97,7 +102,13 @@ impl TlsClient {
                 error.hint("AWS_CA_BUNDLE=FILE, with the issuer's certificate (PEM)")
             }
             why => {
-                refused("the server's certificate is not valid").with("reason", why).with("issuer", issuer)
+                // Its name alone: the rest are numbers of algorithms.
+                let why = format!("{why:?}");
+                let name = why.split(|letter: char| !letter.is_ascii_alphanumeric()).next();
+                refused("the server's certificate is not valid")
+                    .with("reason", name.unwrap_or_default())
+                    .with("issuer", issuer)
+                    .hint("where the server signs for itself: AWS_CA_BUNDLE=FILE, with its issuer's certificate (PEM)")
             }
         }
     }
@@ -119,14 +130,15 @@ fn roots(file: Option<&str>) -> Result<RootCertStore> {
 }
 
 fn unusable(file: Option<&str>) -> Error {
-    match file {
+    let error = match file {
         Some(file) => Error::new(ErrorKind::InvalidInput, "the file has no certificate to trust")
             .with("path", file)
             .hint("AWS_CA_BUNDLE=FILE, with certificates in PEM"),
         None => Error::new(ErrorKind::NotFound, "this system has no certificates to trust servers by")
             .hint("install the package ca-certificates")
             .hint("AWS_CA_BUNDLE=FILE, with certificates in PEM"),
-    }
+    };
+    error.source(TlsFailed)
 }
 
 /// The usual verifier; it keeps the issuer of the certificate that it refused last.
@@ -227,6 +239,28 @@ mod tests {
     use rustls::pki_types::pem::PemObject;
 
     use super::*;
+
+    /// The reasons of the verifier have numbers of algorithms in them.
+    #[test]
+    fn a_certificate_of_another_issuer_with_a_trusted_name_says_what_to_trust() {
+        let site = Site { tls: true, host: "h".into(), port: 443, proxy: None, ca_file: None };
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.pem");
+        std::fs::write(&file, include_bytes!("tests/pem/ca.pem")).unwrap();
+        let trusting = Site { ca_file: file.to_str().map(ToOwned::to_owned), ..site.clone() };
+        let client = TlsClient::new(&trusting).unwrap();
+        let why = CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext {
+            signature_algorithm_id: vec![6, 8, 42],
+            public_key_algorithm_id: vec![6, 9],
+        };
+        let error = client.failed(&rustls::Error::InvalidCertificate(why), &site);
+        assert!(
+            error.to_string().contains("reason=UnsupportedSignatureAlgorithmForPublicKeyContext, "),
+            "{error}"
+        );
+        assert!(error.hints()[0].contains("AWS_CA_BUNDLE=FILE"), "{error:?}");
+        assert!(error.is_caused_by::<TlsFailed>());
+    }
 
     #[test]
     fn a_certificate_names_its_issuer() {

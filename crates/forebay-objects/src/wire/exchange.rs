@@ -19,6 +19,8 @@ use super::stream::Stream;
 const TURN: u64 = 1 << 20;
 /// A rest that nobody wants is read over up to this length: another connection would cost more.
 const READ_OVER: u64 = 64 << 10;
+/// Heads of 1xx before that of a reply: a server sends one or two.
+const MOST_INTERIM: u32 = 16;
 /// Bytes that are received for the size of a chunk: those of the chunk behind it are copied.
 const CODING: usize = 256;
 
@@ -27,6 +29,8 @@ pub(super) struct Exchange {
     pub(super) job: Job,
     out: Outgoing,
     reply: Reply,
+    /// Heads of 1xx that came.
+    interim: u32,
     sent: Instant,
     /// Bytes of the body that came.
     received: u64,
@@ -92,7 +96,17 @@ impl Exchange {
     pub(super) fn new(job: Job, head: Vec<u8>) -> Self {
         let out = Outgoing::new(head, job.body.clone());
         let reply = Reply::Head(HeadReader::default(), false);
-        Self { job, out, reply, sent: Instant::now(), received: 0, came: 0, keeps: None, refused: None }
+        Self {
+            job,
+            out,
+            reply,
+            interim: 0,
+            sent: Instant::now(),
+            received: 0,
+            came: 0,
+            keeps: None,
+            refused: None,
+        }
     }
 
     /// Whether it waits for room to send.
@@ -173,6 +187,11 @@ impl Exchange {
         if raw.is_interim() {
             // Another head follows, of which bytes may have come.
             *reader = HeadReader::default();
+            self.interim += 1;
+            if self.interim > MOST_INTERIM {
+                let text = "the server says 1xx again and again, and no reply follows";
+                return Err(Error::new(ErrorKind::Corrupt, text).with("most", MOST_INTERIM).into());
+            }
             return Ok(());
         }
         forebay_source::round_trip(self.sent.elapsed());

@@ -13,6 +13,8 @@ pub(super) const LONGEST: usize = 64 << 10;
 const MOST_HEADERS: usize = 256;
 /// How heads begin.
 const BEGINS: &[u8] = b"HTTP/1.";
+/// The message of an error where a reply begins in another way.
+pub(super) const NO_HTTP: &str = "the server does not answer in HTTP/1.1";
 
 /// A head as it came.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ impl HeadReader {
         let blank = came.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
         let known = BEGINS.len().min(came.len() - blank);
         if came[blank..][..known] != BEGINS[..known] {
-            return Err(strange("the server does not answer in HTTP/1.1"));
+            return Err(strange(NO_HTTP));
         }
         let from = self.searched.saturating_sub(3).max(blank);
         let is_whole = came[from..].windows(3).any(|end| end[..2] == *b"\n\n" || end == b"\n\r\n")

@@ -41,6 +41,7 @@ mod tls;
 mod tunnel;
 mod worker;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +67,29 @@ pub(crate) struct NetworkFacts {
     /// How often the server was silent for 10 s or longer, and how long in all.
     pub(crate) silences: (u64, Duration),
 }
+
+/// The step at which a connection failed, as the source of its error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TlsFailed;
+
+/// The proxy failed, or refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProxyFailed;
+
+impl fmt::Display for TlsFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no connection by TLS")
+    }
+}
+
+impl fmt::Display for ProxyFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("no connection by the proxy")
+    }
+}
+
+impl std::error::Error for TlsFailed {}
+impl std::error::Error for ProxyFailed {}
 
 /// The connections to a site. Threads serve them; these end when there was no call for some seconds.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ use forebay_remote::endpoint::refused;
 use rustix::io::Errno;
 use rustls::client::UnbufferedClientConnection;
 
+use super::TlsFailed;
 use super::certificates::TlsClient;
 use super::site::Site;
 use super::socket::Socket;
@@ -116,7 +117,9 @@ impl Opening {
         let reason = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
         match (reason, &self.tls) {
             (Some(reason), Some(tls)) => tls.failed(reason, site),
-            _ => Error::from_io(error, "the connection broke while TLS began").with("server", &site.host),
+            _ => Error::from_io(error, "the connection broke while TLS began")
+                .with("server", site.name())
+                .source(TlsFailed),
         }
     }
 

@@ -15,6 +15,22 @@ pub(crate) struct Site {
     pub(crate) ca_file: Option<String>,
 }
 
+impl Site {
+    /// The server as messages name it: its port, too, where that is not the scheme's own.
+    pub(crate) fn name(&self) -> String {
+        let (open, close) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
+        match (self.tls, self.port) {
+            (true, 443) | (false, 80) => format!("{open}{}{close}", self.host),
+            (_, port) => format!("{open}{}{close}:{port}", self.host),
+        }
+    }
+
+    /// The proxy as messages name it.
+    pub(crate) fn proxy_name(&self) -> Option<String> {
+        self.proxy.as_ref().map(|proxy| format!("{}:{}", proxy.host, proxy.port))
+    }
+}
+
 /// An HTTP proxy.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Proxy {

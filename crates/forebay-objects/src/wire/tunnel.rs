@@ -5,6 +5,7 @@ use std::io::{ErrorKind as IoKind, IoSlice};
 
 use forebay_error::{Error, ErrorKind, Result};
 
+use super::ProxyFailed;
 use super::call::{Method, ReplyHead};
 use super::head::{HeadReader, LONGEST};
 use super::input::Input;
@@ -58,20 +59,34 @@ impl Tunnel {
                 Err(error) if error.kind() == IoKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(broken(&error, site)),
             }
-            let Some(raw) = self.reader.read(self.input.came(), Method::Head)? else { continue };
+            let Some(raw) =
+                self.reader.read(self.input.came(), Method::Head).map_err(|error| strange(&error, site))?
+            else {
+                continue;
+            };
             return accepted(&raw.head, site).map(|()| true);
         }
     }
 }
 
 fn of_proxy(error: Error, site: &Site) -> Error {
-    let proxy =
-        site.proxy.as_ref().map_or_else(String::new, |proxy| format!("{}:{}", proxy.host, proxy.port));
-    error.with("proxy", proxy).with("server", &site.host)
+    let proxy = site.proxy_name().unwrap_or_default();
+    error.with("proxy", proxy).with("server", site.name()).source(ProxyFailed)
 }
 
 fn broken(error: &std::io::Error, site: &Site) -> Error {
     of_proxy(Error::from_io(error, "the connection to the proxy broke"), site)
+}
+
+/// What answers is no proxy of HTTP.
+fn strange(error: &Error, site: &Site) -> Error {
+    let new = Error::new(ErrorKind::Corrupt, "the proxy does not answer as one of HTTP");
+    of_proxy(new.with("reason", error.message()).hint(past(site)), site)
+}
+
+/// How the server is reached without the proxy.
+pub(super) fn past(site: &Site) -> String {
+    format!("to reach it without the proxy: export NO_PROXY={}", site.host)
 }
 
 fn accepted(head: &ReplyHead, site: &Site) -> Result<()> {
@@ -80,18 +95,10 @@ fn accepted(head: &ReplyHead, site: &Site) -> Result<()> {
         407 => (
             ErrorKind::PermissionDenied,
             "the proxy asks for a user",
-            "HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
+            "export HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT".to_owned(),
         ),
-        400..500 => (
-            ErrorKind::PermissionDenied,
-            "the proxy does not allow the server",
-            "NO_PROXY=HOST, to reach it without the proxy",
-        ),
-        _ => (
-            ErrorKind::Io,
-            "the proxy does not reach the server",
-            "NO_PROXY=HOST, to reach it without the proxy",
-        ),
+        400..500 => (ErrorKind::PermissionDenied, "the proxy does not allow the server", past(site)),
+        _ => (ErrorKind::Io, "the proxy does not reach the server", past(site)),
     };
     Err(of_proxy(Error::new(kind, what).with("status", head.status).hint(hint), site))
 }

@@ -6,10 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::endpoint::ServerUnreachable;
 use forebay_remote::stop::{SLICE, is_stopped, stopped};
 use forebay_sys::threads;
 
 use super::exchange::{Exchange, Turn, Wire};
+use super::head::NO_HTTP;
 use super::job::Job;
 use super::line::Line;
 use super::load::{Load, LoadLevel};
@@ -17,8 +19,10 @@ use super::mail::Mailbox;
 use super::opening::Opening;
 use super::poller::Poller;
 use super::pool::{NextCall, Pool};
+use super::site::Site;
 use super::table::{Table, Work, WorkState};
 use super::thread_list::ThreadPlace;
+use super::tunnel::past;
 
 /// How often a call is sent again whose connection was closed before a byte of its reply came.
 const MOST_RESENT: u32 = 2;
@@ -229,7 +233,7 @@ impl Worker {
         if job.refused < self.pool.refused(at, &error) {
             return self.pool.push_again(job);
         }
-        job.end(Err(error.with("server", &self.pool.site.host)));
+        job.end(Err(not_reached(error, &self.pool.site, at)));
     }
 
     /// A call had its turn.
@@ -240,7 +244,10 @@ impl Worker {
             Turn::Paused => self.table.pause(token),
             Turn::Ended(result, keeps) => {
                 self.used = Instant::now();
-                let result = result.map_err(|error| error.with("server", &self.pool.site.host));
+                let result = result.map_err(|error| {
+                    let is_strange = error.message() == NO_HTTP;
+                    of_server(error, &self.pool.site, is_strange)
+                });
                 let next =
                     keeps.filter(|_| self.is_quiet(token)).and_then(|_| self.pool.next_at_hand(&self.place));
                 match next {
@@ -306,7 +313,7 @@ impl Worker {
             job.place.set(None);
             return self.pool.push_again(job);
         }
-        job.end(Err(error.with("server", &self.pool.site.host)));
+        job.end(Err(of_server(error, &self.pool.site, true)));
     }
 
     /// Ends a call and its connection with an error.
@@ -372,7 +379,7 @@ impl Worker {
         pool.clock.waits(now);
         if now.saturating_duration_since(work.since) >= limit {
             let silent =
-                Error::new(ErrorKind::Timeout, "the server is silent").with("server", &pool.site.host);
+                Error::new(ErrorKind::Timeout, "the server is silent").with("server", pool.site.name());
             return Err(silent.with("seconds", limit.as_secs()));
         }
         Ok(())
@@ -409,6 +416,34 @@ impl Drop for Worker {
         {
             self.pool.end_waiting(&error);
         }
+    }
+}
+
+/// No address took a connection.
+fn not_reached(error: Error, site: &Site, at: SocketAddr) -> Error {
+    let is_unreachable = error.is_caused_by::<ServerUnreachable>() && error.hints().is_empty();
+    let error = error.with("server", site.name());
+    match site.proxy_name() {
+        Some(proxy) if is_unreachable => error.with("proxy", proxy).hint(past(site)),
+        _ if !is_unreachable => error,
+        _ => {
+            let test = format!("nc -vz {} {}", at.ip(), at.port());
+            error.hint(format!("check AWS_ENDPOINT_URL, and that the server listens there: {test}"))
+        }
+    }
+}
+
+/// A call failed on its connection, perhaps because the server does not speak HTTP there.
+fn of_server(error: Error, site: &Site, may_be_tls: bool) -> Error {
+    let is_clear = !site.tls && may_be_tls;
+    let error = error.with("server", site.name());
+    match site.proxy_name() {
+        Some(proxy) => error.with("proxy", proxy),
+        None if is_clear => error.hint(format!(
+            "where the port is one of TLS: export AWS_ENDPOINT_URL=https://{}:{}",
+            site.host, site.port
+        )),
+        None => error,
     }
 }
 

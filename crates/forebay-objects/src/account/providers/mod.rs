@@ -259,10 +259,11 @@ fn pair(
     secret: Option<&str>,
     token: Option<&str>,
 ) -> Result<Option<Arc<Keys>>, &'static str> {
+    // Files of secrets end with a line feed, and their text goes into variables as it is.
+    let text = |value: &str| value.trim_end_matches(['\r', '\n']).to_owned();
     match (id, secret) {
         (Some(id), Some(secret)) => {
-            let token = token.map(ToOwned::to_owned);
-            Ok(Some(Arc::new(Keys::new(id.to_owned(), secret.to_owned(), token, None))))
+            Ok(Some(Arc::new(Keys::new(text(id), text(secret), token.map(text), None))))
         }
         (None, None) => Ok(None),
         (Some(_), None) => Err("aws_secret_access_key"),

@@ -1,8 +1,7 @@
 //! Finds why objects cannot be reached: few questions, each sent once.
 
-use std::error::Error as _;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use forebay_error::{Error, ErrorKind};
 use forebay_remote::endpoint::ServerUnreachable;
@@ -10,11 +9,12 @@ use forebay_remote::endpoint::ServerUnreachable;
 use super::bucket::ask;
 use super::exchange::once;
 use super::refusal::{Refusal, refusal};
-use super::time;
+use super::{list, time};
 use crate::ObjectUrl;
-use crate::account::Account;
+use crate::account::{Account, checked_region};
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Body, Method};
+use crate::wire::{ProxyFailed, TlsFailed};
 
 /// Seconds by which a clock may be wrong: more is worth a note, and servers refuse the rest.
 const NOTED_SKEW: i64 = 60;
@@ -102,8 +102,7 @@ impl Look<'_> {
         if let Some(moved) = self.region(account, &answer) {
             answer = question(&moved, self.url);
         }
-        let by_proxy = endpoint.site.proxy.as_ref().map(|proxy| format!("{}:{}", proxy.host, proxy.port));
-        if let (Some(proxy), Ok(_)) = (by_proxy, &answer) {
+        if let (Some(proxy), Ok(_)) = (endpoint.site.proxy_name(), &answer) {
             let found = self.add("s3-proxy", Weight::Note, format!("requests go through the proxy {proxy}"));
             found.fix = Some(format!("to reach it without: export NO_PROXY={}", endpoint.site.host));
         }
@@ -119,11 +118,11 @@ impl Look<'_> {
     /// There is no reply.
     fn unanswered(&mut self, endpoint: &Endpoint, error: &Error) {
         let id = kind_of_failure(error);
-        let Some(proxy) = endpoint.site.proxy.as_ref().filter(|_| id != "s3-tls") else {
+        let Some(proxy) = endpoint.site.proxy_name().filter(|_| id != "s3-tls") else {
             return self.failed(id, error);
         };
         let found = self.add("s3-proxy", Weight::Bad, error.to_string());
-        found.seen.push(("proxy", format!("{}:{}", proxy.host, proxy.port)));
+        found.seen.push(("proxy", proxy));
         let past = format!("to reach it without: export NO_PROXY={}", endpoint.site.host);
         found.fix = Some(error.hints().first().filter(|_| id == "s3-proxy").cloned().unwrap_or(past));
     }
@@ -133,11 +132,14 @@ impl Look<'_> {
         let provider = account.provider().unwrap_or_default();
         let left = expires.and_then(|end| end.duration_since(SystemTime::now()).ok());
         let text = match left {
-            Some(left) => format!("the key is of {provider}, good for {} minutes more", left.as_secs() / 60),
+            Some(left) => format!(
+                "the credentials are those of {provider}, good for {} minutes more",
+                left.as_secs() / 60
+            ),
             None if account.settings().is_anonymous => {
                 "requests are not signed: AWS_NO_SIGN_REQUEST".to_owned()
             }
-            None => format!("the key is of {provider}"),
+            None => format!("the credentials are those of {provider}"),
         };
         self.add("s3-keys", Weight::Good, text);
         Ok(())
@@ -151,9 +153,9 @@ impl Look<'_> {
         // Transfers go to the right one, too, where the server answers so.
         let follows = |refusal: &Refusal| matches!(refusal.status, 301 | 307 | 308 | 400);
         let weight = if answer.refused.as_ref().is_none_or(follows) { Weight::Note } else { Weight::Bad };
-        let text = format!(
-            "the bucket {bucket} is in the region {right}; requests are signed for {used} first, and sent again"
-        );
+        let then = if weight == Weight::Note { " first, and sent again" } else { "" };
+        let text =
+            format!("the bucket {bucket} is in the region {right}; requests are signed for {used}{then}");
         let set = if account.settings().has_region { "as set" } else { "the default: none is set" };
         let found = self.add("s3-region", weight, text);
         found.seen.push(("region", format!("{used}, {set}")));
@@ -205,9 +207,11 @@ impl Look<'_> {
             self.add("s3-clock", weight, text).fix = Some("as root: timedatectl set-ntp true".to_owned());
         }
         let Some(refusal) = answer.refused else {
-            let what = if self.url.is_prefix() { "can be listed" } else { "can be read" };
-            let found = self.add("s3-refused", Weight::Good, format!("{} {what}", self.url));
-            return found.seen.push(("server", endpoint.site.host.clone()));
+            let is_prefix = self.url.is_prefix();
+            let (id, what) =
+                if is_prefix { ("s3-bucket", "can be listed") } else { ("s3-object", "can be read") };
+            let found = self.add(id, Weight::Good, format!("{} {what}", self.url));
+            return found.seen.push(("server", endpoint.site.name()));
         };
         let id = match (refusal.code.as_str(), refusal.status) {
             ("RequestTimeTooSkewed", _) if answer.skew.is_some() => return,
@@ -230,13 +234,13 @@ impl Look<'_> {
         self.failed(id, &refusal.error);
     }
 
-    /// A refusal may mean that there is no such object: servers hide that from keys that may not list the bucket.
+    /// A refusal may mean that there is no such object: servers hide that from credentials that may not list the bucket.
     fn denied(&mut self, account: &Account, endpoint: &Endpoint, refusal: &Refusal) {
         let url = self.url;
         let provider = account.provider().unwrap_or_default();
         let rights = |right: &str| {
             format!(
-                "give {right} to the key, which is of {provider}; or use another: export AWS_PROFILE=NAME"
+                "give {right} to the credentials, which are those of {provider}; or use others: export AWS_PROFILE=NAME"
             )
         };
         let listed = (!url.is_prefix()).then(|| listed(endpoint, url));
@@ -248,7 +252,7 @@ impl Look<'_> {
                 ("s3-object", "is not there".to_owned(), format!("forebay s3 ls {}", parent(url)))
             }
             Some(None) => {
-                let text = "access denied, or it is not there: keys that may not list the bucket get the same answer to both";
+                let text = "access denied, or it is not there: credentials that may not list the bucket get the same answer to both";
                 ("s3-denied", text.to_owned(), rights("s3:GetObject and s3:ListBucket"))
             }
             None => ("s3-denied", "access denied".to_owned(), rights("s3:ListBucket")),
@@ -268,9 +272,10 @@ fn question(endpoint: &Endpoint, url: &ObjectUrl) -> Result<Answer, Error> {
     let ask = if url.is_prefix() { listing(&url.bucket, &url.key) } else { first_byte(url) };
     let reply = once(endpoint, ask.clone(), Body::None)?;
     let header = |name: &str| reply.head.header(name).map(ToOwned::to_owned);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+    let now = time::since_1970(SystemTime::now());
     let skew = header("date").and_then(|date| Some(now - time::seconds(&date)?));
-    let mut answer = Answer { refused: None, skew, region: header("x-amz-bucket-region") };
+    let region = header("x-amz-bucket-region").and_then(|region| checked_region(&region).ok());
+    let mut answer = Answer { refused: None, skew, region };
     // An object without a byte has no first one.
     if !matches!(reply.head.status, 200..=299 | 416) {
         let refusal = refusal(endpoint, &ask, &reply.head, &reply.body);
@@ -298,16 +303,8 @@ fn listing(bucket: &str, prefix: &str) -> Ask {
 /// Whether a listing has the object; `None`: the bucket may not be listed.
 fn listed(endpoint: &Endpoint, url: &ObjectUrl) -> Option<bool> {
     let reply = once(endpoint, listing(&url.bucket, &url.key), Body::None).ok()?;
-    (reply.head.status == 200).then(|| {
-        let mut is_there = false;
-        let read = super::xml::read(&reply.body, |path, node| {
-            if let ([.., contents, name], super::xml::Node::End(text)) = (path, node) {
-                is_there |= contents == "Contents" && name == "Key" && text == url.key;
-            }
-            Ok(())
-        });
-        read.is_ok() && is_there
-    })
+    let of_page = || list::page_of(&reply.body).is_ok_and(|page| page.has(&url.key));
+    (reply.head.status == 200).then(of_page)
 }
 
 fn parent(url: &ObjectUrl) -> ObjectUrl {
@@ -316,13 +313,12 @@ fn parent(url: &ObjectUrl) -> ObjectUrl {
 
 /// The rule of an error without a reply.
 fn kind_of_failure(error: &Error) -> &'static str {
-    let text = error.to_string();
-    let is_unreachable = error.source().is_some_and(<dyn std::error::Error>::is::<ServerUnreachable>);
+    let is_unreachable = error.is_caused_by::<ServerUnreachable>();
     match error.kind() {
         ErrorKind::NotFound if is_unreachable => "s3-name",
-        _ if text.contains("certificate") || text.contains("TLS") => "s3-tls",
-        _ if text.contains("proxy") => "s3-proxy",
-        ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead => "s3-unreachable",
+        _ if error.is_caused_by::<TlsFailed>() => "s3-tls",
+        _ if error.is_caused_by::<ProxyFailed>() => "s3-proxy",
+        ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead | ErrorKind::Corrupt => "s3-unreachable",
         _ if is_unreachable => "s3-unreachable",
         _ => "s3-refused",
     }

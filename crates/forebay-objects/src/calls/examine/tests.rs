@@ -48,7 +48,7 @@ fn all_is_well() {
     for url in ["s3://bucket/dir/key", "s3://bucket/empty", "s3://bucket/dir/", "s3://bucket"] {
         let found = at(&server, url, &[]);
         assert!(found.iter().all(|one| one.weight == Weight::Good), "{url}: {found:#?}");
-        assert!(found[0].text.contains("the key is of environment"));
+        assert!(found[0].text.contains("the credentials are those of environment"));
     }
 }
 
@@ -114,7 +114,7 @@ fn what_is_denied() {
         &at(&server, "s3://bucket/dir/key", &[]),
         "s3-denied",
         "may be listed",
-        "s3:GetObject to the key",
+        "s3:GetObject to the credentials",
     );
     is_alone(
         &at(&server, "s3://bucket/dir/ke", &[]),
@@ -164,6 +164,48 @@ fn names_and_connections() {
     if bad(&found_closed) != ["s3-unreachable"] {
         // The server of the test may still listen.
         assert_eq!(found_closed.len(), 2, "{found_closed:#?}");
+    }
+}
+
+/// Names of hosts and buckets have any words.
+#[test]
+fn failures_are_sorted_by_what_they_are() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let closed = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let keys = [("AWS_ACCESS_KEY_ID", "A"), ("AWS_SECRET_ACCESS_KEY", "s")];
+    let variables = [keys[0], keys[1], ("AWS_ENDPOINT_URL", &closed)];
+    is_alone(&found("s3://proxy-certificate/TLS", &variables), "s3-unreachable", "", "nc -vz 127.0.0.1");
+    let variables = [keys[0], keys[1], ("AWS_ENDPOINT_URL", "http://s3.example"), ("http_proxy", &closed)];
+    is_alone(&found("s3://bucket/key", &variables), "s3-proxy", "proxy=127.0.0.1:", "NO_PROXY=s3.example");
+    // The port is one of TLS.
+    let server = FakeS3::start_tls();
+    let clear = server.endpoint().replace("https", "http");
+    let variables = [keys[0], keys[1], ("AWS_ENDPOINT_URL", &clear)];
+    is_alone(
+        &found("s3://bucket/key", &variables),
+        "s3-unreachable",
+        "",
+        "AWS_ENDPOINT_URL=https://127.0.0.1:",
+    );
+}
+
+#[test]
+fn a_region_of_a_server_is_no_command() {
+    let server = server();
+    let evil = "x; echo pwned; #";
+    let body = format!("<Error><Code>PermanentRedirect</Code><Region>{evil}</Region></Error>");
+    for fault in [
+        Fault::Body(301, body.into_bytes()),
+        Fault::Header("x-amz-bucket-region", evil.to_owned()),
+        Fault::Redirect(301, "x; echo pwned; #", None),
+    ] {
+        server.fault_always(Asked::Get, fault);
+        let found = at(&server, "s3://bucket/dir/key", &[]);
+        assert!(
+            !found.iter().any(|one| one.fix.as_ref().is_some_and(|fix| fix.contains("pwned"))),
+            "{found:#?}"
+        );
     }
 }
 

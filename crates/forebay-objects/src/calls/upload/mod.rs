@@ -32,7 +32,7 @@ use state::{Part, PartMemory, Ready, Shared, State};
 use writes::Writes;
 
 /// How long the end of calls is waited for when an upload is given up.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// The same where nothing is in a hurry: parts under way are waited for, so that none comes behind the abortion.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -116,7 +116,7 @@ impl ObjectUpload {
             _ => Arc::new(vec![0; len as usize].into()),
         };
         let bytes = crate::lock(&buffer);
-        self.shared.bucket.put_checked(&self.shared.key, &bytes[..len as usize])
+        self.shared.bucket.put(&self.shared.key, &bytes[..len as usize])
     }
 
     fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
@@ -211,6 +211,18 @@ impl Drop for ObjectUpload {
     }
 }
 
+/// The object was written, and its length cannot be asked for.
+fn unchecked(error: &Error, url: String) -> Error {
+    let text = "the object was written, and it cannot be checked that the server has all of it";
+    let new = Error::new(error.kind(), text).with("url", url).source(error.clone());
+    match error.kind() {
+        ErrorKind::PermissionDenied => {
+            new.hint("give s3:GetObject to the credentials: the server says no checksum of what it stored")
+        }
+        _ => error.hints().iter().fold(new, Error::hint),
+    }
+}
+
 impl Bucket {
     /// Does something with checksums; without, where the endpoint refuses these.
     fn with_checksums<T>(&self, call: impl Fn(bool) -> Result<T, Refusal>) -> Result<T, Refusal> {
@@ -229,8 +241,8 @@ impl Bucket {
         }
     }
 
-    /// Writes an object by one call, and checks that the server has all of it.
-    pub(super) fn put_checked(&self, key: &str, bytes: &[u8]) -> Result<()> {
+    /// Writes a whole object by one call, and checks that the server has all of it.
+    pub fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
         let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
         let crc64 = checksum::crc64(bytes);
         let reply = self.with_checksums(|has| {
@@ -248,7 +260,7 @@ impl Bucket {
 
     /// An error if the object has not this length: servers have stored nothing, and said that all is well.
     fn check_len(&self, key: &str, len: u64) -> Result<()> {
-        let stored = self.head(key, None)?.len;
+        let stored = self.head(key, None).map_err(|error| unchecked(&error, self.url(key)))?.len;
         if stored == len {
             return Ok(());
         }

@@ -9,10 +9,11 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 use forebay_sys::threads;
 
+use super::PATIENCE;
 use super::joint::Piece;
 use super::state::{Ready, Shared};
 use crate::calls::exchange::{self, End, Reply, Verdict};
-use crate::calls::multipart::{ABORT_PATIENCE, Begun, SentPart};
+use crate::calls::multipart::{Begun, SentPart};
 use crate::calls::{checksum, exchange::judge};
 use crate::endpoint::Endpoint;
 use crate::wire::call::Body;
@@ -41,7 +42,7 @@ fn run(shared: &Arc<Shared>) {
     if is_second {
         shared.lock().note = note_of_others(shared, &id, began.elapsed());
     }
-    match shared.bucket.endpoint_now() {
+    match shared.bucket.endpoint_here() {
         Ok(endpoint) => {
             Sender { shared: shared.clone(), endpoint, id, has_checksums, later: Vec::new() }.run();
         }
@@ -56,13 +57,13 @@ fn run(shared: &Arc<Shared>) {
 /// not aborted: nothing tells it from one that another program has just begun.
 fn note_of_others(shared: &Shared, id: &str, time: Duration) -> Option<String> {
     let others = shared.bucket.begun_before(&shared.key, id, time).ok()?;
-    let ids = others.iter().map(|other| forebay_error::plain(&other.id).to_string()).collect::<Vec<_>>();
+    let ids = others.iter().map(|other| forebay_error::quoted(&other.id)).collect::<Vec<_>>();
     (!ids.is_empty()).then(|| {
         format!(
             "a reply was lost when the upload began, and an empty upload may have stayed: unless another program writes this \
-             object, abort it: aws s3api abort-multipart-upload --bucket {} --key '{}' --upload-id {}",
+             object, abort it: aws s3api abort-multipart-upload --bucket {} --key {} --upload-id {}",
             shared.bucket.name,
-            forebay_error::plain(&shared.key),
+            forebay_error::quoted(&shared.key),
             ids.join(" or ")
         )
     })
@@ -73,7 +74,7 @@ pub(super) fn abort(shared: &Shared) {
     let id = shared.lock().id.take();
     if let Some(id) = id {
         // There is nobody to tell: the error of the upload itself counts.
-        let _ = stop::patiently(ABORT_PATIENCE, || shared.bucket.abort(&shared.key, &id));
+        let _ = stop::patiently(PATIENCE, || shared.bucket.abort(&shared.key, &id));
     }
 }
 
@@ -158,7 +159,6 @@ impl Sender {
             let bytes = unsafe { std::slice::from_raw_parts(range.start, range.len) };
             part.crc64 = Some(checksum::crc64(bytes));
         }
-        part.attempts += 1;
         part.began = Instant::now();
         let bucket = &self.shared.bucket;
         let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, part.crc64);
@@ -174,7 +174,7 @@ impl Sender {
         );
     }
 
-    fn judge(&mut self, part: Ready, end: End) {
+    fn judge(&mut self, mut part: Ready, end: End) {
         let bucket = &self.shared.bucket;
         let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, None);
         let error = match judge(&self.endpoint, &ask, end) {
@@ -184,7 +184,7 @@ impl Sender {
             },
             Verdict::Refused(refusal) => refusal.error,
             Verdict::Later(error, asked) => {
-                match exchange::next_attempt(&self.endpoint, part.attempts, asked) {
+                match exchange::next_attempt(&self.endpoint, &mut part.failed, asked) {
                     Some(time) => return self.later.push((time, part)),
                     None => error,
                 }

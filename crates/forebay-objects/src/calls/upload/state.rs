@@ -86,7 +86,8 @@ pub(super) struct Ready {
     pub(super) memory: PartMemory,
     pub(super) len: usize,
     pub(super) crc64: Option<u64>,
-    pub(super) attempts: u32,
+    /// Since when it has failed.
+    pub(super) failed: Option<Instant>,
     /// When it was sent last.
     pub(super) began: Instant,
 }
@@ -103,7 +104,7 @@ pub(super) enum PartMemory {
 
 impl Ready {
     pub(super) fn new(number: u32, memory: PartMemory, len: usize) -> Self {
-        Self { number, memory, len, crc64: None, attempts: 0, began: Instant::now() }
+        Self { number, memory, len, crc64: None, failed: None, began: Instant::now() }
     }
 
     /// Its bytes, which nothing writes to any more and which are there for as long as this is.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_error::{Error, Result};
 use forebay_source::{Answer, HostRange, Request};
 
-use super::super::limits::DEADLINE;
+use crate::pace::DEADLINE;
 
 /// A request.
 struct Asked {

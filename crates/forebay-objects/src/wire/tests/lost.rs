@@ -52,8 +52,8 @@ fn a_reply_that_is_cut_is_an_error_that_says_how_much_came() {
             let text = error.to_string();
             match (resets, cut) {
                 (false, cut) if cut >= head => {
-                    let says = format!("(received={}, expected=3000, server=127.0.0.1)", cut - head);
-                    assert!(text.ends_with(&says), "{text}");
+                    let says = format!("(received={}, expected=3000, server=127.0.0.1:", cut - head);
+                    assert!(text.contains(&says), "{text}");
                 }
                 (false, _) => assert!(text.contains("closed the connection before it answered"), "{text}"),
                 _ => assert!(text.contains("reset by peer"), "{text}"),
