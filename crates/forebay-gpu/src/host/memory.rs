@@ -69,8 +69,7 @@ fn allocate_heap(len: usize) -> Result<u64> {
     Ok((block + HEADER) as u64)
 }
 
-/// A mapping of huge pages, which come as they are used: a block may be far longer than what is used of it. 64 MiB took 67 ms in pages
-/// of 4 KiB.
+/// A mapping of huge pages. They come when they are first written: not all of a long block may be. 64 MiB took 67 ms in pages of 4 KiB.
 fn allocate_huge(len: usize) -> Result<u64> {
     let whole = len.checked_add(HEADER).ok_or_else(|| out_of_memory(len))?;
     let block = allocate_map(whole)?;
