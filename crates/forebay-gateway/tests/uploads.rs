@@ -181,7 +181,7 @@ fn a_sweep_takes_what_is_old_and_what_nobody_holds() {
         let draft = store.begin("bucket", "draft", None).unwrap();
         let _ = std::fs::create_dir(dir.path().join("bucket/.forebay/tmp"));
         std::fs::write(dir.path().join("bucket/.forebay/tmp/dead"), "x").unwrap();
-        let day = Duration::from_secs(24 * 3600);
+        let day = Duration::from_hours(24);
         let young = store.sweep(day).unwrap();
         assert_eq!(young, Swept { temporaries: usize::from(abilities.locks), ..Swept::default() });
         assert!(store.upload("bucket", "k", &id).is_ok());
