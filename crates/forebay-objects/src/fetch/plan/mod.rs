@@ -76,11 +76,19 @@ impl Plan {
         let until = end.saturating_add(request.ahead).saturating_add(likely).min(self.len);
         let id = self.asked.add(request, answer);
         let resumed = self.place(id, start, end);
-        if end < until {
-            let from = self.covered_until(end, until);
-            self.promises.add(from, until, now);
-        }
+        self.promise(end, until, now);
         resumed
+    }
+
+    /// Bytes are promised: those that no range has under way, and no request asks for.
+    fn promise(&mut self, mut at: u64, until: u64, now: Instant) {
+        while at < until {
+            at = self.covered_until(at, until);
+            let others = self.ranges.values().filter(|range| !range.is_ending && range.start > at);
+            let end = others.map(|range| range.start).min().unwrap_or(until).min(until);
+            self.promises.add(at, end, now);
+            at = at.max(end);
+        }
     }
 
     /// Puts bytes of a request into ranges under way, and the rest aside.
@@ -284,7 +292,7 @@ impl Plan {
         parts.for_each(|(_, request)| self.asked.end(request));
         if result.is_err() && retries && range.parts.back().is_none_or(|last| last.end < range.end) {
             let from = range.parts.back().map_or(range.at, |last| last.end);
-            self.promises.add(self.covered_until(from, range.end), range.end, now);
+            self.promise(from, range.end, now);
         }
     }
 

@@ -288,6 +288,19 @@ fn transfers_in_a_row_are_read_ahead() {
     assert_eq!(asked_bytes(&server), len, "nothing twice, and nothing behind the end: {:?}", server.gets);
 }
 
+/// The first of two ranges that were read ahead breaks: the other one is not asked for again.
+#[test]
+fn a_range_that_breaks_leaves_those_behind_it() {
+    let len = 256u64 << 20;
+    let mut server = Server { fills: false, ..Server::new(len) };
+    transfers(&mut server, [0, 1 << 24], Duration::from_millis(1));
+    let first = server.gets[4].id;
+    assert_eq!((server.gets[4].start, server.gets.len()), (2 << 24, 6), "{:?}", server.gets);
+    server.end(first, &Err(Error::new(ErrorKind::Io, "reset")), true);
+    transfers(&mut server, (2..16).map(|number| number << 24), Duration::from_millis(1));
+    assert_eq!(asked_bytes(&server), len + RANGE, "{:?}", server.gets);
+}
+
 #[test]
 fn transfers_at_any_place_and_slow_ones_are_not_read_ahead() {
     let len = 1u64 << 30;
