@@ -176,7 +176,7 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long signatures s3-long prometheus dist dist-test aarch64 python-test-release serving s3-servers
+NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long prometheus dist dist-test aarch64 python-test-release serving s3-servers
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
@@ -189,6 +189,10 @@ signatures: ## 300 000 random requests to S3, signed by our client, and beside t
 s3-long: ## A silent server of objects for a minute; copies of an object of 20 GiB, whose memory is measured
 	@$(STEP) "Objects (long)" $(CARGO) test --release $(LOCKED) -p forebay-objects -p forebay-cli \
 		--test silence --test objects_memory -- --ignored
+
+.PHONY: gateway-long
+gateway-long: ## A gateway killed at each system call of PUT, DELETE and the end of an upload
+	@$(STEP) "Gateway (killed)" $(CARGO) test --release $(LOCKED) -p forebay-gateway --test killed -- --ignored
 
 .PHONY: prometheus
 prometheus: release ## Debian's Prometheus scrapes `forebay stats --listen`, and answers the queries of the Grafana board
