@@ -209,7 +209,8 @@ pub(crate) fn delete_many(call: &Call<'_>) -> Answer {
     call.summed.check(request, true)?;
     let xml = String::from_utf8_lossy(call.body);
     let objects = elements(&xml, "Object");
-    if objects.is_empty() || objects.len() > 1000 {
+    let is_no_xml = |one: char| one.is_ascii_control() && !matches!(one, '\t' | '\r' | '\n');
+    if objects.is_empty() || objects.len() > 1000 || xml.contains(is_no_xml) {
         return Err(errors::malformed());
     }
     let is_quiet = elements(&xml, "Quiet").first().is_some_and(|text| *text == "true");

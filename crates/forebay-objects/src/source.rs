@@ -97,7 +97,11 @@ fn no_object(bucket: &Bucket, url: &ObjectUrl) -> Result<Error> {
         _ => bucket.list(&url.prefix(), false).next().transpose()?.is_some(),
     };
     if is_there {
-        return Ok(Error::new(ErrorKind::IsDirectory, "cannot open object: it is a folder").with("url", url));
+        let error = Error::new(ErrorKind::IsDirectory, "cannot open object: it is a folder").with("url", url);
+        let shown = url.to_string();
+        return Ok(
+            error.hint(format!("forebay s3 cp --recursive {} DIRECTORY", forebay_error::quoted(&shown)))
+        );
     }
     Ok(missing("cannot open object: no such object", url))
 }
@@ -264,7 +268,8 @@ impl Opener for ObjectOpener {
         let url = ObjectUrl::parse(url)?;
         if url.is_prefix() {
             return Err(Error::new(ErrorKind::IsDirectory, "cannot create object: the URL names a folder")
-                .with("url", &url));
+                .with("url", &url)
+                .hint("name an object in it"));
         }
         if url.version.is_some() {
             return Err(Error::new(

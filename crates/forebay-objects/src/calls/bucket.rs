@@ -213,9 +213,13 @@ impl Bucket {
     /// Removes objects. Returns those that are still there, with the reason.
     pub fn delete_many(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
         let mut failed = Vec::new();
-        for keys in keys.chunks(REMOVED_AT_ONCE) {
+        // The document that names them is XML.
+        let (of_xml, others): (Vec<String>, Vec<String>) =
+            keys.iter().cloned().partition(|key| xml::can_have(key));
+        for keys in of_xml.chunks(REMOVED_AT_ONCE) {
             failed.extend(self.delete_some(keys)?);
         }
+        failed.extend(self.delete_each(&others));
         Ok(failed)
     }
 

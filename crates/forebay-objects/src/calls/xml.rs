@@ -111,6 +111,13 @@ pub(crate) fn first<const N: usize>(document: &[u8], names: [&str; N]) -> Result
     Ok(found)
 }
 
+/// Whether text can stand in a document: XML has most control characters neither plain nor as numbers.
+pub(super) fn can_have(text: &str) -> bool {
+    text.chars().all(
+        |one| !matches!(one, '\0'..='\x08' | '\x0b' | '\x0c' | '\x0e'..='\x1f' | '\u{fffe}' | '\u{ffff}'),
+    )
+}
+
 /// Text as content of an element.
 pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -181,6 +188,15 @@ mod tests {
             assert!(text_at(bad.as_bytes(), &["a"]).is_err(), "{bad}");
         }
         assert!(text_at(b"<a>\xff</a>", &["a"]).is_err());
+    }
+
+    #[test]
+    fn control_characters_are_none_of_xml() {
+        for (text, expected) in
+            [("a\t\r\nü\u{7f}\u{10ffff}", true), ("a\x01", false), ("\x1b[m", false), ("\u{ffff}", false)]
+        {
+            assert_eq!(can_have(text), expected, "{text:?}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub(crate) fn replaced(ours: Option<&str>, theirs: Option<&str>) -> Error {
     Error::new(ErrorKind::Busy, "the object was replaced while it was read")
         .with("opened", plain(ours))
         .with("now", plain(theirs))
-        .hint("open it anew")
+        .hint("copy it again; in a program, open it anew")
 }
 
 /// The head of the object that is there now; a range of the one that was opened waits for it.

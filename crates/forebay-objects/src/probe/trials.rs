@@ -1,6 +1,9 @@
 //! What an endpoint can do, by trying it.
 
+use std::time::{Duration, SystemTime};
+
 use forebay_error::{Error, Result};
+use forebay_remote::stop;
 
 use super::Trial;
 use crate::calls::checksum;
@@ -11,6 +14,9 @@ pub(super) const RANGES: &str = "ranges";
 
 /// Of the object that parts are tried with: more than one.
 const PARTS_BYTES: usize = 17 << 20;
+
+/// How long an interrupted probe waits for the removal of its object.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(2);
 
 fn trial(name: &'static str, works: bool, seen: impl Into<String>, hint: &str) -> Trial {
     // A server's words go to a terminal.
@@ -86,9 +92,15 @@ fn conditions(bucket: &Bucket, key: &str) -> Result<Trial> {
 /// What needs new objects. They are removed in the end.
 pub(super) fn writes(bucket: &Bucket, key: &str) -> Result<Vec<Trial>> {
     let folder = key.rfind('/').map_or("", |at| &key[..=at]);
-    let new = format!("{folder}.forebay-probe-{:08x}", std::process::id());
+    // Processes of different machines and containers may have one number.
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
+    let new = format!("{folder}.forebay-probe-{:08x}-{now:x}", std::process::id());
     let done = write_all(bucket, &new);
-    bucket.delete(&new).map(|()| done)
+    let removed = stop::patiently(REMOVAL_PATIENCE, || bucket.delete(&new));
+    if stop::is_stopped() {
+        return Err(stop::stopped());
+    }
+    removed.map(|()| done)
 }
 
 fn write_all(bucket: &Bucket, key: &str) -> Vec<Trial> {
