@@ -20,6 +20,7 @@ use forebay_engine::{File, Session};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_models::Pending;
+use forebay_objects::ObjectUrl;
 use forebay_source::{hint_for_missing, opener_of, scheme_of};
 
 use crate::console::{Console, Failure, ProgressLine};
@@ -27,8 +28,8 @@ use crate::interrupt::Guard;
 use crate::silence;
 use work::Work;
 
-/// Copies a file through device memory. The copy appears under its name only when it is whole and on the disk. Holes
-/// stay holes.
+/// Copies a file or an object through device memory. The copy appears under its name only when it is whole and on the
+/// disk. Holes stay holes.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Copy {
     /// File to copy: a path, nfs://SERVER/EXPORT/PATH or s3://BUCKET/KEY
@@ -113,6 +114,7 @@ fn copy_guarded(
     is_whole: &Cell<bool>,
 ) -> Result<i32, Failure> {
     let destination = destination(args)?;
+    refuse_same_object(&args.source, &destination)?;
     check_destination(&destination, found)?;
     let session = Session::open()?;
     let device = session.device_named(&args.device.clone().unwrap_or_default())?;
@@ -128,7 +130,7 @@ fn copy_guarded(
             work.copy_to_end(&args.source)
         }
         Some(found) => work.copy(found.len(), found.blocks() * 512),
-        None => source.len().map_err(Failure::from).and_then(|len| work.copy(len, len)),
+        None => source.len_lately().map_err(Failure::from).and_then(|len| work.copy(len, len)),
     };
     work.live.clear();
     result.map_err(|Failure { error, code }| {
@@ -189,7 +191,7 @@ pub(crate) fn copy_one(
     let device = session.devices().host.clone();
     let source = File::open(source)?;
     let pending = Pending::create(destination)?;
-    let len = source.len()?;
+    let len = source.len_lately()?;
     let mut work = Work::new(session, &device, &source, pending.file());
     work.live = ProgressLine::hidden();
     work.copy(len, len)?;
@@ -222,12 +224,37 @@ fn check_destination(destination: &Path, source: Option<&fs::Metadata>) -> Resul
     Ok(())
 }
 
-fn destination(args: &Copy) -> Result<PathBuf> {
+/// Fails if an object is to become itself: its metadata would be lost. An older version may become the newest one.
+pub(crate) fn refuse_same_object(source: &Path, destination: &Path) -> Result<()> {
+    if !ObjectUrl::is_one(source) || !ObjectUrl::is_one(destination) {
+        return Ok(());
+    }
+    if ObjectUrl::parse(source)? != ObjectUrl::parse(destination)? {
+        return Ok(());
+    }
+    let error = Error::new(ErrorKind::InvalidInput, "source and destination are the same object");
+    Err(error.with("url", destination.display()).hint("name another destination"))
+}
+
+/// The name of the copy, which has the source's name in a folder.
+pub(crate) fn destination(args: &Copy) -> Result<PathBuf> {
     let folder = &args.destination;
     let named = |join: fn(&Path, &OsStr) -> PathBuf| match args.file_name() {
         Some(name) => Ok(join(folder, &name)),
         None => Err(Error::new(ErrorKind::InvalidInput, "the source has no name").hint("name the copy")),
     };
+    if ObjectUrl::is_one(folder) {
+        let url = ObjectUrl::parse(folder)?;
+        if !url.is_prefix() {
+            return Ok(folder.clone());
+        }
+        let name = args.file_name().and_then(|name| name.into_string().ok()).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidInput, "the source has no name that a key can have: it is no UTF-8")
+                .with("path", args.source.display())
+                .hint("name the object: s3://BUCKET/KEY")
+        })?;
+        return Ok(url.with_key(format!("{}{name}", url.key)).to_string().into());
+    }
     if opener_of(folder).is_some() {
         let is_folder = parts(folder).0.ends_with(b"/");
         return if is_folder { named(member) } else { Ok(folder.clone()) };
@@ -256,8 +283,11 @@ fn member(folder: &Path, name: &OsStr) -> PathBuf {
     PathBuf::from(OsString::from_vec(url))
 }
 
-fn explain(error: Error) -> Error {
-    if !error.hints().is_empty() {
+/// An error of a path of this machine with what to do about it.
+pub(crate) fn explain(error: Error) -> Error {
+    let is_of_server =
+        error.context().iter().any(|(name, _)| matches!(*name, "url" | "endpoint" | "server" | "address"));
+    if !error.hints().is_empty() || is_of_server {
         return error;
     }
     match error.kind() {
@@ -271,5 +301,19 @@ fn explain(error: Error) -> Error {
         ErrorKind::NoSpace => error.hint("free some space (df -h) or copy to another file system"),
         ErrorKind::ShortRead => error.hint("something truncated the source during the copy; copy it again"),
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_of_files_are_for_errors_of_this_machine() {
+        let hints = |name| {
+            let error = Error::new(ErrorKind::PermissionDenied, "the certificate is not trusted");
+            explain(error.with(name, "x")).hints().len()
+        };
+        assert_eq!(["path", "server", "url", "endpoint"].map(hints), [1, 0, 0, 0]);
     }
 }

@@ -78,7 +78,7 @@ enum Command {
     Bench(Box<load::Load>),
     Check(check::CheckArgs),
     Doctor(doctor::DoctorArgs),
-    /// Copy a file through device memory
+    /// Copy a file or an object through device memory
     Cp(cp::Copy),
     /// Read a range to device memory and compare it with a plain read
     Verify(verify::Verify),

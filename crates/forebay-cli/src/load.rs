@@ -96,7 +96,7 @@ pub(crate) struct Load {
     /// Percent of reads in batches that mix reads and writes
     #[arg(short = 'M', value_name = "PERCENT")]
     mix: Option<u8>,
-    /// A file of a server, without a mount: nfs://SERVER/EXPORT/PATH (rdma:// is refused: nothing is behind it yet)
+    /// A file of a server, without a mount: nfs://SERVER/EXPORT/PATH, s3://BUCKET/KEY (rdma:// is refused: nothing is behind it yet)
     #[arg(short = 'P', value_name = "URL")]
     url: Option<PathBuf>,
     /// Print a line per job too
@@ -273,7 +273,7 @@ impl Load {
             }
             Location::of(url)?;
             let hint = forebay_source::near_miss(url).map_or_else(
-                || "name it as -P nfs://SERVER/EXPORT/PATH; a file of this machine as -f FILE".to_owned(),
+                || "name it as -P nfs://SERVER/EXPORT/PATH or -P s3://BUCKET/KEY; a file of this machine as -f FILE".to_owned(),
                 |meant| format!("-P {}", quoted(&meant)),
             );
             return Err(Error::new(ErrorKind::InvalidInput, "not the URL of a file of a server")

@@ -164,7 +164,9 @@ fn look(path: &Path, writes: bool) -> Result<Option<fs::Metadata>> {
 
 /// A file of a server, and its range. It is not made, and not made longer by `ftruncate`.
 fn open_url(work: &Workload, job: &Job, path: &Path) -> Result<(File, Range<u64>)> {
-    if work.writes() && work.foreign == Foreign::Refuse {
+    // Objects are not written in place: opening one for it says so.
+    let is_object = forebay_source::opener_of(path).is_some_and(|opener| opener.scheme() == "s3");
+    if work.writes() && work.foreign == Foreign::Refuse && !is_object {
         return Err(Error::new(ErrorKind::InvalidInput, "the file's contents on the server are not checked")
             .with("url", path.display())
             .hint("add --overwrite if nothing in it is needed"));

@@ -78,7 +78,7 @@ impl Workload {
         if matches!(job.target, JobTarget::Directory(_)) {
             return refused(
                 "directories of a server are not used by URL",
-                "name one file: -f nfs://SERVER/EXPORT/PATH, or a directory on a mount",
+                "name one file: -P nfs://SERVER/EXPORT/PATH, -P s3://BUCKET/KEY; or a directory on a mount",
             );
         }
         let is_gather = matches!(self.task, BenchTask::Gather(_));

@@ -193,8 +193,8 @@ impl File {
         self.source.len()
     }
 
-    /// A length that it had lately.
-    pub(crate) fn len_lately(&self) -> Result<u64> {
+    /// A length that it had lately: that of an object, or of a file of a server, without asking the server again.
+    pub fn len_lately(&self) -> Result<u64> {
         self.source.len_lately()
     }
 
