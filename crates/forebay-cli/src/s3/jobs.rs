@@ -1,41 +1,54 @@
-//! Many files at a time: a few threads take them from a short queue, so that memory does not grow with their number.
+//! Many files at a time: a few threads take them from a short queue.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Instant;
 
 use forebay_engine::Session;
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_models::Pending;
-use forebay_objects::Bucket;
+use forebay_sys::lock;
 use serde_json::json;
 
+use super::slots::Slots;
 use super::sync::How;
-use super::tree::{Item, Tree};
+use super::tree::{Entry, Item, Tree};
 use crate::console::{Console, Failure, ProgressLine};
-use crate::cp::copy_one;
 use crate::interrupt::Guard;
 
 /// Threads: each waits for one small object at a time.
 const THREADS: usize = 16;
 /// Jobs that wait for a thread.
 const QUEUED: usize = 64;
-/// Files up to this size are moved by one call each, many at a time; longer ones one by one, in parts.
-const SMALL: u64 = 1 << 20;
 /// Objects that one call removes.
 pub(super) const REMOVED_AT_ONCE: usize = 1000;
+/// Failures of the server behind each other that end the command: one for each thread, after its call was sent again for a while.
+const MOST_FAILURES: u64 = THREADS as u64;
 
 /// Something to do.
 #[derive(Debug)]
 pub(super) enum Job {
     /// Copies a file of one tree to another.
     Copy(Item),
+    /// The same where another file stood in its way, which is removed by now.
+    CopyLast(Item),
     /// Removes files of the destination.
     Remove(Vec<String>),
+    /// Reports a name that cannot be looked at.
+    Report(Error),
+}
+
+impl Job {
+    /// What copies an entry of a source.
+    pub(super) fn of(entry: Entry) -> Self {
+        match entry {
+            Entry::File(item) => Self::Copy(item),
+            Entry::Unread(error) => Self::Report(error),
+        }
+    }
 }
 
 /// Where jobs are done.
@@ -43,6 +56,8 @@ pub(super) struct Jobs<'a, 'c> {
     /// For copies.
     pub(super) source: Option<Tree>,
     pub(super) destination: Tree,
+    /// Files that the source has not are removed.
+    pub(super) deletes: bool,
     pub(super) is_dry: bool,
     pub(super) is_json: bool,
     pub(super) console: &'a Console<'c>,
@@ -50,18 +65,27 @@ pub(super) struct Jobs<'a, 'c> {
 }
 
 /// The work, shared by the threads.
-struct Work<'a, 'c> {
-    jobs: &'a Jobs<'a, 'c>,
-    session: OnceLock<Result<Session>>,
-    /// A long file is moved by many calls at a time already.
-    long: Mutex<()>,
+pub(super) struct Work<'a, 'c> {
+    pub(super) jobs: &'a Jobs<'a, 'c>,
+    pub(super) session: OnceLock<Result<Session>>,
+    pub(super) slots: Slots,
+    /// Whether the destination's folder could be made.
+    pub(super) root: OnceLock<Result<()>>,
     /// The folder of the last file, which is there.
-    folder: Mutex<PathBuf>,
+    pub(super) folder: Mutex<PathBuf>,
+    /// Files that something stands in the way of until it is removed.
+    pub(super) blocked: Mutex<Vec<Item>>,
+    /// Folders that lost files.
+    pub(super) emptied: Mutex<BTreeSet<PathBuf>>,
     live: ProgressLine,
     started: Instant,
-    files: AtomicU64,
-    bytes: AtomicU64,
+    pub(super) files: AtomicU64,
+    pub(super) bytes: AtomicU64,
     failed: AtomicU64,
+    /// Failures of the server since something was done.
+    failed_in_row: AtomicU64,
+    /// Why the rest is not tried.
+    ended: OnceLock<Error>,
 }
 
 impl<'a, 'c> Jobs<'a, 'c> {
@@ -73,62 +97,45 @@ impl<'a, 'c> Jobs<'a, 'c> {
         console: &'a Console<'c>,
         what: &'static str,
     ) -> Self {
-        Self { source: Some(source), destination, is_dry: how.dryrun, is_json: how.json, console, what }
+        let (is_dry, is_json) = (how.dryrun, how.json);
+        Self { source: Some(source), destination, deletes: false, is_dry, is_json, console, what }
     }
 
-    /// Does all of them. What fails is reported, and the others are done nevertheless.
+    /// Does all of them. What fails is reported, and the others are done nevertheless, unless nothing more can be done.
     pub(super) fn run(&self, jobs: impl Iterator<Item = Result<Job>>) -> Result<i32, Failure> {
-        let zero = || AtomicU64::new(0);
-        let work = Work {
-            jobs: self,
-            session: OnceLock::new(),
-            long: Mutex::new(()),
-            folder: Mutex::default(),
-            live: ProgressLine::new(self.what),
-            started: Instant::now(),
-            files: zero(),
-            bytes: zero(),
-            failed: zero(),
-        };
-        let (sender, receiver) = sync_channel::<Job>(QUEUED);
-        let receiver = &Mutex::new(receiver);
-        let given = thread::scope(|scope| {
-            let (sender, work) = (sender, &work);
-            let threads = if self.is_dry { 1 } else { THREADS };
-            for _ in 0..threads {
-                scope.spawn(move || work.take(receiver));
-            }
-            for job in jobs {
-                if Guard::caught().is_some() || sender.send(job?).is_err() {
-                    break;
-                }
-            }
-            Ok::<(), Error>(())
-        });
+        let work = Work::new(self);
+        let mut given = work.pass(jobs);
+        work.remove_emptied();
+        let blocked = std::mem::take(&mut *lock(&work.blocked));
+        if given.is_ok() {
+            given = work.pass(blocked.into_iter().map(|item| Ok(Job::CopyLast(item))));
+        }
         work.live.clear();
         if let Some(signal) = Guard::caught() {
-            return Err(Failure::interrupted(
-                signal,
-                &format!("{} files were done", work.files.load(Relaxed)),
-            ));
+            let done = files(work.files.load(Relaxed));
+            return Err(Failure::interrupted(signal, &format!("{done} done")));
         }
-        given?;
         self.say(&work);
-        Ok(i32::from(work.failed.load(Relaxed) > 0))
+        given?;
+        match work.ended.into_inner() {
+            Some(error) => Err(error.into()),
+            None => Ok(i32::from(work.failed.load(Relaxed) > 0)),
+        }
     }
 
     fn say(&self, work: &Work<'_, '_>) {
-        let [files, bytes, failed] =
-            [&work.files, &work.bytes, &work.failed].map(|count| count.load(Relaxed));
+        let [done, bytes, failed] = [&work.files, &work.bytes, &work.failed].map(|count| count.load(Relaxed));
         let seconds = work.started.elapsed().as_secs_f64();
         let dry = if self.is_dry { " would be done" } else { "" };
         let failures = if failed > 0 { format!(", {failed} failed") } else { String::new() };
-        let bytes = forebay_bench::text::bytes(bytes);
-        self.console.say(format!("{}: {files} files, {bytes}{dry} in {seconds:.2} s{failures}\n", self.what));
+        let rest = if work.ended.get().is_some() { ", the rest was not tried" } else { "" };
+        let (done, bytes) = (files(done), forebay_bench::text::bytes(bytes));
+        let what = self.what;
+        self.console.say(format!("{what}: {done}, {bytes}{dry} in {seconds:.2} s{failures}{rest}\n"));
     }
 
     /// One line for a file that was done.
-    fn line(&self, action: &str, source: Option<&str>, destination: &str, bytes: Option<u64>) {
+    pub(super) fn line(&self, action: &str, source: Option<&str>, destination: &str, bytes: Option<u64>) {
         if self.is_json {
             let line = json!({
                 "action": action, "source": source, "destination": destination, "bytes": bytes, "dryrun": self.is_dry
@@ -141,151 +148,141 @@ impl<'a, 'c> Jobs<'a, 'c> {
     }
 }
 
-impl Work<'_, '_> {
+impl<'a, 'c> Work<'a, 'c> {
+    fn new(jobs: &'a Jobs<'a, 'c>) -> Self {
+        Self {
+            jobs,
+            session: OnceLock::new(),
+            slots: Slots::new(),
+            root: OnceLock::new(),
+            folder: Mutex::default(),
+            blocked: Mutex::default(),
+            emptied: Mutex::default(),
+            live: ProgressLine::new(jobs.what),
+            started: Instant::now(),
+            files: AtomicU64::default(),
+            bytes: AtomicU64::default(),
+            failed: AtomicU64::default(),
+            failed_in_row: AtomicU64::default(),
+            ended: OnceLock::new(),
+        }
+    }
+
+    /// Has the threads do these jobs, and waits for them.
+    fn pass(&self, jobs: impl Iterator<Item = Result<Job>>) -> Result<()> {
+        let (sender, receiver) = sync_channel::<Job>(QUEUED);
+        let receiver = &Mutex::new(receiver);
+        thread::scope(|scope| {
+            let sender = sender;
+            let threads = if self.jobs.is_dry { 1 } else { THREADS };
+            for _ in 0..threads {
+                scope.spawn(move || self.take(receiver));
+            }
+            for job in jobs {
+                if self.is_over() || sender.send(job?).is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        })
+    }
+
     /// Does jobs until there are no more.
     fn take(&self, receiver: &Mutex<Receiver<Job>>) {
         loop {
             // Its guard is gone before the job is done.
-            let job = receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner).recv();
+            let job = lock(receiver).recv();
             let Ok(job) = job else { return };
             // The queue is emptied, so that its other end ends.
-            if Guard::caught().is_some() {
+            if self.is_over() {
                 continue;
             }
-            let done = match &job {
-                Job::Copy(item) => self.copy(item),
-                Job::Remove(names) => self.remove(names),
+            let (many, done) = match job {
+                Job::Copy(item) => (1, self.copy(&item, false)),
+                Job::CopyLast(item) => (1, self.copy(&item, true)),
+                Job::Remove(names) => (names.len() as u64, self.remove(&names)),
+                Job::Report(error) => (1, Err(error)),
             };
-            if let Err(error) = done
-                && Guard::caught().is_none()
-            {
-                self.fail(&error);
+            match done {
+                Ok(()) => self.failed_in_row.store(0, Relaxed),
+                Err(_) if Guard::caught().is_some() => {}
+                Err(error) => self.fail(many, &error),
             }
             self.live.show(self.bytes.load(Relaxed), None, self.started.elapsed());
         }
     }
 
-    fn fail(&self, error: &Error) {
-        self.failed.fetch_add(1, Relaxed);
-        self.jobs.console.error(error);
+    fn is_over(&self) -> bool {
+        Guard::caught().is_some() || self.ended.get().is_some()
     }
 
-    fn copy(&self, item: &Item) -> Result<()> {
-        let Some(source) = &self.jobs.source else { return Ok(()) };
-        let destination = &self.jobs.destination;
-        let (from, to) = (source.place(&item.name)?, destination.place(&item.name)?);
-        let action = match (source, destination) {
-            (Tree::Folder(_), _) => "upload",
-            (_, Tree::Folder(_)) => "download",
-            _ => "copy",
+    /// Nothing more is tried. The error is that of the command.
+    pub(super) fn end(&self, error: &Error) {
+        let _ = self.ended.set(error.clone());
+    }
+
+    /// Counts and reports files that were not done.
+    pub(super) fn fail(&self, many: u64, error: &Error) {
+        self.failed.fetch_add(many, Relaxed);
+        let in_row = if is_of_server(error) { self.failed_in_row.fetch_add(1, Relaxed) + 1 } else { 0 };
+        if self.jobs.is_json {
+            self.jobs
+                .console
+                .line(json!({ "action": "fail", "error": error.to_string(), "hints": error.hints() }));
+        }
+        if in_row >= MOST_FAILURES || matches!(error.errno(), libc::ENOSPC | libc::EDQUOT | libc::EROFS) {
+            self.end(error);
+        } else {
+            self.jobs.console.error(error);
+        }
+    }
+}
+
+/// Whether no reply came, or only such as may pass: the next call will hardly do better.
+fn is_of_server(error: &Error) -> bool {
+    let has_status = error.context().iter().any(|(name, _)| *name == "status");
+    match error.kind() {
+        ErrorKind::Io | ErrorKind::Timeout => true,
+        ErrorKind::Busy => has_status,
+        _ => false,
+    }
+}
+
+fn files(many: u64) -> String {
+    format!("{many} file{}", if many == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_the_server_in_a_row_end_the_command() {
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let console = Console::new(&mut out, &mut err);
+        let jobs = Jobs {
+            source: None,
+            destination: Tree::Folder(PathBuf::new()),
+            deletes: false,
+            is_dry: false,
+            is_json: false,
+            console: &console,
+            what: "sync",
         };
-        if !self.jobs.is_dry {
-            match (source, destination) {
-                (Tree::Prefix(bucket, prefix), Tree::Prefix(target, target_prefix)) => {
-                    let key = |prefix: &str| format!("{prefix}{}", item.name);
-                    target.copy_from(bucket, &key(prefix), &key(target_prefix))
-                }
-                (Tree::Prefix(bucket, prefix), Tree::Folder(_)) => {
-                    self.download(bucket, prefix, item, &destination.path(&item.name)?)
-                }
-                (Tree::Folder(_), Tree::Prefix(bucket, prefix)) => {
-                    self.upload(&source.path(&item.name)?, bucket, &format!("{prefix}{}", item.name), item)
-                }
-                (Tree::Folder(_), Tree::Folder(_)) => Ok(()),
-            }?;
+        let error = |kind| Error::new(kind, "cannot");
+        let work = Work::new(&jobs);
+        for _ in 0..2 * MOST_FAILURES {
+            work.fail(1, &error(ErrorKind::PermissionDenied));
         }
-        self.files.fetch_add(1, Relaxed);
-        self.bytes.fetch_add(item.len, Relaxed);
-        self.jobs.line(action, Some(&from), &to, Some(item.len));
-        Ok(())
-    }
-
-    fn upload(&self, path: &Path, bucket: &Bucket, key: &str, item: &Item) -> Result<()> {
-        if item.len > SMALL {
-            return self.copy_long(path, Path::new(&bucket.url(key)), None);
+        for _ in 1..MOST_FAILURES {
+            work.fail(1, &error(ErrorKind::Busy).with("status", 503));
         }
-        let bytes = fs::read(path).map_err(|error| {
-            let error = Error::from_io(&error, "cannot read the file").with("path", path.display());
-            error.hint("check owner and mode of the file: ls -l")
-        })?;
-        bucket.put(key, &bytes)
-    }
-
-    fn download(&self, bucket: &Bucket, prefix: &str, item: &Item, path: &Path) -> Result<()> {
-        if let Some(folder) = path.parent() {
-            self.make_folder(folder)?;
-        }
-        let key = format!("{prefix}{}", item.name);
-        let modified = item.modified.and_then(|seconds| u64::try_from(seconds).ok());
-        let modified = modified.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
-        if item.len > SMALL {
-            return self.copy_long(&PathBuf::from(bucket.url(&key)), path, modified);
-        }
-        let bytes = bucket.get(&key, item.etag.as_deref())?;
-        if bytes.len() as u64 != item.len {
-            return Err(Error::new(ErrorKind::Busy, "the object has another length than in the listing")
-                .with("url", bucket.url(&key))
-                .hint("run the command again"));
-        }
-        Pending::write(path, &bytes, modified)
-    }
-
-    /// Makes a folder for files. Items come in an order that has the files of a folder together, as far as it has no folders of its own.
-    fn make_folder(&self, folder: &Path) -> Result<()> {
-        let mut last = self.folder.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if *last == folder {
-            return Ok(());
-        }
-        fs::create_dir_all(folder).map_err(|error| {
-            let error = Error::from_io(&error, "cannot create the directory").with("path", folder.display());
-            error.hint("a key may be both a file and a folder of others: leave one out with --exclude")
-        })?;
-        // Once for all of its files: looking through a folder for each of them takes the square of their number.
-        Pending::clear(folder);
-        folder.clone_into(&mut last);
-        Ok(())
-    }
-
-    fn copy_long(&self, source: &Path, destination: &Path, modified: Option<SystemTime>) -> Result<()> {
-        let _alone = self.long.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let session = self.session.get_or_init(Session::open).as_ref().map_err(Clone::clone)?;
-        copy_one(session, source, destination, modified).map(drop).map_err(|failure| failure.error)
-    }
-
-    /// Removes files of the destination.
-    fn remove(&self, names: &[String]) -> Result<()> {
-        let destination = &self.jobs.destination;
-        let left = match destination {
-            Tree::Prefix(..) if self.jobs.is_dry => Vec::new(),
-            Tree::Prefix(bucket, prefix) => {
-                let keys: Vec<String> = names.iter().map(|name| format!("{prefix}{name}")).collect();
-                let left = bucket.delete_many(&keys)?;
-                left.into_iter()
-                    .map(|(key, error)| (key[prefix.len().min(key.len())..].to_owned(), error))
-                    .collect()
-            }
-            Tree::Folder(_) => {
-                names.iter().filter_map(|name| Some((name.clone(), self.unlink(name).err()?))).collect()
-            }
-        };
-        for name in names.iter().filter(|name| left.iter().all(|(one, _)| one != *name)) {
-            self.files.fetch_add(1, Relaxed);
-            self.jobs.line("delete", None, &destination.place(name)?, None);
-        }
-        for (_, error) in &left {
-            self.fail(error);
-        }
-        Ok(())
-    }
-
-    fn unlink(&self, name: &str) -> Result<()> {
-        let path = self.jobs.destination.own_path(name)?;
-        if self.jobs.is_dry {
-            return Ok(());
-        }
-        fs::remove_file(&path).map_err(|error| {
-            let error = Error::from_io(&error, "cannot remove the file").with("path", path.display());
-            error.hint("check owner and mode of its directory: ls -ld")
-        })
+        assert!(!work.is_over());
+        work.fail(1, &error(ErrorKind::Timeout));
+        assert!(work.is_over());
+        assert_eq!(work.failed.load(Relaxed), 3 * MOST_FAILURES);
+        let work = Work::new(&jobs);
+        work.fail(1, &Error::from_errno(libc::ENOSPC, "cannot write"));
+        assert!(work.is_over());
     }
 }

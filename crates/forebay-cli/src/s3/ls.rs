@@ -73,6 +73,13 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
     for listed in bucket.list(&url.key, args.recursive) {
         is_empty = false;
         let listed = listed?;
+        // What marks the folder itself is not in it.
+        if !args.recursive
+            && url.is_prefix()
+            && matches!(&listed, Listed::Object(object) if object.key == url.key)
+        {
+            continue;
+        }
         console.line(if args.json { in_json(&listed) } else { args.line(&listed, &url.key) });
         if console.is_lost() {
             break;
@@ -83,6 +90,16 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
         return Err(no_key(&bucket, &url.key).into());
     }
     Ok(0)
+}
+
+/// Whether nothing is below a prefix.
+pub(super) fn is_without_keys(bucket: &Bucket, prefix: &str) -> Result<bool, Error> {
+    Ok(bucket.list(prefix, true).next().transpose()?.is_none())
+}
+
+/// Says so where it is no error.
+pub(super) fn note_no_key(bucket: &Bucket, prefix: &str, console: &Console<'_>) {
+    console.say(format!("note: no key begins with {}\n", plain(&bucket.url(prefix))));
 }
 
 /// Nothing is there.

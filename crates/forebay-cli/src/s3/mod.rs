@@ -3,7 +3,9 @@
 mod filter;
 mod jobs;
 mod ls;
+mod moves;
 mod probe;
+mod slots;
 mod sync;
 mod transfer;
 mod tree;

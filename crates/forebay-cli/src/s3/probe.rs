@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use forebay_doctor::{RealSystem, System};
+use forebay_error::{Error, ErrorKind};
 use forebay_objects::{EndpointProbe, ObjectRate, ObjectUrl, Trial, probe};
 use serde_json::{Value, json};
 
@@ -26,6 +27,10 @@ pub(super) struct ProbeArgs {
 
 pub(super) fn run(args: &ProbeArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let url = ObjectUrl::parse_newest(&args.url).map_err(Failure::usage)?;
+    if url.key.is_empty() {
+        let error = Error::new(ErrorKind::InvalidInput, "the URL names no object").with("url", &url);
+        return Err(Failure::usage(error.hint("name an object of some MiB: s3://BUCKET/KEY")));
+    }
     let json = args.json.as_deref().map(|path| JsonFile::open(path, console)).transpose()?;
     let found = probe(&url, args.write)?;
     say(&found, console);

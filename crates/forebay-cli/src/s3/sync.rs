@@ -10,8 +10,8 @@ use forebay_objects::ObjectUrl;
 
 use super::filter::Filter;
 use super::jobs::{Job, Jobs, REMOVED_AT_ONCE};
-use super::ls::no_key;
-use super::tree::{Item, Tree};
+use super::ls::{is_without_keys, no_key, note_no_key};
+use super::tree::{Entry, Item, Tree};
 use crate::console::{Console, Failure};
 
 /// Copies the files of a tree that the other one has not, or has in another state: of another length; on the way to a bucket with an older
@@ -46,26 +46,25 @@ pub(super) struct How {
 
 pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let (source, destination) = trees(&args.source, &args.destination)?;
-    if let Tree::Folder(folder) = &source
-        && !folder.is_dir()
+    check_folder(&source)?;
+    if let Tree::Prefix(bucket, prefix) = &source
+        && is_without_keys(bucket, prefix)?
     {
-        return Err(no_folder(folder).into());
-    }
-    // A name that was mistyped would remove everything.
-    if args.delete
-        && let Tree::Prefix(bucket, prefix) = &source
-        && bucket.list(prefix, true).next().transpose()?.is_none()
-    {
-        return Err(no_key(bucket, prefix).into());
+        // A name that was mistyped would remove everything.
+        if args.delete {
+            return Err(no_key(bucket, prefix).into());
+        }
+        note_no_key(bucket, prefix, console);
     }
     let is_download = matches!(destination, Tree::Folder(_));
-    let there: Box<dyn Iterator<Item = Result<Item>>> = match &destination {
+    let there: Box<dyn Iterator<Item = Result<Entry>>> = match &destination {
         // It is made with the first file.
         Tree::Folder(folder) if !folder.exists() => Box::new(std::iter::empty()),
         tree => tree.items(&args.how.filter),
     };
     let source_items = source.items(&args.how.filter);
-    let jobs = Jobs::of_trees(source, destination, &args.how, console, "sync");
+    let mut jobs = Jobs::of_trees(source, destination, &args.how, console, "sync");
+    jobs.deletes = args.delete;
     let merge = Merge {
         source: source_items.peekable(),
         destination: there.peekable(),
@@ -76,10 +75,16 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
     jobs.run(merge)
 }
 
-fn no_folder(folder: &std::path::Path) -> Error {
-    Error::new(ErrorKind::NotFound, "the source is no directory")
-        .with("path", folder.display())
-        .hint("name a directory; forebay s3 cp copies a file")
+/// Fails if a source on this machine is no folder.
+pub(super) fn check_folder(source: &Tree) -> Result<()> {
+    match source {
+        Tree::Folder(folder) if !folder.is_dir() => {
+            Err(Error::new(ErrorKind::NotFound, "the source is no directory")
+                .with("path", folder.display())
+                .hint("name a directory; forebay s3 cp without --recursive copies a file"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Source and destination, of which one at least is in a bucket, and which lie side by side.
@@ -105,7 +110,7 @@ pub(super) fn trees(
 }
 
 /// Two trees side by side, and what makes the second one as the first.
-struct Merge<A: Iterator<Item = Result<Item>>, B: Iterator<Item = Result<Item>>> {
+struct Merge<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>>> {
     source: Peekable<A>,
     destination: Peekable<B>,
     is_download: bool,
@@ -114,15 +119,15 @@ struct Merge<A: Iterator<Item = Result<Item>>, B: Iterator<Item = Result<Item>>>
     removed: Vec<String>,
 }
 
-impl<A: Iterator<Item = Result<Item>>, B: Iterator<Item = Result<Item>>> Merge<A, B> {
+impl<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>>> Merge<A, B> {
     /// Which of the trees has the next name; `None`: both are at their ends.
     fn order(&mut self) -> Option<Ordering> {
         Some(match (self.source.peek(), self.destination.peek()) {
             (None, None) => return None,
-            // An error comes out of its tree.
-            (Some(Err(_)), _) | (Some(_), None) => Ordering::Less,
-            (_, Some(Err(_))) | (None, Some(_)) => Ordering::Greater,
-            (Some(Ok(one)), Some(Ok(other))) => one.name.cmp(&other.name),
+            (Some(Ok(Entry::File(one))), Some(Ok(Entry::File(other)))) => one.name.cmp(&other.name),
+            // What is no file comes out of its tree first.
+            (Some(Ok(Entry::File(_))), None) | (Some(Ok(Entry::Unread(_)) | Err(_)), _) => Ordering::Less,
+            (_, Some(_)) => Ordering::Greater,
         })
     }
 
@@ -139,9 +144,41 @@ impl<A: Iterator<Item = Result<Item>>, B: Iterator<Item = Result<Item>>> Merge<A
         let removed = std::mem::take(&mut self.removed);
         (!removed.is_empty()).then_some(Ok(Job::Remove(removed)))
     }
+
+    /// A name of the source that the destination has not.
+    fn of_source(&mut self, entry: Entry) -> Job {
+        match entry {
+            // It may stand for many names, which are there: from here on nothing is known to be gone.
+            Entry::Unread(error) if self.deletes => {
+                self.deletes = false;
+                Job::Report(error.hint("nothing more is removed before this is mended"))
+            }
+            entry => Job::of(entry),
+        }
+    }
+
+    /// A name of the destination that the source has not.
+    fn of_destination(&mut self, entry: Entry) -> Option<Job> {
+        match entry {
+            Entry::File(item) if self.deletes => self.removed.push(item.name),
+            // A link that leads nowhere is no file.
+            Entry::Unread(error) if self.deletes && error.kind() != ErrorKind::NotFound => {
+                return Some(Job::Report(error));
+            }
+            _ => {}
+        }
+        None
+    }
+
+    fn of_both(&self, source: Entry, there: &Entry) -> Option<Job> {
+        match (source, there) {
+            (Entry::File(one), Entry::File(other)) if self.differs(&one, other) => Some(Job::Copy(one)),
+            _ => None,
+        }
+    }
 }
 
-impl<A: Iterator<Item = Result<Item>>, B: Iterator<Item = Result<Item>>> Iterator for Merge<A, B> {
+impl<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>>> Iterator for Merge<A, B> {
     type Item = Result<Job>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -149,24 +186,17 @@ impl<A: Iterator<Item = Result<Item>>, B: Iterator<Item = Result<Item>>> Iterato
             if self.removed.len() == REMOVED_AT_ONCE {
                 return self.remove();
             }
-            match self.order() {
+            let job = match self.order() {
                 None => return self.remove(),
-                Some(Ordering::Less) => return Some(self.source.next()?.map(Job::Copy)),
-                Some(Ordering::Greater) => match self.destination.next()? {
-                    Ok(item) if self.deletes => self.removed.push(item.name),
-                    Ok(_) => {}
-                    Err(error) => return Some(Err(error)),
-                },
+                Some(Ordering::Less) => self.source.next()?.map(|entry| Some(self.of_source(entry))),
+                Some(Ordering::Greater) => self.destination.next()?.map(|entry| self.of_destination(entry)),
                 Some(Ordering::Equal) => {
                     let (one, other) = (self.source.next()?, self.destination.next()?);
-                    match (one, other) {
-                        (Ok(one), Ok(other)) if self.differs(&one, &other) => {
-                            return Some(Ok(Job::Copy(one)));
-                        }
-                        (Ok(_), Ok(_)) => {}
-                        (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
-                    }
+                    one.and_then(|one| Ok(self.of_both(one, &other?)))
                 }
+            };
+            if let Some(job) = job.transpose() {
+                return Some(job);
             }
         }
     }
@@ -193,8 +223,8 @@ mod tests {
             item("z", 1, 1),
         ];
         let merge = Merge {
-            source: source.into_iter().map(Ok).peekable(),
-            destination: there.into_iter().map(Ok).peekable(),
+            source: source.into_iter().map(|item| Ok(Entry::File(item))).peekable(),
+            destination: there.into_iter().map(|item| Ok(Entry::File(item))).peekable(),
             is_download,
             deletes,
             removed: Vec::new(),
@@ -202,6 +232,7 @@ mod tests {
         let words = merge.map(|job| match job.unwrap() {
             Job::Copy(item) => item.name,
             Job::Remove(names) => format!("-{}", names.join("-")),
+            other => panic!("{other:?}"),
         });
         words.collect::<Vec<_>>().join(" ")
     }

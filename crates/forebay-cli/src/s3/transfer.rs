@@ -1,16 +1,16 @@
 //! `forebay s3 cp` and `rm`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use forebay_error::{Error, ErrorKind, Result as Outcome};
-use forebay_objects::{Bucket, List, Listed, ObjectUrl};
+use forebay_objects::{Bucket, ObjectUrl};
+use serde_json::json;
 
-use super::filter::Filter;
 use super::jobs::{Job, Jobs, REMOVED_AT_ONCE};
-use super::ls::object;
-use super::sync::{How, trees};
-use super::tree::Tree;
+use super::ls::{is_without_keys, no_key, note_no_key, object};
+use super::sync::{How, check_folder, trees};
+use super::tree::{Keys, Tree};
 use crate::console::{Console, Failure};
 use crate::cp::{self, Copy};
 
@@ -80,51 +80,89 @@ fn refuse_flags(are_given: bool, names: &str) -> Result<(), Failure> {
 
 /// One file, or one object.
 fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
-    refuse_flags(!args.how.filter.is_empty() || args.how.json, "--exclude, --include, --json")?;
-    let mut copy = args.copy.clone();
-    let is_to_bucket = ObjectUrl::is_one(&copy.destination);
-    if !ObjectUrl::is_one(&copy.source) && !is_to_bucket {
+    refuse_flags(!args.how.filter.is_empty(), "--exclude, --include")?;
+    let copy = &args.copy;
+    let (is_of_bucket, is_to_bucket) =
+        (ObjectUrl::is_one(&copy.source), ObjectUrl::is_one(&copy.destination));
+    if !is_of_bucket && !is_to_bucket {
         trees(&copy.source, &copy.destination)?;
     }
+    refuse_streams(copy)?;
     if is_to_bucket {
-        copy.destination = named(&copy)?;
+        ObjectUrl::parse_newest(&copy.destination).map_err(Failure::usage)?;
     }
     if !args.is_through_here() {
         ObjectUrl::parse_newest(&copy.source).map_err(Failure::usage)?;
     }
-    if args.how.dryrun {
-        let (source, destination) = (copy.source.display(), copy.destination.display());
-        console.line(format!("(dryrun) copy: {source} to {destination}"));
-        return Ok(0);
-    }
-    if args.is_through_here() {
-        return cp::run(&copy, console);
-    }
-    // The server copies by itself.
-    let ((source, from), (target, to)) = (object(&copy.source)?, object(&copy.destination)?);
-    target.copy_from(&source, &from.key, &to.key)?;
-    console.line(format!("copy: {from} to {to}"));
-    Ok(0)
+    let destination = cp::destination(copy)?;
+    let done = if args.how.dryrun {
+        0
+    } else if args.is_through_here() {
+        cp::run(copy, console)?
+    } else {
+        cp::refuse_same_object(&copy.source, &destination)?;
+        // The server copies by itself.
+        let ((source, from), (target, to)) = (object(&copy.source)?, object(&destination)?);
+        target.copy_from(&source, &from.key, &to.key)?;
+        0
+    };
+    let action = match (is_of_bucket, is_to_bucket) {
+        (false, _) => "upload",
+        (_, false) => "download",
+        _ => "copy",
+    };
+    say_one(args, &destination, action, console);
+    Ok(done)
 }
 
-/// The destination, which may be a bucket or a prefix: the copy has the source's name there.
-fn named(copy: &Copy) -> Result<PathBuf, Failure> {
-    let url = ObjectUrl::parse_newest(&copy.destination).map_err(Failure::usage)?;
-    if !url.is_prefix() {
-        return Ok(copy.destination.clone());
+/// One line, as trees have it. A copy through this machine has said what it did.
+fn say_one(args: &CopyArgs, destination: &Path, action: &str, console: &Console<'_>) {
+    let of_here = if action == "download" { destination } else { &args.copy.source };
+    let (source, destination) = (args.copy.source.display().to_string(), destination.display().to_string());
+    if args.how.json {
+        let bytes = std::fs::metadata(of_here).map(|found| found.len()).ok();
+        let dryrun = args.how.dryrun;
+        console.line(json!({
+            "action": action, "source": source, "destination": destination, "bytes": bytes, "dryrun": dryrun
+        }));
+    } else if args.how.dryrun || !args.is_through_here() {
+        let dry = if args.how.dryrun { "(dryrun) " } else { "" };
+        let (source, destination) = (forebay_error::plain(&source), forebay_error::plain(&destination));
+        console.line(format!("{dry}{action}: {source} to {destination}"));
     }
-    let name = copy.file_name().and_then(|name| name.into_string().ok()).ok_or_else(|| {
-        let error = Error::new(ErrorKind::InvalidInput, "the source has no name that a key can have");
-        Failure::usage(error.with("path", copy.source.display()).hint("name the object: s3://BUCKET/KEY"))
-    })?;
-    Ok(url.with_key(format!("{}{name}", url.key)).to_string().into())
+}
+
+/// aws-cli reads and writes the standard streams where a `-` is named.
+fn refuse_streams(copy: &Copy) -> Result<(), Failure> {
+    let refused = |what: &str, hint: String| {
+        let error = Error::new(ErrorKind::Unsupported, format!("{what} cannot be named here"));
+        Err(Failure::usage(error.hint(hint)))
+    };
+    let stream = Path::new("-");
+    if copy.destination == stream {
+        let url = forebay_error::quoted(&copy.source.display().to_string());
+        return refused(
+            "standard output",
+            format!("curl -s \"$(forebay s3 presign {url})\"; a file of this name is ./-"),
+        );
+    }
+    if copy.source == stream {
+        return refused("standard input", "write it to a file first; a file of this name is ./-".to_owned());
+    }
+    Ok(())
 }
 
 fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let (source, destination) = trees(&args.copy.source, &args.copy.destination)?;
+    check_folder(&source)?;
+    if let Tree::Prefix(bucket, prefix) = &source
+        && is_without_keys(bucket, prefix)?
+    {
+        return Err(no_key(bucket, prefix).hint("one object: leave --recursive out").into());
+    }
     let items = source.items(&args.how.filter);
     let jobs = Jobs::of_trees(source, destination, &args.how, console, "cp");
-    jobs.run(items.map(|item| item.map(Job::Copy)))
+    jobs.run(items.map(|entry| entry.map(Job::of)))
 }
 
 pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Failure> {
@@ -134,17 +172,17 @@ pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Fa
     let jobs = Jobs {
         source: None,
         destination: Tree::Prefix(bucket.clone(), prefix.clone()),
+        deletes: false,
         is_dry: args.how.dryrun,
         is_json: args.how.json,
         console,
         what: "rm",
     };
     if args.recursive {
-        return jobs.run(Removals {
-            keys: bucket.list(&prefix, true),
-            prefix,
-            filter: args.how.filter.clone(),
-        });
+        if is_without_keys(&bucket, &prefix)? {
+            note_no_key(&bucket, &prefix, console);
+        }
+        return jobs.run(Removals(Keys::new(&bucket, &prefix, &args.how.filter)));
     }
     if url.key.is_empty() {
         let error = Error::new(ErrorKind::InvalidInput, "the URL names no object").with("url", &url);
@@ -155,30 +193,16 @@ pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Fa
 }
 
 /// Objects below a prefix, also those that only stand for folders, a call's worth at a time.
-struct Removals {
-    keys: List,
-    prefix: String,
-    filter: Filter,
-}
+struct Removals(Keys);
 
 impl Iterator for Removals {
     type Item = Outcome<Job>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let mut names = Vec::new();
-        while names.len() < REMOVED_AT_ONCE {
-            match self.keys.next() {
-                None => break,
-                Some(Err(error)) => return Some(Err(error)),
-                Some(Ok(Listed::Folder(_))) => {}
-                Some(Ok(Listed::Object(object))) => {
-                    let name = object.key.strip_prefix(&self.prefix).unwrap_or(&object.key).to_owned();
-                    if self.filter.takes(&name) {
-                        names.push(name);
-                    }
-                }
-            }
+        let items = self.0.by_ref().take(REMOVED_AT_ONCE);
+        match items.map(|item| item.map(|item| item.name)).collect::<Outcome<Vec<_>>>() {
+            Ok(names) => (!names.is_empty()).then_some(Ok(Job::Remove(names))),
+            Err(error) => Some(Err(error)),
         }
-        (!names.is_empty()).then_some(Ok(Job::Remove(names)))
     }
 }

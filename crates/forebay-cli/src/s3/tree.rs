@@ -29,6 +29,15 @@ pub(super) struct Item {
     pub(super) etag: Option<String>,
 }
 
+/// What a listing of a tree has.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// A file.
+    File(Item),
+    /// A name that cannot be looked at. Others follow.
+    Unread(Error),
+}
+
 impl Tree {
     /// That of an argument.
     pub(super) fn of(path: &Path) -> Result<Self> {
@@ -49,16 +58,16 @@ impl Tree {
     }
 
     /// Its files that are meant, by the order of the bytes of their names.
-    pub(super) fn items(&self, filter: &Filter) -> Box<dyn Iterator<Item = Result<Item>>> {
+    pub(super) fn items(&self, filter: &Filter) -> Box<dyn Iterator<Item = Result<Entry>>> {
         match self {
             Self::Folder(folder) => Box::new(Walk::new(folder, filter.clone())),
-            Self::Prefix(bucket, prefix) => Box::new(Keys {
-                filter: filter.clone(),
-                list: bucket.list(prefix, true),
-                url: bucket.url(prefix),
-                prefix: prefix.clone(),
-                last: String::new(),
-            }),
+            Self::Prefix(bucket, prefix) => {
+                let keys = Keys::new(bucket, prefix, filter).filter(|item| {
+                    // What consoles make for an empty folder.
+                    item.as_ref().map_or(true, |item| !item.name.is_empty() && !item.name.ends_with('/'))
+                });
+                Box::new(keys.map(|item| item.map(Entry::File)))
+            }
         }
     }
 
@@ -95,8 +104,8 @@ impl Tree {
     }
 }
 
-/// Objects under a prefix.
-struct Keys {
+/// Objects under a prefix, also those that only stand for folders.
+pub(super) struct Keys {
     filter: Filter,
     list: List,
     url: String,
@@ -122,8 +131,7 @@ impl Iterator for Keys {
                 return Some(Err(self.wrong("the server lists keys out of order")));
             }
             self.last.clone_from(&object.key);
-            // What consoles make for an empty folder.
-            if name.is_empty() || name.ends_with('/') || !self.filter.takes(name) {
+            if !self.filter.takes(name) {
                 continue;
             }
             let (name, etag) = (name.to_owned(), object.etag);
@@ -133,18 +141,32 @@ impl Iterator for Keys {
 }
 
 impl Keys {
+    pub(super) fn new(bucket: &Bucket, prefix: &str, filter: &Filter) -> Self {
+        Self {
+            filter: filter.clone(),
+            list: bucket.list(prefix, true),
+            url: bucket.url(prefix),
+            prefix: prefix.to_owned(),
+            last: String::new(),
+        }
+    }
+
     fn wrong(&self, why: &str) -> Error {
         let error = Error::new(ErrorKind::Unsupported, why).with("url", &self.url);
         error.hint("report this to those who run the server")
     }
 }
 
-/// Files under a folder. Links are followed. A name that the filter leaves out is no error, whatever it names.
+/// Files under a folder. Links are followed. A name that the filter leaves out is no error, whatever it names. Names of one
+/// folder at a time are kept, with those of the folders around it.
 struct Walk {
     filter: Filter,
     /// The rest of each folder from the root to where the walk is.
     folders: Vec<Open>,
+    /// Why the root cannot be read.
     error: Option<Error>,
+    /// Names that cannot be looked at.
+    unread: VecDeque<Error>,
 }
 
 struct Open {
@@ -158,7 +180,7 @@ struct Open {
 
 impl Walk {
     fn new(root: &Path, filter: Filter) -> Self {
-        let mut walk = Self { filter, folders: Vec::new(), error: None };
+        let mut walk = Self { filter, folders: Vec::new(), error: None, unread: VecDeque::new() };
         walk.error = walk.enter(root.to_owned(), String::new()).err();
         walk
     }
@@ -181,17 +203,21 @@ impl Walk {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&path).map_err(|error| failed(&error))? {
             let entry = entry.map_err(|error| failed(&error))?;
-            let is_folder = fs::metadata(entry.path()).is_ok_and(|found| found.is_dir());
+            let is_folder = is_folder(&entry);
             let whole = format!("{name}{}", entry.file_name().display());
             if !self.may_take(&whole, is_folder) {
                 continue;
             }
-            let entry = entry.file_name().into_string().map_err(|name| {
-                Error::new(ErrorKind::InvalidInput, "a name is no UTF-8, and keys of S3 are")
-                    .with("path", path.join(name).display())
-                    .hint("rename the file, or leave it out with --exclude: ? stands for what is no UTF-8")
-            })?;
-            entries.push((entry, is_folder));
+            match entry.file_name().into_string() {
+                Ok(entry) => entries.push((entry, is_folder)),
+                Err(name) => self.unread.push_back(
+                    Error::new(ErrorKind::InvalidInput, "a name is no UTF-8, and keys of S3 are")
+                        .with("path", path.join(name).display())
+                        .hint(
+                            "rename the file, or leave it out with --exclude: ? stands for what is no UTF-8",
+                        ),
+                ),
+            }
         }
         // As the whole names are sorted.
         entries.sort_by_cached_key(
@@ -206,13 +232,25 @@ impl Walk {
     }
 }
 
+/// Whether an entry is a folder, or a link to one.
+fn is_folder(entry: &fs::DirEntry) -> bool {
+    match entry.file_type() {
+        Ok(kind) if kind.is_symlink() => fs::metadata(entry.path()).is_ok_and(|found| found.is_dir()),
+        Ok(kind) => kind.is_dir(),
+        Err(_) => false,
+    }
+}
+
 impl Iterator for Walk {
-    type Item = Result<Item>;
+    type Item = Result<Entry>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             if let Some(error) = self.error.take() {
                 return Some(Err(error));
+            }
+            if let Some(error) = self.unread.pop_front() {
+                return Some(Ok(Entry::Unread(error)));
             }
             let open = self.folders.last_mut()?;
             let Some((name, is_folder)) = open.entries.pop_front() else {
@@ -221,17 +259,14 @@ impl Iterator for Walk {
             };
             let (path, name) = (open.path.join(&name), format!("{}{name}", open.name));
             if is_folder {
-                self.error = self.enter(path.clone(), format!("{name}/")).err().filter(|_| !is_gone(&path));
+                let failed = self.enter(path.clone(), format!("{name}/")).err();
+                self.unread.extend(failed.filter(|_| !is_gone(&path)));
                 continue;
             }
             match fs::metadata(&path) {
                 Ok(found) if found.is_file() => {
-                    return Some(Ok(Item {
-                        name,
-                        len: found.len(),
-                        modified: Some(found.mtime()),
-                        etag: None,
-                    }));
+                    let modified = Some(found.mtime());
+                    return Some(Ok(Entry::File(Item { name, len: found.len(), modified, etag: None })));
                 }
                 // Devices and pipes.
                 Ok(_) => {}
@@ -239,7 +274,7 @@ impl Iterator for Walk {
                 Err(error) => {
                     let error =
                         Error::from_io(&error, "cannot look at the file").with("path", path.display());
-                    return Some(Err(error.hint("leave it out with --exclude, or remove the link")));
+                    self.unread.push_back(error.hint("leave it out with --exclude, or remove the link"));
                 }
             }
         }
@@ -257,6 +292,13 @@ mod tests {
 
     use super::*;
 
+    fn name(entry: Result<Entry>) -> String {
+        match entry.unwrap() {
+            Entry::File(item) => item.name,
+            Entry::Unread(error) => panic!("{error}"),
+        }
+    }
+
     #[test]
     fn files_come_in_the_order_of_keys() {
         let folder = tempfile::tempdir().unwrap();
@@ -270,10 +312,8 @@ mod tests {
             }
         }
         std::os::unix::fs::symlink(folder.path(), folder.path().join("loop")).unwrap();
-        let found: Vec<String> = Tree::Folder(folder.path().to_owned())
-            .items(&Filter::default())
-            .map(|item| item.unwrap().name)
-            .collect();
+        let found: Vec<String> =
+            Tree::Folder(folder.path().to_owned()).items(&Filter::default()).map(name).collect();
         assert_eq!(found, names[1..]);
         assert!(found.is_sorted());
     }
@@ -287,10 +327,10 @@ mod tests {
             fs::write(path, name).unwrap();
         }
         let mut items = Tree::Folder(folder.path().to_owned()).items(&Filter::default());
-        assert_eq!(items.next().unwrap().unwrap().name, "a");
+        assert_eq!(name(items.next().unwrap()), "a");
         fs::remove_file(folder.path().join("b")).unwrap();
         fs::remove_dir_all(folder.path().join("c")).unwrap();
-        let rest: Vec<String> = items.map(|item| item.unwrap().name).collect();
+        let rest: Vec<String> = items.map(name).collect();
         assert_eq!(rest, ["d"]);
     }
 

@@ -1,0 +1,241 @@
+//! One file from one tree to the other.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime};
+
+use forebay_engine::Session;
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_models::Pending;
+use forebay_objects::Bucket;
+use forebay_sys::lock;
+
+use super::jobs::Work;
+use super::tree::{Item, Tree};
+use crate::cp::{copy_one, explain};
+
+/// Files up to this size are moved by one call each, as many at a time as there are threads; longer ones in parts.
+const SMALL: u64 = 4 << 20;
+/// How often a file is sent that changes meanwhile.
+const TRIES: u32 = 3;
+
+/// What changes with a file: its number, length and time.
+type State = (u64, u64, i64, i64);
+
+impl Work<'_, '_> {
+    /// Copies a file. One that another file stands in the way of waits for the removals, unless they are done.
+    pub(super) fn copy(&self, item: &Item, is_last: bool) -> Result<()> {
+        let Some(source) = &self.jobs.source else { return Ok(()) };
+        let destination = &self.jobs.destination;
+        let (from, to) = (source.place(&item.name)?, destination.place(&item.name)?);
+        let action = match (source, destination) {
+            (Tree::Folder(_), _) => "upload",
+            (_, Tree::Folder(_)) => "download",
+            _ => "copy",
+        };
+        let moved = if self.jobs.is_dry { Some(item.len) } else { self.move_bytes(source, item, is_last)? };
+        if let Some(len) = moved {
+            self.files.fetch_add(1, Relaxed);
+            self.bytes.fetch_add(len, Relaxed);
+            self.jobs.line(action, Some(&from), &to, Some(len));
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of the copy; none where it waits.
+    fn move_bytes(&self, source: &Tree, item: &Item, is_last: bool) -> Result<Option<u64>> {
+        let key = |prefix: &str| format!("{prefix}{}", item.name);
+        match (source, &self.jobs.destination) {
+            (Tree::Prefix(bucket, prefix), Tree::Prefix(target, target_prefix)) => {
+                target.copy_from(bucket, &key(prefix), &key(target_prefix))?;
+            }
+            (Tree::Folder(_), Tree::Prefix(bucket, prefix)) => {
+                return self.upload(&source.path(&item.name)?, bucket, &key(prefix)).map(Some);
+            }
+            (Tree::Prefix(bucket, prefix), Tree::Folder(root)) => {
+                if let Err(error) = self.root.get_or_init(|| make_folder(root)) {
+                    self.end(error);
+                    return Ok(None);
+                }
+                let path = self.jobs.destination.path(&item.name)?;
+                if is_last {
+                    // It may be a folder that lost its files in an earlier run.
+                    let _ = fs::remove_dir(&path);
+                } else if self.jobs.deletes && is_blocked(&path) {
+                    lock(&self.blocked).push(item.clone());
+                    return Ok(None);
+                }
+                self.download(bucket, &key(prefix), item, &path)?;
+            }
+            (Tree::Folder(_), Tree::Folder(_)) => {}
+        }
+        Ok(Some(item.len))
+    }
+
+    /// Sends a file; again if it was written meanwhile, since the object is newer than the file and later runs would not
+    /// see that both differ.
+    fn upload(&self, path: &Path, bucket: &Bucket, key: &str) -> Result<u64> {
+        for _ in 0..TRIES {
+            let before = state(path).map_err(|error| unread(&error, path))?;
+            let len = self.upload_once(path, before.1, bucket, key)?;
+            // A file that is gone does not change any more.
+            if state(path).map_or(true, |now| now == before) {
+                return Ok(len);
+            }
+        }
+        let error = Error::new(ErrorKind::Busy, "the file is written while it is sent");
+        Err(error.with("path", path.display()).hint("run the command again when nobody writes the file"))
+    }
+
+    fn upload_once(&self, path: &Path, len: u64, bucket: &Bucket, key: &str) -> Result<u64> {
+        if len <= SMALL {
+            let file = fs::File::open(path).map_err(|error| unread(&error, path))?;
+            let mut bytes = Vec::with_capacity(len as usize + 1);
+            file.take(SMALL + 1).read_to_end(&mut bytes).map_err(|error| unread(&error, path))?;
+            if bytes.len() as u64 <= SMALL {
+                return bucket.put(key, &bytes).map(|()| bytes.len() as u64);
+            }
+        }
+        self.copy_long(len, path, Path::new(&bucket.url(key)), None)
+    }
+
+    fn download(&self, bucket: &Bucket, key: &str, item: &Item, path: &Path) -> Result<()> {
+        if let Some(folder) = path.parent() {
+            self.make_folder(folder)?;
+        }
+        let modified = item.modified.and_then(|seconds| u64::try_from(seconds).ok());
+        let modified = modified.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        if item.len > SMALL {
+            return self.copy_long(item.len, &PathBuf::from(bucket.url(key)), path, modified).map(drop);
+        }
+        let bytes = bucket.get(key, item.etag.as_deref())?;
+        if bytes.len() as u64 != item.len {
+            return Err(Error::new(ErrorKind::Busy, "the object has another length than in the listing")
+                .with("url", bucket.url(key))
+                .hint("run the command again"));
+        }
+        Pending::write(path, &bytes, modified)
+    }
+
+    /// Makes a folder for files. Items come in an order that has the files of a folder together, as far as it has no folders
+    /// of its own.
+    fn make_folder(&self, folder: &Path) -> Result<()> {
+        let mut last = lock(&self.folder);
+        if *last == folder {
+            return Ok(());
+        }
+        make_folder(folder)?;
+        // Once for all of its files: looking through a folder for each of them takes the square of their number.
+        Pending::clear(folder);
+        folder.clone_into(&mut last);
+        Ok(())
+    }
+
+    fn copy_long(
+        &self,
+        len: u64,
+        source: &Path,
+        destination: &Path,
+        modified: Option<SystemTime>,
+    ) -> Result<u64> {
+        let _slots = self.slots.take(len);
+        let session = self.session.get_or_init(Session::open).as_ref().map_err(Clone::clone)?;
+        copy_one(session, source, destination, modified).map_err(|failure| failure.error)
+    }
+
+    /// Removes files of the destination.
+    pub(super) fn remove(&self, names: &[String]) -> Result<()> {
+        let destination = &self.jobs.destination;
+        let left = match destination {
+            Tree::Prefix(..) if self.jobs.is_dry => Vec::new(),
+            Tree::Prefix(bucket, prefix) => remove_objects(bucket, prefix, names)?,
+            Tree::Folder(root) => {
+                let failed = |name: &String| Some((name.clone(), self.unlink(root, name).err()?));
+                names.iter().filter_map(failed).collect()
+            }
+        };
+        for name in names.iter().filter(|name| left.iter().all(|(one, _)| one != *name)) {
+            self.files.fetch_add(1, Relaxed);
+            self.jobs.line("delete", None, &destination.place(name)?, None);
+        }
+        for (_, error) in &left {
+            self.fail(1, error);
+        }
+        Ok(())
+    }
+
+    fn unlink(&self, root: &Path, name: &str) -> Result<()> {
+        let path = self.jobs.destination.own_path(name)?;
+        if self.jobs.is_dry {
+            return Ok(());
+        }
+        fs::remove_file(&path).map_err(|error| {
+            let error = Error::from_io(&error, "cannot remove the file").with("path", path.display());
+            error.hint("check owner and mode of its directory: ls -ld")
+        })?;
+        let folders = path.ancestors().skip(1).take_while(|folder| *folder != root);
+        lock(&self.emptied).extend(folders.map(Path::to_owned));
+        Ok(())
+    }
+
+    /// Removes folders whose files were removed, where nothing is left in them: buckets have no empty folders. Not while
+    /// files are copied: they make folders.
+    pub(super) fn remove_emptied(&self) {
+        lock(&self.folder).clear();
+        // Those in others first.
+        for folder in std::mem::take(&mut *lock(&self.emptied)).iter().rev() {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Removes objects. Returns the names of those that are still there, with the reason.
+fn remove_objects(bucket: &Bucket, prefix: &str, names: &[String]) -> Result<Vec<(String, Error)>> {
+    let keys: Vec<String> = names.iter().map(|name| format!("{prefix}{name}")).collect();
+    // The error of a call for one object names it.
+    if let [key] = &keys[..] {
+        return bucket.delete(key).map(|()| Vec::new());
+    }
+    let left = bucket.delete_many(&keys)?.into_iter().map(|(key, error)| {
+        let position = keys.iter().position(|one| *one == key);
+        position.map(|at| (names[at].clone(), error)).ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "the server answers for a key that it was not to remove")
+                .with("url", bucket.url(&key))
+                .hint("report this to those who run the server")
+        })
+    });
+    left.collect()
+}
+
+fn state(path: &Path) -> std::io::Result<State> {
+    let found = fs::metadata(path)?;
+    Ok((found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
+}
+
+fn unread(error: &std::io::Error, path: &Path) -> Error {
+    let error = Error::from_io(error, "cannot read the file").with("path", path.display());
+    error.hint("check owner and mode of the file: ls -l")
+}
+
+/// Whether a folder has the file's name, or a file that of one of its folders.
+fn is_blocked(path: &Path) -> bool {
+    let there = path.ancestors().skip(1).find(|folder| folder.symlink_metadata().is_ok());
+    path.is_dir() || there.is_some_and(|folder| !folder.is_dir())
+}
+
+fn make_folder(folder: &Path) -> Result<()> {
+    use std::io::ErrorKind::{AlreadyExists, NotADirectory};
+    fs::create_dir_all(folder).map_err(|error| {
+        let is_taken = matches!(error.kind(), AlreadyExists | NotADirectory);
+        let error = Error::from_io(&error, "cannot create the directory").with("path", folder.display());
+        if is_taken {
+            return error.hint(
+                "a file has the name of a folder: remove it, or leave the keys below it out with --exclude",
+            );
+        }
+        explain(error)
+    })
+}
