@@ -374,11 +374,11 @@ fn keys() -> impl Strategy<Value = BTreeSet<String>> {
     let key = prop::collection::vec(name, 1..5).prop_map(|names| names.join("/"));
     let marked = (key, prop::bool::weighted(0.15))
         .prop_map(|(key, is_folder)| if is_folder { key + "/" } else { key });
-    prop::collection::btree_set(marked, 0..40).prop_map(possible)
+    prop::collection::btree_set(marked, 0..40).prop_map(|keys| possible(&keys))
 }
 
 /// Without the keys that another key has as a directory.
-fn possible(keys: BTreeSet<String>) -> BTreeSet<String> {
+fn possible(keys: &BTreeSet<String>) -> BTreeSet<String> {
     let is_above = |key: &str, other: &str| other.starts_with(&format!("{key}/"));
     keys.iter().filter(|key| !keys.iter().any(|other| is_above(key, other))).cloned().collect()
 }

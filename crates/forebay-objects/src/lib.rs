@@ -5,18 +5,17 @@
 //! |---|---|
 //! | `url` | names of objects: `s3://bucket/key` |
 //! | `account` | from the environment and profiles to an endpoint, keys, and signed heads of requests |
+//! | `xml` | documents of servers |
 //! | `wire` | HTTP/1.1: heads, bodies, TLS, proxies; connections of an endpoint, and the threads that serve them |
 //! | `pace` | what calls to an endpoint share: pauses that it asks for, how many ranges are under way |
 //! | `endpoint` | endpoints of the process: account, connections and pace of a site |
-//! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals; XML and errors |
+//! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals, checksums, errors |
 //! | `fetch` | ranges of an object: neighbours become one call, whose body is received from request to request |
 //! | `probe` | what an endpoint can do, and how fast |
-//! | `checked` | checksums of whole objects |
 //! | `source` | an object as a source of engines, and the opener of `s3://` |
 
 mod account;
 mod calls;
-mod checked;
 mod endpoint;
 mod fetch;
 #[cfg(feature = "fuzz")]
@@ -26,6 +25,7 @@ mod probe;
 mod source;
 mod url;
 mod wire;
+mod xml;
 
 pub use calls::{Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, Weight, buckets, examine};
 pub use probe::{EndpointProbe, ObjectRate, Trial, probe};

@@ -12,10 +12,11 @@ use forebay_source::{
     Source, StateToken, StoredSum, Upload,
 };
 
+use crate::calls::checked::CheckedObject;
+use crate::calls::etag::replaced;
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload};
-use crate::checked::CheckedObject;
 use crate::endpoint::Endpoint;
-use crate::fetch::{FIRST, ObjectFetch, Target, replaced};
+use crate::fetch::{FIRST, ObjectFetch, Target};
 use crate::lock;
 use crate::pace::MOST_RANGES;
 use crate::url::ObjectUrl;

@@ -3,14 +3,14 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, Dir, OFlags, Statx, StatxFlags, mkdirat, unlinkat};
+use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, mkdirat, unlinkat};
 use rustix::io::Errno;
 
-use super::Inner;
+use super::inner::Inner;
 use super::lock::LOCK_FILE;
 use super::names::{OWN, check_bucket};
 use super::sys::{LockKind, lock_range};
-use super::tree::{self, DIR_MODE, failed, fault, open_below};
+use super::tree::{self, DIR_MODE, failed, fault, names, open_below};
 use crate::store::{BucketFacts, ListAsk, StoreError, StoreResult};
 
 /// All of them, by their names.
@@ -119,17 +119,4 @@ fn remove_own(bucket: &OwnedFd) -> StoreResult<()> {
     let _ = unlinkat(&own, LOCK_FILE, AtFlags::empty());
     let _ = unlinkat(bucket, OWN, AtFlags::REMOVEDIR);
     Ok(())
-}
-
-/// The names in an open directory that are UTF-8.
-pub(super) fn names(dir: &OwnedFd) -> StoreResult<Vec<String>> {
-    let mut names = Vec::new();
-    for entry in Dir::read_from(dir).map_err(failed("cannot read directory"))? {
-        let entry = entry.map_err(failed("cannot read directory"))?;
-        match entry.file_name().to_str() {
-            Ok("." | "..") | Err(_) => {}
-            Ok(name) => names.push(name.to_owned()),
-        }
-    }
-    Ok(names)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_OMIT, futimens};
 use rustix::io::Errno;
 
-use super::Inner;
+use super::inner::Inner;
 use super::loose::{Loose, io_fault};
 use super::names::KeyPath;
 use super::record::{self, Identity, Record};

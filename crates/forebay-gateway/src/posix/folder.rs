@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::Inner;
 use super::draft::{Target, check_match};
+use super::inner::Inner;
 use super::record::{self, ATTRIBUTE, Identity, Record};
 use super::sys::LockKind;
 use super::tree::{self, failed, fault, open_below};

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, openat};
 use rustix::io::Errno;
 
-use super::Inner;
+use super::inner::Inner;
 use super::names::{KeyPath, OWN, is_key};
 use super::record::{self, Identity};
 use super::tree::{self, fault, open_below};

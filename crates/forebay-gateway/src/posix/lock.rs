@@ -7,7 +7,7 @@ use ring::digest::{SHA256, digest};
 use rustix::fs::{AtFlags, Mode, OFlags, fchmod, mkdirat, unlinkat};
 use rustix::io::Errno;
 
-use super::Inner;
+use super::inner::Inner;
 use super::loose::{Loose, own_path};
 use super::names::OWN;
 use super::sys::{LockKind, lock_range};

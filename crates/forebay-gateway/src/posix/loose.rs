@@ -10,7 +10,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use rustix::fs::{AtFlags, CWD, OFlags, linkat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
-use super::Inner;
+use super::inner::Inner;
 use super::names::OWN;
 use super::sys::{LockKind, lock_range};
 use super::tree::{FILE_MODE, failed, fault, open_below};

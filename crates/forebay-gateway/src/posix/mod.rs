@@ -6,6 +6,7 @@
 mod bucket;
 mod draft;
 mod folder;
+mod inner;
 mod list;
 mod lock;
 mod loose;
@@ -19,7 +20,6 @@ mod sys;
 mod tree;
 mod uploads;
 
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,46 +29,23 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use self::draft::{FileDraft, Target};
 use self::folder::FolderDraft;
+use self::inner::Inner;
 use self::names::{KeyPath, check_bucket};
 use self::parts::PartDraft;
-use self::sys::UserGuard;
 use self::tree::failed;
 use crate::store::{
     BucketFacts, Checksum, Condition, Draft, Facts, ListAsk, ListPage, Meta, Opened, PartFacts, Store,
     StoreError, StoreResult, UploadFacts,
 };
 
-pub use probe::{Abilities, probe};
+pub use inner::{Abilities, Options};
+pub use probe::probe;
 pub use sweep::Swept;
 pub use sys::User;
-
-/// How a store works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// An object that was published outlives a power cut.
-    pub sync: bool,
-    /// Whose rights hold, and who owns new files; another than the process's own needs root. `None`: the process's.
-    pub user: Option<User>,
-    /// Of the file system; `None`: they are probed.
-    pub abilities: Option<Abilities>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { sync: true, user: None, abilities: None }
-    }
-}
 
 /// Objects in a directory.
 pub struct PosixStore {
     inner: Arc<Inner>,
-}
-
-/// What the parts of the store share.
-struct Inner {
-    root: OwnedFd,
-    options: Options,
-    abilities: Abilities,
 }
 
 impl PosixStore {
@@ -102,18 +79,6 @@ impl PosixStore {
     /// What the file system of the directory can do.
     pub fn abilities(&self) -> Abilities {
         self.inner.abilities
-    }
-}
-
-impl Inner {
-    /// Until the guard is dropped, the thread has the rights of the account's user.
-    fn act(&self) -> StoreResult<Option<UserGuard>> {
-        match self.options.user {
-            Some(user) if rustix::process::geteuid().is_root() => {
-                UserGuard::new(user).map(Some).map_err(failed("cannot act for the account's user"))
-            }
-            _ => Ok(None),
-        }
     }
 }
 

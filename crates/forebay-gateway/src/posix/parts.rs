@@ -11,12 +11,11 @@ use rustix::fs::{AtFlags, OFlags, unlinkat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::Inner;
-use super::bucket::names;
 use super::draft::{Target, copy_range};
+use super::inner::Inner;
 use super::loose::{Loose, fresh_name, io_fault};
 use super::sys::{LockKind, lock_range};
-use super::tree::{failed, open_below, open_dir, stat_file, stat_name};
+use super::tree::{failed, names, open_below, open_dir, stat_file, stat_name};
 use super::uploads::{LEAST_PART, Upload, make_file, now, read_json, write_json, write_json_once};
 use crate::store::{Condition, Draft, Facts, Meta, PartFacts, StoreError, StoreResult};
 

@@ -1,6 +1,5 @@
 //! What a file system can do for the store. It is tried out, since manuals and mounts differ.
 
-use std::fmt;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -11,6 +10,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::inner::Abilities;
 use super::loose::fresh_name;
 use super::names::OWN;
 use super::record::ATTRIBUTE;
@@ -20,40 +20,6 @@ use crate::store::StoreResult;
 
 /// The most that Linux lets an attribute have.
 const MOST_ROOM: usize = 64 << 10;
-
-/// What a file system can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
-    /// Files without a name (`O_TMPFILE`) that get one later.
-    pub unnamed_files: bool,
-    /// `link()` refuses a name that is there: `If-None-Match: *`.
-    pub link_refuses: bool,
-    /// `renameat2(RENAME_NOREPLACE)`. The store does without.
-    pub rename_refuses: bool,
-    /// Locks of open files: `If-Match`, parts at their place, temporary files that are known to be in use.
-    pub locks: bool,
-    /// The longest attribute of the name that the store uses, in bytes; 0: none.
-    pub attribute_room: usize,
-    /// `copy_file_range()` inside the file system.
-    pub copies: bool,
-    /// Times are kept to the nanosecond: two writes have two ETags.
-    pub fine_times: bool,
-}
-
-impl fmt::Display for Abilities {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = |is: bool| if is { "yes" } else { "no" };
-        write!(
-            f,
-            "unnamed files: {}, link refuses: {}, ",
-            word(self.unnamed_files),
-            word(self.link_refuses)
-        )?;
-        write!(f, "rename refuses: {}, locks: {}, ", word(self.rename_refuses), word(self.locks))?;
-        write!(f, "room of an attribute: {} B, ", self.attribute_room)?;
-        write!(f, "copies: {}, times to the nanosecond: {}", word(self.copies), word(self.fine_times))
-    }
-}
 
 /// Tries out what the file system of a directory can do, with files in its `.forebay`.
 pub fn probe(dir: &Path) -> StoreResult<Abilities> {

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
-use super::Inner;
 use super::draft::Target;
+use super::inner::Inner;
 use super::record::{self, Identity, Record};
 use super::sys::LockKind;
 use super::tree::{failed, fault, open_below, stat_file};

@@ -13,7 +13,7 @@ use rustix::fs::{OFlags, Statx, XattrFlags, fgetxattr, fsetxattr, lgetxattr};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::Inner;
+use super::inner::Inner;
 use super::loose::Loose;
 use super::names::OWN;
 use super::tree::{fault, open_below};

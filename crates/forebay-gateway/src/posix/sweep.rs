@@ -5,14 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, OFlags, unlinkat};
 
-use super::Inner;
-use super::bucket::names;
 use super::draft::Target;
+use super::inner::Inner;
 use super::loose::own_path;
 use super::names::KeyPath;
 use super::record::{Identity, folder_name, read_aside, remove_aside};
 use super::sys::{LockKind, lock_range};
-use super::tree::{open_below, stat_file, stat_name};
+use super::tree::{names, open_below, stat_file, stat_name};
 use crate::store::StoreResult;
 
 /// What a sweep removed.

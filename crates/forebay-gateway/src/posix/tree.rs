@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use forebay_error::Error;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 
 use crate::store::{StoreError, StoreResult};
@@ -108,4 +108,17 @@ pub(super) fn way_fault(errno: Errno, doing: &str) -> StoreError {
         Errno::NOENT => StoreError::NoBucket,
         _ => fault(errno, doing),
     }
+}
+
+/// The names in an open directory that are UTF-8.
+pub(super) fn names(dir: &OwnedFd) -> StoreResult<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir).map_err(failed("cannot read directory"))? {
+        let entry = entry.map_err(failed("cannot read directory"))?;
+        match entry.file_name().to_str() {
+            Ok("." | "..") | Err(_) => {}
+            Ok(name) => names.push(name.to_owned()),
+        }
+    }
+    Ok(names)
 }

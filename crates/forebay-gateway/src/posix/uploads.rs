@@ -14,13 +14,12 @@ use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Inner;
-use super::bucket::names;
 use super::draft::{Sealed, Target, copy_range, place};
+use super::inner::Inner;
 use super::loose::{Loose, fresh_name, io_fault, own_path};
 use super::parts::{self, PartRecord};
 use super::sys::{LockKind, lock_range};
-use super::tree::{DIR_MODE, FILE_MODE, failed, fault, open_below, open_dir, stat_file, sync_dir};
+use super::tree::{DIR_MODE, FILE_MODE, failed, fault, names, open_below, open_dir, stat_file, sync_dir};
 use crate::store::{Checksum, Condition, Facts, Meta, StoreError, StoreResult, UploadFacts};
 
 /// S3's least length of a part that is not the last.

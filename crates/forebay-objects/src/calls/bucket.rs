@@ -7,16 +7,15 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::HostRange;
 
-use super::etag::strong;
+use super::etag::{replaced, strong};
 use super::exchange::{Reply, exchange, head_of};
 use super::refusal::Refusal;
-use super::xml::{self, Node};
 use super::{checksum, list, time};
 use crate::ObjectUrl;
-use crate::checked::CheckedBody;
+use crate::calls::checked::CheckedBody;
 use crate::endpoint::Endpoint;
-use crate::fetch::replaced;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
+use crate::xml::{self, Node};
 
 /// Keys that one call removes at most.
 const REMOVED_AT_ONCE: usize = 1000;

@@ -7,9 +7,9 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 use forebay_source::HostRange;
 
+use super::content_range::content_range;
 use super::refusal::{Refusal, about, refusal};
 use crate::endpoint::Endpoint;
-use crate::fetch::content_range;
 use crate::lock;
 use crate::wire::LONG_WORK;
 use crate::wire::call::{Ask, Body, Method, ReplyHead, Room, Sink};

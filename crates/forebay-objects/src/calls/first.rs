@@ -4,9 +4,9 @@ use forebay_error::Result;
 use forebay_source::HostRange;
 
 use super::bucket::{Bucket, ObjectHead};
+use super::content_range::content_range;
 use super::exchange::{Reply, first_of};
-use crate::checked::CheckedBody;
-use crate::fetch::content_range;
+use crate::calls::checked::CheckedBody;
 use crate::wire::call::{Method, ReplyHead};
 
 impl Bucket {

@@ -2,7 +2,7 @@
 
 use super::list::page_of;
 use super::refusal::Told;
-use super::xml;
+use crate::xml;
 
 /// Reads a document as a listing, as an error, and as any other. Whether it is a document.
 pub fn documents(bytes: &[u8]) -> bool {

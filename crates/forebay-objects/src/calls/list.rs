@@ -7,10 +7,10 @@ use forebay_error::{Error, Result};
 use super::bucket::{Bucket, ask};
 use super::exchange::exchange;
 use super::time;
-use super::xml::{self, Node, malformed};
 use crate::endpoint::Endpoint;
 use crate::url::unescape;
 use crate::wire::call::{Body, Method};
+use crate::xml::{self, Node, malformed};
 
 /// Empty pages in a row: stores that leave removed objects out send some.
 const MOST_EMPTY: u32 = 1000;

@@ -7,15 +7,19 @@
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
 //! | `upload` | new objects that are written at any offset |
-//! | `etag` | ETags that conditions can have |
+//! | `etag` | ETags that conditions can have, and the error where one changed |
+//! | `content_range` | which bytes a reply has |
+//! | `checked` | checksums of whole objects, while they come |
 //! | `checksum` | CRC-64/NVME of parts and objects |
 //! | `examine` | why objects cannot be reached, for `forebay doctor` |
 //! | `exchange` | a call and its whole reply, sent again where that helps |
 //! | `refusal` | what a server refuses, as an error with a hint |
-//! | `xml`, `time` | documents and times of servers |
+//! | `time` | times of servers |
 
 mod bucket;
+pub(crate) mod checked;
 pub(crate) mod checksum;
+mod content_range;
 pub(crate) mod etag;
 mod examine;
 mod exchange;
@@ -33,9 +37,9 @@ mod refusal;
 mod tests;
 mod time;
 mod upload;
-pub(crate) mod xml;
 
 pub use bucket::{Bucket, ObjectHead};
+pub(crate) use content_range::content_range;
 pub use examine::{ObjectFinding, Weight, examine};
 pub use list::{List, Listed, ListedObject, buckets};
 pub(crate) use refusal::{Refusal, refusal};

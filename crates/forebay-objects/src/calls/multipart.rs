@@ -11,11 +11,10 @@ use super::bucket::{Bucket, ObjectHead};
 use super::etag::strong;
 use super::exchange::{Reply, Verdict, judge, once};
 use super::refusal::Refusal;
-use super::upload::PATIENCE;
-use super::xml::{self, Node, malformed};
 use super::{checksum, time};
 use crate::account::encoded;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
+use crate::xml::{self, Node, malformed};
 
 /// Longer objects are copied in parts.
 const MAX_COPY: u64 = 5 << 30;
@@ -39,6 +38,9 @@ pub(super) struct SentPart {
     /// Where it was sent with one.
     pub(super) crc64: Option<u64>,
 }
+
+/// How long the end of calls is waited for when an upload is given up.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// An upload that the server has begun.
 #[derive(Debug)]

@@ -2,11 +2,11 @@
 
 use forebay_error::{Error, ErrorKind, quoted};
 
-use super::xml;
 use crate::ObjectUrl;
 use crate::account::{checked_region, region_of_aws};
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Method, ReplyHead};
+use crate::xml;
 
 /// A refused call.
 #[derive(Debug)]

@@ -26,5 +26,3 @@ mod sink;
 
 pub(crate) use first::FIRST;
 pub(crate) use object::{ObjectFetch, Target};
-pub(crate) use replaced::replaced;
-pub(crate) use sink::content_range;

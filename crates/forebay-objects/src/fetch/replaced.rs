@@ -2,20 +2,12 @@
 
 use std::sync::Arc;
 
-use forebay_error::{Error, ErrorKind, Result};
+use forebay_error::Result;
 
 use super::object::ObjectFetch;
 use super::plan::RangeId;
+use crate::calls::etag::replaced;
 use crate::wire::call::{Body, ReplyHead, Room, Sink};
-
-/// The error for bytes of another object than the one that was opened.
-pub(crate) fn replaced(ours: Option<&str>, theirs: Option<&str>) -> Error {
-    let plain = |etag: Option<&str>| forebay_error::plain(etag.unwrap_or("unknown")).to_string();
-    Error::new(ErrorKind::Busy, "the object was replaced while it was read")
-        .with("opened", plain(ours))
-        .with("now", plain(theirs))
-        .hint("copy it again; in a program, open it anew")
-}
 
 /// The head of the object that is there now; a range of the one that was opened waits for it.
 struct Look {

@@ -11,9 +11,11 @@ use forebay_source::HostRange;
 use super::limits::SCRATCH;
 use super::object::ObjectFetch;
 use super::plan::{NewRange, RangeRoom};
-use super::replaced::{self, replaced};
+use super::replaced;
+use crate::calls::checked::CheckedBody;
+use crate::calls::content_range;
+use crate::calls::etag::replaced;
 use crate::calls::refusal;
-use crate::checked::CheckedBody;
 use crate::wire::call::{ReplyHead, Room, Sink};
 
 /// Bytes before a range that are received and thrown away where a server sends the whole object.
@@ -159,15 +161,6 @@ impl RangeSink {
         }
         (refused.error, refused.is_passing)
     }
-}
-
-/// `bytes 0-9/100`: the first byte, the one behind the last, and the length of the whole, if it is known.
-pub(crate) fn content_range(text: &str) -> Option<(u64, u64, Option<u64>)> {
-    let (range, len) = text.strip_prefix("bytes")?.trim().split_once('/')?;
-    let (start, last) = range.split_once('-')?;
-    let number = |text: &str| text.trim().parse::<u64>().ok();
-    let len = if len.trim() == "*" { None } else { Some(number(len)?) };
-    Some((number(start)?, number(last)?.checked_add(1)?, len))
 }
 
 impl Sink for RangeSink {

@@ -12,7 +12,7 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
 
-use super::TlsFailed;
+use super::failed::TlsFailed;
 use super::site::Site;
 use crate::lock;
 

@@ -7,6 +7,7 @@
 //! | `head`, `framing` | from bytes to the head of a reply, and to the end of its body |
 //! | `socket`, `tls`, `stream`, `input`, `outgoing` | bytes of a connection |
 //! | `certificates` | which certificates of servers are trusted, and why one is not |
+//! | `failed` | at which step a connection failed |
 //! | `exchange` | a call on its connection |
 //! | `opening`, `tunnel`, `line` | connections that are being made, also through proxies, and those that are ready |
 //! | `addresses` | addresses of the site's name, and connections to each |
@@ -17,6 +18,7 @@ mod addresses;
 pub(crate) mod call;
 mod certificates;
 mod exchange;
+mod failed;
 mod framing;
 #[cfg(feature = "fuzz")]
 pub(crate) mod fuzz;
@@ -41,7 +43,6 @@ mod tls;
 mod tunnel;
 mod worker;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +51,7 @@ use forebay_remote::process::ProcessId;
 use forebay_remote::stop::{is_stopped, stopped};
 
 use call::{Ask, Body, Heads, Resume, Sink};
+pub(crate) use failed::{ProxyFailed, TlsFailed};
 use job::Job;
 pub(crate) use pool::LONG_WORK;
 use pool::{Limits, Pool};
@@ -67,29 +69,6 @@ pub(crate) struct NetworkFacts {
     /// How often the server was silent for 10 s or longer, and how long in all.
     pub(crate) silences: (u64, Duration),
 }
-
-/// The step at which a connection failed, as the source of its error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TlsFailed;
-
-/// The proxy failed, or refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ProxyFailed;
-
-impl fmt::Display for TlsFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no connection by TLS")
-    }
-}
-
-impl fmt::Display for ProxyFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no connection by the proxy")
-    }
-}
-
-impl std::error::Error for TlsFailed {}
-impl std::error::Error for ProxyFailed {}
 
 /// The connections to a site. Threads serve them; these end when there was no call for some seconds.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use forebay_remote::endpoint::refused;
 use rustix::io::Errno;
 use rustls::client::UnbufferedClientConnection;
 
-use super::TlsFailed;
 use super::certificates::TlsClient;
+use super::failed::TlsFailed;
 use super::site::Site;
 use super::socket::Socket;
 use super::stream::Stream;

@@ -5,8 +5,8 @@ use std::io::{ErrorKind as IoKind, IoSlice};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use super::ProxyFailed;
 use super::call::{Method, ReplyHead};
+use super::failed::ProxyFailed;
 use super::head::{HeadReader, LONGEST};
 use super::input::Input;
 use super::site::Site;

@@ -5,6 +5,7 @@ mod process;
 mod reqsign;
 mod sso_token;
 mod sts;
+mod world;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,22 +14,10 @@ use std::sync::Arc;
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::keys::Keys;
-use super::settings::{Lookup, Settings};
-use super::target::Target;
+use super::settings::Lookup;
 use super::variables::Variables;
-use http::Http;
-use reqsign::Machine;
-
-/// What providers need beside their own settings.
-pub(super) struct World {
-    variables: Variables,
-    http: Http,
-    /// Where roles are asked for, and the region that signs that.
-    sts: (Target, String),
-    /// The URL of SSO, where one is named.
-    sso: Option<String>,
-    machine: Machine,
-}
+pub(super) use world::World;
+use world::{Role, Sso, with_ways};
 
 /// One that gives keys.
 #[derive(Clone)]
@@ -43,44 +32,6 @@ pub(super) enum Source {
     Container,
     /// The metadata service of the machine.
     Machine,
-}
-
-/// A role that is assumed.
-#[derive(Clone)]
-pub(super) struct Role {
-    /// Empty: variables name the role.
-    profile: String,
-    arn: String,
-    session: String,
-    external_id: Option<String>,
-    seconds: Option<String>,
-}
-
-/// A role of an account, by a token that `aws sso login` left.
-#[derive(Clone)]
-pub(super) struct Sso {
-    profile: String,
-    account: String,
-    role: String,
-    region: String,
-    /// What the name of the token's file is made from.
-    cache_key: String,
-}
-
-impl World {
-    pub(super) fn new(lookup: &Lookup<'_>, settings: &Settings) -> Result<Self> {
-        let variables = lookup.variables;
-        let sts = match lookup.endpoint("sts")? {
-            Some((url, name)) => (Target::parse(url, name)?, settings.region.clone()),
-            None if settings.has_region && variables.get("AWS_STS_REGIONAL_ENDPOINTS") != Some("legacy") => {
-                (Target::of_aws("sts", &settings.region, settings.dual_stack), settings.region.clone())
-            }
-            None => (Target::of_aws_anywhere("sts"), "us-east-1".to_owned()),
-        };
-        let sso = variables.get("AWS_ENDPOINT_URL_SSO").map(ToOwned::to_owned);
-        let http = Http::new(settings);
-        Ok(Self { variables: variables.clone(), http, sts, sso, machine: Machine::new(variables)? })
-    }
 }
 
 impl Source {
@@ -312,13 +263,6 @@ fn no_keys() -> Error {
         ErrorKind::PermissionDenied,
         "cannot sign requests: no variable and no profile has keys",
     ))
-}
-
-/// Adds how keys are given.
-fn with_ways(error: Error) -> Error {
-    error
-        .hint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE")
-        .hint("for a bucket that anyone may read: AWS_NO_SIGN_REQUEST=true")
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::super::keys::Keys;
 use super::super::variables::{Variables, bad};
 use super::http::{Http, Patience};
 use super::process::OneCommand;
-use super::{Sso, World, with_ways};
+use super::world::{Sso, World, with_ways};
 use crate::lock;
 
 /// Letters of the longest message of a server that is repeated.

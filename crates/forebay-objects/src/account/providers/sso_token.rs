@@ -14,7 +14,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use serde_json::{Map, Value, json};
 
 use super::super::target::Target;
-use super::{Sso, World};
+use super::world::{Sso, World};
 
 /// How long before its end a token is renewed.
 const AHEAD: Duration = Duration::from_mins(5);

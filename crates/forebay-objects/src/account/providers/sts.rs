@@ -12,8 +12,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::super::keys::Keys;
 use super::super::sigv4::{Moment, Scope, Signable, query};
 use super::reqsign::short;
-use super::{Role, World};
-use crate::calls::xml;
+use super::world::{Role, World};
+use crate::xml;
 
 /// Keys of a role, by other keys.
 pub(super) fn assume(world: &World, role: &Role, keys: &Keys) -> Result<Keys> {

@@ -24,15 +24,13 @@ use forebay_remote::stop::is_stopped;
 use forebay_source::{Direction, Fill, HostRange, Request, Source, Upload};
 
 use super::bucket::{Bucket, ObjectHead};
-use super::multipart::{SentPart, checksum_of};
+use super::multipart::{PATIENCE, SentPart, checksum_of};
 use super::refusal::Refusal;
 use super::{checksum, time};
 use crate::wire::call::Body;
 use state::{Part, PartMemory, Ready, Shared, State};
 use writes::Writes;
 
-/// How long the end of calls is waited for when an upload is given up.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// The same where nothing is in a hurry: parts under way are waited for, so that none comes behind the abortion.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
 

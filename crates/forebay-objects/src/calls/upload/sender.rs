@@ -9,11 +9,10 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 use forebay_sys::threads;
 
-use super::PATIENCE;
 use super::joint::Piece;
 use super::state::{Ready, Shared};
 use crate::calls::exchange::{self, End, Reply, Verdict};
-use crate::calls::multipart::{Begun, SentPart};
+use crate::calls::multipart::{Begun, PATIENCE, SentPart};
 use crate::calls::{checksum, exchange::judge};
 use crate::endpoint::Endpoint;
 use crate::wire::call::Body;
