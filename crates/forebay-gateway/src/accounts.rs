@@ -78,8 +78,16 @@ pub fn read_accounts(path: &Path) -> Result<Vec<AccountEntry>> {
 fn parse_accounts(text: &str) -> Result<Vec<AccountEntry>> {
     let file: AccountsFile = toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(0, |span| text[..span.start].lines().count().max(1));
-        Error::new(ErrorKind::InvalidInput, format!("cannot read accounts: {}", error.message()))
+        // Others repeat a value.
+        let is_plain = |start: &str| error.message().starts_with(start);
+        let why = if is_plain("unknown field") || is_plain("missing field") {
+            error.message()
+        } else {
+            "not as TOML has it, or of another type"
+        };
+        Error::new(ErrorKind::InvalidInput, format!("cannot read accounts: {why}"))
             .with("line", line)
+            .hint("docs/guides/gateway.md has the fields of an account; values of texts are quoted")
     })?;
     if file.account.is_empty() {
         return Err(Error::new(ErrorKind::InvalidInput, "the accounts file has no [[account]]"));
@@ -204,6 +212,7 @@ mod tests {
             ("uid = 1\n", "go together"),
             (FILE, "two accounts"),
             ("read_only = hush-hush\n", "line=4"),
+            ("connections = \"hush-hush\"\n", "line=4"),
         ] {
             let error = parse_accounts(&format!("{FILE}{more}")).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");

@@ -76,6 +76,14 @@ fn bodies_that_are_not_as_said() {
 }
 
 #[test]
+fn forms_are_refused() {
+    let gateway = started();
+    let kind = ("content-type", "multipart/form-data; boundary=b");
+    let reply = gateway.raw().ask("POST", "/bkt", &[kind], b"--b--");
+    assert_eq!(reply.code(), "NotImplemented", "{reply:?}");
+}
+
+#[test]
 fn what_is_too_large() {
     let gateway = started();
     let raw = gateway.raw();
@@ -154,6 +162,11 @@ fn accounts_have_their_own_and_no_more() {
     }
     assert_eq!(by("below").get("/sub/k").text(), "bytes");
     assert_eq!(by("below").get("/bkt/sub/k").code(), "NoSuchBucket");
+    // What the gateway keeps in the buckets of an account below is nobody's object.
+    assert_eq!(by("all").put("/bkt/sub/.forebay/lock", b"").code(), "InvalidArgument");
+    assert_eq!(by("all").get("/bkt/sub/.forebay/lock").code(), "NoSuchKey");
+    assert_eq!(by("below").put("/sub/k", b"bytes").status, 200);
+    assert!(!by("all").get("/bkt").text().contains(".forebay"));
 
     let one = by("one");
     let mut held = one.connect();

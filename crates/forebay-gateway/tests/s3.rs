@@ -207,3 +207,45 @@ fn checksums_and_digests_are_compared() {
     // Refused requests changed nothing.
     assert_eq!(raw.get("/bkt/k").text(), "123456789");
 }
+
+#[test]
+fn an_upload_that_begins_at_one_gateway_ends_at_another() {
+    let first = Gateway::start();
+    first.bucket("bkt");
+    let second = first.beside();
+    let parts = [pattern(5 << 20), pattern(1000)];
+    let begun = first.raw().ask("POST", "/bkt/k?uploads", &[("x-amz-meta-a", "1")], b"");
+    let id = begun.between("UploadId");
+    assert!(!id.is_empty(), "{}", begun.text());
+    let put = |raw: served::raw::Raw, number: usize| {
+        let reply = raw.put(&format!("/bkt/k?partNumber={number}&uploadId={id}"), &parts[number - 1]);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.header("etag").unwrap()
+    };
+    let etags = [put(first.raw(), 1), put(second.raw(), 2)];
+    let listed = second.raw().get(&format!("/bkt/k?uploadId={id}")).text();
+    assert_eq!(listed.matches("<PartNumber>").count(), 2, "{listed}");
+    assert!(first.raw().get("/bkt?uploads").text().contains(&id));
+    let part = |number: usize| {
+        format!("<Part><PartNumber>{number}</PartNumber><ETag>{}</ETag></Part>", etags[number - 1])
+    };
+    let body = format!("<CompleteMultipartUpload>{}{}</CompleteMultipartUpload>", part(1), part(2));
+    let done = second.raw().ask("POST", &format!("/bkt/k?uploadId={id}"), &[], body.as_bytes());
+    assert_eq!(done.status, 200, "{}", done.text());
+    assert!(!done.between("ChecksumCRC64NVME").is_empty(), "{}", done.text());
+    let whole = first.raw().ask("GET", "/bkt/k", &[("x-amz-checksum-mode", "ENABLED")], b"");
+    assert!(whole.body == parts.concat());
+    assert_eq!(whole.header("x-amz-meta-a").as_deref(), Some("1"));
+    // The checksum that was joined is that of the bytes.
+    assert_eq!(
+        whole.header("x-amz-checksum-crc64nvme"),
+        first.raw().put("/bkt/again", &parts.concat()).header("x-amz-checksum-crc64nvme")
+    );
+    let part = first.raw().get("/bkt/k?partNumber=2");
+    assert_eq!((part.status, part.header("x-amz-mp-parts-count").as_deref()), (206, Some("2")));
+    assert!(part.body == parts[1]);
+    assert_eq!(
+        first.raw().ask("DELETE", &format!("/bkt/none?uploadId={id}x"), &[], b"").code(),
+        "NoSuchUpload"
+    );
+}

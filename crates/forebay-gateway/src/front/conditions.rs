@@ -126,13 +126,15 @@ fn out_of_range(len: u64) -> S3Error {
 /// Where a part lies. An object that was written at once is its only part.
 fn part_range(facts: &Facts, part: i32) -> S3Result<(Range<u64>, Option<i32>)> {
     let parts = &facts.meta.parts;
-    let before = usize::try_from(part - 1).map_err(|_| S3Error::new(S3ErrorCode::InvalidArgument))?;
+    let before =
+        usize::try_from(part.saturating_sub(1)).map_err(|_| S3Error::new(S3ErrorCode::InvalidArgument))?;
     if parts.is_empty() && before == 0 {
         return Ok((0..facts.len, None));
     }
     let len = parts.get(before).ok_or_else(|| S3Error::new(S3ErrorCode::InvalidPart))?;
-    let start: u64 = parts[..before].iter().sum();
-    Ok((start..(start + len).min(facts.len), i32::try_from(parts.len()).ok()))
+    // Lengths of a record that another program wrote may be any.
+    let start = parts[..before].iter().fold(0u64, |sum, len| sum.saturating_add(*len)).min(facts.len);
+    Ok((start..start.saturating_add(*len).min(facts.len), i32::try_from(parts.len()).ok()))
 }
 
 #[cfg(test)]

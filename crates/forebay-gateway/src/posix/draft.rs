@@ -282,8 +282,9 @@ pub(super) fn remove(inner: &Inner, target: &Target, condition: &Condition) -> S
     let path = target.path();
     let aside = open_below(&inner.root, &path, OFlags::PATH).and_then(stat_file).ok();
     match rustix::fs::unlinkat(&parent, target.key.split().1, AtFlags::empty()) {
-        // A directory is no object of this key.
-        Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => {}
+        Ok(()) => {}
+        // A directory is no object of this key. Others made the directories above it.
+        Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => return Ok(()),
         Err(errno) => return Err(fault(errno, "cannot remove file")),
     }
     if let Some(stat) = aside {

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, openat};
 use rustix::io::Errno;
 
 use super::inner::Inner;
-use super::names::{KeyPath, OWN, is_key};
+use super::names::{KeyPath, is_key, is_own};
 use super::record::{self, Identity};
 use super::tree::{self, fault, open_below};
 use crate::store::{Entry, ListAsk, ListPage, Listed, StoreResult};
@@ -129,7 +129,7 @@ impl Walk<'_> {
         let stat = match tree::stat_name(dir, name) {
             Ok(stat) if super::read::is_file(&stat) => stat,
             // It went since the directory was read, or became another thing.
-            Ok(_) | Err(Errno::NOENT | Errno::STALE) => return Ok(()),
+            Ok(_) | Err(Errno::NOENT) => return Ok(()),
             Err(errno) => return Err(fault(errno, "cannot examine file")),
         };
         let identity = Identity::new(&stat);
@@ -201,7 +201,7 @@ impl Walk<'_> {
             text.push_str(name);
             let mut kind = match file_type {
                 FileType::RegularFile => Kind::File,
-                FileType::Directory if path.is_empty() && name == OWN => return true,
+                FileType::Directory if is_own(name) => return true,
                 FileType::Directory => Kind::Dir,
                 _ => return true,
             };
@@ -298,7 +298,7 @@ fn read_names(dir: &OwnedFd, room: usize, mut each: impl FnMut(&str, FileType) -
         let entry = match entry {
             Ok(entry) => entry,
             // It was removed since it was opened.
-            Err(Errno::NOENT | Errno::STALE) => return Ok(()),
+            Err(Errno::NOENT) => return Ok(()),
             Err(errno) => return Err(fault(errno, "cannot read directory")),
         };
         let Ok(name) = entry.file_name().to_str() else { continue };

@@ -35,7 +35,8 @@ impl KeyPath {
         for name in path.split('/') {
             check_name(name)?;
         }
-        if path.split('/').next() == Some(OWN) {
+        // At any depth: the bucket of another account may lie in a directory of this one.
+        if path.split('/').any(is_own) {
             return Err(StoreError::Key(".forebay is the gateway's own"));
         }
         Ok(Self { path: path.to_owned(), is_folder })
@@ -50,6 +51,11 @@ impl KeyPath {
     pub(super) fn key(&self) -> String {
         if self.is_folder { format!("{}/", self.path) } else { self.path.clone() }
     }
+}
+
+/// Whether a name is that of a gateway's own directory, also where names are equal in any case.
+pub(super) fn is_own(name: &str) -> bool {
+    name.eq_ignore_ascii_case(OWN)
 }
 
 fn check_name(name: &str) -> StoreResult<()> {
@@ -111,11 +117,13 @@ mod tests {
         assert!(why(&"abcdefg/".repeat(129)).contains("1 024"));
         assert!(why(".forebay/tmp/x").contains("own"));
         assert!(why(".forebay").contains("own"));
+        assert!(why("bucket/.forebay/lock").contains("own"));
+        assert!(why("a/.Forebay/").contains("own"));
     }
 
     #[test]
     fn other_names_are_paths() {
-        for key in ["a", "a/b", ".hidden", "a/.forebay", "a b/ü", "...", "-", "a\nb"] {
+        for key in ["a", "a/b", ".hidden", "a/.forebay2", "a b/ü", "...", "-", "a\nb"] {
             let path = KeyPath::new(key).unwrap();
             assert_eq!((path.path.as_str(), path.is_folder, path.key().as_str()), (key, false, key));
         }

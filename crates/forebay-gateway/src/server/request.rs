@@ -33,6 +33,11 @@ pub(super) struct Request {
     pub(super) status: StatusCode,
 }
 
+/// 499, as other servers log it: no status of HTTP.
+fn client_left() -> StatusCode {
+    StatusCode::from_u16(499).unwrap_or_default()
+}
+
 impl Request {
     pub(super) fn new(connection: &Arc<Connection>, head: &hyper::Request<Incoming>) -> Self {
         connection.watch.begin_request();
@@ -46,7 +51,8 @@ impl Request {
             began: (SystemTime::now(), Instant::now()),
             came: Arc::default(),
             sent: 0,
-            status: StatusCode::default(),
+            // Until there is another one: the client went away before it was answered.
+            status: client_left(),
         }
     }
 }

@@ -25,7 +25,9 @@ pub(super) async fn serve(
         None if head_len(&head) > site.limits.head_bytes => {
             refusal(S3ErrorCode::RequestHeaderSectionTooLarge)
         }
-        // All that is posted is XML.
+        // Their fields are not signed as headers are, and would be taken without them.
+        None if is_form(&head) => refusal(S3ErrorCode::NotImplemented),
+        // All else that is posted is XML.
         None if head.method() == Method::POST && body_len(&head) > site.limits.xml_bytes as u64 => {
             refusal(S3ErrorCode::MaxMessageLengthExceeded)
         }
@@ -64,6 +66,12 @@ fn refusal(code: S3ErrorCode) -> HttpResponse {
         *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         answer
     })
+}
+
+/// An object that a form of a browser sends.
+fn is_form(head: &hyper::Request<Incoming>) -> bool {
+    let kind = head.headers().get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+    head.method() == Method::POST && kind.trim_ascii_start().to_ascii_lowercase().starts_with(b"multipart/")
 }
 
 fn head_len(head: &hyper::Request<Incoming>) -> usize {
