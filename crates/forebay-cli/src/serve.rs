@@ -88,7 +88,7 @@ fn entries(args: &S3Args) -> Result<Vec<AccountEntry>> {
     if let Some(path) = &args.accounts {
         return read_accounts(path);
     }
-    let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let set = |name| forebay_config::env::text(name).filter(|value| !value.is_empty());
     let keys = set("AWS_ACCESS_KEY_ID").zip(set("AWS_SECRET_ACCESS_KEY"));
     let (access_key, secret_key) = keys.ok_or_else(|| {
         Error::new(ErrorKind::InvalidInput, "no account is given")
