@@ -110,8 +110,8 @@ nfs: release ## Read and write files of a real NFS server (nfs-ganesha) over TCP
 	@$(STEP) "NFS (nfs-ganesha)" .ci/nfs $(FOREBAY)
 
 .PHONY: s3
-s3: release ## Read and write objects of real S3 servers (moto, rclone)
-	@$(STEP) "S3 (moto, rclone)" .ci/s3 $(FOREBAY) moto rclone
+s3: release ## Read and write objects of real S3 servers (moto, rclone, and ours)
+	@$(STEP) "S3 (moto, rclone, forebay)" .ci/s3 $(FOREBAY) moto rclone forebay
 
 .PHONY: s3-servers
 s3-servers: release ## The same with versitygw, which Go builds, and Ceph's own gateway
