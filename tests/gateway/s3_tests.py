@@ -34,8 +34,15 @@ def settings(port: int) -> str:
     """What the suite reads: three users. Sections of what no case here asks for have to be there."""
     text = f"[DEFAULT]\nhost = 127.0.0.1\nport = {port}\nis_secure = False\nssl_verify = False\n"
     text += "[fixtures]\nbucket prefix = s3t-{random}-\niam name prefix = s3t-\niam path prefix = /s3t/\n"
-    for section, user in [("s3 main", "main"), ("s3 alt", "alt"), ("s3 tenant", "tenant"), *((name, "main") for name in UNUSED)]:
-        text += f"[{section}]\ndisplay_name = {user}\nuser_id = {user}\nemail = {user}@example.com\napi_name = us-east-1\n"
+    for section, user in [
+        ("s3 main", "main"),
+        ("s3 alt", "alt"),
+        ("s3 tenant", "tenant"),
+        *((name, "main") for name in UNUSED),
+    ]:
+        text += (
+            f"[{section}]\ndisplay_name = {user}\nuser_id = {user}\nemail = {user}@example.com\napi_name = us-east-1\n"
+        )
         text += f"access_key = {user}\nsecret_key = secret-of-{user}\ntenant = {user}\n"
     return text
 
@@ -43,11 +50,11 @@ def settings(port: int) -> str:
 UNUSED = ("iam", "iam root", "iam alt root")
 
 
-def accounts(folder: Path) -> str:
+def accounts() -> str:
     """Users of one directory, whose buckets nobody else may enter: as root, with user numbers of their own."""
     text = ""
     for number, user in enumerate(USERS, 10_001):
-        text += f'[[account]]\naccess_key = "{user}"\nsecret_key = "secret-of-{user}"\ndirectory = "{folder}"\n'
+        text += f'[[account]]\naccess_key = "{user}"\nsecret_key = "secret-of-{user}"\n'
         if os.getuid() == 0:
             text += f"uid = {number}\ngid = {number}\n"
     return text
@@ -63,15 +70,34 @@ def forebay(program: str, folder: Path, port: int) -> list[str]:
     (folder / "data").mkdir()
     (folder / "data").chmod(0o1777)
     folder.chmod(0o755)
-    (folder / "accounts.toml").write_text(accounts(folder / "data"))
+    (folder / "accounts.toml").write_text(accounts())
     (folder / "accounts.toml").chmod(0o600)
-    return [program, "serve", "s3", str(folder / "data"), "--listen", f"127.0.0.1:{port}", "--accounts", str(folder / "accounts.toml")]
+    return [
+        program,
+        "serve",
+        "s3",
+        str(folder / "data"),
+        "--listen",
+        f"127.0.0.1:{port}",
+        "--accounts",
+        str(folder / "accounts.toml"),
+    ]
 
 
 def versitygw(program: str, folder: Path, port: int) -> list[str]:
     (folder / "data").mkdir()
     (folder / "iam").mkdir()
-    words = [program, "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "--access", "main", "--secret", "secret-of-main"]
+    words = [
+        program,
+        "--port",
+        f"127.0.0.1:{port}",
+        "--quiet",
+        "--keep-alive",
+        "--access",
+        "main",
+        "--secret",
+        "secret-of-main",
+    ]
     return [*words, "--iam-dir", str(folder / "iam"), "posix", "--sidecar", str(folder / "iam"), str(folder / "data")]
 
 
@@ -104,7 +130,18 @@ def tested(folder: Path, port: int, suite: Path, names: list[str], words: list[s
     conf, report = folder / "s3tests.conf", folder / "report.xml"
     conf.write_text(settings(port))
     paths = [f"s3tests/functional/test_s3.py::{name}" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-n", "4", f"--junitxml={report}", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "-n",
+        "4",
+        f"--junitxml={report}",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run(
         [*command, *words, *paths],
         cwd=suite,

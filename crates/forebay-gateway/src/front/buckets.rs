@@ -161,6 +161,50 @@ impl Front {
         })
     }
 
+    /// Each object has one version, as in a bucket that never had others.
+    pub(super) async fn versions(
+        &self,
+        request: S3Request<ListObjectVersionsInput>,
+    ) -> S3Result<ListObjectVersionsOutput> {
+        let input = request.input;
+        let signed = request.credentials.as_ref();
+        let ask = PageAsk {
+            bucket: input.bucket.clone(),
+            prefix: input.prefix.clone(),
+            delimiter: input.delimiter.clone(),
+            after: input.key_marker.clone().unwrap_or_default(),
+            max: input.max_keys,
+            names: Names::of(input.encoding_type.as_ref())?,
+        };
+        let names = ask.names;
+        let page = self.page(signed, ask, owner(signed)).await?;
+        let versions = page.objects.into_iter().map(|object| ObjectVersion {
+            key: object.key,
+            size: object.size,
+            last_modified: object.last_modified,
+            e_tag: object.e_tag,
+            owner: object.owner,
+            is_latest: Some(true),
+            version_id: Some("null".to_owned()),
+            storage_class: Some(ObjectVersionStorageClass::from_static(ObjectVersionStorageClass::STANDARD)),
+            ..ObjectVersion::default()
+        });
+        Ok(ListObjectVersionsOutput {
+            name: Some(input.bucket),
+            prefix: Some(names.of_text(input.prefix.unwrap_or_default())),
+            key_marker: Some(names.of_text(input.key_marker.unwrap_or_default())),
+            max_keys: Some(page.max),
+            is_truncated: Some(page.next.is_some()),
+            versions: Some(versions.collect()),
+            common_prefixes: Some(page.prefixes),
+            delimiter: input.delimiter.filter(|text| !text.is_empty()).map(|text| names.of_text(text)),
+            next_version_id_marker: page.next.as_ref().map(|_| "null".to_owned()),
+            next_key_marker: page.next.map(|next| names.of_text(next)),
+            encoding_type: input.encoding_type,
+            ..ListObjectVersionsOutput::default()
+        })
+    }
+
     async fn page(
         &self,
         signed: Option<&s3s::auth::Credentials>,

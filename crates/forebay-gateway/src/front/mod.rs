@@ -114,6 +114,7 @@ operations! {
     get_bucket_acl: GetBucketAclInput -> GetBucketAclOutput, bucket_acl;
     list_objects: ListObjectsInput -> ListObjectsOutput, list;
     list_objects_v2: ListObjectsV2Input -> ListObjectsV2Output, list_v2;
+    list_object_versions: ListObjectVersionsInput -> ListObjectVersionsOutput, versions;
     put_object: PutObjectInput -> PutObjectOutput, put;
     get_object: GetObjectInput -> GetObjectOutput, get;
     head_object: HeadObjectInput -> HeadObjectOutput, head;
