@@ -6,6 +6,8 @@
     bench/objects.py --rows get16,tls16   some of the rows
     bench/objects.py --gpu                into the memory of GPU 0 (KvikIO, Run:ai's streamer and s3torchconnector, where installed)
 
+The rows of GPUs want nothing prepared: their clients are those of this Python, the server is VERSITYGW (tests/s3/server).
+
 The server is versitygw with keep-alive, started for the run on loopback (tests/s3/server), its files in /dev/shm. Server and clients
 share the same two CPUs, or those of --cpus. Each measurement is a process of its own; a first one of each does not count. Uploads to a
 server that only checks go to fake-s3, which keeps no bodies; so do the rows of memory, whose objects it makes.
@@ -44,7 +46,7 @@ TENSORS, TENSOR = 5_000, 95_000
 LIMIT_S = 120
 #: Rows that count objects or tensors, not bytes.
 COUNTED = ("small", "tensors")
-GPU_MEMORY = ("forebay, GPU", "kvikio", "runai", "s3torchconnector")
+GPU_OBJECT, GPU_MODEL = 4 << 30, 11 << 30
 
 
 class Row(NamedTuple):
@@ -68,7 +70,11 @@ ROWS = {
     "checked": Row("put", 16, ("forebay", "awscrt", "s5cmd", "boto3"), server="fake"),
     "memory": Row("memory", 16, ("bench, 1 GiB", "bench, 20 GiB", "cp, 1 GiB", "sync, small"), server="fake"),
 }
-GPU_ROWS = {f"gpu{count}": Row("gpu", count, GPU_MEMORY) for count in (1, 16)}
+# A peer's back end or its threads follow its name.
+GPU_ROWS = {
+    "gpu": Row("gpu", 16, ("forebay", "kvikio, 1", "kvikio, 16", "kvikio, 1, poll", "kvikio, 16, poll", "s3torchconnector")),
+    "load": Row("load", 16, ("forebay", "runai, 1", "runai, 16", "s3torchconnector")),
+}
 FASTEST = ("obstore", "awscrt", "s5cmd", "boto3")
 #: Row, the least ratio of rates, the largest of CPU time, beside the fastest of these.
 BARS = [
@@ -81,6 +87,7 @@ BARS = [
     ("checked", 2.0, None, ("boto3", "awscrt", "s5cmd")),
     ("small", 1.3, 0.5, ("s5cmd",)),
     ("tensors", 2.0, None, ("obstore",)),
+    *((name, 1.2, 0.5, row.subjects[1:]) for name, row in GPU_ROWS.items()),
 ]  # fmt: skip
 
 
@@ -96,7 +103,7 @@ def prepare() -> None:
         shutil.copy2(target / program, READY)
     shutil.copytree(ROOT / "python/forebay", READY / "python/forebay", dirs_exist_ok=True)
     shutil.copy2(target / "lib_forebay.so", READY / "python/forebay/_forebay.abi3.so")
-    if not (READY / "venv").exists():
+    if not options.gpu and not (READY / "venv").exists():
         subprocess.run([sys.executable, "-m", "venv", str(READY / "venv")], check=True)
     install = [str(READY / "venv/bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, "--only-binary=:all:", "--no-deps", *PEERS], check=True)
@@ -108,7 +115,10 @@ def prepare() -> None:
 
 
 def write_files(folder: Path, options: argparse.Namespace) -> None:
-    """The object, the small ones, and the tensors."""
+    """The object, the small ones, and the tensors; or the object and the model that a GPU gets."""
+    if options.gpu:
+        write_model(folder)
+        return
     with (folder / "object").open("wb") as file:
         for _ in range(options.size >> 20):
             file.write(os.urandom(1 << 20))
@@ -126,8 +136,33 @@ def write_files(folder: Path, options: argparse.Namespace) -> None:
             file.write(os.urandom(TENSOR))
 
 
+def write_model(folder: Path) -> None:
+    """An object of 4 GiB, and a model of 11 GiB in tensors of 4 to 256 MiB."""
+    block = os.urandom(64 << 20)
+
+    def fill(path: Path, head: bytes, size: int) -> None:
+        with path.open("wb") as file:
+            file.write(head)
+            for at in range(0, size, len(block)):
+                file.write(block[: size - at])
+
+    fill(folder / "object", b"", GPU_OBJECT)
+    sizes = [size << 20 for size in (256, 64, 64, 64, 32, 16, 4, 4, 4, 4)]
+    sizes *= GPU_MODEL // sum(sizes)
+    names, at = {}, 0
+    for number, size in enumerate(sizes):
+        names[f"t{number:05}"] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [at, at + size]}
+        at += size
+    head = json.dumps(names).encode()
+    fill(folder / "model.safetensors", len(head).to_bytes(8, "little") + head, at)
+
+
 def upload(folder: Path) -> None:
-    """By s5cmd, which asks for nothing that a server may lack."""
+    """By s5cmd, which asks for nothing that a server may lack; files for GPUs are laid into the server's folder."""
+    if (folder / "model.safetensors").exists():
+        for name in ("object", "model.safetensors"):
+            os.link(folder / name, Path(os.environ["S3_DATA"]) / "bucket" / name)
+        return
     cp = [*s5cmd(), "cp"]
     for name in ("object", "tensors.safetensors"):
         done([*cp, str(folder / name), f"s3://bucket/{name}"])
@@ -183,25 +218,30 @@ def done(line: list[str], variables: dict[str, str] | None = None, is_kept: bool
     return text, Spent(0, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def by_bench(row: Row, is_gpu: str | None, key: str = "object") -> Spent:
-    """``is_gpu``: the driver's library; none for host memory, and an empty one for the machine's own."""
+def by_bench(row: Row, driver: str | None, key: str = "object") -> Spent:
+    """``driver``: its library; none for host memory."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
         line = [str(READY / "forebay"), "bench", "-P", f"s3://bucket/{key}", "-i", "16M"]
         line += ["-w", str(min(row.connections, 16)), "--json", str(out)]
         # Without a driver device 0 is host memory.
-        _, whole = done(line, {} if is_gpu == "" else {"FOREBAY_LIBCUDA": is_gpu or "/nonexistent"})
+        _, whole = done(line, {"FOREBAY_LIBCUDA": driver or "/nonexistent"})
         found = json.loads(out.read_text())["passes"][-1]
     cpu = found["cpu"]["user_s"] + found["cpu"]["system_s"]
     return Spent(found["bytes"], found["seconds"], cpu, whole.rss_mib)
 
 
 def by_worker(subject: str, row: Row, options: argparse.Namespace) -> Spent:
-    python = sys.executable if row.work == "gpu" else str(READY / "venv/bin/python")
-    line = [python, str(ROOT / "bench/objects/worker.py"), subject, row.work, "--connections", str(row.connections)]
-    text, whole = done(
-        [*line, "--folder", str(options.folder)], {"PYTHONPATH": f"{READY}/python:{os.environ.get('PYTHONPATH', '')}"}
-    )
+    python = str(READY / "venv/bin/python")
+    variables = {"PYTHONPATH": f"{READY}/python"}
+    subject, *more = subject.split(", ")
+    connections = more[0] if more else str(row.connections)
+    if row.work in GPU_ROWS:
+        # This Python's own packages; KvikIO's second back end.
+        python = sys.executable
+        variables = {"KVIKIO_REMOTE_IO_BACKEND": "MULTI_POLL"} if more[1:] else {}
+    line = [python, str(ROOT / "bench/objects/worker.py"), subject, row.work, "--connections", connections]
+    text, whole = done([*line, "--folder", str(options.folder)], variables)
     found = json.loads(text.splitlines()[-1])
     return Spent(found["count"], found["seconds"], found["cpu_s"], whole.rss_mib)
 
@@ -260,8 +300,6 @@ def measure(subject: str, row: Row, options: argparse.Namespace) -> Spent:
         return by_bench(row, None)
     if subject == "forebay, soft GPU":
         return by_bench(row, str(READY / "libfake_cuda.so"))
-    if subject == "forebay, GPU":
-        return by_bench(row, "")
     is_program = subject in ("s5cmd", "rclone") or (subject == "forebay" and row.work in ("put", "small"))
     return by_program(subject, row, options) if is_program else by_worker(subject, row, options)
 
@@ -368,6 +406,7 @@ def inside(options: argparse.Namespace) -> int:
     rows = {name: ({**ROWS, **GPU_ROWS})[name] for name in options.rows}
     if os.environ["S3_SERVER"] != "fake":
         upload(options.folder)
+    if not rows.keys() <= GPU_ROWS.keys():
         options.signed = done([str(READY / "venv/bin/python"), "-c", SIGN])[0].strip()
     records = run_rows(rows, options)
     with options.records.open("a") as file:
@@ -378,7 +417,7 @@ def inside(options: argparse.Namespace) -> int:
 def beside(server: str, line: list[str], options: argparse.Namespace) -> int:
     """Runs a command beside a server: its exit code."""
     variables = os.environ | {"TMPDIR": "/dev/shm"} | ({"S3_TLS": "1"} if server == "TLS" else {})
-    pinned = ["taskset", "-c", options.cpus]
+    pinned = ["taskset", "-c", options.cpus] if options.cpus else []
     if server != "fake":
         line = [*pinned, str(ROOT / "tests/s3/server"), "versitygw", *line]
         return subprocess.run(line, env=variables, check=False).returncode
@@ -409,13 +448,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--small", type=int, default=SMALL, help="objects of 4 KiB (10000)")
     parser.add_argument("--tensors", type=int, default=TENSORS, help="tensors of 95 KB in one object (5000)")
     parser.add_argument(
-        "--cpus", default=",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), help="(the first two)"
+        "--cpus", help="of server and clients (the first two; for GPUs all)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--records", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not options.cpus and not options.gpu:
+        options.cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     options.rows = options.rows or list(GPU_ROWS if options.gpu else ROWS)
     unknown = set(options.rows) - ROWS.keys() - GPU_ROWS.keys()
     if unknown:
@@ -430,7 +471,7 @@ def main() -> int:
         return 0
     if options.inside:
         return inside(options)
-    if not (READY / "venv").exists():
+    if not options.gpu and not (READY / "venv").exists():
         sys.exit("error: nothing is prepared\nhint: bench/objects.py --prepare")
     every = {**ROWS, **GPU_ROWS}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:

@@ -251,12 +251,12 @@ def forebay_tensors(_: argparse.Namespace) -> Work:
     return lambda: len(forebay.load_file(f"s3://{BUCKET}/tensors.safetensors", framework="numpy"))
 
 
-def forebay_gpu(_: argparse.Namespace) -> Work:
+def forebay_gpu(options: argparse.Namespace) -> Work:
     import torch
 
     import forebay
 
-    into = torch.empty(os.path.getsize(_.folder / "object"), dtype=torch.uint8, device="cuda")
+    into = torch.empty(os.path.getsize(options.folder / "object"), dtype=torch.uint8, device="cuda")
     file = forebay.open(f"s3://{BUCKET}/object")
 
     def read() -> int:
@@ -268,6 +268,7 @@ def forebay_gpu(_: argparse.Namespace) -> Work:
 
 
 def kvikio_gpu(options: argparse.Namespace) -> Work:
+    """Its back end is chosen by KVIKIO_REMOTE_IO_BACKEND."""
     import cupy
     import kvikio
     import kvikio.defaults
@@ -275,7 +276,7 @@ def kvikio_gpu(options: argparse.Namespace) -> Work:
     os.environ.setdefault("AWS_DEFAULT_REGION", os.environ["AWS_REGION"])
     kvikio.defaults.set({"num_threads": options.connections})
     into = cupy.empty((options.folder / "object").stat().st_size, dtype="u1")
-    file = kvikio.RemoteFile.open_s3_url(f"s3://{BUCKET}/object")
+    file = kvikio.RemoteFile.open_s3_url(f"{os.environ['AWS_ENDPOINT_URL']}/{BUCKET}/object")
 
     def read() -> int:
         count = int(file.read(into))
@@ -285,26 +286,22 @@ def kvikio_gpu(options: argparse.Namespace) -> Work:
     return read
 
 
-def runai_gpu(_: argparse.Namespace) -> Work:
-    import torch
-    from runai_model_streamer import SafetensorsStreamer
+def connector() -> Any:
+    from s3torchconnector import S3Checkpoint, S3ClientConfig
 
-    def load() -> int:
-        with SafetensorsStreamer() as streamer:
-            streamer.stream_file(f"s3://{BUCKET}/tensors.safetensors")
-            count = sum(tensor.to("cuda", non_blocking=True).nbytes for _, tensor in streamer.get_tensors())
-        torch.cuda.synchronize()
-        return count
-
-    return load
+    environment = os.environ
+    return S3Checkpoint(
+        region=environment["AWS_REGION"],
+        endpoint=environment["AWS_ENDPOINT_URL"],
+        s3client_config=S3ClientConfig(force_path_style=True),
+    )
 
 
 def connector_gpu(_: argparse.Namespace) -> Work:
     import torch
-    from s3torchconnector import S3Checkpoint
 
-    environment = os.environ
-    there = S3Checkpoint(region=environment["AWS_REGION"], endpoint=environment["AWS_ENDPOINT_URL"])
+    torch.cuda.init()
+    there = connector()
 
     def read() -> int:
         with there.reader(f"s3://{BUCKET}/object") as file:
@@ -315,12 +312,62 @@ def connector_gpu(_: argparse.Namespace) -> Work:
     return read
 
 
+def bytes_of(tensors: Any) -> int:
+    import torch
+
+    torch.cuda.synchronize()
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def forebay_load(_: argparse.Namespace) -> Work:
+    import torch
+
+    import forebay
+
+    torch.empty(1, device="cuda")
+    # One byte, as the others read.
+    with forebay.open(f"s3://{BUCKET}/object") as file:
+        file.read(1, 0)
+    return lambda: bytes_of(forebay.load_file(f"s3://{BUCKET}/model.safetensors", device="cuda:0").values())
+
+
+def runai_load(options: argparse.Namespace) -> Work:
+    import torch
+    from runai_model_streamer import SafetensorsStreamer
+
+    os.environ.update(RUNAI_STREAMER_CONCURRENCY=str(options.connections), RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING="0")
+    torch.empty(1, device="cuda")
+
+    def load() -> int:
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_file(f"s3://{BUCKET}/model.safetensors")
+            return bytes_of([tensor.to("cuda", non_blocking=True) for _, tensor in streamer.get_tensors()])
+
+    return load
+
+
+def connector_load(_: argparse.Namespace) -> Work:
+    import safetensors.torch
+    import torch
+
+    torch.empty(1, device="cuda")
+    there = connector()
+
+    def load() -> int:
+        with there.reader(f"s3://{BUCKET}/model.safetensors") as file:
+            tensors = safetensors.torch.load(file.read())
+        return bytes_of([tensor.to("cuda") for tensor in tensors.values()])
+
+    return load
+
+
 SUBJECTS: dict[tuple[str, str], Callable[[argparse.Namespace], Work]] = {
     ("boto3", "get"): boto3_get, ("boto3", "put"): boto3_put,
     ("obstore", "get"): obstore_get, ("obstore", "tensors"): obstore_tensors,
     ("awscrt", "get"): awscrt_get, ("awscrt", "put"): awscrt_put,
     ("forebay", "tensors"): forebay_tensors, ("forebay", "gpu"): forebay_gpu,
-    ("kvikio", "gpu"): kvikio_gpu, ("runai", "gpu"): runai_gpu, ("s3torchconnector", "gpu"): connector_gpu,
+    ("kvikio", "gpu"): kvikio_gpu, ("s3torchconnector", "gpu"): connector_gpu,
+    ("forebay", "load"): forebay_load, ("runai", "load"): runai_load, ("s3torchconnector", "load"): connector_load,
 }  # fmt: skip
 
 
