@@ -31,19 +31,29 @@ unsafe extern "C-unwind" {
 /// `PTHREAD_CANCEL_DISABLE` of <pthread.h>.
 const CANCEL_DISABLE: c_int = 1;
 
+/// `errno` of this thread.
+fn errno() -> c_int {
+    // SAFETY: the address of this thread's own variable.
+    unsafe { *libc::__errno_location() }
+}
+
 /// Runs a call of the interface; `None` where a panic ended it, or in a child of fork, before it touches any lock.
 ///
 /// A program's `pthread_cancel` waits until it is over: a cancellation unwinds the stack from within some call of libc,
 /// past locks and I/O in flight. Where the program asked for asynchronous ones it strikes at the second call here. So
 /// there must be nothing to unwind from here up to the program: nothing to drop, and no frame that stops an unwinding,
 /// which is why the interface is `extern "C-unwind"`.
+///
+/// The program's `errno` stays as it was: our own system calls change it, those of a call that succeeds, too.
 fn run<T: Copy>(call: impl FnOnce() -> T) -> Option<T> {
+    let kept = errno();
     let mut before = 0;
     // SAFETY: sets a state of this thread; a place of ours.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
     let result = caught(call);
     // SAFETY: sets it back.
     unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
+    status::set_errno(kept);
     result
 }
 
