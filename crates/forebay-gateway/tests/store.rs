@@ -241,10 +241,10 @@ fn meta_of_any_length_is_kept_and_does_not_describe_another_file() {
         assert_eq!(store.facts("bucket", "k").unwrap().meta, Meta::default());
         // Said later of an object that is there.
         let facts = store.facts("bucket", "k").unwrap();
-        let said = store.describe("bucket", "k", &|meta| meta.user.clone_from(&long.user)).unwrap();
+        let said = store.describe("bucket", "k", None, &|meta| meta.user.clone_from(&long.user)).unwrap();
         assert_eq!((&said.etag, &said.meta), (&facts.etag, &long));
         assert_eq!(other.facts("bucket", "k").unwrap(), said);
-        let short = store.describe("bucket", "k", &|meta| meta.user.clear()).unwrap();
+        let short = store.describe("bucket", "k", None, &|meta| meta.user.clear()).unwrap();
         assert_eq!((&other.facts("bucket", "k").unwrap(), &short.etag), (&short, &facts.etag));
         assert_eq!(read(&store, "k"), b"2");
     }
@@ -274,6 +274,39 @@ fn buckets_are_directories() {
     store.remove_bucket("bucket").unwrap();
     assert!(!dir.path().join("bucket").exists());
     assert!(matches!(store.remove_bucket("bucket"), Err(StoreError::NoBucket)));
+}
+
+#[test]
+fn a_bucket_that_is_not_empty_stays_as_it_is() {
+    let (dir, store) = store_with(abilities());
+    let path = dir.path().join("bucket");
+    let id = store.begin_upload("bucket", "k", Meta::default()).unwrap();
+    for name in ["empty/below", "z/deep", ".forebay/tmp", ".forebay/meta"] {
+        std::fs::create_dir_all(path.join(name)).unwrap();
+    }
+    std::fs::write(path.join(".forebay/tmp/temporary"), "x").unwrap();
+    std::fs::write(path.join(".forebay/meta/record"), "x").unwrap();
+    let stays = || {
+        assert!(matches!(store.remove_bucket("bucket"), Err(StoreError::BucketFull)));
+        for name in ["empty/below", "z/deep", ".forebay/tmp/temporary", ".forebay/meta/record"] {
+            assert!(path.join(name).exists(), "{name}");
+        }
+        assert_eq!(store.upload("bucket", "k", &id).unwrap().id, id);
+    };
+    // An object; a thing that is none; a directory that is an object.
+    put(&store, "z/object", b"x");
+    stays();
+    store.remove("bucket", "z/object", &Condition::None).unwrap();
+    std::fs::create_dir_all(path.join("z/deep")).unwrap();
+    std::os::unix::fs::symlink("nowhere", path.join("z/deep/link")).unwrap();
+    stays();
+    std::fs::remove_file(path.join("z/deep/link")).unwrap();
+    let folder = store.begin("bucket", "z/deep/", None).unwrap();
+    folder.publish(0, Meta::default(), &Condition::None).unwrap();
+    stays();
+    store.remove("bucket", "z/deep/", &Condition::None).unwrap();
+    store.remove_bucket("bucket").unwrap();
+    assert!(!path.exists());
 }
 
 #[test]

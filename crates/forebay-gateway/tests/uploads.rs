@@ -139,14 +139,28 @@ fn what_is_asked_wrongly_is_refused_and_the_upload_stays() {
     assert!(matches!(try_parts(&[&one, &(2, one.1.clone())]), Err(StoreError::NoPart(2))));
     assert!(matches!(try_parts(&[&one, &(4, one.1.clone())]), Err(StoreError::NoPart(4))));
     assert!(matches!(try_parts(&[&one, &short, &three]), Err(StoreError::PartLength(2))));
-    assert!(matches!(store.remove_bucket("bucket"), Err(StoreError::BucketFull)));
     assert!(matches!(store.facts("bucket", "k"), Err(StoreError::NoObject)));
     let ids: Vec<_> =
         store.uploads("bucket").unwrap().into_iter().map(|upload| (upload.key, upload.id)).collect();
     assert_eq!(ids, [("k".to_owned(), id.clone())]);
     store.abort_upload("bucket", "k", &id).unwrap();
     assert!(matches!(try_parts(&[&one]), Err(StoreError::NoUpload)));
-    store.remove_bucket("bucket").unwrap();
+}
+
+#[test]
+fn a_bucket_goes_with_its_unfinished_uploads() {
+    for abilities in variants() {
+        let (dir, store) = store_with(abilities);
+        let id = begin(&store, "k");
+        let one = part(&store, "k", &id, 1, b"bytes");
+        let late = store.begin_part("bucket", "k", &id, 2, None).unwrap();
+        store.remove_bucket("bucket").unwrap();
+        assert!(!dir.path().join("bucket").exists());
+        assert!(matches!(finish(&store, "k", &id, std::slice::from_ref(&one)), Err(StoreError::NoBucket)));
+        store.make_bucket("bucket").unwrap();
+        assert!(matches!(finish(&store, "k", &id, &[one]), Err(StoreError::NoUpload)));
+        assert!(matches!(late.publish(0, Meta::default(), &Condition::None), Err(StoreError::NoUpload)));
+    }
 }
 
 #[test]

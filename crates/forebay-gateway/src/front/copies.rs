@@ -10,7 +10,7 @@ use super::conditions::{ReadTerms, write_condition};
 use super::said::{meta_of, tag_of, time_of};
 use super::sums::{self, Algorithm, kind, tell_checksum};
 use super::{Front, blocking, no_version};
-use crate::store::{Condition, Facts, Meta, Opened, Store};
+use crate::store::{Condition, Facts, Meta, Opened, Store, StoreError};
 
 /// An object that is copied from.
 struct Source {
@@ -113,12 +113,14 @@ impl Front {
             let opened = source.open(store.as_ref())?;
             if is_self && changes.algorithm.is_none() && condition == Condition::None {
                 let change = |meta: &mut Meta| changes.apply(meta);
-                return store.describe(&input.bucket, &input.key, &change).map_err(answer);
+                let etag = Some(opened.facts.etag.as_str());
+                return store.describe(&input.bucket, &input.key, etag, &change).map_err(answer);
             }
             let meta = changes.meta_of_copy(&opened)?;
             let len = opened.facts.len;
             let draft = store.begin(&input.bucket, &input.key, Some(len)).map_err(answer)?;
             draft.copy_from(&opened.file, 0, len, 0).map_err(answer)?;
+            is_unchanged(&opened)?;
             draft.publish(len, meta, &condition).map_err(answer)
         })
         .await?;
@@ -151,6 +153,7 @@ impl Front {
                 .begin_part(&input.bucket, &input.key, &input.upload_id, number, Some(len))
                 .map_err(answer)?;
             draft.copy_from(&opened.file, range.start, len, 0).map_err(answer)?;
+            is_unchanged(&opened)?;
             let meta = Meta { checksum: Some(checksum), ..Meta::default() };
             draft.publish(len, meta, &Condition::None).map_err(answer)
         })
@@ -163,6 +166,14 @@ impl Front {
         tell_checksum!(part, &facts.meta.checksum);
         Ok(UploadPartCopyOutput { copy_part_result: Some(part), ..UploadPartCopyOutput::default() })
     }
+}
+
+/// Fails where another program wrote into the source's file while it was read: its checksum is not that of the copy.
+fn is_unchanged(source: &Opened) -> S3Result<()> {
+    let now = source.file.metadata().map_err(S3Error::internal_error)?;
+    let is_same = now.is_dir()
+        || (now.len() == source.facts.len && now.modified().is_ok_and(|time| time == source.facts.modified));
+    if is_same { Ok(()) } else { Err(answer(StoreError::Conflict)) }
 }
 
 fn copied(facts: &Facts) -> CopyObjectResult {

@@ -225,7 +225,7 @@ impl Front {
         let pair = |tag: Tag| (tag.key.unwrap_or_default(), tag.value.unwrap_or_default());
         let tags = checked_tags(input.tagging.tag_set.into_iter().map(pair).collect())?;
         self.ask(request.credentials.as_ref(), move |store| {
-            store.describe(&input.bucket, &input.key, &|meta| meta.tags.clone_from(&tags))
+            store.describe(&input.bucket, &input.key, None, &|meta| meta.tags.clone_from(&tags))
         })
         .await?;
         Ok(PutObjectTaggingOutput::default())
@@ -238,7 +238,7 @@ impl Front {
         let input = request.input;
         no_version(input.version_id.as_deref())?;
         self.ask(request.credentials.as_ref(), move |store| {
-            store.describe(&input.bucket, &input.key, &|meta| meta.tags.clear())
+            store.describe(&input.bucket, &input.key, None, &|meta| meta.tags.clear())
         })
         .await?;
         Ok(DeleteObjectTaggingOutput::default())

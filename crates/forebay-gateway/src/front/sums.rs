@@ -52,7 +52,7 @@ impl Algorithm {
     }
 
     /// Parts' checksums of it can be joined to the whole object's.
-    const fn crc(self) -> Option<CrcAlgorithm> {
+    pub(crate) const fn crc(self) -> Option<CrcAlgorithm> {
         match self {
             Self::Crc64Nvme => Some(CrcAlgorithm::Crc64Nvme),
             Self::Crc32c => Some(CrcAlgorithm::Crc32Iscsi),
@@ -124,6 +124,9 @@ impl Sums {
     pub(crate) fn of(headers: &HeaderMap, usual: Algorithm) -> S3Result<Self> {
         let said = said(headers)?;
         let trailer = trailer(headers)?;
+        if said.is_some() && trailer.is_some() {
+            return Err(refused("one checksum is allowed in a request"));
+        }
         let algorithm = match (&said, trailer, text(headers, "x-amz-sdk-checksum-algorithm")) {
             (Some((algorithm, _)), ..) => *algorithm,
             (None, Some(algorithm), _) => algorithm,
@@ -143,6 +146,15 @@ impl Sums {
             in_trailer,
             md5,
         })
+    }
+
+    /// Refuses a part whose checksum is not the one that its upload was begun with: the object's could not be made of it.
+    pub(crate) fn require(&self, asked: Algorithm) -> S3Result<()> {
+        if self.algorithm == asked {
+            return Ok(());
+        }
+        let (is, asked) = (self.algorithm.name(), asked.name());
+        Err(refused(&format!("the part has the checksum {is}, the upload was begun with {asked}")))
     }
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
@@ -206,9 +218,16 @@ pub(crate) fn said(headers: &HeaderMap) -> S3Result<Option<(Algorithm, String)>>
 
 /// The checksum that `x-amz-trailer` announces.
 fn trailer(headers: &HeaderMap) -> S3Result<Option<Algorithm>> {
-    let names = text(headers, "x-amz-trailer").unwrap_or_default();
-    let name = names.split(',').map(str::trim).find_map(|name| name.strip_prefix("x-amz-checksum-"));
-    name.map(Algorithm::of).transpose()
+    let lines = headers.get_all("x-amz-trailer").into_iter().filter_map(|line| line.to_str().ok());
+    let mut found = None;
+    for name in lines.flat_map(|line| line.split(',')) {
+        let name = name.trim().to_ascii_lowercase();
+        let Some(which) = name.strip_prefix("x-amz-checksum-") else { continue };
+        if found.replace(Algorithm::of(which)?).is_some() {
+            return Err(refused("one checksum is allowed in a request"));
+        }
+    }
+    Ok(found)
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -349,6 +368,18 @@ mod tests {
         assert!(sum(&announced, b"123456789", Some(&right)).is_ok());
         assert!(sum(&announced, b"12345678", Some(&right)).is_err());
         assert!(sum(&announced, b"123456789", None).is_err());
+    }
+
+    #[test]
+    fn trailers_are_announced_in_any_case_one_checksum_alone() {
+        let right = headers(&[("x-amz-checksum-crc32", "y/Q5Jg==")]);
+        let of = |names: &str| sum(&[("x-amz-trailer", names)], b"123456789", Some(&right));
+        assert_eq!(of("X-Amz-Meta-A, X-Amz-Checksum-Crc32").unwrap().checksum.algorithm, "CRC32");
+        for names in ["x-amz-checksum-crc32,x-amz-checksum-sha1", "X-Amz-Checksum-Xxhash64"] {
+            assert_eq!(of(names).err().unwrap().code(), &S3ErrorCode::InvalidRequest, "{names}");
+        }
+        let both = [("x-amz-checksum-crc32", "y/Q5Jg=="), ("x-amz-trailer", "x-amz-checksum-crc32")];
+        assert!(sum(&both, b"123456789", Some(&right)).is_err());
     }
 
     #[test]

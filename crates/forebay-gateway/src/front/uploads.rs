@@ -1,5 +1,6 @@
 //! Uploads by parts.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use s3s::dto::*;
@@ -88,11 +89,15 @@ impl Front {
         let store = self.store(request.credentials.as_ref())?;
         let number = part_number(input.part_number)?;
         let (bucket, key, id) = (input.bucket, input.key, input.upload_id);
-        let usual = {
+        let upload = {
             let (store, bucket, key, id) = (Arc::clone(&store), bucket.clone(), key.clone(), id.clone());
-            blocking(move || algorithm_of(&store.upload(&bucket, &key, &id).map_err(answer)?)).await?
+            blocking(move || store.upload(&bucket, &key, &id).map_err(answer)).await?
         };
+        let usual = algorithm_of(&upload)?;
         let sums = Sums::of(&request.headers, usual)?;
+        if upload.meta.checksum.is_some() {
+            sums.require(usual)?;
+        }
         let said = input.content_length.and_then(|len| u64::try_from(len).ok());
         let body = input.body.map(Body::from).unwrap_or_default();
         let begin = Box::new(move || store.begin_part(&bucket, &key, &id, number, said));
@@ -283,7 +288,8 @@ fn checked(
     said: Option<(Algorithm, String)>,
     size: Option<i64>,
 ) -> S3Result<Option<Known>> {
-    let find = |number: Option<i32>| parts.iter().find(|part| Some(part.number as i32) == number);
+    let by_number: HashMap<_, _> = parts.iter().map(|part| (part.number as i32, part)).collect();
+    let find = |number: Option<i32>| by_number.get(&number?).copied();
     let found: Option<Vec<&PartFacts>> = asked.iter().map(|part| find(part.part_number)).collect();
     let Some(found) = found else { return Ok(None) };
     for (part, wanted) in found.iter().zip(asked) {
@@ -296,15 +302,29 @@ fn checked(
         let why = "the object's size is not that of its parts";
         return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
     }
-    let is_composite = upload.meta.checksum.as_ref().is_some_and(|asked| asked.is_composite);
-    let checksum = joined(&found, algorithm_of(upload)?, is_composite);
-    if let (Some((algorithm, value)), Some(checksum)) = (said, &checksum)
-        && algorithm.name() == checksum.algorithm
-        && value != checksum.value
-    {
-        return Err(S3Error::new(S3ErrorCode::BadDigest));
+    let (algorithm, is_composite) = checksum_of(upload, &found)?;
+    let checksum = joined(&found, algorithm, is_composite);
+    match (said, &checksum) {
+        (Some((algorithm, value)), Some(known)) if algorithm.name() == known.algorithm => {
+            if value == known.value { Ok(checksum) } else { Err(S3Error::new(S3ErrorCode::BadDigest)) }
+        }
+        (Some((algorithm, _)), _) => {
+            let why =
+                format!("the upload's parts have no {}, so that it cannot be compared", algorithm.name());
+            Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why))
+        }
+        (None, _) => Ok(checksum),
     }
-    Ok(checksum)
+}
+
+/// The kind of checksum that an object of these parts has: as it was asked for, or that of the parts.
+fn checksum_of(upload: &UploadFacts, parts: &[&PartFacts]) -> S3Result<(Algorithm, bool)> {
+    if let Some(asked) = &upload.meta.checksum {
+        return Ok((algorithm_of(upload)?, asked.is_composite));
+    }
+    let first = parts.first().and_then(|part| part.facts.meta.checksum.as_ref());
+    let algorithm = first.map_or(Ok(Algorithm::Crc64Nvme), |first| Algorithm::of(&first.algorithm))?;
+    Ok((algorithm, algorithm.crc().is_none()))
 }
 
 /// The checksum in the XML of a Complete, where there is one, is the part's.

@@ -3,15 +3,15 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, mkdirat, unlinkat};
+use rustix::fs::{AtFlags, Dir, OFlags, Statx, StatxFlags, mkdirat, unlinkat};
 use rustix::io::Errno;
 
 use super::inner::Inner;
 use super::lock::LOCK_FILE;
-use super::names::{OWN, check_bucket};
+use super::names::{OWN, check_bucket, is_key};
 use super::sys::{LockKind, lock_range};
 use super::tree::{self, DIR_MODE, failed, fault, names, open_below};
-use crate::store::{BucketFacts, ListAsk, StoreError, StoreResult};
+use crate::store::{BucketFacts, StoreError, StoreResult};
 
 /// All of them, by their names.
 pub(super) fn all(inner: &Inner) -> StoreResult<Vec<BucketFacts>> {
@@ -48,15 +48,13 @@ pub(super) fn make(inner: &Inner, bucket: &str) -> StoreResult<()> {
     }
 }
 
-/// Removes one that has no objects. Directories without objects, as other programs make them, go with it.
+/// Removes one that has no objects. Directories without objects, as other programs make them, go with it, and so do unfinished uploads.
+/// One that is not empty stays as it is.
 pub(super) fn remove(inner: &Inner, bucket: &str) -> StoreResult<()> {
     check_bucket(bucket)?;
     let dir = inner.open_bucket(bucket)?;
     let _lock = lock_all(inner, bucket)?;
-    let any = ListAsk { max: 1, ..ListAsk::default() };
-    if !super::list::list(inner, bucket, &any)?.entries.is_empty()
-        || !super::uploads::all(inner, bucket)?.is_empty()
-    {
+    if !has_only_dirs(inner, bucket, &dir, "")? {
         return Err(StoreError::BucketFull);
     }
     remove_dirs(&dir, true)?;
@@ -64,11 +62,43 @@ pub(super) fn remove(inner: &Inner, bucket: &str) -> StoreResult<()> {
     match unlinkat(&inner.root, bucket, AtFlags::REMOVEDIR) {
         Ok(()) if inner.options.sync => tree::sync_dir(&inner.root),
         Ok(()) => Ok(()),
-        // Something that is no object, or one that was written at this moment.
+        // Another program made a name at this moment.
         Err(Errno::NOTEMPTY | Errno::EXIST) => Err(StoreError::BucketFull),
         Err(Errno::NOENT) => Err(StoreError::NoBucket),
         Err(errno) => Err(fault(errno, "cannot remove bucket")),
     }
+}
+
+/// Whether all below a directory are directories that are no objects. It ends at the first other name.
+fn has_only_dirs(inner: &Inner, bucket: &str, dir: &OwnedFd, path: &str) -> StoreResult<bool> {
+    let dir =
+        open_below(dir, ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed("cannot open directory"))?;
+    for entry in Dir::read_from(&dir).map_err(failed("cannot read directory"))? {
+        let entry = entry.map_err(failed("cannot read directory"))?;
+        let name = match entry.file_name().to_str() {
+            Ok("." | "..") => continue,
+            Ok(name) if path.is_empty() && name == OWN => continue,
+            Ok(name) => name,
+            Err(_) => return Ok(false),
+        };
+        let path = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+        // No key is deeper: another program made it.
+        if !is_key(&path) {
+            return Ok(false);
+        }
+        match open_below(&dir, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(below) => {
+                let is_object = super::folder::marked(inner, bucket, &path, &below)?.is_some();
+                if is_object || !has_only_dirs(inner, bucket, &below, &path)? {
+                    return Ok(false);
+                }
+            }
+            Err(Errno::NOENT) => {}
+            Err(Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS) => return Ok(false),
+            Err(errno) => return Err(fault(errno, "cannot open directory")),
+        }
+    }
+    Ok(true)
 }
 
 /// Locks every key: who changes one at this moment keeps the bucket.
@@ -108,6 +138,11 @@ fn remove_own(bucket: &OwnedFd) -> StoreResult<()> {
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(fault(errno, "cannot open directory")),
     };
+    if let Ok(uploads) = open_below(&own, "uploads", OFlags::RDONLY | OFlags::DIRECTORY) {
+        for id in names(&uploads)? {
+            super::uploads::clear_dir(&uploads, &id)?;
+        }
+    }
     for name in ["tmp", "meta", "uploads"] {
         if let Ok(dir) = open_below(&own, name, OFlags::RDONLY | OFlags::DIRECTORY) {
             for file in names(&dir)? {

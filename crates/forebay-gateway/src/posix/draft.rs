@@ -127,9 +127,9 @@ impl<'a> Sealed<'a> {
             file.set_len(len).map_err(|error| io_fault(&error, "cannot set length"))?;
         }
         let identity = stamp(file)?;
-        let record = Record::new(identity, meta, upload);
+        let record = Record::new(inner, identity, meta, upload);
         record::write_first(inner, &target.bucket, &target.key.key(), file, identity, &record)?;
-        let facts = record::facts(identity, record.meta);
+        let facts = record::facts(identity, record);
         let sealed = Self { inner, bucket: &target.bucket, facts, identity, is_placed: false };
         if inner.options.sync {
             // Not fdatasync: the ETag has the file's time, and attributes may stay behind.
@@ -141,7 +141,7 @@ impl<'a> Sealed<'a> {
 
 impl Drop for Sealed<'_> {
     fn drop(&mut self) {
-        if !self.is_placed && self.facts.meta != Meta::default() {
+        if !self.is_placed {
             record::remove_aside(self.inner, self.bucket, &self.identity.etag());
         }
     }
@@ -166,12 +166,9 @@ pub(super) fn place(
     mut new: Sealed<'_>,
     condition: &Condition,
 ) -> StoreResult<Facts> {
-    let _lock = match condition {
-        // link() refuses a name that is there: no lock.
-        Condition::Absent => None,
-        Condition::None => inner.lock_key(&target.bucket, &target.key.key(), LockKind::Shared)?,
-        Condition::Matches(_) => inner.lock_key(&target.bucket, &target.key.key(), LockKind::Alone)?,
-    };
+    // link() refuses a name that is there: a lock is shared, and keeps the bucket alone.
+    let kind = if matches!(condition, Condition::Matches(_)) { LockKind::Alone } else { LockKind::Shared };
+    let _lock = inner.lock_key(&target.bucket, &target.key.key(), kind)?;
     if let Condition::Matches(etags) = condition {
         inner.require_locks()?;
         check_match(inner, target, etags)?;
@@ -225,7 +222,7 @@ fn refuse_name(inner: &Inner, target: &Target, parent: impl AsFd, only_new: bool
     if !tree::is_dir(&stat) {
         return if only_new { Err(StoreError::Precondition) } else { Ok(()) };
     }
-    if inner.remove_empty(&target.bucket, &target.key.path)? {
+    if inner.remove_empty(&target.bucket, &target.key.path, false)? {
         return Ok(());
     }
     Err(StoreError::Key("there are keys below it: a directory has its name"))
@@ -233,7 +230,7 @@ fn refuse_name(inner: &Inner, target: &Target, parent: impl AsFd, only_new: bool
 
 fn make_parents(inner: &Inner, target: &Target) -> StoreResult<()> {
     let bucket = inner.open_bucket(&target.bucket)?;
-    match tree::make_dirs(&bucket, target.key.split().0, inner.options.sync) {
+    match tree::make_dirs(inner, &bucket, target.key.split().0) {
         // A DELETE beside it removed one: the caller tries again.
         Err(StoreError::NoBucket) => Ok(()),
         result => result,

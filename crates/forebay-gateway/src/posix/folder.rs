@@ -60,7 +60,7 @@ fn make(inner: &Inner, target: &Target, meta: Meta, condition: &Condition) -> St
     }
     let bucket = inner.open_bucket(&target.bucket)?;
     let dir = loop {
-        tree::make_dirs(&bucket, &target.key.path, inner.options.sync)?;
+        tree::make_dirs(inner, &bucket, &target.key.path)?;
         match open_below(&bucket, &target.key.path, OFlags::RDONLY | OFlags::DIRECTORY) {
             Ok(dir) => break dir,
             // A DELETE beside it removed one above.
@@ -70,12 +70,12 @@ fn make(inner: &Inner, target: &Target, meta: Meta, condition: &Condition) -> St
     };
     let identity =
         Identity::folder_now(tree::stat_file(&dir).map_err(failed("cannot examine directory"))?.stx_ino);
-    let record = Record::new(identity, meta, None);
+    let record = Record::new(inner, identity, meta, None);
     record::write(inner, &target.bucket, &target.key.key(), &dir, identity, &record)?;
     if inner.options.sync {
         rustix::fs::fsync(&dir).map_err(failed("cannot sync directory"))?;
     }
-    Ok(record::facts(identity, record.meta))
+    Ok(record::facts(identity, record))
 }
 
 /// Opens a directory that is an object.
@@ -100,7 +100,7 @@ pub(super) fn marked(
         return Ok(None);
     }
     let ino = tree::stat_file(&dir).map_err(failed("cannot examine directory"))?.stx_ino;
-    Ok(record::folder(inner, bucket, path, ino, attribute.as_deref()))
+    record::folder(inner, bucket, path, ino, attribute.as_deref())
 }
 
 /// Removes the mark; the directory goes too when it is empty.
@@ -120,7 +120,7 @@ pub(super) fn remove(inner: &Inner, target: &Target, condition: &Condition) -> S
         Err(error) => return Err(error),
     }
     drop(lock);
-    inner.remove_empty(&target.bucket, &target.key.path)?;
+    inner.remove_empty(&target.bucket, &target.key.path, true)?;
     inner.remove_empty_parents(&target.bucket, &target.key.path)
 }
 

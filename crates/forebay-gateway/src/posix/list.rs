@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, openat};
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 
 use super::inner::Inner;
@@ -126,32 +126,37 @@ impl Walk<'_> {
     }
 
     fn offer_file(&mut self, dir: &OwnedFd, name: &str, key: String) -> StoreResult<()> {
-        let stat = match tree::stat_name(dir, name) {
-            Ok(stat) if super::read::is_file(&stat) => stat,
-            // It went since the directory was read, or became another thing.
-            Ok(_) | Err(Errno::NOENT) => return Ok(()),
-            Err(errno) => return Err(fault(errno, "cannot examine file")),
-        };
-        let identity = Identity::new(&stat);
-        // What cannot be read has an ETag all the same.
-        let attribute = record::read_attribute_of(dir.as_fd(), name).unwrap_or_default();
-        let record = record::record(self.inner, self.bucket, identity, attribute.as_deref());
-        self.push(listed(key, identity, record));
+        if let Some((identity, record)) = tree::again_when_stale(|| self.examine(dir, name))? {
+            self.push(listed(key, identity, record));
+        }
         Ok(())
     }
 
+    /// A file of a directory; `None`: it went since the directory was read, or became another thing.
+    fn examine(&self, dir: &OwnedFd, name: &str) -> StoreResult<Option<(Identity, record::Record)>> {
+        let stat = match tree::stat_name(dir, name) {
+            Ok(stat) if super::read::is_file(&stat) => stat,
+            Ok(_) | Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(fault(errno, "cannot examine file")),
+        };
+        let identity = Identity::new(&stat);
+        let attribute = match record::read_attribute_of(dir.as_fd(), name) {
+            Ok(attribute) => attribute,
+            Err(Errno::NOENT) => return Ok(None),
+            // The account may list it and not read it.
+            Err(Errno::ACCESS) => return Ok(Some((identity, record::Record::default()))),
+            Err(errno) => return Err(fault(errno, "cannot read attribute")),
+        };
+        let record = record::record(self.inner, self.bucket, identity, attribute.as_deref())?;
+        Ok(Some((identity, record)))
+    }
+
     fn offer_dir(&mut self, above: &OwnedFd, name: &str, path: &str, depth: usize) -> StoreResult<()> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let common = self.common_prefix(path);
         if common.is_some_and(|common| common <= self.ask.after.as_str()) {
             return Ok(());
         }
-        let dir = match openat(above, name.trim_end_matches('/'), flags, rustix::fs::Mode::empty()) {
-            Ok(dir) => dir,
-            // A directory that the account may not read has no objects for it.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE | Errno::ACCESS) => return Ok(()),
-            Err(errno) => return Err(fault(errno, "cannot open directory")),
-        };
+        let Some(dir) = open_listed(above, name.trim_end_matches('/'))? else { return Ok(()) };
         match common {
             Some(common) if self.has_key(&dir, path)? => self.push_prefix(common),
             Some(_) => {}
@@ -179,11 +184,8 @@ impl Walk<'_> {
     }
 
     fn has_key_below(&self, above: &OwnedFd, name: &str, path: &str) -> StoreResult<bool> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match openat(above, name, flags, rustix::fs::Mode::empty()) {
-            Ok(dir) => self.has_key(&dir, &format!("{path}/")),
-            Err(_) => Ok(false),
-        }
+        let dir = open_listed(above, name)?;
+        dir.map_or(Ok(false), |dir| self.has_key(&dir, &format!("{path}/")))
     }
 
     /// The smallest names of a directory behind `last` that the page can need, at most `most`.
@@ -249,8 +251,17 @@ impl Walk<'_> {
 }
 
 fn listed(key: String, identity: Identity, record: record::Record) -> Entry {
-    let facts = record::facts(identity, record.meta);
+    let facts = record::facts(identity, record);
     Entry::Object(Listed { key, len: facts.len, modified: facts.modified, etag: facts.etag })
+}
+
+/// Opens a directory of a listing. `None`: it went, or the account may not read it: it has no objects for the account.
+fn open_listed(above: &OwnedFd, name: &str) -> StoreResult<Option<OwnedFd>> {
+    match open_below(above, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+        Ok(dir) => Ok(Some(dir)),
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS) => Ok(None),
+        Err(errno) => Err(fault(errno, "cannot open directory")),
+    }
 }
 
 /// Which names of one directory a page can need: what it asks for, without the directory's path.
@@ -308,7 +319,8 @@ fn read_names(dir: &OwnedFd, room: usize, mut each: impl FnMut(&str, FileType) -
         let kind = match entry.file_type() {
             FileType::Unknown => match tree::stat_name(dir, name) {
                 Ok(stat) => FileType::from_raw_mode(u32::from(stat.stx_mode)),
-                Err(_) => continue,
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(fault(errno, "cannot examine file")),
             },
             kind => kind,
         };

@@ -30,10 +30,10 @@ impl Inner {
         }
         let dir = self.open_bucket(bucket)?;
         let mode = Mode::from_raw_mode(
-            u32::from(tree::stat_file(&dir).map_err(failed("cannot examine bucket"))?.stx_mode) & 0o2777,
+            u32::from(tree::stat_file(&dir).map_err(failed("cannot examine bucket"))?.stx_mode) & 0o3777,
         );
-        let own = make_like(&dir, OWN, mode)?;
-        make_like(&own, name, mode)
+        let own = self.make_like(&dir, OWN, mode)?;
+        self.make_like(&own, name, mode)
     }
 
     /// Locks a key until the file is closed. `None`: the file system has no locks.
@@ -86,8 +86,8 @@ impl Inner {
         Err(StoreError::Other(error.hint("mount it with locks, or leave If-Match out")))
     }
 
-    /// Removes a directory that is empty and no object. `true`: the name is free.
-    pub(super) fn remove_empty(&self, bucket: &str, path: &str) -> StoreResult<bool> {
+    /// Removes a directory that is empty and no object; `only_made`: and that a gateway made. `true`: the name is free.
+    pub(super) fn remove_empty(&self, bucket: &str, path: &str, only_made: bool) -> StoreResult<bool> {
         let _lock = self.lock_key(bucket, &format!("{path}/"), LockKind::Alone)?;
         let dir =
             match open_below(&self.root, &format!("{bucket}/{path}"), OFlags::RDONLY | OFlags::DIRECTORY) {
@@ -95,7 +95,9 @@ impl Inner {
                 Err(Errno::NOENT) => return Ok(true),
                 Err(_) => return Ok(false),
             };
-        if super::folder::marked(self, bucket, path, &dir)?.is_some() {
+        if (only_made && !tree::is_made(self, &dir))
+            || super::folder::marked(self, bucket, path, &dir)?.is_some()
+        {
             return Ok(false);
         }
         let (above, name) = path.rsplit_once('/').unwrap_or((".", path));
@@ -104,35 +106,35 @@ impl Inner {
         Ok(matches!(removed, Ok(()) | Err(Errno::NOENT)))
     }
 
-    /// Removes the directories above a key that are empty now.
+    /// Removes the directories above a key that gateways made and that are empty now.
     pub(super) fn remove_empty_parents(&self, bucket: &str, path: &str) -> StoreResult<()> {
         let mut path = path;
         while let Some((above, _)) = path.rsplit_once('/') {
-            if !self.remove_empty(bucket, above)? {
+            if !self.remove_empty(bucket, above, true)? {
                 return Ok(());
             }
             path = above;
         }
         Ok(())
     }
-}
 
-/// Makes a directory with this mode, whatever the umask is; one that is there stays as it is.
-fn make_like(above: impl AsFd, name: &str, mode: Mode) -> StoreResult<OwnedFd> {
-    let made = mkdirat(&above, name, DIR_MODE);
-    if let Err(errno) = made
-        && errno != Errno::EXIST
-    {
-        return Err(if errno == Errno::NOENT {
-            StoreError::NoBucket
-        } else {
-            fault(errno, "cannot make directory")
-        });
+    /// Makes a directory with this mode, whatever the umask is; one that is there stays as it is.
+    fn make_like(&self, above: impl AsFd, name: &str, mode: Mode) -> StoreResult<OwnedFd> {
+        let made = mkdirat(&above, name, DIR_MODE);
+        if let Err(errno) = made
+            && errno != Errno::EXIST
+        {
+            let gone = errno == Errno::NOENT;
+            return Err(if gone { StoreError::NoBucket } else { fault(errno, "cannot make directory") });
+        }
+        let dir = open_below(&above, name, OFlags::RDONLY | OFlags::DIRECTORY)
+            .map_err(failed("cannot open directory"))?;
+        if made.is_ok() {
+            fchmod(&dir, mode).map_err(failed("cannot set mode"))?;
+        }
+        if self.options.sync {
+            tree::sync_dir(&above)?;
+        }
+        Ok(dir)
     }
-    let dir = open_below(&above, name, OFlags::RDONLY | OFlags::DIRECTORY)
-        .map_err(failed("cannot open directory"))?;
-    if made.is_ok() {
-        fchmod(&dir, mode).map_err(failed("cannot set mode"))?;
-    }
-    Ok(dir)
 }

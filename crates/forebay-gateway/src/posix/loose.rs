@@ -63,8 +63,10 @@ impl Loose {
                 Err(Errno::NOENT | Errno::EXIST) => continue,
                 result => File::from(result.map_err(failed("cannot make file"))?),
             };
-            hold(inner, &file);
-            // A sweep between the two calls may have taken the name.
+            // A sweep between the two calls has the lock, or had it and took the name.
+            if !hold(inner, &file) {
+                continue;
+            }
             if super::tree::stat_file(&file).map_err(failed("cannot examine file"))?.stx_nlink > 0 {
                 return Ok(Self { file, place: Some(Place { dir, name, stays: false }) });
             }
@@ -108,7 +110,11 @@ impl Loose {
     /// Moves it over a name, whatever is there.
     pub(super) fn rename_to(&mut self, dir: impl AsFd, name: &str) -> Result<(), Errno> {
         let Some(place) = &self.place else { return Err(Errno::NOENT) };
-        renameat(&place.dir, &place.name, dir, name)?;
+        match renameat(&place.dir, &place.name, &dir, name) {
+            // Over NFS a call whose reply was lost is sent again, and finds its own work.
+            Err(Errno::NOENT) if self.is_at(&dir, name) => {}
+            result => result?,
+        }
         self.place = None;
         Ok(())
     }
@@ -118,7 +124,8 @@ impl Loose {
         if self.place.is_some() {
             return Ok(());
         }
-        hold(inner, &self.file);
+        // It has no name yet: no sweep has it.
+        let _ = hold(inner, &self.file);
         let (dir, name) = (inner.own_dir(bucket, "tmp")?, fresh_name());
         self.link_to(&dir, &name).map_err(|errno| fault(errno, "cannot name file"))?;
         self.place = Some(Place { dir, name, stays: false });
@@ -146,12 +153,9 @@ impl Drop for Loose {
     }
 }
 
-/// Locks a temporary file until it is closed.
-fn hold(inner: &Inner, file: &File) {
-    if inner.abilities.locks {
-        // No other has it; without locks the sweep goes by the file's age.
-        let _ = lock_range(file, LockKind::Alone, 0, 0, false);
-    }
+/// Locks a temporary file until it is closed; without locks the sweep goes by the file's age. `false`: another has it.
+fn hold(inner: &Inner, file: &File) -> bool {
+    !inner.abilities.locks || lock_range(file, LockKind::Alone, 0, 0, false) != Ok(false)
 }
 
 /// A name that no gateway uses: the time, a random number, a count.

@@ -126,9 +126,15 @@ impl Store for PosixStore {
         Ok(Box::new(FileDraft::new(&self.inner, target)?))
     }
 
-    fn describe(&self, bucket: &str, key: &str, change: &dyn Fn(&mut Meta)) -> StoreResult<Facts> {
+    fn describe(
+        &self,
+        bucket: &str,
+        key: &str,
+        etag: Option<&str>,
+        change: &dyn Fn(&mut Meta),
+    ) -> StoreResult<Facts> {
         let _user = self.inner.act()?;
-        read::describe(&self.inner, &target(bucket, key)?, change)
+        read::describe(&self.inner, &target(bucket, key)?, etag, change)
     }
 
     fn remove(&self, bucket: &str, key: &str, condition: &Condition) -> StoreResult<()> {

@@ -10,17 +10,21 @@ use super::draft::Target;
 use super::inner::Inner;
 use super::record::{self, Identity, Record};
 use super::sys::LockKind;
-use super::tree::{failed, fault, open_below, stat_file};
+use super::tree::{self, failed, fault, open_below, stat_file};
 use crate::store::{Facts, Meta, Opened, StoreError, StoreResult};
 
 /// Opens an object for reading.
 pub(super) fn open(inner: &Inner, target: &Target) -> StoreResult<Opened> {
     let (file, identity, record) = open_file(inner, target)?;
-    Ok(Opened { file, facts: record::facts(identity, record.meta) })
+    Ok(Opened { file, facts: record::facts(identity, record) })
 }
 
 /// The same, with the record whole.
 pub(super) fn open_file(inner: &Inner, target: &Target) -> StoreResult<(File, Identity, Record)> {
+    tree::again_when_stale(|| open_once(inner, target))
+}
+
+fn open_once(inner: &Inner, target: &Target) -> StoreResult<(File, Identity, Record)> {
     if target.key.is_folder {
         return super::folder::open(inner, target);
     }
@@ -34,7 +38,7 @@ pub(super) fn open_file(inner: &Inner, target: &Target) -> StoreResult<(File, Id
     }
     let identity = Identity::new(&stat);
     let attribute = record::read_attribute(&file).map_err(failed("cannot read attribute"))?;
-    let record = record::record(inner, &target.bucket, identity, attribute.as_deref());
+    let record = record::record(inner, &target.bucket, identity, attribute.as_deref())?;
     Ok((file.into(), identity, record))
 }
 
@@ -55,19 +59,27 @@ pub(super) fn absent(inner: &Inner, target: &Target, errno: Errno) -> StoreError
 }
 
 /// Says other things of an object.
-pub(super) fn describe(inner: &Inner, target: &Target, change: &dyn Fn(&mut Meta)) -> StoreResult<Facts> {
+pub(super) fn describe(
+    inner: &Inner,
+    target: &Target,
+    etag: Option<&str>,
+    change: &dyn Fn(&mut Meta),
+) -> StoreResult<Facts> {
     let _lock = inner.lock_key(&target.bucket, &target.key.key(), LockKind::Alone)?;
-    let (file, identity, mut record) = open_file(inner, target)?;
+    let (file, identity, record) = open_file(inner, target)?;
+    if etag.is_some_and(|etag| etag != record::facts(identity, record.clone()).etag) {
+        return Err(StoreError::Conflict);
+    }
     let mut meta = record.meta.clone();
     change(&mut meta);
     // What the store itself knows of the bytes is not for others to change.
-    (meta.md5, meta.parts) = (record.meta.md5.take(), std::mem::take(&mut record.meta.parts));
-    let record = Record::new(identity, meta, record.upload);
+    (meta.md5, meta.parts) = (record.meta.md5.clone(), record.meta.parts.clone());
+    let record = record.with(identity, meta);
     record::write(inner, &target.bucket, &target.key.key(), &file, identity, &record)?;
     if inner.options.sync {
         sync(&file)?;
     }
-    Ok(record::facts(identity, record.meta))
+    Ok(record::facts(identity, record))
 }
 
 fn sync(file: &File) -> StoreResult<()> {
@@ -76,7 +88,7 @@ fn sync(file: &File) -> StoreResult<()> {
 
 /// An open descriptor of a bucket's directory, for paths alone.
 pub(super) fn bucket_dir(inner: &Inner, bucket: &str) -> StoreResult<OwnedFd> {
-    match super::tree::open_dir(&inner.root, bucket) {
+    match tree::open_dir(&inner.root, bucket) {
         Ok(dir) => Ok(dir),
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => Err(StoreError::NoBucket),
         Err(errno) => Err(fault(errno, "cannot open bucket")),

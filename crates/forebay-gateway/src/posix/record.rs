@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::inner::Inner;
-use super::loose::Loose;
+use super::loose::{Loose, fresh_name};
 use super::names::OWN;
-use super::tree::{fault, open_below};
+use super::tree::{fault, later, open_below};
 use crate::store::{Facts, Meta, StoreError, StoreResult};
 
 /// The attribute.
@@ -42,7 +42,12 @@ impl Identity {
 
     /// The `-` says that it is no MD5; what follows would be the number of parts.
     pub(super) fn etag(&self) -> String {
-        let text = format!("{} {} {}", self.size, self.mtime, self.ino);
+        self.etag_with(None)
+    }
+
+    fn etag_with(&self, nonce: Option<&str>) -> String {
+        let mut text = format!("{} {} {}", self.size, self.mtime, self.ino);
+        text.extend(nonce.into_iter().flat_map(|nonce| [" ", nonce]));
         format!("{}-1", hex(&digest(&SHA256, text.as_bytes()).as_ref()[..16]))
     }
 
@@ -73,6 +78,9 @@ pub(super) struct Record {
     /// The rest is in a file of its own.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     aside: bool,
+    /// Part of the ETag where the file system's times are coarse: two objects may have one identity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nonce: Option<String>,
     /// The upload that made the object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) upload: Option<String>,
@@ -88,18 +96,25 @@ pub(super) struct Aside {
 }
 
 impl Record {
-    pub(super) fn new(identity: Identity, meta: Meta, upload: Option<String>) -> Self {
-        Self { size: identity.size, mtime: identity.mtime, aside: false, upload, meta }
+    /// Of a new file.
+    pub(super) fn new(inner: &Inner, identity: Identity, meta: Meta, upload: Option<String>) -> Self {
+        let nonce = (!inner.abilities.fine_times).then(fresh_name);
+        Self { size: identity.size, mtime: identity.mtime, aside: false, nonce, upload, meta }
+    }
+
+    /// The same file with other things said of it.
+    pub(super) fn with(self, identity: Identity, meta: Meta) -> Self {
+        Self { size: identity.size, mtime: identity.mtime, aside: false, meta, ..self }
     }
 
     fn is_plain(&self) -> bool {
-        self.upload.is_none() && self.meta == Meta::default()
+        self.upload.is_none() && self.nonce.is_none() && self.meta == Meta::default()
     }
 
     /// Drops the fields about the bytes where another program wrote the file since.
     fn fitted(mut self, identity: Identity) -> Self {
         if (self.size, self.mtime) != (identity.size, identity.mtime) {
-            self.upload = None;
+            (self.upload, self.nonce) = (None, None);
             self.meta = Meta { checksum: None, md5: None, parts: Vec::new(), ..self.meta };
         }
         self
@@ -107,8 +122,9 @@ impl Record {
 }
 
 /// What an object is to clients.
-pub(super) fn facts(identity: Identity, meta: Meta) -> Facts {
-    let etag = meta.md5.clone().unwrap_or_else(|| identity.etag());
+pub(super) fn facts(identity: Identity, record: Record) -> Facts {
+    let Record { meta, nonce, .. } = record;
+    let etag = meta.md5.clone().unwrap_or_else(|| identity.etag_with(nonce.as_deref()));
     Facts { len: identity.size, modified: identity.modified(), etag, meta }
 }
 
@@ -139,15 +155,20 @@ fn with_room(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<
 }
 
 /// The record of a file with this attribute; the empty one where no gateway wrote it.
-pub(super) fn record(inner: &Inner, bucket: &str, identity: Identity, attribute: Option<&[u8]>) -> Record {
+pub(super) fn record(
+    inner: &Inner,
+    bucket: &str,
+    identity: Identity,
+    attribute: Option<&[u8]>,
+) -> StoreResult<Record> {
     let kept: Option<Record> = attribute.and_then(|json| serde_json::from_slice(json).ok());
     let look_aside = kept.as_ref().map_or(inner.abilities.attribute_room == 0, |kept| kept.aside);
     let kept = if look_aside {
-        read_aside(inner, bucket, &identity.etag()).map(|aside| aside.record).or(kept)
+        read_aside(inner, bucket, &identity.etag())?.map(|aside| aside.record).or(kept)
     } else {
         kept
     };
-    kept.map(|kept| kept.fitted(identity)).unwrap_or_default()
+    Ok(kept.map(|kept| kept.fitted(identity)).unwrap_or_default())
 }
 
 /// The record of a directory that is an object.
@@ -157,13 +178,13 @@ pub(super) fn folder(
     path: &str,
     ino: u64,
     attribute: Option<&[u8]>,
-) -> Option<(Identity, Record)> {
+) -> StoreResult<Option<(Identity, Record)>> {
     let kept: Option<Record> = attribute.and_then(|json| serde_json::from_slice(json).ok());
     let record = match kept {
-        Some(kept) if !kept.aside => kept,
-        _ => read_aside(inner, bucket, &folder_name(path, ino))?.record,
+        Some(kept) if !kept.aside => Some(kept),
+        _ => read_aside(inner, bucket, &folder_name(path, ino))?.map(|aside| aside.record),
     };
-    Some((Identity { size: 0, mtime: record.mtime, ino }, record))
+    Ok(record.map(|record| (Identity { size: 0, mtime: record.mtime, ino }, record)))
 }
 
 /// The name of the record of a directory: of its number and its path, since its time changes.
@@ -171,13 +192,19 @@ pub(super) fn folder_name(path: &str, ino: u64) -> String {
     format!("{}-{ino}-folder", hex(&digest(&SHA256, path.as_bytes()).as_ref()[..16]))
 }
 
-/// Reads a record that lies in a file of its own.
-pub(super) fn read_aside(inner: &Inner, bucket: &str, name: &str) -> Option<Aside> {
+/// Reads a record that lies in a file of its own; `None`: there is none. An error is never "none": `describe` would write that back.
+pub(super) fn read_aside(inner: &Inner, bucket: &str, name: &str) -> StoreResult<Option<Aside>> {
     let path = format!("{bucket}/{OWN}/meta/{name}");
-    let file = open_below(&inner.root, &path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
+    let file = match open_below(&inner.root, &path, OFlags::RDONLY | OFlags::NONBLOCK) {
+        Ok(file) => std::fs::File::from(file),
+        Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(later(errno, "cannot open record")),
+    };
     let mut json = Vec::new();
-    std::fs::File::from(file).take(LONGEST as u64).read_to_end(&mut json).ok()?;
-    serde_json::from_slice(&json).ok()
+    let read = file.take(LONGEST as u64).read_to_end(&mut json);
+    read.map_err(|error| later(Errno::from_io_error(&error).unwrap_or(Errno::IO), "cannot read record"))?;
+    // Half of one is what a power cut leaves of a store that does not sync.
+    Ok(serde_json::from_slice(&json).ok())
 }
 
 /// Writes the record of a file that is open; the caller syncs the file.
@@ -200,7 +227,7 @@ pub(super) fn write(
         None => identity.etag(),
     };
     write_aside(inner, bucket, &name, &Aside { key: key.to_owned(), record: record.clone() })?;
-    let marker = Record { aside: true, meta: Meta::default(), upload: None, ..record.clone() };
+    let marker = Record { aside: true, meta: Meta::default(), upload: None, nonce: None, ..record.clone() };
     let json = serde_json::to_vec(&marker).map_err(|error| not_written(&error))?;
     match set_attribute(inner, &file, &json) {
         // Without attributes at all, every reader looks aside.

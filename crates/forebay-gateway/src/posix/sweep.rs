@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{AtFlags, OFlags, unlinkat};
+use rustix::io::Errno;
 
 use super::draft::Target;
 use super::inner::Inner;
@@ -48,22 +49,23 @@ pub(super) fn is_older(dir: impl AsFd, name: &str, before: SystemTime) -> bool {
 
 fn temporaries(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
     let Some(dir) = own(inner, bucket, "tmp") else { return Ok(0) };
-    let is_dead = |name: &str| {
+    let unlink = |name: &str| unlinkat(&dir, name, AtFlags::empty()).is_ok();
+    let take = |name: &str| {
         if !inner.abilities.locks {
-            return is_older(&dir, name, before);
+            return is_older(&dir, name, before) && unlink(name);
         }
-        let file = open_below(&dir, name, OFlags::RDWR | OFlags::NONBLOCK);
-        file.is_ok_and(|file| lock_range(file, LockKind::Alone, 0, 0, false) == Ok(true))
+        // Locked until the name is gone: a gateway that makes the file at this moment sees it.
+        let Ok(file) = open_below(&dir, name, OFlags::RDWR | OFlags::NONBLOCK) else { return false };
+        lock_range(&file, LockKind::Alone, 0, 0, false) == Ok(true) && unlink(name)
     };
-    let dead = |name: &String| is_dead(name) && unlinkat(&dir, name.as_str(), AtFlags::empty()).is_ok();
-    Ok(names(&dir)?.into_iter().filter(dead).count())
+    Ok(names(&dir)?.iter().filter(|name| take(name)).count())
 }
 
 fn records(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
     let Some(dir) = own(inner, bucket, "meta") else { return Ok(0) };
     let mut swept = 0;
     for name in names(&dir)? {
-        if is_older(&dir, &name, before) && !is_in_use(inner, bucket, &name) {
+        if is_older(&dir, &name, before) && is_unused(inner, bucket, &name) {
             remove_aside(inner, bucket, &name);
             swept += 1;
         }
@@ -71,19 +73,24 @@ fn records(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize
     Ok(swept)
 }
 
-/// Whether the key that a record was written for has the file that it describes.
-fn is_in_use(inner: &Inner, bucket: &str, name: &str) -> bool {
-    let Some(key) = read_aside(inner, bucket, name).and_then(|aside| KeyPath::new(&aside.key).ok()) else {
-        return false;
+/// Whether the key that a record was written for has another file than the one that it describes. One that cannot be read stays.
+fn is_unused(inner: &Inner, bucket: &str, name: &str) -> bool {
+    let key = match read_aside(inner, bucket, name) {
+        Ok(aside) => aside.and_then(|aside| KeyPath::new(&aside.key).ok()),
+        Err(_) => return false,
     };
+    let Some(key) = key else { return true };
     let target = Target { bucket: bucket.to_owned(), key };
-    let file = open_below(&inner.root, &target.path(), OFlags::PATH).and_then(stat_file);
-    file.is_ok_and(|stat| {
-        let identity = Identity::new(&stat);
-        name == if target.key.is_folder {
-            folder_name(&target.key.path, identity.ino)
-        } else {
-            identity.etag()
+    match open_below(&inner.root, &target.path(), OFlags::PATH).and_then(stat_file) {
+        Ok(stat) => {
+            let identity = Identity::new(&stat);
+            let expected = if target.key.is_folder {
+                folder_name(&target.key.path, identity.ino)
+            } else {
+                identity.etag()
+            };
+            name != expected
         }
-    })
+        Err(errno) => matches!(errno, Errno::NOENT | Errno::NOTDIR),
+    }
 }

@@ -3,13 +3,20 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use forebay_error::Error;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statx};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags, XattrFlags, fgetxattr, fsetxattr,
+    openat2, statx,
+};
 use rustix::io::Errno;
 
+use super::inner::Inner;
 use crate::store::{StoreError, StoreResult};
 
 /// How often a file that another mount replaced is opened again.
 const STALE_TRIES: u32 = 3;
+
+/// The attribute of a directory that a gateway made for the keys below it. It goes with the last of them.
+const MADE: &str = "user.forebay.made";
 
 /// The mode of new directories; the umask has its say.
 pub(super) const DIR_MODE: Mode = Mode::from_raw_mode(0o777);
@@ -31,6 +38,25 @@ pub(super) fn fault(errno: Errno, doing: &str) -> StoreError {
         }
         _ => StoreError::Other(error),
     }
+}
+
+/// The same where it is not known whether a thing is there: the client may ask again.
+pub(super) fn later(errno: Errno, doing: &str) -> StoreError {
+    match fault(errno, doing) {
+        StoreError::Other(error) => StoreError::Later(error),
+        fault => fault,
+    }
+}
+
+/// Does it again where another mount replaced a file that it had open.
+pub(super) fn again_when_stale<T>(act: impl Fn() -> StoreResult<T>) -> StoreResult<T> {
+    for _ in 0..STALE_TRIES {
+        match act() {
+            Err(error) if error.is_stale() => {}
+            result => return result,
+        }
+    }
+    act()
 }
 
 /// The same, for a function that is given to `map_err`.
@@ -81,20 +107,39 @@ pub(super) fn sync_dir(dir: impl AsFd) -> StoreResult<()> {
 }
 
 /// Makes the directories of a path that are missing; with `sync`, each is on the disk when this returns.
-pub(super) fn make_dirs(base: impl AsFd, path: &str, sync: bool) -> Result<(), StoreError> {
+pub(super) fn make_dirs(inner: &Inner, base: impl AsFd, path: &str) -> StoreResult<()> {
+    let sync = inner.options.sync;
     let mut above = ".".to_owned();
     for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
         let part = &path[..end];
         let name = part.rsplit('/').next().unwrap_or(part);
         let parent = open_dir(&base, &above).map_err(|errno| way_fault(errno, "cannot open directory"))?;
         match rustix::fs::mkdirat(&parent, name, DIR_MODE) {
-            Ok(()) if sync => sync_dir(&parent)?,
-            Ok(()) | Err(Errno::EXIST) => {}
+            Ok(()) => mark_made(inner, &parent, name),
+            Err(Errno::EXIST) => {}
             Err(errno) => return Err(way_fault(errno, "cannot make directory")),
+        }
+        // Also where it is there: another gateway made it a moment ago, perhaps, and has not synced it yet.
+        if sync {
+            sync_dir(&parent)?;
         }
         part.clone_into(&mut above);
     }
     Ok(())
+}
+
+/// A directory without the mark stays when it is empty: no error.
+fn mark_made(inner: &Inner, parent: impl AsFd, name: &str) {
+    if inner.abilities.attribute_room > 0
+        && let Ok(dir) = open_below(parent, name, OFlags::RDONLY | OFlags::DIRECTORY)
+    {
+        let _ = fsetxattr(dir, MADE, b"1", XattrFlags::empty());
+    }
+}
+
+/// Whether a gateway made an open directory. Without attributes all count.
+pub(super) fn is_made(inner: &Inner, dir: impl AsFd) -> bool {
+    inner.abilities.attribute_room == 0 || fgetxattr(dir, MADE, &mut [0; 8]).is_ok()
 }
 
 /// A fault on the way to a new object.

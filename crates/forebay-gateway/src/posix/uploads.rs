@@ -166,9 +166,11 @@ impl Upload {
     }
 }
 
-/// Removes an upload's directory. A part that begins at this moment keeps it for the sweep.
-fn clear_dir(uploads: &OwnedFd, id: &str) -> StoreResult<()> {
+/// Removes an upload's directory; its `about` goes first, so that no other gateway finds an upload in part. A part that begins at this
+/// moment keeps the directory for the sweep.
+pub(super) fn clear_dir(uploads: &OwnedFd, id: &str) -> StoreResult<()> {
     if let Ok(dir) = open_below(uploads, id, OFlags::RDONLY | OFlags::DIRECTORY) {
+        let _ = unlinkat(&dir, "about", AtFlags::empty());
         for name in names(&dir)? {
             let _ = unlinkat(&dir, &name, AtFlags::empty());
         }
@@ -247,7 +249,7 @@ pub(super) fn finish(
 fn made_of(inner: &Inner, target: &Target, id: &str) -> StoreResult<Option<Facts>> {
     match super::read::open_file(inner, target) {
         Ok((_, identity, record)) if record.upload.as_deref() == Some(id) => {
-            Ok(Some(super::record::facts(identity, record.meta)))
+            Ok(Some(super::record::facts(identity, record)))
         }
         Ok(_) | Err(StoreError::NoObject) => Ok(None),
         Err(error) => Err(error),
@@ -259,10 +261,8 @@ fn choose<'a>(known: &'a [PartRecord], asked: &[(u32, String)]) -> StoreResult<V
         return Err(StoreError::PartOrder);
     }
     let find = |(number, etag): &(u32, String)| {
-        known
-            .iter()
-            .find(|part| part.number == *number && part.etag() == etag)
-            .ok_or(StoreError::NoPart(*number))
+        let at = known.binary_search_by_key(number, |part| part.number).ok();
+        at.map(|at| &known[at]).filter(|part| part.etag() == etag).ok_or(StoreError::NoPart(*number))
     };
     let chosen: Vec<&PartRecord> = asked.iter().map(find).collect::<StoreResult<_>>()?;
     match chosen[..chosen.len() - 1].iter().find(|part| part.len < LEAST_PART) {
@@ -316,13 +316,14 @@ fn assemble(
     Ok(loose)
 }
 
-/// Removes uploads that were begun before a time, and what a gateway left that was killed while it removed one. Returns how many.
+/// Removes uploads whose last part came before a time, and what a gateway left that was killed while it removed one. Returns how many.
 pub(super) fn sweep(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
     let mut swept = 0;
     for id in ids(inner, bucket)? {
         if let Some(upload) = Upload::find(inner, bucket, &id)? {
-            let is_old = UNIX_EPOCH + Duration::from_nanos(upload.about.begun) < before;
-            if is_old && upload.lock(inner, false)? {
+            // Each part makes a name in it. One that comes now finds the upload, or finds none.
+            let is_old = || super::sweep::is_older(&upload.dir, ".", before);
+            if is_old() && upload.lock(inner, false)? && is_old() {
                 upload.clear(inner, bucket, &id)?;
                 swept += 1;
             }

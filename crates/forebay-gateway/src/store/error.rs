@@ -14,7 +14,7 @@ pub enum StoreError {
     NoBucket,
     /// The bucket is there already.
     BucketExists,
-    /// The bucket has objects or unfinished uploads.
+    /// The bucket has objects.
     BucketFull,
     /// The name can be no bucket: why.
     BucketName(&'static str),
@@ -44,12 +44,19 @@ pub enum StoreError {
     Other(Error),
 }
 
+impl StoreError {
+    /// Another mount replaced a file or a directory that was open.
+    pub(crate) fn is_stale(&self) -> bool {
+        matches!(self, Self::Later(error) if error.errno() == libc::ESTALE)
+    }
+}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoBucket => f.write_str("no such bucket"),
             Self::BucketExists => f.write_str("the bucket is there already"),
-            Self::BucketFull => f.write_str("the bucket has objects or unfinished uploads"),
+            Self::BucketFull => f.write_str("the bucket has objects"),
             Self::BucketName(why) => write!(f, "the bucket's name: {why}"),
             Self::NoObject => f.write_str("no such object"),
             Self::Key(why) => write!(f, "the key: {why}"),

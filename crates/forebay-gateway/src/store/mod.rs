@@ -150,8 +150,14 @@ pub trait Store: Send + Sync {
     fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts>;
     /// Begins to write an object of this length, where it is known.
     fn begin(&self, bucket: &str, key: &str, len: Option<u64>) -> StoreResult<Box<dyn Draft>>;
-    /// Says other things of an object; its bytes and its ETag stay.
-    fn describe(&self, bucket: &str, key: &str, change: &dyn Fn(&mut Meta)) -> StoreResult<Facts>;
+    /// Says other things of an object, where it has this ETag; its bytes and its ETag stay.
+    fn describe(
+        &self,
+        bucket: &str,
+        key: &str,
+        etag: Option<&str>,
+        change: &dyn Fn(&mut Meta),
+    ) -> StoreResult<Facts>;
     /// Removes an object. One that is not there is removed already, unless the condition asks for it.
     fn remove(&self, bucket: &str, key: &str, condition: &Condition) -> StoreResult<()>;
     /// A page of a bucket's keys.
