@@ -21,6 +21,10 @@ use crate::store::StoreResult;
 /// The most that Linux lets an attribute have.
 const MOST_ROOM: usize = 64 << 10;
 
+/// Room that stays for what the file system itself keeps there. GlusterFS keeps each name of a file: of the temporary and the
+/// last one, 350 bytes each at most.
+const SPARE_ROOM: usize = 1 << 10;
+
 /// Tries out what the file system of a directory can do, with files in its `.forebay`.
 pub fn probe(dir: &Path) -> StoreResult<Abilities> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -88,15 +92,17 @@ impl Place {
     }
 
     fn attribute_room(&self) -> usize {
+        // A file of its own: on GlusterFS one whose attribute had no room fails from then on.
+        let Ok(file) = make(&self.dir, "attribute") else { return 0 };
         let value = vec![b'x'; MOST_ROOM];
-        let holds =
-            |len: usize| fsetxattr(&self.first, ATTRIBUTE, &value[..len], XattrFlags::empty()).is_ok();
+        let holds = |len: usize| fsetxattr(&file, ATTRIBUTE, &value[..len], XattrFlags::empty()).is_ok();
         let (mut least, mut most) = (0, MOST_ROOM + 1);
         while most - least > 1 {
             let middle = usize::midpoint(least, most);
             if holds(middle) { least = middle } else { most = middle }
         }
-        least
+        // Less than a record needs counts as none.
+        if least < 2 * SPARE_ROOM { 0 } else { least - SPARE_ROOM }
     }
 
     fn copies(&self) -> bool {
@@ -109,7 +115,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for name in ["first", "second", "third", "unnamed", "copy"] {
+        for name in ["first", "second", "third", "unnamed", "copy", "attribute"] {
             let _ = unlinkat(&self.dir, name, AtFlags::empty());
         }
         let _ = unlinkat(&self.above, &self.name, AtFlags::REMOVEDIR);

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, StatusCode};
 use s3s::{Body, HttpResponse, S3Error, S3ErrorCode};
 
@@ -35,6 +35,10 @@ pub(super) async fn serve(
     };
     if let Ok(id) = HeaderValue::from_str(&request.id) {
         answer.headers_mut().insert("x-amz-request-id", id);
+    }
+    // A client that meets the end of its connection between two requests might lose the second.
+    if site.is_leaving() {
+        answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     request.status = answer.status();
     Ok(answer.map(|body| Outgoer::new(body, request)))
