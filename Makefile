@@ -176,7 +176,7 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long prometheus dist dist-test aarch64 python-test-release serving s3-servers
+NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster prometheus dist dist-test aarch64 python-test-release serving s3-servers
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
@@ -193,6 +193,12 @@ s3-long: ## A silent server of objects for a minute; copies of an object of 20 G
 .PHONY: gateway-long
 gateway-long: ## A gateway killed at each system call of PUT, DELETE and the end of an upload
 	@$(STEP) "Gateway (killed)" $(CARGO) test --release $(LOCKED) -p forebay-gateway --test killed -- --ignored
+
+# Over which file systems; one that cannot be had here is said at the end.
+CLUSTERS ?= gluster local
+.PHONY: gateway-cluster
+gateway-cluster: release ## Two gateways behind HAProxy over GlusterFS with three replicas, one killed (root; CLUSTERS="NAME …")
+	@for one in $(CLUSTERS); do $(STEP) "Two gateways ($$one)" .ci/cluster $(FOREBAY) $$one; done
 
 .PHONY: prometheus
 prometheus: release ## Debian's Prometheus scrapes `forebay stats --listen`, and answers the queries of the Grafana board

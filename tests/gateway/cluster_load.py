@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import random
@@ -81,7 +82,7 @@ class Load:
 
     def run(self, number: int) -> None:
         # Two of them: what one writes is read through a connection that may lead to the other gateway.
-        clients = [client(self.url, self.attempts) for _ in range(2)]
+        clients = [shared_client(self.url, self.attempts, which) for which in range(2)]
         dice = random.Random(number)
         keys = [f"{self.prefix}/{number}/{which}" for which in range(KEYS_EACH)]
         for key in keys:
@@ -156,7 +157,7 @@ class Load:
         """Reads all keys by each gateway, and as files: the same everywhere, and what was written."""
         before, self.wrong, self.compared = self.wrong, [], 0
         for key in list(self.possible):
-            seen = [self.fetch(client_of(url), key) for url in urls] + [file(mount, key) for mount in mounts]
+            seen = [self.fetch(shared_client(url), key) for url in urls] + [file(mount, key) for mount in mounts]
             for found in seen:
                 self.compare(key, found, "at the end,")
             if len(set(seen)) > 1:
@@ -165,11 +166,18 @@ class Load:
         return self.compared, after
 
 
-_clients: dict[str, Any] = {}
+@functools.cache
+def _client(url: str, attempts: int, _which: int) -> Any:
+    return client(url, attempts)
 
 
-def client_of(url: str) -> Any:
-    return _clients.setdefault(url, client(url))
+def shared_client(url: str, attempts: int = 1, which: int = 0) -> Any:
+    """To make one takes a tenth of a second; threads may share it."""
+    with _making:
+        return _client(url, attempts, which)
+
+
+_making = threading.Lock()
 
 
 def file(mount: Path, key: str) -> bytes | None:

@@ -69,7 +69,9 @@ def rounds(urls: list[str], turns: int) -> Row:
             for s3 in clients[:2]:
                 says, found = status(lambda s3=s3, key=key: whole(s3, key))
                 if (says, found) != (200, (bodies[winners[0]], etag)):
-                    wrong.append(f"{key}, {condition}: {says} {found if says != 200 else 'other bytes or another ETag'}")
+                    wrong.append(
+                        f"{key}, {condition}: {says} {found if says != 200 else 'other bytes or another ETag'}"
+                    )
     if others:
         wrong.append(f"answers that are neither 200 nor 412: {dict(others)}")
     return "conditional PUTs of 8 writers: rounds without one winner", turns, len(wrong), 0, wrong
@@ -96,7 +98,9 @@ def multipart(urls: list[str], between: Callable[[], None] = lambda: None) -> li
     wrong = []
     if len(second.list_parts(**named)["Parts"]) != 5:
         wrong.append(f"{key}: parts are missing in the list")
-    second.complete_multipart_upload(**named, MultipartUpload={"Parts": parts})
+    says, told = status(lambda: second.complete_multipart_upload(**named, MultipartUpload={"Parts": parts}))
+    if says != 200:
+        return [*wrong, f"{key}: {says} {told}"]
     for s3 in [second] if between.__name__ == "kill" else [first, second]:
         if read(s3, key) != b"".join(bodies.values()):
             wrong.append(f"{key}: other bytes")
