@@ -73,7 +73,7 @@ ROWS = {
 # A peer's back end or its threads follow its name.
 GPU_ROWS = {
     "gpu": Row("gpu", 16, ("forebay", "kvikio, 1", "kvikio, 16", "kvikio, 1, poll", "kvikio, 16, poll", "s3torchconnector")),
-    "load": Row("load", 16, ("forebay", "runai, 1", "runai, 16", "s3torchconnector")),
+    "load": Row("load", 16, ("forebay", "runai, 1", "runai, 16", "runai, 16, 200G", "s3torchconnector")),
 }
 FASTEST = ("obstore", "awscrt", "s5cmd", "boto3")
 #: Row, the least ratio of rates, the largest of CPU time, beside the fastest of these.
@@ -158,10 +158,10 @@ def write_model(folder: Path) -> None:
 
 
 def upload(folder: Path) -> None:
-    """By s5cmd, which asks for nothing that a server may lack; files for GPUs are laid into the server's folder."""
+    """By s5cmd, which asks for nothing that a server may lack; on machines with a GPU by boto3."""
     if (folder / "model.safetensors").exists():
         for name in ("object", "model.safetensors"):
-            os.link(folder / name, Path(os.environ["S3_DATA"]) / "bucket" / name)
+            done([os.environ["S3_PYTHON"], "-c", UPLOAD, str(folder / name), name])
         return
     cp = [*s5cmd(), "cp"]
     for name in ("object", "tensors.safetensors"):
@@ -237,9 +237,10 @@ def by_worker(subject: str, row: Row, options: argparse.Namespace) -> Spent:
     subject, *more = subject.split(", ")
     connections = more[0] if more else str(row.connections)
     if row.work in GPU_ROWS:
-        # This Python's own packages; KvikIO's second back end.
+        # This Python's own packages. KvikIO's second back end, and what Run:ai's streamer believes the network to be (10 Gbps).
         python = sys.executable
-        variables = {"KVIKIO_REMOTE_IO_BACKEND": "MULTI_POLL"} if more[1:] else {}
+        poll = {"KVIKIO_REMOTE_IO_BACKEND": "MULTI_POLL", "KVIKIO_REMOTE_IO_NUM_REACTORS": connections}
+        variables = poll if "poll" in more else {"RUNAI_STREAMER_S3_TARGET_GBPS": "200"} if "200G" in more else {}
     line = [python, str(ROOT / "bench/objects/worker.py"), subject, row.work, "--connections", connections]
     text, whole = done([*line, "--folder", str(options.folder)], variables)
     found = json.loads(text.splitlines()[-1])
@@ -398,6 +399,13 @@ SIGN = """
 import boto3, botocore.config as config
 how = config.Config(s3={"addressing_style": "path"}, signature_version="s3v4")
 print(boto3.client("s3", config=how).generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "object"}))
+"""
+
+
+UPLOAD = """
+import sys, boto3, botocore.config as config
+how = config.Config(s3={"addressing_style": "path"})
+boto3.client("s3", config=how).upload_file(sys.argv[1], "bucket", sys.argv[2])
 """
 
 

@@ -260,7 +260,7 @@ def forebay_gpu(options: argparse.Namespace) -> Work:
     file = forebay.open(f"s3://{BUCKET}/object")
 
     def read() -> int:
-        count = int(file.read_into(into))
+        count = file.read_into(into).bytes
         torch.cuda.synchronize()
         return count
 
@@ -268,7 +268,7 @@ def forebay_gpu(options: argparse.Namespace) -> Work:
 
 
 def kvikio_gpu(options: argparse.Namespace) -> Work:
-    """Its back end is chosen by KVIKIO_REMOTE_IO_BACKEND."""
+    """Its back end is chosen by KVIKIO_REMOTE_IO_BACKEND; the second one has reactors in place of threads."""
     import cupy
     import kvikio
     import kvikio.defaults
