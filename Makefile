@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke nfs s3 unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke nfs s3 s3-tests-quick unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
@@ -117,6 +117,14 @@ s3: release ## Read and write objects of real S3 servers (moto, rclone, and ours
 s3-servers: release ## The same with versitygw, which Go builds, and Ceph's own gateway
 	@$(STEP) "S3 (versitygw, Ceph)" .ci/s3 $(FOREBAY) versitygw ceph
 
+.PHONY: s3-tests
+s3-tests: release ## The cases of ceph/s3-tests on our gateway (it is fetched; OUT_DIR keeps the logs)
+	@$(STEP) "S3 tests" .ci/s3-tests $(FOREBAY)
+
+.PHONY: s3-tests-quick
+s3-tests-quick: release ## The minute of them that `make test` runs
+	@$(STEP) "S3 tests (quick)" .ci/s3-tests $(FOREBAY) quick
+
 .PHONY: unit
 unit: ## All tests
 	@$(STEP) "Tests" .ci/tests --workspace
@@ -176,7 +184,7 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster prometheus dist dist-test aarch64 python-test-release serving s3-servers
+NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster s3-tests prometheus dist dist-test aarch64 python-test-release serving s3-servers
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)

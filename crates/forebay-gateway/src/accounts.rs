@@ -178,6 +178,14 @@ impl Accounts {
         Ok(())
     }
 
+    /// Their stores, each directory once.
+    pub(crate) fn stores(&self) -> Vec<Arc<dyn Store>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let by_directory: HashMap<&Path, &Arc<Account>> =
+            known.values().map(|account| (account.entry.directory.as_path(), account)).collect();
+        by_directory.into_values().map(|account| Arc::clone(&account.store)).collect()
+    }
+
     pub(crate) fn find(&self, access_key: &str) -> Option<Arc<Account>> {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(access_key).cloned()
     }

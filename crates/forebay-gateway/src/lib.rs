@@ -9,9 +9,11 @@
 mod accounts;
 mod directory;
 mod front;
+mod hex;
 pub mod posix;
 mod server;
 pub mod store;
+mod sweeper;
 mod warn;
 
 pub use accounts::{AccountEntry, Accounts, OpenStore, read_accounts};

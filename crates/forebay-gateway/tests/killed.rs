@@ -47,6 +47,7 @@ fn main() {
         println!("killed: test");
         return;
     }
+    syncs_are_in_their_order();
     let is_long = std::env::args().any(|arg| arg == "--ignored");
     let (operations, variants_of) = if is_long { (&OPERATIONS[..], 2) } else { (&QUICK[..], 1) };
     for operation in operations {
@@ -79,13 +80,22 @@ fn prepare(store: &PosixStore, operation: &str) {
     }
     if operation.starts_with("finish") {
         let id = store.begin_upload("bucket", "a/b/k", meta()).unwrap();
-        let numbers = if operation == "finish" { [1, 2] } else { [3, 5] };
-        for number in numbers {
+        for number in numbers(operation) {
             let part = store.begin_part("bucket", "a/b/k", &id, number, Some(UNIT)).unwrap();
-            part.write_at(b"x", UNIT - 1).unwrap();
+            part.write_at(&part_bytes(number), 0).unwrap();
             part.publish(UNIT, Meta::default(), &Condition::None).unwrap();
         }
     }
+}
+
+/// Parts at their place, or with gaps between them.
+fn numbers(operation: &str) -> [u32; 2] {
+    if operation == "finish" { [1, 2] } else { [3, 5] }
+}
+
+/// Of each part other bytes.
+fn part_bytes(number: u32) -> Vec<u8> {
+    (0..UNIT).map(|at| (at / 4099) as u8 ^ (number * 37) as u8).collect()
 }
 
 fn act(store: &PosixStore, operation: &str) {
@@ -93,8 +103,8 @@ fn act(store: &PosixStore, operation: &str) {
         return store.remove("bucket", "a/b/k", &Condition::None).unwrap();
     }
     if operation.starts_with("finish") {
-        let id = store.uploads("bucket").unwrap().remove(0).id;
-        let parts = store.parts("bucket", "a/b/k", &id).unwrap();
+        let id = common::uploads(store).remove(0).id;
+        let parts = store.parts("bucket", "a/b/k", &id, 0, usize::MAX).unwrap();
         let parts: Vec<_> = parts.into_iter().map(|part| (part.number, part.facts.etag)).collect();
         store.finish_upload("bucket", "a/b/k", &id, &parts, None, &Condition::None).unwrap();
         return;
@@ -114,7 +124,7 @@ fn killed_at(operation: &str, variant: usize, abilities: Abilities, stop: usize)
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path(), abilities);
     prepare(&store, operation);
-    let id = store.uploads("bucket").unwrap().first().map(|upload| upload.id.clone());
+    let id = common::uploads(&store).first().map(|upload| upload.id.clone());
     let (unnamed, room) = (abilities.unnamed_files, abilities.attribute_room);
     let was_killed = run(&format!("{operation} {unnamed} {room} {}", dir.path().display()), stop);
     let place = format!("{operation} variant {variant} stop {stop}");
@@ -124,7 +134,7 @@ fn killed_at(operation: &str, variant: usize, abilities: Abilities, stop: usize)
     match operation {
         "put" if is_new => {}
         "finish" | "finish-copy" => {
-            let known = store.parts("bucket", "a/b/k", id.as_ref().unwrap());
+            let known = store.parts("bucket", "a/b/k", id.as_ref().unwrap(), 0, usize::MAX);
             match known {
                 Ok(_) => act(&store, operation),
                 Err(error) => assert!(matches!(error, StoreError::NoUpload) && is_new, "{place}: {error}"),
@@ -135,7 +145,7 @@ fn killed_at(operation: &str, variant: usize, abilities: Abilities, stop: usize)
     assert!(check(&store, operation, &place), "{place}: sent again");
     store.sweep(Duration::ZERO).unwrap();
     assert_eq!(temporaries(dir.path()), Vec::<String>::new(), "{place}");
-    assert_eq!(store.uploads("bucket").unwrap().len(), 0, "{place}");
+    assert_eq!(common::uploads(&store).len(), 0, "{place}");
     let expected: &[&str] = if operation == "delete" { &[] } else { &["a/b/k"] };
     assert_eq!(keys(&store, &ListAsk { max: 9, ..ListAsk::default() }), expected, "{place}");
     was_killed
@@ -155,18 +165,103 @@ fn check(store: &PosixStore, operation: &str, place: &str) -> bool {
     }
     assert_eq!(facts.meta.user, meta().user, "{place}");
     if operation.starts_with("finish") {
-        let mut part = vec![0; UNIT as usize];
-        part[UNIT as usize - 1] = b'x';
-        assert!(bytes == [part.as_slice(), &part].concat(), "{place}: the bytes");
+        assert!(bytes == numbers(operation).map(part_bytes).concat(), "{place}: the bytes");
     } else {
         assert_eq!(bytes, b"new bytes", "{place}");
     }
     true
 }
 
-/// Runs a gateway and kills it at a stop. `false`: it ended first.
+/// The bytes are on the disk before the name is, and the name before the answer; new directories, too.
+fn syncs_are_in_their_order() {
+    for (variant, abilities) in variants().into_iter().enumerate().take(2) {
+        for operation in OPERATIONS {
+            let dir = tempfile::tempdir().unwrap();
+            let store = open(dir.path(), abilities);
+            prepare(&store, operation);
+            let (unnamed, room) = (abilities.unnamed_files, abilities.attribute_room);
+            let calls = traced(&format!("{operation} {unnamed} {room} {}", dir.path().display()));
+            let place = format!("{operation} variant {variant}: {calls:#?}");
+            let last = |what: &str| {
+                calls
+                    .iter()
+                    .rposition(|call| call.starts_with(what))
+                    .unwrap_or_else(|| panic!("{what}: {place}"))
+            };
+            let is_name = |call: &String| call.starts_with("name ") && call.ends_with(" k");
+            if operation == "delete" {
+                assert!(last("unlink k") < last("sync dir a/b"), "{place}");
+                continue;
+            }
+            let named = calls.iter().rposition(is_name).unwrap_or_else(|| panic!("{place}"));
+            let file = calls[..named].iter().rposition(|call| call == "sync file");
+            assert!(file.is_some(), "{place}");
+            assert!(calls[named..].iter().any(|call| call == "sync dir a/b"), "{place}");
+            if operation == "put" {
+                // The directories on the way.
+                for above in ["sync dir .", "sync dir a"] {
+                    assert!(calls[..named].iter().any(|call| call == above), "{above}: {place}");
+                }
+            }
+        }
+    }
+}
+
+/// The calls of an operation that bring something to the disk, or give or take a name.
+fn traced(what: &str) -> Vec<String> {
+    let (pid, mut calls) = (start(what), Vec::new());
+    // SAFETY: the child is stopped. Without the option the kernel does not tell entries from returns.
+    unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_TRACESYSGOOD) };
+    loop {
+        go_on(pid, libc::PTRACE_SYSCALL);
+        let status = wait(pid);
+        if libc::WIFEXITED(status) {
+            assert_eq!(libc::WEXITSTATUS(status), 0, "{what}");
+            return calls;
+        }
+        assert!(libc::WIFSTOPPED(status), "{what}: {status:x}");
+        calls.extend(call_of(pid));
+    }
+}
+
+fn call_of(pid: libc::pid_t) -> Option<String> {
+    // SAFETY: all zero is a valid record; the kernel writes at most its size.
+    let info = unsafe {
+        let mut info: libc::ptrace_syscall_info = std::mem::zeroed();
+        let size = size_of::<libc::ptrace_syscall_info>();
+        assert!(libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, pid, size, &raw mut info) > 0);
+        if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
+            return None;
+        }
+        info.u.entry
+    };
+    let text = |address: u64| {
+        let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+        let mut bytes = [0; 256];
+        let len = std::os::unix::fs::FileExt::read_at(&memory, &mut bytes, address).unwrap();
+        let end = bytes[..len].iter().position(|byte| *byte == 0).unwrap();
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
+    };
+    match info.nr as libc::c_long {
+        libc::SYS_fsync | libc::SYS_fdatasync => {
+            let path = std::fs::read_link(format!("/proc/{pid}/fd/{}", info.args[0])).unwrap();
+            let path = path.to_string_lossy().into_owned();
+            let below = path.split_once("/bucket").map_or("", |(_, below)| below.trim_start_matches('/'));
+            let is_dir = std::fs::metadata(format!("/proc/{pid}/fd/{}", info.args[0])).unwrap().is_dir();
+            let below = if below.is_empty() { "." } else { below };
+            Some(if is_dir { format!("sync dir {below}") } else { "sync file".to_owned() })
+        }
+        libc::SYS_linkat | libc::SYS_renameat | libc::SYS_renameat2 => {
+            Some(format!("name {}", text(info.args[3])))
+        }
+        libc::SYS_unlinkat => Some(format!("unlink {}", text(info.args[1]))),
+        _ => None,
+    }
+}
+
+/// Starts a gateway that has stopped itself before its operation.
 #[allow(clippy::zombie_processes, reason = "waited for by its number: each stop is a result of waitpid")]
-fn run(what: &str, stop: usize) -> bool {
+fn start(what: &str) -> libc::pid_t {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(CHILD, what).stdin(Stdio::null());
     // SAFETY: one system call between fork and exec.
@@ -183,6 +278,12 @@ fn run(what: &str, stop: usize) -> bool {
     go_on(pid, libc::PTRACE_CONT);
     let status = wait(pid);
     assert!(libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGSTOP, "{status:x}");
+    pid
+}
+
+/// Runs a gateway and kills it at a stop. `false`: it ended first.
+fn run(what: &str, stop: usize) -> bool {
+    let pid = start(what);
     for _ in 0..=stop {
         go_on(pid, libc::PTRACE_SYSCALL);
         let status = wait(pid);

@@ -86,6 +86,7 @@ fn ranges_terms_and_headers_of_answers() {
     assert_eq!(overridden.header("content-type").as_deref(), Some("text/plain"));
     let none = raw.get("/bkt/none");
     assert_eq!((none.status, none.code().as_str()), (404, "NoSuchKey"));
+    assert_eq!(none.header("x-amz-request-id").unwrap(), none.between("RequestId"));
     assert_eq!(raw.get("/none/k").code(), "NoSuchBucket");
 }
 
@@ -99,7 +100,10 @@ fn conditions_of_writes() {
     let etag = put(&[("if-none-match", "*")]).header("etag").unwrap();
     assert_eq!(put(&[("if-none-match", "*")]).code(), "PreconditionFailed");
     assert_eq!(put(&[("if-match", "\"x\"")]).status, 412);
-    assert_eq!(put(&[("if-match", &etag)]).status, 200);
+    let etag = put(&[("if-match", &etag)]).header("etag").unwrap();
+    assert_eq!(put(&[("if-none-match", &etag)]).status, 412);
+    assert_eq!(put(&[("if-none-match", "\"x\"")]).status, 200);
+    assert_eq!(put(&[("if-none-match", "\"x\""), ("if-match", "*")]).status, 501);
     assert_eq!(raw.ask("DELETE", "/bkt/k", &[("if-match", "\"x\"")], b"").status, 412);
     assert_eq!(raw.ask("DELETE", "/bkt/k", &[], b"").status, 204);
     assert_eq!(raw.ask("DELETE", "/bkt/k", &[], b"").status, 204);
@@ -248,4 +252,19 @@ fn an_upload_that_begins_at_one_gateway_ends_at_another() {
         first.raw().ask("DELETE", &format!("/bkt/none?uploadId={id}x"), &[], b"").code(),
         "NoSuchUpload"
     );
+}
+
+#[test]
+fn what_a_gateway_left_that_was_killed_is_swept_when_one_starts() {
+    let first = Gateway::start();
+    first.bucket("bkt");
+    let dir = first.directory().join("bkt/.forebay/tmp");
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join("left"), "x").unwrap();
+    let _second = first.beside();
+    let begin = std::time::Instant::now();
+    while dir.join("left").exists() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(10));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
 }

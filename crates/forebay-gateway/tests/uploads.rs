@@ -8,8 +8,10 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use common::{put, read, store_with, variants};
-use forebay_gateway::posix::{Options, PosixStore, Swept};
-use forebay_gateway::store::{Checksum, Condition, Facts, Meta, Store, StoreError, StoreResult};
+use forebay_gateway::posix::{Options, PosixStore};
+use forebay_gateway::store::{
+    Checksum, Condition, Facts, Meta, Store, StoreError, StoreResult, Swept, UploadsAsk,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -45,7 +47,7 @@ fn an_upload_goes_on_at_other_stores_and_equal_parts_are_not_copied() {
         let one = part(&first, "deep/k", &id, 1, &all[..5 * MIB]);
         let three = part(&second, "deep/k", &id, 3, &all[10 * MIB..]);
         let two = part(&third, "deep/k", &id, 2, &all[5 * MIB..10 * MIB]);
-        let known = third.parts("bucket", "deep/k", &id).unwrap();
+        let known = third.parts("bucket", "deep/k", &id, 0, usize::MAX).unwrap();
         let known: Vec<_> = known.iter().map(|part| (part.number, part.facts.len)).collect();
         assert_eq!(known, [(1, 5 << 20), (2, 5 << 20), (3, 2 << 20)]);
         let data = dir.path().join(format!("bucket/.forebay/uploads/{id}/data"));
@@ -140,8 +142,7 @@ fn what_is_asked_wrongly_is_refused_and_the_upload_stays() {
     assert!(matches!(try_parts(&[&one, &(4, one.1.clone())]), Err(StoreError::NoPart(4))));
     assert!(matches!(try_parts(&[&one, &short, &three]), Err(StoreError::PartLength(2))));
     assert!(matches!(store.facts("bucket", "k"), Err(StoreError::NoObject)));
-    let ids: Vec<_> =
-        store.uploads("bucket").unwrap().into_iter().map(|upload| (upload.key, upload.id)).collect();
+    let ids: Vec<_> = common::uploads(&store).into_iter().map(|upload| (upload.key, upload.id)).collect();
     assert_eq!(ids, [("k".to_owned(), id.clone())]);
     store.abort_upload("bucket", "k", &id).unwrap();
     assert!(matches!(try_parts(&[&one]), Err(StoreError::NoUpload)));
@@ -164,6 +165,49 @@ fn a_bucket_goes_with_its_unfinished_uploads() {
 }
 
 #[test]
+fn pages_of_uploads_and_of_parts() {
+    let (_dir, store) = store_with(common::abilities());
+    let keys = ["a/1", "a/2", "b", "b", "c/1", "d"];
+    let ids: Vec<String> = keys.iter().map(|key| begin(&store, key)).collect();
+    // A page as S3 shows it, and each of the next ones.
+    let pages = |delimiter: Option<&str>, prefix: &str, max: usize| {
+        let mut ask = UploadsAsk {
+            delimiter: delimiter.map(Into::into),
+            prefix: prefix.into(),
+            max,
+            ..UploadsAsk::default()
+        };
+        let mut all = Vec::new();
+        loop {
+            let page = store.uploads("bucket", &ask).unwrap();
+            let mut names: Vec<String> = page.prefixes.clone();
+            names.extend(page.uploads.iter().map(|upload| {
+                let at = ids.iter().position(|id| *id == upload.id).unwrap();
+                assert_eq!(upload.key, keys[at]);
+                format!("{} {at}", upload.key)
+            }));
+            names.sort();
+            assert!(names.len() <= max);
+            all.push(names.join(","));
+            let Some((key, id)) = page.next else { return all.join(" | ") };
+            (ask.after, ask.after_id) = (key, Some(id));
+        }
+    };
+    assert_eq!(pages(None, "", 9), "a/1 0,a/2 1,b 2,b 3,c/1 4,d 5");
+    assert_eq!(pages(None, "", 3), "a/1 0,a/2 1,b 2 | b 3,c/1 4,d 5");
+    assert_eq!(pages(Some("/"), "", 2), "a/,b 2 | b 3,c/ | d 5");
+    assert_eq!(pages(Some("/"), "a/", 1), "a/1 0 | a/2 1");
+    for number in [3, 1, 20] {
+        part(&store, "d", &ids[5], number, b"x");
+    }
+    let parts = |behind, max| {
+        let parts = store.parts("bucket", "d", &ids[5], behind, max).unwrap();
+        parts.iter().map(|part| part.number).collect::<Vec<_>>()
+    };
+    assert_eq!((parts(0, 9), parts(1, 1), parts(20, 9)), (vec![1, 3, 20], vec![3], vec![]));
+}
+
+#[test]
 fn a_condition_that_does_not_hold_leaves_object_and_upload() {
     let (_dir, store) = store_with(common::abilities());
     let old = put(&store, "k", b"old");
@@ -176,6 +220,28 @@ fn a_condition_that_does_not_hold_leaves_object_and_upload() {
     assert_eq!(read(&store, "k"), b"old");
     finish(&Condition::Matches(vec![old.etag])).unwrap();
     assert!(read(&store, "k") == [a, b].concat());
+}
+
+#[test]
+fn a_sweep_goes_by_the_last_part_of_an_upload() {
+    let (dir, store) = store_with(common::abilities());
+    let id = begin(&store, "k");
+    let upload = dir.path().join(format!("bucket/.forebay/uploads/{id}"));
+    let two_days_ago = std::time::SystemTime::now() - Duration::from_hours(48);
+    let age = || std::fs::File::open(&upload).unwrap().set_modified(two_days_ago).unwrap();
+    age();
+    part(&store, "k", &id, 1, b"x");
+    assert_eq!(store.sweep(Duration::from_hours(24)).unwrap().uploads, 0);
+    age();
+    // Two gateways at once.
+    let other = PosixStore::open(dir.path(), common::quick()).unwrap();
+    let swept: usize = std::thread::scope(|scope| {
+        let run = |store: &PosixStore| store.sweep(Duration::from_hours(24)).unwrap().uploads;
+        let threads = [&store, &other].map(|store| scope.spawn(move || run(store)));
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(swept, 1);
+    assert!(!upload.exists());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hyper::HeaderMap;
+use hyper::header::AUTHORIZATION;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::{S3Error, S3ErrorCode, S3Result};
@@ -79,6 +80,10 @@ impl S3Access for Gate {
         let signed = cx.credentials().ok_or_else(|| denied("a signature is needed"))?;
         let account = self.0.find(&signed.access_key).ok_or_else(|| denied("the account is gone"))?;
         let operation = known_name(cx.s3_op().name());
+        if operation != "PostObject" && !is_version_4(cx) {
+            let why = "the signature is of version 2, which forms alone may have: use AWS4-HMAC-SHA256";
+            return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
+        }
         if let Some(visit) = cx.extensions_mut().get::<Arc<Visit>>() {
             *visit.known.lock().unwrap_or_else(PoisonError::into_inner) =
                 (operation, account.entry.access_key.clone());
@@ -97,7 +102,7 @@ impl S3Access for Gate {
 }
 
 /// Operations that this server has; a table, so that figures are counted by names that live as long as the program.
-const OPERATIONS: [&str; 28] = [
+const OPERATIONS: [&str; 31] = [
     "ListBuckets",
     "CreateBucket",
     "HeadBucket",
@@ -105,10 +110,12 @@ const OPERATIONS: [&str; 28] = [
     "GetBucketLocation",
     "GetBucketVersioning",
     "GetBucketAcl",
+    "PutBucketAcl",
     "ListObjects",
     "ListObjectsV2",
     "ListObjectVersions",
     "PutObject",
+    "PostObject",
     "GetObject",
     "HeadObject",
     "DeleteObject",
@@ -116,6 +123,7 @@ const OPERATIONS: [&str; 28] = [
     "CopyObject",
     "GetObjectAttributes",
     "GetObjectAcl",
+    "PutObjectAcl",
     "GetObjectTagging",
     "PutObjectTagging",
     "DeleteObjectTagging",
@@ -128,6 +136,14 @@ const OPERATIONS: [&str; 28] = [
     "AbortMultipartUpload",
 ];
 
+/// Whether a request that is no form was signed by version 4, in its head or its URL.
+fn is_version_4(cx: &S3AccessContext<'_>) -> bool {
+    let head = cx.headers().get(AUTHORIZATION);
+    let query = cx.uri().query().unwrap_or_default();
+    head.is_some_and(|head| head.as_bytes().starts_with(b"AWS4-HMAC-SHA256"))
+        || query.split('&').any(|pair| pair.starts_with("X-Amz-Signature="))
+}
+
 fn known_name(name: &str) -> &'static str {
     OPERATIONS.into_iter().find(|known| *known == name).unwrap_or("Other")
 }
@@ -137,14 +153,14 @@ fn reads(operation: &str) -> bool {
     ["Get", "Head", "List"].iter().any(|start| operation.starts_with(start))
 }
 
-fn refuse_unknown(headers: &HeaderMap) -> S3Result<()> {
+pub(super) fn refuse_unknown(headers: &HeaderMap) -> S3Result<()> {
     if let Some((_, what)) = REFUSED.iter().find(|(name, _)| headers.contains_key(*name)) {
         return Err(S3Error::with_message(S3ErrorCode::NotImplemented, format!("there is no {what} here")));
     }
     let acl = headers.get("x-amz-acl").and_then(|value| value.to_str().ok());
-    if acl.is_some_and(|acl| !PRIVATE.contains(&acl)) {
-        let why = "all is private here: an account has all rights, nobody else has any";
-        return Err(S3Error::with_message(S3ErrorCode::AccessControlListNotSupported, why));
+    let grants = headers.keys().any(|name| name.as_str().starts_with("x-amz-grant-"));
+    if grants || acl.is_some_and(|acl| !PRIVATE.contains(&acl)) {
+        return Err(super::buckets::all_is_private());
     }
     Ok(())
 }

@@ -6,10 +6,30 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::said::{encoded, tag_of, time_of};
 use super::{Front, owner};
-use crate::store::{Entry, ListAsk, ListPage};
+use crate::store::{Entry, ListAsk, ListPage, StoreError};
 
 /// S3's bound of a page.
 const PAGE: i32 = 1000;
+
+/// How many entries a page has, as it was asked for: S3 says the number, and bounds it.
+pub(super) fn page_len(asked: Option<i32>, name: &str) -> S3Result<(i32, usize)> {
+    let max = asked.unwrap_or(PAGE).min(PAGE);
+    Ok((max, usize::try_from(max).map_err(|_| wrong(name))?))
+}
+
+/// What a listing asks for: inputs of three operations have the same names for it.
+macro_rules! page_ask {
+    ($input:expr, $after:expr) => {
+        PageAsk {
+            bucket: $input.bucket.clone(),
+            prefix: $input.prefix.clone(),
+            delimiter: $input.delimiter.clone(),
+            after: $after,
+            max: $input.max_keys,
+            names: Names::of($input.encoding_type.as_ref())?,
+        }
+    };
+}
 
 impl Front {
     pub(super) async fn buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<ListBucketsOutput> {
@@ -43,7 +63,12 @@ impl Front {
         }
         let bucket = request.input.bucket;
         let location = Some(format!("/{bucket}"));
-        self.ask(request.credentials.as_ref(), move |store| store.make_bucket(&bucket)).await?;
+        self.ask(request.credentials.as_ref(), move |store| match store.make_bucket(&bucket) {
+            // As in us-east-1, which this server is: a second call changes nothing.
+            Err(StoreError::BucketExists) => Ok(()),
+            result => result,
+        })
+        .await?;
         Ok(CreateBucketOutput { location, ..CreateBucketOutput::default() })
     }
 
@@ -91,6 +116,17 @@ impl Front {
         Ok(GetBucketAclOutput { grants: Some(private(owner(signed))), owner: owner(signed) })
     }
 
+    /// All is private: to ask for that changes nothing.
+    pub(super) async fn set_bucket_acl(
+        &self,
+        request: S3Request<PutBucketAclInput>,
+    ) -> S3Result<PutBucketAclOutput> {
+        let signed = request.credentials.as_ref();
+        only_private(request.input.access_control_policy.as_ref(), signed)?;
+        self.has_bucket(signed, request.input.bucket).await?;
+        Ok(PutBucketAclOutput::default())
+    }
+
     async fn has_bucket(&self, signed: Option<&s3s::auth::Credentials>, bucket: String) -> S3Result<()> {
         self.ask(signed, move |store| store.bucket(&bucket)).await.map(|_| ())
     }
@@ -98,14 +134,7 @@ impl Front {
     pub(super) async fn list(&self, request: S3Request<ListObjectsInput>) -> S3Result<ListObjectsOutput> {
         let input = request.input;
         let signed = request.credentials.as_ref();
-        let ask = PageAsk {
-            bucket: input.bucket.clone(),
-            prefix: input.prefix.clone(),
-            delimiter: input.delimiter.clone(),
-            after: input.marker.clone().unwrap_or_default(),
-            max: input.max_keys,
-            names: Names::of(input.encoding_type.as_ref())?,
-        };
+        let ask = page_ask!(input, input.marker.clone().unwrap_or_default());
         let names = ask.names;
         let page = self.page(signed, ask, owner(signed)).await?;
         Ok(ListObjectsOutput {
@@ -133,14 +162,7 @@ impl Front {
             Some(token) => read_token(token)?,
             None => input.start_after.clone().unwrap_or_default(),
         };
-        let ask = PageAsk {
-            bucket: input.bucket.clone(),
-            prefix: input.prefix.clone(),
-            delimiter: input.delimiter.clone(),
-            after,
-            max: input.max_keys,
-            names: Names::of(input.encoding_type.as_ref())?,
-        };
+        let ask = page_ask!(input, after);
         let names = ask.names;
         let shown = input.fetch_owner.unwrap_or_default().then(|| owner(signed)).flatten();
         let page = self.page(signed, ask, shown).await?;
@@ -168,14 +190,7 @@ impl Front {
     ) -> S3Result<ListObjectVersionsOutput> {
         let input = request.input;
         let signed = request.credentials.as_ref();
-        let ask = PageAsk {
-            bucket: input.bucket.clone(),
-            prefix: input.prefix.clone(),
-            delimiter: input.delimiter.clone(),
-            after: input.key_marker.clone().unwrap_or_default(),
-            max: input.max_keys,
-            names: Names::of(input.encoding_type.as_ref())?,
-        };
+        let ask = page_ask!(input, input.key_marker.clone().unwrap_or_default());
         let names = ask.names;
         let page = self.page(signed, ask, owner(signed)).await?;
         let versions = page.objects.into_iter().map(|object| ObjectVersion {
@@ -211,8 +226,7 @@ impl Front {
         ask: PageAsk,
         owner: Option<Owner>,
     ) -> S3Result<Page> {
-        let max = ask.max.unwrap_or(PAGE).min(PAGE);
-        let count = usize::try_from(max).map_err(|_| wrong("max-keys"))?;
+        let (max, count) = page_len(ask.max, "max-keys")?;
         let found = self
             .ask(signed, move |store| {
                 if count == 0 {
@@ -244,7 +258,7 @@ impl Front {
     }
 }
 
-/// What both kinds of listings ask for.
+/// What each kind of listing asks for.
 struct PageAsk {
     bucket: String,
     prefix: Option<String>,
@@ -297,6 +311,24 @@ fn read_token(token: &str) -> S3Result<String> {
 
 pub(super) fn wrong(name: &str) -> S3Error {
     S3Error::with_message(S3ErrorCode::InvalidArgument, format!("the value of {name} is wrong"))
+}
+
+/// Refuses an access list that gives a right to another than the owner.
+pub(super) fn only_private(
+    asked: Option<&AccessControlPolicy>,
+    signed: Option<&s3s::auth::Credentials>,
+) -> S3Result<()> {
+    let owner = owner(signed).and_then(|owner| owner.id);
+    let is_owner = |grant: &Grant| grant.grantee.as_ref().is_some_and(|grantee| grantee.id == owner);
+    match asked.and_then(|asked| asked.grants.as_ref()) {
+        Some(grants) if !grants.iter().all(is_owner) => Err(all_is_private()),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn all_is_private() -> S3Error {
+    let why = "all is private here: an account has all rights, nobody else has any";
+    S3Error::with_message(S3ErrorCode::AccessControlListNotSupported, why)
 }
 
 /// The owner may do all, nobody else anything.

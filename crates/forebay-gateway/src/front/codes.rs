@@ -11,6 +11,7 @@ pub(crate) fn answer(error: StoreError) -> S3Error {
     let code = match &error {
         StoreError::NoBucket => Code::NoSuchBucket,
         StoreError::BucketExists => Code::BucketAlreadyOwnedByYou,
+        StoreError::BucketTaken => Code::BucketAlreadyExists,
         StoreError::BucketFull => Code::BucketNotEmpty,
         StoreError::BucketName(_) => Code::InvalidBucketName,
         StoreError::NoObject => Code::NoSuchKey,

@@ -7,7 +7,7 @@ use hyper::header::{CONTENT_RANGE, ETAG, HeaderMap, LAST_MODIFIED};
 use s3s::dto::{ETagCondition, Range as AskedRange, Timestamp, TimestampFormat};
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
-use crate::store::{Condition, Facts};
+use crate::store::{Checksum, Condition, Facts};
 
 /// What a reader asks of an object before it wants its bytes.
 #[derive(Default)]
@@ -78,10 +78,11 @@ pub(crate) fn write_condition(
     match (matches, none) {
         (None, None) => Ok(Condition::None),
         (None, Some(ETagCondition::Any)) => Ok(Condition::Absent),
+        (None, Some(ETagCondition::ETag(etag))) => Ok(Condition::Differs(etag.into_value())),
         (Some(ETagCondition::Any), None) => Ok(Condition::Matches(vec!["*".into()])),
         (Some(ETagCondition::ETag(etag)), None) => Ok(Condition::Matches(vec![etag.into_value()])),
         _ => {
-            let why = "of a write, If-None-Match: * or If-Match can be asked for, not both";
+            let why = "of a write, If-None-Match or If-Match can be asked for, not both";
             Err(S3Error::with_message(S3ErrorCode::NotImplemented, why))
         }
     }
@@ -94,6 +95,8 @@ pub(crate) struct Slice {
     pub(crate) content_range: Option<String>,
     /// How many parts the object has, where a part was asked for.
     pub(crate) parts: Option<i32>,
+    /// Of these bytes: of a range there is none.
+    pub(crate) checksum: Option<Checksum>,
 }
 
 impl Slice {
@@ -104,14 +107,20 @@ impl Slice {
                 return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
             }
             (None, None) => {
-                return Ok(Self { range: 0..facts.len, content_range: None, parts: None });
+                let checksum = facts.meta.checksum.clone();
+                return Ok(Self { range: 0..facts.len, content_range: None, parts: None, checksum });
             }
             (Some(asked), None) => (asked.check(facts.len).map_err(|_| out_of_range(facts.len))?, None),
             (None, Some(part)) => part_range(facts, part)?,
         };
         let content_range = (range.start < range.end)
             .then(|| format!("bytes {}-{}/{}", range.start, range.end - 1, facts.len));
-        Ok(Self { range, content_range, parts })
+        let checksum = match part {
+            Some(part) if !facts.meta.parts.is_empty() => facts.meta.checksum_of_part(part as usize),
+            Some(_) => facts.meta.checksum.clone(),
+            None => None,
+        };
+        Ok(Self { range, content_range, parts, checksum })
     }
 }
 
@@ -182,7 +191,7 @@ mod tests {
     fn conditions_of_writers() {
         assert_eq!(write_condition(None, etag("*")).unwrap(), Condition::Absent);
         assert_eq!(write_condition(etag("\"x\""), None).unwrap(), Condition::Matches(vec!["x".into()]));
-        assert!(write_condition(None, etag("\"x\"")).is_err());
+        assert_eq!(write_condition(None, etag("\"x\"")).unwrap(), Condition::Differs("x".into()));
         assert!(write_condition(etag("\"x\""), etag("*")).is_err());
     }
 

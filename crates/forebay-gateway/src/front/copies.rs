@@ -69,7 +69,7 @@ impl Changes {
     fn meta_of_copy(&self, source: &Opened) -> S3Result<Meta> {
         let mut meta = source.facts.meta.clone();
         self.apply(&mut meta);
-        meta.parts = Vec::new();
+        (meta.parts, meta.part_sums) = (Vec::new(), Vec::new());
         let known = meta.checksum.take().filter(|known| !known.is_composite);
         let wanted = self.algorithm.map(Algorithm::name);
         meta.checksum = match known {

@@ -5,6 +5,7 @@
 //! | `buckets` | buckets, and their listings |
 //! | `objects` | objects: written, read, described, removed |
 //! | `copies` | objects and parts that are copied from objects |
+//! | `forms` | objects that forms of browsers send |
 //! | `uploads` | uploads by parts |
 //! | `access` | who may do what, and what no request may ask for |
 //! | `conditions` | `If-…`, ranges, parts |
@@ -21,6 +22,7 @@ mod buckets;
 mod codes;
 mod conditions;
 mod copies;
+mod forms;
 mod intake;
 mod objects;
 mod said;
@@ -78,6 +80,17 @@ impl Front {
     }
 }
 
+/// The name of a request, in the answer's head and in its error.
+#[derive(Clone)]
+pub(crate) struct RequestId(pub(crate) String);
+
+fn named(mut error: S3Error, id: Option<RequestId>) -> S3Error {
+    if let Some(RequestId(id)) = id {
+        error.set_request_id(id);
+    }
+    error
+}
+
 /// There are no versions: each object is the one that S3 calls `null`.
 fn no_version(version: Option<&str>) -> S3Result<()> {
     match version {
@@ -98,7 +111,8 @@ macro_rules! operations {
         #[async_trait::async_trait]
         impl S3 for Front {
             $(async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
-                self.$function(request).await.map(S3Response::new)
+                let id = request.extensions.get().cloned();
+                self.$function(request).await.map(S3Response::new).map_err(|error| named(error, id))
             })*
         }
     };
@@ -112,6 +126,7 @@ operations! {
     get_bucket_location: GetBucketLocationInput -> GetBucketLocationOutput, bucket_location;
     get_bucket_versioning: GetBucketVersioningInput -> GetBucketVersioningOutput, bucket_versioning;
     get_bucket_acl: GetBucketAclInput -> GetBucketAclOutput, bucket_acl;
+    put_bucket_acl: PutBucketAclInput -> PutBucketAclOutput, set_bucket_acl;
     list_objects: ListObjectsInput -> ListObjectsOutput, list;
     list_objects_v2: ListObjectsV2Input -> ListObjectsV2Output, list_v2;
     list_object_versions: ListObjectVersionsInput -> ListObjectVersionsOutput, versions;
@@ -123,6 +138,7 @@ operations! {
     copy_object: CopyObjectInput -> CopyObjectOutput, copy;
     get_object_attributes: GetObjectAttributesInput -> GetObjectAttributesOutput, attributes;
     get_object_acl: GetObjectAclInput -> GetObjectAclOutput, object_acl;
+    put_object_acl: PutObjectAclInput -> PutObjectAclOutput, set_object_acl;
     get_object_tagging: GetObjectTaggingInput -> GetObjectTaggingOutput, tags;
     put_object_tagging: PutObjectTaggingInput -> PutObjectTaggingOutput, set_tags;
     delete_object_tagging: DeleteObjectTaggingInput -> DeleteObjectTaggingOutput, clear_tags;

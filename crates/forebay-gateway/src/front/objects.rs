@@ -2,24 +2,30 @@
 
 use std::sync::Arc;
 
+use hyper::Method;
 use s3s::dto::*;
 use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Result};
 
+use super::access::refuse_unknown;
 use super::body::{Span, SpanBody};
-use super::buckets::private;
+use super::buckets::{only_private, private};
 use super::codes::{answer, answer_read};
 use super::conditions::{ReadTerms, Slice, whole_second, write_condition};
 use super::intake::{Received, finish, receive};
 use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
 use super::sums::{Algorithm, Sums, kind, tell_checksum};
-use super::{Front, blocking, no_version, owner};
-use crate::store::{Condition, Facts, Store, StoreError, StoreResult};
+use super::{Front, blocking, forms, no_version, owner};
+use crate::store::{Condition, Facts, Meta, Store, StoreError, StoreResult};
 
 /// S3's bound of keys in a DeleteObjects.
 const REMOVALS: usize = 1000;
 
 impl Front {
-    pub(super) async fn put(&self, request: S3Request<PutObjectInput>) -> S3Result<PutObjectOutput> {
+    pub(super) async fn put(&self, mut request: S3Request<PutObjectInput>) -> S3Result<PutObjectOutput> {
+        if request.method == Method::POST {
+            request.headers = forms::headers_of(&request.input)?;
+            refuse_unknown(&request.headers)?;
+        }
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
         let condition = write_condition(input.if_match, input.if_none_match)?;
@@ -31,11 +37,8 @@ impl Front {
         let intake = receive(body, said, sums, begin).await?;
         let trailers = request.trailing_headers.and_then(|trailers| trailers.take());
         let facts = finish(intake, trailers, move |received: Received| {
-            let meta = crate::store::Meta {
-                checksum: Some(received.summed.checksum),
-                md5: received.summed.md5,
-                ..meta
-            };
+            let summed = received.summed;
+            let meta = Meta { checksum: Some(summed.checksum), md5: summed.md5, ..meta };
             received.draft.publish(received.len, meta, &condition)
         })
         .await?;
@@ -72,10 +75,9 @@ impl Front {
         answer.content_range = slice.content_range;
         answer.parts_count = slice.parts;
         answer.body = Some(StreamingBlob::from(Body::http_body(body)));
-        // Of a range it would be wrong: it is the whole object's.
-        if answer.content_range.is_none() && wants_checksum(input.checksum_mode.as_ref()) {
-            tell_checksum!(answer, &facts.meta.checksum);
-            answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
+        if wants_checksum(input.checksum_mode.as_ref()) {
+            tell_checksum!(answer, &slice.checksum);
+            answer.checksum_type = slice.checksum.as_ref().and(facts.meta.checksum.as_ref()).map(kind);
         }
         Ok(answer)
     }
@@ -97,9 +99,9 @@ impl Front {
         answer.content_length = i64::try_from(slice.range.end - slice.range.start).ok();
         answer.content_range = slice.content_range;
         answer.parts_count = slice.parts;
-        if answer.content_range.is_none() && wants_checksum(input.checksum_mode.as_ref()) {
-            tell_checksum!(answer, &facts.meta.checksum);
-            answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
+        if wants_checksum(input.checksum_mode.as_ref()) {
+            tell_checksum!(answer, &slice.checksum);
+            answer.checksum_type = slice.checksum.as_ref().and(facts.meta.checksum.as_ref()).map(kind);
         }
         Ok(answer)
     }
@@ -145,8 +147,7 @@ impl Front {
         }
         if wants(ObjectAttributes::OBJECT_PARTS) && !facts.meta.parts.is_empty() {
             let behind = input.part_number_marker.unwrap_or_default();
-            answer.object_parts =
-                Some(object_parts(&facts.meta.parts, behind, input.max_parts.unwrap_or(1000)));
+            answer.object_parts = Some(object_parts(&facts.meta, behind, input.max_parts.unwrap_or(1000)));
         }
         Ok(answer)
     }
@@ -160,6 +161,18 @@ impl Front {
         self.facts(signed, request.input.bucket, request.input.key).await?;
         let owner = owner(signed);
         Ok(GetObjectAclOutput { grants: Some(private(owner.clone())), owner, request_charged: None })
+    }
+
+    /// All is private: to ask for that changes nothing.
+    pub(super) async fn set_object_acl(
+        &self,
+        request: S3Request<PutObjectAclInput>,
+    ) -> S3Result<PutObjectAclOutput> {
+        let signed = request.credentials.as_ref();
+        no_version(request.input.version_id.as_deref())?;
+        only_private(request.input.access_control_policy.as_ref(), signed)?;
+        self.facts(signed, request.input.bucket, request.input.key).await?;
+        Ok(PutObjectAclOutput::default())
     }
 
     pub(super) async fn remove(&self, request: S3Request<DeleteObjectInput>) -> S3Result<DeleteObjectOutput> {
@@ -250,14 +263,19 @@ fn wants_checksum(mode: Option<&ChecksumMode>) -> bool {
 }
 
 /// The parts behind a number, at most `max`.
-fn object_parts(lens: &[u64], behind: i32, max: i32) -> GetObjectAttributesParts {
+fn object_parts(meta: &Meta, behind: i32, max: i32) -> GetObjectAttributesParts {
+    let lens = &meta.parts;
     let numbered = (1..).zip(lens).filter(|(number, _)| *number > behind);
     let parts: Vec<_> = numbered
         .take(usize::try_from(max).unwrap_or_default())
-        .map(|(number, len)| ObjectPart {
-            part_number: Some(number),
-            size: i64::try_from(*len).ok(),
-            ..ObjectPart::default()
+        .map(|(number, len)| {
+            let mut part = ObjectPart {
+                part_number: Some(number),
+                size: i64::try_from(*len).ok(),
+                ..ObjectPart::default()
+            };
+            tell_checksum!(part, &meta.checksum_of_part(number as usize));
+            part
         })
         .collect();
     let last = parts.last().and_then(|part| part.part_number).unwrap_or(behind);

@@ -47,7 +47,7 @@ pub(crate) fn meta_of(headers: &HeaderMap, user: Option<Metadata>, tags: Option<
 fn without_chunks(encoding: &str) -> String {
     let codings: Vec<_> =
         encoding.split(',').map(str::trim).filter(|coding| *coding != "aws-chunked").collect();
-    codings.join(",")
+    codings.join(", ")
 }
 
 /// Tags of the header `x-amz-tagging`: `a=b&c=d`, each encoded.

@@ -8,6 +8,7 @@ use s3s::crypto::{Checksum as _, Md5};
 use s3s::dto::ChecksumType;
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
+use crate::hex::hex;
 use crate::store::{Checksum, PartFacts};
 
 /// A checksum that S3's clients may ask for.
@@ -236,10 +237,6 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 fn bytes_of(value: &str, len: usize) -> Option<Vec<u8>> {
     BASE64.decode_to_vec(value).ok().filter(|bytes| bytes.len() == len)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 fn refused(why: &str) -> S3Error {

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use s3s::dto::*;
 use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Result};
 
-use super::buckets::{Names, wrong};
+use super::buckets::{Names, page_len, wrong};
 use super::codes::answer;
 use super::conditions::write_condition;
 use super::intake::{Received, finish, receive};
 use super::said::{meta_of, tag_of, time_of};
 use super::sums::{self, Algorithm, Sums, joined, kind, tell_checksum};
 use super::{Front, blocking, owner};
-use crate::store::{Checksum as Known, Condition, Facts, Meta, PartFacts, Store, StoreError, UploadFacts};
+use crate::store::{
+    Checksum as Known, Condition, Facts, Meta, PartFacts, Store, StoreError, UploadFacts, UploadsAsk,
+};
 
 /// S3's bound of parts of an object.
 const PARTS: i32 = 10_000;
-/// S3's bound of a page.
-const PAGE: i32 = 1000;
 
 /// A part's number.
 pub(super) fn part_number(number: i32) -> S3Result<u32> {
@@ -117,17 +117,17 @@ impl Front {
     pub(super) async fn parts(&self, request: S3Request<ListPartsInput>) -> S3Result<ListPartsOutput> {
         let input = request.input;
         let signed = request.credentials.as_ref();
-        let max = input.max_parts.unwrap_or(PAGE).min(PAGE);
-        let count = usize::try_from(max).map_err(|_| wrong("max-parts"))?;
+        let (max, count) = page_len(input.max_parts, "max-parts")?;
         let marker = input.part_number_marker.unwrap_or_default();
         let behind = u32::try_from(marker).map_err(|_| wrong("part-number-marker"))?;
         let (bucket, key, id) = (input.bucket.clone(), input.key.clone(), input.upload_id.clone());
         let (upload, mut parts) = self
             .ask(signed, move |store| {
-                Ok((store.upload(&bucket, &key, &id)?, store.parts(&bucket, &key, &id)?))
+                // One more says that there is more.
+                let parts = store.parts(&bucket, &key, &id, behind, count + 1)?;
+                Ok((store.upload(&bucket, &key, &id)?, parts))
             })
             .await?;
-        parts.retain(|part| part.number > behind);
         let is_truncated = parts.len() > count;
         parts.truncate(count);
         let last = parts.last().map_or(marker, |part| part.number as i32);
@@ -157,24 +157,18 @@ impl Front {
         let input = request.input;
         let signed = request.credentials.as_ref();
         let names = Names::of(input.encoding_type.as_ref())?;
-        let max = input.max_uploads.unwrap_or(PAGE).min(PAGE);
-        let count = usize::try_from(max).map_err(|_| wrong("max-uploads"))?;
+        let (max, count) = page_len(input.max_uploads, "max-uploads")?;
         let bucket = input.bucket.clone();
-        let mut found = self.ask(signed, move |store| store.uploads(&bucket)).await?;
-        let prefix = input.prefix.clone().unwrap_or_default();
         let marker = input.key_marker.clone().unwrap_or_default();
         let id_marker = input.upload_id_marker.clone().filter(|_| !marker.is_empty());
-        found.retain(|upload| upload.key.starts_with(&prefix));
-        if let Some(id) = &id_marker {
-            // Behind that upload, in the order in which they are listed.
-            let at = found.iter().position(|upload| upload.key == marker && upload.id == *id);
-            found.drain(..at.map_or(0, |at| at + 1));
-            found.retain(|upload| upload.key >= marker);
-        } else {
-            found.retain(|upload| upload.key > marker);
-        }
-        let delimiter = input.delimiter.clone().filter(|text| !text.is_empty());
-        let page = UploadPage::of(found, &prefix, delimiter.as_deref(), &marker, count);
+        let ask = UploadsAsk {
+            prefix: input.prefix.clone().unwrap_or_default(),
+            delimiter: input.delimiter.clone(),
+            after: marker.clone(),
+            after_id: id_marker.clone(),
+            max: count,
+        };
+        let page = self.ask(signed, move |store| store.uploads(&bucket, &ask)).await?;
         let shown = |upload: UploadFacts| MultipartUpload {
             checksum_type: upload.meta.checksum.as_ref().map(kind),
             checksum_algorithm: upload.meta.checksum.map(|asked| ChecksumAlgorithm::from(asked.algorithm)),
@@ -271,7 +265,9 @@ fn known_parts(
     key: &str,
     id: &str,
 ) -> S3Result<Option<(UploadFacts, Vec<PartFacts>)>> {
-    let known = store.upload(bucket, key, id).and_then(|upload| Ok((upload, store.parts(bucket, key, id)?)));
+    let known = store
+        .upload(bucket, key, id)
+        .and_then(|upload| Ok((upload, store.parts(bucket, key, id, 0, usize::MAX)?)));
     match known {
         Ok(known) => Ok(Some(known)),
         Err(StoreError::NoUpload) => Ok(None),
@@ -357,54 +353,9 @@ fn initiator(owner: Option<Owner>) -> Option<Initiator> {
     owner.map(|owner| Initiator { display_name: owner.display_name, id: owner.id })
 }
 
-/// A page of a listing of uploads.
-#[derive(Default)]
-struct UploadPage {
-    uploads: Vec<UploadFacts>,
-    prefixes: Vec<String>,
-    /// Key and id of the last entry, where there is more.
-    next: Option<(String, String)>,
-}
-
-impl UploadPage {
-    fn of(found: Vec<UploadFacts>, prefix: &str, delimiter: Option<&str>, marker: &str, max: usize) -> Self {
-        let mut page = Self::default();
-        let mut last = None;
-        for upload in found {
-            let rest = &upload.key[prefix.len()..];
-            let end = delimiter.and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len()));
-            let common = end.map(|end| upload.key[..prefix.len() + end].to_owned());
-            if common
-                .as_ref()
-                .is_some_and(|common| page.prefixes.last() == Some(common) || marker.starts_with(common))
-            {
-                continue;
-            }
-            if page.uploads.len() + page.prefixes.len() == max {
-                page.next = last;
-                return page;
-            }
-            last = Some(if let Some(common) = common {
-                page.prefixes.push(common.clone());
-                (common, String::new())
-            } else {
-                let name = (upload.key.clone(), upload.id.clone());
-                page.uploads.push(upload);
-                name
-            });
-        }
-        page
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn upload(key: &str) -> UploadFacts {
-        let begun = std::time::SystemTime::UNIX_EPOCH;
-        UploadFacts { key: key.into(), id: format!("id-{key}"), begun, meta: Meta::default() }
-    }
 
     #[test]
     fn checksum_types_that_s3_has() {
@@ -418,16 +369,5 @@ mod tests {
         assert!(composite("CRC64NVME", Some("COMPOSITE")).is_err());
         assert!(asked_checksum(None, Some("COMPOSITE")).is_err());
         assert!(asked_checksum(Some("XXHASH3"), None).is_err());
-    }
-
-    #[test]
-    fn pages_of_uploads_with_prefixes() {
-        let found: Vec<_> = ["a/1", "a/2", "b", "c/1"].map(upload).into();
-        let page = UploadPage::of(found.clone(), "", Some("/"), "", 2);
-        assert_eq!((page.prefixes, page.uploads.len()), (vec!["a/".to_owned()], 1));
-        assert_eq!(page.next, Some(("b".into(), "id-b".into())));
-        let rest = found.into_iter().filter(|upload| upload.key.as_str() > "b").collect();
-        let page = UploadPage::of(rest, "", Some("/"), "b", 2);
-        assert_eq!((page.prefixes, page.next), (vec!["c/".to_owned()], None));
     }
 }

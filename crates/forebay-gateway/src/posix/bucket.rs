@@ -13,22 +13,34 @@ use super::sys::{LockKind, lock_range};
 use super::tree::{self, DIR_MODE, failed, fault, names, open_below};
 use crate::store::{BucketFacts, StoreError, StoreResult};
 
-/// All of them, by their names.
+/// All that the account may list, by their names: those that it may not are others'.
 pub(super) fn all(inner: &Inner) -> StoreResult<Vec<BucketFacts>> {
     let root = open_below(&inner.root, ".", OFlags::RDONLY | OFlags::DIRECTORY)
         .map_err(failed("cannot open directory"))?;
     let mut names: Vec<String> =
         names(&root)?.into_iter().filter(|name| check_bucket(name).is_ok()).collect();
     names.sort();
-    // One that goes meanwhile is left out, as is a file.
-    Ok(names.iter().filter_map(|name| facts(inner, name).ok()).collect())
+    let mut all = Vec::new();
+    for name in &names {
+        match open_below(&root, name, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Ok(dir) => all.push(facts_of(name, &dir)?),
+            // One that goes meanwhile is left out, as is a file.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS) => {}
+            Err(errno) => return Err(fault(errno, "cannot open bucket")),
+        }
+    }
+    Ok(all)
+}
+
+fn facts_of(name: &str, dir: &OwnedFd) -> StoreResult<BucketFacts> {
+    let stat = tree::stat_file(dir).map_err(failed("cannot examine bucket"))?;
+    Ok(BucketFacts { name: name.to_owned(), created: created(&stat) })
 }
 
 /// One of them.
 pub(super) fn facts(inner: &Inner, bucket: &str) -> StoreResult<BucketFacts> {
     check_bucket(bucket)?;
-    let stat = tree::stat_file(inner.open_bucket(bucket)?).map_err(failed("cannot examine bucket"))?;
-    Ok(BucketFacts { name: bucket.to_owned(), created: created(&stat) })
+    facts_of(bucket, &inner.open_bucket(bucket)?)
 }
 
 fn created(stat: &Statx) -> SystemTime {
@@ -43,7 +55,10 @@ pub(super) fn make(inner: &Inner, bucket: &str) -> StoreResult<()> {
     match mkdirat(&inner.root, bucket, DIR_MODE) {
         Ok(()) if inner.options.sync => tree::sync_dir(&inner.root),
         Ok(()) => Ok(()),
-        Err(Errno::EXIST) => Err(StoreError::BucketExists),
+        Err(Errno::EXIST) => {
+            let is_ours = open_below(&inner.root, bucket, OFlags::RDONLY | OFlags::DIRECTORY).is_ok();
+            Err(if is_ours { StoreError::BucketExists } else { StoreError::BucketTaken })
+        }
         Err(errno) => Err(fault(errno, "cannot make bucket")),
     }
 }

@@ -167,12 +167,10 @@ pub(super) fn place(
     condition: &Condition,
 ) -> StoreResult<Facts> {
     // link() refuses a name that is there: a lock is shared, and keeps the bucket alone.
-    let kind = if matches!(condition, Condition::Matches(_)) { LockKind::Alone } else { LockKind::Shared };
+    let by_etag = matches!(condition, Condition::Matches(_) | Condition::Differs(_));
+    let kind = if by_etag { LockKind::Alone } else { LockKind::Shared };
     let _lock = inner.lock_key(&target.bucket, &target.key.key(), kind)?;
-    if let Condition::Matches(etags) = condition {
-        inner.require_locks()?;
-        check_match(inner, target, etags)?;
-    }
+    check_etag(inner, target, condition)?;
     let parent = put_name(inner, target, loose, condition == &Condition::Absent)?;
     new.is_placed = true;
     if inner.options.sync {
@@ -181,10 +179,18 @@ pub(super) fn place(
     Ok(new.facts.clone())
 }
 
-/// Fails unless the object there has one of the ETags.
-pub(super) fn check_match(inner: &Inner, target: &Target, etags: &[String]) -> StoreResult<()> {
-    let facts = super::read::open(inner, target)?.facts;
-    let holds = etags.iter().any(|etag| etag == "*" || *etag == facts.etag);
+/// Fails where the condition asks for another ETag than the object there has. The caller has the key's lock alone.
+pub(super) fn check_etag(inner: &Inner, target: &Target, condition: &Condition) -> StoreResult<()> {
+    let (Condition::Matches(_) | Condition::Differs(_)) = condition else { return Ok(()) };
+    inner.require_locks()?;
+    let holds = match (condition, super::read::open(inner, target)) {
+        (Condition::Matches(etags), Ok(opened)) => {
+            etags.iter().any(|etag| etag == "*" || *etag == opened.facts.etag)
+        }
+        (Condition::Differs(_), Err(StoreError::NoObject)) => true,
+        (Condition::Differs(etag), Ok(opened)) => *etag != opened.facts.etag,
+        (_, opened) => opened.map(|_| true)?,
+    };
     if holds { Ok(()) } else { Err(StoreError::Precondition) }
 }
 
@@ -265,10 +271,7 @@ impl Loose {
 /// Removes an object's name; the directories above it that are empty then go too.
 pub(super) fn remove(inner: &Inner, target: &Target, condition: &Condition) -> StoreResult<()> {
     let lock = inner.lock_key(&target.bucket, &target.key.key(), LockKind::Alone)?;
-    if let Condition::Matches(etags) = condition {
-        inner.require_locks()?;
-        check_match(inner, target, etags)?;
-    }
+    check_etag(inner, target, condition)?;
     let parent = match open_dir(&inner.root, &target.parent()) {
         Ok(parent) => parent,
         Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::draft::{Target, check_match};
+use super::draft::{Target, check_etag};
 use super::inner::Inner;
 use super::record::{self, ATTRIBUTE, Identity, Record};
 use super::sys::LockKind;
@@ -49,15 +49,14 @@ impl Draft for FolderDraft {
 
 fn make(inner: &Inner, target: &Target, meta: Meta, condition: &Condition) -> StoreResult<Facts> {
     let _lock = inner.lock_key(&target.bucket, &target.key.key(), LockKind::Alone)?;
-    match condition {
-        Condition::None => {}
-        Condition::Absent => match open(inner, target) {
+    if condition == &Condition::Absent {
+        match open(inner, target) {
             Ok(_) => return Err(StoreError::Precondition),
             Err(StoreError::NoObject) => {}
             Err(error) => return Err(error),
-        },
-        Condition::Matches(etags) => check_match(inner, target, etags)?,
+        }
     }
+    check_etag(inner, target, condition)?;
     let bucket = inner.open_bucket(&target.bucket)?;
     let dir = loop {
         tree::make_dirs(inner, &bucket, &target.key.path)?;
@@ -71,7 +70,8 @@ fn make(inner: &Inner, target: &Target, meta: Meta, condition: &Condition) -> St
     let identity =
         Identity::folder_now(tree::stat_file(&dir).map_err(failed("cannot examine directory"))?.stx_ino);
     let record = Record::new(inner, identity, meta, None);
-    record::write(inner, &target.bucket, &target.key.key(), &dir, identity, &record)?;
+    let once = condition == &Condition::Absent;
+    record::write(inner, &target.bucket, &target.key.key(), &dir, identity, &record, once)?;
     if inner.options.sync {
         rustix::fs::fsync(&dir).map_err(failed("cannot sync directory"))?;
     }
@@ -108,9 +108,7 @@ pub(super) fn remove(inner: &Inner, target: &Target, condition: &Condition) -> S
     let lock = inner.lock_key(&target.bucket, &target.key.key(), LockKind::Alone)?;
     match open(inner, target) {
         Ok((dir, identity, _)) => {
-            if let Condition::Matches(etags) = condition {
-                check_match(inner, target, etags)?;
-            }
+            check_etag(inner, target, condition)?;
             unmark(inner, target, &dir, identity)?;
         }
         Err(StoreError::NoObject) if matches!(condition, Condition::Matches(_)) => {

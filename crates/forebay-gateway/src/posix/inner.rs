@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 
+use super::runs::NameRuns;
 use super::sys::{User, UserGuard};
 use super::tree::failed;
 use crate::store::StoreResult;
@@ -63,6 +64,7 @@ pub(super) struct Inner {
     pub(super) root: OwnedFd,
     pub(super) options: Options,
     pub(super) abilities: Abilities,
+    pub(super) name_runs: NameRuns,
 }
 
 impl Inner {

@@ -1,24 +1,21 @@
-//! A page of a bucket's keys. Only the directories that it needs are read, and of each only the smallest names are kept.
+//! A page of a bucket's keys. Only the directories that it needs are read; `runs` has their names in order.
 //!
 //! A directory's place among the names beside it is that of its name with a `/`: `a-`, then all below `a/`, then `a0`.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::inner::Inner;
-use super::names::{KeyPath, is_key, is_own};
+use super::names::{KeyPath, is_key};
 use super::record::{self, Identity};
+use super::runs::read_names;
 use super::tree::{self, fault, open_below};
 use crate::store::{Entry, ListAsk, ListPage, Listed, StoreResult};
 
-/// The names that are kept of a directory that is read again and again, at most: 64 Ki names of 40 bytes take 6 MiB.
-const MOST_NAMES: usize = 64 << 10;
-
-/// Bytes of names that one call reads.
-const READ_AT_ONCE: usize = 64 << 10;
+/// Names that a listing holds of all directories on its way, each of which is asked again for more.
+const MOST_NAMES: usize = 8192;
 
 /// What a name in a directory is for a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,12 +75,10 @@ impl Walk<'_> {
     /// All keys of a directory, whose path is empty or ends in `/`, in their order.
     fn visit(&mut self, dir: &OwnedFd, path: &str, depth: usize) -> StoreResult<()> {
         self.offer_folder(dir, path)?;
-        let mut most =
-            (self.ask.max - self.page.entries.len() + 1).min(1024).min((8192 / (depth + 1)).max(32));
+        let most = (self.ask.max - self.page.entries.len() + 1).min(MOST_NAMES / (depth + 1)).max(32);
         let mut last = String::new();
         while !self.is_full {
-            let names = self.smallest(dir, path, &last, most)?;
-            let is_last = names.len() < most;
+            let (names, is_last) = self.smallest(dir, path, &last, most)?;
             for (name, kind) in names {
                 if self.is_full {
                     return Ok(());
@@ -94,8 +89,6 @@ impl Walk<'_> {
             if is_last {
                 return Ok(());
             }
-            // Names that were empty directories: fewer and fewer readings of the directory.
-            most = (most * 2).min(MOST_NAMES / (depth + 1)).max(most);
         }
         Ok(())
     }
@@ -188,52 +181,54 @@ impl Walk<'_> {
         dir.map_or(Ok(false), |dir| self.has_key(&dir, &format!("{path}/")))
     }
 
-    /// The smallest names of a directory behind `last` that the page can need, at most `most`.
+    /// The smallest names of a directory behind `last` that the page can need, at most `most`, and whether no others follow.
     fn smallest(
         &self,
         dir: &OwnedFd,
         path: &str,
         last: &str,
         most: usize,
-    ) -> StoreResult<BTreeMap<String, Kind>> {
+    ) -> StoreResult<(Vec<(String, Kind)>, bool)> {
         let filter = Filter::new(self, path, last);
-        let (mut names, mut text) = (BTreeMap::new(), String::new());
-        read_names(dir, READ_AT_ONCE, |name, file_type| {
-            text.clear();
-            text.push_str(name);
-            let mut kind = match file_type {
-                FileType::RegularFile => Kind::File,
-                FileType::Directory if is_own(name) => return true,
-                FileType::Directory => Kind::Dir,
-                _ => return true,
-            };
-            if kind == Kind::Dir {
-                text.push('/');
-            }
-            if !filter.takes(&text, kind) {
-                return true;
-            }
-            if kind == Kind::File && filter.has_groups {
-                let key = format!("{path}{text}");
-                if let Some(common) = self.common_prefix(&key) {
-                    if common <= self.ask.after.as_str() {
-                        return true;
-                    }
-                    kind = Kind::Group;
-                    text.truncate(common.len() - path.len());
+        let mut found: Vec<(String, Kind)> = Vec::new();
+        let mut floor = filter.floor();
+        loop {
+            let run = self.inner.name_runs.run(dir, &floor)?;
+            for name in &run.names[run.place(&floor).unwrap_or_default()..] {
+                if filter.is_past(name) {
+                    return Ok((found, true));
                 }
-            }
-            let is_over =
-                names.len() == most && names.last_key_value().is_some_and(|(most, _)| *most <= text);
-            if !is_over && text.as_str() > last {
-                names.insert(text.clone(), kind);
-                if names.len() > most {
-                    names.pop_last();
+                let Some((name, kind)) = self.taken(&filter, path, name) else { continue };
+                if found.last().is_some_and(|(last, _)| *last == name) {
+                    continue;
                 }
+                if found.len() == most {
+                    return Ok((found, false));
+                }
+                found.push((name, kind));
             }
-            true
-        })?;
-        Ok(names)
+            match run.names.last() {
+                Some(last) if !run.is_last => floor = format!("{last}\0"),
+                _ => return Ok((found, true)),
+            }
+        }
+    }
+
+    /// What a name of a directory is for the page; `None`: nothing.
+    fn taken(&self, filter: &Filter<'_>, path: &str, name: &str) -> Option<(String, Kind)> {
+        let kind = if name.ends_with('/') { Kind::Dir } else { Kind::File };
+        if !filter.takes(name, kind) {
+            return None;
+        }
+        if kind == Kind::File && filter.has_groups {
+            let key = format!("{path}{name}");
+            if let Some(common) = self.common_prefix(&key) {
+                let group = &common[path.len()..];
+                let is_new = common > self.ask.after.as_str() && group > filter.last;
+                return is_new.then(|| (group.to_owned(), Kind::Group));
+            }
+        }
+        Some((name.to_owned(), kind))
     }
 
     fn push_prefix(&mut self, prefix: &str) {
@@ -289,6 +284,17 @@ impl<'a> Filter<'a> {
         }
     }
 
+    /// No name before it can be needed.
+    fn floor(&self) -> String {
+        let after = self.after.find('/').map_or(self.after, |end| &self.after[..=end]);
+        [self.prefix, after, self.last].into_iter().max().unwrap_or_default().to_owned()
+    }
+
+    /// Neither this name nor one behind it begins with the prefix.
+    fn is_past(&self, name: &str) -> bool {
+        name > self.prefix && !name.starts_with(self.prefix)
+    }
+
     fn takes(&self, name: &str, kind: Kind) -> bool {
         let is_dir = kind == Kind::Dir;
         name.len() <= self.longest
@@ -297,36 +303,4 @@ impl<'a> Filter<'a> {
             && (name.starts_with(self.prefix) || (is_dir && self.prefix.starts_with(name)))
             && !self.skip.is_some_and(|skip| name.starts_with(skip))
     }
-}
-
-/// Calls `each` for the names of an open directory, from its beginning, until that returns `false`. Names that are not UTF-8 are no
-/// keys.
-fn read_names(dir: &OwnedFd, room: usize, mut each: impl FnMut(&str, FileType) -> bool) -> StoreResult<()> {
-    rustix::fs::seek(dir, SeekFrom::Start(0)).map_err(tree::failed("cannot read directory"))?;
-    let mut buffer: Vec<u8> = Vec::with_capacity(room);
-    let mut names = RawDir::new(dir, buffer.spare_capacity_mut());
-    while let Some(entry) = names.next() {
-        let entry = match entry {
-            Ok(entry) => entry,
-            // It was removed since it was opened.
-            Err(Errno::NOENT) => return Ok(()),
-            Err(errno) => return Err(fault(errno, "cannot read directory")),
-        };
-        let Ok(name) = entry.file_name().to_str() else { continue };
-        if name == "." || name == ".." {
-            continue;
-        }
-        let kind = match entry.file_type() {
-            FileType::Unknown => match tree::stat_name(dir, name) {
-                Ok(stat) => FileType::from_raw_mode(u32::from(stat.stx_mode)),
-                Err(Errno::NOENT) => continue,
-                Err(errno) => return Err(fault(errno, "cannot examine file")),
-            },
-            kind => kind,
-        };
-        if !each(name, kind) {
-            return Ok(());
-        }
-    }
-    Ok(())
 }

@@ -20,11 +20,11 @@ use crate::store::{StoreError, StoreResult};
 #[derive(Debug)]
 pub(super) struct Loose {
     pub(super) file: File,
-    place: Option<Place>,
+    place: Option<OwnName>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct OwnName {
     dir: OwnedFd,
     name: String,
     /// The name stays when this is dropped.
@@ -68,14 +68,14 @@ impl Loose {
                 continue;
             }
             if super::tree::stat_file(&file).map_err(failed("cannot examine file"))?.stx_nlink > 0 {
-                return Ok(Self { file, place: Some(Place { dir, name, stays: false }) });
+                return Ok(Self { file, place: Some(OwnName { dir, name, stays: false }) });
             }
         }
     }
 
     /// A file that has a name already; it loses it, unless it becomes an object or is to keep it.
     pub(super) fn in_place(file: File, dir: OwnedFd, name: &str) -> Self {
-        Self { file, place: Some(Place { dir, name: name.to_owned(), stays: false }) }
+        Self { file, place: Some(OwnName { dir, name: name.to_owned(), stays: false }) }
     }
 
     /// From now on the name stays when this is dropped.
@@ -128,7 +128,7 @@ impl Loose {
         let _ = hold(inner, &self.file);
         let (dir, name) = (inner.own_dir(bucket, "tmp")?, fresh_name());
         self.link_to(&dir, &name).map_err(|errno| fault(errno, "cannot name file"))?;
-        self.place = Some(Place { dir, name, stays: false });
+        self.place = Some(OwnName { dir, name, stays: false });
         Ok(())
     }
 

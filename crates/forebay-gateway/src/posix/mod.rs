@@ -15,6 +15,7 @@ mod parts;
 mod probe;
 mod read;
 mod record;
+mod runs;
 mod sweep;
 mod sys;
 mod tree;
@@ -32,15 +33,15 @@ use self::folder::FolderDraft;
 use self::inner::Inner;
 use self::names::{KeyPath, check_bucket};
 use self::parts::PartDraft;
+use self::runs::NameRuns;
 use self::tree::failed;
 use crate::store::{
     BucketFacts, Checksum, Condition, Draft, Facts, ListAsk, ListPage, Meta, Opened, PartFacts, Store,
-    StoreError, StoreResult, UploadFacts,
+    StoreError, StoreResult, Swept, UploadFacts, UploadsAsk, UploadsPage,
 };
 
 pub use inner::{Abilities, Options};
 pub use probe::probe;
-pub use sweep::Swept;
 pub use sys::User;
 
 /// Objects in a directory.
@@ -60,20 +61,7 @@ impl PosixStore {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, dir, flags, Mode::empty()).map_err(failed("cannot open directory"))?;
         let abilities = options.abilities.map_or_else(|| probe(dir), Ok)?;
-        Ok(Self { inner: Arc::new(Inner { root, options, abilities }) })
-    }
-
-    /// Removes from all buckets temporary files of gateways that are gone, and uploads and records that are older than `age` and that
-    /// no object needs. It acts as the process's user: all accounts may run it, one at each gateway is enough.
-    pub fn sweep(&self, age: Duration) -> StoreResult<Swept> {
-        let mut sum = Swept::default();
-        for bucket in bucket::all(&self.inner)? {
-            let swept = sweep::sweep(&self.inner, &bucket.name, age)?;
-            sum.uploads += swept.uploads;
-            sum.temporaries += swept.temporaries;
-            sum.records += swept.records;
-        }
-        Ok(sum)
+        Ok(Self { inner: Arc::new(Inner { root, options, abilities, name_runs: NameRuns::default() }) })
     }
 
     /// What the file system of the directory can do.
@@ -174,9 +162,16 @@ impl Store for PosixStore {
         Ok(Box::new(PartDraft::new(&self.inner, &target(bucket, key)?, id, number, len)?))
     }
 
-    fn parts(&self, bucket: &str, key: &str, id: &str) -> StoreResult<Vec<PartFacts>> {
+    fn parts(
+        &self,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        behind: u32,
+        max: usize,
+    ) -> StoreResult<Vec<PartFacts>> {
         let _user = self.inner.act()?;
-        parts::all(&self.inner, &target(bucket, key)?, id)
+        parts::page(&self.inner, &target(bucket, key)?, id, behind, max)
     }
 
     fn finish_upload(
@@ -197,9 +192,13 @@ impl Store for PosixStore {
         uploads::abort(&self.inner, &target(bucket, key)?, id)
     }
 
-    fn uploads(&self, bucket: &str) -> StoreResult<Vec<UploadFacts>> {
+    fn uploads(&self, bucket: &str, ask: &UploadsAsk) -> StoreResult<UploadsPage> {
         let _user = self.inner.act()?;
         check_bucket(bucket)?;
-        uploads::all(&self.inner, bucket)
+        uploads::page(&self.inner, bucket, ask)
+    }
+
+    fn sweep(&self, age: Duration) -> StoreResult<Swept> {
+        sweep::all(&self.inner, age)
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use forebay_error::{Error, ErrorKind};
+use ring::digest::{SHA256, digest};
 use rustix::fs::{AtFlags, OFlags, unlinkat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -14,10 +15,23 @@ use serde::{Deserialize, Serialize};
 use super::draft::{Target, copy_range};
 use super::inner::Inner;
 use super::loose::{Loose, fresh_name, io_fault};
+use super::runs::{READ_AT_ONCE, read_names};
 use super::sys::{LockKind, lock_range};
-use super::tree::{failed, names, open_below, open_dir, stat_file, stat_name};
+use super::tree::{failed, open_below, open_dir, stat_file, stat_name, sync_dir};
 use super::uploads::{LEAST_PART, Upload, make_file, now, read_json, write_json, write_json_once};
+use crate::hex::hex;
 use crate::store::{Condition, Draft, Facts, Meta, PartFacts, StoreError, StoreResult};
+
+/// Of equal bytes the same: a client that sends a part again may name either answer's in its Complete.
+fn etag_of(len: u64, meta: &Meta) -> String {
+    match &meta.checksum {
+        Some(sum) => {
+            let text = format!("{len} {} {}", sum.algorithm, sum.value);
+            format!("{}-1", hex(&digest(&SHA256, text.as_bytes()).as_ref()[..16]))
+        }
+        None => format!("{}-1", fresh_name()),
+    }
+}
 
 /// The record of a part.
 #[derive(Serialize, Deserialize)]
@@ -39,28 +53,46 @@ impl PartRecord {
         self.meta.md5.as_deref().unwrap_or(&self.etag)
     }
 
+    /// Its checksum of an algorithm.
+    pub(super) fn sum_of(&self, algorithm: &str) -> Option<&str> {
+        let sum = self.meta.checksum.as_ref().filter(|sum| sum.algorithm == algorithm);
+        sum.map(|sum| sum.value.as_str())
+    }
+
     fn facts(&self) -> Facts {
         let modified = UNIX_EPOCH + Duration::from_nanos(self.written);
         Facts { len: self.len, modified, etag: self.etag().to_owned(), meta: self.meta.clone() }
     }
 }
 
-/// All records of an upload, by their numbers.
-pub(super) fn records(dir: &OwnedFd) -> StoreResult<Vec<PartRecord>> {
+/// The records of an upload behind a number, at most `max`, by their numbers.
+pub(super) fn records(dir: &OwnedFd, behind: u32, max: usize) -> StoreResult<Vec<PartRecord>> {
     let open =
         open_below(dir, ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed("cannot open directory"))?;
+    let mut numbers = Vec::new();
+    read_names(&open, READ_AT_ONCE, |name, _| {
+        numbers.extend(name.strip_prefix("part-").and_then(|number| number.parse::<u32>().ok()));
+        true
+    })?;
+    numbers.retain(|number| *number > behind);
+    numbers.sort_unstable();
     let mut records: Vec<PartRecord> = Vec::new();
-    for name in names(&open)?.iter().filter(|name| name.starts_with("part-")) {
-        records.extend(read_json(dir, name)?);
+    for number in numbers.into_iter().take(max) {
+        records.extend(read_json(dir, &format!("part-{number}"))?);
     }
-    records.sort_by_key(|part: &PartRecord| part.number);
     Ok(records)
 }
 
-/// All parts of an upload.
-pub(super) fn all(inner: &Inner, target: &Target, id: &str) -> StoreResult<Vec<PartFacts>> {
+/// Parts of an upload.
+pub(super) fn page(
+    inner: &Inner,
+    target: &Target,
+    id: &str,
+    behind: u32,
+    max: usize,
+) -> StoreResult<Vec<PartFacts>> {
     let upload = Upload::open(inner, target, id)?;
-    Ok(records(&upload.dir)?
+    Ok(records(&upload.dir, behind, max)?
         .iter()
         .map(|part| PartFacts { number: part.number, facts: part.facts() })
         .collect())
@@ -91,7 +123,9 @@ impl PartDraft {
     ) -> StoreResult<Self> {
         let dir = Upload::open(inner, target, id)?.dir;
         let to = match len {
-            Some(len) if len > 0 && number > 0 && inner.abilities.locks => take_place(&dir, number, len)?,
+            Some(len) if len > 0 && number > 0 && inner.abilities.locks => {
+                take_place(inner, &dir, number, len)?
+            }
             _ => None,
         };
         let to = to.map_or_else(|| own_file(&dir, number), Ok)?;
@@ -107,10 +141,10 @@ fn own_file(dir: &OwnedFd, number: u32) -> StoreResult<To> {
 }
 
 /// A part's place, for the first writer of its number: one that comes again has other bytes perhaps, and could break off.
-fn take_place(dir: &OwnedFd, number: u32, len: u64) -> StoreResult<Option<To>> {
+fn take_place(inner: &Inner, dir: &OwnedFd, number: u32, len: u64) -> StoreResult<Option<To>> {
     let mut unit: Option<u64> = read_json(dir, "unit")?;
     if unit.is_none() && len >= LEAST_PART {
-        write_json_once(dir, "unit", &len)?;
+        write_json_once(inner, dir, "unit", &len)?;
         unit = read_json(dir, "unit")?;
     }
     let Some(unit) = unit.filter(|unit| len <= *unit) else { return Ok(None) };
@@ -170,7 +204,7 @@ impl Draft for PartDraft {
         if inner.options.sync {
             rustix::fs::fdatasync(file).map_err(failed("cannot sync part"))?;
         }
-        let etag = format!("{}-1", fresh_name());
+        let etag = etag_of(len, &meta);
         let (place, own) = match &to {
             To::Place { start, .. } => (Some(*start), None),
             To::File { name, .. } => (None, Some(name.clone())),
@@ -178,7 +212,10 @@ impl Draft for PartDraft {
         let part = PartRecord { number, len, etag, written: now(), meta, place, file: own };
         let record = format!("part-{number}");
         let before: Option<PartRecord> = read_json(&dir, &record)?;
-        write_json(&dir, &record, &part)?;
+        write_json(&inner, &dir, &record, &part)?;
+        if inner.options.sync {
+            sync_dir(&dir)?;
+        }
         if let To::File { mut loose, .. } = to {
             loose.keep_name();
         }

@@ -74,8 +74,9 @@ pub(super) fn describe(
     change(&mut meta);
     // What the store itself knows of the bytes is not for others to change.
     (meta.md5, meta.parts) = (record.meta.md5.clone(), record.meta.parts.clone());
+    meta.part_sums.clone_from(&record.meta.part_sums);
     let record = record.with(identity, meta);
-    record::write(inner, &target.bucket, &target.key.key(), &file, identity, &record)?;
+    record::write(inner, &target.bucket, &target.key.key(), &file, identity, &record, false)?;
     if inner.options.sync {
         sync(&file)?;
     }

@@ -17,13 +17,14 @@ use super::inner::Inner;
 use super::loose::{Loose, fresh_name};
 use super::names::OWN;
 use super::tree::{fault, later, open_below};
+use crate::hex::hex;
 use crate::store::{Facts, Meta, StoreError, StoreResult};
 
 /// The attribute.
 pub(super) const ATTRIBUTE: &str = "user.forebay.s3";
 
 /// More than this is not written by the store.
-const LONGEST: usize = 256 << 10;
+const LONGEST: usize = 1 << 20;
 
 /// What tells one state of a file from another, the same through each mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +62,6 @@ impl Identity {
         let distance = Duration::from_nanos(self.mtime.unsigned_abs());
         if self.mtime >= 0 { UNIX_EPOCH + distance } else { UNIX_EPOCH - distance }
     }
-}
-
-/// In hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// The record of an object.
@@ -115,7 +110,7 @@ impl Record {
     fn fitted(mut self, identity: Identity) -> Self {
         if (self.size, self.mtime) != (identity.size, identity.mtime) {
             (self.upload, self.nonce) = (None, None);
-            self.meta = Meta { checksum: None, md5: None, parts: Vec::new(), ..self.meta };
+            self.meta = self.meta.without_bytes();
         }
         self
     }
@@ -207,7 +202,8 @@ pub(super) fn read_aside(inner: &Inner, bucket: &str, name: &str) -> StoreResult
     Ok(serde_json::from_slice(&json).ok())
 }
 
-/// Writes the record of a file that is open; the caller syncs the file.
+/// Writes the record of a file that is open; the caller syncs the file. `once`: where there is none, in one step: of two that do it at the
+/// same time, one gets [`StoreError::Precondition`].
 pub(super) fn write(
     inner: &Inner,
     bucket: &str,
@@ -215,10 +211,12 @@ pub(super) fn write(
     file: impl AsFd,
     identity: Identity,
     record: &Record,
+    once: bool,
 ) -> StoreResult<()> {
     let json = serde_json::to_vec(record).map_err(|error| not_written(&error))?;
-    match set_attribute(inner, &file, &json) {
+    match set_attribute(inner, &file, &json, once) {
         Ok(()) => return Ok(()),
+        Err(Errno::EXIST) => return Err(StoreError::Precondition),
         Err(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE | Errno::NOTSUP | Errno::DQUOT) => {}
         Err(errno) => return Err(fault(errno, "cannot set attribute")),
     }
@@ -226,10 +224,15 @@ pub(super) fn write(
         Some(path) => folder_name(path, identity.ino),
         None => identity.etag(),
     };
-    write_aside(inner, bucket, &name, &Aside { key: key.to_owned(), record: record.clone() })?;
+    write_aside(inner, bucket, &name, &Aside { key: key.to_owned(), record: record.clone() }, once)?;
     let marker = Record { aside: true, meta: Meta::default(), upload: None, nonce: None, ..record.clone() };
     let json = serde_json::to_vec(&marker).map_err(|error| not_written(&error))?;
-    match set_attribute(inner, &file, &json) {
+    match set_attribute(inner, &file, &json, once) {
+        // Another was written as an attribute alone.
+        Err(Errno::EXIST) => {
+            remove_aside(inner, bucket, &name);
+            Err(StoreError::Precondition)
+        }
         // Without attributes at all, every reader looks aside.
         Err(Errno::NOTSUP | Errno::RANGE) if inner.abilities.attribute_room == 0 => Ok(()),
         result => result.map_err(|errno| fault(errno, "cannot set attribute")),
@@ -245,17 +248,17 @@ pub(super) fn write_first(
     identity: Identity,
     record: &Record,
 ) -> StoreResult<()> {
-    if record.is_plain() { Ok(()) } else { write(inner, bucket, key, file, identity, record) }
+    if record.is_plain() { Ok(()) } else { write(inner, bucket, key, file, identity, record, false) }
 }
 
-fn set_attribute(inner: &Inner, file: impl AsFd, json: &[u8]) -> Result<(), Errno> {
+fn set_attribute(inner: &Inner, file: impl AsFd, json: &[u8], once: bool) -> Result<(), Errno> {
     if json.len() > inner.abilities.attribute_room {
         return Err(Errno::RANGE);
     }
-    fsetxattr(file, ATTRIBUTE, json, XattrFlags::empty())
+    fsetxattr(file, ATTRIBUTE, json, if once { XattrFlags::CREATE } else { XattrFlags::empty() })
 }
 
-fn write_aside(inner: &Inner, bucket: &str, name: &str, aside: &Aside) -> StoreResult<()> {
+fn write_aside(inner: &Inner, bucket: &str, name: &str, aside: &Aside, once: bool) -> StoreResult<()> {
     let json = serde_json::to_vec(aside).map_err(|error| not_written(&error))?;
     let mut loose = Loose::named(inner, bucket)?;
     loose.write_at(&json, 0)?;
@@ -263,7 +266,11 @@ fn write_aside(inner: &Inner, bucket: &str, name: &str, aside: &Aside) -> StoreR
         rustix::fs::fsync(&loose.file).map_err(|errno| fault(errno, "cannot sync record"))?;
     }
     let meta = inner.own_dir(bucket, "meta")?;
-    loose.rename_to(&meta, name).map_err(|errno| fault(errno, "cannot name record"))?;
+    let named = if once { loose.link_to(&meta, name) } else { loose.rename_to(&meta, name) };
+    match named {
+        Err(Errno::EXIST) => return Err(StoreError::Precondition),
+        result => result.map_err(|errno| fault(errno, "cannot name record"))?,
+    }
     if inner.options.sync { super::tree::sync_dir(&meta) } else { Ok(()) }
 }
 

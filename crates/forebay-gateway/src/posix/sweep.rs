@@ -13,21 +13,26 @@ use super::names::KeyPath;
 use super::record::{Identity, folder_name, read_aside, remove_aside};
 use super::sys::{LockKind, lock_range};
 use super::tree::{names, open_below, stat_file, stat_name};
-use crate::store::StoreResult;
+use crate::store::{StoreResult, Swept};
 
-/// What a sweep removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Uploads.
-    pub uploads: usize,
-    /// Temporary files of gateways that are gone.
-    pub temporaries: usize,
-    /// Records of objects that are gone.
-    pub records: usize,
+/// Sweeps all buckets. One that cannot be swept does not keep the others; the first error is the result.
+pub(super) fn all(inner: &Inner, age: Duration) -> StoreResult<Swept> {
+    let (mut sum, mut first_error) = (Swept::default(), None);
+    for bucket in super::bucket::all(inner)? {
+        match sweep(inner, &bucket.name, age) {
+            Ok(swept) => {
+                sum.uploads += swept.uploads;
+                sum.temporaries += swept.temporaries;
+                sum.records += swept.records;
+            }
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    first_error.map_or(Ok(sum), Err)
 }
 
 /// Sweeps one bucket; what is younger than `age` stays, save temporary files that no lock holds.
-pub(super) fn sweep(inner: &Inner, bucket: &str, age: Duration) -> StoreResult<Swept> {
+fn sweep(inner: &Inner, bucket: &str, age: Duration) -> StoreResult<Swept> {
     let before = SystemTime::now().checked_sub(age).unwrap_or(UNIX_EPOCH);
     Ok(Swept {
         uploads: super::uploads::sweep(inner, bucket, before)?,

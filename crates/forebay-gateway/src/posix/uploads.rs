@@ -4,6 +4,7 @@
 //! - `data`: parts of equal length at their place, which becomes the object; `unit`: that length.
 //! - `part-N`: the record of a part; `file-N-…`: the bytes of one that is not at its place; `claim-N`: one writer wrote at the place.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,9 +19,12 @@ use super::draft::{Sealed, Target, copy_range, place};
 use super::inner::Inner;
 use super::loose::{Loose, fresh_name, io_fault, own_path};
 use super::parts::{self, PartRecord};
+use super::runs::{READ_AT_ONCE, read_names};
 use super::sys::{LockKind, lock_range};
 use super::tree::{DIR_MODE, FILE_MODE, failed, fault, names, open_below, open_dir, stat_file, sync_dir};
-use crate::store::{Checksum, Condition, Facts, Meta, StoreError, StoreResult, UploadFacts};
+use crate::store::{
+    Checksum, Condition, Facts, Meta, StoreError, StoreResult, UploadFacts, UploadsAsk, UploadsPage,
+};
 
 /// S3's least length of a part that is not the last.
 pub(super) const LEAST_PART: u64 = 5 << 20;
@@ -56,8 +60,9 @@ pub(super) fn begin(inner: &Inner, target: &Target, meta: Meta) -> StoreResult<S
     mkdirat(&uploads, &id, DIR_MODE).map_err(failed("cannot make directory"))?;
     let dir = open_dir(&uploads, &id).map_err(failed("cannot open directory"))?;
     make_file(&dir, "data")?;
-    write_json(&dir, "about", &About { key: target.key.key(), begun: now(), meta })?;
+    write_json(inner, &dir, "about", &About { key: target.key.key(), begun: now(), meta })?;
     if inner.options.sync {
+        sync_dir(&dir)?;
         sync_dir(&uploads)?;
     }
     Ok(id)
@@ -74,14 +79,24 @@ pub(super) fn make_file(dir: impl AsFd, name: &str) -> StoreResult<File> {
     }
 }
 
-/// Writes a file of an upload, in one step for readers.
-pub(super) fn write_json(dir: &OwnedFd, name: &str, value: &impl Serialize) -> StoreResult<()> {
-    write_named(dir, value, |new| renameat(dir, new, dir, name))
+/// Writes a file of an upload, in one step for readers. Its name is on the disk when the caller has synced the directory.
+pub(super) fn write_json(
+    inner: &Inner,
+    dir: &OwnedFd,
+    name: &str,
+    value: &impl Serialize,
+) -> StoreResult<()> {
+    write_named(inner, dir, value, |new| renameat(dir, new, dir, name))
 }
 
 /// The same, unless the file is there.
-pub(super) fn write_json_once(dir: &OwnedFd, name: &str, value: &impl Serialize) -> StoreResult<()> {
-    write_named(dir, value, |new| {
+pub(super) fn write_json_once(
+    inner: &Inner,
+    dir: &OwnedFd,
+    name: &str,
+    value: &impl Serialize,
+) -> StoreResult<()> {
+    write_named(inner, dir, value, |new| {
         let linked = linkat(dir, new, dir, name, AtFlags::empty());
         unlinkat(dir, new, AtFlags::empty())?;
         if linked == Err(Errno::EXIST) { Ok(()) } else { linked }
@@ -89,6 +104,7 @@ pub(super) fn write_json_once(dir: &OwnedFd, name: &str, value: &impl Serialize)
 }
 
 fn write_named(
+    inner: &Inner,
     dir: &OwnedFd,
     value: &impl Serialize,
     name: impl Fn(&str) -> Result<(), Errno>,
@@ -97,8 +113,10 @@ fn write_named(
     let mut file = make_file(dir, &new)?;
     let json = serde_json::to_vec(value).map_err(|error| super::record::not_written(&error))?;
     file.write_all(&json).map_err(|error| io_fault(&error, "cannot write file"))?;
-    // Not synced: a part whose record a power cut takes is sent again; its bytes are synced before the record is written.
-    // Another gateway finds the record whole: over NFS, closing a file brings it to the server.
+    if inner.options.sync {
+        rustix::fs::fdatasync(&file).map_err(failed("cannot sync file"))?;
+    }
+    // Another gateway finds it whole: over NFS, closing a file brings it to the server.
     drop(file);
     match name(&new) {
         Ok(()) => Ok(()),
@@ -184,25 +202,68 @@ pub(super) fn facts(inner: &Inner, target: &Target, id: &str) -> StoreResult<Upl
     Ok(Upload::open(inner, target, id)?.facts(id))
 }
 
-/// All of a bucket, by their keys and times.
-pub(super) fn all(inner: &Inner, bucket: &str) -> StoreResult<Vec<UploadFacts>> {
-    let mut uploads = Vec::new();
-    for id in ids(inner, bucket)? {
-        if let Some(upload) = Upload::find(inner, bucket, &id)? {
-            uploads.push(upload.facts(&id));
+/// A page of a bucket's. Of all of them no more than a page are held.
+pub(super) fn page(inner: &Inner, bucket: &str, ask: &UploadsAsk) -> StoreResult<UploadsPage> {
+    // Entries by name and id; that of a common prefix has no id and no upload.
+    let mut found: BTreeMap<(String, String), Option<UploadFacts>> = BTreeMap::new();
+    let mut is_full = false;
+    each(inner, bucket, |id| {
+        let Some(upload) = Upload::find(inner, bucket, id)?.map(|upload| upload.facts(id)) else {
+            return Ok(());
+        };
+        let Some(entry) = entry_of(ask, &upload) else { return Ok(()) };
+        let upload = (!entry.1.is_empty()).then_some(upload);
+        found.insert(entry, upload);
+        if found.len() > ask.max {
+            is_full = true;
+            found.pop_last();
+        }
+        Ok(())
+    })?;
+    let mut page = UploadsPage::default();
+    if is_full {
+        page.next = found.last_key_value().map(|(entry, _)| entry.clone());
+    }
+    for ((name, _), upload) in found {
+        match upload {
+            Some(upload) => page.uploads.push(upload),
+            None => page.prefixes.push(name),
         }
     }
-    uploads.sort_by(|a, b| (&a.key, a.begun, &a.id).cmp(&(&b.key, b.begun, &b.id)));
-    Ok(uploads)
+    Ok(page)
 }
 
-fn ids(inner: &Inner, bucket: &str) -> StoreResult<Vec<String>> {
-    inner.open_bucket(bucket)?;
-    match open_below(&inner.root, &own_path(bucket, "uploads"), OFlags::RDONLY | OFlags::DIRECTORY) {
-        Ok(dir) => names(&dir),
-        Err(Errno::NOENT) => Ok(Vec::new()),
-        Err(errno) => Err(fault(errno, "cannot open directory")),
+/// The entry that an upload is listed as; `None`: the page has it not.
+fn entry_of(ask: &UploadsAsk, upload: &UploadFacts) -> Option<(String, String)> {
+    let rest = upload.key.strip_prefix(&ask.prefix)?;
+    let delimiter = ask.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
+    if let Some(end) = delimiter.and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len())) {
+        let common = &upload.key[..ask.prefix.len() + end];
+        let was_listed = common <= ask.after.as_str() || ask.after.starts_with(common);
+        return (!was_listed).then(|| (common.to_owned(), String::new()));
     }
+    let follows = match &ask.after_id {
+        Some(id) => (&upload.key, &upload.id) > (&ask.after, id),
+        None => upload.key > ask.after,
+    };
+    follows.then(|| (upload.key.clone(), upload.id.clone()))
+}
+
+/// Calls `act` for the name of each directory of uploads.
+fn each(inner: &Inner, bucket: &str, mut act: impl FnMut(&str) -> StoreResult<()>) -> StoreResult<()> {
+    inner.open_bucket(bucket)?;
+    let dir = match open_below(&inner.root, &own_path(bucket, "uploads"), OFlags::RDONLY | OFlags::DIRECTORY)
+    {
+        Ok(dir) => dir,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(fault(errno, "cannot open directory")),
+    };
+    let mut result = Ok(());
+    read_names(&dir, READ_AT_ONCE, |id, _| {
+        result = act(id);
+        result.is_ok()
+    })?;
+    result
 }
 
 /// Forgets one.
@@ -233,12 +294,17 @@ pub(super) fn finish(
         upload.clear(inner, &target.bucket, id)?;
         return Ok(facts);
     }
-    let known = parts::records(&upload.dir)?;
+    let known = parts::records(&upload.dir, 0, usize::MAX)?;
     let chosen = choose(&known, asked)?;
     let lengths: Vec<u64> = chosen.iter().map(|part| part.len).collect();
     let total = lengths.iter().sum();
     let mut loose = assemble(inner, target, &upload, &known, &chosen)?;
-    let meta = Meta { parts: lengths, checksum, md5: None, ..upload.about.meta.clone() };
+    let part_sums = checksum.as_ref().and_then(|whole| {
+        let sum = |part: &&PartRecord| part.sum_of(&whole.algorithm).map(str::to_owned);
+        chosen.iter().map(sum).collect::<Option<_>>()
+    });
+    let part_sums = part_sums.unwrap_or_default();
+    let meta = Meta { parts: lengths, part_sums, checksum, md5: None, ..upload.about.meta.clone() };
     let sealed = Sealed::new(inner, target, &loose.file, total, meta, Some(id.to_owned()))?;
     let facts = place(inner, target, &mut loose, sealed, condition)?;
     upload.clear(inner, &target.bucket, id)?;
@@ -319,21 +385,27 @@ fn assemble(
 /// Removes uploads whose last part came before a time, and what a gateway left that was killed while it removed one. Returns how many.
 pub(super) fn sweep(inner: &Inner, bucket: &str, before: SystemTime) -> StoreResult<usize> {
     let mut swept = 0;
-    for id in ids(inner, bucket)? {
-        if let Some(upload) = Upload::find(inner, bucket, &id)? {
-            // Each part makes a name in it. One that comes now finds the upload, or finds none.
-            let is_old = || super::sweep::is_older(&upload.dir, ".", before);
-            if is_old() && upload.lock(inner, false)? && is_old() {
-                upload.clear(inner, bucket, &id)?;
-                swept += 1;
-            }
-            continue;
-        }
-        let uploads = inner.own_dir(bucket, "uploads")?;
-        if super::sweep::is_older(&uploads, &id, before) {
-            clear_dir(&uploads, &id)?;
-            swept += 1;
-        }
-    }
+    each(inner, bucket, |id| {
+        swept += usize::from(sweep_one(inner, bucket, id, before)?);
+        Ok(())
+    })?;
     Ok(swept)
+}
+
+fn sweep_one(inner: &Inner, bucket: &str, id: &str, before: SystemTime) -> StoreResult<bool> {
+    if let Some(upload) = Upload::find(inner, bucket, id)? {
+        // Each part makes a name in it. One that comes now finds the upload, or finds none.
+        let is_old = || super::sweep::is_older(&upload.dir, ".", before);
+        if !is_old() || !upload.lock(inner, false)? || !is_old() {
+            return Ok(false);
+        }
+        upload.clear(inner, bucket, id)?;
+        return Ok(true);
+    }
+    let uploads = inner.own_dir(bucket, "uploads")?;
+    if !super::sweep::is_older(&uploads, id, before) {
+        return Ok(false);
+    }
+    clear_dir(&uploads, id)?;
+    Ok(true)
 }

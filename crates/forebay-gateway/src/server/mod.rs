@@ -83,6 +83,7 @@ pub struct Server {
     options: ServerOptions,
     site: Arc<Site>,
     phase: Arc<Sender<Phase>>,
+    accounts: Arc<Accounts>,
 }
 
 /// Stops a server from another thread.
@@ -121,7 +122,7 @@ impl Server {
             phase,
             ids: AtomicU64::new(begin << 8),
         });
-        Ok(Self { listener, tls, options, site, phase: Arc::new(sender) })
+        Ok(Self { listener, tls, options, site, phase: Arc::new(sender), accounts: Arc::clone(accounts) })
     }
 
     /// Where it listens: the port, where 0 was asked for.
@@ -152,6 +153,7 @@ impl Server {
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(|error| cannot(&error))?;
         tokio::spawn(signals(Stop(Arc::clone(&self.phase)), reread));
         tokio::spawn(flush(Arc::clone(&self.site)));
+        tokio::spawn(crate::sweeper::sweep_for_ever(self.accounts));
         let mut phase = self.site.phase.clone();
         let leaving = async {
             let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
@@ -182,8 +184,9 @@ fn service(accounts: &Arc<Accounts>, limits: &Limits) -> S3Service {
     let mut config = S3Config::default();
     config.xml_max_body_size = limits.xml_bytes;
     config.put_object_max_size = Some(PUT_BYTES);
-    // Forms of browsers are not served: what they may send is bounded all the same.
-    config.post_object_max_file_size = limits.xml_bytes as u64;
+    // For forms alone: the front refuses it elsewhere.
+    config.enable_sig_v2 = true;
+    config.post_object_max_file_size = PUT_BYTES;
     config.form_max_fields_size = limits.xml_bytes;
     config.aws_chunked_stream_max_chunk_size = 16 << 20;
     let mut builder = S3ServiceBuilder::new(Front::new(Arc::clone(accounts)));

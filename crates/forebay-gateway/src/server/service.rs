@@ -11,6 +11,7 @@ use s3s::{Body, HttpResponse, S3Error, S3ErrorCode};
 use super::bodies::{Incomer, Outgoer};
 use super::request::{Connection, Request};
 use super::site::Site;
+use crate::front::RequestId;
 use crate::warn::warn;
 
 /// Answers a request.
@@ -25,10 +26,15 @@ pub(super) async fn serve(
         None if head_len(&head) > site.limits.head_bytes => {
             refusal(S3ErrorCode::RequestHeaderSectionTooLarge)
         }
-        // Their fields are not signed as headers are, and would be taken without them.
-        None if is_form(&head) => refusal(S3ErrorCode::NotImplemented),
+        // A form of unknown length would be held in memory.
+        None if is_form(&head) && hyper::body::Body::size_hint(head.body()).exact().is_none() => {
+            refusal(S3ErrorCode::MissingContentLength)
+        }
         // All else that is posted is XML.
-        None if head.method() == Method::POST && body_len(&head) > site.limits.xml_bytes as u64 => {
+        None if head.method() == Method::POST
+            && !is_form(&head)
+            && body_len(&head) > site.limits.xml_bytes as u64 =>
+        {
             refusal(S3ErrorCode::MaxMessageLengthExceeded)
         }
         None => operate(&site, &request, head).await,
@@ -55,6 +61,7 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
             },
         );
     head.extensions_mut().insert(Arc::clone(&request.visit));
+    head.extensions_mut().insert(RequestId(request.id.clone()));
     match site.service.call(head).await {
         Ok(answer) => answer,
         Err(error) => {

@@ -14,6 +14,8 @@ pub enum StoreError {
     NoBucket,
     /// The bucket is there already.
     BucketExists,
+    /// Another has the name of the bucket.
+    BucketTaken,
     /// The bucket has objects.
     BucketFull,
     /// The name can be no bucket: why.
@@ -56,6 +58,7 @@ impl fmt::Display for StoreError {
         match self {
             Self::NoBucket => f.write_str("no such bucket"),
             Self::BucketExists => f.write_str("the bucket is there already"),
+            Self::BucketTaken => f.write_str("another has the bucket's name"),
             Self::BucketFull => f.write_str("the bucket has objects"),
             Self::BucketName(why) => write!(f, "the bucket's name: {why}"),
             Self::NoObject => f.write_str("no such object"),

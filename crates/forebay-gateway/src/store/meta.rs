@@ -37,4 +37,21 @@ pub struct Meta {
     /// The lengths of the parts that it was made of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
+    /// The checksums of these parts, of the object's algorithm; none where one lacks it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub part_sums: Vec<String>,
+}
+
+impl Meta {
+    /// The checksum of a part, from 1.
+    pub(crate) fn checksum_of_part(&self, number: usize) -> Option<Checksum> {
+        let value = self.part_sums.get(number.checked_sub(1)?)?.clone();
+        let algorithm = self.checksum.as_ref()?.algorithm.clone();
+        Some(Checksum { algorithm, value, is_composite: false })
+    }
+
+    /// Without what is only so of these very bytes.
+    pub(crate) fn without_bytes(self) -> Self {
+        Self { checksum: None, md5: None, parts: Vec::new(), part_sums: Vec::new(), ..self }
+    }
 }

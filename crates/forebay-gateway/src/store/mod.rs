@@ -6,7 +6,7 @@ mod error;
 mod meta;
 
 use std::fs::File;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 pub use error::{StoreError, StoreResult};
 pub use meta::{Checksum, Meta};
@@ -52,6 +52,8 @@ pub enum Condition {
     Absent,
     /// The object there has one of these ETags; `*`: any.
     Matches(Vec<String>),
+    /// The object there, where there is one, has another ETag than this.
+    Differs(String),
 }
 
 /// An object, or a part of one, that is being written. Dropped before it is published, it leaves nothing.
@@ -124,6 +126,32 @@ pub struct UploadFacts {
     pub meta: Meta,
 }
 
+/// What a listing of uploads asks for. They are in the order of their keys, then of their ids: those of one key as they were begun.
+#[derive(Clone, Debug, Default)]
+pub struct UploadsAsk {
+    /// Keys begin with this.
+    pub prefix: String,
+    /// Keys with this behind the prefix are one entry up to it.
+    pub delimiter: Option<String>,
+    /// Uploads of keys behind this one …
+    pub after: String,
+    /// … and of this very key those behind this id.
+    pub after_id: Option<String>,
+    /// At most this number of entries.
+    pub max: usize,
+}
+
+/// A page of a listing of uploads.
+#[derive(Clone, Debug, Default)]
+pub struct UploadsPage {
+    /// Uploads that no common prefix stands for.
+    pub uploads: Vec<UploadFacts>,
+    /// Common prefixes.
+    pub prefixes: Vec<String>,
+    /// `after` and `after_id` of the next page. `None`: there is no more.
+    pub next: Option<(String, String)>,
+}
+
 /// A part that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartFacts {
@@ -131,6 +159,17 @@ pub struct PartFacts {
     pub number: u32,
     /// Its length, time, ETag; its checksum is in `meta`.
     pub facts: Facts,
+}
+
+/// What a sweep removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Uploads.
+    pub uploads: usize,
+    /// Temporary files of gateways that are gone.
+    pub temporaries: usize,
+    /// Records of objects that are gone.
+    pub records: usize,
 }
 
 /// Where objects lie.
@@ -176,8 +215,15 @@ pub trait Store: Send + Sync {
         number: u32,
         len: Option<u64>,
     ) -> StoreResult<Box<dyn Draft>>;
-    /// All parts that were written, in the order of their numbers.
-    fn parts(&self, bucket: &str, key: &str, id: &str) -> StoreResult<Vec<PartFacts>>;
+    /// Parts that were written, behind a number, at most `max`, in the order of their numbers.
+    fn parts(
+        &self,
+        bucket: &str,
+        key: &str,
+        id: &str,
+        behind: u32,
+        max: usize,
+    ) -> StoreResult<Vec<PartFacts>>;
     /// Makes the object of these parts (number, ETag), which were asked for in this order. A second call for an upload that became the
     /// object that is there returns the same.
     fn finish_upload(
@@ -191,6 +237,10 @@ pub trait Store: Send + Sync {
     ) -> StoreResult<Facts>;
     /// Forgets an upload and its parts.
     fn abort_upload(&self, bucket: &str, key: &str, id: &str) -> StoreResult<()>;
-    /// The uploads of a bucket that were begun, in the order of their keys, then of their times.
-    fn uploads(&self, bucket: &str) -> StoreResult<Vec<UploadFacts>>;
+    /// A page of the uploads of a bucket that were begun. No more of them than a page are held in memory.
+    fn uploads(&self, bucket: &str, ask: &UploadsAsk) -> StoreResult<UploadsPage>;
+
+    /// Removes from all buckets temporary files of gateways that are gone, and uploads and records that are older than `age` and that
+    /// no object needs. It has the rights of the process, not of the account's user.
+    fn sweep(&self, age: Duration) -> StoreResult<Swept>;
 }

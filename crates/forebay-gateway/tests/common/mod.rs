@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use forebay_gateway::posix::{Abilities, Options, PosixStore, probe};
-use forebay_gateway::store::{Condition, Entry, Facts, ListAsk, ListPage, Meta, Store, StoreResult};
+use forebay_gateway::store::{
+    Condition, Entry, Facts, ListAsk, ListPage, Meta, Store, StoreResult, UploadFacts, UploadsAsk,
+};
 use tempfile::TempDir;
 
 /// Of the file system of temporary directories.
@@ -84,6 +86,12 @@ pub(crate) fn entries(page: &ListPage) -> Vec<String> {
         Entry::Prefix(prefix) => prefix.clone(),
     };
     page.entries.iter().map(name).collect()
+}
+
+/// All uploads that were begun.
+pub(crate) fn uploads(store: &PosixStore) -> Vec<UploadFacts> {
+    let ask = UploadsAsk { max: 1000, ..UploadsAsk::default() };
+    store.uploads("bucket", &ask).unwrap().uploads
 }
 
 /// What lies in the bucket's `.forebay/tmp`.

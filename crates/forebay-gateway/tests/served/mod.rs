@@ -44,6 +44,15 @@ impl Gateway {
         Self::over(Arc::clone(&self.directory), vec![AccountEntry::new(KEY, SECRET)], |_| {})
     }
 
+    /// In a directory of its own below this one.
+    pub fn below(dir: &Path, entries: Vec<AccountEntry>) -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let own = tempfile::tempdir_in(dir).unwrap();
+        // Accounts with users of their own go through it.
+        std::fs::set_permissions(own.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self::over(Arc::new(own), entries, |_| {})
+    }
+
     fn over(
         directory: Arc<tempfile::TempDir>,
         entries: Vec<AccountEntry>,

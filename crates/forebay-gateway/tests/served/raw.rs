@@ -126,12 +126,68 @@ impl Raw {
         format!("{path}?{query}&X-Amz-Signature={}", self.sign(&date, &request))
     }
 
+    /// A form that a browser would send: its fields, with the policy's conditions and signature, and the file.
+    pub fn form(&self, bucket: &str, conditions: &str, fields: &[(&str, &str)], file: &[u8]) -> Reply {
+        let now = date(self.skew);
+        let credential = format!("{}/{}/us-east-1/s3/aws4_request", self.key, &now[..8]);
+        let end = date(self.skew + 600);
+        let end = format!(
+            "{}-{}-{}T{}:{}:{}Z",
+            &end[..4],
+            &end[4..6],
+            &end[6..8],
+            &end[9..11],
+            &end[11..13],
+            &end[13..15]
+        );
+        let policy = format!(
+            r#"{{"expiration":"{end}","conditions":[{{"bucket":"{bucket}"}},{{"x-amz-algorithm":"AWS4-HMAC-SHA256"}},
+            {{"x-amz-credential":"{credential}"}},{{"x-amz-date":"{now}"}}{conditions}]}}"#
+        );
+        let policy = base64_simd::STANDARD.encode_to_string(policy);
+        let signature = self.sign_text(&now, &policy);
+        let mut all = vec![
+            ("x-amz-algorithm", "AWS4-HMAC-SHA256"),
+            ("x-amz-credential", &credential),
+            ("x-amz-date", &now),
+            ("policy", &policy),
+            ("x-amz-signature", &signature),
+        ];
+        all.extend_from_slice(fields);
+        self.plain_form(bucket, &all, file)
+    }
+
+    /// A form with these fields and no others.
+    pub fn plain_form(&self, bucket: &str, fields: &[(&str, &str)], file: &[u8]) -> Reply {
+        let mut body = Vec::new();
+        for (name, value) in fields {
+            write!(body, "--edge\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n")
+                .unwrap();
+        }
+        let head = "--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
+        body.extend_from_slice(head.as_bytes());
+        body.extend_from_slice(file);
+        body.extend_from_slice(b"\r\n--edge--\r\n");
+        let mut socket = self.connect();
+        let head = format!(
+            "POST /{bucket} HTTP/1.1\r\nhost: {}\r\ncontent-type: multipart/form-data; boundary=edge\r\n\
+             content-length: {}\r\n\r\n",
+            self.address,
+            body.len()
+        );
+        let _ = socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(&body));
+        read_reply(&mut socket, "POST")
+    }
+
     fn sign(&self, date: &str, request: &str) -> String {
         let scope = format!("{}/us-east-1/s3/aws4_request", &date[..8]);
         let hash = hex(digest::digest(&digest::SHA256, request.as_bytes()).as_ref());
-        let text = format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{hash}");
+        self.sign_text(date, &format!("AWS4-HMAC-SHA256\n{date}\n{scope}\n{hash}"))
+    }
+
+    fn sign_text(&self, date: &str, text: &str) -> String {
         let mut key = format!("AWS4{}", self.secret).into_bytes();
-        for part in [&date[..8], "us-east-1", "s3", "aws4_request", &text] {
+        for part in [&date[..8], "us-east-1", "s3", "aws4_request", text] {
             key = mac(&key, part);
         }
         hex(&key)
