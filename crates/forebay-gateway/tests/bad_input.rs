@@ -110,9 +110,6 @@ fn forms_are_taken_as_their_policy_says_and_no_further() {
     assert_eq!(code(&other, &conditions, &[key, meta, kind], b"x"), "SignatureDoesNotMatch");
     let late = Raw { skew: -3600, ..raw.clone() };
     assert_eq!(code(&late, &conditions, &[key, meta, kind], b"x"), "RequestTimeTooSkewed");
-    let public = format!(r#"{conditions},{{"acl":"public-read"}}"#);
-    let fields = [key, meta, kind, ("acl", "public-read")];
-    assert_eq!(code(&raw, &public, &fields, b"x"), "AccessControlListNotSupported");
     assert_eq!(raw.plain_form("bkt", &[("key", "old")], b"x").code(), "AccessDenied");
     assert_eq!(raw.get("/bkt/old").text(), "old");
     // Its length must be known.

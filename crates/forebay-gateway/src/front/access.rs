@@ -6,8 +6,7 @@ use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
-use s3s::dto::PostObjectInput;
-use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
+use s3s::{S3Error, S3ErrorCode, S3Result};
 
 use crate::accounts::{Account, Accounts, Seat};
 
@@ -20,7 +19,7 @@ const REFUSED: [(&str, &str); 5] = [
     ("x-amz-write-offset-bytes", "writing into an object"),
 ];
 /// Access lists that say what is so anyway: the account has all rights, nobody else has any.
-pub(super) const PRIVATE: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-owner-read"];
+const PRIVATE: [&str; 3] = ["private", "bucket-owner-full-control", "bucket-owner-read"];
 
 /// The connection of a request: the account that it belongs to.
 #[derive(Default)]
@@ -99,10 +98,6 @@ impl S3Access for Gate {
             return Err(denied("the account may only read"));
         }
         refuse_unknown(cx.headers())
-    }
-
-    async fn post_object(&self, request: &mut S3Request<PostObjectInput>) -> S3Result<()> {
-        request.input.policy.as_ref().map_or(Ok(()), super::forms::check_policy)
     }
 }
 

@@ -1,36 +1,14 @@
 //! Objects that forms of browsers send: s3s checks the policy that signs a form, and its conditions. What other requests say in headers a
-//! form says in fields.
+//! form says in fields. s3s leaves out `acl` and `tagging`: the object is private, and has no tags.
 
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
+use s3s::S3Result;
 use s3s::dto::{
     ObjectCannedACL, ObjectLockLegalHoldStatus, ObjectLockMode, PutObjectInput, ServerSideEncryption,
 };
-use s3s::post_policy::{PostPolicy, PostPolicyCondition};
-use s3s::{S3Error, S3ErrorCode, S3Result};
 
-use super::access::PRIVATE;
-use super::buckets::{all_is_private, wrong};
-
-/// Refuses fields that s3s leaves out: each field has a condition in the form's policy.
-pub(super) fn check_policy(policy: &PostPolicy) -> S3Result<()> {
-    for condition in &policy.conditions {
-        let (PostPolicyCondition::Eq { field, value }
-        | PostPolicyCondition::StartsWith { field, prefix: value }) = condition
-        else {
-            continue;
-        };
-        match field.as_str() {
-            "acl" if !PRIVATE.contains(&value.as_str()) => return Err(all_is_private()),
-            "tagging" => {
-                let why = "there are no tags in forms here";
-                return Err(S3Error::with_message(S3ErrorCode::NotImplemented, why));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
+use super::buckets::wrong;
 
 /// The fields of a form as headers, so that all that follows is as for a PUT.
 pub(super) fn headers_of(input: &PutObjectInput) -> S3Result<HeaderMap> {
