@@ -268,3 +268,39 @@ fn what_a_gateway_left_that_was_killed_is_swept_when_one_starts() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
+
+#[test]
+fn checksums_of_uploads_are_compared_whatever_they_are() {
+    let gateway = Gateway::start();
+    gateway.bucket("bkt");
+    let raw = gateway.raw();
+    let begin =
+        |headers: &[(&str, &str)]| raw.ask("POST", "/bkt/k?uploads", headers, b"").between("UploadId");
+    let put = |id: &str, headers: &[(&str, &str)]| {
+        raw.ask("PUT", &format!("/bkt/k?partNumber=1&uploadId={id}"), headers, b"123456789")
+    };
+    let end = |id: &str, etag: &str, headers: &[(&str, &str)]| {
+        let part = format!("<Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part>");
+        let body = format!("<CompleteMultipartUpload>{part}</CompleteMultipartUpload>");
+        raw.ask("POST", &format!("/bkt/k?uploadId={id}"), headers, body.as_bytes())
+    };
+    let crc32 = ("x-amz-checksum-crc32", "y/Q5Jg==");
+    // The parts have CRC-64/NVME, as none was asked for.
+    let id = begin(&[]);
+    let etag = put(&id, &[]).header("etag").unwrap();
+    assert_eq!(put(&id, &[]).header("etag").unwrap(), etag, "of equal bytes");
+    assert_eq!(end(&id, &etag, &[crc32]).code(), "InvalidRequest");
+    assert_eq!(end(&id, &etag, &[("x-amz-checksum-crc64nvme", "AAAAgp5mIg==")]).code(), "InvalidRequest");
+    assert_eq!(end(&id, &etag, &[("x-amz-checksum-crc64nvme", "AAAUhgp5mIg=")]).code(), "BadDigest");
+    let done = end(&id, &etag, &[("x-amz-checksum-crc64nvme", "rosUhgp5mIg=")]);
+    assert_eq!(done.between("ChecksumCRC64NVME"), "rosUhgp5mIg=", "{done:?}");
+    // They have CRC-32.
+    let id = begin(&[]);
+    let etag = put(&id, &[crc32]).header("etag").unwrap();
+    assert_eq!(end(&id, &etag, &[crc32]).between("ChecksumCRC32"), "y/Q5Jg==");
+    let part = raw.ask("GET", "/bkt/k?partNumber=1", &[("x-amz-checksum-mode", "ENABLED")], b"");
+    assert_eq!(part.header("x-amz-checksum-crc32").as_deref(), Some("y/Q5Jg=="));
+    // A part of another kind than the upload was begun with.
+    let id = begin(&[("x-amz-checksum-algorithm", "SHA256")]);
+    assert_eq!(put(&id, &[crc32]).code(), "InvalidRequest");
+}

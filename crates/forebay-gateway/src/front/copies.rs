@@ -201,7 +201,26 @@ fn part_of(asked: Option<&str>, len: u64) -> S3Result<Range<u64>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+
+    #[test]
+    fn a_source_that_was_written_into_is_refused() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"bytes").unwrap();
+        let known = file.as_file().metadata().unwrap();
+        let facts = Facts {
+            len: known.len(),
+            modified: known.modified().unwrap(),
+            etag: String::new(),
+            meta: Meta::default(),
+        };
+        let source = Opened { file: file.reopen().unwrap(), facts };
+        is_unchanged(&source).unwrap();
+        file.as_file().set_modified(known.modified().unwrap() + std::time::Duration::from_nanos(1)).unwrap();
+        assert_eq!(is_unchanged(&source).unwrap_err().code(), &S3ErrorCode::ConditionalRequestConflict);
+    }
 
     #[test]
     fn ranges_of_sources() {
