@@ -204,6 +204,11 @@ impl FakeS3 {
         lock(&self.shared.store).change(bucket, key, |object| object.metadata = owned.collect());
     }
 
+    /// Gives an object this ETag, without quotes: those of two servers differ for the same bytes.
+    pub fn tag(&self, bucket: &str, key: &str, etag: &str) {
+        lock(&self.shared.store).change(bucket, key, |object| etag.clone_into(&mut object.etag));
+    }
+
     /// Makes an object that many seconds older.
     pub fn age(&self, bucket: &str, key: &str, seconds: i64) {
         lock(&self.shared.store).change(bucket, key, |object| object.modified -= seconds);

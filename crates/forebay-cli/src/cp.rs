@@ -57,8 +57,11 @@ impl Copy {
     }
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
+/// Bytes that each site gave, where sites have names.
+pub(crate) type BytesBySite = Vec<(String, u64)>;
+
+/// Copies a file, and says how.
+pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<BytesBySite, Failure> {
     if let Some(opener) = opener_of(&args.source) {
         opener.check(&args.source).map_err(Failure::usage)?;
         return copy(args, console, None);
@@ -91,7 +94,7 @@ pub(crate) fn run(args: &Copy, console: &Console<'_>) -> Result<i32, Failure> {
 
 /// Copies a file that was checked, or one of a server. An interrupted copy ends with the error of the call that it
 /// waited in.
-fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<i32, Failure> {
+fn copy(args: &Copy, console: &Console<'_>, found: Option<&fs::Metadata>) -> Result<BytesBySite, Failure> {
     let guard = Guard::new();
     let is_whole = Cell::new(false);
     let copied = silence::told(console, || copy_guarded(args, console, found, &is_whole));
@@ -112,14 +115,14 @@ fn copy_guarded(
     console: &Console<'_>,
     found: Option<&fs::Metadata>,
     is_whole: &Cell<bool>,
-) -> Result<i32, Failure> {
+) -> Result<BytesBySite, Failure> {
     let destination = destination(args)?;
     refuse_same_object(&args.source, &destination)?;
     check_destination(&destination, found)?;
     let session = Session::open()?;
     let device = session.device_named(&args.device.clone().unwrap_or_default())?;
     let source = File::open(&args.source).map_err(explain)?;
-    let held_up = source.held_up_from_now();
+    let late_note = source.late_note();
     let mode = found.map_or(0o666, |found| found.permissions().mode());
     let pending = Pending::create_like(&destination, mode).map_err(explain)?;
     let started = Instant::now();
@@ -166,7 +169,7 @@ fn copy_guarded(
     }
     console.say(report);
     let facts = source.facts();
-    let of_source = [facts.way, held_up.and_then(|held_up| held_up())].into_iter().flatten();
+    let of_source = [facts.way, late_note.and_then(|late_note| late_note())].into_iter().flatten();
     for note in of_source.chain(notes).chain(checksums) {
         console.say(format!("note: {note}\n"));
     }
@@ -178,16 +181,16 @@ fn copy_guarded(
     {
         console.say(format!("note: no GPU in use ({why})\n"));
     }
-    Ok(0)
+    Ok(source.bytes_by_site())
 }
 
-/// Copies one of many files through memory of the host. Returns its bytes.
+/// Copies one of many files through memory of the host. Returns its bytes, and those of each site.
 pub(crate) fn copy_one(
     session: &Session,
     source: &Path,
     destination: &Path,
     modified: Option<SystemTime>,
-) -> Result<u64, Failure> {
+) -> Result<(u64, BytesBySite), Failure> {
     let device = session.devices().host.clone();
     let source = File::open(source)?;
     let pending = Pending::create(destination)?;
@@ -197,7 +200,7 @@ pub(crate) fn copy_one(
     work.copy(len, len)?;
     keep_time(&pending, modified)?;
     pending.commit(false)?;
-    Ok(len)
+    Ok((len, source.bytes_by_site()))
 }
 
 /// Gives a file of this machine the time at which its source was written.

@@ -236,7 +236,7 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
     let result = match &command {
         Command::Bench(load) if load.hosts.is_empty() => bench::run(load, &console),
         Command::Bench(load) => hosts::run(load, &line, &console),
-        Command::Cp(copy) => cp::run(copy, &console),
+        Command::Cp(copy) => cp::run(copy, &console).map(|_| 0),
         Command::Verify(args) => verify::run(args, &console),
         Command::Demo(args) => demo::run(args, &console),
         Command::Report(args) => report::run(args, &console),

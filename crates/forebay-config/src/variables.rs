@@ -129,6 +129,14 @@ pub const VARIABLES: &[Variable] = &[
         about: "Connections to one NFS server that carry bytes. They are made as there is work for them.",
     },
     Variable {
+        name: "FOREBAY_S3_ENDPOINTS",
+        values: "NAME=URL,NAME2=URL",
+        default: "(one endpoint)",
+        about: "Sites that have the same buckets, the nearest first; 8 at most. Objects are read from the first, and from \
+                the next one where it is gone or has not the object; they are written to the first alone. \
+                `s3://NAME@BUCKET/KEY` is one site and no other. `NAME=URL;profile=PROFILE`: a site with keys of its own.",
+    },
+    Variable {
         name: "FOREBAY_NFS_SERVERS",
         values: "NAME=ADDRESS,ADDRESS,NAME2=ADDRESS",
         default: "(one address)",

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_config::{Config, Nfs};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Access, Answer, Facts, Fill, HeldUp, ListEntry, Opener, Place, Request, RequestShape, Requests, Source,
+    Access, Answer, Facts, Fill, LateNote, ListEntry, Opener, Place, Request, RequestShape, Requests, Source,
     StateToken, Upload,
 };
 
@@ -197,7 +197,7 @@ impl Source for NfsSource {
         Some(Err(over_tcp.hint("FOREBAY_NFS=rdma")))
     }
 
-    fn held_up_from_now(&self) -> Option<HeldUp> {
+    fn late_note(&self) -> Option<LateNote> {
         let silences = ServerSilences::of(self.file.client());
         Some(Box::new(move || silences.told()))
     }

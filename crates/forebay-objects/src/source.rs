@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Access, Answer, Direction, Facts, Fill, HeldUp, ListEntry, Opener, Request, RequestShape, Requests,
+    Access, Answer, Direction, Facts, Fill, LateNote, ListEntry, Opener, Request, RequestShape, Requests,
     Source, StateToken, StoredSum, Upload,
 };
 
 use crate::calls::checked::CheckedObject;
 use crate::calls::etag::replaced;
-use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload};
+use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload, Refusal};
 use crate::endpoint::Endpoint;
-use crate::fetch::{FIRST, ObjectFetch, Target};
+use crate::fetch::{FIRST, ObjectFetch, Sites, Target};
 use crate::lock;
 use crate::pace::MOST_RANGES;
 use crate::url::ObjectUrl;
@@ -24,11 +24,33 @@ use crate::url::ObjectUrl;
 /// An object as it was when it was opened.
 pub(crate) struct ObjectSource {
     url: ObjectUrl,
-    bucket: Bucket,
     len: u64,
     fetch: Arc<ObjectFetch>,
-    /// What the server said when it was opened, until its state is asked for.
-    opened: Mutex<Option<(Instant, ObjectHead)>>,
+    content: Content,
+    /// When it was opened, until its state is asked for.
+    opened: Mutex<Option<Instant>>,
+}
+
+/// What distinguishes a state of an object from the next.
+#[derive(Clone, Debug, Default)]
+struct Content {
+    /// The length and the ETag, or where it has none the time of its last change.
+    text: Option<String>,
+    version: String,
+}
+
+impl Content {
+    fn of(head: &ObjectHead) -> Self {
+        let ObjectHead { len, etag, version, modified, .. } = head;
+        let name = etag.clone().or_else(|| modified.map(|time| time.to_string()));
+        let text = name.map(|name| format!("{len} {name}"));
+        Self { text, version: version.clone().unwrap_or_default() }
+    }
+
+    fn token(&self) -> Option<StateToken> {
+        let text = self.text.as_ref()?;
+        Some(StateToken::of_parts(text.as_bytes(), self.version.as_bytes(), &[]))
+    }
 }
 
 /// How long the head of an opened object is its state: one that opens an object and asks for its state asks the server once.
@@ -43,20 +65,12 @@ impl ObjectSource {
                 .with("url", &url)
                 .hint("save a new one: forebay.save_file, forebay cp"));
         }
-        let bucket = Bucket::of(&url.bucket)?;
+        let bucket = Bucket::of_url(&url)?.anywhere();
         if url.is_prefix() {
             return Err(no_object(&bucket, &url)?);
         }
-        let version = url.version.as_deref();
-        // One that is to be read is asked for its first bytes at once.
-        let found = if access.read {
-            bucket.first(&url.key, version, FIRST)
-        } else {
-            bucket.head(&url.key, version).map(|head| (head, Vec::new()))
-        };
-        match found {
-            // The server may have said that the bucket is in another region.
-            Ok((head, first)) => Ok(Self::new(Bucket::of(&url.bucket)?, url, head, first)),
+        match bucket.read(|bucket| found(bucket, &url, access)).map_err(Error::from) {
+            Ok(found) => Self::new(bucket, url, found),
             Err(error) if error.kind() == ErrorKind::NotFound && url.version.is_none() => {
                 Err(match no_object(&bucket, &url) {
                     Ok(found) if is_folder(&found) => found,
@@ -69,20 +83,91 @@ impl ObjectSource {
         }
     }
 
-    fn new(bucket: Bucket, url: ObjectUrl, head: ObjectHead, first: Vec<u8>) -> Self {
+    /// `bucket` is that of all sites, where reads may go to others.
+    fn new(bucket: Bucket, url: ObjectUrl, found: Found) -> Result<Self> {
+        let Found { at, head, first, crc64 } = found;
         let (len, etag) = (head.len, head.etag.clone());
         let (key, version) = (url.key.clone(), url.version.clone());
         let target = Target { bucket: url.bucket.clone(), key, version, etag, len };
-        let fetch = ObjectFetch::new(bucket.endpoint.clone(), target, first);
-        Self { url, bucket, len, fetch, opened: Mutex::new(Some((Instant::now(), head))) }
+        // The server may have said that the bucket is in another region.
+        let endpoint = at.endpoint_now()?;
+        let sites = bucket.has_sites().then(|| Sites::new(bucket, &at, crc64));
+        let fetch = ObjectFetch::new(endpoint, target, first, sites);
+        let content = Content::of(&head);
+        Ok(Self { url, len, fetch, content, opened: Mutex::new(Some(Instant::now())) })
     }
 
-    /// The head of the object that is there now.
-    fn head(&self) -> Result<ObjectHead> {
-        let opened = lock(&self.opened).take();
-        match opened.filter(|(at, _)| at.elapsed() < FRESH) {
-            Some((_, head)) => Ok(head),
-            None => self.bucket.head(&self.url.key, self.url.version.as_deref()),
+    /// Whether what the server said when it was opened is what it says now. Asked once.
+    fn is_fresh(&self) -> bool {
+        lock(&self.opened).take().is_some_and(|at| at.elapsed() < FRESH)
+    }
+}
+
+/// An object at the site that has it.
+struct Found {
+    at: Bucket,
+    head: ObjectHead,
+    first: Vec<u8>,
+    /// Where reads may go on at another site.
+    crc64: Option<String>,
+}
+
+fn found(bucket: &Bucket, url: &ObjectUrl, access: Access) -> Result<Found, Refusal> {
+    let version = url.version.as_deref();
+    // One that is to be read is asked for its first bytes at once.
+    let (head, first) = if access.read {
+        bucket.first(&url.key, version, FIRST)?
+    } else {
+        (bucket.head_here(&url.key, version)?, Vec::new())
+    };
+    let is_whole = !access.read || first.len() as u64 == head.len;
+    let crc64 = match bucket.site_name() {
+        None => None,
+        // A server may send the checksum of a part with the part.
+        Some(_) if !is_whole => {
+            let now = bucket.head_here(&url.key, version)?;
+            now.crc64().filter(|_| now.etag == head.etag).map(str::to_owned)
+        }
+        Some(_) => head.crc64().map(str::to_owned),
+    };
+    Ok(Found { at: bucket.clone(), head, first, crc64 })
+}
+
+impl ObjectSource {
+    /// By what transfers are held up from now on.
+    fn held_up(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+        let endpoint = self.fetch.endpoint();
+        let before = (endpoint.network.facts().silences, endpoint.budget.paused());
+        let endpoint = Arc::downgrade(&endpoint);
+        move || {
+            let endpoint = endpoint.upgrade()?;
+            let (silences, pauses) = before;
+            let silent = since(silences, endpoint.network.facts().silences);
+            let paused = since(pauses, endpoint.budget.paused());
+            let (what, seconds) = match (silent, paused) {
+                (silent, Some(paused)) if silent.is_none_or(|silent| silent < paused) => {
+                    ("had too much to do", paused)
+                }
+                (silent, _) => ("was silent", silent?),
+            };
+            let server = endpoint.site.name();
+            Some(format!("held up: server {server} {what} for {} s in all", seconds.as_secs()))
+        }
+    }
+
+    /// Which sites give bytes from now on, where it is not the one of now alone.
+    fn sites_from_now(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+        let (fetch, before) = (self.fetch.clone(), self.fetch.bytes_by_site());
+        move || {
+            let known =
+                |name: &str| before.iter().find(|(known, _)| known == name).map_or(0, |(_, bytes)| *bytes);
+            let more = |(name, bytes): (String, u64)| (bytes - known(&name), name);
+            let more: Vec<_> =
+                fetch.bytes_by_site().into_iter().map(more).filter(|(bytes, _)| *bytes > 0).collect();
+            let was_moved = more.iter().any(|(_, name)| before.last().is_none_or(|(now, _)| now != name));
+            let text =
+                more.iter().map(|(bytes, name)| format!("{name} {bytes}")).collect::<Vec<_>>().join(", ");
+            was_moved.then(|| format!("bytes by site: {text}"))
         }
     }
 }
@@ -146,18 +231,23 @@ impl Source for ObjectSource {
 
     /// The ETag and the length, or where it has none the time of its last change; the server is asked.
     fn state(&self) -> Result<Option<StateToken>> {
-        let ObjectHead { len, etag, version, modified, .. } = self.head()?;
-        let Some(content) = etag.or_else(|| modified.map(|time| time.to_string())) else { return Ok(None) };
-        let content = format!("{len} {content}");
-        Ok(Some(StateToken::of_parts(content.as_bytes(), version.unwrap_or_default().as_bytes(), &[])))
+        if self.is_fresh() {
+            return Ok(self.content.token());
+        }
+        let (head, is_moved) = self.fetch.head()?;
+        // Other sites have ETags of their own, for the same bytes.
+        if is_moved && head.etag.as_deref() == self.fetch.etag().as_deref() {
+            return Ok(self.content.token());
+        }
+        Ok(Content::of(&head).token())
     }
 
     /// The server is asked. An error also where another object is there by now.
     fn stored_sum(&self) -> Option<Result<Box<dyn StoredSum>>> {
-        let ours = self.fetch.etag();
-        let sum = self.bucket.head(&self.url.key, self.url.version.as_deref()).and_then(|head| {
-            if head.etag.as_deref() != ours {
-                return Err(replaced(ours, head.etag.as_deref()).with("url", &self.url));
+        let sum = self.fetch.head().and_then(|(head, _)| {
+            let ours = self.fetch.etag();
+            if head.etag != ours {
+                return Err(replaced(ours.as_deref(), head.etag.as_deref()).with("url", &self.url));
             }
             CheckedObject::of(&head)
         });
@@ -174,14 +264,16 @@ impl Source for ObjectSource {
         if !self.fetch.is_of_this_process() {
             return Facts { file_system: Some("s3"), ..Facts::default() };
         }
-        let Endpoint { account, site, network, .. } = &**self.fetch.endpoint();
+        let endpoint = self.fetch.endpoint();
+        let Endpoint { account, site, network, .. } = &*endpoint;
         let facts = network.facts();
         let transport = if facts.transport.is_empty() { "TCP" } else { facts.transport };
         let (region, most) = (account.region(&self.url.bucket), MOST_RANGES);
         let keys =
             account.provider().map_or("without keys".to_owned(), |provider| format!("keys of {provider}"));
+        let at = account.site_name().map_or(String::new(), |name| format!("site {name}, "));
         let way = format!(
-            "S3 over {transport}, by forebay's own client: {}, region {region}, up to {most} connections, {keys}",
+            "S3 over {transport}, by forebay's own client: {at}{}, region {region}, up to {most} connections, {keys}",
             site.name()
         );
         let left_out = facts.left_out.into_iter().map(|(address, why)| {
@@ -191,30 +283,19 @@ impl Source for ObjectSource {
         Facts { way: Some(way), left_out: left_out.collect(), file_system: Some("s3") }
     }
 
-    fn held_up_from_now(&self) -> Option<HeldUp> {
+    fn late_note(&self) -> Option<LateNote> {
         if !self.fetch.is_of_this_process() {
             return None;
         }
-        let endpoint = self.fetch.endpoint();
-        let before = (endpoint.network.facts().silences, endpoint.budget.paused());
-        let endpoint = Arc::downgrade(endpoint);
+        let (held_up, sites) = (self.held_up(), self.sites_from_now());
         Some(Box::new(move || {
-            let endpoint = endpoint.upgrade()?;
-            let (silences, pauses) = before;
-            let silent = since(silences, endpoint.network.facts().silences);
-            let paused = since(pauses, endpoint.budget.paused());
-            let (what, seconds) = match (silent, paused) {
-                (silent, Some(paused)) if silent.is_none_or(|silent| silent < paused) => {
-                    ("had too much to do", paused)
-                }
-                (silent, _) => ("was silent", silent?),
-            };
-            Some(format!(
-                "held up: server {} {what} for {} s in all",
-                endpoint.site.name(),
-                seconds.as_secs()
-            ))
+            let notes: Vec<_> = [held_up(), sites()].into_iter().flatten().collect();
+            (!notes.is_empty()).then(|| notes.join("; "))
         }))
+    }
+
+    fn bytes_by_site(&self) -> Vec<(String, u64)> {
+        if self.fetch.is_of_this_process() { self.fetch.bytes_by_site() } else { Vec::new() }
     }
 
     fn access(&self) -> (bool, bool) {
@@ -280,12 +361,12 @@ impl Opener for ObjectOpener {
             .with("url", &url)
             .hint("leave ?versionId= out"));
         }
-        Ok(Box::new(ObjectUpload::new(Bucket::of(&url.bucket)?, &url.key)))
+        Ok(Box::new(ObjectUpload::new(Bucket::of_url(&url)?, &url.key)))
     }
 
     fn list(&self, url: &Path) -> Result<Vec<ListEntry>> {
         let url = ObjectUrl::parse(url)?;
-        let (bucket, prefix) = (Bucket::of(&url.bucket)?, url.prefix());
+        let (bucket, prefix) = (Bucket::of_url(&url)?.anywhere(), url.prefix());
         let mut entries = Vec::new();
         let mut is_there = prefix.is_empty();
         for one in bucket.list(&prefix, false) {
@@ -309,7 +390,7 @@ impl Opener for ObjectOpener {
 
     fn remove(&self, url: &Path) -> Result<()> {
         let url = ObjectUrl::parse_newest(url)?;
-        Bucket::of(&url.bucket)?.delete(&url.key)
+        Bucket::of_url(&url)?.delete(&url.key)
     }
 
     fn near_miss(&self, path: &Path) -> Option<String> {

@@ -1,9 +1,11 @@
-//! Names of objects: `s3://bucket/key[?versionId=…]`.
+//! Names of objects: `s3://[site@]bucket/key[?versionId=…]`.
 
 use std::fmt::{self, Write};
 use std::path::Path;
 
 use forebay_error::{Error, ErrorKind, Result};
+
+use crate::account::is_name;
 
 /// The begin of all URLs of objects.
 pub(crate) const SCHEME: &str = "s3://";
@@ -18,6 +20,8 @@ const ESCAPES: &str = "a % in a key is %25, a blank %20, a ? %3F, a # %23";
 /// The name of an object, or of a prefix of names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectUrl {
+    /// The site that is asked, and no other: one that `FOREBAY_S3_ENDPOINTS` names.
+    pub site: Option<String>,
     /// The bucket.
     pub bucket: String,
     /// The key as S3 has it; empty for the bucket itself.
@@ -60,7 +64,10 @@ impl ObjectUrl {
         let (names, options) =
             split_once(rest, b'?').map_or((rest, None), |(names, options)| (names, Some(options)));
         let (bucket, key) = split_once(names, b'/').unwrap_or((names, b""));
-        if bucket.contains(&b'@') {
+        let (site, bucket) =
+            split_once(bucket, b'@').map_or((None, bucket), |(site, bucket)| (Some(site), bucket));
+        let site = site.map(|site| std::str::from_utf8(site).ok().filter(|site| is_name(site)));
+        if site == Some(None) || bucket.contains(&b'@') {
             // It may have a secret in it: not shown.
             let error =
                 Error::new(ErrorKind::InvalidInput, "cannot read the URL: keys do not belong into a URL");
@@ -78,7 +85,8 @@ impl ObjectUrl {
         if version.is_some() && key.is_empty() {
             return Err(wrong("a version without a key", FORM));
         }
-        Ok(Self { bucket, key, version })
+        let site = site.flatten().map(str::to_owned);
+        Ok(Self { site, bucket, key, version })
     }
 
     /// Takes a URL apart that stands for the newest version of its object, as what removes or lists objects does.
@@ -109,7 +117,7 @@ impl ObjectUrl {
     /// Another key of the same bucket, in its newest version.
     #[must_use]
     pub fn with_key(&self, key: impl Into<String>) -> Self {
-        Self { bucket: self.bucket.clone(), key: key.into(), version: None }
+        Self { site: self.site.clone(), bucket: self.bucket.clone(), key: key.into(), version: None }
     }
 
     /// The last part of the key, without `/`.
@@ -121,7 +129,11 @@ impl ObjectUrl {
 
 impl fmt::Display for ObjectUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}/{}", self.bucket, Escaped(&self.key))?;
+        f.write_str(SCHEME)?;
+        if let Some(site) = &self.site {
+            write!(f, "{site}@")?;
+        }
+        write!(f, "{}/{}", self.bucket, Escaped(&self.key))?;
         match &self.version {
             Some(version) => write!(f, "?versionId={}", Escaped(version)),
             None => Ok(()),
@@ -242,6 +254,19 @@ mod tests {
     }
 
     #[test]
+    fn sites() {
+        let url = parsed("s3://far@bucket/a");
+        assert_eq!(
+            (url.site.as_deref(), url.bucket.as_str(), url.key.as_str()),
+            (Some("far"), "bucket", "a")
+        );
+        assert_eq!(url.with_key("b").to_string(), "s3://far@bucket/b");
+        for url in ["s3://@bucket/a", "s3://a@b@bucket/a", "s3://a b@bucket/a"] {
+            assert!(refused(url).message().contains("keys do not belong"), "{url}");
+        }
+    }
+
+    #[test]
     fn wrong_urls_have_hints() {
         for (url, why) in [
             ("s3:/bucket/a", "does not begin with s3://"),
@@ -299,10 +324,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shown_urls_are_read_back(key in any::<String>(), version in proptest::option::of(".+")) {
+        fn shown_urls_are_read_back(
+            key in any::<String>(),
+            version in proptest::option::of(".+"),
+            site in any::<bool>(),
+        ) {
             let key: String = key.chars().take(200).collect();
             let version = version.filter(|_| !key.is_empty());
-            let url = ObjectUrl { bucket: "bucket".into(), key, version };
+            let url = ObjectUrl { site: site.then(|| "far".into()), bucket: "bucket".into(), key, version };
             prop_assert_eq!(ObjectUrl::parse(Path::new(&url.to_string())).unwrap(), url);
         }
 

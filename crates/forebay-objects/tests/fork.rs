@@ -25,7 +25,7 @@ fn a_forked_child_opens_objects_anew_and_leaves_the_parents_open() {
             let error = read(&file, 0, 1000).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
             assert_eq!(file.facts().way, None);
-            assert!(file.held_up_from_now().is_none());
+            assert!(file.late_note().is_none());
             let anew = opened(&server);
             assert!(read(&anew, 0, LEN).unwrap() == bytes);
             drop(anew);

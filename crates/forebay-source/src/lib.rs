@@ -22,7 +22,7 @@ pub use opener::{
 pub use place::{FileReplaced, Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};
 pub use round_trip::{count_round_trips, round_trip};
-pub use source::{Facts, Fill, HeldUp, Source};
+pub use source::{Facts, Fill, LateNote, Source};
 pub use state::StateToken;
 pub use stored_sum::StoredSum;
 pub use upload::Upload;

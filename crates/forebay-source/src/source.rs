@@ -58,9 +58,14 @@ pub trait Source: Send + Sync + fmt::Debug {
         Facts::default()
     }
 
-    /// What holds transfers up from now on.
-    fn held_up_from_now(&self) -> Option<HeldUp> {
+    /// What receipts say of transfers from now on when they have ended: what held them up, which sites gave the bytes.
+    fn late_note(&self) -> Option<LateNote> {
         None
+    }
+
+    /// Bytes that each of its sites gave so far, by name; none where it has one place alone.
+    fn bytes_by_site(&self) -> Vec<(String, u64)> {
+        Vec::new()
     }
 
     /// Whether it may be read, and written.
@@ -80,8 +85,8 @@ pub struct Facts {
     pub file_system: Option<&'static str>,
 }
 
-/// Returns the reason why transfers were delayed since it was made: a silent server. `None`: there was no delay.
-pub type HeldUp = Box<dyn Fn() -> Option<String> + Send + Sync>;
+/// Returns what there is to say of the time since it was made: for how long a server was silent, bytes by site. `None`: nothing.
+pub type LateNote = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// The capability to fill host memory with a source's bytes, or to take them from there.
 #[derive(Debug)]

@@ -11,12 +11,13 @@ use std::time::Instant;
 use forebay_engine::Session;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::lock;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::slots::Slots;
 use super::sync::How;
 use super::tree::{Entry, Item, Tree};
 use crate::console::{Console, Failure, ProgressLine};
+use crate::cp::BytesBySite;
 use crate::interrupt::Guard;
 
 /// Threads: each waits for one small object at a time.
@@ -48,6 +49,21 @@ impl Job {
             Entry::File(item) => Self::Copy(item),
             Entry::Unread(error) => Self::Report(error),
         }
+    }
+}
+
+/// A file that was moved.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    pub(super) bytes: u64,
+    /// Those that each site gave.
+    pub(super) sites: BytesBySite,
+}
+
+impl Moved {
+    /// Without a word of sites.
+    pub(super) fn of(bytes: u64) -> Self {
+        Self { bytes, sites: Vec::new() }
     }
 }
 
@@ -135,12 +151,13 @@ impl<'a, 'c> Jobs<'a, 'c> {
     }
 
     /// One line for a file that was done.
-    pub(super) fn line(&self, action: &str, source: Option<&str>, destination: &str, bytes: Option<u64>) {
+    pub(super) fn line(&self, action: &str, source: Option<&str>, destination: &str, moved: Option<&Moved>) {
         if self.is_json {
+            let bytes = moved.map(|moved| moved.bytes);
             let line = json!({
                 "action": action, "source": source, "destination": destination, "bytes": bytes, "dryrun": self.is_dry
             });
-            return self.console.line(line);
+            return self.console.line(with_sites(line, moved.map_or(&[], |moved| &moved.sites)));
         }
         let dry = if self.is_dry { "(dryrun) " } else { "" };
         let from = source.map_or(String::new(), |source| format!("{} to ", forebay_error::plain(source)));
@@ -236,6 +253,15 @@ impl<'a, 'c> Work<'a, 'c> {
             self.jobs.console.error(error);
         }
     }
+}
+
+/// A line of JSON with the bytes of each site, where sites have names.
+pub(super) fn with_sites(mut line: Value, sites: &[(String, u64)]) -> Value {
+    if !sites.is_empty() {
+        line["sites"] =
+            sites.iter().map(|(name, bytes)| (name.clone(), json!(bytes))).collect::<Map<_, _>>().into();
+    }
+    line
 }
 
 /// Whether no reply came, or only such as may pass: the next call will hardly do better.

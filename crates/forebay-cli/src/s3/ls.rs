@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_error::{Error, ErrorKind, plain};
-use forebay_objects::{Bucket, Listed, ListedObject, ObjectUrl, buckets};
+use forebay_objects::{Bucket, List, Listed, ListedObject, ObjectUrl, buckets};
 use forebay_sys::UtcTime;
 use serde_json::json;
 
@@ -46,7 +46,7 @@ pub(super) fn object(path: &std::path::Path) -> Result<(Bucket, ObjectUrl), Fail
         let error = Error::new(ErrorKind::InvalidInput, "the URL names no object").with("url", &url);
         return Err(Failure::usage(error.hint("s3://BUCKET/KEY")));
     }
-    Ok((Bucket::of(&url.bucket)?, url))
+    Ok((Bucket::of_url(&url)?, url))
 }
 
 pub(super) fn presign(args: &PresignArgs, console: &Console<'_>) -> Result<i32, Failure> {
@@ -68,9 +68,13 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
         return Ok(0);
     };
     let url = ObjectUrl::parse_newest(url).map_err(Failure::usage)?;
-    let bucket = Bucket::of(&url.bucket)?;
+    let bucket = Bucket::of_url(&url)?.anywhere();
     let mut is_empty = true;
-    for listed in bucket.list(&url.key, args.recursive) {
+    let mut list = bucket.list(&url.key, args.recursive);
+    while let Some(listed) = list.next() {
+        if is_empty {
+            note_elsewhere(&bucket, &list, console);
+        }
         is_empty = false;
         let listed = listed?;
         // What marks the folder itself is not in it.
@@ -93,8 +97,20 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
 }
 
 /// Whether nothing is below a prefix.
-pub(super) fn is_without_keys(bucket: &Bucket, prefix: &str) -> Result<bool, Error> {
-    Ok(bucket.list(prefix, true).next().transpose()?.is_none())
+pub(super) fn is_without_keys(bucket: &Bucket, prefix: &str, console: &Console<'_>) -> Result<bool, Error> {
+    let mut list = bucket.list(prefix, true);
+    let is_empty = list.next().transpose()?.is_none();
+    note_elsewhere(bucket, &list, console);
+    Ok(is_empty)
+}
+
+/// Says where another site gives the listing.
+fn note_elsewhere(bucket: &Bucket, list: &List, console: &Console<'_>) {
+    if let (Some(near), Some(site)) = (bucket.site_name(), list.elsewhere()) {
+        console.say(format!(
+            "note: site {near} is gone, or has not the bucket: site {site} gives the listing\n"
+        ));
+    }
 }
 
 /// Says so where it is no error.

@@ -13,7 +13,7 @@ use forebay_models::Pending;
 use forebay_objects::Bucket;
 use forebay_sys::lock;
 
-use super::jobs::Work;
+use super::jobs::{Moved, Work};
 use super::tree::{Item, Tree};
 use crate::cp::{copy_one, explain};
 
@@ -36,17 +36,18 @@ impl Work<'_, '_> {
             (_, Tree::Folder(_)) => "download",
             _ => "copy",
         };
-        let moved = if self.jobs.is_dry { Some(item.len) } else { self.move_bytes(source, item, is_last)? };
-        if let Some(len) = moved {
+        let is_dry = self.jobs.is_dry;
+        let moved = if is_dry { Some(Moved::of(item.len)) } else { self.move_bytes(source, item, is_last)? };
+        if let Some(moved) = moved {
             self.files.fetch_add(1, Relaxed);
-            self.bytes.fetch_add(len, Relaxed);
-            self.jobs.line(action, Some(&from), &to, Some(len));
+            self.bytes.fetch_add(moved.bytes, Relaxed);
+            self.jobs.line(action, Some(&from), &to, Some(&moved));
         }
         Ok(())
     }
 
-    /// Returns the bytes of the copy; none where it waits.
-    fn move_bytes(&self, source: &Tree, item: &Item, is_last: bool) -> Result<Option<u64>> {
+    /// Returns the copy; none where it waits.
+    fn move_bytes(&self, source: &Tree, item: &Item, is_last: bool) -> Result<Option<Moved>> {
         let key = |prefix: &str| format!("{prefix}{}", item.name);
         match (source, &self.jobs.destination) {
             (Tree::Prefix(bucket, prefix), Tree::Prefix(target, target_prefix)) => {
@@ -68,22 +69,22 @@ impl Work<'_, '_> {
                     lock(&self.blocked).push(item.clone());
                     return Ok(None);
                 }
-                self.download(bucket, &key(prefix), item, &path)?;
+                return self.download(bucket, &key(prefix), item, &path).map(Some);
             }
             (Tree::Folder(_), Tree::Folder(_)) => {}
         }
-        Ok(Some(item.len))
+        Ok(Some(Moved::of(item.len)))
     }
 
     /// Sends a file; again if it was written meanwhile, since the object is newer than the file and later runs would not
     /// see that both differ.
-    fn upload(&self, path: &Path, bucket: &Bucket, key: &str) -> Result<u64> {
+    fn upload(&self, path: &Path, bucket: &Bucket, key: &str) -> Result<Moved> {
         for _ in 0..TRIES {
             let before = state(path).map_err(|error| unread(&error, path))?;
             let len = self.upload_once(path, before.1, bucket, key)?;
             // A file that is gone does not change any more.
             if state(path).map_or(true, |now| now == before) {
-                return Ok(len);
+                return Ok(Moved::of(len));
             }
         }
         let error = Error::new(ErrorKind::Busy, "the file is written while it is sent");
@@ -99,25 +100,27 @@ impl Work<'_, '_> {
                 return bucket.put(key, &bytes).map(|()| bytes.len() as u64);
             }
         }
-        self.copy_long(len, path, Path::new(&bucket.url(key)), None)
+        Ok(self.copy_long(len, path, Path::new(&bucket.url(key)), None)?.bytes)
     }
 
-    fn download(&self, bucket: &Bucket, key: &str, item: &Item, path: &Path) -> Result<()> {
+    fn download(&self, bucket: &Bucket, key: &str, item: &Item, path: &Path) -> Result<Moved> {
         if let Some(folder) = path.parent() {
             self.make_folder(folder)?;
         }
         let modified = item.modified.and_then(|seconds| u64::try_from(seconds).ok());
         let modified = modified.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         if item.len > SMALL {
-            return self.copy_long(item.len, &PathBuf::from(bucket.url(key)), path, modified).map(drop);
+            return self.copy_long(item.len, &PathBuf::from(bucket.url(key)), path, modified);
         }
-        let bytes = bucket.get(key, item.etag.as_deref())?;
+        let (bytes, site) = bucket.get_with_site(key, item.etag.as_deref())?;
         if bytes.len() as u64 != item.len {
             return Err(Error::new(ErrorKind::Busy, "the object has another length than in the listing")
                 .with("url", bucket.url(key))
                 .hint("run the command again"));
         }
-        Pending::write(path, &bytes, modified)
+        Pending::write(path, &bytes, modified)?;
+        let sites = site.into_iter().map(|site| (site, item.len)).collect();
+        Ok(Moved { bytes: item.len, sites })
     }
 
     /// Makes a folder for files. Items come in an order that has the files of a folder together, as far as it has no folders
@@ -140,10 +143,12 @@ impl Work<'_, '_> {
         source: &Path,
         destination: &Path,
         modified: Option<SystemTime>,
-    ) -> Result<u64> {
+    ) -> Result<Moved> {
         let _slots = self.slots.take(len);
         let session = self.session.get_or_init(Session::open).as_ref().map_err(Clone::clone)?;
-        copy_one(session, source, destination, modified).map_err(|failure| failure.error)
+        let (bytes, sites) =
+            copy_one(session, source, destination, modified).map_err(|failure| failure.error)?;
+        Ok(Moved { bytes, sites })
     }
 
     /// Removes files of the destination.

@@ -48,7 +48,7 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
     let (source, destination) = trees(&args.source, &args.destination)?;
     check_folder(&source)?;
     if let Tree::Prefix(bucket, prefix) = &source
-        && is_without_keys(bucket, prefix)?
+        && is_without_keys(bucket, prefix, console)?
     {
         // A name that was mistyped would remove everything.
         if args.delete {
@@ -106,6 +106,8 @@ pub(super) fn trees(
             .with("destination", destination.display());
         return Err(Failure::usage(error.hint("name two prefixes that lie side by side")));
     }
+    // What goes to a bucket is compared with what its own site has.
+    let one = if matches!(other, Tree::Folder(_)) { one.anywhere() } else { one };
     Ok((one, other))
 }
 

@@ -7,12 +7,12 @@ use forebay_error::{Error, ErrorKind, Result as Outcome};
 use forebay_objects::{Bucket, ObjectUrl};
 use serde_json::json;
 
-use super::jobs::{Job, Jobs, REMOVED_AT_ONCE};
+use super::jobs::{Job, Jobs, REMOVED_AT_ONCE, with_sites};
 use super::ls::{is_without_keys, no_key, note_no_key, object};
 use super::sync::{How, check_folder, trees};
 use super::tree::{Keys, Tree};
 use crate::console::{Console, Failure};
-use crate::cp::{self, Copy};
+use crate::cp::{self, BytesBySite, Copy};
 
 /// Copies an object from or to a file, as forebay cp does, or to another key; with --recursive a tree
 #[derive(Args, Clone, Debug)]
@@ -95,8 +95,8 @@ fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
         ObjectUrl::parse_newest(&copy.source).map_err(Failure::usage)?;
     }
     let destination = cp::destination(copy)?;
-    let done = if args.how.dryrun {
-        0
+    let sites = if args.how.dryrun {
+        Vec::new()
     } else if args.is_through_here() {
         cp::run(copy, console)?
     } else {
@@ -104,27 +104,28 @@ fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
         // The server copies by itself.
         let ((source, from), (target, to)) = (object(&copy.source)?, object(&destination)?);
         target.copy_from(&source, &from.key, &to.key)?;
-        0
+        Vec::new()
     };
     let action = match (is_of_bucket, is_to_bucket) {
         (false, _) => "upload",
         (_, false) => "download",
         _ => "copy",
     };
-    say_one(args, &destination, action, console);
-    Ok(done)
+    say_one(args, &destination, action, &sites, console);
+    Ok(0)
 }
 
 /// One line, as trees have it. A copy through this machine has said what it did.
-fn say_one(args: &CopyArgs, destination: &Path, action: &str, console: &Console<'_>) {
+fn say_one(args: &CopyArgs, destination: &Path, action: &str, sites: &BytesBySite, console: &Console<'_>) {
     let of_here = if action == "download" { destination } else { &args.copy.source };
     let (source, destination) = (args.copy.source.display().to_string(), destination.display().to_string());
     if args.how.json {
         let bytes = std::fs::metadata(of_here).map(|found| found.len()).ok();
         let dryrun = args.how.dryrun;
-        console.line(json!({
+        let line = json!({
             "action": action, "source": source, "destination": destination, "bytes": bytes, "dryrun": dryrun
-        }));
+        });
+        console.line(with_sites(line, sites));
     } else if args.how.dryrun || !args.is_through_here() {
         let dry = if args.how.dryrun { "(dryrun) " } else { "" };
         let (source, destination) = (forebay_error::plain(&source), forebay_error::plain(&destination));
@@ -156,7 +157,7 @@ fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let (source, destination) = trees(&args.copy.source, &args.copy.destination)?;
     check_folder(&source)?;
     if let Tree::Prefix(bucket, prefix) = &source
-        && is_without_keys(bucket, prefix)?
+        && is_without_keys(bucket, prefix, console)?
     {
         return Err(no_key(bucket, prefix).hint("one object: leave --recursive out").into());
     }
@@ -168,7 +169,7 @@ fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
 pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let url = ObjectUrl::parse_newest(&args.url).map_err(Failure::usage)?;
     let prefix = if args.recursive { url.prefix() } else { String::new() };
-    let bucket = Bucket::of(&url.bucket)?;
+    let bucket = Bucket::of_url(&url)?;
     let jobs = Jobs {
         source: None,
         destination: Tree::Prefix(bucket.clone(), prefix.clone()),
@@ -179,7 +180,7 @@ pub(super) fn remove(args: &RemoveArgs, console: &Console<'_>) -> Result<i32, Fa
         what: "rm",
     };
     if args.recursive {
-        if is_without_keys(&bucket, &prefix)? {
+        if is_without_keys(&bucket, &prefix, console)? {
             note_no_key(&bucket, &prefix, console);
         }
         return jobs.run(Removals(Keys::new(&bucket, &prefix, &args.how.filter)));

@@ -45,7 +45,15 @@ impl Tree {
             return Ok(Self::Folder(path.to_owned()));
         }
         let url = ObjectUrl::parse_newest(path)?;
-        Ok(Self::Prefix(Bucket::of(&url.bucket)?, url.prefix()))
+        Ok(Self::Prefix(Bucket::of_url(&url)?, url.prefix()))
+    }
+
+    /// The same for reads that may go to other sites.
+    pub(super) fn anywhere(self) -> Self {
+        match self {
+            Self::Prefix(bucket, prefix) => Self::Prefix(bucket.anywhere(), prefix),
+            folder => folder,
+        }
     }
 
     /// Whether one of both prefixes has keys of the other.
@@ -53,8 +61,7 @@ impl Tree {
         let (Self::Prefix(bucket, prefix), Self::Prefix(other, other_prefix)) = (self, other) else {
             return false;
         };
-        bucket.url("") == other.url("")
-            && (prefix.starts_with(other_prefix) || other_prefix.starts_with(prefix))
+        bucket.is_same(other) && (prefix.starts_with(other_prefix) || other_prefix.starts_with(prefix))
     }
 
     /// Its files that are meant, by the order of the bytes of their names.

@@ -17,7 +17,7 @@ use crate::request::totals::{MovedSums, Totals};
 use crate::runtime::fork::{Birth, from_before};
 use crate::runtime::lock;
 use crate::runtime::wait;
-use forebay_source::HeldUp;
+use forebay_source::LateNote;
 
 /// What lanes fill in while a submission is in flight. Resolves once, when its last work is done.
 pub struct Completion {
@@ -45,7 +45,7 @@ pub struct Completion {
     /// Set before it starts, if copies come after other work.
     prior_work: OnceLock<PriorWork>,
     /// Set before it starts, of a file whose server may be silent.
-    held_up: OnceLock<HeldUp>,
+    late_note: OnceLock<LateNote>,
     /// Asked when the last work is done: each says whether there are more, which it has told by [`Completion::expect`].
     looks: Mutex<Vec<LookAgain>>,
 }
@@ -92,7 +92,7 @@ impl Completion {
             birth: Birth::here(),
             counter: OnceLock::new(),
             prior_work: OnceLock::new(),
-            held_up: OnceLock::new(),
+            late_note: OnceLock::new(),
             looks: Mutex::default(),
         });
         if works == 0 {
@@ -115,10 +115,10 @@ impl Completion {
         }
     }
 
-    /// The receipt says how long the file's server, if it has one, is silent from now on.
-    pub(crate) fn note_held_up(&self, file: &File) {
-        if let Some(held_up) = file.source().held_up_from_now() {
-            let _ = self.held_up.set(held_up);
+    /// The receipt says how long the file's server, if it has one, is silent from now on, and which sites gave the bytes.
+    pub(crate) fn keep_late_note(&self, file: &File) {
+        if let Some(late_note) = file.source().late_note() {
+            let _ = self.late_note.set(late_note);
         }
     }
 
@@ -232,7 +232,7 @@ impl Completion {
         let failed = self.has_failed_entries();
         let moved = self.moved();
         self.totals.add(moved, failed);
-        if let Some(text) = self.held_up.get().and_then(|held_up| held_up()) {
+        if let Some(text) = self.late_note.get().and_then(|late_note| late_note()) {
             self.note(Note { text, hint: None });
         }
         let mut state = lock(&self.state);

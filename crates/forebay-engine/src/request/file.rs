@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{HeldUp, HostRange, Location, StoredSum};
+use forebay_source::{HostRange, LateNote, Location, StoredSum};
 
 use crate::runtime::sys;
 use crate::source::piece::{Direction, Piece};
@@ -178,9 +178,14 @@ impl File {
         self.source.stored_sum()
     }
 
-    /// Says by what transfers are held up from now on, where receipts say so: "held up: server …".
-    pub fn held_up_from_now(&self) -> Option<HeldUp> {
-        self.source.held_up_from_now()
+    /// Bytes that each of its sites gave so far, by name; none where it has one place alone.
+    pub fn bytes_by_site(&self) -> Vec<(String, u64)> {
+        self.source.bytes_by_site()
+    }
+
+    /// Says, when they have ended, what receipts say of transfers from now on: "held up: server …".
+    pub fn late_note(&self) -> Option<LateNote> {
+        self.source.late_note()
     }
 
     /// A name for messages.

@@ -428,7 +428,7 @@ impl Session {
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
         completion.count_with(counter);
         completion.order_after(prior_work);
-        completion.note_held_up(&file);
+        completion.keep_late_note(&file);
         for (base, past_end) in past_ends {
             past_end.continue_later(&completion, base, engines.stage.clone());
         }

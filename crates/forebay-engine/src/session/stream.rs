@@ -51,7 +51,7 @@ impl Session {
         let completion =
             Completion::new(wanted.into(), works, allow_short, election, engines.totals.clone(), None);
         completion.count_with(counter);
-        completion.note_held_up(&first.file);
+        completion.keep_late_note(&first.file);
         let mut ends = Vec::with_capacity(works);
         let mut refused: Option<Error> = None;
         for (entry, transfer) in transfers.into_iter().enumerate() {

@@ -5,6 +5,7 @@ pub(crate) mod fuzz;
 mod head;
 mod ini;
 mod keys;
+mod named;
 mod place;
 mod profile;
 mod providers;
@@ -23,7 +24,7 @@ mod variables;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use forebay_error::{Error, Result};
 use forebay_remote::process::OfProcess;
@@ -33,6 +34,8 @@ use crate::wire::call::{Ask, Body, Heads};
 use crate::wire::site::Site;
 use head::Signing;
 use keys::Keys;
+use named::NamedSite;
+pub(crate) use named::{SITES, is_name};
 use place::Place;
 use profile::{ProfileFiles, Profiles};
 use providers::{Source, World};
@@ -46,18 +49,24 @@ use variables::Variables;
 
 /// Accounts of the process that are kept, for the environments that it had last.
 const KEPT: usize = 8;
+/// A site that is gone is asked this often whether it is back.
+pub(crate) const GONE: Duration = Duration::from_secs(5);
 
 static ACCOUNTS: OfProcess<Mutex<Vec<Arc<Account>>>> = OfProcess::new();
 
 /// Who asks, and where: settings and keys of a profile.
 #[derive(Debug)]
 pub(crate) struct Account {
+    /// That of its site, where sites have names.
+    name: Option<String>,
     variables: Variables,
     files: ProfileFiles,
     settings: Settings,
     signer: Signer,
     /// Regions of buckets that are elsewhere than the settings say.
     regions: Mutex<HashMap<String, String>>,
+    /// When the server is asked whether it is back; `None`: it is there.
+    ask_again: Mutex<Option<Instant>>,
 }
 
 /// Who signs.
@@ -72,15 +81,44 @@ enum Signer {
 }
 
 impl Account {
-    /// That of the environment and its profile, read anew where the environment or a file of profiles changed. Asks nobody.
+    /// That of the environment and its profile, read anew where the environment or a file of profiles changed. Asks nobody. Where
+    /// sites have names, that of the first.
     pub(crate) fn of_environment() -> Result<Arc<Self>> {
         let variables = Variables::of_process();
+        match NamedSite::all(&variables)?.first() {
+            Some(site) => Self::of_site(site, &variables),
+            None => Self::kept(None, variables),
+        }
+    }
+
+    /// Those of all sites that have names, the nearest first; none where they have none.
+    pub(crate) fn of_sites() -> Result<Vec<Arc<Self>>> {
+        let variables = Variables::of_process();
+        NamedSite::all(&variables)?.iter().map(|site| Self::of_site(site, &variables)).collect()
+    }
+
+    /// That of the site with this name; `None`: as [`Account::of_environment`].
+    pub(crate) fn named(name: Option<&str>) -> Result<Arc<Self>> {
+        let Some(name) = name else { return Self::of_environment() };
+        let variables = Variables::of_process();
+        let sites = NamedSite::all(&variables)?;
+        let found = sites.iter().find(|site| site.name == name);
+        Self::of_site(found.ok_or_else(|| named::unknown(name, &sites))?, &variables)
+    }
+
+    fn of_site(site: &NamedSite, variables: &Variables) -> Result<Arc<Self>> {
+        Self::kept(Some(&site.name), site.variables(variables))
+    }
+
+    fn kept(name: Option<&str>, variables: Variables) -> Result<Arc<Self>> {
         let files = ProfileFiles::of(&variables);
         let mut all = lock(ACCOUNTS.get());
-        if let Some(known) = all.iter().find(|one| one.variables == variables && one.files == files) {
+        let is_it =
+            |one: &Arc<Self>| one.name.as_deref() == name && one.variables == variables && one.files == files;
+        if let Some(known) = all.iter().find(|one| is_it(one)) {
             return Ok(known.clone());
         }
-        let new = Arc::new(Self::new(variables, files)?);
+        let new = Arc::new(Self { name: name.map(str::to_owned), ..Self::new(variables, files)? });
         if all.len() == KEPT {
             all.remove(0);
         }
@@ -96,7 +134,45 @@ impl Account {
         } else {
             Signer::choose(&variables, &profiles, &settings)?
         };
-        Ok(Self { variables, files, settings, signer, regions: Mutex::default() })
+        let (name, regions, ask_again) = (None, Mutex::default(), Mutex::default());
+        Ok(Self { name, variables, files, settings, signer, regions, ask_again })
+    }
+
+    /// The same as that of a site of this name.
+    #[cfg(test)]
+    pub(crate) fn of_test_site(&self, name: &str) -> Arc<Self> {
+        let new = Self::new(self.variables.clone(), self.files.clone()).unwrap();
+        Arc::new(Self { name: Some(name.to_owned()), ..new })
+    }
+
+    /// The name of its site, where sites have names.
+    pub(crate) fn site_name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The server is gone: others are asked before it from now on.
+    pub(crate) fn is_gone_now(&self) {
+        lock(&self.ask_again).get_or_insert_with(|| Instant::now() + GONE);
+    }
+
+    /// The server has answered.
+    pub(crate) fn is_there_now(&self) {
+        *lock(&self.ask_again) = None;
+    }
+
+    /// Whether others are asked before it.
+    pub(crate) fn is_gone(&self) -> bool {
+        lock(&self.ask_again).is_some()
+    }
+
+    /// Whether it is time to ask a server that is gone whether it is back. Says so once in a while.
+    pub(crate) fn is_to_be_asked(&self) -> bool {
+        let mut at = lock(&self.ask_again);
+        let is_due = at.is_some_and(|at| Instant::now() >= at);
+        if is_due {
+            *at = Some(Instant::now() + GONE);
+        }
+        is_due
     }
 
     /// Its settings: region, endpoint, checksums.
@@ -126,7 +202,8 @@ impl Account {
     /// The same with buckets' names in the `path` or in the host's name (`virtual`).
     pub(crate) fn in_style(&self, style: &str) -> Result<Arc<Self>> {
         let variables = self.variables.with("AWS_S3_ADDRESSING_STYLE", style);
-        Self::new(variables.without("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"), self.files.clone()).map(Arc::new)
+        let new = Self::new(variables.without("AWS_VIRTUAL_HOSTED_STYLE_REQUEST"), self.files.clone())?;
+        Ok(Arc::new(Self { name: self.name.clone(), ..new }))
     }
 
     /// When the keys are over, where they are; waits for them.

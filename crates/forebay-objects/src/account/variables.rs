@@ -7,7 +7,8 @@ use forebay_config::env;
 use forebay_error::{Error, ErrorKind, Result};
 
 /// Variables of other programs that are looked at, beside all that begin with `AWS_`.
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 10] = [
+    super::named::SITES,
     "HOME",
     "http_proxy",
     "HTTP_PROXY",

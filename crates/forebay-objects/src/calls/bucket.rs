@@ -8,12 +8,14 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::HostRange;
 
 use super::etag::{replaced, strong};
-use super::exchange::{Reply, exchange, head_of};
+use super::exchange::{Reply, exchange_within, head_of};
 use super::refusal::Refusal;
-use super::{checksum, list, time};
+use super::{checksum, list, sites, time};
 use crate::ObjectUrl;
+use crate::account::Account;
 use crate::calls::checked::CheckedBody;
 use crate::endpoint::Endpoint;
+use crate::pace::DEADLINE;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
 use crate::xml::{self, Node};
 
@@ -25,6 +27,12 @@ const REMOVED_AT_ONCE: usize = 1000;
 pub struct Bucket {
     pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) name: String,
+    /// The site that its URL names.
+    pub(crate) named: Option<String>,
+    /// All sites, where reads may go to others.
+    pub(crate) sites: Arc<[Arc<Account>]>,
+    /// How long a call may fail.
+    pub(crate) patience: Duration,
 }
 
 /// What the head of an object says.
@@ -49,6 +57,14 @@ pub struct ObjectHead {
 }
 
 impl ObjectHead {
+    /// The CRC-64/NVME of all bytes, in base64, where the server keeps it.
+    #[must_use]
+    pub fn crc64(&self) -> Option<&str> {
+        let found = self.checksums.iter().find(|(name, _)| name == "crc64nvme" && self.is_full_checksum);
+        // Those of parts' checksums are longer.
+        found.map(|(_, value)| value.as_str()).filter(|value| value.len() == 12)
+    }
+
     pub(super) fn of(head: &ReplyHead) -> Result<Self> {
         let len = head.length;
         let len =
@@ -86,12 +102,49 @@ pub(super) fn ask(method: Method, bucket: &str, key: &str) -> Ask {
 impl Bucket {
     /// That of a name, by the environment of now. Asks nobody.
     pub fn of(name: &str) -> Result<Self> {
-        Ok(Self { endpoint: Endpoint::of(name)?, name: name.to_owned() })
+        Self::of_site(name, None)
+    }
+
+    /// That of a URL: at the site that it names, else at the first one.
+    pub fn of_url(url: &ObjectUrl) -> Result<Self> {
+        Self::of_site(&url.bucket, url.site.clone())
+    }
+
+    fn of_site(name: &str, named: Option<String>) -> Result<Self> {
+        let endpoint = Endpoint::of_account(Account::named(named.as_deref())?, name)?;
+        Ok(Self { endpoint, name: name.to_owned(), named, sites: [].into(), patience: DEADLINE })
+    }
+
+    /// That of an endpoint.
+    pub(crate) fn of_endpoint(endpoint: Arc<Endpoint>, name: &str) -> Self {
+        let (name, named) = (name.to_owned(), endpoint.account.site_name().map(str::to_owned));
+        Self { endpoint, name, named, sites: [].into(), patience: DEADLINE }
+    }
+
+    /// The same for calls that fail for this long at most.
+    pub(crate) fn hasty(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// The error of a write that failed for long enough.
+    pub(super) fn of_write(&self, error: Error) -> Error {
+        if self.site_name().is_some() && self.named.is_none() {
+            sites::of_write(error, &self.name)
+        } else {
+            error
+        }
+    }
+
+    /// Whether both are one bucket of one site.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.site_name() == other.site_name()
     }
 
     /// The URL of an object.
     pub fn url(&self, key: &str) -> String {
-        ObjectUrl { bucket: self.name.clone(), key: key.to_owned(), version: None }.to_string()
+        let (site, bucket) = (self.named.clone(), self.name.clone());
+        ObjectUrl { site, bucket, key: key.to_owned(), version: None }.to_string()
     }
 
     /// A URL by which anyone may read the object, without a key, for at most 7 days.
@@ -111,7 +164,12 @@ impl Bucket {
     }
 
     pub(super) fn call(&self, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
-        self.call_by(|endpoint| exchange(endpoint, ask, body))
+        let is_write = !matches!(ask.method, Method::Get | Method::Head);
+        self.call_by(|endpoint| exchange_within(self.patience, endpoint, ask, body)).map_err(|refusal| {
+            let Refusal { error, is_gone, .. } = refusal;
+            let error = if is_gone && is_write { self.of_write(error) } else { error };
+            Refusal { error, ..refusal }
+        })
     }
 
     /// A call that is sent again where the server says that the bucket is in another region.
@@ -145,11 +203,16 @@ impl Bucket {
 
     /// The head of an object, or of one version of it.
     pub fn head(&self, key: &str, version: Option<&str>) -> Result<ObjectHead> {
-        ObjectHead::of(&self.head_reply(key, version)?)
+        Ok(self.read(|bucket| bucket.head_here(key, version))?)
+    }
+
+    /// That of the bucket's own site.
+    pub(crate) fn head_here(&self, key: &str, version: Option<&str>) -> Result<ObjectHead, Refusal> {
+        Ok(ObjectHead::of(&self.head_reply(key, version)?)?)
     }
 
     /// All that the server says of it.
-    pub(super) fn head_reply(&self, key: &str, version: Option<&str>) -> Result<ReplyHead> {
+    pub(super) fn head_reply(&self, key: &str, version: Option<&str>) -> Result<ReplyHead, Refusal> {
         let mut ask = self.ask(Method::Head, key);
         ask.query.extend(version.map(|version| ("versionId".to_owned(), version.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
@@ -159,6 +222,21 @@ impl Bucket {
     /// The bytes of an object of at most 8 MiB; of the one with this ETag, where it is given: another one is an error, also where the
     /// server ignores `If-Match`.
     pub fn get(&self, key: &str, etag: Option<&str>) -> Result<Vec<u8>> {
+        self.get_with_site(key, etag).map(|(bytes, _)| bytes)
+    }
+
+    /// The same, and the name of the site that gave the bytes, where sites have names. Another site has other ETags: the bytes of one
+    /// are those that it has now.
+    pub fn get_with_site(&self, key: &str, etag: Option<&str>) -> Result<(Vec<u8>, Option<String>)> {
+        let asked_first = self.site_name();
+        let got = self.read(|bucket| {
+            let etag = etag.filter(|_| bucket.site_name() == asked_first);
+            Ok((bucket.get_here(key, etag)?, bucket.site_name().map(str::to_owned)))
+        });
+        got.map_err(Error::from)
+    }
+
+    fn get_here(&self, key: &str, etag: Option<&str>) -> Result<Vec<u8>, Refusal> {
         let mut ask = self.ask(Method::Get, key);
         ask.headers.extend(strong(etag).map(|etag| ("if-match".to_owned(), etag.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
@@ -168,7 +246,7 @@ impl Bucket {
         if let Some((ours, theirs)) = etag.zip(head.header("etag"))
             && plain(ours) != plain(theirs)
         {
-            return Err(replaced(Some(ours), Some(theirs)).with("url", self.url(key)));
+            return Err(replaced(Some(ours), Some(theirs)).with("url", self.url(key)).into());
         }
         if let Some(mut check) = CheckedBody::of(&head).filter(|_| !body.is_empty()) {
             // SAFETY: the bytes are there, and nobody writes them, until the check has ended.

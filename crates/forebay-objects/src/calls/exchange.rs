@@ -11,6 +11,7 @@ use super::content_range::content_range;
 use super::refusal::{Refusal, about, refusal};
 use crate::endpoint::Endpoint;
 use crate::lock;
+use crate::pace::DEADLINE;
 use crate::wire::LONG_WORK;
 use crate::wire::call::{Ask, Body, Method, ReplyHead, Room, Sink};
 
@@ -210,36 +211,58 @@ fn is_error_document(body: &[u8]) -> bool {
     rest.starts_with(b"<Error>") || rest.starts_with(b"<Error ")
 }
 
-/// When a call that failed is sent again: behind the pause of all calls to the endpoint. `None`: it has failed for long enough, since
-/// the time that is kept for it.
+/// When a call that failed is sent again: behind the pause of all calls to the endpoint. `None`: it has failed for as long as its
+/// patience, since the time that is kept for it.
 pub(super) fn next_attempt(
     endpoint: &Endpoint,
     failed: &mut Option<Instant>,
     asked: Option<Duration>,
+    patience: Duration,
 ) -> Option<Instant> {
     let now = Instant::now();
     endpoint.budget.refused(asked, now);
     let since = *failed.get_or_insert(now);
     let is_known = !endpoint.network.facts().transport.is_empty();
-    endpoint.budget.goes_on(since, now, is_known).then(|| endpoint.budget.until(now).unwrap_or(now))
+    endpoint.budget.goes_on(patience, since, now, is_known).then(|| endpoint.budget.until(now).unwrap_or(now))
 }
 
 /// A call that is waited for, sent again where that helps.
 pub(super) fn exchange(endpoint: &Endpoint, ask: &Ask, body: &Body) -> Result<Reply, Refusal> {
-    attempt(endpoint, ask, body, Wants::All)
+    exchange_within(DEADLINE, endpoint, ask, body)
+}
+
+/// The same, where it may fail for this long.
+pub(super) fn exchange_within(
+    patience: Duration,
+    endpoint: &Endpoint,
+    ask: &Ask,
+    body: &Body,
+) -> Result<Reply, Refusal> {
+    attempt(patience, endpoint, ask, body, Wants::All)
 }
 
 /// The same, without the body of a long reply.
 pub(super) fn head_of(endpoint: &Endpoint, ask: &Ask) -> Result<ReplyHead, Refusal> {
-    attempt(endpoint, ask, &Body::None, HEAD).map(|reply| reply.head)
+    attempt(DEADLINE, endpoint, ask, &Body::None, HEAD).map(|reply| reply.head)
 }
 
 /// The same, with this number of bytes of the body at most.
-pub(super) fn first_of(endpoint: &Endpoint, ask: &Ask, bytes: usize) -> Result<Reply, Refusal> {
-    attempt(endpoint, ask, &Body::None, Wants::First(bytes))
+pub(super) fn first_of(
+    patience: Duration,
+    endpoint: &Endpoint,
+    ask: &Ask,
+    bytes: usize,
+) -> Result<Reply, Refusal> {
+    attempt(patience, endpoint, ask, &Body::None, Wants::First(bytes))
 }
 
-fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<Reply, Refusal> {
+fn attempt(
+    patience: Duration,
+    endpoint: &Endpoint,
+    ask: &Ask,
+    body: &Body,
+    wants: Wants,
+) -> Result<Reply, Refusal> {
     let (mut failed, mut is_second) = (None, false);
     loop {
         let began = Instant::now();
@@ -261,7 +284,10 @@ fn attempt(endpoint: &Endpoint, ask: &Ask, body: &Body, wants: Wants) -> Result<
             }
             // The pause is waited for above.
             Verdict::Later(error, asked) => {
-                next_attempt(endpoint, &mut failed, asked).ok_or_else(|| Refusal::without_reply(error))?;
+                // A server that was silent has had its time.
+                let is_silent = patience < DEADLINE && error.kind() == ErrorKind::Timeout;
+                let next = next_attempt(endpoint, &mut failed, asked, patience).filter(|_| !is_silent);
+                next.ok_or_else(|| Refusal::gone(error))?;
                 is_second |= is_lost;
             }
         }

@@ -6,6 +6,7 @@ use forebay_source::HostRange;
 use super::bucket::{Bucket, ObjectHead};
 use super::content_range::content_range;
 use super::exchange::{Reply, first_of};
+use super::refusal::Refusal;
 use crate::calls::checked::CheckedBody;
 use crate::wire::call::{Method, ReplyHead};
 
@@ -17,23 +18,23 @@ impl Bucket {
         key: &str,
         version: Option<&str>,
         bytes: u64,
-    ) -> Result<(ObjectHead, Vec<u8>)> {
+    ) -> Result<(ObjectHead, Vec<u8>), Refusal> {
         let mut ask = self.ask(Method::Get, key);
         ask.query.extend(version.map(|version| ("versionId".to_owned(), version.to_owned())));
         ask.headers.push(("range".to_owned(), format!("bytes=0-{}", bytes - 1)));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
         let most = usize::try_from(bytes).unwrap_or(usize::MAX);
-        match self.call_by(|endpoint| first_of(endpoint, &ask, most)) {
+        match self.call_by(|endpoint| first_of(self.patience, endpoint, &ask, most)) {
             Ok(Reply { head, body, .. }) => match object_len(&head, bytes, body.len() as u64) {
                 Some(len) => {
                     compare(&head, &body, len).map_err(|error| error.with("url", self.url(key)))?;
                     Ok((ObjectHead::of_len(&head, len), body))
                 }
-                None => Ok((self.head(key, version)?, Vec::new())),
+                None => Ok((self.head_here(key, version)?, Vec::new())),
             },
             // An empty object has no first byte.
-            Err(refusal) if refusal.status == 416 => Ok((self.head(key, version)?, Vec::new())),
-            Err(refusal) => Err(refusal.into()),
+            Err(refusal) if refusal.status == 416 => Ok((self.head_here(key, version)?, Vec::new())),
+            Err(refusal) => Err(refusal),
         }
     }
 }

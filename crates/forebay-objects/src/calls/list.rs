@@ -55,7 +55,10 @@ impl Page {
 /// A listing, which keeps one page. In the order of keys, objects and folders of a page apart.
 #[derive(Debug)]
 pub struct List {
+    /// From the first page on that of the site which has given it: others go on differently.
     bucket: Bucket,
+    /// That site, where it is not the nearest.
+    elsewhere: Option<String>,
     prefix: String,
     is_tree: bool,
     page: VecDeque<Listed>,
@@ -98,7 +101,13 @@ enum Next {
 impl List {
     pub(super) fn new(bucket: Bucket, prefix: &str, is_tree: bool) -> Self {
         let (page, next, progress) = (VecDeque::new(), Some(Next::First), Progress::default());
-        Self { bucket, prefix: prefix.to_owned(), is_tree, page, next, progress }
+        Self { bucket, elsewhere: None, prefix: prefix.to_owned(), is_tree, page, next, progress }
+    }
+
+    /// The site that gives the listing in place of the nearest one, which is gone or has not the bucket; known behind the first entry.
+    #[must_use]
+    pub fn elsewhere(&self) -> Option<&str> {
+        self.elsewhere.as_deref()
     }
 
     fn turn(&mut self, next: Next) -> Result<()> {
@@ -113,8 +122,17 @@ impl List {
         if let Next::Token(token) = next {
             query("continuation-token", &token);
         }
-        let reply = self.bucket.call(&ask, &Body::None)?;
-        let page = page_of(&reply.body)?;
+        let (bucket, reply) =
+            self.bucket.read(|bucket| Ok((bucket.clone(), bucket.call(&ask, &Body::None)?)))?;
+        let mut page = page_of(&reply.body)?;
+        if bucket.site_name() != self.bucket.site_name() {
+            self.elsewhere = bucket.site_name().map(str::to_owned);
+        }
+        self.bucket = Bucket { patience: self.bucket.patience, ..bucket };
+        if self.elsewhere.is_some() {
+            // Reads of the objects begin at the nearest site, where they have other ETags.
+            page.objects.iter_mut().for_each(|object| object.etag = None);
+        }
         self.progress.page(&page)?;
         self.next = page.next.map(Next::Token);
         self.page.extend(page.folders.into_iter().map(Listed::Folder));

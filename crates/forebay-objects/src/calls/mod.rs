@@ -14,6 +14,7 @@
 //! | `examine` | why objects cannot be reached, for `forebay doctor` |
 //! | `exchange` | a call and its whole reply, sent again where that helps |
 //! | `refusal` | what a server refuses, as an error with a hint |
+//! | `sites` | reads of a bucket that several sites have |
 //! | `time` | times of servers |
 
 mod bucket;
@@ -33,6 +34,7 @@ mod multipart;
 #[cfg(test)]
 mod outage_tests;
 mod refusal;
+pub(crate) mod sites;
 #[cfg(test)]
 mod tests;
 mod time;

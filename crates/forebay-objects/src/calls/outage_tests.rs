@@ -8,6 +8,7 @@ use forebay_error::ErrorKind;
 
 use super::Bucket;
 use super::upload::ObjectUpload;
+use crate::account::Account;
 use crate::account::testing::account;
 use crate::endpoint::Endpoint;
 use crate::pace::{Budget, DEADLINE};
@@ -26,7 +27,7 @@ fn bucket(url: &str, deadline: Duration) -> Bucket {
     let site = account.site("bucket").unwrap();
     let mut endpoint = Endpoint::new(account, site);
     Arc::get_mut(&mut endpoint).unwrap().budget = Budget::new(deadline);
-    Bucket { endpoint, name: "bucket".to_owned() }
+    Bucket::of_endpoint(endpoint, "bucket")
 }
 
 fn server() -> FakeS3 {
@@ -108,4 +109,17 @@ fn a_server_that_never_took_a_connection_is_given_up_earlier() {
     let (text, hints) = (error.to_string(), error.hints().join(" "));
     assert!(text.contains("url=s3://bucket/key") && text.contains(&format!("server={address}")), "{text}");
     assert!(hints.contains("AWS_ENDPOINT_URL") && hints.contains("nc -vz 127.0.0.1 "), "{hints}");
+}
+
+/// Nothing is written to another site without a word.
+#[test]
+fn a_write_to_a_site_that_is_gone_names_it_and_says_how_to_write_to_another() {
+    let server = server();
+    let mut bucket = bucket(&server.endpoint(), Duration::from_millis(100));
+    let endpoint = Arc::get_mut(&mut bucket.endpoint).unwrap();
+    endpoint.account = Account::of_test_site(&endpoint.account, "near");
+    server.faults(|_| Some(Fault::Reset(Place::BeforeHead)));
+    let error = bucket.put("key", b"new").unwrap_err();
+    assert!(error.to_string().contains("site=near"), "{error}");
+    assert!(error.hints().iter().any(|hint| hint.contains("s3://SITE@bucket/KEY")), "{error:?}");
 }

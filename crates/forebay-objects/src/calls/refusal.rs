@@ -1,6 +1,7 @@
 //! What a server refuses, as an error: what it means, and what to type.
 
 use forebay_error::{Error, ErrorKind, quoted};
+use forebay_remote::endpoint::ServerUnreachable;
 
 use crate::ObjectUrl;
 use crate::account::{checked_region, region_of_aws};
@@ -20,11 +21,20 @@ pub(crate) struct Refusal {
     pub(crate) region: Option<String>,
     /// Sent again it may succeed.
     pub(crate) is_passing: bool,
+    /// It was sent again until it had failed for long enough: the server is gone.
+    pub(crate) is_gone: bool,
 }
 
 impl Refusal {
     pub(super) fn without_reply(error: Error) -> Self {
-        Self { error, status: 0, code: String::new(), region: None, is_passing: false }
+        // A name that leads nowhere.
+        let is_gone = error.is_caused_by::<ServerUnreachable>();
+        Self { error, status: 0, code: String::new(), region: None, is_passing: false, is_gone }
+    }
+
+    /// That of a call that has failed for long enough.
+    pub(super) fn gone(error: Error) -> Self {
+        Self { is_gone: true, ..Self::without_reply(error) }
     }
 }
 
@@ -105,6 +115,9 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
         error = error.with("code", &told.code);
     }
     error = error.with("server", endpoint.site.name());
+    if let Some(site) = endpoint.account.site_name() {
+        error = error.with("site", site);
+    }
     if let Some((_, host)) = &leads_to {
         error = error.with("redirect", forebay_error::plain(host));
     }
@@ -132,7 +145,7 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
     let is_elsewhere = region.as_deref().is_some_and(|region| region != endpoint.account.region(&ask.bucket));
     let is_passing =
         meaning.is_passing || meaning.may_be_expired && !is_elsewhere && endpoint.account.distrust_keys();
-    Refusal { error, status: head.status, code: told.code, region, is_passing }
+    Refusal { error, status: head.status, code: told.code, region, is_passing, is_gone: false }
 }
 
 /// Scheme and host that a redirect leads to.
@@ -154,7 +167,11 @@ fn is_plain_host(host: &str) -> bool {
 pub(super) fn about(error: Error, endpoint: &Endpoint, ask: &Ask) -> Error {
     let error = name(ask).into_iter().fold(error, |error, name| error.with("url", name));
     let has_server = error.context().iter().any(|(key, _)| *key == "server");
-    if has_server { error } else { error.with("server", endpoint.site.name()) }
+    let error = if has_server { error } else { error.with("server", endpoint.site.name()) };
+    match endpoint.account.site_name() {
+        Some(site) => error.with("site", site),
+        None => error,
+    }
 }
 
 /// What a request was to do.
@@ -178,7 +195,7 @@ fn doing(ask: &Ask) -> &'static str {
 
 /// The URL that the request is about; `None` for the list of buckets.
 fn name(ask: &Ask) -> Option<ObjectUrl> {
-    let url = || ObjectUrl { bucket: ask.bucket.clone(), key: ask.key.clone(), version: None };
+    let url = || ObjectUrl { site: None, bucket: ask.bucket.clone(), key: ask.key.clone(), version: None };
     (!ask.bucket.is_empty()).then(url)
 }
 
@@ -346,5 +363,6 @@ impl Hint {
 /// The prefix that an object is in.
 fn parent(ask: &Ask) -> String {
     let end = ask.key.rfind('/').map_or(0, |at| at + 1);
-    ObjectUrl { bucket: ask.bucket.clone(), key: ask.key[..end].to_owned(), version: None }.to_string()
+    ObjectUrl { site: None, bucket: ask.bucket.clone(), key: ask.key[..end].to_owned(), version: None }
+        .to_string()
 }

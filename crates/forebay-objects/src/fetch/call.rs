@@ -39,6 +39,12 @@ impl RangeCall {
         self.call.clone()
     }
 
+    /// It is not wanted any more. Returns what has it end.
+    pub(super) fn give_up(&mut self) -> Option<Arc<dyn Resume>> {
+        self.is_wanted.store(false, Relaxed);
+        self.resume()
+    }
+
     /// It asked for room, and there was some or none.
     pub(super) fn asked(&mut self, has_room: bool, now: Instant) {
         if let Some(since) = self.paused_since.take() {

@@ -31,7 +31,7 @@ fn bytes_are_received_where_they_belong() {
         etag: server.etag("bucket", "key").map(|etag| format!("\"{etag}\"")),
         len: (REQUEST * REQUESTS) as u64,
     };
-    let fetch = ObjectFetch::new(endpoint.clone(), target, Vec::new());
+    let fetch = ObjectFetch::new(endpoint.clone(), target, Vec::new(), None);
     let mut memory = vec![0; REQUEST * REQUESTS];
     let (whole, (tell, told)) = (HostRange::of_mut(&mut memory), channel());
     for number in 0..REQUESTS {

@@ -20,10 +20,11 @@ fn refusals_of_a_moment_halve_the_ranges_once() {
         endpoint.clone(),
         Target { bucket, key, version: None, etag: None, len: 1 },
         Vec::new(),
+        None,
     );
     let first = endpoint.turns.limit();
     // A broken connection, or a server that failed, has not too much to do.
-    fetch.refused(false, None);
+    ObjectFetch::refused(&fetch.route(), false, None);
     assert_eq!(endpoint.turns.limit(), first);
     let pass = || {
         while let Some(until) = endpoint.budget.until(std::time::Instant::now()) {
@@ -32,7 +33,7 @@ fn refusals_of_a_moment_halve_the_ranges_once() {
     };
     for (refusals, limit) in [(1, first / 2), (64, first / 4)] {
         pass();
-        (0..refusals).for_each(|_| fetch.refused(true, None));
+        (0..refusals).for_each(|_| ObjectFetch::refused(&fetch.route(), true, None));
         assert_eq!(endpoint.turns.limit(), limit, "{refusals}");
     }
 }

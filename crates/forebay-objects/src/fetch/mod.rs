@@ -6,6 +6,7 @@
 //! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
 //! | `object` | the plan of an object, joined to its endpoint |
 //! | `route` | where ranges are asked for |
+//! | `sites` | other sites that have the same bytes |
 //! | `first` | bytes that came when the object was opened |
 //! | `sink` | the reply to a range |
 //! | `call` | the call of a range under way, and how long it takes |
@@ -23,6 +24,8 @@ mod plan;
 mod replaced;
 mod route;
 mod sink;
+mod sites;
 
 pub(crate) use first::FIRST;
 pub(crate) use object::{ObjectFetch, Target};
+pub(crate) use sites::Sites;

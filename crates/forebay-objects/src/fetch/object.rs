@@ -17,7 +17,10 @@ use super::limits::{BURST, RANGE};
 use super::plan::{NewRange, Plan, RangeId, RangeRoom};
 use super::route::Route;
 use super::sink::RangeSink;
+use super::sites::Sites;
 use crate::calls::etag::strong;
+use crate::calls::sites::PATIENCE;
+use crate::calls::{Bucket, ObjectHead};
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::pace::{Paced, UnderWay, go_on_at};
@@ -60,14 +63,23 @@ impl Target {
 
 /// The requests to an object, and its ranges under way.
 pub(crate) struct ObjectFetch {
-    pub(super) route: Route,
+    /// The last one is in use; ranges of those before may be under way.
+    routes: Mutex<Routes>,
+    /// The object that was opened.
     pub(super) target: Target,
+    /// Where else its bytes may be.
+    pub(super) sites: Option<Sites>,
     /// Replies in a row that were the whole object in place of a range.
     pub(super) wholes: AtomicU32,
     first: Arc<FirstBytes>,
     process: ProcessId,
     myself: Weak<Self>,
     state: Mutex<State>,
+}
+
+struct Routes {
+    now: Arc<Route>,
+    before: Vec<Arc<Route>>,
 }
 
 struct State {
@@ -81,6 +93,15 @@ struct State {
     waits: bool,
 }
 
+impl State {
+    /// Its ranges count at another endpoint.
+    fn move_counts(&mut self, before: &Endpoint, now: &Endpoint) {
+        before.turns.changed(self.counted, UnderWay::default());
+        now.turns.changed(UnderWay::default(), self.counted);
+        self.waits = false;
+    }
+}
+
 impl std::fmt::Debug for ObjectFetch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ObjectFetch").field("target", &self.target).finish_non_exhaustive()
@@ -89,16 +110,23 @@ impl std::fmt::Debug for ObjectFetch {
 
 impl ObjectFetch {
     /// One whose first bytes came already; there may be none.
-    pub(crate) fn new(endpoint: Arc<Endpoint>, target: Target, first: Vec<u8>) -> Arc<Self> {
+    pub(crate) fn new(
+        endpoint: Arc<Endpoint>,
+        target: Target,
+        first: Vec<u8>,
+        sites: Option<Sites>,
+    ) -> Arc<Self> {
         let plan = Plan::new(target.len);
         let (calls, counted) = (HashMap::new(), UnderWay::default());
         let state = Mutex::new(State { plan, calls, counted, due: None, waits: false });
         let process = ProcessId::current();
         let (wholes, first) = (AtomicU32::new(0), FirstBytes::keep(first));
-        let route = Route::new(endpoint, &target.bucket);
+        let now = Arc::new(Route::new(endpoint, target.clone()));
+        let routes = Mutex::new(Routes { now, before: Vec::new() });
         Arc::new_cyclic(|myself| Self {
-            route,
+            routes,
             target,
+            sites,
             wholes,
             first,
             process,
@@ -108,13 +136,52 @@ impl ObjectFetch {
     }
 
     /// Where ranges are asked for.
-    pub(crate) fn endpoint(&self) -> &Arc<Endpoint> {
-        self.route.endpoint()
+    pub(super) fn route(&self) -> Arc<Route> {
+        lock(&self.routes).now.clone()
     }
 
-    /// The ETag of the object that was opened.
-    pub(crate) fn etag(&self) -> Option<&str> {
-        self.target.etag.as_deref()
+    /// The endpoint of that.
+    pub(crate) fn endpoint(&self) -> Arc<Endpoint> {
+        self.route().endpoint().clone()
+    }
+
+    /// The ETag of the object where it is read.
+    pub(crate) fn etag(&self) -> Option<String> {
+        self.route().target.etag.clone()
+    }
+
+    /// The head of the object that is there now, and whether it was read elsewhere before.
+    pub(crate) fn head(&self) -> Result<(ObjectHead, bool)> {
+        loop {
+            let route = self.route();
+            let Target { bucket, key, version, .. } = &route.target;
+            let bucket = Bucket::of_endpoint(route.endpoint().clone(), bucket);
+            let bucket = if self.sites.is_some() { bucket.hasty(PATIENCE) } else { bucket };
+            match bucket.head_here(key, version.as_deref()) {
+                Err(refusal) if refusal.is_gone && self.move_on(&route, &refusal.error)? => {}
+                Err(refusal) => return Err(refusal.into()),
+                Ok(head) => return Ok((head, !lock(&self.routes).before.is_empty())),
+            }
+        }
+    }
+
+    /// Bytes that came by site, in the order in which they were asked, where sites have names.
+    pub(crate) fn bytes_by_site(&self) -> Vec<(String, u64)> {
+        let mut all: Vec<(String, u64)> = Vec::new();
+        let routes = lock(&self.routes);
+        for route in routes.before.iter().chain([&routes.now]) {
+            let Some(name) = route.endpoint().account.site_name() else { continue };
+            let bytes = route.bytes.load(Relaxed);
+            match all.iter_mut().find(|(known, _)| known == name) {
+                Some((_, sum)) => *sum += bytes,
+                None => all.push((name.to_owned(), bytes)),
+            }
+        }
+        all
+    }
+
+    pub(super) fn myself(&self) -> Weak<Self> {
+        self.myself.clone()
     }
 
     /// Does something with the plan; then what follows from it: answers, ranges that go on, counts.
@@ -167,8 +234,10 @@ impl ObjectFetch {
         }
         // SAFETY: passed on.
         if let Some(bytes) = unsafe { self.first.fill(&request, self.target.len) } {
+            self.route().bytes.fetch_add(bytes as u64, Relaxed);
             return answer(Ok(bytes));
         }
+        self.look_back();
         // With the bytes that it promises it is a whole range.
         let known = (request.memory.len as u64).saturating_add(request.ahead);
         let is_whole = known >= RANGE.min(self.target.len);
@@ -188,7 +257,7 @@ impl ObjectFetch {
     }
 
     /// Has the clock look at it at this time, or before.
-    fn schedule(&self, time: Instant) {
+    pub(super) fn schedule(&self, time: Instant) {
         let mut state = lock(&self.state);
         if state.due.is_none_or(|due| time < due) {
             state.due = Some(time);
@@ -203,7 +272,8 @@ impl ObjectFetch {
         if is_stopped() {
             self.with(|plan| plan.fail_all(&stopped()), |()| &[]);
         }
-        if let Some(until) = self.endpoint().budget.until(now) {
+        let pause = if self.is_looking() { Some(now + SLICE) } else { self.endpoint().budget.until(now) };
+        if let Some(until) = pause {
             let has_todo = lock(&self.state).plan.has_todo();
             if has_todo {
                 self.schedule(until.min(now + SLICE));
@@ -217,7 +287,8 @@ impl ObjectFetch {
 
     fn next_range(&self, now: Instant) -> Option<NewRange> {
         let mut state = lock(&self.state);
-        let turns = &self.endpoint().turns;
+        let endpoint = self.endpoint();
+        let turns = &endpoint.turns;
         let mut new = None;
         if state.plan.has_todo() {
             let waits = std::mem::replace(&mut state.waits, false);
@@ -239,9 +310,10 @@ impl ObjectFetch {
         let call = RangeCall::new(now);
         let is_wanted = call.is_wanted.clone();
         lock(&self.state).calls.insert(new.id, call);
-        let sink = Box::new(RangeSink::new(object, new, is_wanted));
-        let ask = self.target.ask(Some((new.start, new.end)));
-        let call = self.endpoint().network.start(ask, Body::None, sink);
+        let route = self.route();
+        let ask = route.target.ask(Some((new.start, new.end)));
+        let network = route.endpoint().network.clone();
+        let call = network.start(ask, Body::None, Box::new(RangeSink::new(object, route, new, is_wanted)));
         let goes_on = lock(&self.state).calls.get_mut(&new.id).and_then(|begun| begun.started(call));
         if let Some(call) = goes_on {
             call.resume();
@@ -251,12 +323,13 @@ impl ObjectFetch {
 
     /// Ranges that take longer than nearly all others are asked for again, by other calls.
     fn ask_again(&self, now: Instant) {
-        let Some(slow) = self.endpoint().durations.slow() else { return };
+        let endpoint = self.endpoint();
+        let Some(slow) = endpoint.durations.slow() else { return };
         let mut state = lock(&self.state);
         let slow: Vec<_> = state
             .calls
             .iter()
-            .filter(|(_, call)| call.gives_way(slow, now, || self.endpoint().durations.may_ask_again()))
+            .filter(|(_, call)| call.gives_way(slow, now, || endpoint.durations.may_ask_again()))
             .map(|(id, _)| *id)
             .collect();
         let calls: Vec<_> = slow.iter().filter_map(|id| state.calls.get_mut(id)?.resume()).collect();
@@ -322,7 +395,11 @@ impl ObjectFetch {
 
     /// Objects that wait for a turn go on.
     fn serve_waiting(&self) {
-        while let Some(waiting) = self.endpoint().turns.next() {
+        Self::serve_waiting_of(&self.endpoint());
+    }
+
+    fn serve_waiting_of(endpoint: &Endpoint) {
+        while let Some(waiting) = endpoint.turns.next() {
             waiting.go_on(None);
         }
     }
@@ -333,33 +410,50 @@ impl ObjectFetch {
     }
 
     /// The server refuses requests for the time being.
-    pub(super) fn refused(&self, is_load: bool, pause: Option<Duration>) {
-        let now = Instant::now();
-        let is_new = self.endpoint().budget.refused(pause, now);
+    pub(super) fn refused(route: &Route, is_load: bool, pause: Option<Duration>) {
+        let (now, endpoint) = (Instant::now(), route.endpoint());
+        let is_new = endpoint.budget.refused(pause, now);
         if is_load && is_new {
-            let limit = self.endpoint().turns.too_many(now);
-            self.endpoint().allow(limit);
+            let limit = endpoint.turns.too_many(now);
+            endpoint.allow(limit);
         }
     }
 
     /// The server said that the bucket is in another region, of a range that began then. Whether it may be asked for there: an object
     /// moves once, with all ranges that began before.
-    pub(super) fn moves(&self, region: &str, began: Instant) -> bool {
+    pub(super) fn moves(&self, route: &Arc<Route>, region: &str, began: Instant) -> bool {
         let mut state = lock(&self.state);
-        if let Some(moved) = self.route.moved() {
+        if let Some(moved) = route.moved() {
             return began < moved;
         }
-        let before = self.endpoint().clone();
-        let Some(now) = self.route.lead_to(&self.target.bucket, region) else { return false };
-        before.turns.changed(state.counted, UnderWay::default());
-        now.turns.changed(UnderWay::default(), state.counted);
-        state.waits = false;
-        drop(state);
-        // It gave its turns back.
-        while let Some(waiting) = before.turns.next() {
-            waiting.go_on(None);
+        let before = route.endpoint().clone();
+        let Some(now) = route.lead_to(region) else { return false };
+        if Arc::ptr_eq(route, &self.route()) {
+            state.move_counts(&before, now);
         }
+        drop(state);
+        Self::serve_waiting_of(&before);
         true
+    }
+
+    /// Ranges are asked for there from now on. Those under way may go on, or are asked for again where the site is gone.
+    pub(super) fn go_to(&self, route: Arc<Route>, is_gone: bool) {
+        let mut state = lock(&self.state);
+        let before = self.endpoint();
+        state.move_counts(&before, route.endpoint());
+        let under_way = state.calls.values_mut().filter(|_| is_gone);
+        let calls: Vec<_> = under_way.filter_map(RangeCall::give_up).collect();
+        self.wholes.store(0, Relaxed);
+        let mut routes = lock(&self.routes);
+        let left = std::mem::replace(&mut routes.now, route);
+        routes.before.push(left);
+        drop(routes);
+        drop(state);
+        for call in calls {
+            call.resume();
+        }
+        Self::serve_waiting_of(&before);
+        self.schedule(Instant::now());
     }
 
     /// Whether it was not opened before this process was forked.

@@ -6,22 +6,24 @@ use forebay_error::Result;
 
 use super::object::ObjectFetch;
 use super::plan::RangeId;
+use super::route::Route;
 use crate::calls::etag::replaced;
 use crate::wire::call::{Body, ReplyHead, Room, Sink};
 
 /// The head of the object that is there now; a range of the one that was opened waits for it.
 struct Look {
     object: Arc<ObjectFetch>,
+    route: Arc<Route>,
     range: RangeId,
     found: Option<String>,
 }
 
 /// Looks what is there now, and fails all that was asked of the object.
-pub(super) fn look(object: Arc<ObjectFetch>, range: RangeId) {
-    let mut ask = object.target.ask(None);
+pub(super) fn look(object: Arc<ObjectFetch>, route: Arc<Route>, range: RangeId) {
+    let mut ask = route.target.ask(None);
     ask.query.clear();
-    let network = object.endpoint().network.clone();
-    let look = Look { object, range, found: None };
+    let network = route.endpoint().network.clone();
+    let look = Look { object, route, range, found: None };
     network.start(ask, Body::None, Box::new(look));
 }
 
@@ -43,7 +45,7 @@ impl Sink for Look {
     fn filled(&mut self, _: usize) {}
 
     fn end(self: Box<Self>, _: Result<()>) {
-        let error = replaced(self.object.target.etag.as_deref(), self.found.as_deref());
+        let error = replaced(self.route.target.etag.as_deref(), self.found.as_deref());
         self.object.fail_all(&error);
         self.object.ended(self.range, &Err(error), false);
     }

@@ -12,6 +12,7 @@ use super::limits::SCRATCH;
 use super::object::ObjectFetch;
 use super::plan::{NewRange, RangeRoom};
 use super::replaced;
+use super::route::Route;
 use crate::calls::checked::CheckedBody;
 use crate::calls::content_range;
 use crate::calls::etag::replaced;
@@ -26,6 +27,7 @@ const MOST_WHOLES: u32 = 3;
 /// The reply to a range.
 pub(super) struct RangeSink {
     object: Arc<ObjectFetch>,
+    route: Arc<Route>,
     range: NewRange,
     began: Instant,
     reply: Reply,
@@ -56,11 +58,17 @@ enum Reply {
 }
 
 impl RangeSink {
-    pub(super) fn new(object: Arc<ObjectFetch>, range: NewRange, is_wanted: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(
+        object: Arc<ObjectFetch>,
+        route: Arc<Route>,
+        range: NewRange,
+        is_wanted: Arc<AtomicBool>,
+    ) -> Self {
         let (began, scratch) = (Instant::now(), Vec::new());
         let (check, room, wrong) = (None, HostRange::NONE, None);
         Self {
             object,
+            route,
             range,
             began,
             reply: Reply::Missing,
@@ -82,7 +90,7 @@ impl RangeSink {
 
     /// Whether a reply has the bytes that were asked for, and how many others before them.
     fn check(&self, head: &ReplyHead) -> Result<u64> {
-        let target = &self.object.target;
+        let target = &self.route.target;
         if let Some((ours, theirs)) = target.etag.as_deref().zip(head.header("etag"))
             && ours != theirs
         {
@@ -147,17 +155,20 @@ impl RangeSink {
 
     /// What the server says in place of the bytes: the error, and whether it may pass.
     fn refusal(&self, head: &ReplyHead, body: &[u8]) -> (Error, bool) {
-        let ask = self.object.target.ask(Some((self.range.start, self.range.end)));
-        let refused = refusal(self.object.endpoint(), &ask, head, body);
-        if let Some(region) = self.object.route.region_of(&refused)
-            && self.object.moves(region, self.began)
+        let ask = self.route.target.ask(Some((self.range.start, self.range.end)));
+        let refused = refusal(self.route.endpoint(), &ask, head, body);
+        if let Some(region) = self.route.region_of(&refused)
+            && self.object.moves(&self.route, region, self.began)
         {
+            return (refused.error, true);
+        }
+        if head.status == 404 && self.object.leaves_site(&self.route, &refused.error, true) {
             return (refused.error, true);
         }
         if refused.is_passing {
             let asked = head.header("retry-after").and_then(|text| text.trim().parse().ok());
             let is_load = matches!(head.status, 429 | 503);
-            self.object.refused(is_load, asked.map(Duration::from_secs));
+            ObjectFetch::refused(&self.route, is_load, asked.map(Duration::from_secs));
         }
         (refused.error, refused.is_passing)
     }
@@ -220,6 +231,7 @@ impl Sink for RangeSink {
         match &mut self.reply {
             Reply::Bytes(0) => {
                 self.came += bytes as u64;
+                self.route.bytes.fetch_add(bytes as u64, Relaxed);
                 if self.check.is_some() && self.compare(bytes).is_err() {
                     return;
                 }
@@ -236,21 +248,21 @@ impl Sink for RangeSink {
         let (error, retries) = match (result, reply) {
             _ if let Some(error) = self.wrong.take() => (error, false),
             (_, Reply::Refused(head, _)) if head.status == 412 => {
-                return replaced::look(self.object, self.range.id);
+                return replaced::look(self.object, self.route, self.range.id);
             }
             (_, Reply::Refused(head, came)) => {
                 self.refusal(&head, &self.scratch[..came.min(self.scratch.len())])
             }
             (Ok(()), _) if self.came > 0 || self.is_enough || !self.is_wanted() => {
                 if self.came > 0 || self.is_enough {
-                    self.object.endpoint().budget.good(self.began);
+                    self.route.endpoint().budget.good(self.began);
                 }
                 return self.object.ended(self.range.id, &Ok(()), false);
             }
             (Ok(()), _) => {
                 let error =
                     Error::new(ErrorKind::ShortRead, "cannot read the object: the server sends no bytes");
-                self.object.refused(false, None);
+                ObjectFetch::refused(&self.route, false, None);
                 (error, true)
             }
             (Err(error), Reply::Wrong) if error.kind() != ErrorKind::ShortRead => (error, false),
@@ -258,11 +270,14 @@ impl Sink for RangeSink {
                 let passes =
                     matches!(error.kind(), ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead);
                 if passes {
-                    self.object.refused(false, None);
+                    ObjectFetch::refused(&self.route, false, None);
                 }
                 (error, passes)
             }
         };
+        if retries {
+            self.object.leaves_site(&self.route, &error, false);
+        }
         if error.kind() == ErrorKind::Busy && !retries {
             self.object.fail_all(&error);
         }

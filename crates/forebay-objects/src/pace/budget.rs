@@ -14,7 +14,7 @@ const FIRST: Duration = Duration::from_millis(20);
 /// How long a call may fail before it is an error: gateways and proxies restart within that.
 pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 /// The same where the server has never taken a connection: its name or port may be wrong.
-const UNKNOWN_DEADLINE: Duration = Duration::from_secs(10);
+pub(crate) const UNKNOWN_DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct State {
@@ -41,11 +41,12 @@ impl Budget {
         Self { deadline, state: Mutex::new(state) }
     }
 
-    /// Whether a call that has failed since then is sent again, to a server that has taken connections or not. Where nothing did well meanwhile, the endpoint's own failures count,
-    /// so that the next calls to a server that is gone do not each wait as long as the first one.
-    pub(crate) fn goes_on(&self, since: Instant, now: Instant, is_known: bool) -> bool {
+    /// Whether a call that may fail for this long, and has failed since then, is sent again, to a server that has taken connections or
+    /// not. Where nothing did well meanwhile, the endpoint's own failures count, so that the next calls to a server that is gone do not each wait as long as the first one.
+    pub(crate) fn goes_on(&self, deadline: Duration, since: Instant, now: Instant, is_known: bool) -> bool {
         let of_endpoint = lock(&self.state).failed.map_or(now, |(first, _)| first);
-        let deadline = if is_known { self.deadline } else { self.deadline.min(UNKNOWN_DEADLINE) };
+        let deadline = if is_known { deadline } else { deadline.min(UNKNOWN_DEADLINE) };
+        let deadline = deadline.min(self.deadline);
         now.saturating_duration_since(since.min(of_endpoint)) < deadline
     }
 
@@ -118,17 +119,21 @@ mod tests {
         let at = |seconds| now + Duration::from_secs(seconds);
         for second in [0, 20, 40, 59] {
             budget.refused(None, at(second));
-            assert!(budget.goes_on(now, at(second), true), "{second}");
+            assert!(budget.goes_on(DEADLINE, now, at(second), true), "{second}");
         }
         budget.refused(None, at(60));
-        assert!(!budget.goes_on(now, at(60), true) && !budget.goes_on(now, at(10), false));
-        assert!(!budget.goes_on(at(60), at(60), true), "the endpoint has failed for as long");
+        assert!(
+            !budget.goes_on(DEADLINE, now, at(60), true) && !budget.goes_on(DEADLINE, now, at(10), false)
+        );
+        assert!(!budget.goes_on(DEADLINE, at(60), at(60), true), "the endpoint has failed for as long");
         // One that fails alone.
         budget.good(at(70));
         budget.refused(None, at(71));
-        assert!(budget.goes_on(at(71), at(71), true) && !budget.goes_on(now, at(71), true));
+        assert!(
+            budget.goes_on(DEADLINE, at(71), at(71), true) && !budget.goes_on(DEADLINE, now, at(71), true)
+        );
         // Nothing was sent for a while.
         budget.refused(None, at(200));
-        assert!(budget.goes_on(at(200), at(200), true));
+        assert!(budget.goes_on(DEADLINE, at(200), at(200), true));
     }
 }

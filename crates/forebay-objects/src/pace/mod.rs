@@ -9,7 +9,7 @@ mod turns;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(crate) use budget::{Budget, DEADLINE};
+pub(crate) use budget::{Budget, DEADLINE, UNKNOWN_DEADLINE};
 pub(crate) use clock::go_on_at;
 pub(crate) use durations::Durations;
 pub(crate) use turns::{MOST_RANGES, Turns, UnderWay};

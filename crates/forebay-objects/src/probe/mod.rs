@@ -65,7 +65,7 @@ pub fn probe(url: &ObjectUrl, writes: bool) -> Result<EndpointProbe> {
         let error = Error::new(ErrorKind::InvalidInput, "the URL names no object").with("url", url);
         return Err(error.hint("name an object of some MiB: s3://BUCKET/KEY"));
     }
-    let bucket = Bucket::of(&url.bucket)?;
+    let bucket = Bucket::of_url(url)?;
     // A network of its own: its connections are counted.
     let (account, site) = (bucket.endpoint.account.clone(), bucket.endpoint.site.clone());
     let bucket = Bucket { endpoint: Endpoint::new(account, site), ..bucket };

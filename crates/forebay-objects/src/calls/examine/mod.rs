@@ -49,7 +49,7 @@ pub struct ObjectFinding {
 /// Looks at what a URL names as the environment of now reaches it: settings, keys, names, TLS, clock, region, style, rights. Asks
 /// the server for one byte, or for one name of a folder.
 pub fn examine(url: &ObjectUrl) -> Vec<ObjectFinding> {
-    by_account(url, Account::of_environment())
+    by_account(url, Account::named(url.site.as_deref()))
 }
 
 fn by_account(url: &ObjectUrl, account: Result<Arc<Account>, Error>) -> Vec<ObjectFinding> {

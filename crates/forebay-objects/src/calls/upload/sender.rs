@@ -15,6 +15,7 @@ use crate::calls::exchange::{self, End, Reply, Verdict};
 use crate::calls::multipart::{Begun, PATIENCE, SentPart};
 use crate::calls::{checksum, exchange::judge};
 use crate::endpoint::Endpoint;
+use crate::pace::DEADLINE;
 use crate::wire::call::Body;
 
 /// Parts under way at most.
@@ -183,9 +184,9 @@ impl Sender {
             },
             Verdict::Refused(refusal) => refusal.error,
             Verdict::Later(error, asked) => {
-                match exchange::next_attempt(&self.endpoint, &mut part.failed, asked) {
+                match exchange::next_attempt(&self.endpoint, &mut part.failed, asked, DEADLINE) {
                     Some(time) => return self.later.push((time, part)),
-                    None => error,
+                    None => bucket.of_write(error),
                 }
             }
         };
