@@ -44,6 +44,10 @@ pub(crate) struct CheckArgs {
     #[arg(short = 't', long)]
     pub(crate) topology: bool,
 
+    /// Say what this one directory can do for `forebay serve s3`, also between two mounts of it; tries files in its .forebay, and removes them
+    #[arg(long, value_name = "OTHER_MOUNT", num_args = 0..=1, conflicts_with_all = ["topology", "file", "targets", "device", "versions"])]
+    pub(crate) gateway: Option<Vec<PathBuf>>,
+
     /// With --topology: another machine's root (/host in a pod), or a saved copy of its /sys
     #[arg(long, value_name = "DIR", requires = "topology", value_parser = crate::names::source())]
     pub(crate) root: Option<PathBuf>,

@@ -23,6 +23,7 @@
 
 mod bench;
 mod check;
+mod check_gateway;
 mod command_line;
 mod console;
 mod cp;
@@ -222,7 +223,9 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
     for unknown in forebay_config::env::unknown() {
         let _ = writeln!(err, "note: {}", forebay_error::plain(&unknown.to_string()));
     }
-    if let Command::Check(args) = &command {
+    if let Command::Check(args) = &command
+        && args.gateway.is_none()
+    {
         return check::run(args, out, err);
     }
     if let Command::Doctor(args) = &command {
@@ -250,7 +253,8 @@ fn run_line(mut args: Vec<OsString>, out: &mut (dyn Write + Send), err: &mut (dy
         Command::Top(args) => top::run(args, &console),
         Command::Pages(args) => pages::run(args, &console),
         Command::GdsStats(args) => stats::run_gds_stats(args, &console),
-        Command::Check(_) | Command::Doctor(_) => Ok(0),
+        Command::Check(args) => check_gateway::run(args, &console),
+        Command::Doctor(_) => Ok(0),
     };
     result.unwrap_or_else(|Failure { error, code }| {
         console.error(&error);

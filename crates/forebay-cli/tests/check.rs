@@ -298,3 +298,32 @@ fn what_forbids_reading_in_place_is_said_with_its_fix() {
         assert_eq!(staged["state"], "works", "{staged}");
     }
 }
+
+#[test]
+fn a_directory_for_a_gateway() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, other) = (dir.path().join("served"), dir.path().join("other"));
+    std::fs::create_dir(&served).unwrap();
+    std::os::unix::fs::symlink(&served, &other).unwrap();
+    let output = check(&["served", "--gateway", "other", "--json"], dir.path());
+    let report = json(&output);
+    let facts = report["facts"].as_array().unwrap();
+    let found = |id: &str| facts.iter().find(|fact| fact["id"] == id).unwrap();
+    for id in ["link-refuses", "locks"] {
+        assert_eq!((&found(id)["found"], &found(id)["state"]), (&"yes".into(), &"ok".into()), "{report}");
+    }
+    assert!(found("replaced")["found"].as_str().unwrap().starts_with("keeps the old one"), "{report}");
+    assert_eq!(report["operations"].as_array().unwrap().len(), 8, "{report}");
+    let text = stdout(&check(&["served", "--gateway"], dir.path()));
+    assert!(
+        text.contains("one mount: what another one sees was not tried") && text.contains("If-None-Match"),
+        "{text}"
+    );
+    // Nothing of the trial is left.
+    let left: Vec<_> = std::fs::read_dir(served.join(".forebay")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let output = check(&["--gateway"], dir.path());
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("one directory"), "{output:?}");
+    let output = check(&["nowhere", "--gateway"], dir.path());
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("path=nowhere"), "{output:?}");
+}

@@ -86,7 +86,7 @@ fn listings_and_trees_come_from_the_far_site_with_a_note() {
         said.out
     );
     assert_eq!(two.near.read("here/small"), b"small");
-    // What is written goes to the near site, or nowhere.
+    // New objects go to the near site, or nowhere.
     two.near.write("new", b"new");
     let mut command = two.command("s3 cp new s3://bkt/new");
     // A server that was never there is given up after 10 s.

@@ -52,7 +52,7 @@ impl Tree {
     pub(super) fn anywhere(self) -> Self {
         match self {
             Self::Prefix(bucket, prefix) => Self::Prefix(bucket.anywhere(), prefix),
-            folder => folder,
+            Self::Folder(_) => self,
         }
     }
 

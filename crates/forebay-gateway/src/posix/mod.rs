@@ -5,6 +5,7 @@
 
 mod bucket;
 mod draft;
+mod examine;
 mod folder;
 mod inner;
 mod list;
@@ -40,6 +41,7 @@ use crate::store::{
     StoreError, StoreResult, Swept, UploadFacts, UploadsAsk, UploadsPage,
 };
 
+pub use examine::{MountFact, MountReport, MountState, OperationWay, examine};
 pub use inner::{Abilities, Options};
 pub use probe::probe;
 pub use sys::User;
