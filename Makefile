@@ -24,7 +24,7 @@ release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
 .PHONY: test
-test: skips-start lint ptx doc release smoke nfs s3 s3-tests-quick unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc release smoke nfs s3 clients s3-tests-quick unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
@@ -113,6 +113,14 @@ nfs: release ## Read and write files of a real NFS server (nfs-ganesha) over TCP
 s3: release ## Read and write objects of real S3 servers (moto, rclone, and ours)
 	@$(STEP) "S3 (moto, rclone, forebay)" .ci/s3 $(FOREBAY) moto rclone forebay
 
+.PHONY: clients
+clients: release ## boto3, rclone and obstore against our gateway
+	@$(STEP) "Clients of S3" .ci/clients $(FOREBAY) boto3 rclone obstore
+
+.PHONY: clients-long
+clients-long: release ## The same with aws-cli, s5cmd, s3fs, pyarrow and ours
+	@$(STEP) "Clients of S3 (all)" .ci/clients $(FOREBAY)
+
 .PHONY: s3-servers
 s3-servers: release ## The same with versitygw, which Go builds, and Ceph's own gateway
 	@$(STEP) "S3 (versitygw, Ceph)" .ci/s3 $(FOREBAY) versitygw ceph
@@ -184,7 +192,7 @@ lab-quick: ## The scenarios of the lab that `make test` runs
 	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
-NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster s3-tests prometheus dist dist-test aarch64 python-test-release serving s3-servers
+NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster clients-long s3-tests prometheus dist dist-test aarch64 python-test-release serving s3-servers
 .PHONY: nightly
 nightly: ## What CI has no time for, each step a target of its own; ends with a summary (NIGHTLY="STEP …" for some)
 	@.ci/nightly $(NIGHTLY)
@@ -260,6 +268,7 @@ INSTALL_FROM = $(or $(BUILT),$(TARGET)/release)
 PAGES_BY = $(DESTDIR)$(BINDIR)/forebay
 # The names under which the command takes the flags of NVIDIA's tools.
 TOOLS := gdsio gdscheck gdscheck.py gdsio_verify gds_stats
+UNITS := forebay-stats.service forebay-s3.service
 CUFILE := crates/forebay-cufile
 
 .PHONY: library
@@ -267,7 +276,7 @@ library: ## Build the drop-in library (target/release/libcufile.so)
 	@$(STEP) "Release build (libcufile)" $(CARGO) build --release $(LOCKED) -p forebay-cufile
 
 .PHONY: install
-install: $(if $(BUILT),,release library) ## Install the command, its manual and completions, libcufile.so.0, header, pkg-config file, unit (PREFIX, DESTDIR)
+install: $(if $(BUILT),,release library) ## Install the command, its manual and completions, libcufile.so.0, header, pkg-config file, units (PREFIX, DESTDIR)
 	@install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(LIBDIR)" "$$(dirname "$(DESTDIR)$(PCFILE)")" "$(DESTDIR)$(INCLUDEDIR)" \
 		"$(DESTDIR)$(UNITDIR)"
 	@install -m 755 "$(INSTALL_FROM)/forebay" "$(DESTDIR)$(BINDIR)/forebay"
@@ -280,14 +289,16 @@ install: $(if $(BUILT),,release library) ## Install the command, its manual and 
 	@sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@INCLUDEDIR@|$(INCLUDEDIR)|' \
 		$(CUFILE)/cufile.pc.in >"$(DESTDIR)$(PCFILE)"
 	@"$(PAGES_BY)" pages "$(DESTDIR)$(SHAREDIR)" >/dev/null
-	@sed -e 's|@BINDIR@|$(BINDIR)|' packaging/forebay-stats.service.in >"$(DESTDIR)$(UNITDIR)/forebay-stats.service"
+	@for unit in $(UNITS); do sed -e 's|@BINDIR@|$(BINDIR)|' packaging/$$unit.in >"$(DESTDIR)$(UNITDIR)/$$unit"; done
+	@install -d "$(DESTDIR)$(SHAREDIR)/forebay"
+	@install -m 644 packaging/haproxy-s3.cfg "$(DESTDIR)$(SHAREDIR)/forebay/haproxy-s3.cfg"
 	@echo "Installed below $(DESTDIR)$(PREFIX). If programs do not find libcufile.so.0 there: ldconfig, or LD_LIBRARY_PATH=$(LIBDIR)"
 
 .PHONY: uninstall
 uninstall: ## Remove what `make install` put there (same PREFIX, DESTDIR)
 	@rm -f $(foreach name,forebay $(TOOLS),"$(DESTDIR)$(BINDIR)/$(name)") "$(DESTDIR)$(INCLUDEDIR)/cufile.h" \
 		$(foreach name,libcufile.so libcufile.so.0 libcufile_rdma.so.1,"$(DESTDIR)$(LIBDIR)/$(name)") \
-		"$(DESTDIR)$(PCFILE)" "$(DESTDIR)$(UNITDIR)/forebay-stats.service" \
+		"$(DESTDIR)$(PCFILE)" $(foreach unit,$(UNITS),"$(DESTDIR)$(UNITDIR)/$(unit)") "$(DESTDIR)$(SHAREDIR)/forebay/haproxy-s3.cfg" \
 		"$(DESTDIR)$(SHAREDIR)"/man/man1/forebay-*.1 $(foreach name,forebay $(TOOLS), \
 		"$(DESTDIR)$(SHAREDIR)/man/man1/$(name).1" "$(DESTDIR)$(SHAREDIR)/bash-completion/completions/$(name)" \
 		"$(DESTDIR)$(SHAREDIR)/zsh/site-functions/_$(name)" "$(DESTDIR)$(SHAREDIR)/fish/vendor_completions.d/$(name).fish")

@@ -45,7 +45,9 @@ const INSTALLED: [&str; 14] = [
     "lib/libcufile.so.0",
     "lib/libcufile_rdma.so.1",
     "lib/pkgconfig/cufile.pc",
+    "lib/systemd/system/forebay-s3.service",
     "lib/systemd/system/forebay-stats.service",
+    "share/forebay/haproxy-s3.cfg",
     "share/man/man1/forebay-bench.1",
     "share/man/man1/gdsio.1",
 ];

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use hyper::HeaderMap;
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
@@ -20,8 +21,11 @@ struct Source {
 }
 
 impl Source {
-    fn of(source: CopySource, terms: ReadTerms) -> S3Result<Self> {
-        match source {
+    fn of(source: CopySource, headers: &HeaderMap, terms: ReadTerms) -> S3Result<Self> {
+        // A plus sign is a space, as on Amazon S3; s5cmd sends it so. One in a key comes as %2B.
+        let said = headers.get("x-amz-copy-source").and_then(|value| value.to_str().ok());
+        let spaced = said.filter(|said| said.contains('+')).map(|said| said.replace('+', "%20"));
+        match spaced.and_then(|said| CopySource::parse(&said).ok()).unwrap_or(source) {
             CopySource::Bucket { bucket, key, version_id } => {
                 no_version(version_id.as_deref())?;
                 Ok(Self { bucket: bucket.into(), key: key.into(), terms })
@@ -96,7 +100,7 @@ impl Front {
             changed_since: input.copy_source_if_modified_since,
             same_since: input.copy_source_if_unmodified_since,
         };
-        let source = Source::of(input.copy_source, terms)?;
+        let source = Source::of(input.copy_source, &request.headers, terms)?;
         let replaces = is_replace(input.metadata_directive.as_ref().map(MetadataDirective::as_str))?;
         let replaces_tags = is_replace(input.tagging_directive.as_ref().map(TaggingDirective::as_str))?;
         let said = meta_of(&request.headers, input.metadata, input.tagging.as_deref())?;
@@ -140,7 +144,7 @@ impl Front {
             changed_since: input.copy_source_if_modified_since,
             same_since: input.copy_source_if_unmodified_since,
         };
-        let source = Source::of(input.copy_source, terms)?;
+        let source = Source::of(input.copy_source, &request.headers, terms)?;
         let facts = blocking(move || {
             let upload = store.upload(&input.bucket, &input.key, &input.upload_id).map_err(answer)?;
             let opened = source.open(store.as_ref())?;
