@@ -211,9 +211,9 @@ gateway-long: ## A gateway killed at each system call of PUT, DELETE and the end
 	@$(STEP) "Gateway (killed)" $(CARGO) test --release $(LOCKED) -p forebay-gateway --test killed -- --ignored
 
 # Over which file systems; one that cannot be had here is said at the end.
-CLUSTERS ?= gluster local
+CLUSTERS ?= gluster ceph moosefs local
 .PHONY: gateway-cluster
-gateway-cluster: release ## Two gateways behind HAProxy over GlusterFS with three replicas, one killed (root; CLUSTERS="NAME …")
+gateway-cluster: release ## Two gateways behind HAProxy over GlusterFS, CephFS, MooseFS and a directory, one killed (root; CLUSTERS="NAME …")
 	@for one in $(CLUSTERS); do $(STEP) "Two gateways ($$one)" .ci/cluster $(FOREBAY) $$one; done
 
 .PHONY: prometheus

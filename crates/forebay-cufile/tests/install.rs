@@ -33,7 +33,7 @@ fn files(folder: &Path) -> BTreeSet<PathBuf> {
     found
 }
 
-const INSTALLED: [&str; 14] = [
+const INSTALLED: [&str; 16] = [
     "bin/forebay",
     "bin/gds_stats",
     "bin/gdscheck",
