@@ -201,6 +201,6 @@ impl Store for PosixStore {
     }
 
     fn sweep(&self, age: Duration) -> StoreResult<Swept> {
-        sweep::all(&self.inner, age)
+        sweep::all(&self.inner, &bucket::all(&self.inner)?, age)
     }
 }

@@ -13,12 +13,12 @@ use super::names::KeyPath;
 use super::record::{Identity, folder_name, read_aside, remove_aside};
 use super::sys::{LockKind, lock_range};
 use super::tree::{names, open_below, stat_file, stat_name};
-use crate::store::{StoreResult, Swept};
+use crate::store::{BucketFacts, StoreResult, Swept};
 
-/// Sweeps all buckets. One that cannot be swept does not keep the others; the first error is the result.
-pub(super) fn all(inner: &Inner, age: Duration) -> StoreResult<Swept> {
+/// Sweeps buckets. One that cannot be swept does not keep the others; the first error is the result.
+pub(super) fn all(inner: &Inner, buckets: &[BucketFacts], age: Duration) -> StoreResult<Swept> {
     let (mut sum, mut first_error) = (Swept::default(), None);
-    for bucket in super::bucket::all(inner)? {
+    for bucket in buckets {
         match sweep(inner, &bucket.name, age) {
             Ok(swept) => {
                 sum.uploads += swept.uploads;
