@@ -2,7 +2,7 @@
 
 LOG is what dm-log-writes recorded, COPY the drive as it was before. The drive's state right after each flush (and each
 write that is durable by itself) is put together on COPY; writes not flushed by then are lost, all of them or a random
-half. Each state is mounted from a snapshot (on COW), which runs the file system's recovery, and /cut/file is compared
+half. Each state is mounted from a snapshot (on COW), which runs the file system's recovery, and /cut/file (CUT_FILE) is compared
 with OLD and NEW. Prints the result; the last line is `states … old … new … MIXED … LOST …`: LOST counts states
 after the mark `done` where the file is not the new one. Fails if any state is mixed or lost.
 """
@@ -21,6 +21,8 @@ from pathlib import Path
 SECTOR = 512
 FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
 CUT = Path("/cut")
+#: The file, below the drive's root.
+FILE = os.environ.get("CUT_FILE", "file")
 
 
 @dataclass
@@ -81,8 +83,8 @@ class Cutter:
                 apply(log, drive, entry)
             os.close(drive)
             run("mount", "-o", self.options, "/dev/mapper/cut", str(CUT))
-            found = self.known.get((CUT / "file").read_bytes(), "MIXED") if (CUT / "file").exists() else "MIXED"
-            size = (CUT / "file").stat().st_size if (CUT / "file").exists() else "gone"
+            found = self.known.get((CUT / FILE).read_bytes(), "MIXED") if (CUT / FILE).exists() else "MIXED"
+            size = (CUT / FILE).stat().st_size if (CUT / FILE).exists() else "gone"
             run("umount", str(CUT))
         finally:
             run("dmsetup", "remove", "cut")

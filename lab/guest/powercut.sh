@@ -12,7 +12,8 @@ record() {
     modprobe -a dm-log-writes dm-snapshot "$type"
     blkdiscard -f "$device" "$(drive copy)" 2>/dev/null || blkdiscard -f "$(drive copy)" 2>/dev/null || true
     make_fs "$type" "$device"
-    cp /tmp/old /mnt/file
+    mkdir -p "$(dirname "/mnt/${CUT_FILE:-file}")"
+    cp /tmp/old "/mnt/${CUT_FILE:-file}"
     umount /mnt
     dd if="$device" of="$(drive copy)" bs=1M conv=sparse,fsync status=none
     dmsetup create logged --table "0 $(blockdev --getsz "$device") log-writes $device $(drive log)"
@@ -56,4 +57,34 @@ power_cut() {
     record "$type" "$options" gpu python3 /lab/guest/save.py /tmp/new /mnt/file
     mv /tmp/new.saved /tmp/new
     check_states "$options" || fail "save_file: a state is neither old nor new, or lost"
+}
+
+# by_gateway [OPTION]: puts /tmp/new in the place of the old file, by S3. The gateway is killed when it has answered.
+by_gateway() {
+    local gateway code=0
+    export AWS_ACCESS_KEY_ID=lab AWS_SECRET_ACCESS_KEY=of-a-test AWS_REGION=us-east-1 AWS_ENDPOINT_URL=http://127.0.0.1:9000
+    forebay serve s3 /mnt --listen 127.0.0.1:9000 "$@" >/tmp/gateway 2>&1 &
+    gateway=$!
+    until grep -q serving /tmp/gateway; do sleep 0.2; done
+    forebay s3 cp /tmp/new "s3://$CUT_FILE" || code=$?
+    kill -KILL "$gateway"
+    wait "$gateway" || true
+    return "$code"
+}
+
+# gateway_power_cut TYPE OPTIONS: PUT of `forebay serve s3`, and the same with --no-sync, which must be caught.
+gateway_power_cut() {
+    local type=$1 options=$2 said
+    export CUT_FILE=bucket/file
+    pattern /tmp/old $size old
+    pattern /tmp/new $size new
+
+    say "PUT"
+    record "$type" "$options" by_gateway || fail "PUT"
+    check_states "$options" || fail "PUT: a state is neither old nor new, or lost"
+
+    say "PUT, --no-sync"
+    record "$type" "$options" by_gateway --no-sync || fail "PUT"
+    if said=$(check_states "$options"); then fail "--no-sync was not caught"; fi
+    echo "$said"
 }
