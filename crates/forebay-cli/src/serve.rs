@@ -50,6 +50,9 @@ struct S3Args {
     /// Answer before objects are on the drive: a power cut may lose those of the last seconds
     #[arg(long)]
     no_sync: bool,
+    /// Serve figures there, not where objects are
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
     /// Append one line a request to this file; `-`: standard output
     #[arg(long, value_name = "FILE")]
     access_log: Option<PathBuf>,
@@ -78,6 +81,7 @@ fn options(args: &S3Args) -> ServerOptions {
     ServerOptions {
         tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
         limits: Limits { connections: args.max_connections, ..Limits::default() },
+        metrics: args.metrics,
         access_log: args.access_log.clone(),
         leave_time: Duration::from_secs(args.leave_time),
         ..ServerOptions::new(args.listen)

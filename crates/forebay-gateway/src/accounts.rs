@@ -21,7 +21,8 @@ use forebay_error::{Error, ErrorKind, Result};
 use s3s::auth::SecretKey;
 use serde::Deserialize;
 
-use crate::store::Store;
+use crate::store::{Store, StoreResult};
+use crate::threads::Turns;
 
 /// An account as the file has it. Its secret is not in its `Debug`.
 #[derive(Clone, Debug, Deserialize)]
@@ -122,6 +123,8 @@ pub type OpenStore = Box<dyn Fn(&AccountEntry) -> Result<Arc<dyn Store>> + Send 
 pub(crate) struct Account {
     pub(crate) entry: AccountEntry,
     pub(crate) store: Arc<dyn Store>,
+    /// Kept when the file is read again.
+    pub(crate) turns: Turns,
     /// Connections that it has now; kept when the file is read again.
     open: Arc<AtomicU32>,
 }
@@ -170,9 +173,10 @@ impl Accounts {
         for entry in entries {
             let store =
                 (self.open_store)(&entry).map_err(|error| error.with("access_key", &entry.access_key))?;
-            let open =
-                self.find(&entry.access_key).map(|account| Arc::clone(&account.open)).unwrap_or_default();
-            next.insert(entry.access_key.clone(), Arc::new(Account { entry, store, open }));
+            let before = self.find(&entry.access_key);
+            let open = before.as_ref().map(|account| Arc::clone(&account.open)).unwrap_or_default();
+            let turns = before.map(|account| account.turns.clone()).unwrap_or_default();
+            next.insert(entry.access_key.clone(), Arc::new(Account { entry, store, turns, open }));
         }
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = next;
         Ok(())
@@ -184,6 +188,12 @@ impl Accounts {
         let by_directory: HashMap<&Path, &Arc<Account>> =
             known.values().map(|account| (account.entry.directory.as_path(), account)).collect();
         by_directory.into_values().map(|account| Arc::clone(&account.store)).collect()
+    }
+
+    /// Asks the file system whether it is there, by one of the accounts.
+    pub(crate) fn look(&self) -> StoreResult<()> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).values().next().cloned();
+        known.map_or(Ok(()), |account| account.store.look())
     }
 
     pub(crate) fn find(&self, access_key: &str) -> Option<Arc<Account>> {

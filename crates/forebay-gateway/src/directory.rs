@@ -13,10 +13,11 @@ use crate::store::{Store, StoreError};
 pub fn in_directory(directory: &Path, sync: bool) -> OpenStore {
     let directory: PathBuf = directory.into();
     Box::new(move |entry: &AccountEntry| {
-        let path = directory.join(&entry.directory);
         let user = entry.uid.zip(entry.gid).map(|(uid, gid)| User { uid, gid });
-        let opened = PosixStore::open(&path, Options { sync, user, abilities: None });
-        let store = opened.map_err(|error| plain(error).with("path", path.display()))?;
+        let opened =
+            PosixStore::open_below(&directory, &entry.directory, Options { sync, user, abilities: None });
+        let store =
+            opened.map_err(|error| plain(error).with("path", directory.join(&entry.directory).display()))?;
         Ok(Arc::new(store) as Arc<dyn Store>)
     })
 }

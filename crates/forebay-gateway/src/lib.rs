@@ -10,10 +10,12 @@ mod accounts;
 mod directory;
 mod front;
 mod hex;
+mod lane;
 pub mod posix;
 mod server;
 pub mod store;
 mod sweeper;
+mod threads;
 mod warn;
 
 pub use accounts::{AccountEntry, Accounts, OpenStore, read_accounts};

@@ -144,8 +144,14 @@ fn what_is_too_large() {
     let reply = raw.ask("POST", "/bkt?delete", &[], &xml);
     assert!([400, 413].contains(&reply.status) || reply.status == 0, "{reply:?}");
     let long = "x".repeat(40_000);
-    let reply = raw.ask("GET", "/bkt/old", &[("x-amz-meta-long", &long)], b"");
-    assert!([0, 400, 431].contains(&reply.status), "{reply:?}");
+    assert_eq!(raw.ask("GET", "/bkt/old", &[("x-amz-meta-long", &long)], b"").status, 431);
+    // A chunk whose signature would be compared when all of it is held.
+    let chunk = format!("300000;chunk-signature={}\r\n", "0".repeat(64));
+    let mut socket = raw.connect();
+    let length = [("x-amz-decoded-content-length", "3145728")];
+    let head = raw.head("PUT", "/bkt/new", &length, 3_200_000, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD");
+    socket.write_all(format!("{head}{chunk}").as_bytes()).unwrap();
+    assert_eq!(read_reply(&mut socket, "PUT").code(), "EntityTooLarge");
     let user = "x".repeat(2100);
     assert_eq!(raw.ask("PUT", "/bkt/new", &[("x-amz-meta-a", &user)], b"").code(), "MetadataTooLarge");
     assert_eq!(raw.put(&format!("/bkt/{}", "k".repeat(1100)), b"").code(), "KeyTooLongError");
@@ -184,6 +190,25 @@ fn slow_heads_and_idle_connections_are_closed() {
     closed_within(b"", 1500, 5000);
     let text = String::from_utf8(plain_metrics(&raw)).unwrap();
     assert!(text.contains("forebay_s3_connections_overdue_total 2"), "{text}");
+}
+
+#[test]
+fn figures_have_a_listener_of_their_own_where_it_is_asked_for() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let gateway = Gateway::with(vec![AccountEntry::new(KEY, SECRET)], move |options| {
+        // A port that is free now.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        options.metrics = Some(free);
+        tell.send(free).unwrap();
+    });
+    let raw = gateway.raw();
+    assert!(!String::from_utf8(plain_metrics(&raw)).unwrap().contains("forebay_s3_connections"));
+    let apart = Raw { address: told.recv().unwrap(), ..raw.clone() };
+    let text = String::from_utf8(plain_metrics(&apart)).unwrap();
+    assert!(text.contains("forebay_s3_connections_total"), "{text}");
+    let mut socket = apart.connect();
+    write!(socket, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    assert_eq!(read_reply(&mut socket, "GET").text(), "ok\n");
 }
 
 fn plain_metrics(raw: &Raw) -> Vec<u8> {

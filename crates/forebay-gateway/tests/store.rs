@@ -344,6 +344,74 @@ fn an_account_has_the_rights_of_its_user_and_no_more() {
 }
 
 #[test]
+fn an_accounts_directory_is_reached_by_no_link() {
+    let (dir, store) = store();
+    put(&store, "k", b"x");
+    std::os::unix::fs::symlink("bucket", dir.path().join("link")).unwrap();
+    let open = |path: &str| PosixStore::open_below(dir.path(), path.as_ref(), common::quick());
+    assert!(open("bucket").is_ok());
+    for path in ["link", "link/below", "bucket/../..", "/"] {
+        assert!(open(path).is_err(), "{path}");
+    }
+}
+
+#[test]
+fn a_bucket_where_users_keep_their_own_files_has_a_directory_that_does_so_too() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, store) = store();
+    let bucket = dir.path().join("bucket");
+    std::fs::set_permissions(&bucket, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    put(&store, "k", b"x");
+    // A second one, which has to be moved over the first.
+    put(&store, "k", b"y");
+    for path in [".forebay", ".forebay/tmp"] {
+        let mode = std::fs::metadata(bucket.join(path)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o1777, "{path}");
+    }
+}
+
+#[test]
+fn a_mount_that_cannot_be_written_is_read() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: a mount needs root");
+        return;
+    }
+    let (dir, store) = store();
+    put(&store, "a/k", b"bytes");
+    let path = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
+    // The thread has mounts of its own, which go with it.
+    let read_there = move || {
+        let mount = |flags: libc::c_ulong| {
+            // SAFETY: the path lives through the calls, which change this thread's mounts alone.
+            let done = unsafe {
+                libc::mount(path.as_ptr(), path.as_ptr(), std::ptr::null(), flags, std::ptr::null())
+            };
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        };
+        // SAFETY: takes a flag, changes this thread alone.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0);
+        // SAFETY: texts that live as long as the program.
+        unsafe {
+            libc::mount(
+                c"none".as_ptr(),
+                c"/".as_ptr(),
+                std::ptr::null(),
+                libc::MS_REC | libc::MS_PRIVATE,
+                std::ptr::null(),
+            )
+        };
+        mount(libc::MS_BIND);
+        mount(libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY);
+        let store = PosixStore::open(dir.path(), Options::default()).unwrap();
+        assert_eq!(read(&store, "a/k"), b"bytes");
+        assert!(matches!(put_if(&store, "new", b"x", &Condition::None), Err(StoreError::Denied)));
+        let all = store.list("bucket", &ListAsk { max: 10, ..ListAsk::default() }).unwrap();
+        assert_eq!(all.entries.len(), 1);
+    };
+    std::thread::spawn(read_there).join().unwrap();
+}
+
+#[test]
 fn delete_and_put_beside_each_other_in_one_directory_lose_nothing() {
     let (dir, _) = store();
     std::thread::scope(|scope| {

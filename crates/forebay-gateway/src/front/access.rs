@@ -1,6 +1,6 @@
 //! Who may do what, and what no request may ask for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
@@ -9,6 +9,8 @@ use s3s::auth::{S3Auth, SecretKey};
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
 use crate::accounts::{Account, Accounts, Seat};
+use crate::lane::FileLane;
+use crate::threads::Turns;
 
 /// Headers that ask for what is not here. To store the object without it would be a lie.
 const REFUSED: [(&str, &str); 5] = [
@@ -42,12 +44,33 @@ impl Belongs {
 #[derive(Default)]
 pub(crate) struct Visit {
     pub(crate) belongs: Arc<Belongs>,
+    pub(crate) lane: Option<Arc<FileLane>>,
     known: Mutex<(&'static str, String)>,
+    turns: OnceLock<Turns>,
+}
+
+tokio::task_local! {
+    /// The request that a task serves now.
+    static VISIT: Arc<Visit>;
 }
 
 impl Visit {
-    pub(crate) fn of(belongs: &Arc<Belongs>) -> Arc<Self> {
-        Arc::new(Self { belongs: Arc::clone(belongs), known: Mutex::default() })
+    /// Serves the request, which its operation finds as [`Visit::current`].
+    pub(crate) async fn run<T>(self: &Arc<Self>, serve: impl Future<Output = T>) -> T {
+        VISIT.scope(Arc::clone(self), serve).await
+    }
+
+    pub(super) fn current() -> Option<Arc<Self>> {
+        VISIT.try_with(Arc::clone).ok()
+    }
+
+    /// The threads of the account.
+    pub(super) fn turns(&self) -> Turns {
+        self.turns.get().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn of(belongs: &Arc<Belongs>, lane: Option<Arc<FileLane>>) -> Arc<Self> {
+        Arc::new(Self { belongs: Arc::clone(belongs), lane, ..Self::default() })
     }
 
     /// The operation and the account; empty where it did not come so far.
@@ -84,7 +107,8 @@ impl S3Access for Gate {
             let why = "the signature is of version 2, which forms alone may have: use AWS4-HMAC-SHA256";
             return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
         }
-        if let Some(visit) = cx.extensions_mut().get::<Arc<Visit>>() {
+        if let Some(visit) = Visit::current() {
+            visit.turns.get_or_init(|| account.turns.clone());
             *visit.known.lock().unwrap_or_else(PoisonError::into_inner) =
                 (operation, account.entry.access_key.clone());
             if !visit.belongs.take(&account) {

@@ -10,7 +10,11 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
+use s3s::Body;
 use tokio::task::JoinHandle;
+
+use crate::lane::{FileLane, FileRange, frame};
+use crate::threads::Turns;
 
 /// Bytes that are read at a time: they are still in a core's cache when the socket takes them.
 const PIECE: usize = 256 << 10;
@@ -57,15 +61,21 @@ pub(crate) struct Span {
     at: u64,
     end: u64,
     pieces: Arc<Pieces>,
+    turns: Turns,
 }
 
 impl Span {
-    pub(crate) fn new(file: File, range: Range<u64>, pieces: Arc<Pieces>) -> Self {
-        Self { file, at: range.start, end: range.end, pieces }
+    pub(crate) fn new(file: File, range: Range<u64>, pieces: Arc<Pieces>, turns: Turns) -> Self {
+        Self { file, at: range.start, end: range.end, pieces, turns }
+    }
+
+    /// Whether one piece is not enough.
+    fn is_long(&self) -> bool {
+        self.end - self.at > PIECE as u64
     }
 
     /// Reads the next piece. Blocks. A file that has become shorter is an error: the head said how many bytes come.
-    pub(crate) fn read(&mut self) -> io::Result<Bytes> {
+    fn read(&mut self) -> io::Result<Bytes> {
         let len = (self.end - self.at).min(PIECE as u64) as usize;
         let at = self.at;
         self.at += len as u64;
@@ -80,8 +90,52 @@ impl Span {
     }
 }
 
-/// The body of an answer.
-pub(crate) struct SpanBody {
+/// The body of an answer: by the lane where it is long; its first piece is read now otherwise. Blocks.
+pub(crate) fn body_of(mut span: Span, lane: Option<Arc<FileLane>>) -> io::Result<Body> {
+    if !span.is_long() {
+        return Ok(span.read()?.into());
+    }
+    if let Some(lane) = lane {
+        return Ok(Body::http_body(LaneBody { left: span.end - span.at, span: Some(span), lane }));
+    }
+    Ok(Body::http_body(SpanBody::new(span.read()?, span)))
+}
+
+/// A body that the kernel moves to the socket.
+struct LaneBody {
+    /// Until the first frame is asked for: an answer without a body leaves nothing in the lane.
+    span: Option<Span>,
+    lane: Arc<FileLane>,
+    left: u64,
+}
+
+impl http_body::Body for LaneBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Some(Span { file, at, end, turns, .. }) = self.span.take() {
+            self.lane.push(FileRange { file, range: at..end, turns });
+        }
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        let frame = frame(self.left);
+        self.left -= frame.len() as u64;
+        Poll::Ready(Some(Ok(Frame::data(frame))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.left == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.left)
+    }
+}
+
+/// The body of an answer, read by this process.
+struct SpanBody {
     /// Read already.
     first: Option<Bytes>,
     /// Absent while a thread reads, and when all is read.
@@ -92,7 +146,7 @@ pub(crate) struct SpanBody {
 
 impl SpanBody {
     /// `first`: the span's first piece, which was read when the file was opened.
-    pub(crate) fn new(first: Bytes, span: Span) -> Self {
+    fn new(first: Bytes, span: Span) -> Self {
         let left = first.len() as u64 + span.end - span.at;
         Self { first: Some(first), span: Some(span), reading: None, left }
     }
@@ -100,7 +154,7 @@ impl SpanBody {
     /// Starts to read the piece behind the one that is handed out.
     fn read_ahead(&mut self) {
         let more = self.span.take().filter(|span| span.at < span.end);
-        self.reading = more.map(|mut span| tokio::task::spawn_blocking(move || Ok((span.read()?, span))));
+        self.reading = more.map(|mut span| span.turns.clone().start(move || Ok((span.read()?, span))));
     }
 
     fn hand_out(&mut self, bytes: Bytes) -> Poll<Option<io::Result<Frame<Bytes>>>> {
@@ -146,9 +200,8 @@ mod tests {
 
     use super::*;
 
-    fn body(file: &tempfile::NamedTempFile, range: Range<u64>) -> io::Result<SpanBody> {
-        let mut span = Span::new(file.reopen()?, range, Arc::default());
-        Ok(SpanBody::new(span.read()?, span))
+    fn body(file: &tempfile::NamedTempFile, range: Range<u64>) -> io::Result<Body> {
+        body_of(Span::new(file.reopen()?, range, Arc::default(), Turns::default()), None)
     }
 
     #[tokio::test]
@@ -169,6 +222,9 @@ mod tests {
         file.as_file().set_len(2 * PIECE as u64).unwrap();
         let body = body(&file, 0..2 * PIECE as u64).unwrap();
         file.as_file().set_len(PIECE as u64).unwrap();
-        assert_eq!(body.collect().await.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert_eq!(
+            body.collect().await.unwrap_err().downcast_ref::<io::Error>().unwrap().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
     }
 }

@@ -8,9 +8,9 @@ use hyper::HeaderMap;
 use s3s::{Body, S3Error, S3ErrorCode, S3Result};
 use tokio::task::JoinHandle;
 
-use super::blocking;
 use super::codes::{answer, answer_body};
 use super::sums::{Summed, Sums};
+use super::{blocking, turn};
 use crate::store::{Draft, StoreResult};
 
 /// Bytes that are gathered before a thread writes them.
@@ -76,7 +76,7 @@ pub(crate) async fn receive(
             intake.last = batch;
             return Ok(intake);
         }
-        place = Place::Writing(tokio::task::spawn_blocking(move || {
+        place = Place::Writing(turn().await?.start(move || {
             intake.write(batch)?;
             Ok(intake)
         }));

@@ -40,12 +40,24 @@ pub(crate) use codes::BodyStalled;
 
 use crate::accounts::{Account, Accounts};
 use crate::store::{Store, StoreResult};
+use crate::threads::{Turn, Turns};
 use body::Pieces;
 use codes::answer;
 
 /// Runs a job that may wait, on a thread for such jobs.
 async fn blocking<T: Send + 'static>(job: impl FnOnce() -> S3Result<T> + Send + 'static) -> S3Result<T> {
-    tokio::task::spawn_blocking(job).await.map_err(S3Error::internal_error)?
+    turn().await?.start(job).await.map_err(S3Error::internal_error)?
+}
+
+/// A thread for such a job of the account that asks now.
+async fn turn() -> S3Result<Turn> {
+    let why = "requests of this account wait for the file system";
+    turns().take().await.ok_or_else(|| S3Error::with_message(S3ErrorCode::SlowDown, why))
+}
+
+/// The threads of the account that asks now.
+fn turns() -> Turns {
+    Visit::current().map(|visit| visit.turns()).unwrap_or_default()
 }
 
 /// The operations.

@@ -7,14 +7,14 @@ use s3s::dto::*;
 use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::access::refuse_unknown;
-use super::body::{Span, SpanBody};
+use super::body::{Span, body_of};
 use super::buckets::{only_private, private};
 use super::codes::{answer, answer_read};
 use super::conditions::{ReadTerms, Slice, whole_second, write_condition};
 use super::intake::{Received, finish, receive};
 use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
 use super::sums::{Algorithm, Sums, kind, tell_checksum};
-use super::{Front, blocking, forms, no_version, owner};
+use super::{Front, Visit, blocking, forms, no_version, owner, turns};
 use crate::store::{Condition, Facts, Meta, Store, StoreError, StoreResult};
 
 /// S3's bound of keys in a DeleteObjects.
@@ -53,6 +53,7 @@ impl Front {
         no_version(input.version_id.as_deref())?;
         let store = self.store(request.credentials.as_ref())?;
         let pieces = Arc::clone(&self.pieces);
+        let (lane, turns) = (Visit::current().and_then(|visit| visit.lane.clone()), turns());
         let terms = ReadTerms {
             matches: input.if_match,
             differs: input.if_none_match,
@@ -64,9 +65,9 @@ impl Front {
             let opened = store.open(&input.bucket, &input.key).map_err(answer_read)?;
             terms.check(&opened.facts)?;
             let slice = Slice::of(&opened.facts, input.range, input.part_number)?;
-            let mut span = Span::new(opened.file, slice.range.clone(), pieces);
-            let first = span.read().map_err(S3Error::internal_error)?;
-            Ok((opened.facts, slice, SpanBody::new(first, span)))
+            let span = Span::new(opened.file, slice.range.clone(), pieces, turns);
+            let body = body_of(span, lane).map_err(S3Error::internal_error)?;
+            Ok((opened.facts, slice, body))
         })
         .await?;
         let mut answer = GetObjectOutput::default();
@@ -74,7 +75,7 @@ impl Front {
         answer.content_length = i64::try_from(slice.range.end - slice.range.start).ok();
         answer.content_range = slice.content_range;
         answer.parts_count = slice.parts;
-        answer.body = Some(StreamingBlob::from(Body::http_body(body)));
+        answer.body = Some(StreamingBlob::from(body));
         if wants_checksum(input.checksum_mode.as_ref()) {
             tell_checksum!(answer, &slice.checksum);
             answer.checksum_type = slice.checksum.as_ref().and(facts.meta.checksum.as_ref()).map(kind);

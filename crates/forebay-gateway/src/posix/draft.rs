@@ -56,10 +56,12 @@ impl FileDraft {
 
 impl Draft for FileDraft {
     fn write_at(&self, bytes: &[u8], offset: u64) -> StoreResult<()> {
+        let _user = self.inner.act()?;
         self.loose.write_at(bytes, offset)
     }
 
     fn copy_from(&self, source: &File, from: u64, len: u64, offset: u64) -> StoreResult<()> {
+        let _user = self.inner.act()?;
         copy_range(source, from, len, &self.loose.file, offset)
     }
 

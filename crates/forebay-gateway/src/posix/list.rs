@@ -8,7 +8,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::inner::Inner;
-use super::names::{KeyPath, is_key};
+use super::names::{KeyPath, LONGEST_KEY, is_key};
 use super::record::{self, Identity};
 use super::runs::read_names;
 use super::tree::{self, fault, open_below};
@@ -145,6 +145,10 @@ impl Walk<'_> {
     }
 
     fn offer_dir(&mut self, above: &OwnedFd, name: &str, path: &str, depth: usize) -> StoreResult<()> {
+        // No key is below it, and others' trees may be deeper than a thread's stack.
+        if path.len() > LONGEST_KEY {
+            return Ok(());
+        }
         let common = self.common_prefix(path);
         if common.is_some_and(|common| common <= self.ask.after.as_str()) {
             return Ok(());
@@ -177,6 +181,9 @@ impl Walk<'_> {
     }
 
     fn has_key_below(&self, above: &OwnedFd, name: &str, path: &str) -> StoreResult<bool> {
+        if path.len() > LONGEST_KEY {
+            return Ok(false);
+        }
         let dir = open_listed(above, name)?;
         dir.map_or(Ok(false), |dir| self.has_key(&dir, &format!("{path}/")))
     }

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind};
-use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2};
 
 use self::draft::{FileDraft, Target};
 use self::folder::FolderDraft;
@@ -54,15 +54,24 @@ pub struct PosixStore {
 impl PosixStore {
     /// A store over a directory that is there.
     pub fn open(dir: &Path, options: Options) -> StoreResult<Self> {
+        Self::open_below(dir, Path::new(""), options)
+    }
+
+    /// A store over a directory below another one. No link on the way from there is followed: users may have made it.
+    pub fn open_below(base: &Path, dir: &Path, options: Options) -> StoreResult<Self> {
         let is_own = |user: User| user.uid == rustix::process::geteuid().as_raw();
         if !rustix::process::geteuid().is_root() && options.user.is_some_and(|user| !is_own(user)) {
             let error = Error::new(ErrorKind::PermissionDenied, "cannot act for another user")
-                .with("dir", dir.display());
+                .with("dir", base.join(dir).display());
             return Err(StoreError::Other(error.hint("start the gateway as root, or leave uid and gid out")));
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = openat(CWD, dir, flags, Mode::empty()).map_err(failed("cannot open directory"))?;
-        let abilities = options.abilities.map_or_else(|| probe(dir), Ok)?;
+        let base = openat(CWD, base, flags, Mode::empty()).map_err(failed("cannot open directory"))?;
+        let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let root =
+            openat2(&base, dir, flags, Mode::empty(), resolve).map_err(failed("cannot open directory"))?;
+        let abilities = options.abilities.map_or_else(|| probe::probe_open(&root), Ok)?;
         Ok(Self { inner: Arc::new(Inner { root, options, abilities, name_runs: NameRuns::default() }) })
     }
 
@@ -78,6 +87,13 @@ fn target(bucket: &str, key: &str) -> StoreResult<Target> {
 }
 
 impl Store for PosixStore {
+    fn look(&self) -> StoreResult<()> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        rustix::fs::statx(&self.inner.root, "", flags, StatxFlags::BASIC_STATS)
+            .map(drop)
+            .map_err(failed("cannot examine directory"))
+    }
+
     fn buckets(&self) -> StoreResult<Vec<BucketFacts>> {
         let _user = self.inner.act()?;
         bucket::all(&self.inner)

@@ -6,7 +6,7 @@ use crate::store::{StoreError, StoreResult};
 pub(super) const OWN: &str = ".forebay";
 
 /// S3's limit of a key, in bytes.
-const LONGEST_KEY: usize = 1024;
+pub(super) const LONGEST_KEY: usize = 1024;
 
 /// The limit of one component in every file system that is served.
 const LONGEST_NAME: usize = 255;

@@ -188,11 +188,13 @@ impl To {
 
 impl Draft for PartDraft {
     fn write_at(&self, bytes: &[u8], offset: u64) -> StoreResult<()> {
+        let _user = self.inner.act()?;
         let (file, offset) = self.to.at(offset, bytes.len() as u64)?;
         file.write_all_at(bytes, offset).map_err(|error| io_fault(&error, "cannot write part"))
     }
 
     fn copy_from(&self, source: &File, from: u64, len: u64, offset: u64) -> StoreResult<()> {
+        let _user = self.inner.act()?;
         let (file, offset) = self.to.at(offset, len)?;
         copy_range(source, from, len, file, offset)
     }

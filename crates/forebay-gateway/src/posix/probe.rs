@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
 use rustix::fs::{
-    AtFlags, CWD, OFlags, RenameFlags, XattrFlags, fsetxattr, linkat, mkdirat, openat, renameat,
+    AtFlags, CWD, OFlags, RenameFlags, StatVfsMountFlags, XattrFlags, fsetxattr, fstatvfs, linkat, mkdirat, openat, renameat,
     renameat_with, unlinkat,
 };
 use rustix::io::Errno;
@@ -31,9 +31,29 @@ const SEEN_WITHIN: Duration = Duration::from_secs(10);
 /// Rounds of two links to one name.
 const ROUNDS: u32 = 8;
 
+/// Of a mount where nothing can be written: objects are read, with the records that they have.
+const READ_ONLY: Abilities = Abilities {
+    unnamed_files: false,
+    link_refuses: false,
+    rename_refuses: false,
+    locks: false,
+    attribute_room: 0,
+    copies: false,
+    fine_times: false,
+};
+
 /// Tries out what the file system of a directory can do, with files in its `.forebay`.
 pub fn probe(dir: &Path) -> StoreResult<Abilities> {
-    Place::of(dir, None)?.abilities()
+    probe_open(&open_root(dir)?)
+}
+
+/// The same of an open directory.
+pub(super) fn probe_open(root: &OwnedFd) -> StoreResult<Abilities> {
+    let mount = fstatvfs(root).map_err(failed("cannot examine file system"))?;
+    if mount.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Ok(READ_ONLY);
+    }
+    Place::of(root, None)?.abilities()
 }
 
 /// Abilities, and more for people.
@@ -75,7 +95,7 @@ impl OldBytes {
 
 /// The same as [`probe`], and more; links, locks and replaced files between two mounts of the directory, where both are given.
 pub(super) fn try_out(dir: &Path, other_mount: Option<&Path>) -> StoreResult<Trial> {
-    let place = Place::of(dir, other_mount)?;
+    let place = Place::of(&open_root(dir)?, other_mount)?;
     Ok(Trial {
         abilities: place.abilities()?,
         direct: place.reads_directly(),
@@ -119,13 +139,12 @@ fn open_there(other_mount: &Path, path: &str) -> StoreResult<OwnedFd> {
 }
 
 impl Place {
-    fn of(dir: &Path, other_mount: Option<&Path>) -> StoreResult<Self> {
-        let root = open_root(dir)?;
-        match mkdirat(&root, OWN, DIR_MODE) {
+    fn of(root: &OwnedFd, other_mount: Option<&Path>) -> StoreResult<Self> {
+        match mkdirat(root, OWN, DIR_MODE) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(super::tree::fault(errno, "cannot make directory")),
         }
-        let mut place = Self::new(open_dir(&root, OWN).map_err(failed("cannot open directory"))?)?;
+        let mut place = Self::new(open_dir(root, OWN).map_err(failed("cannot open directory"))?)?;
         if let Some(other) = other_mount {
             place.there = open_there(other, &format!("{OWN}/{}", place.name))?;
         }

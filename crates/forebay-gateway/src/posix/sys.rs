@@ -1,11 +1,13 @@
 //! System calls that rustix does not have: locks of an open file, the user of a thread's file calls.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
 
 use rustix::fs::Gid;
 use rustix::io::Errno;
-use rustix::thread::set_thread_groups;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities, set_thread_groups};
 
 /// A user and a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,7 @@ pub(super) struct UserGuard {
 
 impl UserGuard {
     pub(super) fn new(user: User) -> Result<Self, Errno> {
+        keep_quotas()?;
         let groups = rustix::process::getgroups()?;
         set_thread_groups(&[])?;
         let (gid, uid) = (set_group(user.gid), set_user(user.uid));
@@ -49,6 +52,20 @@ impl Drop for UserGuard {
     }
 }
 
+/// Gives up, for good, this thread's right to pass quotas and to use the room that is kept for root: another fsuid leaves it.
+fn keep_quotas() -> Result<(), Errno> {
+    thread_local! { static IS_DONE: Cell<bool> = const { Cell::new(false) }; }
+    if IS_DONE.get() {
+        return Ok(());
+    }
+    let mut sets = capabilities(None)?;
+    sets.effective.remove(CapabilitySet::SYS_RESOURCE);
+    sets.permitted.remove(CapabilitySet::SYS_RESOURCE);
+    set_capabilities(None, sets)?;
+    IS_DONE.set(true);
+    Ok(())
+}
+
 fn set_user(uid: u32) -> u32 {
     // SAFETY: takes a number, changes this thread alone.
     unsafe { libc::setfsuid(uid) as u32 }
@@ -68,7 +85,13 @@ pub(super) enum LockKind {
     Alone,
 }
 
-/// Locks a range of an open file until it is closed; `len` 0: to its end. `false`: another has it, and `wait` is not set.
+/// How long a lock is waited for. The kernel's own wait has no end, and keeps a thread.
+const LOCK_TIME: Duration = Duration::from_secs(5);
+/// The longest time between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
+/// Locks a range of an open file until it is closed; `len` 0: to its end. `false`: another has it, and `wait` is not set. ETIMEDOUT:
+/// another had it for all of the time that a lock is waited for.
 pub(super) fn lock_range(
     file: impl AsFd,
     kind: LockKind,
@@ -82,16 +105,53 @@ pub(super) fn lock_range(
     range.l_type = lock_type as _;
     range.l_whence = libc::SEEK_SET as _;
     (range.l_start, range.l_len) = (start as _, len as _);
-    let command = if wait { libc::F_OFD_SETLKW } else { libc::F_OFD_SETLK };
+    let (begin, mut pause) = (Instant::now(), Duration::from_micros(100));
     loop {
         // SAFETY: the descriptor is open and the range lives through the call.
-        if unsafe { libc::fcntl(file.as_fd().as_raw_fd(), command, &range) } == 0 {
+        if unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &range) } == 0 {
             return Ok(true);
         }
         match std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
             libc::EINTR => {}
             libc::EAGAIN | libc::EACCES if !wait => return Ok(false),
+            libc::EAGAIN | libc::EACCES if begin.elapsed() > LOCK_TIME => return Err(Errno::TIMEDOUT),
+            libc::EAGAIN | libc::EACCES => {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(LOCK_PAUSE);
+            }
             errno => return Err(Errno::from_raw_os_error(errno)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_another_keeps_is_given_up() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (theirs, mine) = (file.reopen().unwrap(), file.reopen().unwrap());
+        assert_eq!(lock_range(&theirs, LockKind::Alone, 0, 1, true), Ok(true));
+        assert_eq!(lock_range(&mine, LockKind::Alone, 0, 1, false), Ok(false));
+        let begin = Instant::now();
+        assert_eq!(lock_range(&mine, LockKind::Alone, 0, 1, true), Err(Errno::TIMEDOUT));
+        assert!(begin.elapsed() >= LOCK_TIME && begin.elapsed() < 2 * LOCK_TIME);
+        drop(theirs);
+        assert_eq!(lock_range(&mine, LockKind::Alone, 0, 1, true), Ok(true));
+    }
+
+    #[test]
+    fn a_thread_that_acts_for_a_user_keeps_quotas() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let acting = std::thread::spawn(|| {
+            drop(UserGuard::new(User { uid: 1000, gid: 1000 }).unwrap());
+            capabilities(None).unwrap()
+        });
+        let sets = acting.join().unwrap();
+        assert!(!sets.effective.contains(CapabilitySet::SYS_RESOURCE));
+        assert!(sets.effective.contains(CapabilitySet::DAC_OVERRIDE), "the rest is there again");
     }
 }

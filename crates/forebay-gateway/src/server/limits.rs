@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::warn::warn;
+
 /// What a connection reads at a time, at most: bodies come in pieces of this.
 pub(super) const READ_BYTES: usize = 512 << 10;
 
@@ -31,6 +35,22 @@ impl Default for Limits {
             head_time: Duration::from_secs(10),
             idle_time: Duration::from_secs(120),
             stall_time: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Limits {
+    /// Lets the process open the files that its connections need, as far as the machine allows.
+    pub(super) fn raise_open_files(&self) {
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+        // A request opens a file, its directory and a lock at once.
+        let wanted = 2 * self.connections as u64 + 1024;
+        if let Some(most) = maximum.filter(|most| *most < wanted || raised.is_err()) {
+            warn(&format!(
+                "{} connections need {wanted} open files, and {most} are allowed\nhint: ulimit -Hn {wanted}",
+                self.connections
+            ));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod access_log;
 mod bodies;
+mod files;
 mod limits;
 mod metrics;
 mod request;
@@ -22,16 +23,18 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use s3s::config::{S3Config, StaticConfigProvider};
 use s3s::service::{S3Service, S3ServiceBuilder};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Sender, channel};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
 use crate::front::{Belongs, Front, Gate};
+use crate::threads::THREADS;
 use crate::warn::warn;
 use access_log::AccessLog;
+use files::Socket;
 pub use limits::Limits;
 use limits::READ_BYTES;
 use metrics::Metrics;
@@ -42,8 +45,8 @@ use watch::{Watch, Watched};
 
 /// S3's bound of an object that is sent at once.
 const PUT_BYTES: u64 = 5 << 30;
-/// Threads that wait for the file system.
-const WAITING_THREADS: usize = 128;
+/// A signed chunk is held whole until its signature is compared. Clients send 64 KiB to 1 MiB.
+const CHUNK_BYTES: usize = 2 << 20;
 
 /// How a server is to be.
 #[derive(Clone, Debug)]
@@ -54,6 +57,8 @@ pub struct ServerOptions {
     pub tls: Option<TlsFiles>,
     /// What it bears.
     pub limits: Limits,
+    /// Where figures are served instead of on the listener of objects.
+    pub metrics: Option<SocketAddr>,
     /// Where the access log goes; `-`: standard output.
     pub access_log: Option<PathBuf>,
     /// How long `/healthz` says 503 before the listener closes: a load balancer must have asked meanwhile.
@@ -69,6 +74,7 @@ impl ServerOptions {
             listen,
             tls: None,
             limits: Limits::default(),
+            metrics: None,
             access_log: None,
             leave_time: Duration::ZERO,
             grace_time: Duration::from_secs(30),
@@ -79,11 +85,11 @@ impl ServerOptions {
 /// A server that listens.
 pub struct Server {
     listener: TcpListener,
+    metrics: Option<TcpListener>,
     tls: Option<TlsAcceptor>,
     options: ServerOptions,
     site: Arc<Site>,
     phase: Arc<Sender<Phase>>,
-    accounts: Arc<Accounts>,
 }
 
 /// Stops a server from another thread.
@@ -108,10 +114,8 @@ impl Server {
     pub fn bind(options: ServerOptions, accounts: &Arc<Accounts>) -> Result<Self> {
         let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
         let log = options.access_log.as_deref().map(AccessLog::open).transpose()?;
-        let cannot =
-            |error: &std::io::Error| Error::from_io(error, "cannot listen").with("address", options.listen);
-        let listener = TcpListener::bind(options.listen).map_err(|error| cannot(&error))?;
-        listener.set_nonblocking(true).map_err(|error| cannot(&error))?;
+        let listener = listen(options.listen)?;
+        let metrics = options.metrics.map(listen).transpose()?;
         let (sender, phase) = channel(Phase::Serving);
         let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         let site = Arc::new(Site {
@@ -121,8 +125,16 @@ impl Server {
             limits: options.limits,
             phase,
             ids: AtomicU64::new(begin << 8),
+            accounts: Arc::clone(accounts),
+            look: Arc::default(),
+            has_own_metrics: options.metrics.is_some(),
         });
-        Ok(Self { listener, tls, options, site, phase: Arc::new(sender), accounts: Arc::clone(accounts) })
+        Ok(Self { listener, metrics, tls, options, site, phase: Arc::new(sender) })
+    }
+
+    /// Where figures are served, if they have a listener of their own.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref()?.local_addr().ok()
     }
 
     /// Where it listens: the port, where 0 was asked for.
@@ -136,10 +148,11 @@ impl Server {
     }
 
     /// Serves until it is stopped: by [`Stop`], SIGTERM or SIGINT. `reread` is called on SIGHUP.
-    pub fn run(self, reread: impl Fn() + Send + 'static) -> Result<()> {
+    pub fn run(self, reread: impl Fn() + Send + Sync + 'static) -> Result<()> {
+        self.options.limits.raise_open_files();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
-            .max_blocking_threads(WAITING_THREADS)
+            .max_blocking_threads(THREADS)
             .thread_name("forebay-s3")
             .build()
             .map_err(|error| Error::from_io(&error, "cannot start threads"))?;
@@ -148,12 +161,16 @@ impl Server {
         ended
     }
 
-    async fn serve(self, reread: impl Fn() + Send + 'static) -> Result<()> {
+    async fn serve(self, reread: impl Fn() + Send + Sync + 'static) -> Result<()> {
         let cannot = |error: &std::io::Error| Error::from_io(error, "cannot serve");
         let listener = tokio::net::TcpListener::from_std(self.listener).map_err(|error| cannot(&error))?;
-        tokio::spawn(signals(Stop(Arc::clone(&self.phase)), reread));
-        tokio::spawn(flush(Arc::clone(&self.site)));
-        tokio::spawn(crate::sweeper::sweep_for_ever(self.accounts));
+        tokio::spawn(signals(Stop(Arc::clone(&self.phase))));
+        tokio::spawn(hangups(reread));
+        tokio::spawn(crate::sweeper::sweep_for_ever(Arc::clone(&self.site.accounts)));
+        if let Some(metrics) = self.metrics {
+            let metrics = tokio::net::TcpListener::from_std(metrics).map_err(|error| cannot(&error))?;
+            tokio::spawn(show_metrics(metrics, Arc::clone(&self.site)));
+        }
         let mut phase = self.site.phase.clone();
         let leaving = async {
             let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
@@ -173,9 +190,6 @@ impl Server {
         if timeout(self.options.grace_time, ended).await.is_err() {
             warn("requests were broken off: they did not end in time");
         }
-        if let Some(log) = &self.site.log {
-            log.flush();
-        }
         Ok(())
     }
 }
@@ -188,12 +202,35 @@ fn service(accounts: &Arc<Accounts>, limits: &Limits) -> S3Service {
     config.enable_sig_v2 = true;
     config.post_object_max_file_size = PUT_BYTES;
     config.form_max_fields_size = limits.xml_bytes;
-    config.aws_chunked_stream_max_chunk_size = 16 << 20;
+    config.aws_chunked_stream_max_chunk_size = CHUNK_BYTES;
     let mut builder = S3ServiceBuilder::new(Front::new(Arc::clone(accounts)));
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
     builder.set_auth(Gate::new(accounts));
     builder.set_access(Gate::new(accounts));
     builder.build()
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    listener.map_err(|error| Error::from_io(&error, "cannot listen").with("address", address))
+}
+
+/// Serves figures, one connection after the other, until the server ends.
+async fn show_metrics(listener: tokio::net::TcpListener, site: Arc<Site>) {
+    loop {
+        let Ok((socket, _)) = listener.accept().await else {
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let theirs = Arc::clone(&site);
+        let serve = service_fn(move |head| service::serve_metrics(Arc::clone(&theirs), head));
+        let served = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(socket), serve);
+        // One that asks nothing is left.
+        let _ = timeout(site.limits.head_time, served).await;
+    }
 }
 
 /// Takes connections for ever.
@@ -255,19 +292,20 @@ async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, pee
 }
 
 /// Serves a connection until it ends, is overdue, or the server ends.
-async fn hold<T>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>, peer: SocketAddr)
-where
-    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
+async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>, peer: SocketAddr) {
     let mut phase = site.phase.clone();
     let connection = Arc::new(Connection {
         site: Arc::clone(&site),
         watch: Arc::clone(&watch),
         belongs: Arc::<Belongs>::default(),
+        lane: socket.lane(),
         peer: peer.to_string(),
     });
     let serve = service_fn(move |head| service::serve(Arc::clone(&connection), head));
-    let served = http1::Builder::new().max_buf_size(READ_BYTES).serve_connection(TokioIo::new(socket), serve);
+    let served = http1::Builder::new()
+        .max_buf_size(READ_BYTES)
+        .max_header_size(site.limits.head_bytes)
+        .serve_connection(TokioIo::new(socket), serve);
     let mut served = std::pin::pin!(served);
     let mut is_ending = false;
     loop {
@@ -287,27 +325,30 @@ where
     }
 }
 
-/// Writes the access log's lines that wait.
-async fn flush(site: Arc<Site>) {
-    while let Some(log) = &site.log {
-        sleep(Duration::from_millis(200)).await;
-        log.flush();
-    }
-}
-
-async fn signals(stop: Stop, reread: impl Fn() + Send + 'static) {
-    use tokio::signal::unix::{SignalKind, signal};
-
-    let kinds =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::hangup()));
-    let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = kinds else {
+async fn signals(stop: Stop) {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         return warn("signals are not heard: SIGTERM ends the server at once");
     };
     loop {
         tokio::select! {
             _ = terminate.recv() => stop.leave(),
             _ = interrupt.recv() => stop.leave(),
-            _ = hangup.recv() => reread(),
+        }
+    }
+}
+
+/// Calls on SIGHUP, one call after the other, on a thread that may wait.
+async fn hangups(reread: impl Fn() + Send + Sync + 'static) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else {
+        return warn("signals are not heard: SIGHUP ends the server");
+    };
+    let reread = Arc::new(reread);
+    while hangup.recv().await.is_some() {
+        let reread = Arc::clone(&reread);
+        if tokio::task::spawn_blocking(move || reread()).await.is_err() {
+            warn("accounts stay as they were: reading them failed");
         }
     }
 }

@@ -11,12 +11,15 @@ use super::access_log::Line;
 use super::site::Site;
 use super::watch::Watch;
 use crate::front::{Belongs, Visit};
+use crate::lane::FileLane;
 
 /// A connection, as its requests see it.
 pub(super) struct Connection {
     pub(super) site: Arc<Site>,
     pub(super) watch: Arc<Watch>,
     pub(super) belongs: Arc<Belongs>,
+    /// Where the kernel can move files to the socket.
+    pub(super) lane: Option<Arc<FileLane>>,
     pub(super) peer: String,
 }
 
@@ -44,7 +47,7 @@ impl Request {
         connection.site.metrics.under_way.fetch_add(1, Relaxed);
         Self {
             connection: Arc::clone(connection),
-            visit: Visit::of(&connection.belongs),
+            visit: Visit::of(&connection.belongs, connection.lane.clone()),
             method: head.method().clone(),
             path: head.uri().path().to_owned(),
             id: connection.site.next_id(),

@@ -21,11 +21,8 @@ pub(super) async fn serve(
 ) -> Result<hyper::Response<Outgoer>, Infallible> {
     let mut request = Request::new(&connection, &head);
     let site = Arc::clone(&connection.site);
-    let mut answer = match own_page(&site, &head) {
+    let mut answer = match own_page(&site, &head).await {
         Some(page) => page,
-        None if head_len(&head) > site.limits.head_bytes => {
-            refusal(S3ErrorCode::RequestHeaderSectionTooLarge)
-        }
         // A form of unknown length would be held in memory.
         None if is_form(&head) && hyper::body::Body::size_hint(head.body()).exact().is_none() => {
             refusal(S3ErrorCode::MissingContentLength)
@@ -60,9 +57,8 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
                 if has_body { Body::http_body(Incomer::new(body, came, limit)) } else { Body::from(body) }
             },
         );
-    head.extensions_mut().insert(Arc::clone(&request.visit));
     head.extensions_mut().insert(RequestId(request.id.clone()));
-    match site.service.call(head).await {
+    match request.visit.run(site.service.call(head)).await {
         Ok(answer) => answer,
         Err(error) => {
             warn(&format!("a request failed: {error}"));
@@ -85,30 +81,43 @@ fn is_form(head: &hyper::Request<Incoming>) -> bool {
     head.method() == Method::POST && kind.trim_ascii_start().to_ascii_lowercase().starts_with(b"multipart/")
 }
 
-fn head_len(head: &hyper::Request<Incoming>) -> usize {
-    let target = head.uri().path_and_query().map_or(0, |target| target.as_str().len());
-    head.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum::<usize>() + target
-}
-
 /// As far as it is known.
 fn body_len(head: &hyper::Request<Incoming>) -> u64 {
     hyper::body::Body::size_hint(head.body()).lower()
 }
 
 /// `/healthz` and `/metrics`, where nothing is signed: a bucket of such a name is reached by signed requests.
-fn own_page(site: &Site, head: &hyper::Request<Incoming>) -> Option<HttpResponse> {
+async fn own_page(site: &Site, head: &hyper::Request<Incoming>) -> Option<HttpResponse> {
     let is_plain = head.uri().query().is_none() && !head.headers().contains_key(AUTHORIZATION);
     if head.method() != Method::GET || !is_plain {
         return None;
     }
     let (status, text) = match head.uri().path() {
-        "/healthz" if site.is_leaving() => (StatusCode::SERVICE_UNAVAILABLE, "leaving\n".to_owned()),
-        "/healthz" => (StatusCode::OK, "ok\n".to_owned()),
-        "/metrics" => (StatusCode::OK, site.metrics.text()),
+        "/healthz" => site.health().await,
+        "/metrics" if !site.has_own_metrics => (StatusCode::OK, site.metrics()),
         _ => return None,
     };
+    Some(page(status, text))
+}
+
+/// Answers on the listener for figures: there is nothing else.
+pub(super) async fn serve_metrics(
+    site: Arc<Site>,
+    head: hyper::Request<Incoming>,
+) -> Result<HttpResponse, Infallible> {
+    Ok(match head.uri().path() {
+        "/metrics" => page(StatusCode::OK, site.metrics()),
+        "/healthz" => {
+            let (status, text) = site.health().await;
+            page(status, text)
+        }
+        _ => page(StatusCode::NOT_FOUND, "/metrics, /healthz\n".to_owned()),
+    })
+}
+
+fn page(status: StatusCode, text: String) -> HttpResponse {
     let mut answer = HttpResponse::new(Body::from(text));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4"));
-    Some(answer)
+    answer
 }

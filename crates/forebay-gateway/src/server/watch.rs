@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::limits::{Limits, READ_BYTES};
+use super::files::{FileSender, Socket};
+use super::limits::Limits;
+use crate::lane::{self, FileLane};
 
 const IDLE: u8 = 0;
 const HEAD: u8 = 1;
@@ -21,7 +23,6 @@ pub(super) struct Watch {
     state: AtomicU8,
     /// When the state began, in ms.
     since: AtomicU64,
-    head_bytes: AtomicU64,
     /// When the socket took no more bytes, in ms and one more; 0: it takes them.
     blocked: AtomicU64,
     limits: Limits,
@@ -30,15 +31,8 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn new(limits: Limits) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
-        let (since, head_bytes, blocked) = (zero(), zero(), zero());
-        Arc::new(Self {
-            start: Instant::now(),
-            state: AtomicU8::new(IDLE),
-            since,
-            head_bytes,
-            blocked,
-            limits,
-        })
+        let (since, blocked) = (zero(), zero());
+        Arc::new(Self { start: Instant::now(), state: AtomicU8::new(IDLE), since, blocked, limits })
     }
 
     fn now(&self) -> u64 {
@@ -47,7 +41,6 @@ impl Watch {
 
     fn enter(&self, state: u8) {
         self.since.store(self.now(), Relaxed);
-        self.head_bytes.store(0, Relaxed);
         self.state.store(state, Relaxed);
     }
 
@@ -80,18 +73,11 @@ impl Watch {
         self.left().min(self.limits.head_time).max(Duration::from_millis(10))
     }
 
-    fn count_read(&self, len: usize) -> io::Result<()> {
-        match self.state.load(Relaxed) {
-            REQUEST => return Ok(()),
-            IDLE => self.enter(HEAD),
-            _ => {}
+    /// Bytes came: of a head, where no request is under way.
+    fn note_read(&self) {
+        if self.state.load(Relaxed) == IDLE {
+            self.enter(HEAD);
         }
-        let bytes = self.head_bytes.fetch_add(len as u64, Relaxed) + len as u64;
-        // Behind the head the socket may have given the body's first bytes already.
-        if bytes > self.limits.head_bytes as u64 + READ_BYTES as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the head is too long"));
-        }
-        Ok(())
     }
 }
 
@@ -99,11 +85,32 @@ impl Watch {
 pub(super) struct Watched<T> {
     inner: T,
     watch: Arc<Watch>,
+    lane: Option<Arc<FileLane>>,
+    files: Option<FileSender>,
 }
 
-impl<T> Watched<T> {
+impl<T: Socket> Watched<T> {
     pub(super) fn new(inner: T, watch: Arc<Watch>) -> Self {
-        Self { inner, watch }
+        let lane = inner.plain().is_some().then(Arc::<FileLane>::default);
+        let files = lane.clone().map(FileSender::new);
+        Self { inner, watch, lane, files }
+    }
+
+    /// Where the kernel can move files to this socket.
+    pub(super) fn lane(&self) -> Option<Arc<FileLane>> {
+        self.lane.clone()
+    }
+
+    /// Writes memory, up to the first frame of a file; or bytes of a file in place of its frame.
+    fn poll_slices(&mut self, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let memory = slices.iter().take_while(|slice| !lane::is_frame(slice)).count();
+        if memory > 0 {
+            return Pin::new(&mut self.inner).poll_write_vectored(cx, &slices[..memory]);
+        }
+        match (&mut self.files, self.inner.plain(), slices.first()) {
+            (Some(files), Some(socket), Some(frame)) => files.poll_send(socket, cx, frame.len()),
+            _ => Pin::new(&mut self.inner).poll_write_vectored(cx, slices),
+        }
     }
 
     fn note_write<R>(&self, done: Poll<R>) -> Poll<R> {
@@ -115,7 +122,7 @@ impl<T> Watched<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
+impl<T: Socket> AsyncRead for Watched<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -123,14 +130,16 @@ impl<T: AsyncRead + Unpin> AsyncRead for Watched<T> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
-        let got = buffer.filled().len() - before;
-        Poll::Ready(if got > 0 { self.watch.count_read(got) } else { Ok(()) })
+        if buffer.filled().len() > before {
+            self.watch.note_read();
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
+impl<T: Socket> AsyncWrite for Watched<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        let done = self.poll_slices(cx, &[io::IoSlice::new(bytes)]);
         self.note_write(done)
     }
 
@@ -139,7 +148,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Watched<T> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let done = Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+        let done = self.poll_slices(cx, slices);
         self.note_write(done)
     }
 

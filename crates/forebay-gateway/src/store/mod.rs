@@ -174,6 +174,8 @@ pub struct Swept {
 
 /// Where objects lie.
 pub trait Store: Send + Sync {
+    /// Fails where the file system is not there.
+    fn look(&self) -> StoreResult<()>;
     /// All buckets of the account, in the order of their names.
     fn buckets(&self) -> StoreResult<Vec<BucketFacts>>;
     /// One bucket.
