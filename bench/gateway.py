@@ -41,8 +41,8 @@ LARGE, PUT, SMALL, RANGE = 512 << 20, 64 << 20, 4096, 8 << 20
 SMALL_KEYS = 1000
 LIST_DIRS, LIST_NAMES = 1000, 1000
 LIMIT_S = 150
-#: What one process starts, the inner after the outer.
-SERVERS = ("versitygw", "rclone", "forebay", "forebay, synced")
+#: What one process starts, the inner after the outer; the last two for the row of TLS alone.
+SERVERS = ("versitygw", "rclone", "forebay", "forebay, synced", "versitygw, TLS", "forebay, TLS")
 BARE = ("bare sendfile", "bare send")
 
 
@@ -59,6 +59,7 @@ PEERS = ("forebay", "versitygw", "rclone")
 ROWS = {
     "get1": Row("get", 1, (*PEERS, *BARE)),
     "get16": Row("ranges", 16, (*PEERS, *BARE)),
+    "tls1": Row("tls", 1, ("forebay, TLS", "versitygw, TLS")),
     "put": Row("put", 1, (*PEERS, "forebay, synced")),
     "get4k": Row("get4k", 64, ("forebay", "versitygw"), "operations"),
     "put4k": Row("put4k", 64, ("forebay", "versitygw", "forebay, synced"), "operations"),
@@ -73,6 +74,7 @@ class Bar(NamedTuple):
 
     row: str
     others: tuple[str, ...]
+    ours: str = "forebay"
     rate: float | None = None
     cpu: float | None = None
     most_us: float | None = None
@@ -81,6 +83,7 @@ class Bar(NamedTuple):
 BARS = [
     *(Bar(row, ("versitygw", "rclone"), rate=1.0, cpu=1.0) for row in ("get1", "get16")),
     *(Bar(row, BARE, cpu=1.15) for row in ("get1", "get16")),
+    Bar("tls1", ("versitygw, TLS",), "forebay, TLS", rate=1.0),
     Bar("put", ("versitygw",), rate=3.0, cpu=0.4),
     Bar("get4k", ("versitygw",), rate=2.0, most_us=140),
     Bar("put4k", ("versitygw",), rate=2.0, most_us=280),
@@ -128,6 +131,8 @@ def head(port: int, method: str, target: str, extra: dict[str, str] | None = Non
 
 
 def heads(work: str, port: int, options: argparse.Namespace) -> list[bytes]:
+    if work == "tls":
+        return []
     if work == "get":
         return [head(port, "GET", "/bucket/object")] * 2
     if work == "ranges":
@@ -198,7 +203,10 @@ def start_bare(options: argparse.Namespace) -> dict[str, Server]:
 def fill(servers: dict[str, Server], rows: dict[str, Row], options: argparse.Namespace) -> None:
     """The objects, through each server; the many keys as files."""
     works = {row.work for row in rows.values()}
-    for server in servers.values():
+    for name, server in servers.items():
+        if name.endswith("TLS"):
+            shutil.copyfile(options.folder / "object", Path(server.data) / "bucket/object")
+            continue
         if works & {"get", "ranges", "idle"}:
             load("upload", server.port, 1, [head(server.port, "PUT", "/bucket/object", None, LARGE)], options)
         if works & {"get4k", "put4k", "idle"}:
@@ -221,13 +229,29 @@ def measure(row: Row, server: Server, options: argparse.Namespace) -> dict[str, 
         return measure_idle(row, server, options)
     asked = heads(row.work, server.port, options)
     before = cpu_of(server.pid)
-    found = load(row.work, server.port, row.connections, asked, options)
+    if row.work == "tls":
+        found = by_curl(server.port)
+    else:
+        found = load(row.work, server.port, row.connections, asked, options)
     found["server_cpu_s"] = cpu_of(server.pid) - before
     moved = found["sent"] if row.work == "put" else found["received"]
     found["units"] = found["count"] if row.unit == "operations" else moved / 1e9
     if row.work.startswith("list"):
         found["peak_mib"] = memory(server.pid, "VmHWM")
     return found
+
+
+def by_curl(port: int) -> dict[str, float]:
+    """The object by TLS: the load generator speaks none."""
+    lines = head(port, "GET", "/bucket/object").decode().split("\r\n")[1:-2]
+    line = ["curl", "--silent", "--fail", "--insecure", "--http1.1", "--output", "/dev/null", "--write-out", "%{size_download}"]
+    line += [word for one in lines for word in ("--header", one)]
+    began = time.perf_counter()
+    ended = subprocess.run([*line, f"https://127.0.0.1:{port}/bucket/object"], capture_output=True, timeout=LIMIT_S, check=False)
+    seconds = time.perf_counter() - began
+    if ended.returncode or int(ended.stdout) != LARGE:
+        raise RuntimeError(f"curl: {ended.returncode}: {ended.stdout.decode()}")
+    return {"count": 1, "received": LARGE, "sent": 0, "seconds": seconds, "p99": seconds}
 
 
 def measure_idle(row: Row, server: Server, options: argparse.Namespace) -> dict[str, float]:
@@ -316,7 +340,7 @@ def show(rows: dict[str, Row], records: list[dict[str, Any]]) -> None:
 def bars(records: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
     lines = []
     for bar in BARS:
-        ours = middle(records, bar.row, "forebay")
+        ours = middle(records, bar.row, bar.ours)
         peers = {other: found for other in bar.others if (found := middle(records, bar.row, other))}
         if ours is None or not peers:
             continue
@@ -351,7 +375,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="forebay's S3 server beside others.")
     parser.add_argument("--prepare", action="store_true", help="build what a run needs")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(ROWS), help=f"({','.join(ROWS)})")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="some of the subjects, without ', synced'")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="some of the subjects, without ', …'")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each, of which the median counts (5)")
     parser.add_argument("--operations", type=int, default=10_000, help="small ones in a measurement (10000)")
     parser.add_argument("--idle", type=int, default=10_000, help="idle connections (10000)")
@@ -399,9 +423,11 @@ def main() -> int:
     if "GATEWAY_NEXT" in os.environ:
         port = urllib.parse.urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
         known[os.environ["GATEWAY_NEXT"]] = [port, int(os.environ["S3_SERVER_PID"]), os.environ["S3_DATA"]]
-    wanted = [name for name in SERVERS if not options.only or name.split(",")[0] in options.only]
+    asked = {subject for name in options.rows for subject in ROWS[name].subjects}
+    wanted = [name for name in SERVERS if name in asked and (not options.only or name.split(",")[0] in options.only)]
     if left := [name for name in wanted if name not in known]:
         variables = os.environ | {"GATEWAY_SERVERS": json.dumps(known), "GATEWAY_NEXT": left[0], "TMPDIR": str(options.dir)}
+        variables |= {"S3_TLS": "1" if left[0].endswith("TLS") else ""}
         variables |= {"FOREBAY": os.environ.get("FOREBAY", str(READY / "forebay")), "S3_NO_SYNC": "1" if "synced" not in left[0] else ""}
         line = ["taskset", "-c", options.cpus, str(ROOT / "tests/s3/server"), left[0].split(",")[0], sys.executable, *sys.argv]
         return subprocess.run(line, env=variables, check=False).returncode
