@@ -93,7 +93,9 @@ BARS = [
 
 def prepare() -> None:
     READY.mkdir(parents=True, exist_ok=True)
-    subprocess.run([str(ROOT / ".ci/cargo"), "build", "--quiet", "--release", "-p", "forebay-cli"], cwd=ROOT, check=True)
+    subprocess.run(
+        [str(ROOT / ".ci/cargo"), "build", "--quiet", "--release", "-p", "forebay-cli"], cwd=ROOT, check=True
+    )
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release"
     shutil.copy2(target / "forebay", READY)
     build_load()
@@ -113,8 +115,10 @@ def build_load() -> None:
 def head(port: int, method: str, target: str, extra: dict[str, str] | None = None, length: int | None = None) -> bytes:
     """The signed head of a request; the body is not signed."""
     path, _, query = target.partition("?")
-    stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    fields = {"host": f"127.0.0.1:{port}", "x-amz-content-sha256": "UNSIGNED-PAYLOAD", "x-amz-date": stamp} | (extra or {})
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    fields = {"host": f"127.0.0.1:{port}", "x-amz-content-sha256": "UNSIGNED-PAYLOAD", "x-amz-date": stamp} | (
+        extra or {}
+    )
     names = ";".join(sorted(fields))
     lines = "".join(f"{name}:{fields[name]}\n" for name in sorted(fields))
     asked = f"{method}\n{path}\n{query}\n{lines}\n{names}\nUNSIGNED-PAYLOAD"
@@ -229,10 +233,7 @@ def measure(row: Row, server: Server, options: argparse.Namespace) -> dict[str, 
         return measure_idle(row, server, options)
     asked = heads(row.work, server.port, options)
     before = cpu_of(server.pid)
-    if row.work == "tls":
-        found = by_curl(server.port)
-    else:
-        found = load(row.work, server.port, row.connections, asked, options)
+    found = by_curl(server.port) if row.work == "tls" else load(row.work, server.port, row.connections, asked, options)
     found["server_cpu_s"] = cpu_of(server.pid) - before
     moved = found["sent"] if row.work == "put" else found["received"]
     found["units"] = found["count"] if row.unit == "operations" else moved / 1e9
@@ -244,10 +245,22 @@ def measure(row: Row, server: Server, options: argparse.Namespace) -> dict[str, 
 def by_curl(port: int) -> dict[str, float]:
     """The object by TLS: the load generator speaks none."""
     lines = head(port, "GET", "/bucket/object").decode().split("\r\n")[1:-2]
-    line = ["curl", "--silent", "--fail", "--insecure", "--http1.1", "--output", "/dev/null", "--write-out", "%{size_download}"]
+    line = [
+        "curl",
+        "--silent",
+        "--fail",
+        "--insecure",
+        "--http1.1",
+        "--output",
+        "/dev/null",
+        "--write-out",
+        "%{size_download}",
+    ]
     line += [word for one in lines for word in ("--header", one)]
     began = time.perf_counter()
-    ended = subprocess.run([*line, f"https://127.0.0.1:{port}/bucket/object"], capture_output=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(
+        [*line, f"https://127.0.0.1:{port}/bucket/object"], capture_output=True, timeout=LIMIT_S, check=False
+    )
     seconds = time.perf_counter() - began
     if ended.returncode or int(ended.stdout) != LARGE:
         raise RuntimeError(f"curl: {ended.returncode}: {ended.stdout.decode()}")
@@ -274,7 +287,12 @@ def measure_idle(row: Row, server: Server, options: argparse.Namespace) -> dict[
             each_kib = (memory(server.pid, "VmRSS") - resident) * 1024 / idle
     before = cpu_of(server.pid)
     found = load("get4k", server.port, row.connections, asked, options)
-    found |= {"server_cpu_s": cpu_of(server.pid) - before, "units": found["count"], "idle_kib": each_kib, "alone_p99": alone["p99"]}
+    found |= {
+        "server_cpu_s": cpu_of(server.pid) - before,
+        "units": found["count"],
+        "idle_kib": each_kib,
+        "alone_p99": alone["p99"],
+    }
     for child in held:
         if child.poll() is not None:
             raise RuntimeError("held connections were cut off")
@@ -380,7 +398,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--operations", type=int, default=10_000, help="small ones in a measurement (10000)")
     parser.add_argument("--idle", type=int, default=10_000, help="idle connections (10000)")
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"), help="where files lie (/dev/shm)")
-    parser.add_argument("--cpus", default=",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), help="(the first two)")
+    parser.add_argument(
+        "--cpus", default=",".join(map(str, sorted(os.sched_getaffinity(0))[:2])), help="(the first two)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement there")
     options = parser.parse_args()
     if unknown := set(options.rows) - ROWS.keys():
@@ -396,7 +416,8 @@ def inside(servers: dict[str, Server], options: argparse.Namespace) -> int:
             (options.folder / name).write_bytes(os.urandom(size))
         crc = [str(READY / "gateway_load"), "crc"]
         options.sums = {
-            name: subprocess.check_output([*crc, str(options.folder / name)], text=True).strip() for name in ("put", "small")
+            name: subprocess.check_output([*crc, str(options.folder / name)], text=True).strip()
+            for name in ("put", "small")
         }
         fill(servers, rows, options)
         bare = start_bare(options)
@@ -426,10 +447,25 @@ def main() -> int:
     asked = {subject for name in options.rows for subject in ROWS[name].subjects}
     wanted = [name for name in SERVERS if name in asked and (not options.only or name.split(",")[0] in options.only)]
     if left := [name for name in wanted if name not in known]:
-        variables = os.environ | {"GATEWAY_SERVERS": json.dumps(known), "GATEWAY_NEXT": left[0], "TMPDIR": str(options.dir)}
+        variables = os.environ | {
+            "GATEWAY_SERVERS": json.dumps(known),
+            "GATEWAY_NEXT": left[0],
+            "TMPDIR": str(options.dir),
+        }
         variables |= {"S3_TLS": "1" if left[0].endswith("TLS") else ""}
-        variables |= {"FOREBAY": os.environ.get("FOREBAY", str(READY / "forebay")), "S3_NO_SYNC": "1" if "synced" not in left[0] else ""}
-        line = ["taskset", "-c", options.cpus, str(ROOT / "tests/s3/server"), left[0].split(",")[0], sys.executable, *sys.argv]
+        variables |= {
+            "FOREBAY": os.environ.get("FOREBAY", str(READY / "forebay")),
+            "S3_NO_SYNC": "1" if "synced" not in left[0] else "",
+        }
+        line = [
+            "taskset",
+            "-c",
+            options.cpus,
+            str(ROOT / "tests/s3/server"),
+            left[0].split(",")[0],
+            sys.executable,
+            *sys.argv,
+        ]
         return subprocess.run(line, env=variables, check=False).returncode
     return inside({name: Server(*known[name]) for name in wanted}, options)
 

@@ -1,6 +1,7 @@
 //! Threads that wait for the file system. An account has some of them at once, so that a directory that hangs, or a client that copies
 //! much, leaves threads to other accounts.
 
+use std::future::pending;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +41,9 @@ impl Turns {
             return Turn(permit).start(job);
         }
         tokio::spawn(async move {
-            let permit = turns.acquire_owned().await;
-            let done = spawn_blocking(move || (job(), permit).0).await;
+            // The semaphore is never closed.
+            let Ok(permit) = turns.acquire_owned().await else { return pending().await };
+            let done = Turn(permit).start(job).await;
             done.unwrap_or_else(|error| resume_unwind(error.into_panic()))
         })
     }
@@ -53,7 +55,12 @@ pub(crate) struct Turn(OwnedSemaphorePermit);
 impl Turn {
     /// Starts the job. One whose request is given up leaves its thread at work.
     pub(crate) fn start<T: Send + 'static>(self, job: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        spawn_blocking(move || (job(), self).0)
+        let Self(permit) = self;
+        spawn_blocking(move || {
+            let done = job();
+            drop(permit);
+            done
+        })
     }
 }
 
@@ -69,7 +76,7 @@ mod tests {
         let hanging: Vec<_> = (0..TURNS + 5)
             .map(|_| {
                 let free = Arc::clone(&free);
-                ana.start(move || drop(free.lock().unwrap().recv()))
+                ana.start(move || free.lock().unwrap().recv().is_ok())
             })
             .collect();
         assert_eq!(ben.start(|| 7).await.unwrap(), 7);

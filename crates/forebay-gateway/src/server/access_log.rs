@@ -60,7 +60,7 @@ impl Waiting {
             is_last = lines.is_last;
             drop(lines);
             if let Err(error) = file.write_all(&batch) {
-                self.lost.fetch_add(batch.iter().filter(|byte| **byte == b'\n').count() as u64, Relaxed);
+                self.lost.fetch_add(String::from_utf8_lossy(&batch).lines().count() as u64, Relaxed);
                 warn(&format!("cannot write access log: {error}"));
             }
             batch.clear();
