@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
 use rustix::fs::{
-    AtFlags, CWD, OFlags, RenameFlags, StatVfsMountFlags, XattrFlags, fsetxattr, fstatvfs, linkat, mkdirat, openat, renameat,
-    renameat_with, unlinkat,
+    AtFlags, CWD, OFlags, RenameFlags, StatVfsMountFlags, XattrFlags, fsetxattr, fstatvfs, linkat, mkdirat,
+    openat, renameat, renameat_with, unlinkat,
 };
 use rustix::io::Errno;
 
