@@ -96,3 +96,92 @@ fn listings_and_trees_come_from_the_far_site_with_a_note() {
     two.run("s3 cp new s3://far@bkt/new").ok();
     assert_eq!(two.far.get("bkt", "new").unwrap(), b"new");
 }
+
+#[test]
+fn sync_between_sites_goes_by_checksums_and_moves_nothing_twice() {
+    let two = Two::new();
+    let long = std::fs::read(sample(two.near.path(), "sample", 36 << 20)).unwrap();
+    let near = &two.near.server;
+    for (key, bytes) in [("a/small", b"small".to_vec()), ("a/empty", Vec::new()), ("a/long", long.clone())] {
+        near.put("bkt", key, bytes);
+    }
+    near.describe("bkt", "a/small", &[("x-amz-meta-who", "me"), ("content-type", "text/plain")]);
+    let said = two.run("s3 sync s3://near@bkt/a s3://far@bkt/b --json").ok();
+    let lines = json(&said.out);
+    assert!(
+        lines.len() == 3 && lines.iter().all(|line| line["sites"]["near"] == line["bytes"]),
+        "{}",
+        said.out
+    );
+    assert!(two.far.get("bkt", "b/long").unwrap() == long);
+    assert_eq!(two.far.get("bkt", "b/empty").unwrap(), b"");
+    assert!(two.far.metadata("bkt", "b/small").contains(&("x-amz-meta-who".to_owned(), "me".to_owned())));
+    let moves = || two.far.requests(Asked::Put) + two.far.requests(Asked::Part) + near.requests(Asked::Get);
+    let before = moves();
+    // Newer, and the same.
+    two.far.age("bkt", "b/small", 1000);
+    assert_eq!(two.run("s3 sync s3://near@bkt/a s3://far@bkt/b").ok().out, "");
+    assert_eq!(moves(), before, "a second run moves nothing");
+    // Other bytes of the same length and time.
+    near.put("bkt", "a/small", b"SMALL".to_vec());
+    near.age("bkt", "a/small", 5000);
+    let said = two.run("s3 sync s3://near@bkt/a s3://far@bkt/b").ok();
+    assert_eq!(said.out, "copy: s3://near@bkt/a/small to s3://far@bkt/b/small\n");
+    assert_eq!(two.far.get("bkt", "b/small").unwrap(), b"SMALL");
+    // Without checksums: by time.
+    near.put_pattern("bkt", "a/plain", 1000);
+    two.run("s3 sync s3://near@bkt/a s3://far@bkt/b").ok();
+    two.far.age("bkt", "b/plain", -1000);
+    assert_eq!(two.run("s3 sync s3://near@bkt/a s3://far@bkt/b").ok().out, "");
+    two.far.age("bkt", "b/plain", 5000);
+    assert!(two.run("s3 sync s3://near@bkt/a s3://far@bkt/b").ok().out.contains("a/plain"));
+    two.run("s3 cp s3://near@bkt/a/small s3://far@bkt/one").ok();
+    assert_eq!(two.far.get("bkt", "one").unwrap(), b"SMALL");
+}
+
+#[test]
+fn a_sync_that_is_broken_off_goes_on() {
+    let two = Two::new();
+    for number in 0..60 {
+        two.near.server.put("bkt", &format!("a/{number:02}"), vec![number; 1 << 20]);
+    }
+    // The far site takes its time: the command is interrupted under way.
+    two.far.faults(|seen| {
+        (seen.asked == Asked::Put || seen.asked == Asked::Part)
+            .then_some(Fault::Late(std::time::Duration::from_millis(200)))
+    });
+    let mut child = two.command("s3 sync s3://near@bkt/a s3://far@bkt/a");
+    support::as_in_a_terminal(&mut child);
+    child.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    let mut child = child.spawn().unwrap();
+    let began = std::time::Instant::now();
+    while two.far.keys("bkt").len() < 10 {
+        assert!(began.elapsed().as_secs() < 60, "nothing was copied");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // SAFETY: the child is not waited for yet.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(two.far.open_uploads(), 0);
+    let done = two.far.keys("bkt").len();
+    assert!((10..60).contains(&done), "{done}");
+    two.far.no_faults();
+    let said = two.run("s3 sync s3://near@bkt/a s3://far@bkt/a").ok();
+    assert_eq!(said.out.lines().count(), 60 - done, "those that were done are not moved again");
+    for number in 0..60 {
+        assert!(two.far.get("bkt", &format!("a/{number:02}")).unwrap() == vec![number; 1 << 20], "{number}");
+    }
+}
+
+#[test]
+fn bytes_that_change_on_the_way_are_no_object() {
+    let two = Two::new();
+    let long = std::fs::read(sample(two.near.path(), "sample", 36 << 20)).unwrap();
+    for (key, bytes) in [("long", long), ("short", vec![7; 5 << 20])] {
+        two.near.server.put("bkt", key, bytes);
+        two.near.server.faults(|seen| (seen.asked == Asked::Get).then_some(Fault::Flip(1000)));
+        let said = two.run(&format!("s3 cp s3://near@bkt/{key} s3://far@bkt/{key}"));
+        said.fails(1, "others than those of");
+        assert!(two.far.get("bkt", key).is_none() && two.far.open_uploads() == 0, "{key}");
+    }
+}

@@ -34,6 +34,8 @@ const MOST_FAILURES: u64 = THREADS as u64;
 pub(super) enum Job {
     /// Copies a file of one tree to another.
     Copy(Item),
+    /// Copies it if the objects of this name have other checksums at both sites; `true`: if one has none.
+    Compare(Item, bool),
     /// The same where another file stood in its way, which is removed by now.
     CopyLast(Item),
     /// Removes files of the destination.
@@ -216,6 +218,7 @@ impl<'a, 'c> Work<'a, 'c> {
             }
             let (many, done) = match job {
                 Job::Copy(item) => (1, self.copy(&item, false)),
+                Job::Compare(item, is_newer) => (1, self.compare(&item, is_newer)),
                 Job::CopyLast(item) => (1, self.copy(&item, true)),
                 Job::Remove(names) => (names.len() as u64, self.remove(&names)),
                 Job::Report(error) => (1, Err(error)),

@@ -46,12 +46,36 @@ impl Work<'_, '_> {
         Ok(())
     }
 
+    /// Copies an object to another site if its checksum is another one there. Where one has none: if it is newer.
+    pub(super) fn compare(&self, item: &Item, is_newer: bool) -> Result<()> {
+        let (Some(Tree::Prefix(bucket, prefix)), Tree::Prefix(target, target_prefix)) =
+            (&self.jobs.source, &self.jobs.destination)
+        else {
+            return Ok(());
+        };
+        let here = bucket.head(&format!("{prefix}{}", item.name), None)?;
+        let there = target.head(&format!("{target_prefix}{}", item.name), None)?;
+        let differs = match (here.crc64(), there.crc64()) {
+            (Some(here), Some(there)) => here != there,
+            _ => is_newer,
+        };
+        if differs { self.copy(item, false) } else { Ok(()) }
+    }
+
     /// Returns the copy; none where it waits.
     fn move_bytes(&self, source: &Tree, item: &Item, is_last: bool) -> Result<Option<Moved>> {
         let key = |prefix: &str| format!("{prefix}{}", item.name);
         match (source, &self.jobs.destination) {
             (Tree::Prefix(bucket, prefix), Tree::Prefix(target, target_prefix)) => {
-                target.copy_from(bucket, &key(prefix), &key(target_prefix))?;
+                let (from, to) = (key(prefix), key(target_prefix));
+                if !source.is_elsewhere(&self.jobs.destination) {
+                    target.copy_from(bucket, &from, &to)?;
+                    return Ok(Some(Moved::of(item.len)));
+                }
+                let _slots = (item.len > SMALL).then(|| self.slots.take(item.len));
+                let bytes = target.bring(bucket, &from, &to)?;
+                let sites = bucket.site_name().map(|site| (site.to_owned(), bytes)).into_iter().collect();
+                return Ok(Some(Moved { bytes, sites }));
             }
             (Tree::Folder(_), Tree::Prefix(bucket, prefix)) => {
                 return self.upload(&source.path(&item.name)?, bucket, &key(prefix)).map(Some);

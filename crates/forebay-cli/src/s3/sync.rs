@@ -15,7 +15,7 @@ use super::tree::{Entry, Item, Tree};
 use crate::console::{Console, Failure};
 
 /// Copies the files of a tree that the other one has not, or has in another state: of another length; on the way to a bucket with an older
-/// time, from a bucket with another time. A second run moves nothing
+/// time, from a bucket with another time; between sites (s3://SITE@BUCKET) with another CRC-64/NVME. A second run moves nothing
 #[derive(Args, Clone, Debug)]
 pub(super) struct SyncArgs {
     /// A directory, or s3://BUCKET/PREFIX
@@ -57,6 +57,7 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
         note_no_key(bucket, prefix, console);
     }
     let is_download = matches!(destination, Tree::Folder(_));
+    let has_sums = source.is_elsewhere(&destination);
     let there: Box<dyn Iterator<Item = Result<Entry>>> = match &destination {
         // It is made with the first file.
         Tree::Folder(folder) if !folder.exists() => Box::new(std::iter::empty()),
@@ -69,6 +70,7 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
         source: source_items.peekable(),
         destination: there.peekable(),
         is_download,
+        has_sums,
         deletes: args.delete,
         removed: Vec::new(),
     };
@@ -116,6 +118,8 @@ struct Merge<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>
     source: Peekable<A>,
     destination: Peekable<B>,
     is_download: bool,
+    /// Both trees are in buckets of different sites, whose checksums can be compared.
+    has_sums: bool,
     deletes: bool,
     /// Names to be removed by one call.
     removed: Vec<String>,
@@ -174,6 +178,10 @@ impl<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>>> Merge
 
     fn of_both(&self, source: Entry, there: &Entry) -> Option<Job> {
         match (source, there) {
+            (Entry::File(one), Entry::File(other)) if self.has_sums && one.len == other.len => {
+                let is_newer = self.differs(&one, other);
+                Some(Job::Compare(one, is_newer))
+            }
             (Entry::File(one), Entry::File(other)) if self.differs(&one, other) => Some(Job::Copy(one)),
             _ => None,
         }
@@ -228,6 +236,7 @@ mod tests {
             source: source.into_iter().map(|item| Ok(Entry::File(item))).peekable(),
             destination: there.into_iter().map(|item| Ok(Entry::File(item))).peekable(),
             is_download,
+            has_sums: false,
             deletes,
             removed: Vec::new(),
         };

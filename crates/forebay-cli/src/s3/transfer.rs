@@ -101,10 +101,16 @@ fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
         cp::run(copy, console)?
     } else {
         cp::refuse_same_object(&copy.source, &destination)?;
-        // The server copies by itself.
+        // Within a site the server copies by itself.
         let ((source, from), (target, to)) = (object(&copy.source)?, object(&destination)?);
-        target.copy_from(&source, &from.key, &to.key)?;
-        Vec::new()
+        if source.site_name() == target.site_name() {
+            target.copy_from(&source, &from.key, &to.key)?;
+            Vec::new()
+        } else {
+            // A server does not reach the other one.
+            let bytes = target.bring(&source, &from.key, &to.key)?;
+            source.site_name().map(|site| (site.to_owned(), bytes)).into_iter().collect()
+        }
     };
     let action = match (is_of_bucket, is_to_bucket) {
         (false, _) => "upload",

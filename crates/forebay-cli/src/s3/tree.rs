@@ -56,6 +56,12 @@ impl Tree {
         }
     }
 
+    /// Whether both are in buckets, of different sites.
+    pub(super) fn is_elsewhere(&self, other: &Self) -> bool {
+        let (Self::Prefix(one, _), Self::Prefix(other, _)) = (self, other) else { return false };
+        one.site_name() != other.site_name()
+    }
+
     /// Whether one of both prefixes has keys of the other.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let (Self::Prefix(bucket, prefix), Self::Prefix(other, other_prefix)) = (self, other) else {

@@ -3,6 +3,7 @@
 //! | file | what it has |
 //! |---|---|
 //! | `bucket` | a bucket, and the calls for its objects: heads, puts, removals |
+//! | `between` | objects that go from one server to another |
 //! | `first` | an object's head and its first bytes, by one call |
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
@@ -17,6 +18,7 @@
 //! | `sites` | reads of a bucket that several sites have |
 //! | `time` | times of servers |
 
+mod between;
 mod bucket;
 pub(crate) mod checked;
 pub(crate) mod checksum;

@@ -405,7 +405,7 @@ impl ObjectFetch {
     }
 
     /// The object is another one by now: all requests fail.
-    pub(super) fn fail_all(&self, error: &Error) {
+    pub(crate) fn fail_all(&self, error: &Error) {
         self.with(|plan| plan.fail_all(error), |()| &[]);
     }
 

@@ -9,7 +9,7 @@
 //! | `writes` | the source that takes the writes |
 
 mod joint;
-mod parts;
+pub(super) mod parts;
 mod sender;
 mod state;
 mod writes;
@@ -34,6 +34,30 @@ use writes::Writes;
 /// The same where nothing is in a hurry: parts under way are waited for, so that none comes behind the abortion.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
+/// What a new object has of another one.
+#[derive(Debug, Default)]
+pub(super) struct Like {
+    /// Its metadata.
+    pub(super) headers: Vec<(String, String)>,
+    /// The CRC-64/NVME that its bytes must have.
+    pub(super) crc64: Option<String>,
+}
+
+impl Like {
+    /// Fails where the bytes that are to be the object are others. `None`: the server takes no checksums.
+    fn compare(&self, found: Option<u64>) -> Result<()> {
+        let (Some(expected), Some(found)) = (&self.crc64, found.map(checksum::text)) else { return Ok(()) };
+        if *expected == found {
+            return Ok(());
+        }
+        let error = Error::new(
+            ErrorKind::Corrupt,
+            "the bytes that came are others than those of the source's checksum",
+        );
+        Err(error.with("expected", forebay_error::plain(expected)).with("found", found))
+    }
+}
+
 /// A new object, until it is finished; dropped before, nothing of it remains.
 pub(crate) struct ObjectUpload {
     shared: Arc<Shared>,
@@ -49,7 +73,17 @@ impl fmt::Debug for ObjectUpload {
 impl ObjectUpload {
     /// Begins one. Asks nobody.
     pub(crate) fn new(bucket: Bucket, key: &str) -> Self {
-        Self { shared: Arc::new(Shared::new(bucket, key.to_owned())), is_finished: false }
+        Self::like(bucket, key, Like::default())
+    }
+
+    /// The same of one that is like another object.
+    pub(super) fn like(bucket: Bucket, key: &str, like: Like) -> Self {
+        Self { shared: Arc::new(Shared::new(bucket, key.to_owned(), like)), is_finished: false }
+    }
+
+    /// Nothing more is written.
+    pub(super) fn fail(&self, error: &Error) {
+        self.shared.fail(error);
     }
 
     /// Writes a whole object, by parts where it is longer than one.
@@ -114,11 +148,16 @@ impl ObjectUpload {
             _ => Arc::new(vec![0; len as usize].into()),
         };
         let bytes = crate::lock(&buffer);
-        self.shared.bucket.put(&self.shared.key, &bytes[..len as usize])
+        let (bytes, Shared { bucket, key, like, .. }) = (&bytes[..len as usize], &*self.shared);
+        if like.crc64.is_some() {
+            like.compare(Some(checksum::crc64(bytes)))?;
+        }
+        bucket.put_like(key, bytes, &like.headers)
     }
 
     fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
-        let Shared { bucket, key, .. } = &*self.shared;
+        let Shared { bucket, key, like, .. } = &*self.shared;
+        like.compare(checksum_of(sent))?;
         let began = self.shared.lock().began.unwrap_or_else(Instant::now);
         match bucket.complete(key, id, sent) {
             // A server that says the checksum has compared it. Others are asked, for which keys that only write have no right.
@@ -241,11 +280,17 @@ impl Bucket {
 
     /// Writes a whole object by one call, and checks that the server has all of it.
     pub fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        self.put_like(key, bytes, &[])
+    }
+
+    /// The same with metadata.
+    fn put_like(&self, key: &str, bytes: &[u8], kept: &[(String, String)]) -> Result<()> {
         let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
         let crc64 = checksum::crc64(bytes);
         let reply = self.with_checksums(|has| {
-            let headers = has.then(|| ("x-amz-checksum-crc64nvme", checksum::text(crc64)));
-            self.put_body(key, &body, headers.as_slice())
+            let sum = has.then(|| ("x-amz-checksum-crc64nvme", checksum::text(crc64)));
+            let kept = kept.iter().map(|(name, value)| (name.as_str(), value.clone()));
+            self.put_body(key, &body, &kept.chain(sum).collect::<Vec<_>>())
         });
         let reply = reply.map_err(Error::from)?;
         sender::etag_of(&reply, Some(crc64))?;

@@ -33,7 +33,8 @@ pub(super) fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
 fn run(shared: &Arc<Shared>) {
     let began = Instant::now();
     shared.lock().began = Some(began);
-    let begun = shared.bucket.with_checksums(|has| Ok((shared.bucket.create(&shared.key, has, &[])?, has)));
+    let kept = &shared.like.headers;
+    let begun = shared.bucket.with_checksums(|has| Ok((shared.bucket.create(&shared.key, has, kept)?, has)));
     let (Begun { id, is_second }, has_checksums) = match begun {
         Ok(begun) => begun,
         Err(refusal) => return shared.fail(&refusal.error),

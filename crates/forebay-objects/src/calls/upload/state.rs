@@ -9,6 +9,7 @@ use forebay_error::{Error, ErrorKind};
 use forebay_remote::process::ProcessId;
 use forebay_source::HostRange;
 
+use super::Like;
 use super::joint::{Joint, Piece};
 use super::parts::{self, Covered};
 use super::sender;
@@ -28,6 +29,7 @@ pub(super) type Buffer = Arc<Mutex<Vec<u8>>>;
 pub(super) struct Shared {
     pub(super) bucket: Bucket,
     pub(super) key: String,
+    pub(super) like: Like,
     pub(super) process: ProcessId,
     state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -144,9 +146,9 @@ impl State {
 }
 
 impl Shared {
-    pub(super) fn new(bucket: Bucket, key: String) -> Self {
+    pub(super) fn new(bucket: Bucket, key: String, like: Like) -> Self {
         let state = Mutex::new(State::default());
-        Self { bucket, key, process: ProcessId::current(), state, changed: Condvar::new() }
+        Self { bucket, key, like, process: ProcessId::current(), state, changed: Condvar::new() }
     }
 
     pub(super) fn url(&self) -> String {
