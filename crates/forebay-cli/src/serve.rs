@@ -47,6 +47,12 @@ struct S3Args {
     /// Its private key (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
+    /// Where the socket lies by which programs on this machine get files in place of bytes: /run/forebay, or the user's runtime directory
+    #[arg(long, value_name = "DIR", conflicts_with = "no_local")]
+    local_directory: Option<PathBuf>,
+    /// Give no files to programs on this machine
+    #[arg(long)]
+    no_local: bool,
     /// Answer before objects are on the drive: a power cut may lose those of the last seconds
     #[arg(long)]
     no_sync: bool,
@@ -69,8 +75,10 @@ pub(crate) fn run(args: &ServeArgs, console: &Console<'_>) -> std::result::Resul
     let ServeCommand::S3(args) = &args.command;
     let accounts = Arc::new(Accounts::new(entries(args)?, in_directory(&args.directory, !args.no_sync))?);
     let server = Server::bind(options(args), &accounts)?;
+    let local = local_line(args, &server)?;
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
     console.say(format!("serving {} at {scheme}://{}\n", args.directory.display(), server.address()));
+    console.say(local);
     let args = args.clone();
     server.run(move || reread(&args, &accounts))?;
     Ok(0)
@@ -82,9 +90,33 @@ fn options(args: &S3Args) -> ServerOptions {
         tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
         limits: Limits { connections: args.max_connections, ..Limits::default() },
         metrics: args.metrics,
+        local: local_directory(args),
         access_log: args.access_log.clone(),
         leave_time: Duration::from_secs(args.leave_time),
         ..ServerOptions::new(args.listen)
+    }
+}
+
+/// Where the socket for programs on this machine goes.
+fn local_directory(args: &S3Args) -> Option<PathBuf> {
+    if args.no_local {
+        return None;
+    }
+    let set = |name| forebay_config::env::filled(name).map(PathBuf::from);
+    // A service of systemd may have a directory of its own.
+    let of_service = || set("RUNTIME_DIRECTORY").filter(|path| path.is_absolute());
+    let of_user = || set("XDG_RUNTIME_DIR").map(|path| path.join("forebay"));
+    let of_root = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/run/forebay"));
+    args.local_directory.clone().or_else(of_service).or_else(of_root).or_else(of_user)
+}
+
+/// The line about the socket. One that the command names and that cannot be made is an error.
+fn local_line(args: &S3Args, server: &Server) -> Result<String> {
+    match server.local() {
+        Some(Ok(path)) => Ok(format!("programs on this machine get files: {}\n", path.display())),
+        Some(Err(error)) if args.local_directory.is_some() => Err(error.clone()),
+        Some(Err(error)) => Ok(format!("programs on this machine get bytes, no files: {error}\n")),
+        None => Ok(String::new()),
     }
 }
 

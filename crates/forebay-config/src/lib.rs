@@ -80,6 +80,18 @@ pub enum Nfs {
     Rdma,
 }
 
+/// Whether objects of a gateway on this node are read and written by their files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum S3Local {
+    /// Where the gateway has a socket here.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always, or an error.
+    Require,
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -120,6 +132,7 @@ words!(Order, "order", "default" => Self::Default, "none" => Self::None);
 words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(Nfs, "way to NFS", "auto" => Self::Auto, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
+words!(S3Local, "way to objects on this node", "auto" => Self::Auto, "off" => Self::Off, "require" => Self::Require);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
@@ -163,6 +176,8 @@ pub struct Config {
     pub nfs_connections: usize,
     /// Further addresses of NFS servers.
     pub nfs_servers: Servers,
+    /// See [`S3Local`].
+    pub s3_local: S3Local,
 }
 
 impl Default for Config {
@@ -186,6 +201,7 @@ impl Default for Config {
             nfs: Nfs::default(),
             nfs_connections: 8,
             nfs_servers: Servers::default(),
+            s3_local: S3Local::default(),
         }
     }
 }
@@ -276,6 +292,9 @@ impl Config {
         }
         if let Some(value) = read("FOREBAY_NFS_SERVERS") {
             config.nfs_servers = word("FOREBAY_NFS_SERVERS", &value)?;
+        }
+        if let Some(value) = read("FOREBAY_S3_LOCAL") {
+            config.s3_local = word("FOREBAY_S3_LOCAL", &value)?;
         }
         config.checked()
     }

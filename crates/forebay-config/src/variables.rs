@@ -147,6 +147,14 @@ pub const VARIABLES: &[Variable] = &[
                 and the receipt has the reason.",
     },
     Variable {
+        name: "FOREBAY_S3_LOCAL",
+        values: "auto, off, require",
+        default: "auto",
+        about: "Objects of `forebay serve s3` on the same node: `auto` reads and writes them by their files where \
+                the gateway's socket is here, and by S3 elsewhere; `off` always goes by S3; `require` fails \
+                where the file cannot be had, with the reason.",
+    },
+    Variable {
         name: "FOREBAY_VENDOR_LIBCUFILE",
         values: "an absolute path",
         default: "(searched for)",

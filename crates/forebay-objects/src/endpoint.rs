@@ -7,6 +7,7 @@ use forebay_error::Result;
 use forebay_remote::process::OfProcess;
 
 use crate::account::{Account, ChecksumMode};
+use crate::local::LocalGateway;
 use crate::lock;
 use crate::pace::{Budget, DEADLINE, Durations, Turns};
 use crate::wire::Network;
@@ -32,6 +33,8 @@ pub(crate) struct Endpoint {
     pub(crate) turns: Turns,
     /// How long ranges take.
     pub(crate) durations: Durations,
+    /// The gateway's socket, where it is on this node.
+    pub(crate) local: LocalGateway,
 }
 
 /// A forked child has connections of its own.
@@ -62,7 +65,8 @@ impl Endpoint {
         let (budget, turns) = (Budget::new(DEADLINE), Turns::new());
         let refuses_checksums = AtomicBool::new(false);
         let durations = Durations::default();
-        let new = Self { account, site, network, refuses_checksums, budget, turns, durations };
+        let local = LocalGateway::new(&site);
+        let new = Self { account, site, network, refuses_checksums, budget, turns, durations, local };
         new.allow(new.turns.limit());
         Arc::new(new)
     }

@@ -11,15 +11,19 @@
 //! | `endpoint` | endpoints of the process: account, connections and pace of a site |
 //! | `calls` | operations of S3 that are waited for: heads, listings, uploads, removals, checksums, errors |
 //! | `fetch` | ranges of an object: neighbours become one call, whose body is received from request to request |
+//! | `local` | objects of a gateway on this node, by their files |
 //! | `probe` | what an endpoint can do, and how fast |
 //! | `source` | an object as a source of engines, and the opener of `s3://` |
+//! | `by_file` | the same, by its file |
 
 mod account;
+mod by_file;
 mod calls;
 mod endpoint;
 mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod local;
 mod pace;
 mod probe;
 mod source;

@@ -6,12 +6,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use forebay_config::S3Local;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
     Access, Answer, Direction, Facts, Fill, LateNote, ListEntry, Opener, Request, RequestShape, Requests,
     Source, StateToken, StoredSum, Upload,
 };
 
+use crate::by_file::{self, ObjectDraft, ObjectFile};
 use crate::calls::checked::CheckedObject;
 use crate::calls::etag::replaced;
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload, Refusal};
@@ -27,6 +29,8 @@ pub(crate) struct ObjectSource {
     len: u64,
     fetch: Arc<ObjectFetch>,
     content: Content,
+    /// Why its file on this node is not read, where the gateway has a socket.
+    not_by_file: Option<Error>,
     /// When it was opened, until its state is asked for.
     opened: Mutex<Option<Instant>>,
 }
@@ -94,7 +98,7 @@ impl ObjectSource {
         let sites = bucket.has_sites().then(|| Sites::new(bucket, &at, crc64));
         let fetch = ObjectFetch::new(endpoint, target, first, sites);
         let content = Content::of(&head);
-        Ok(Self { url, len, fetch, content, opened: Mutex::new(Some(Instant::now())) })
+        Ok(Self { url, len, fetch, content, not_by_file: None, opened: Mutex::new(Some(Instant::now())) })
     }
 
     /// Whether what the server said when it was opened is what it says now. Asked once.
@@ -169,6 +173,54 @@ impl ObjectSource {
                 more.iter().map(|(bytes, name)| format!("{name} {bytes}")).collect::<Vec<_>>().join(", ");
             was_moved.then(|| format!("bytes by site: {text}"))
         }
+    }
+}
+
+/// Opens an object: by its file where the gateway is on this node, else by S3.
+fn open(url: ObjectUrl, access: Access) -> Result<Arc<dyn Source>> {
+    let wanted = by_file::wanted()?;
+    let is_read = access.read && !access.write && !access.make && url.version.is_none() && !url.is_prefix();
+    if wanted == S3Local::Off || !is_read {
+        return Ok(Arc::new(ObjectSource::open(url, access)?));
+    }
+    let bucket = Bucket::of_url(&url)?;
+    let tried = match ObjectFile::open(&bucket, &url, None) {
+        Some(Ok(file)) => return Ok(Arc::new(file)),
+        Some(Err(error)) => Some(error),
+        None => None,
+    };
+    // Its errors are those of S3. Its reply says where the gateway's socket is.
+    let mut object = ObjectSource::open(url.clone(), access)?;
+    let again = (tried.is_none() || bucket.endpoint.local.has_news())
+        .then(|| ObjectFile::open(&bucket, &url, object.fetch.etag().as_deref()));
+    let tried = match again.flatten() {
+        Some(Ok(file)) => return Ok(Arc::new(file)),
+        Some(Err(error)) => Some(error),
+        None => tried,
+    };
+    if wanted == S3Local::Require {
+        return Err(by_file::required(&url, tried.as_ref()));
+    }
+    object.not_by_file = tried;
+    Ok(Arc::new(object))
+}
+
+/// Begins an object: by a file where the gateway is on this node, else by an upload.
+fn make(url: &ObjectUrl) -> Result<Box<dyn Upload>> {
+    let (wanted, bucket) = (by_file::wanted()?, Bucket::of_url(url)?);
+    if wanted == S3Local::Off {
+        return Ok(Box::new(ObjectUpload::new(bucket, &url.key)));
+    }
+    if bucket.endpoint.local.is_likely() {
+        // Any reply says where the socket is; what this one says beside it is said again by the upload.
+        let _ = bucket.region();
+    }
+    match ObjectDraft::begin(&bucket, url) {
+        Some(Ok(draft)) => Ok(Box::new(draft)),
+        failed if wanted == S3Local::Require => {
+            Err(by_file::required(url, failed.and_then(Result::err).as_ref()))
+        }
+        _ => Ok(Box::new(ObjectUpload::new(bucket, &url.key))),
     }
 }
 
@@ -280,7 +332,11 @@ impl Source for ObjectSource {
             let hint = format!("check the route and firewalls: nc -vz {} {}", address.ip(), address.port());
             (format!("address {address} of {} left out: {why}", site.name()), hint)
         });
-        Facts { way: Some(way), left_out: left_out.collect(), file_system: Some("s3") }
+        let not_by_file = self.not_by_file.iter().map(|why| {
+            let hint = "docs/guides/gateway.md says what the file needs; to leave it: FOREBAY_S3_LOCAL=off";
+            (format!("not by its file on this node: {why}"), hint.to_owned())
+        });
+        Facts { way: Some(way), left_out: left_out.chain(not_by_file).collect(), file_system: Some("s3") }
     }
 
     fn late_note(&self) -> Option<LateNote> {
@@ -343,7 +399,7 @@ impl Opener for ObjectOpener {
     }
 
     fn open(&self, url: &Path, access: Access) -> Result<Arc<dyn Source>> {
-        Ok(Arc::new(ObjectSource::open(ObjectUrl::parse(url)?, access)?))
+        open(ObjectUrl::parse(url)?, access)
     }
 
     fn make(&self, url: &Path, _mode: u32) -> Result<Box<dyn Upload>> {
@@ -361,7 +417,7 @@ impl Opener for ObjectOpener {
             .with("url", &url)
             .hint("leave ?versionId= out"));
         }
-        Ok(Box::new(ObjectUpload::new(Bucket::of_url(&url)?, &url.key)))
+        make(&url)
     }
 
     fn list(&self, url: &Path) -> Result<Vec<ListEntry>> {

@@ -171,18 +171,18 @@ fn left_out((text, hint): (String, String)) -> Note {
 /// The election with a note why the file has no O_DIRECT, if it has none, or how its bytes travel.
 pub(crate) fn with_file(election: &Arc<Election>, file: &File) -> Arc<Election> {
     let facts = file.source().facts();
-    if let Some(text) = facts.way {
-        let mut with = Election::clone(election);
-        with.notes.push(Note { text, hint: None });
-        with.notes.extend(facts.left_out.into_iter().map(left_out));
-        return Arc::new(with);
-    }
     let is_memory = file.descriptors().is_some_and(|file| file.is_memory);
-    let Some(reason) = file.direct_refused().filter(|_| !is_memory) else { return election.clone() };
-    let mut with = Election::clone(election);
-    with.notes.push(Note {
+    let through_cache = file.direct_refused().filter(|_| !is_memory).map(|reason| Note {
         text: format!("cold bytes go through the page cache: {reason}"),
         hint: Some("keep the file on a local ext4 or xfs file system".to_owned()),
     });
+    let way = facts.way.map(|text| Note { text, hint: None });
+    if way.is_none() && through_cache.is_none() {
+        return election.clone();
+    }
+    let mut with = Election::clone(election);
+    with.notes.extend(way);
+    with.notes.extend(facts.left_out.into_iter().map(left_out));
+    with.notes.extend(through_cache);
     Arc::new(with)
 }

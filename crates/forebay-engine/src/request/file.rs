@@ -117,7 +117,7 @@ impl File {
     pub fn from_source(source: Arc<dyn Source>) -> Result<Self> {
         let Fill::Descriptor(fd) = source.fill() else { return Ok(Self { source, file: None }) };
         // SAFETY: the source keeps the descriptor open.
-        let file = unsafe { adopt::adopt(OpenOptions::default(), fd.as_raw_fd()) }?;
+        let file = unsafe { adopt::adopt_of_source(fd.as_raw_fd()) }?;
         Ok(Self { source, file: Some(Arc::new(file)) })
     }
 

@@ -14,6 +14,7 @@ use super::descriptor::{self, Fd};
 use super::file::{IS_MEMORY, NO_DIRECT, check_type, device_number, nature};
 use super::idle::{DescriptorKey, KeptDescriptor};
 use super::{Descriptors, DirectAlignment, FileSource, OpenOptions};
+use crate::runtime::owned::Owned;
 use crate::runtime::sys::{self, Identity};
 
 /// Flags that our descriptors take over from the caller's.
@@ -34,6 +35,21 @@ struct DescriptorPair {
 /// # Safety
 /// As [`OpenOptions::adopt`].
 pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource> {
+    // SAFETY: passed on.
+    unsafe { adopt_of(options, fd, false) }
+}
+
+/// The same of a source's own descriptor. One that is written is closed with its file: the program has no locks on a file that it does
+/// not know, and who made the source waits for the end of all writing.
+///
+/// # Safety
+/// As [`OpenOptions::adopt`].
+pub(crate) unsafe fn adopt_of_source(fd: RawFd) -> Result<FileSource> {
+    // SAFETY: passed on.
+    unsafe { adopt_of(OpenOptions::default(), fd, true) }
+}
+
+unsafe fn adopt_of(options: OpenOptions, fd: RawFd, is_of_source: bool) -> Result<FileSource> {
     let path = PathBuf::from(format!("descriptor {fd}"));
     let flags = flags(fd)?;
     let stat = sys::stat(fd).map_err(|error| error.with("fd", fd))?;
@@ -41,6 +57,7 @@ pub(crate) unsafe fn adopt(options: OpenOptions, fd: RawFd) -> Result<FileSource
     let nature = nature(fd, &stat, flags & libc::O_ACCMODE == libc::O_RDWR);
     let given = CallerDescriptor {
         fd,
+        is_of_source: is_of_source && flags & libc::O_ACCMODE != libc::O_RDONLY,
         flags: flags & INHERITED_FLAGS,
         identity: (stat.st_dev, stat.st_ino),
         is_listed: LISTS_LOCKS.contains(&nature.magic),
@@ -86,6 +103,8 @@ type Reopened<T> = std::result::Result<T, String>;
 /// The caller's descriptor, and its file.
 struct CallerDescriptor {
     fd: RawFd,
+    /// Ours are closed at once.
+    is_of_source: bool,
     /// Flags that ours take over.
     flags: i32,
     identity: Identity,
@@ -153,6 +172,13 @@ impl CallerDescriptor {
     fn kept(&self, fd: OwnedFd, flags: Option<i32>) -> Option<Fd> {
         let identity = sys::identity(fd.as_raw_fd())?;
         let is_same = identity == self.identity;
+        if self.is_of_source && identity == self.identity {
+            return Some(Fd::Own(if flags.is_some() {
+                Owned::new(fd, identity)
+            } else {
+                Owned::sharing(fd, identity)
+            }));
+        }
         let (device, inode) = identity;
         let kept = KeptDescriptor::new(
             fd,

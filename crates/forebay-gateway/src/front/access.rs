@@ -8,6 +8,7 @@ use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
+use super::lend::LocalPeer;
 use crate::accounts::{Account, Accounts, Seat};
 use crate::lane::FileLane;
 use crate::threads::Turns;
@@ -45,6 +46,8 @@ impl Belongs {
 pub(crate) struct Visit {
     pub(crate) belongs: Arc<Belongs>,
     pub(crate) lane: Option<Arc<FileLane>>,
+    /// Of a request through the socket of this machine.
+    pub(crate) peer: Option<Arc<LocalPeer>>,
     known: Mutex<(&'static str, String)>,
     turns: OnceLock<Turns>,
 }
@@ -69,8 +72,12 @@ impl Visit {
         self.turns.get().cloned().unwrap_or_default()
     }
 
-    pub(crate) fn of(belongs: &Arc<Belongs>, lane: Option<Arc<FileLane>>) -> Arc<Self> {
-        Arc::new(Self { belongs: Arc::clone(belongs), lane, ..Self::default() })
+    pub(crate) fn of(
+        belongs: &Arc<Belongs>,
+        lane: Option<Arc<FileLane>>,
+        peer: Option<Arc<LocalPeer>>,
+    ) -> Arc<Self> {
+        Arc::new(Self { belongs: Arc::clone(belongs), lane, peer, ..Self::default() })
     }
 
     /// The operation and the account; empty where it did not come so far.

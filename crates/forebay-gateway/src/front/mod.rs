@@ -6,6 +6,7 @@
 //! | `objects` | objects: written, read, described, removed |
 //! | `copies` | objects and parts that are copied from objects |
 //! | `forms` | objects that forms of browsers send |
+//! | `lend` | objects by their files, for processes of this machine |
 //! | `uploads` | uploads by parts |
 //! | `access` | who may do what, and what no request may ask for |
 //! | `conditions` | `If-…`, ranges, parts |
@@ -24,6 +25,7 @@ mod conditions;
 mod copies;
 mod forms;
 mod intake;
+mod lend;
 mod objects;
 mod said;
 mod sums;
@@ -37,6 +39,7 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 
 pub(crate) use access::{Belongs, Gate, Visit};
 pub(crate) use codes::BodyStalled;
+pub(crate) use lend::LocalPeer;
 
 use crate::accounts::{Account, Accounts};
 use crate::store::{Store, StoreResult};

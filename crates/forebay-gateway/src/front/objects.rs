@@ -12,6 +12,7 @@ use super::buckets::{only_private, private};
 use super::codes::{answer, answer_read};
 use super::conditions::{ReadTerms, Slice, whole_second, write_condition};
 use super::intake::{Received, finish, receive};
+use super::lend::asking;
 use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
 use super::sums::{Algorithm, Sums, kind, tell_checksum};
 use super::{Front, Visit, blocking, forms, no_version, owner, turns};
@@ -25,6 +26,9 @@ impl Front {
         if request.method == Method::POST {
             request.headers = forms::headers_of(&request.input)?;
             refuse_unknown(&request.headers)?;
+        }
+        if let Some((peer, way)) = asking(&request, &["write", "publish"])? {
+            return self.put_file(request, peer, way).await;
         }
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
@@ -49,8 +53,11 @@ impl Front {
     }
 
     pub(super) async fn get(&self, request: S3Request<GetObjectInput>) -> S3Result<GetObjectOutput> {
+        no_version(request.input.version_id.as_deref())?;
+        if let Some((peer, _)) = asking(&request, &["read"])? {
+            return self.lend(request, peer).await;
+        }
         let input = request.input;
-        no_version(input.version_id.as_deref())?;
         let store = self.store(request.credentials.as_ref())?;
         let pieces = Arc::clone(&self.pieces);
         let (lane, turns) = (Visit::current().and_then(|visit| visit.lane.clone()), turns());
@@ -257,6 +264,17 @@ impl Front {
         .await?;
         Ok(DeleteObjectTaggingOutput::default())
     }
+}
+
+/// What an answer says of an object whose bytes go another way.
+pub(super) fn described(facts: &Facts, checksums: Option<&ChecksumMode>) -> GetObjectOutput {
+    let mut answer = GetObjectOutput::default();
+    tell_facts!(answer, facts);
+    if wants_checksum(checksums) {
+        tell_checksum!(answer, &facts.meta.checksum);
+        answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
+    }
+    answer
 }
 
 fn wants_checksum(mode: Option<&ChecksumMode>) -> bool {

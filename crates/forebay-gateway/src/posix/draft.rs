@@ -4,16 +4,17 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_OMIT, futimens};
+use rustix::fs::{AtFlags, OFlags, Statx, Timespec, Timestamps, UTIME_OMIT, futimens};
 use rustix::io::Errno;
 
+use super::handed::{self, Returned};
 use super::inner::Inner;
 use super::loose::{Loose, io_fault};
 use super::names::KeyPath;
 use super::record::{self, Identity, Record};
 use super::sys::LockKind;
 use super::tree::{self, failed, fault, open_below, open_dir, stat_file, way_fault};
-use crate::store::{Condition, Draft, Facts, Meta, StoreError, StoreResult};
+use crate::store::{Condition, Draft, Facts, Meta, StoreError, StoreResult, TakenBack};
 
 /// How often a PUT makes its directories again that a DELETE beside it removes.
 const DIRECTORY_TRIES: u32 = 100;
@@ -23,6 +24,8 @@ pub(super) struct FileDraft {
     inner: Arc<Inner>,
     target: Target,
     loose: Loose,
+    /// As it was when another process got it.
+    handed: Option<Statx>,
 }
 
 /// Where an object goes.
@@ -50,7 +53,7 @@ impl Target {
 impl FileDraft {
     pub(super) fn new(inner: &Arc<Inner>, target: Target) -> StoreResult<Self> {
         let loose = Loose::new(inner, &target.bucket, &target.parent())?;
-        Ok(Self { inner: Arc::clone(inner), target, loose })
+        Ok(Self { inner: Arc::clone(inner), target, loose, handed: None })
     }
 }
 
@@ -63,6 +66,26 @@ impl Draft for FileDraft {
     fn copy_from(&self, source: &File, from: u64, len: u64, offset: u64) -> StoreResult<()> {
         let _user = self.inner.act()?;
         copy_range(source, from, len, &self.loose.file, offset)
+    }
+
+    fn hand_out(&mut self) -> StoreResult<Option<File>> {
+        let _user = self.inner.act()?;
+        let (second, stat) = handed::second_opening(&self.loose.file)?;
+        self.handed = Some(stat);
+        Ok(Some(second))
+    }
+
+    fn take_back(self: Box<Self>, copies: bool) -> StoreResult<TakenBack> {
+        let _user = self.inner.act()?;
+        let (returned, len) = handed::returned(&self.loose.file, self.handed.as_ref())?;
+        match returned {
+            Returned::Fit => return Ok(TakenBack::Whole(self, len)),
+            Returned::Open if !copies => return Ok(TakenBack::Open(self)),
+            Returned::Open | Returned::Odd => {}
+        }
+        let copy = Self::new(&self.inner, self.target.clone())?;
+        copy.copy_from(&self.loose.file, 0, len, 0)?;
+        Ok(TakenBack::Whole(Box::new(copy), len))
     }
 
     fn publish(mut self: Box<Self>, len: u64, meta: Meta, condition: &Condition) -> StoreResult<Facts> {

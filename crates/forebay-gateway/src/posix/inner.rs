@@ -62,6 +62,8 @@ impl fmt::Display for Abilities {
 /// What the parts of the store share.
 pub(super) struct Inner {
     pub(super) root: OwnedFd,
+    /// The same tree, through which nothing can be written; `None` where the process may not make one.
+    pub(super) view: Option<OwnedFd>,
     pub(super) options: Options,
     pub(super) abilities: Abilities,
     pub(super) name_runs: NameRuns,

@@ -7,7 +7,9 @@ mod bucket;
 mod draft;
 mod examine;
 mod folder;
+mod handed;
 mod inner;
+mod lend;
 mod list;
 mod lock;
 mod loose;
@@ -37,7 +39,7 @@ use self::parts::PartDraft;
 use self::runs::NameRuns;
 use self::tree::failed;
 use crate::store::{
-    BucketFacts, Checksum, Condition, Draft, Facts, ListAsk, ListPage, Meta, Opened, PartFacts, Store,
+    BucketFacts, Checksum, Condition, Draft, Facts, Lent, ListAsk, ListPage, Meta, Opened, PartFacts, Store,
     StoreError, StoreResult, Swept, UploadFacts, UploadsAsk, UploadsPage,
 };
 
@@ -72,7 +74,8 @@ impl PosixStore {
         let root =
             openat2(&base, dir, flags, Mode::empty(), resolve).map_err(failed("cannot open directory"))?;
         let abilities = options.abilities.map_or_else(|| probe::probe_open(&root), Ok)?;
-        Ok(Self { inner: Arc::new(Inner { root, options, abilities, name_runs: NameRuns::default() }) })
+        let view = sys::read_only_tree(&root);
+        Ok(Self { inner: Arc::new(Inner { root, view, options, abilities, name_runs: NameRuns::default() }) })
     }
 
     /// What the file system of the directory can do.
@@ -117,6 +120,11 @@ impl Store for PosixStore {
     fn open(&self, bucket: &str, key: &str) -> StoreResult<Opened> {
         let _user = self.inner.act()?;
         read::open(&self.inner, &target(bucket, key)?)
+    }
+
+    fn lend(&self, bucket: &str, key: &str, uid: u32) -> StoreResult<Lent> {
+        let _user = self.inner.act()?;
+        lend::lend(&self.inner, &target(bucket, key)?, uid)
     }
 
     fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts> {

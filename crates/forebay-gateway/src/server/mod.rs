@@ -4,7 +4,9 @@ mod access_log;
 mod bodies;
 mod files;
 mod limits;
+mod local;
 mod metrics;
+mod passing;
 mod request;
 mod service;
 mod site;
@@ -12,7 +14,7 @@ mod tls;
 mod watch;
 
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,13 +32,14 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
-use crate::front::{Belongs, Front, Gate};
+use crate::front::{Belongs, Front, Gate, LocalPeer};
 use crate::threads::THREADS;
 use crate::warn::warn;
 use access_log::AccessLog;
 use files::Socket;
 pub use limits::Limits;
 use limits::READ_BYTES;
+use local::LocalSocket;
 use metrics::Metrics;
 use request::Connection;
 use site::{Phase, Site};
@@ -55,6 +58,8 @@ pub struct ServerOptions {
     pub listen: SocketAddr,
     /// TLS, and nothing else.
     pub tls: Option<TlsFiles>,
+    /// A directory for the socket by which processes of this machine get files in place of bytes.
+    pub local: Option<PathBuf>,
     /// What it bears.
     pub limits: Limits,
     /// Where figures are served instead of on the listener of objects.
@@ -73,6 +78,7 @@ impl ServerOptions {
         Self {
             listen,
             tls: None,
+            local: None,
             limits: Limits::default(),
             metrics: None,
             access_log: None,
@@ -87,6 +93,7 @@ pub struct Server {
     listener: TcpListener,
     metrics: Option<TcpListener>,
     tls: Option<TlsAcceptor>,
+    local: Option<Result<LocalSocket>>,
     options: ServerOptions,
     site: Arc<Site>,
     phase: Arc<Sender<Phase>>,
@@ -116,12 +123,15 @@ impl Server {
         let log = options.access_log.as_deref().map(AccessLog::open).transpose()?;
         let listener = listen(options.listen)?;
         let metrics = options.metrics.map(listen).transpose()?;
+        let port = listener.local_addr().map_or(0, |address| address.port());
+        let local = options.local.as_deref().map(|directory| LocalSocket::open(directory, port));
         let (sender, phase) = channel(Phase::Serving);
         let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         let site = Arc::new(Site {
             service: service(accounts, &options.limits),
             metrics: Metrics::default(),
             log,
+            announced: local.as_ref().and_then(|local| local.as_ref().ok()?.announced()),
             limits: options.limits,
             phase,
             ids: AtomicU64::new(begin << 8),
@@ -129,7 +139,7 @@ impl Server {
             look: Arc::default(),
             has_own_metrics: options.metrics.is_some(),
         });
-        Ok(Self { listener, metrics, tls, options, site, phase: Arc::new(sender) })
+        Ok(Self { listener, metrics, tls, local, options, site, phase: Arc::new(sender) })
     }
 
     /// Where figures are served, if they have a listener of their own.
@@ -140,6 +150,11 @@ impl Server {
     /// Where it listens: the port, where 0 was asked for.
     pub fn address(&self) -> SocketAddr {
         self.listener.local_addr().unwrap_or(self.options.listen)
+    }
+
+    /// The socket for processes of this machine, or why there is none; `None`: it was not asked for.
+    pub fn local(&self) -> Option<std::result::Result<&Path, &Error>> {
+        self.local.as_ref().map(|local| local.as_ref().map(LocalSocket::path))
     }
 
     /// Stops it.
@@ -176,11 +191,13 @@ impl Server {
             let _ = phase.wait_for(|phase| *phase != Phase::Serving).await;
             sleep(self.options.leave_time).await;
         };
+        let local = self.local.and_then(Result::ok);
         tokio::select! {
             () = accept(&listener, self.tls, &self.site) => {}
+            () = local::accept(local.as_ref(), &self.site) => {}
             () = leaving => {}
         }
-        drop(listener);
+        drop((listener, local));
         self.phase.send_replace(Phase::Ending);
         let ended = async {
             while self.site.metrics.connections.load(Relaxed) > 0 {
@@ -245,11 +262,7 @@ async fn accept(listener: &tokio::net::TcpListener, tls: Option<TlsAcceptor>, si
                 continue;
             }
         };
-        let open = Open::new(site);
-        if site.metrics.connections.load(Relaxed) > site.limits.connections as u64 {
-            site.metrics.turned_away.fetch_add(1, Relaxed);
-            continue;
-        }
+        let Some(open) = Open::within_limit(site) else { continue };
         let _ = socket.set_nodelay(true);
         let (site, tls) = (Arc::clone(site), tls.clone());
         tokio::spawn(async move {
@@ -263,10 +276,16 @@ async fn accept(listener: &tokio::net::TcpListener, tls: Option<TlsAcceptor>, si
 struct Open(Arc<Site>);
 
 impl Open {
-    fn new(site: &Arc<Site>) -> Self {
+    /// `None`: there are as many as may be.
+    fn within_limit(site: &Arc<Site>) -> Option<Self> {
         site.metrics.accepted.fetch_add(1, Relaxed);
-        site.metrics.connections.fetch_add(1, Relaxed);
-        Self(Arc::clone(site))
+        let before = site.metrics.connections.fetch_add(1, Relaxed);
+        let open = Self(Arc::clone(site));
+        if before < site.limits.connections as u64 {
+            return Some(open);
+        }
+        site.metrics.turned_away.fetch_add(1, Relaxed);
+        None
     }
 }
 
@@ -278,12 +297,12 @@ impl Drop for Open {
 
 /// TLS first, where it is spoken.
 async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, peer: SocketAddr) {
-    let watch = Watch::new(site.limits);
+    let (watch, from) = (Watch::new(site.limits), Origin { peer: None, from: peer.to_string() });
     let Some(tls) = tls else {
-        return hold(site, Arc::clone(&watch), Watched::new(socket, watch), peer).await;
+        return hold(site, Arc::clone(&watch), Watched::new(socket, watch), from).await;
     };
     match timeout(site.limits.head_time, tls.accept(socket)).await {
-        Ok(Ok(secured)) => hold(site, Arc::clone(&watch), Watched::new(secured, watch), peer).await,
+        Ok(Ok(secured)) => hold(site, Arc::clone(&watch), Watched::new(secured, watch), from).await,
         Ok(Err(_)) => {}
         Err(_) => {
             site.metrics.overdue.fetch_add(1, Relaxed);
@@ -291,15 +310,22 @@ async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, pee
     }
 }
 
+/// Where a connection comes from.
+struct Origin {
+    peer: Option<Arc<LocalPeer>>,
+    from: String,
+}
+
 /// Serves a connection until it ends, is overdue, or the server ends.
-async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>, peer: SocketAddr) {
-    let mut phase = site.phase.clone();
+async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>, origin: Origin) {
+    let (mut phase, peer) = (site.phase.clone(), origin.peer.clone());
     let connection = Arc::new(Connection {
         site: Arc::clone(&site),
         watch: Arc::clone(&watch),
         belongs: Arc::<Belongs>::default(),
         lane: socket.lane(),
-        peer: peer.to_string(),
+        peer: origin.peer,
+        from: origin.from,
     });
     let serve = service_fn(move |head| service::serve(Arc::clone(&connection), head));
     let served = http1::Builder::new()
@@ -312,7 +338,8 @@ async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>,
         tokio::select! {
             _ = served.as_mut() => return,
             () = sleep(watch.pause()) => {
-                if watch.left().is_zero() {
+                let is_writing = peer.as_ref().is_some_and(|peer| peer.has_draft());
+                if watch.left().is_zero() && !is_writing {
                     site.metrics.overdue.fetch_add(1, Relaxed);
                     return;
                 }

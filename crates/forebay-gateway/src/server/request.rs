@@ -10,7 +10,7 @@ use hyper::{Method, StatusCode};
 use super::access_log::Line;
 use super::site::Site;
 use super::watch::Watch;
-use crate::front::{Belongs, Visit};
+use crate::front::{Belongs, LocalPeer, Visit};
 use crate::lane::FileLane;
 
 /// A connection, as its requests see it.
@@ -20,7 +20,10 @@ pub(super) struct Connection {
     pub(super) belongs: Arc<Belongs>,
     /// Where the kernel can move files to the socket.
     pub(super) lane: Option<Arc<FileLane>>,
-    pub(super) peer: String,
+    /// Of the socket of this machine.
+    pub(super) peer: Option<Arc<LocalPeer>>,
+    /// For the log.
+    pub(super) from: String,
 }
 
 /// A request, until its answer is out.
@@ -47,7 +50,7 @@ impl Request {
         connection.site.metrics.under_way.fetch_add(1, Relaxed);
         Self {
             connection: Arc::clone(connection),
-            visit: Visit::of(&connection.belongs, connection.lane.clone()),
+            visit: Visit::of(&connection.belongs, connection.lane.clone(), connection.peer.clone()),
             method: head.method().clone(),
             path: head.uri().path().to_owned(),
             id: connection.site.next_id(),
@@ -62,7 +65,7 @@ impl Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        let Connection { site, watch, peer, .. } = &*self.connection;
+        let Connection { site, watch, from, .. } = &*self.connection;
         watch.end_request();
         site.metrics.under_way.fetch_sub(1, Relaxed);
         let (operation, account) = self.visit.known();
@@ -72,7 +75,7 @@ impl Drop for Request {
         if let Some(log) = &site.log {
             log.add(&Line {
                 began: self.began.0,
-                peer,
+                peer: from,
                 account: &account,
                 operation,
                 method: self.method.as_str(),

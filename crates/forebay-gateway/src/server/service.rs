@@ -43,8 +43,29 @@ pub(super) async fn serve(
     if site.is_leaving() {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    tell_local(&connection, &request, &mut answer);
     request.status = answer.status();
     Ok(answer.map(|body| Outgoer::new(body, request)))
+}
+
+/// Through the socket: how long the file is whose descriptor goes with the answer. Elsewhere: where the socket is, for those who may ask.
+fn tell_local(connection: &Connection, request: &Request, answer: &mut HttpResponse) {
+    let is_known = !request.visit.known().0.is_empty();
+    match (&connection.peer, &connection.site.announced) {
+        (Some(peer), _) => {
+            let mut parcel = peer.parcel();
+            if !answer.status().is_success() {
+                *parcel = None;
+            }
+            if let Some(parcel) = &*parcel {
+                answer.headers_mut().insert("x-forebay-length", parcel.len.into());
+            }
+        }
+        (None, Some(announced)) if is_known => {
+            answer.headers_mut().insert("x-forebay-local", announced.clone());
+        }
+        _ => {}
+    }
 }
 
 async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>) -> HttpResponse {

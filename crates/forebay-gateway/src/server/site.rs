@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use hyper::StatusCode;
+use hyper::header::HeaderValue;
 use s3s::service::S3Service;
 use tokio::sync::Mutex;
 use tokio::sync::watch::Receiver;
@@ -35,6 +36,8 @@ pub(super) struct Site {
     pub(super) service: S3Service,
     pub(super) metrics: Metrics,
     pub(super) log: Option<AccessLog>,
+    /// The socket of this machine, as answers say it.
+    pub(super) announced: Option<HeaderValue>,
     pub(super) limits: Limits,
     pub(super) phase: Receiver<Phase>,
     pub(super) ids: AtomicU64,

@@ -42,6 +42,15 @@ pub struct Opened {
     pub facts: Facts,
 }
 
+/// An object's file for another process of this machine.
+#[derive(Debug)]
+pub enum Lent {
+    /// Open for reading; the process cannot make a descriptor that writes of it.
+    File(Box<Opened>),
+    /// The descriptor stays here: why.
+    Kept(&'static str),
+}
+
 /// What must hold at the moment when an object is published or removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
@@ -56,6 +65,14 @@ pub enum Condition {
     Differs(String),
 }
 
+/// A draft that another process wrote.
+pub enum TakenBack {
+    /// Nobody else writes to it any more; its length.
+    Whole(Box<dyn Draft>, u64),
+    /// Another process has it open.
+    Open(Box<dyn Draft>),
+}
+
 /// An object, or a part of one, that is being written. Dropped before it is published, it leaves nothing.
 pub trait Draft: Send {
     /// Writes all the bytes, at an offset from the draft's first.
@@ -63,6 +80,16 @@ pub trait Draft: Send {
 
     /// Copies a range of an open object to the offset, inside the file system where it can.
     fn copy_from(&self, source: &File, from: u64, len: u64, offset: u64) -> StoreResult<()>;
+
+    /// A second opening of the file, for another process of this machine that writes the bytes. `None`: the draft has no file of its own.
+    fn hand_out(&mut self) -> StoreResult<Option<File>> {
+        Ok(None)
+    }
+
+    /// Takes back a draft that was handed out. `copies`: also where another process has it open, by a copy.
+    fn take_back(self: Box<Self>, _copies: bool) -> StoreResult<TakenBack> {
+        Err(StoreError::Denied)
+    }
 
     /// Gives the draft its name, in one step; durable before it returns unless the store's options leave that out. `len` is how many bytes
     /// were written: the draft has no others.
@@ -187,6 +214,8 @@ pub trait Store: Send + Sync {
 
     /// Opens an object for reading.
     fn open(&self, bucket: &str, key: &str) -> StoreResult<Opened>;
+    /// Opens an object for a process of this user, which gets the descriptor itself.
+    fn lend(&self, bucket: &str, key: &str, uid: u32) -> StoreResult<Lent>;
     /// The facts of an object.
     fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts>;
     /// Begins to write an object of this length, where it is known.

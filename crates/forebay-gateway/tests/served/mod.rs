@@ -53,7 +53,7 @@ impl Gateway {
         Self::over(Arc::new(own), entries, |_| {})
     }
 
-    fn over(
+    pub fn over(
         directory: Arc<tempfile::TempDir>,
         entries: Vec<AccountEntry>,
         change: impl FnOnce(&mut ServerOptions),
@@ -110,11 +110,18 @@ impl Gateway {
     }
 }
 
+impl Gateway {
+    /// Stops it, and waits for its end.
+    pub fn end(&mut self) {
+        self.stop.leave();
+        let ended = self.thread.take().is_none_or(|thread| thread.join().is_ok());
+        assert!(ended || std::thread::panicking());
+    }
+}
+
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.stop.leave();
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || std::thread::panicking());
+        self.end();
     }
 }
 

@@ -132,7 +132,11 @@ impl Pending {
     pub fn commit(self, durable: bool) -> Result<Vec<String>> {
         match self.save {
             Save::Local(save) => Ok(save.commit(durable)?.into_iter().map(str::to_owned).collect()),
-            Save::Upload(upload) => upload.finish(durable),
+            Save::Upload(upload) => {
+                // An upload may wait for the last descriptor of its file.
+                drop(self.file);
+                upload.finish(durable)
+            }
         }
     }
 }

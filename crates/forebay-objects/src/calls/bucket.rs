@@ -73,7 +73,7 @@ impl ObjectHead {
     }
 
     /// The same of an object of this length.
-    pub(super) fn of_len(head: &ReplyHead, len: u64) -> Self {
+    pub(crate) fn of_len(head: &ReplyHead, len: u64) -> Self {
         let text = |name: &str| head.header(name).map(str::to_owned);
         let checksums = head.headers.iter().filter_map(|(name, value)| {
             let algorithm = name.strip_prefix("x-amz-checksum-")?;

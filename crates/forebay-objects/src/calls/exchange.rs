@@ -272,6 +272,9 @@ fn attempt(
         let began = Instant::now();
         let end = once_for(endpoint, ask.clone(), body.clone(), wants);
         let is_lost = end.as_ref().map_or(true, |reply| reply.head.status >= 500);
+        if let Ok(reply) = &end {
+            endpoint.local.note(&reply.head);
+        }
         match judge(endpoint, ask, end) {
             Verdict::Good(reply) => {
                 endpoint.budget.good(began);

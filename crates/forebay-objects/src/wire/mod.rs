@@ -57,6 +57,16 @@ pub(crate) use pool::LONG_WORK;
 use pool::{Limits, Pool};
 use site::Site;
 
+/// The head of a reply at the beginning of these bytes, how many of them it has, and whether the connection may be used again. `None`: it
+/// has not ended yet.
+pub(crate) fn head_of(
+    came: &[u8],
+    method: call::Method,
+) -> forebay_error::Result<Option<(call::ReplyHead, usize, bool)>> {
+    let found = head::HeadReader::default().read(came, method)?;
+    Ok(found.map(|found| (found.head, found.bytes, found.keeps)))
+}
+
 /// How calls reach a site, for receipts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetworkFacts {

@@ -1,0 +1,245 @@
+//! Objects by their files: a process of this machine asks through the socket, and gets a descriptor beside the answer.
+//!
+//! | request | `x-forebay-file` | what it gets |
+//! |---|---|---|
+//! | GET | `read` | the object's file |
+//! | PUT | `write` | a new file, which is the connection's until it ends |
+//! | PUT | `publish` | the object is that file, of the length that `x-forebay-length` says |
+//!
+//! Where the client, or another process that has the descriptor from it, still has the file open, `publish` answers 409 `StillOpen`;
+//! with `x-forebay-still-open: copy` the object is a copy of it.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hyper::HeaderMap;
+use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, TRANSFER_ENCODING};
+use s3s::dto::*;
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
+
+use super::access::Visit;
+use super::codes::{answer, answer_read};
+use super::conditions::{ReadTerms, write_condition};
+use super::objects::described;
+use super::said::{meta_of, tag_of};
+use super::{Front, blocking};
+use crate::accounts::AccountEntry;
+use crate::store::{Draft, Lent, TakenBack};
+
+/// The header that asks for a file.
+const ASKS: &str = "x-forebay-file";
+
+/// A process of this machine, as its connection is seen.
+#[derive(Default)]
+pub(crate) struct LocalPeer {
+    uid: u32,
+    parcel: Mutex<Option<Parcel>>,
+    draft: Mutex<Option<HandedDraft>>,
+}
+
+/// A new object that the process writes. It goes when the connection ends.
+struct HandedDraft {
+    draft: Box<dyn Draft>,
+    entry: AccountEntry,
+    bucket: String,
+    key: String,
+}
+
+impl HandedDraft {
+    /// Whether an account as it is now may publish it by this name.
+    fn is_of(&self, entry: &AccountEntry, bucket: &str, key: &str) -> bool {
+        let rights = |entry: &AccountEntry| (entry.directory.clone(), entry.uid, entry.gid);
+        self.entry.access_key == entry.access_key
+            && rights(&self.entry) == rights(entry)
+            && (self.bucket.as_str(), self.key.as_str()) == (bucket, key)
+    }
+}
+
+/// A descriptor that goes out with the next bytes of the answer.
+pub(crate) struct Parcel {
+    pub(crate) file: OwnedFd,
+    /// Bytes of the object.
+    pub(crate) len: u64,
+}
+
+impl LocalPeer {
+    pub(crate) fn new(uid: u32) -> Arc<Self> {
+        Arc::new(Self { uid, ..Self::default() })
+    }
+
+    /// Whether a draft is its own: writing it takes as long as it takes.
+    pub(crate) fn has_draft(&self) -> bool {
+        self.draft().is_some()
+    }
+
+    fn draft(&self) -> MutexGuard<'_, Option<HandedDraft>> {
+        self.draft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What goes out next; a guard, since it goes when the socket takes it.
+    pub(crate) fn parcel(&self) -> MutexGuard<'_, Option<Parcel>> {
+        self.parcel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The process that asks for a file, and for which of these ways; `None`: the request is one as any other.
+pub(super) fn asking<T>(
+    request: &S3Request<T>,
+    ways: &[&'static str],
+) -> S3Result<Option<(Arc<LocalPeer>, &'static str)>> {
+    let Some(asked) = request.headers.get(ASKS) else { return Ok(None) };
+    let refused = |code, why: &'static str| Err(S3Error::with_message(code, why));
+    // A URL that was signed, or a head that was overheard, gives bytes and no descriptor.
+    if !is_signed(&request.headers) {
+        return refused(S3ErrorCode::AccessDenied, "the header x-forebay-file is not signed");
+    }
+    let Some(way) = ways.iter().find(|way| asked.as_bytes() == way.as_bytes()) else {
+        return refused(S3ErrorCode::InvalidArgument, "the operation has no such x-forebay-file");
+    };
+    let peer = request.extensions.get::<Arc<Visit>>().and_then(|visit| visit.peer.clone());
+    match peer {
+        Some(peer) => Ok(Some((peer, way))),
+        None => refused(S3ErrorCode::NotImplemented, "files go through the gateway's socket alone"),
+    }
+}
+
+fn is_signed(headers: &HeaderMap) -> bool {
+    let signed = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let names = signed.split("SignedHeaders=").nth(1).and_then(|rest| rest.split(',').next());
+    names.is_some_and(|names| names.trim().split(';').any(|name| name == ASKS))
+}
+
+/// The file is not handed out. The client reads the object as any other.
+fn kept(why: &'static str) -> S3Error {
+    conflict("NotByFile", why)
+}
+
+fn conflict(code: &'static str, why: &'static str) -> S3Error {
+    let mut error = S3Error::with_message(S3ErrorCode::Custom(code.into()), why);
+    error.set_status_code(hyper::StatusCode::CONFLICT);
+    error
+}
+
+impl Front {
+    /// GET with the file in place of its bytes.
+    pub(super) async fn lend(
+        &self,
+        request: S3Request<GetObjectInput>,
+        peer: Arc<LocalPeer>,
+    ) -> S3Result<GetObjectOutput> {
+        let input = request.input;
+        if input.range.is_some() || input.part_number.is_some() {
+            let why = "a file is handed out whole";
+            return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
+        }
+        let store = self.store(request.credentials.as_ref())?;
+        let uid = peer.uid;
+        let opened =
+            blocking(move || match store.lend(&input.bucket, &input.key, uid).map_err(answer_read)? {
+                Lent::File(opened) => Ok(opened),
+                Lent::Kept(why) => Err(kept(why)),
+            })
+            .await?;
+        let terms = ReadTerms {
+            matches: input.if_match,
+            differs: input.if_none_match,
+            changed_since: input.if_modified_since,
+            same_since: input.if_unmodified_since,
+        };
+        terms.check(&opened.facts)?;
+        *peer.parcel() = Some(Parcel { file: opened.file.into(), len: opened.facts.len });
+        Ok(described(&opened.facts, input.checksum_mode.as_ref()))
+    }
+}
+
+impl Front {
+    /// PUT by a file: the client gets one to write to, or publishes it.
+    pub(super) async fn put_file(
+        &self,
+        request: S3Request<PutObjectInput>,
+        peer: Arc<LocalPeer>,
+        way: &str,
+    ) -> S3Result<PutObjectOutput> {
+        if has_body(&request.headers) {
+            let why = "a request for a file has no body";
+            return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
+        }
+        if way == "publish" { self.publish(request, peer).await } else { self.hand_out(request, peer).await }
+    }
+
+    async fn hand_out(
+        &self,
+        request: S3Request<PutObjectInput>,
+        peer: Arc<LocalPeer>,
+    ) -> S3Result<PutObjectOutput> {
+        let account = self.account(request.credentials.as_ref())?;
+        let (bucket, key) = (request.input.bucket, request.input.key);
+        blocking(move || {
+            let mut draft = account.store.begin(&bucket, &key, None).map_err(answer)?;
+            let file = draft.hand_out().map_err(answer)?.ok_or_else(|| kept("the object is a directory"))?;
+            *peer.parcel() = Some(Parcel { file: file.into(), len: 0 });
+            *peer.draft() = Some(HandedDraft { draft, entry: account.entry.clone(), bucket, key });
+            Ok(PutObjectOutput::default())
+        })
+        .await
+    }
+
+    async fn publish(
+        &self,
+        request: S3Request<PutObjectInput>,
+        peer: Arc<LocalPeer>,
+    ) -> S3Result<PutObjectOutput> {
+        let account = self.account(request.credentials.as_ref())?;
+        let (headers, input) = (request.headers, request.input);
+        let condition = write_condition(input.if_match, input.if_none_match)?;
+        let meta = meta_of(&headers, input.metadata, input.tagging.as_deref())?;
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        let len: Option<u64> = header("x-forebay-length").and_then(|len| len.parse().ok());
+        let len = len.ok_or_else(|| S3Error::new(S3ErrorCode::MissingContentLength))?;
+        let copies = header("x-forebay-still-open") == Some("copy");
+        blocking(move || {
+            let handed = peer.draft().take();
+            let handed = handed.filter(|handed| handed.is_of(&account.entry, &input.bucket, &input.key));
+            let Some(HandedDraft { draft, entry, bucket, key }) = handed else {
+                let why = "the connection has no file for this object";
+                return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
+            };
+            match draft.take_back(copies).map_err(answer)? {
+                TakenBack::Open(draft) => {
+                    *peer.draft() = Some(HandedDraft { draft, entry, bucket, key });
+                    Err(conflict("StillOpen", "the file is open: close it before it is published"))
+                }
+                TakenBack::Whole(_, found) if found != len => Err(S3Error::new(S3ErrorCode::IncompleteBody)),
+                TakenBack::Whole(draft, _) => {
+                    let facts = draft.publish(len, meta, &condition).map_err(answer)?;
+                    Ok(PutObjectOutput { e_tag: tag_of(&facts.etag), ..PutObjectOutput::default() })
+                }
+            }
+        })
+        .await
+    }
+}
+
+/// A body, or a checksum of one: bytes of a file are not looked at.
+fn has_body(headers: &HeaderMap) -> bool {
+    let len = headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()).unwrap_or("0");
+    let has_sum = headers.keys().any(|name| name.as_str().starts_with("x-amz-checksum-"));
+    len != "0" || headers.contains_key(TRANSFER_ENCODING) || headers.contains_key("content-md5") || has_sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_signed() {
+        let signed =
+            |value: &str| is_signed(&[(AUTHORIZATION, value.parse().unwrap())].into_iter().collect());
+        let head = "AWS4-HMAC-SHA256 Credential=a/b/c/s3/aws4_request";
+        assert!(signed(&format!("{head}, SignedHeaders=host;x-forebay-file, Signature=ab")));
+        assert!(signed(&format!("{head},SignedHeaders=x-forebay-file;z,Signature=ab")));
+        assert!(!signed(&format!("{head}, SignedHeaders=host;x-forebay-files, Signature=ab")));
+        assert!(!signed(&format!("{head}, SignedHeaders=host, Signature=x-forebay-file")));
+        assert!(!is_signed(&HeaderMap::new()));
+    }
+}
