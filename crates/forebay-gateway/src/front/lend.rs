@@ -96,7 +96,7 @@ pub(super) fn asking<T>(
     let Some(way) = ways.iter().find(|way| asked.as_bytes() == way.as_bytes()) else {
         return refused(S3ErrorCode::InvalidArgument, "the operation has no such x-forebay-file");
     };
-    let peer = request.extensions.get::<Arc<Visit>>().and_then(|visit| visit.peer.clone());
+    let peer = Visit::current().and_then(|visit| visit.peer.clone());
     match peer {
         Some(peer) => Ok(Some((peer, way))),
         None => refused(S3ErrorCode::NotImplemented, "files go through the gateway's socket alone"),
