@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The shortest time that is looked at.
-const WINDOW: Duration = Duration::from_millis(200);
+/// The shortest time that is looked at: 4 GiB into a GPU take half a second.
+const WINDOW: Duration = Duration::from_millis(50);
 /// A thread is busy that waits for less than this part of the time.
 const BUSY: f64 = 0.1;
 /// It has a CPU of its own where it runs for more than this part of the time that it does not wait.
@@ -29,8 +29,8 @@ pub(super) enum LoadLevel {
     Light,
     /// It hardly waits.
     Busy,
-    /// The same, and a CPU was idle meanwhile.
-    WantsHelp,
+    /// The same, and so many CPUs were idle meanwhile.
+    WantsHelp(usize),
 }
 
 impl Load {
@@ -60,8 +60,8 @@ impl Load {
         // A thread that others keep from running gets no more done by another thread.
         let idle = if own > (elapsed - waited) * RUNS { idle() } else { None };
         let before = std::mem::replace(&mut self.idle, idle);
-        let has_idle_cpu = idle.zip(before).is_some_and(|(idle, before)| idle - before >= elapsed * TICKS);
-        Some(if has_idle_cpu { LoadLevel::WantsHelp } else { LoadLevel::Busy })
+        let cpus = idle.zip(before).map_or(0.0, |(idle, before)| (idle - before) / (elapsed * TICKS));
+        Some(if cpus >= 1.0 { LoadLevel::WantsHelp(cpus as usize) } else { LoadLevel::Busy })
     }
 }
 

@@ -148,10 +148,11 @@ impl Pool {
         lock(&self.state).threads.started(place);
     }
 
-    /// Whether one more thread may be started; the caller does it.
-    pub(super) fn wants_thread(&self) -> bool {
+    /// How many more threads the caller is to start, where so many CPUs are idle.
+    pub(super) fn wants_threads(&self, idle: usize) -> usize {
         let mut state = lock(&self.state);
-        !state.is_over && state.threads.may_grow() && state.threads.begins()
+        let more = if state.is_over { 0 } else { state.threads.growth().min(idle) };
+        if more > 0 && state.threads.begins() { more } else { 0 }
     }
 
     /// A thread has ended by a panic. Whether the caller starts another one.

@@ -67,10 +67,13 @@ impl ThreadList {
         self.all.retain(|one| !Arc::ptr_eq(one, place));
     }
 
-    /// Whether all are busy, and there may be more.
-    pub(super) fn may_grow(&self) -> bool {
+    /// How many there may be beside these, where all of them are busy: twice as many at most.
+    pub(super) fn growth(&self) -> usize {
+        if !self.all.iter().all(|place| place.is_busy()) {
+            return 0;
+        }
         let most = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
-        self.all.len() < most && self.all.iter().all(|place| place.is_busy())
+        most.saturating_sub(self.all.len()).min(self.all.len())
     }
 
     pub(super) fn wake_all(&self) {

@@ -73,6 +73,7 @@ impl Worker {
             self.begin();
             std::mem::swap(&mut self.ready, &mut tokens);
             tokens.drain(..).for_each(|token| self.turn(token));
+            self.ask_for_help();
             if self.checked.elapsed() >= SLICE {
                 self.check();
                 if self.lines() == 0 && self.is_over() {
@@ -354,12 +355,17 @@ impl Worker {
                 self.fail(token, error);
             }
         }
-        if let Some(level) = self.load.look(now) {
-            self.place.is_busy.store(level != LoadLevel::Light, Ordering::Relaxed);
-            if level == LoadLevel::WantsHelp && self.lines() > 1 && self.pool.wants_thread() {
-                // Without one, this thread goes on alone.
-                let _ = spawn(&self.pool);
-            }
+    }
+
+    /// Has other threads help where this one and all others are busy.
+    fn ask_for_help(&mut self) {
+        let Some(level) = self.load.look(Instant::now()) else { return };
+        self.place.is_busy.store(level != LoadLevel::Light, Ordering::Relaxed);
+        if let LoadLevel::WantsHelp(idle) = level
+            && self.lines() > 1
+        {
+            // Without them, this thread goes on alone.
+            let _ = (0..self.pool.wants_threads(idle)).try_for_each(|_| spawn(&self.pool));
         }
     }
 
