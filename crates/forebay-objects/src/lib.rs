@@ -17,6 +17,7 @@
 //! | `by_file` | the same, by its file |
 
 mod account;
+mod between;
 mod by_file;
 mod calls;
 mod endpoint;

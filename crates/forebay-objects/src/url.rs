@@ -5,8 +5,6 @@ use std::path::Path;
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::account::is_name;
-
 /// The begin of all URLs of objects.
 pub(crate) const SCHEME: &str = "s3://";
 
@@ -213,6 +211,12 @@ impl fmt::Display for Escaped<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether it can be the name of a site.
+pub(crate) fn is_name(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    (1..=32).contains(&text.len()) && text.bytes().all(fits)
 }
 
 #[cfg(test)]

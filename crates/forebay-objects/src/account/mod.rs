@@ -35,7 +35,6 @@ use crate::wire::site::Site;
 use head::Signing;
 use keys::Keys;
 use named::NamedSite;
-pub(crate) use named::{SITES, is_name};
 use place::Place;
 use profile::{ProfileFiles, Profiles};
 use providers::{Source, World};
@@ -45,6 +44,7 @@ pub(crate) use settings::checked_region;
 use settings::{Lookup, Settings};
 pub(crate) use sigv4::encoded;
 pub(crate) use target::region_of_aws;
+pub(crate) use variables::SITES;
 use variables::Variables;
 
 /// Accounts of the process that are kept, for the environments that it had last.

@@ -3,10 +3,8 @@
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::target::Target;
-use super::variables::Variables;
-
-/// The variable that has them.
-pub(crate) const SITES: &str = "FOREBAY_S3_ENDPOINTS";
+use super::variables::{SITES, Variables};
+use crate::url::is_name;
 
 /// The most that are taken: accounts of this many environments are kept.
 const MOST: usize = super::KEPT;
@@ -67,12 +65,6 @@ impl NamedSite {
             None => here,
         }
     }
-}
-
-/// Whether it can be the name of a site.
-pub(crate) fn is_name(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    (1..=32).contains(&text.len()) && text.bytes().all(fits)
 }
 
 /// The error of a name that the variable has not.

@@ -6,9 +6,12 @@ use std::path::PathBuf;
 use forebay_config::env;
 use forebay_error::{Error, ErrorKind, Result};
 
+/// The variable that has sites.
+pub(crate) const SITES: &str = "FOREBAY_S3_ENDPOINTS";
+
 /// Variables of other programs that are looked at, beside all that begin with `AWS_`.
 const OTHERS: [&str; 10] = [
-    super::named::SITES,
+    SITES,
     "HOME",
     "http_proxy",
     "HTTP_PROXY",

@@ -10,9 +10,9 @@ use forebay_source::HostRange;
 use super::etag::{replaced, strong};
 use super::exchange::{Reply, exchange_within, head_of};
 use super::refusal::Refusal;
-use super::{checksum, list, sites, time};
+use super::{checksum, list, time};
 use crate::ObjectUrl;
-use crate::account::Account;
+use crate::account::{Account, SITES};
 use crate::calls::checked::CheckedBody;
 use crate::endpoint::Endpoint;
 use crate::pace::DEADLINE;
@@ -65,7 +65,7 @@ impl ObjectHead {
         found.map(|(_, value)| value.as_str()).filter(|value| value.len() == 12)
     }
 
-    pub(super) fn of(head: &ReplyHead) -> Result<Self> {
+    pub(crate) fn of(head: &ReplyHead) -> Result<Self> {
         let len = head.length;
         let len =
             len.ok_or_else(|| Error::new(ErrorKind::Io, "the server does not tell the object's length"))?;
@@ -128,11 +128,7 @@ impl Bucket {
 
     /// The error of a write that failed for long enough.
     pub(super) fn of_write(&self, error: Error) -> Error {
-        if self.site_name().is_some() && self.named.is_none() {
-            sites::of_write(error, &self.name)
-        } else {
-            error
-        }
+        if self.site_name().is_some() && self.named.is_none() { of_write(error, &self.name) } else { error }
     }
 
     /// Whether both are one bucket of one site.
@@ -212,7 +208,7 @@ impl Bucket {
     }
 
     /// All that the server says of it.
-    pub(super) fn head_reply(&self, key: &str, version: Option<&str>) -> Result<ReplyHead, Refusal> {
+    pub(crate) fn head_reply(&self, key: &str, version: Option<&str>) -> Result<ReplyHead, Refusal> {
         let mut ask = self.ask(Method::Head, key);
         ask.query.extend(version.map(|version| ("versionId".to_owned(), version.to_owned())));
         ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
@@ -350,4 +346,11 @@ impl Bucket {
         })?;
         Ok(failed)
     }
+}
+
+/// What to say where a write fails because its site is gone.
+fn of_write(error: Error, bucket: &str) -> Error {
+    error.hint(format!(
+        "objects are written to the first site of {SITES} alone; to another one by its name: s3://SITE@{bucket}/KEY"
+    ))
 }

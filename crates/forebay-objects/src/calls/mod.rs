@@ -3,7 +3,6 @@
 //! | file | what it has |
 //! |---|---|
 //! | `bucket` | a bucket, and the calls for its objects: heads, puts, removals |
-//! | `between` | objects that go from one server to another |
 //! | `first` | an object's head and its first bytes, by one call |
 //! | `list` | listings of buckets, objects and unfinished uploads, page by page |
 //! | `multipart` | the calls of multipart uploads, and copies within servers |
@@ -18,7 +17,6 @@
 //! | `sites` | reads of a bucket that several sites have |
 //! | `time` | times of servers |
 
-mod between;
 mod bucket;
 pub(crate) mod checked;
 pub(crate) mod checksum;
@@ -40,11 +38,12 @@ pub(crate) mod sites;
 #[cfg(test)]
 mod tests;
 mod time;
-mod upload;
+pub(crate) mod upload;
 
 pub use bucket::{Bucket, ObjectHead};
 pub(crate) use content_range::content_range;
 pub use examine::{ObjectFinding, Weight, examine};
 pub use list::{List, Listed, ListedObject, buckets};
+pub(crate) use multipart::kept_headers;
 pub(crate) use refusal::{Refusal, refusal};
 pub(crate) use upload::ObjectUpload;

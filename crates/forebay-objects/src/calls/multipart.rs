@@ -208,7 +208,7 @@ impl Bucket {
     }
 
     /// The tags of an object as a header has them; `None`: it has none, the server has no tags, or they may not be read.
-    pub(super) fn tags(&self, key: &str) -> Result<Option<String>> {
+    pub(crate) fn tags(&self, key: &str) -> Result<Option<String>> {
         let mut ask = self.ask(Method::Get, key);
         ask.query.push(pair("tagging", ""));
         let reply = match self.call(&ask, &Body::None) {
@@ -283,7 +283,7 @@ impl Bucket {
 }
 
 /// What CopyObject copies with an object, and CreateMultipartUpload takes from its request.
-pub(super) fn kept_headers(head: &ReplyHead) -> impl Iterator<Item = (String, String)> + '_ {
+pub(crate) fn kept_headers(head: &ReplyHead) -> impl Iterator<Item = (String, String)> + '_ {
     let is_kept = |name: &str| KEPT.contains(&name) || name.starts_with("x-amz-meta-");
     head.headers.iter().filter(move |(name, _)| is_kept(name)).cloned()
 }

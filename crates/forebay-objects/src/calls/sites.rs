@@ -8,7 +8,7 @@ use forebay_sys::threads;
 
 use super::bucket::Bucket;
 use super::refusal::Refusal;
-use crate::account::{Account, SITES};
+use crate::account::Account;
 use crate::endpoint::Endpoint;
 use crate::pace::{DEADLINE, UNKNOWN_DEADLINE};
 use crate::wire::call::{Body, Method};
@@ -131,13 +131,6 @@ fn joined(mut all: Vec<(Bucket, Refusal)>) -> Refusal {
 pub(crate) fn of_each(all: &[(Option<&str>, &Error)]) -> String {
     let each = all.iter().map(|(name, error)| format!("{}: {}", name.unwrap_or("?"), error.message()));
     each.collect::<Vec<_>>().join("; ")
-}
-
-/// What to say where a write fails because its site is gone.
-pub(super) fn of_write(error: Error, bucket: &str) -> Error {
-    error.hint(format!(
-        "objects are written to the first site of {SITES} alone; to another one by its name: s3://SITE@{bucket}/KEY"
-    ))
 }
 
 /// The error of a read that began at one site and cannot go on at the others.

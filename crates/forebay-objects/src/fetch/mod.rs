@@ -6,7 +6,9 @@
 //! | `plan` | which ranges are asked for, and where their bytes go: a state machine without a connection |
 //! | `object` | the plan of an object, joined to its endpoint |
 //! | `route` | where ranges are asked for |
-//! | `sites` | other sites that have the same bytes |
+//! | `target` | one state of an object |
+//! | `places` | sites, and which of them has the same bytes |
+//! | `sites` | a read that goes on at another site |
 //! | `first` | bytes that came when the object was opened |
 //! | `sink` | the reply to a range |
 //! | `call` | the call of a range under way, and how long it takes |
@@ -20,12 +22,15 @@ mod first;
 mod halved;
 mod limits;
 mod object;
+mod places;
 mod plan;
 mod replaced;
 mod route;
 mod sink;
 mod sites;
+mod target;
 
 pub(crate) use first::FIRST;
-pub(crate) use object::{ObjectFetch, Target};
-pub(crate) use sites::Sites;
+pub(crate) use object::ObjectFetch;
+pub(crate) use places::Sites;
+pub(crate) use target::Target;

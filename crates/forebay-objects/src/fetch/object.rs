@@ -14,52 +14,17 @@ use forebay_source::{Answer, Request};
 use super::call::RangeCall;
 use super::first::FirstBytes;
 use super::limits::{BURST, RANGE};
+use super::places::Sites;
 use super::plan::{NewRange, Plan, RangeId, RangeRoom};
 use super::route::Route;
 use super::sink::RangeSink;
-use super::sites::Sites;
-use crate::calls::etag::strong;
+use super::target::Target;
 use crate::calls::sites::PATIENCE;
 use crate::calls::{Bucket, ObjectHead};
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::pace::{Paced, UnderWay, go_on_at};
-use crate::wire::call::{Ask, Body, Method};
-
-/// One state of an object.
-#[derive(Clone, Debug)]
-pub(crate) struct Target {
-    pub(crate) bucket: String,
-    pub(crate) key: String,
-    pub(crate) version: Option<String>,
-    pub(crate) etag: Option<String>,
-    pub(crate) len: u64,
-}
-
-impl Target {
-    /// What asks for bytes of it; `None`: for its head.
-    pub(crate) fn ask(&self, range: Option<(u64, u64)>) -> Ask {
-        let mut headers = Vec::new();
-        if let Some((start, end)) = range {
-            // Servers send a checksum with all of the bytes alone; some send that of all with a part.
-            headers.push(if (start, end) == (0, self.len) {
-                ("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned())
-            } else {
-                ("range".to_owned(), format!("bytes={start}-{}", end - 1))
-            });
-            let etag = strong(self.etag.as_deref());
-            headers.extend(etag.map(|etag| ("if-match".to_owned(), etag.to_owned())));
-        }
-        let version = self.version.as_ref().map(|version| ("versionId".to_owned(), version.clone()));
-        Ask {
-            method: if range.is_some() { Method::Get } else { Method::Head },
-            bucket: self.bucket.clone(),
-            key: self.key.clone(),
-            query: version.into_iter().collect(),
-            headers,
-        }
-    }
-}
+use crate::wire::call::Body;
 
 /// The requests to an object, and its ranges under way.
 pub(crate) struct ObjectFetch {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use forebay_error::{Error, ErrorKind};
 
-use super::object::Target;
+use super::target::Target;
 use crate::calls::Refusal;
 use crate::calls::sites::PATIENCE;
 use crate::endpoint::Endpoint;

@@ -29,7 +29,7 @@ pub(super) enum LoadLevel {
     Light,
     /// It hardly waits.
     Busy,
-    /// The same, and so many CPUs were idle meanwhile.
+    /// The same, and CPUs were idle meanwhile: this many.
     WantsHelp(usize),
 }
 

@@ -148,7 +148,7 @@ impl Pool {
         lock(&self.state).threads.started(place);
     }
 
-    /// How many more threads the caller is to start, where so many CPUs are idle.
+    /// How many more threads the caller is to start, where this many CPUs are idle.
     pub(super) fn wants_threads(&self, idle: usize) -> usize {
         let mut state = lock(&self.state);
         let more = if state.is_over { 0 } else { state.threads.growth().min(idle) };

@@ -9,7 +9,7 @@
 //! | `writes` | the source that takes the writes |
 
 mod joint;
-pub(super) mod parts;
+pub(crate) mod parts;
 mod sender;
 mod state;
 mod writes;
@@ -28,35 +28,12 @@ use super::multipart::{PATIENCE, SentPart, checksum_of};
 use super::refusal::Refusal;
 use super::{checksum, time};
 use crate::wire::call::Body;
+pub(crate) use state::Like;
 use state::{Part, PartMemory, Ready, Shared, State};
 use writes::Writes;
 
 /// The same where nothing is in a hurry: parts under way are waited for, so that none comes behind the abortion.
 const LONG_PATIENCE: Duration = Duration::from_secs(30);
-
-/// What a new object has of another one.
-#[derive(Debug, Default)]
-pub(super) struct Like {
-    /// Its metadata.
-    pub(super) headers: Vec<(String, String)>,
-    /// The CRC-64/NVME that its bytes must have.
-    pub(super) crc64: Option<String>,
-}
-
-impl Like {
-    /// Fails where the bytes that are to be the object are others. `None`: the server takes no checksums.
-    fn compare(&self, found: Option<u64>) -> Result<()> {
-        let (Some(expected), Some(found)) = (&self.crc64, found.map(checksum::text)) else { return Ok(()) };
-        if *expected == found {
-            return Ok(());
-        }
-        let error = Error::new(
-            ErrorKind::Corrupt,
-            "the bytes that came are others than those of the source's checksum",
-        );
-        Err(error.with("expected", forebay_error::plain(expected)).with("found", found))
-    }
-}
 
 /// A new object, until it is finished; dropped before, nothing of it remains.
 pub(crate) struct ObjectUpload {
@@ -77,12 +54,12 @@ impl ObjectUpload {
     }
 
     /// The same of one that is like another object.
-    pub(super) fn like(bucket: Bucket, key: &str, like: Like) -> Self {
+    pub(crate) fn like(bucket: Bucket, key: &str, like: Like) -> Self {
         Self { shared: Arc::new(Shared::new(bucket, key.to_owned(), like)), is_finished: false }
     }
 
     /// Nothing more is written.
-    pub(super) fn fail(&self, error: &Error) {
+    pub(crate) fn fail(&self, error: &Error) {
         self.shared.fail(error);
     }
 

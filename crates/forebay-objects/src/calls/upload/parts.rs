@@ -12,7 +12,7 @@ const NEXT_COUNT: u64 = 1000;
 const MAX_PARTS: u32 = 10_000;
 
 /// The bytes of a part, of which the first has the number 1.
-pub(in crate::calls) fn range(number: u32) -> Range<u64> {
+pub(crate) fn range(number: u32) -> Range<u64> {
     let index = u64::from(number.saturating_sub(1));
     let Some(behind) = index.checked_sub(FIRST_COUNT) else {
         return index * FIRST..(index + 1) * FIRST;

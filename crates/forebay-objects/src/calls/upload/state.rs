@@ -5,15 +5,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use forebay_error::{Error, ErrorKind};
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::process::ProcessId;
 use forebay_source::HostRange;
 
-use super::Like;
 use super::joint::{Joint, Piece};
 use super::parts::{self, Covered};
 use super::sender;
 use crate::calls::bucket::Bucket;
+use crate::calls::checksum;
 use crate::calls::exchange::End;
 use crate::calls::multipart::SentPart;
 use crate::lock;
@@ -23,6 +23,30 @@ const MAX_GATHERED: usize = 4;
 
 /// Memory that a part is put together in.
 pub(super) type Buffer = Arc<Mutex<Vec<u8>>>;
+
+/// What a new object has of another one.
+#[derive(Debug, Default)]
+pub(crate) struct Like {
+    /// Its metadata.
+    pub(crate) headers: Vec<(String, String)>,
+    /// The CRC-64/NVME that its bytes must have.
+    pub(crate) crc64: Option<String>,
+}
+
+impl Like {
+    /// Fails where the bytes that are to be the object are others. `None`: the server takes no checksums.
+    pub(super) fn compare(&self, found: Option<u64>) -> Result<()> {
+        let (Some(expected), Some(found)) = (&self.crc64, found.map(checksum::text)) else { return Ok(()) };
+        if *expected == found {
+            return Ok(());
+        }
+        let error = Error::new(
+            ErrorKind::Corrupt,
+            "the bytes that came are others than those of the source's checksum",
+        );
+        Err(error.with("expected", forebay_error::plain(expected)).with("found", found))
+    }
+}
 
 /// An upload, shared with the thread that sends its parts.
 #[derive(Debug)]

@@ -5,9 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Direction, Fill, HostRange, Request, Requests, Upload};
 
-use super::bucket::{Bucket, ObjectHead};
-use super::multipart::kept_headers;
-use super::upload::{Like, ObjectUpload, parts};
+use crate::calls::upload::{Like, ObjectUpload, parts};
+use crate::calls::{Bucket, ObjectHead, kept_headers};
 use crate::fetch::{ObjectFetch, Target};
 
 /// Parts in memory at a time.
