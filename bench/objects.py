@@ -44,6 +44,8 @@ PART = 8 << 20
 SMALL = 10_000
 TENSORS, TENSOR = 5_000, 95_000
 LIMIT_S = 120
+#: A driver of a machine with GPUs takes half a CPU second to start, which is not the work.
+NO_GPU = {"FOREBAY_LIBCUDA": "/nonexistent"}
 #: Rows that count objects or tensors, not bytes.
 COUNTED = ("small", "tensors")
 GPU_OBJECT, GPU_MODEL = 4 << 30, 11 << 30
@@ -225,7 +227,7 @@ def by_bench(row: Row, driver: str | None, key: str = "object") -> Spent:
         line = [str(READY / "forebay"), "bench", "-P", f"s3://bucket/{key}", "-i", "16M"]
         line += ["-w", str(min(row.connections, 16)), "--json", str(out)]
         # Without a driver device 0 is host memory.
-        _, whole = done(line, {"FOREBAY_LIBCUDA": driver or "/nonexistent"})
+        _, whole = done(line, {"FOREBAY_LIBCUDA": driver} if driver else NO_GPU)
         found = json.loads(out.read_text())["passes"][-1]
     cpu = found["cpu"]["user_s"] + found["cpu"]["system_s"]
     return Spent(found["bytes"], found["seconds"], cpu, whole.rss_mib)
@@ -262,7 +264,7 @@ def by_program(subject: str, row: Row, options: argparse.Namespace) -> Spent:
             ("forebay", "put"): [str(READY / "forebay"), "cp", path, "s3://bucket/put/forebay"],
             ("forebay", "small"): [str(READY / "forebay"), "s3", "sync", "s3://bucket/small/", there],
         }  # fmt: skip
-        _, spent = done(lines[subject, row.work], is_kept=False)
+        _, spent = done(lines[subject, row.work], NO_GPU, is_kept=False)
         if row.work == "small" and len(os.listdir(there)) != options.small:
             raise RuntimeError(f"{len(os.listdir(there))} objects came")
     return spent._replace(count=options.small if row.work == "small" else options.size)
@@ -288,7 +290,7 @@ def by_memory(subject: str, row: Row, options: argparse.Namespace) -> Spent:
             if what == "cp"
             else ["s3", "sync", "s3://bucket/small/", there]
         )
-        _, spent = done([str(READY / "forebay"), *words], is_kept=False)
+        _, spent = done([str(READY / "forebay"), *words], NO_GPU, is_kept=False)
     return spent._replace(count=1 << 30 if what == "cp" else options.small * 4096)
 
 
@@ -328,7 +330,7 @@ def run_rows(rows: dict[str, Row], options: argparse.Namespace) -> list[dict[str
                 before = server_cpu()
                 try:
                     spent = measure(subject, row, options)
-                except RuntimeError as error:
+                except (RuntimeError, FileNotFoundError) as error:
                     out.add((name, subject))
                     print(f"{name}, {subject}: left out: {error}", file=sys.stderr, flush=True)
                     continue

@@ -98,6 +98,20 @@ fn listings_and_trees_come_from_the_far_site_with_a_note() {
 }
 
 #[test]
+fn nothing_is_removed_by_the_listing_of_another_site() {
+    let two = Two::new();
+    two.far.put("bkt", "a/one", "1");
+    std::fs::create_dir(two.near.path().join("down")).unwrap();
+    std::fs::write(two.near.path().join("down/two"), "2").unwrap();
+    let mut command = two.command("s3 sync s3://bkt/a/ down --delete");
+    // Nobody listens at the nearest site.
+    command.env("FOREBAY_S3_ENDPOINTS", format!("near=http://127.0.0.1:1,far={}", two.far.endpoint()));
+    let done = finish(command);
+    assert_ne!(done.code, Some(0), "{}", done.out);
+    assert!(two.near.read("down/two") == b"2" && !two.near.path().join("down/one").exists(), "{}", done.err);
+}
+
+#[test]
 fn sync_between_sites_goes_by_checksums_and_moves_nothing_twice() {
     let two = Two::new();
     let long = std::fs::read(sample(two.near.path(), "sample", 36 << 20)).unwrap();

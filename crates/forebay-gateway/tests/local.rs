@@ -183,6 +183,14 @@ fn files_are_asked_for_by_signed_requests_through_the_socket_alone() {
         node.gateway.address
     ));
     assert_eq!((by_url.status, by_url.file.is_some()), (403, false), "{}", by_url.text);
+    // A signature that nobody checks, beside that of the URL.
+    let beside = node.send(&format!(
+        "GET {} HTTP/1.1\r\nhost: {}\r\nx-forebay-file: read\r\n\
+         authorization: AWS4-HMAC-SHA256 Credential=a, SignedHeaders=x-forebay-file, Signature=b\r\n\r\n",
+        raw.presigned("/bucket/k", 60),
+        node.gateway.address
+    ));
+    assert_eq!((beside.status, beside.file.is_some()), (400, false), "{}", beside.text);
     for (headers, status) in [
         (vec![("x-forebay-file", "write")], 400),
         (vec![("x-forebay-file", "read"), ("range", "bytes=0-1")], 400),

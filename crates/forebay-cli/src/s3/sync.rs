@@ -45,7 +45,8 @@ pub(super) struct How {
 }
 
 pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure> {
-    let (source, destination) = trees(&args.source, &args.destination)?;
+    // Another site may have fewer objects: nothing is removed by its listing.
+    let (source, destination) = trees(&args.source, &args.destination, !args.delete)?;
     check_folder(&source)?;
     if let Tree::Prefix(bucket, prefix) = &source
         && is_without_keys(bucket, prefix, console)?
@@ -89,10 +90,12 @@ pub(super) fn check_folder(source: &Tree) -> Result<()> {
     }
 }
 
-/// Source and destination, of which one at least is in a bucket, and which lie side by side.
+/// Source and destination, of which one at least is in a bucket, and which lie side by side. Whether the source may be that of another
+/// site, where the nearest one is gone.
 pub(super) fn trees(
     source: &std::path::Path,
     destination: &std::path::Path,
+    is_anywhere: bool,
 ) -> Result<(Tree, Tree), Failure> {
     if !ObjectUrl::is_one(source) && !ObjectUrl::is_one(destination) {
         return Err(Failure::usage(
@@ -109,7 +112,7 @@ pub(super) fn trees(
         return Err(Failure::usage(error.hint("name two prefixes that lie side by side")));
     }
     // What goes to a bucket is compared with what its own site has.
-    let one = if matches!(other, Tree::Folder(_)) { one.anywhere() } else { one };
+    let one = if is_anywhere && matches!(other, Tree::Folder(_)) { one.anywhere() } else { one };
     Ok((one, other))
 }
 

@@ -85,7 +85,7 @@ fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
     let (is_of_bucket, is_to_bucket) =
         (ObjectUrl::is_one(&copy.source), ObjectUrl::is_one(&copy.destination));
     if !is_of_bucket && !is_to_bucket {
-        trees(&copy.source, &copy.destination)?;
+        trees(&copy.source, &copy.destination, true)?;
     }
     refuse_streams(copy)?;
     if is_to_bucket {
@@ -160,7 +160,7 @@ fn refuse_streams(copy: &Copy) -> Result<(), Failure> {
 }
 
 fn copy_tree(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
-    let (source, destination) = trees(&args.copy.source, &args.copy.destination)?;
+    let (source, destination) = trees(&args.copy.source, &args.copy.destination, true)?;
     check_folder(&source)?;
     if let Tree::Prefix(bucket, prefix) = &source
         && is_without_keys(bucket, prefix, console)?

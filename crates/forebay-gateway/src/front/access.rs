@@ -111,7 +111,7 @@ impl S3Access for Gate {
         let account = self.0.find(&signed.access_key).ok_or_else(|| denied("the account is gone"))?;
         let operation = known_name(cx.s3_op().name());
         if operation != "PostObject" && !is_version_4(cx) {
-            let why = "the signature is of version 2, which forms alone may have: use AWS4-HMAC-SHA256";
+            let why = "the request needs one signature, by AWS4-HMAC-SHA256: forms alone may have version 2";
             return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
         }
         if let Some(visit) = Visit::current() {
@@ -167,12 +167,20 @@ const OPERATIONS: [&str; 31] = [
     "AbortMultipartUpload",
 ];
 
-/// Whether a request that is no form was signed by version 4, in its head or its URL.
+/// Whether a request that is no form was signed by version 4, in its head or its URL. Where both have a signature, only that of the URL
+/// was checked: nothing in the head is believed.
 fn is_version_4(cx: &S3AccessContext<'_>) -> bool {
-    let head = cx.headers().get(AUTHORIZATION);
     let query = cx.uri().query().unwrap_or_default();
-    head.is_some_and(|head| head.as_bytes().starts_with(b"AWS4-HMAC-SHA256"))
-        || query.split('&').any(|pair| pair.starts_with("X-Amz-Signature="))
+    let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
+    match cx.headers().get(AUTHORIZATION) {
+        Some(head) => {
+            // A name that is written with `%` may be one of these.
+            let is_signature =
+                |name: &str| name.contains('%') || name == "X-Amz-Signature" || name == "Signature";
+            head.as_bytes().starts_with(b"AWS4-HMAC-SHA256") && !names.any(is_signature)
+        }
+        None => names.any(|name| name == "X-Amz-Signature"),
+    }
 }
 
 fn known_name(name: &str) -> &'static str {

@@ -89,7 +89,12 @@ impl LocalGateway {
 
 fn find(announced: &str) -> Result<LocalSocket> {
     let parsed = announced.split_once(' ').and_then(|(uid, path)| Some((uid.parse().ok()?, path)));
-    let Some((uid, path)) = parsed.filter(|(_, path)| path.starts_with('/')) else {
+    // A server that lies does not send requests to other programs' sockets.
+    let is_gateway = |path: &str| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        path.starts_with('/') && name.starts_with("s3-") && name.ends_with(".sock")
+    };
+    let Some((uid, path)) = parsed.filter(|(_, path)| is_gateway(path)) else {
         return Err(Error::new(ErrorKind::Corrupt, "the gateway's announcement of its socket is none"));
     };
     LocalSocket::find(path, uid)
