@@ -230,7 +230,7 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
     let place = place();
     std::fs::set_permissions(place.scratch.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
     let (file, _facts) = place.open(place.facts("tcp"));
-    // Before: to look as the other user brings pages into memory. Twice: the kernel may still be reading ahead what was asked for.
+    // Before: to look as the other user brings pages into memory. Twice: the kernel may still be reading ahead for the last read.
     chill(&file);
     std::thread::sleep(Duration::from_millis(200));
     chill(&file);
