@@ -92,7 +92,8 @@ fn find(announced: &str) -> Result<LocalSocket> {
     // A server that lies does not send requests to other programs' sockets.
     let is_gateway = |path: &str| {
         let name = path.rsplit('/').next().unwrap_or_default();
-        path.starts_with('/') && name.starts_with("s3-") && name.ends_with(".sock")
+        path.starts_with('/')
+            && name.strip_prefix("s3-").is_some_and(|rest| rest.strip_suffix(".sock").is_some())
     };
     let Some((uid, path)) = parsed.filter(|(_, path)| is_gateway(path)) else {
         return Err(Error::new(ErrorKind::Corrupt, "the gateway's announcement of its socket is none"));
