@@ -4,7 +4,7 @@
 use std::fs::File as StdFile;
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -163,6 +163,20 @@ pub fn exchange(mut socket: &UnixStream, head: &str) -> FileReply {
 
 pub fn can_be_another_user() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Whether a gateway of this process can open files through a read-only view of their tree.
+pub fn has_views() -> bool {
+    let flags = libc::OPEN_TREE_CLONE | libc::O_CLOEXEC as u32;
+    // SAFETY: the path is a text that lives as long as the program.
+    let tree = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, c"/tmp".as_ptr(), flags) };
+    if tree < 0 {
+        eprintln!("skipped: views need CAP_SYS_ADMIN");
+        return false;
+    }
+    // SAFETY: the kernel has just made it.
+    drop(unsafe { OwnedFd::from_raw_fd(tree as i32) });
+    true
 }
 
 /// Does something as another user, whose rights a thread can have alone.
