@@ -49,6 +49,8 @@ pub(crate) unsafe fn adopt_of_source(fd: RawFd) -> Result<FileSource> {
     unsafe { adopt_of(OpenOptions::default(), fd, true) }
 }
 
+/// # Safety
+/// As [`OpenOptions::adopt`].
 unsafe fn adopt_of(options: OpenOptions, fd: RawFd, is_of_source: bool) -> Result<FileSource> {
     let path = PathBuf::from(format!("descriptor {fd}"));
     let flags = flags(fd)?;

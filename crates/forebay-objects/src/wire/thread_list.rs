@@ -37,7 +37,7 @@ impl ThreadPlace {
 #[derive(Debug, Default)]
 pub(super) struct ThreadList {
     all: Vec<Arc<ThreadPlace>>,
-    /// One is being started.
+    /// A thread starts others.
     starts: bool,
 }
 
@@ -50,7 +50,7 @@ impl ThreadList {
         self.all.len()
     }
 
-    /// One is to be started. False: one is already.
+    /// The caller is to start some. False: another one does.
     pub(super) fn begins(&mut self) -> bool {
         !std::mem::replace(&mut self.starts, true)
     }
@@ -106,5 +106,27 @@ impl ThreadList {
     #[cfg(test)]
     pub(super) fn set_busy(&self, is_busy: bool) {
         self.all.iter().for_each(|place| place.is_busy.store(is_busy, Ordering::Relaxed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::wire::poller::Poller;
+
+    #[test]
+    fn threads_double_where_all_are_busy() {
+        let most = std::thread::available_parallelism().unwrap().get().min(MOST_THREADS);
+        let mut list = ThreadList::default();
+        assert_eq!(list.growth(), 0);
+        for count in 1..=most {
+            let (_, waker) = Poller::new().unwrap();
+            list.started(Some(Arc::new(ThreadPlace::new(Mailbox::new(waker)))));
+            assert_eq!(list.growth(), 0, "the new one is not busy");
+            list.set_busy(true);
+            assert_eq!(list.growth(), count.min(most - count));
+        }
     }
 }
