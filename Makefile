@@ -8,6 +8,8 @@ CARGO := .ci/cargo
 STEP := .ci/step
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FOREBAY := $(TARGET)/release/forebay
+# Packages are installed without compiled modules: the first process that imports one compiles it, for all.
+unexport PYTHONDONTWRITEBYTECODE
 # CI must not change what was resolved; at a desk a new dependency may.
 LOCKED := $(if $(CI),$(if $(wildcard Cargo.lock),--locked))
 

@@ -67,7 +67,8 @@ fn make(folder: &Path) -> Result<(), String> {
     finish(outside(Path::new("python3")).args(["-m", "venv"]).arg(folder), LIMIT)
         .map_err(|text| format!("no Python environment can be made: {text}"))?;
     let mut pip = outside(&folder.join("bin/python3"));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]);
+    pip.arg("--only-binary=:all:");
     finish(pip.args(PACKAGES), LIMIT)
         .map(drop)
         .map_err(|text| format!("pip cannot install the packages: {text}"))
