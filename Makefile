@@ -8,6 +8,9 @@ CARGO := .ci/cargo
 STEP := .ci/step
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 FOREBAY := $(TARGET)/release/forebay
+# What scripts of `make test` run. CI takes the command that the tests have built, with debug assertions: another build would cost
+# it minutes. `make nightly` tries the release.
+TRIED := $(TARGET)/$(if $(CI),debug,release)/forebay
 # Packages are installed without compiled modules: the first process that imports one compiles it, for all.
 unexport PYTHONDONTWRITEBYTECODE
 # CI must not change what was resolved; at a desk a new dependency may.
@@ -25,8 +28,15 @@ demo: release ## Build, then move real bytes over every engine of this machine a
 release: ## Build the release binary (target/release/forebay)
 	@$(STEP) "Release build" $(CARGO) build --release $(LOCKED) -p forebay-cli
 
+.PHONY: command
+command: $(if $(CI),tests-built,release) ## Build the command that scripts of `make test` run
+
+.PHONY: tests-built
+tests-built: ## Compile the whole workspace for its tests
+	@$(STEP) "Test build" $(CARGO) test $(LOCKED) --workspace --no-run --quiet
+
 .PHONY: test
-test: skips-start lint ptx doc release smoke nfs s3 clients s3-tests-quick unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
+test: skips-start lint ptx doc command smoke nfs s3 clients s3-tests-quick unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
@@ -104,20 +114,20 @@ docs: doc ## The documentation as a site: pages, search, the APIs of Rust and Py
 	@$(STEP) "Site" .ci/site/build
 
 .PHONY: smoke
-smoke: release ## Our own cost per operation on the noop engine; a quick report
-	@$(STEP) "Smoke (noop engine, quick report)" .ci/smoke $(FOREBAY)
+smoke: command ## Our own cost per operation on the noop engine; a quick report
+	@$(STEP) "Smoke (noop engine, quick report)" .ci/smoke $(TRIED)
 
 .PHONY: nfs
-nfs: release ## Read and write files of a real NFS server (nfs-ganesha) over TCP
-	@$(STEP) "NFS (nfs-ganesha)" .ci/nfs $(FOREBAY)
+nfs: command ## Read and write files of a real NFS server (nfs-ganesha) over TCP
+	@$(STEP) "NFS (nfs-ganesha)" .ci/nfs $(TRIED)
 
 .PHONY: s3
-s3: release ## Read and write objects of real S3 servers (moto, rclone, and ours)
-	@$(STEP) "S3 (moto, rclone, forebay)" .ci/s3 $(FOREBAY) moto rclone forebay
+s3: command ## Read and write objects of real S3 servers (moto, rclone, and ours)
+	@$(STEP) "S3 (moto, rclone, forebay)" .ci/s3 $(TRIED) moto rclone forebay
 
 .PHONY: clients
-clients: release ## boto3, rclone and obstore against our gateway
-	@$(STEP) "Clients of S3" .ci/clients $(FOREBAY) boto3 rclone obstore
+clients: command ## boto3, rclone and obstore against our gateway
+	@$(STEP) "Clients of S3" .ci/clients $(TRIED) boto3 rclone obstore
 
 .PHONY: clients-long
 clients-long: release ## The same with aws-cli, s5cmd, s3fs, pyarrow and ours
@@ -132,8 +142,8 @@ s3-tests: release ## The cases of ceph/s3-tests on our gateway (it is fetched; O
 	@$(STEP) "S3 tests" .ci/s3-tests $(FOREBAY)
 
 .PHONY: s3-tests-quick
-s3-tests-quick: release ## The minute of them that `make test` runs
-	@$(STEP) "S3 tests (quick)" .ci/s3-tests $(FOREBAY) quick
+s3-tests-quick: command ## The minute of them that `make test` runs
+	@$(STEP) "S3 tests (quick)" .ci/s3-tests $(TRIED) quick
 
 .PHONY: unit
 unit: ## All tests
@@ -153,8 +163,7 @@ torture: ## Attack it for half an hour (TORTURE_SECONDS, TORTURE_SEED, TORTURE_O
 
 # By what the tests have built, with debug assertions.
 .PHONY: torture-quick
-torture-quick: ## The minute of it that `make test` runs
-	@$(STEP) "What is attacked" $(CARGO) test $(LOCKED) --workspace --no-run --quiet
+torture-quick: tests-built ## The minute of it that `make test` runs
 	@$(STEP) "Torture (quick)" $(TARGET)/debug/$(TORTURE) --seconds $(or $(TORTURE_SECONDS),60)
 
 # All side by side.
@@ -189,9 +198,9 @@ lab-build:
 
 # Five minutes at most; kernels that take half an hour to build are not built for it.
 .PHONY: lab-quick
-lab-quick: ## The scenarios of the lab that `make test` runs
+lab-quick: command ## The scenarios of the lab that `make test` runs
 	@$(STEP) "What the lab's guests are given" lab/build --quick $(LOCKED)
-	@$(STEP) "Lab (quick)" lab/run --quick --no-build --minutes 5
+	@$(STEP) "Lab (quick)" env FOREBAY_LAB_FOREBAY="$$(realpath $(TRIED))" lab/run --quick --no-build --minutes 5
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
 NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster clients-long s3-tests prometheus dist dist-test aarch64 python-test-release serving s3-servers
