@@ -9,10 +9,11 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::OnceLock;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 use common::{MANIFEST, cc, clean, library_folder, run, scratch, text_of, wait};
@@ -20,7 +21,7 @@ use common::{MANIFEST, cc, clean, library_folder, run, scratch, text_of, wait};
 /// How long a program may take, sanitizers included.
 const LIMIT: Duration = Duration::from_mins(3);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Plain,
     Address,
@@ -37,8 +38,21 @@ impl Kind {
     }
 }
 
-/// Builds `tests/c/NAME.c` into `folder`; the compiler's text if it cannot.
-fn build(name: &str, kind: Kind, folder: &Path) -> Result<PathBuf, String> {
+/// A program, and its path or the compiler's text, once it is compiled.
+type BuiltPrograms = HashMap<(String, Kind), Arc<OnceLock<Result<PathBuf, String>>>>;
+
+/// `tests/c/NAME.c` as a program, compiled once for all tests.
+fn built(name: &str, kind: Kind) -> PathBuf {
+    static BUILT: LazyLock<Mutex<BuiltPrograms>> = LazyLock::new(Mutex::default);
+    let cell = Arc::clone(BUILT.lock().unwrap().entry((name.to_owned(), kind)).or_default());
+    let program = cell.get_or_init(|| compile(name, kind)).clone();
+    program.unwrap_or_else(|text| panic!("{name} does not compile:\n{text}"))
+}
+
+/// Compiles a program into a folder that is this library's and this kind's.
+fn compile(name: &str, kind: Kind) -> Result<PathBuf, String> {
+    let folder = library_folder().join(format!("{kind:?}"));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     let program = folder.join(name);
     let mut command = cc();
     command.arg("-std=gnu11").args(kind.flags());
@@ -79,8 +93,7 @@ fn check(name: &str, kind: Kind, variables: &[(&str, &str)]) {
 /// As [`check`], and it must not take longer than this; what it printed.
 fn check_within(limit: Duration, name: &str, kind: Kind, variables: &[(&str, &str)]) -> String {
     let folder = scratch();
-    let program =
-        build(name, kind, folder.path()).unwrap_or_else(|text| panic!("{name} does not compile:\n{text}"));
+    let program = built(name, kind);
     let mut command = clean(&program);
     let gpu = fake_cuda::library_path().expect("the software GPU was built with these tests");
     command.arg(folder.path()).current_dir(folder.path()).env("FOREBAY_LIBCUDA", gpu);
@@ -382,7 +395,7 @@ fn denied_file_systems_and_mounts_work_all_the_same() {
 #[test]
 fn preloading_does_it_too() {
     let folder = scratch();
-    let program = build("open_close", Kind::Plain, folder.path()).unwrap();
+    let program = built("open_close", Kind::Plain);
     let mut command = clean(&program);
     command.env_remove("LD_LIBRARY_PATH").env("LD_PRELOAD", library_folder().join("libcufile.so.0"));
     run(command.arg(folder.path()).env("FOREBAY_LIBCUDA", fake_cuda::library_path().unwrap()));
@@ -392,7 +405,7 @@ fn preloading_does_it_too() {
 #[test]
 fn without_a_gpu_host_memory_works() {
     let folder = scratch();
-    let program = build("open_close", Kind::Plain, folder.path()).unwrap();
+    let program = built("open_close", Kind::Plain);
     run(clean(&program).arg(folder.path()).env("FOREBAY_LIBCUDA", "/nonexistent/libcuda.so.1"));
 }
 
