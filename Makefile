@@ -225,7 +225,8 @@ gateway-long: ## A gateway killed at each system call of PUT, DELETE and the end
 CLUSTERS ?= gluster ceph moosefs local
 .PHONY: gateway-cluster
 gateway-cluster: release ## Two gateways behind HAProxy over GlusterFS, CephFS, MooseFS and a directory, one killed (root; CLUSTERS="NAME …")
-	@for one in $(CLUSTERS); do $(STEP) "Two gateways ($$one)" .ci/cluster $(FOREBAY) $$one; done
+	@failed=; for one in $(CLUSTERS); do $(STEP) "Two gateways ($$one)" .ci/cluster $(FOREBAY) $$one || failed+=" $$one"; done; \
+		[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 .PHONY: prometheus
 prometheus: release ## Debian's Prometheus scrapes `forebay stats --listen`, and answers the queries of the Grafana board
