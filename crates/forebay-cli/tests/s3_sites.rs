@@ -199,3 +199,67 @@ fn bytes_that_change_on_the_way_are_no_object() {
         assert!(two.far.get("bkt", key).is_none() && two.far.open_uploads() == 0, "{key}");
     }
 }
+
+/// The near site's times are not the far one's.
+#[test]
+fn a_sync_from_the_other_site_downloads_nothing_that_is_there() {
+    let two = Two::new();
+    for (key, bytes) in [("a/small", vec![1; 100]), ("a/long", vec![2; 5 << 20])] {
+        two.near.server.put("bkt", key, bytes.clone());
+        two.far.put("bkt", key, bytes);
+        two.far.age("bkt", key, 1000);
+    }
+    assert_eq!(two.run("s3 sync s3://bkt/a here").ok().out.lines().count(), 2);
+    let gets = two.far.requests(Asked::Get);
+    two.near_is_gone();
+    let said = two.run("s3 sync s3://bkt/a here").ok();
+    assert_eq!((said.out.as_str(), two.far.requests(Asked::Get)), ("", gets), "{}", said.err);
+    // Other bytes of the same length.
+    two.far.put("bkt", "a/small", vec![3; 100]);
+    two.far.age("bkt", "a/small", 2000);
+    let said = two.run("s3 sync s3://bkt/a here").ok();
+    assert!(said.out.contains("a/small") && !said.out.contains("a/long"), "{}", said.out);
+    assert_eq!(two.near.read("here/small"), vec![3; 100]);
+}
+
+#[test]
+fn an_empty_listing_of_the_far_site_is_no_empty_prefix_while_the_near_one_is_gone() {
+    let two = Two::new();
+    two.near.server.put("bkt", "a/key", "bytes");
+    two.near_is_gone();
+    for command in ["s3 ls s3://bkt/a/key", "s3 ls s3://bkt/a/ --recursive", "s3 sync s3://bkt/a/ here"] {
+        let done = two.run(command).fails(1, "site near is gone");
+        assert!(!done.err.contains("no key begins"), "{command}: {}", done.err);
+    }
+    two.near.server.no_faults();
+    two.run("s3 ls s3://bkt/b").fails(1, "no key begins");
+}
+
+#[test]
+fn copies_say_what_was_not_compared() {
+    let two = Two::new();
+    two.near.server.put_pattern("bkt", "plain", 1000);
+    two.near.server.put("bkt", "summed", "bytes");
+    let said = two.run("s3 cp s3://near@bkt/summed s3://far@bkt/summed").ok();
+    assert!(!said.err.contains("note:"), "{}", said.err);
+    let said = two.run("s3 cp s3://near@bkt/plain s3://far@bkt/plain").ok();
+    assert!(said.err.contains("note: the source keeps no CRC-64/NVME"), "{}", said.err);
+    two.far.faults(|_| Some(Fault::Without("x-amz-checksum-crc64nvme")));
+    let said = two.run("s3 cp s3://near@bkt/summed s3://far@bkt/again").ok();
+    assert!(said.err.contains("note: the target computes no CRC-64/NVME"), "{}", said.err);
+    let said = two.run("s3 sync s3://near@bkt/ s3://far@bkt/all").ok();
+    assert!(said.err.contains("note: 2 files: "), "{}", said.err);
+}
+
+/// Bytes that changed on the way are seen also where the target takes no checksums.
+#[test]
+fn a_target_without_checksums_gets_no_other_bytes() {
+    let two = Two::new();
+    let long = std::fs::read(sample(two.near.path(), "sample", 36 << 20)).unwrap();
+    two.near.server.put("bkt", "long", long);
+    two.near.server.faults(|seen| (seen.asked == Asked::Get).then_some(Fault::Flip(1000)));
+    let mut command = two.command("s3 cp s3://near@bkt/long s3://far@bkt/long");
+    command.env("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required");
+    finish(command).fails(1, "others than those of");
+    assert!(two.far.get("bkt", "long").is_none() && two.far.open_uploads() == 0);
+}

@@ -5,12 +5,42 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Direction, Fill, HostRange, Request, Requests, Upload};
 
-use crate::calls::upload::{Like, ObjectUpload, parts};
+use crate::calls::upload::parts::PartSizes;
+use crate::calls::upload::{Like, ObjectUpload};
 use crate::calls::{Bucket, ObjectHead, kept_headers};
 use crate::fetch::{ObjectFetch, Target};
 
-/// Parts in memory at a time.
-const PARTS: usize = 4;
+/// Parts in memory at a time, at most.
+const PARTS: u64 = 4;
+/// Bytes of these, unless one alone is longer: 525 MiB of an object of 5 TiB.
+const MEMORY: u64 = 256 << 20;
+
+/// An object that was copied between two servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brought {
+    /// Bytes.
+    pub len: u64,
+    /// Which of both servers gave no checksum, so that the bytes were not compared on its side.
+    pub not_compared: Option<&'static str>,
+}
+
+impl Brought {
+    fn new(len: u64, has_source: bool, has_target: bool) -> Self {
+        let not_compared = match (has_source, has_target) {
+            (true, true) => None,
+            (false, true) => Some(
+                "the source keeps no CRC-64/NVME: the bytes were compared from this machine to the target alone",
+            ),
+            (true, false) => Some(
+                "the target computes no CRC-64/NVME: the bytes were compared from the source to this machine alone",
+            ),
+            (false, false) => {
+                Some("neither server has a CRC-64/NVME of the object: its bytes were not compared")
+            }
+        };
+        Self { len, not_compared }
+    }
+}
 
 /// A part was read, or written.
 struct Ended {
@@ -21,39 +51,43 @@ struct Ended {
 
 impl Bucket {
     /// Writes an object of another server to `key` of this bucket, with its metadata. Where the source keeps a CRC-64/NVME, the bytes
-    /// are compared with it before the new object has its name. Returns the number of bytes.
-    pub fn bring(&self, source: &Self, source_key: &str, key: &str) -> Result<u64> {
+    /// are compared with it before the new object has its name.
+    pub fn bring(&self, source: &Self, source_key: &str, key: &str) -> Result<Brought> {
         let head = source.head_reply(source_key, None)?;
         let object = ObjectHead::of(&head)?;
         let has_tags = head.header("x-amz-tagging-count").is_some_and(|count| count != "0");
         let tags = if has_tags { source.tags(source_key)? } else { None };
         let tags = tags.map(|tags| ("x-amz-tagging".to_owned(), tags));
         let crc64 = object.crc64().map(str::to_owned);
-        let like = Like { headers: kept_headers(&head).chain(tags).collect(), crc64 };
+        let (has_source, sizes) = (crc64.is_some(), PartSizes::of_len(object.len));
+        let like = Like { headers: kept_headers(&head).chain(tags).collect(), crc64, sizes };
         let upload = ObjectUpload::like(self.clone(), key, like);
         let (bucket, etag, len) = (source.name.clone(), object.etag, object.len);
         let target = Target { bucket, key: source_key.to_owned(), version: None, etag, len };
         let fetch = ObjectFetch::new(source.endpoint_now()?, target, Vec::new(), None);
-        let passed = pass(&fetch, &upload, len);
+        let passed = pass(&fetch, &upload, len, sizes);
         fetch.close();
-        let done = passed.and_then(|()| Box::new(upload).finish(false));
-        done.map(|_| len).map_err(|error| match error.kind() {
-            ErrorKind::Corrupt => error.hint(format!(
-                "copy it again, or look at the source: forebay verify -f {}",
-                forebay_error::quoted(&source.url(source_key))
-            )),
-            _ => error,
+        let done = passed.and_then(|()| upload.finish_summed());
+        done.map(|(_, has_target)| Brought::new(len, has_source, has_target)).map_err(|error| {
+            match error.kind() {
+                ErrorKind::Corrupt => error.hint(format!(
+                    "copy it again, or look at the source: forebay verify -f {}",
+                    forebay_error::quoted(&source.url(source_key))
+                )),
+                _ => error,
+            }
         })
     }
 }
 
 /// Passes all bytes on, part by part.
-fn pass(fetch: &ObjectFetch, upload: &ObjectUpload, len: u64) -> Result<()> {
+fn pass(fetch: &ObjectFetch, upload: &ObjectUpload, len: u64, sizes: PartSizes) -> Result<()> {
     let to = upload.source();
     let Fill::Requests(to) = to.fill() else { return Ok(()) };
     let (sender, ends) = channel();
-    let mut pass = Pass { fetch, to, sender, len, number: 1, slots: Vec::new(), under_way: 0 };
-    for slot in 0..PARTS {
+    let mut pass = Pass { fetch, to, sender, len, sizes, number: 1, slots: Vec::new(), under_way: 0 };
+    let slots = (MEMORY / sizes.first()).clamp(1, PARTS);
+    for slot in 0..slots as usize {
         pass.slots.push((Vec::new(), 0));
         pass.read_next(slot);
     }
@@ -74,6 +108,7 @@ struct Pass<'a> {
     to: &'a dyn Requests,
     sender: Sender<Ended>,
     len: u64,
+    sizes: PartSizes,
     /// The part to be read next.
     number: u32,
     /// Memory of parts, and where in the object they begin.
@@ -100,7 +135,7 @@ impl Pass<'_> {
 
     /// Reads the next part, where there is one.
     fn read_next(&mut self, slot: usize) {
-        let part = parts::range(self.number);
+        let part = self.sizes.range(self.number);
         if part.start >= self.len {
             return;
         }

@@ -9,7 +9,7 @@ use forebay_remote::process::OfProcess;
 use crate::account::{Account, ChecksumMode};
 use crate::local::LocalGateway;
 use crate::lock;
-use crate::pace::{Budget, DEADLINE, Durations, Turns};
+use crate::pace::{Budget, Durations, Turns, deadline};
 use crate::wire::Network;
 use crate::wire::site::Site;
 
@@ -62,7 +62,7 @@ impl Endpoint {
 
     pub(crate) fn new(account: Arc<Account>, site: Site) -> Arc<Self> {
         let network = Network::new(account.clone(), site.clone());
-        let (budget, turns) = (Budget::new(DEADLINE), Turns::new());
+        let (budget, turns) = (Budget::new(deadline()), Turns::new());
         let refuses_checksums = AtomicBool::new(false);
         let durations = Durations::default();
         let local = LocalGateway::new(&site);

@@ -32,7 +32,10 @@ mod url;
 mod wire;
 mod xml;
 
+pub use between::Brought;
 pub use calls::{Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, Weight, buckets, examine};
+#[doc(hidden)]
+pub use pace::give_up_after;
 pub use probe::{EndpointProbe, ObjectRate, Trial, probe};
 pub use url::ObjectUrl;
 

@@ -18,7 +18,7 @@ use crate::calls::checked::CheckedObject;
 use crate::calls::etag::replaced;
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload, Refusal};
 use crate::endpoint::Endpoint;
-use crate::fetch::{FIRST, ObjectFetch, Sites, Target};
+use crate::fetch::{FIRST, HeadNow, ObjectFetch, Sites, Target};
 use crate::lock;
 use crate::pace::MOST_RANGES;
 use crate::url::ObjectUrl;
@@ -69,7 +69,7 @@ impl ObjectSource {
                 .with("url", &url)
                 .hint("save a new one: forebay.save_file, forebay cp"));
         }
-        let bucket = Bucket::of_url(&url)?.anywhere();
+        let bucket = Bucket::of_url(&url)?.anywhere()?;
         if url.is_prefix() {
             return Err(no_object(&bucket, &url)?);
         }
@@ -157,6 +157,19 @@ impl ObjectSource {
             let server = endpoint.site.name();
             Some(format!("held up: server {server} {what} for {} s in all", seconds.as_secs()))
         }
+    }
+
+    /// Why reads that were begun do not go on at another site, and how they would.
+    fn not_elsewhere(&self, why: &str) -> (String, String) {
+        let site = self.fetch.endpoint().account.site_name().map(str::to_owned);
+        let text = format!("reads that were begun do not go on at another site: {why}");
+        let url = forebay_error::quoted(&ObjectUrl { site, ..self.url.clone() }.to_string());
+        (
+            text,
+            format!(
+                "write it again, by S3 with its checksum: forebay cp {url} FILE && forebay cp FILE {url}"
+            ),
+        )
     }
 
     /// Which sites give bytes from now on, where it is not the one of now alone.
@@ -286,9 +299,9 @@ impl Source for ObjectSource {
         if self.is_fresh() {
             return Ok(self.content.token());
         }
-        let (head, is_moved) = self.fetch.head()?;
+        let HeadNow { head, ours, is_moved } = self.fetch.head()?;
         // Other sites have ETags of their own, for the same bytes.
-        if is_moved && head.etag.as_deref() == self.fetch.etag().as_deref() {
+        if is_moved && head.etag == ours {
             return Ok(self.content.token());
         }
         Ok(Content::of(&head).token())
@@ -296,8 +309,7 @@ impl Source for ObjectSource {
 
     /// The server is asked. An error also where another object is there by now.
     fn stored_sum(&self) -> Option<Result<Box<dyn StoredSum>>> {
-        let sum = self.fetch.head().and_then(|(head, _)| {
-            let ours = self.fetch.etag();
+        let sum = self.fetch.head().and_then(|HeadNow { head, ours, .. }| {
             if head.etag != ours {
                 return Err(replaced(ours.as_deref(), head.etag.as_deref()).with("url", &self.url));
             }
@@ -336,7 +348,10 @@ impl Source for ObjectSource {
             let hint = "docs/guides/gateway.md says what the file needs; to leave it: FOREBAY_S3_LOCAL=off";
             (format!("not by its file on this node: {why}"), hint.to_owned())
         });
-        Facts { way: Some(way), left_out: left_out.chain(not_by_file).collect(), file_system: Some("s3") }
+        let not_elsewhere =
+            self.fetch.stays_at_site().filter(|_| self.len > FIRST).map(|why| self.not_elsewhere(why));
+        let left_out = left_out.chain(not_by_file).chain(not_elsewhere).collect();
+        Facts { way: Some(way), left_out, file_system: Some("s3") }
     }
 
     fn late_note(&self) -> Option<LateNote> {
@@ -422,10 +437,11 @@ impl Opener for ObjectOpener {
 
     fn list(&self, url: &Path) -> Result<Vec<ListEntry>> {
         let url = ObjectUrl::parse(url)?;
-        let (bucket, prefix) = (Bucket::of_url(&url)?.anywhere(), url.prefix());
+        let (bucket, prefix) = (Bucket::of_url(&url)?.anywhere()?, url.prefix());
         let mut entries = Vec::new();
         let mut is_there = prefix.is_empty();
-        for one in bucket.list(&prefix, false) {
+        let mut list = bucket.list(&prefix, false);
+        for one in list.by_ref() {
             is_there = true;
             let (name, is_folder) = match one? {
                 Listed::Object(object) => (object.key, false),
@@ -437,7 +453,11 @@ impl Opener for ObjectOpener {
                 entries.push(ListEntry { name: OsString::from(name), is_folder: Some(is_folder) });
             }
         }
-        if is_there { Ok(entries) } else { Err(missing("cannot list the folder: no such folder", &url)) }
+        match list.unknown() {
+            _ if is_there => Ok(entries),
+            Some(error) => Err(error.with("url", &url)),
+            None => Err(missing("cannot list the folder: no such folder", &url)),
+        }
     }
 
     fn has_folders(&self) -> bool {

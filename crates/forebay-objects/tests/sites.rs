@@ -24,8 +24,14 @@ struct Pair {
     _turn: MutexGuard<'static, ()>,
 }
 
+/// The same whose reads are given up after a while: tests that want the error do not wait for a minute.
 fn pair() -> Pair {
+    pair_that_gives_up_after(Duration::from_secs(2))
+}
+
+fn pair_that_gives_up_after(deadline: Duration) -> Pair {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    forebay_objects::give_up_after(deadline);
     forebay_objects::register();
     let (near, far) = (FakeS3::start(), FakeS3::start());
     let sites = format!("near={},far={}", near.endpoint(), far.endpoint());
@@ -184,7 +190,99 @@ fn objects_without_equal_checksums_are_not_mixed() {
         die_after(&sites.near, 1, 100);
         let error = read(&file, 0, LEN).unwrap_err();
         assert!(names_both(&error) && error.to_string().contains(why), "{change}: {error}");
+        let hint = error.hints().join(" ");
+        assert!(hint.contains("s3://near@bucket") && hint.contains("s3://far@bucket"), "{hint}");
     }
+}
+
+/// Bytes that come meanwhile say that it is there.
+#[test]
+fn connections_that_break_now_and_then_are_no_site_that_is_gone() {
+    let sites = pair();
+    let bytes = pattern(1, LEN);
+    put_both(&sites, &bytes);
+    let file = open().unwrap();
+    let (mut gets, mut first) = (0, None);
+    sites.near.faults(move |seen| {
+        if seen.asked != Asked::Get {
+            return None;
+        }
+        gets += 1;
+        let began: &Instant = first.get_or_insert_with(Instant::now);
+        match gets {
+            1 => Some(Fault::Reset(Place::InBody(100))),
+            _ if began.elapsed() < Duration::from_millis(1200) => {
+                Some(Fault::Slow(32 << 10, Duration::from_millis(20)))
+            }
+            _ if std::mem::replace(&mut first, Some(Instant::now())).is_some() && gets < 100 => {
+                gets = 100;
+                Some(Fault::Reset(Place::InBody(100)))
+            }
+            _ => None,
+        }
+    });
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| read(&file, 2 << 20, 4 << 20).unwrap());
+        std::thread::sleep(Duration::from_millis(1500));
+        assert!(read(&file, 16 << 20, 1 << 20).unwrap() == bytes[16 << 20..17 << 20]);
+        assert!(slow.join().unwrap() == bytes[2 << 20..6 << 20]);
+    });
+    let by_site = file.bytes_by_site();
+    assert!(by_site.iter().all(|(name, _)| name == "near"), "{by_site:?}");
+}
+
+fn gone_for(server: &FakeS3, time: Duration) {
+    let began = Instant::now();
+    server.faults(move |_| (began.elapsed() < time).then_some(Fault::Reset(Place::BeforeHead)));
+}
+
+/// A second site that has not all objects makes no read fail that would wait for the first one.
+#[test]
+fn an_incomplete_site_ends_no_read_that_the_near_one_would_serve_later() {
+    let sites = pair_that_gives_up_after(Duration::from_secs(30));
+    let bytes = pattern(1, LEN);
+    sites.near.put(BUCKET, KEY, bytes.clone());
+    gone_for(&sites.near, Duration::from_secs(3));
+    let file = open().unwrap();
+    for other in [None, Some(pattern(2, LEN))] {
+        if let Some(other) = other {
+            sites.far.put(BUCKET, KEY, other);
+        }
+        gone_for(&sites.near, Duration::from_secs(3));
+        assert!(read(&file, 0, LEN).unwrap() == bytes);
+        assert!(file.bytes_by_site().iter().all(|(name, _)| name == "near"));
+    }
+    gone_for(&sites.near, Duration::from_secs(3));
+    std::thread::sleep(Duration::from_millis(1100));
+    file.state().unwrap();
+}
+
+/// It would go on at no other site, and nobody would know before the first one is gone.
+#[test]
+fn a_site_that_cannot_be_used_is_an_error_at_the_first_call() {
+    let sites = pair();
+    let value = format!("near={},far={};profile=nobody", sites.near.endpoint(), sites.far.endpoint());
+    // SAFETY: as in `pair`.
+    unsafe { std::env::set_var("FOREBAY_S3_ENDPOINTS", value) };
+    sites.near.put(BUCKET, KEY, b"bytes".to_vec());
+    let error = open().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("profile=nobody") && text.contains("site=far"), "{text}");
+    assert!(Bucket::of(BUCKET).unwrap().anywhere().is_err());
+    // A site by its name has nothing to do with the other one.
+    assert_eq!(read(&File::open(url("near@")).unwrap(), 0, 5).unwrap(), b"bytes");
+}
+
+#[test]
+fn an_object_without_a_checksum_says_that_it_stays_at_its_site() {
+    let sites = pair();
+    sites.near.put_pattern(BUCKET, KEY, LEN);
+    let facts = open().unwrap().facts();
+    let (note, hint) = facts.left_out.last().unwrap();
+    assert!(note.contains("do not go on at another site"), "{note}");
+    assert!(hint.contains(&format!("s3://near@{BUCKET}/{KEY}")), "{hint}");
+    sites.near.put(BUCKET, KEY, pattern(1, LEN));
+    assert!(open().unwrap().facts().left_out.is_empty());
 }
 
 #[test]
@@ -259,7 +357,7 @@ fn the_far_site_lists_where_the_near_one_is_gone() {
     for (server, keys) in [(&sites.near, 1), (&sites.far, 3)] {
         (0..keys).for_each(|key| drop(server.put(BUCKET, &format!("a/{key}"), b"x".to_vec())));
     }
-    let bucket = || Bucket::of(BUCKET).unwrap().anywhere();
+    let bucket = || Bucket::of(BUCKET).unwrap().anywhere().unwrap();
     let count = |list: &mut forebay_objects::List| {
         list.map(|one| assert!(matches!(one.unwrap(), Listed::Object(_)))).count()
     };

@@ -34,7 +34,7 @@ const MOST_FAILURES: u64 = THREADS as u64;
 pub(super) enum Job {
     /// Copies a file of one tree to another.
     Copy(Item),
-    /// Copies it if the objects of this name have other checksums at both sites; `true`: if one has none.
+    /// Copies it if its checksum is another one at the destination; `true`: also if one of both has none.
     Compare(Item, bool),
     /// The same where another file stood in its way, which is removed by now.
     CopyLast(Item),
@@ -100,6 +100,8 @@ pub(super) struct Work<'a, 'c> {
     pub(super) files: AtomicU64,
     pub(super) bytes: AtomicU64,
     failed: AtomicU64,
+    /// Copies of which a server gave no checksum, and what of the first was not compared.
+    pub(super) not_compared: Mutex<(u64, &'static str)>,
     /// Failures of the server since something was done.
     failed_in_row: AtomicU64,
     /// Why the rest is not tried.
@@ -134,6 +136,10 @@ impl<'a, 'c> Jobs<'a, 'c> {
             return Err(Failure::interrupted(signal, &format!("{done} done")));
         }
         self.say(&work);
+        let (many, why) = *lock(&work.not_compared);
+        if many > 0 {
+            self.console.say(format!("note: {}: {why}\n", files(many)));
+        }
         given?;
         match work.ended.into_inner() {
             Some(error) => Err(error.into()),
@@ -182,6 +188,7 @@ impl<'a, 'c> Work<'a, 'c> {
             files: AtomicU64::default(),
             bytes: AtomicU64::default(),
             failed: AtomicU64::default(),
+            not_compared: Mutex::default(),
             failed_in_row: AtomicU64::default(),
             ended: OnceLock::new(),
         }

@@ -68,7 +68,7 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
         return Ok(0);
     };
     let url = ObjectUrl::parse_newest(url).map_err(Failure::usage)?;
-    let bucket = Bucket::of_url(&url)?.anywhere();
+    let bucket = Bucket::of_url(&url)?.anywhere()?;
     let mut is_empty = true;
     let mut list = bucket.list(&url.key, args.recursive);
     while let Some(listed) = list.next() {
@@ -90,6 +90,9 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
         }
     }
     // An empty bucket is no error.
+    if let Some(error) = list.unknown().filter(|_| is_empty) {
+        return Err(error.with("url", bucket.url(&url.key)).into());
+    }
     if is_empty && !url.key.is_empty() {
         return Err(no_key(&bucket, &url.key).into());
     }
@@ -100,6 +103,9 @@ pub(super) fn run(args: &ListArgs, console: &Console<'_>) -> Result<i32, Failure
 pub(super) fn is_without_keys(bucket: &Bucket, prefix: &str, console: &Console<'_>) -> Result<bool, Error> {
     let mut list = bucket.list(prefix, true);
     let is_empty = list.next().transpose()?.is_none();
+    if let Some(error) = list.unknown().filter(|_| is_empty) {
+        return Err(error.with("url", bucket.url(prefix)));
+    }
     note_elsewhere(bucket, &list, console);
     Ok(is_empty)
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use forebay_engine::Session;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_models::Pending;
-use forebay_objects::Bucket;
+use forebay_objects::{Brought, Bucket};
 use forebay_sys::lock;
 
 use super::jobs::{Moved, Work};
@@ -46,20 +46,36 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// Copies an object to another site if its checksum is another one there. Where one has none: if it is newer.
+    /// Copies an object if its checksum is another one at the destination. Where one has none: if it is newer.
     pub(super) fn compare(&self, item: &Item, is_newer: bool) -> Result<()> {
-        let (Some(Tree::Prefix(bucket, prefix)), Tree::Prefix(target, target_prefix)) =
-            (&self.jobs.source, &self.jobs.destination)
-        else {
-            return Ok(());
+        let Some(Tree::Prefix(bucket, prefix)) = &self.jobs.source else { return Ok(()) };
+        let key = format!("{prefix}{}", item.name);
+        let Tree::Prefix(target, target_prefix) = &self.jobs.destination else {
+            let path = self.jobs.destination.path(&item.name)?;
+            return if self.is_like(bucket, &key, item, &path)? { Ok(()) } else { self.copy(item, false) };
         };
-        let here = bucket.head(&format!("{prefix}{}", item.name), None)?;
+        let here = bucket.head(&key, None)?;
         let there = target.head(&format!("{target_prefix}{}", item.name), None)?;
         let differs = match (here.crc64(), there.crc64()) {
             (Some(here), Some(there)) => here != there,
             _ => is_newer,
         };
         if differs { self.copy(item, false) } else { Ok(()) }
+    }
+
+    /// Whether a file has the bytes of an object, which another site gave it the last time. It takes the object's time, so that the
+    /// next run need not read it.
+    fn is_like(&self, bucket: &Bucket, key: &str, item: &Item, path: &Path) -> Result<bool> {
+        // A file that may not be read is replaced, as it would be without sites.
+        let Ok(mut file) = fs::File::open(path) else { return Ok(false) };
+        let is_like = bucket.is_like(key, &mut file)?;
+        if let Some(modified) = time_of(item)
+            && is_like
+            && !self.jobs.is_dry
+        {
+            let _ = file.set_modified(modified);
+        }
+        Ok(is_like)
     }
 
     /// Returns the copy; none where it waits.
@@ -73,7 +89,11 @@ impl Work<'_, '_> {
                     return Ok(Some(Moved::of(item.len)));
                 }
                 let _slots = (item.len > SMALL).then(|| self.slots.take(item.len));
-                let bytes = target.bring(bucket, &from, &to)?;
+                let Brought { len: bytes, not_compared } = target.bring(bucket, &from, &to)?;
+                if let Some(why) = not_compared {
+                    let mut all = lock(&self.not_compared);
+                    *all = (all.0 + 1, if all.0 == 0 { why } else { all.1 });
+                }
                 let sites = bucket.site_name().map(|site| (site.to_owned(), bytes)).into_iter().collect();
                 return Ok(Some(Moved { bytes, sites }));
             }
@@ -131,8 +151,7 @@ impl Work<'_, '_> {
         if let Some(folder) = path.parent() {
             self.make_folder(folder)?;
         }
-        let modified = item.modified.and_then(|seconds| u64::try_from(seconds).ok());
-        let modified = modified.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
+        let modified = time_of(item);
         if item.len > SMALL {
             return self.copy_long(item.len, &PathBuf::from(bucket.url(key)), path, modified);
         }
@@ -219,6 +238,12 @@ impl Work<'_, '_> {
             let _ = fs::remove_dir(folder);
         }
     }
+}
+
+/// When the object was written, as a file has it.
+fn time_of(item: &Item) -> Option<SystemTime> {
+    let seconds = item.modified.and_then(|seconds| u64::try_from(seconds).ok());
+    seconds.map(|seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 
 /// Removes objects. Returns the names of those that are still there, with the reason.

@@ -15,7 +15,7 @@ use super::tree::{Entry, Item, Tree};
 use crate::console::{Console, Failure};
 
 /// Copies the files of a tree that the other one has not, or has in another state: of another length; on the way to a bucket with an older
-/// time, from a bucket with another time; between sites (s3://SITE@BUCKET) with another CRC-64/NVME. A second run moves nothing
+/// time, from a bucket with another time; between sites (s3://SITE@BUCKET), and from one of several, with another CRC-64/NVME. A second run moves nothing
 #[derive(Args, Clone, Debug)]
 pub(super) struct SyncArgs {
     /// A directory, or s3://BUCKET/PREFIX
@@ -58,7 +58,7 @@ pub(super) fn run(args: &SyncArgs, console: &Console<'_>) -> Result<i32, Failure
         note_no_key(bucket, prefix, console);
     }
     let is_download = matches!(destination, Tree::Folder(_));
-    let has_sums = source.is_elsewhere(&destination);
+    let has_sums = source.is_elsewhere(&destination) || (is_download && source.has_site());
     let there: Box<dyn Iterator<Item = Result<Entry>>> = match &destination {
         // It is made with the first file.
         Tree::Folder(folder) if !folder.exists() => Box::new(std::iter::empty()),
@@ -112,7 +112,7 @@ pub(super) fn trees(
         return Err(Failure::usage(error.hint("name two prefixes that lie side by side")));
     }
     // What goes to a bucket is compared with what its own site has.
-    let one = if is_anywhere && matches!(other, Tree::Folder(_)) { one.anywhere() } else { one };
+    let one = if is_anywhere && matches!(other, Tree::Folder(_)) { one.anywhere()? } else { one };
     Ok((one, other))
 }
 
@@ -121,7 +121,7 @@ struct Merge<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>
     source: Peekable<A>,
     destination: Peekable<B>,
     is_download: bool,
-    /// Both trees are in buckets of different sites, whose checksums can be compared.
+    /// Files of equal lengths are compared by checksums: of different sites, or those of a folder with other times than a site's.
     has_sums: bool,
     deletes: bool,
     /// Names to be removed by one call.
@@ -183,7 +183,7 @@ impl<A: Iterator<Item = Result<Entry>>, B: Iterator<Item = Result<Entry>>> Merge
         match (source, there) {
             (Entry::File(one), Entry::File(other)) if self.has_sums && one.len == other.len => {
                 let is_newer = self.differs(&one, other);
-                Some(Job::Compare(one, is_newer))
+                (is_newer || !self.is_download).then_some(Job::Compare(one, is_newer))
             }
             (Entry::File(one), Entry::File(other)) if self.differs(&one, other) => Some(Job::Copy(one)),
             _ => None,

@@ -108,8 +108,11 @@ fn copy_one(args: &CopyArgs, console: &Console<'_>) -> Result<i32, Failure> {
             Vec::new()
         } else {
             // A server does not reach the other one.
-            let bytes = target.bring(&source, &from.key, &to.key)?;
-            source.site_name().map(|site| (site.to_owned(), bytes)).into_iter().collect()
+            let brought = target.bring(&source, &from.key, &to.key)?;
+            if let Some(why) = brought.not_compared {
+                console.say(format!("note: {why}\n"));
+            }
+            source.site_name().map(|site| (site.to_owned(), brought.len)).into_iter().collect()
         }
     };
     let action = match (is_of_bucket, is_to_bucket) {

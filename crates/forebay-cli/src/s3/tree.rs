@@ -49,11 +49,16 @@ impl Tree {
     }
 
     /// The same for reads that may go to other sites.
-    pub(super) fn anywhere(self) -> Self {
-        match self {
-            Self::Prefix(bucket, prefix) => Self::Prefix(bucket.anywhere(), prefix),
+    pub(super) fn anywhere(self) -> Result<Self> {
+        Ok(match self {
+            Self::Prefix(bucket, prefix) => Self::Prefix(bucket.anywhere()?, prefix),
             Self::Folder(_) => self,
-        }
+        })
+    }
+
+    /// Whether it is in a bucket of a site, so that another one may have the same objects with other times.
+    pub(super) fn has_site(&self) -> bool {
+        matches!(self, Self::Prefix(bucket, _) if bucket.site_name().is_some())
     }
 
     /// Whether both are in buckets, of different sites.

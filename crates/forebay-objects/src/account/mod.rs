@@ -108,6 +108,7 @@ impl Account {
 
     fn of_site(site: &NamedSite, variables: &Variables) -> Result<Arc<Self>> {
         Self::kept(Some(&site.name), site.variables(variables))
+            .map_err(|error| error.with("site", &site.name))
     }
 
     fn kept(name: Option<&str>, variables: Variables) -> Result<Arc<Self>> {

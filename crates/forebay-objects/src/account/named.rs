@@ -3,7 +3,7 @@
 use forebay_error::{Error, ErrorKind, Result};
 
 use super::target::Target;
-use super::variables::{SITES, Variables};
+use super::variables::{SITE_URL, SITES, Variables};
 use crate::url::is_name;
 
 /// The most that are taken: accounts of this many environments are kept.
@@ -56,8 +56,7 @@ impl NamedSite {
 
     /// The variables by which it is used: the same but for its endpoint, and its keys where it has a profile.
     pub(super) fn variables(&self, all: &Variables) -> Variables {
-        let here =
-            all.with("AWS_ENDPOINT_URL_S3", &self.url).with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "false");
+        let here = all.with(SITE_URL, &self.url);
         match &self.profile {
             Some(profile) => {
                 KEYS.iter().fold(here.with("AWS_PROFILE", profile), |here, key| here.without(key))
@@ -123,14 +122,25 @@ mod tests {
     }
 
     #[test]
+    fn an_endpoint_that_is_ignored_stays_so_for_other_services() {
+        let profiles = crate::account::Profiles::default();
+        let variables = Variables::from([
+            ("AWS_ENDPOINT_URL", "http://old"),
+            ("AWS_ENDPOINT_URL_S3", "http://older"),
+            ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true"),
+        ]);
+        let near = all("near=http://a").unwrap()[0].variables(&variables);
+        let lookup = crate::account::Lookup { variables: &near, profiles: &profiles, profile: "default" };
+        assert_eq!(lookup.endpoint("sts").unwrap(), None);
+        assert_eq!(lookup.endpoint("s3").unwrap(), Some(("http://a", SITES)));
+    }
+
+    #[test]
     fn a_profile_takes_the_place_of_keys() {
         let variables = Variables::from([("AWS_ACCESS_KEY_ID", "k"), ("AWS_ENDPOINT_URL", "http://old")]);
         let sites = all("near=http://a,far=http://b;profile=x").unwrap();
         let near = sites[0].variables(&variables);
-        assert_eq!(
-            (near.get("AWS_ENDPOINT_URL_S3"), near.get("AWS_ACCESS_KEY_ID")),
-            (Some("http://a"), Some("k"))
-        );
+        assert_eq!((near.get(SITE_URL), near.get("AWS_ACCESS_KEY_ID")), (Some("http://a"), Some("k")));
         let far = sites[1].variables(&variables);
         assert_eq!((far.get("AWS_PROFILE"), far.get("AWS_ACCESS_KEY_ID")), (Some("x"), None));
     }

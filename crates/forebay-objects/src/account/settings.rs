@@ -7,7 +7,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use super::profile::Profiles;
 use super::proxies::Proxies;
 use super::target::Target;
-use super::variables::{Variables, bad, flag};
+use super::variables::{SITE_URL, SITES, Variables, bad, flag};
 
 /// When checksums are sent or asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,12 @@ impl<'a> Lookup<'a> {
 
     /// The URL of a service (`s3`, `sts`), and the name of the setting that has it.
     pub(super) fn endpoint(&self, service: &str) -> Result<Option<(&'a str, &'static str)>> {
+        // Other services are not at the site, and its URL is none that may be ignored.
+        if service == "s3"
+            && let Some(url) = self.variables.get(SITE_URL)
+        {
+            return Ok(Some((url, SITES)));
+        }
         if self.flag("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "ignore_configured_endpoint_urls")? {
             return Ok(None);
         }

@@ -9,6 +9,9 @@ use forebay_error::{Error, ErrorKind, Result};
 /// The variable that has sites.
 pub(crate) const SITES: &str = "FOREBAY_S3_ENDPOINTS";
 
+/// The endpoint of one of these, among the variables by which it is used. No variable of the environment has this name.
+pub(super) const SITE_URL: &str = "endpoint of the site";
+
 /// Variables of other programs that are looked at, beside all that begin with `AWS_`.
 const OTHERS: [&str; 10] = [
     SITES,

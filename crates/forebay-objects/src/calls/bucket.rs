@@ -1,11 +1,12 @@
 //! A bucket, and the calls for its objects.
 
 use std::fmt::Write;
+use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::HostRange;
+use forebay_source::{HostRange, StoredSum};
 
 use super::etag::{replaced, strong};
 use super::exchange::{Reply, exchange_within, head_of};
@@ -13,7 +14,7 @@ use super::refusal::Refusal;
 use super::{checksum, list, time};
 use crate::ObjectUrl;
 use crate::account::{Account, SITES};
-use crate::calls::checked::CheckedBody;
+use crate::calls::checked::{CheckedBody, CheckedObject};
 use crate::endpoint::Endpoint;
 use crate::pace::DEADLINE;
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
@@ -230,6 +231,20 @@ impl Bucket {
             Ok((bucket.get_here(key, etag)?, bucket.site_name().map(str::to_owned)))
         });
         got.map_err(Error::from)
+    }
+
+    /// Whether an object has the bytes that are read, by the checksum that its server keeps. Where it keeps none, that is not known.
+    pub fn is_like(&self, key: &str, bytes: &mut dyn Read) -> Result<bool> {
+        let Ok(mut sum) = CheckedObject::of(&self.head(key, None)?) else { return Ok(false) };
+        let mut piece = vec![0; 1 << 20];
+        loop {
+            match bytes.read(&mut piece) {
+                Ok(0) => return Ok(Box::new(sum).end().is_ok()),
+                Ok(read) => sum.add(&piece[..read]),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::from_io(&error, "cannot read the file")),
+            }
+        }
     }
 
     fn get_here(&self, key: &str, etag: Option<&str>) -> Result<Vec<u8>, Refusal> {

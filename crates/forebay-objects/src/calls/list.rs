@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 
 use super::bucket::{Bucket, ask};
 use super::exchange::exchange;
@@ -59,6 +59,8 @@ pub struct List {
     bucket: Bucket,
     /// That site, where it is not the nearest.
     elsewhere: Option<String>,
+    /// The nearest one, where it was gone then.
+    gone: Option<String>,
     prefix: String,
     is_tree: bool,
     page: VecDeque<Listed>,
@@ -101,13 +103,23 @@ enum Next {
 impl List {
     pub(super) fn new(bucket: Bucket, prefix: &str, is_tree: bool) -> Self {
         let (page, next, progress) = (VecDeque::new(), Some(Next::First), Progress::default());
-        Self { bucket, elsewhere: None, prefix: prefix.to_owned(), is_tree, page, next, progress }
+        let (elsewhere, gone, prefix) = (None, None, prefix.to_owned());
+        Self { bucket, elsewhere, gone, prefix, is_tree, page, next, progress }
     }
 
     /// The site that gives the listing in place of the nearest one, which is gone or has not the bucket; known behind the first entry.
     #[must_use]
     pub fn elsewhere(&self) -> Option<&str> {
         self.elsewhere.as_deref()
+    }
+
+    /// Of a listing that was empty: why that does not mean that there are no keys.
+    #[must_use]
+    pub fn unknown(&self) -> Option<Error> {
+        let (gone, there) = (self.gone.as_ref()?, self.elsewhere()?);
+        let text =
+            format!("cannot list: site {gone} is gone, and site {there} has no key that begins with it");
+        Some(Error::new(ErrorKind::Io, text).hint(format!("try again when site {gone} is back")))
     }
 
     fn turn(&mut self, next: Next) -> Result<()> {
@@ -127,6 +139,8 @@ impl List {
         let mut page = page_of(&reply.body)?;
         if bucket.site_name() != self.bucket.site_name() {
             self.elsewhere = bucket.site_name().map(str::to_owned);
+            let nearest = &self.bucket.endpoint.account;
+            self.gone = nearest.site_name().filter(|_| nearest.is_gone()).map(str::to_owned);
         }
         self.bucket = Bucket { patience: self.bucket.patience, ..bucket };
         if self.elsewhere.is_some() {

@@ -4,7 +4,7 @@ use forebay_error::{Error, ErrorKind, quoted};
 use forebay_remote::endpoint::ServerUnreachable;
 
 use crate::ObjectUrl;
-use crate::account::{checked_region, region_of_aws};
+use crate::account::{SITES, checked_region, region_of_aws};
 use crate::endpoint::Endpoint;
 use crate::wire::call::{Ask, Method, ReplyHead};
 use crate::xml;
@@ -132,7 +132,8 @@ pub(crate) fn refusal(endpoint: &Endpoint, ask: &Ask, head: &ReplyHead, body: &[
         error = error.with("message", &told.message);
     }
     let provider = endpoint.account.provider();
-    if let Some(hint) = meaning.hint.words(ask, provider.as_deref(), region.as_deref()) {
+    let site = endpoint.account.site_name();
+    if let Some(hint) = meaning.hint.words(ask, site, provider.as_deref(), region.as_deref()) {
         error = error.hint(hint);
     }
     if let Some((scheme, host)) = foreign {
@@ -327,22 +328,27 @@ fn has_header(ask: &Ask, name: &str) -> bool {
 }
 
 impl Hint {
-    fn words(self, ask: &Ask, provider: Option<&str>, region: Option<&str>) -> Option<String> {
+    fn words(
+        self,
+        ask: &Ask,
+        site: Option<&str>,
+        provider: Option<&str>,
+        region: Option<&str>,
+    ) -> Option<String> {
         let credentials = provider.map_or_else(
             || "no credentials were used".to_owned(),
             |of| format!("the credentials are those of {of}"),
         );
         Some(match self {
             Self::Nothing => return None,
-            Self::Object => format!("list what is there: forebay s3 ls {}", quoted(&parent(ask))),
+            Self::Object => format!("list what is there: forebay s3 ls {}", quoted(&at(site, parent(ask)))),
             Self::Bucket => "list your buckets: forebay s3 ls".to_owned(),
             Self::Rights => {
                 format!("{credentials}: give them the right to this, or use others (AWS_PROFILE=NAME)")
             }
             Self::Credentials => {
-                format!(
-                    "{credentials}: check them, and that AWS_ENDPOINT_URL names the server that they are for"
-                )
+                let names = if site.is_some() { SITES } else { "AWS_ENDPOINT_URL" };
+                format!("{credentials}: check them, and that {names} names the server that they are for")
             }
             Self::Expired => format!("{credentials}: get new ones, as by aws sso login"),
             Self::Secret => format!("{credentials}: check AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN"),
@@ -353,7 +359,7 @@ impl Hint {
             },
             Self::Load => "try again later, or with fewer programs at a time".to_owned(),
             Self::Doctor => {
-                format!("find the reason: forebay doctor {}", quoted(&name(ask)?.to_string()))
+                format!("find the reason: forebay doctor {}", quoted(&at(site, name(ask)?)))
             }
             Self::Proxy => "export HTTP_PROXY=http://USER:PASSWORD@HOST:PORT".to_owned(),
         })
@@ -361,8 +367,12 @@ impl Hint {
 }
 
 /// The prefix that an object is in.
-fn parent(ask: &Ask) -> String {
+fn parent(ask: &Ask) -> ObjectUrl {
     let end = ask.key.rfind('/').map_or(0, |at| at + 1);
     ObjectUrl { site: None, bucket: ask.bucket.clone(), key: ask.key[..end].to_owned(), version: None }
-        .to_string()
+}
+
+/// The URL at a site, for hints: the command is to ask the server that refused.
+fn at(site: Option<&str>, url: ObjectUrl) -> String {
+    ObjectUrl { site: site.map(str::to_owned), ..url }.to_string()
 }

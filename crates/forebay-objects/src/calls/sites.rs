@@ -4,29 +4,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::endpoint::ServerUnreachable;
+use forebay_remote::stop;
 use forebay_sys::threads;
 
 use super::bucket::Bucket;
 use super::refusal::Refusal;
+use crate::ObjectUrl;
 use crate::account::Account;
 use crate::endpoint::Endpoint;
-use crate::pace::{DEADLINE, UNKNOWN_DEADLINE};
+use crate::pace::deadline;
 use crate::wire::call::{Body, Method};
 
 /// How long a read of a site fails before the next one is asked: gateways that are started again take less.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two rounds of all sites.
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl Bucket {
     /// The same for reads that may go to other sites, where the environment names some and the bucket's URL none.
-    #[must_use]
-    pub fn anywhere(mut self) -> Self {
-        if self.named.is_none()
-            && let Ok(all) = Account::of_sites()
-            && all.len() > 1
-        {
-            self.sites = all.into();
+    pub fn anywhere(mut self) -> Result<Self> {
+        if self.named.is_none() {
+            let all = Account::of_sites()?;
+            self.sites = if all.len() > 1 { all.into() } else { [].into() };
         }
-        self
+        Ok(self)
     }
 
     /// Whether reads may go to other sites.
@@ -54,8 +56,8 @@ impl Bucket {
         Ok(Self { endpoint, sites: [].into(), ..self.clone() })
     }
 
-    /// Does a read at the first site that has an answer. While all are gone, they are asked in turn until the first error is as old as
-    /// a call to one server may fail.
+    /// Does a read at the first site that has an answer. Where one that is gone may have it, all are asked in turn for as long as a call
+    /// to that one alone may fail.
     pub(crate) fn read<T>(&self, read: impl Fn(&Self) -> Result<T, Refusal>) -> Result<T, Refusal> {
         if !self.has_sites() {
             return read(self);
@@ -63,27 +65,30 @@ impl Bucket {
         let began = Instant::now();
         loop {
             let mut refusals = Vec::new();
-            let mut is_known = false;
             for bucket in self.at_sites()? {
                 let end = read(&Self { patience: PATIENCE, ..bucket.clone() });
-                is_known |= bucket.is_known();
                 bucket.note(end.as_ref().err());
                 match end {
                     Err(refusal) if refusal.leaves_to_next() => refusals.push((bucket, refusal)),
                     end => return end,
                 }
             }
-            let deadline = if is_known { DEADLINE } else { UNKNOWN_DEADLINE };
-            let are_gone = refusals.iter().all(|(_, refusal)| refusal.is_gone);
-            if !are_gone || began.elapsed() >= deadline {
+            if !refusals.iter().any(|(bucket, refusal)| bucket.may_come_back(refusal, began)) {
                 return Err(joined(refusals));
             }
+            // A site that is gone is asked at once where its name leads nowhere.
+            stop::sleep(PAUSE)?;
         }
     }
 
-    /// Whether its server has ever taken a connection.
-    fn is_known(&self) -> bool {
-        !self.endpoint.network.facts().transport.is_empty()
+    /// Whether its server is gone, and reads that began then go on asking it: as long as they would without other sites.
+    pub(crate) fn may_come_back(&self, refusal: &Refusal, began: Instant) -> bool {
+        let (now, endpoint) = (Instant::now(), &self.endpoint);
+        // Its server has taken a connection before.
+        let is_known = !endpoint.network.facts().transport.is_empty();
+        refusal.is_gone
+            && !refusal.error.is_caused_by::<ServerUnreachable>()
+            && endpoint.budget.goes_on(deadline(), began, now, is_known)
     }
 
     /// Asks sites that are gone, once in a while, whether they are back. No read waits for that.
@@ -133,13 +138,23 @@ pub(crate) fn of_each(all: &[(Option<&str>, &Error)]) -> String {
     each.collect::<Vec<_>>().join("; ")
 }
 
+/// Other sites, and why they have not the same bytes.
+pub(crate) type Others = Vec<(String, String)>;
+
 /// The error of a read that began at one site and cannot go on at the others.
-pub(crate) fn cannot_go_on(from: &str, cause: &Error, others: &str) -> Error {
+pub(crate) fn cannot_go_on(from: &str, cause: &Error, others: &Others, url: &ObjectUrl) -> Error {
     let text = format!(
         "cannot read the object: site {from} does not answer any more, and no other one has the same bytes"
     );
     let kind = if cause.kind() == ErrorKind::NotFound { ErrorKind::Busy } else { cause.kind() };
-    Error::new(kind, text)
-        .with("sites", format!("{from}: {}; {others}", cause.message()))
-        .hint("compare the sites: forebay s3 sync --dryrun s3://SITE@BUCKET/… s3://OTHER@BUCKET/…")
+    let each = others.iter().map(|(name, why)| format!("{name}: {why}")).collect::<Vec<_>>().join("; ");
+    let error = Error::new(kind, text).with("sites", format!("{from}: {}; {each}", cause.message()));
+    let folder = url.key.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let at = |site: &str| {
+        let there = ObjectUrl { site: Some(site.to_owned()), ..url.with_key(folder) };
+        forebay_error::quoted(&there.to_string())
+    };
+    others.iter().fold(error, |error, (other, _)| {
+        error.hint(format!("compare the sites: forebay s3 sync --dryrun {} {}", at(from), at(other)))
+    })
 }

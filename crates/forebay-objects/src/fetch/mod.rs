@@ -31,6 +31,6 @@ mod sites;
 mod target;
 
 pub(crate) use first::FIRST;
-pub(crate) use object::ObjectFetch;
+pub(crate) use object::{HeadNow, ObjectFetch};
 pub(crate) use places::Sites;
 pub(crate) use target::Target;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_error::{Error, Result};
+use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::process::ProcessId;
 use forebay_remote::stop::{SLICE, is_stopped, stopped};
 use forebay_source::{Answer, Request};
@@ -19,6 +19,7 @@ use super::plan::{NewRange, Plan, RangeId, RangeRoom};
 use super::route::Route;
 use super::sink::RangeSink;
 use super::target::Target;
+use crate::ObjectUrl;
 use crate::calls::sites::PATIENCE;
 use crate::calls::{Bucket, ObjectHead};
 use crate::endpoint::Endpoint;
@@ -40,6 +41,20 @@ pub(crate) struct ObjectFetch {
     process: ProcessId,
     myself: Weak<Self>,
     state: Mutex<State>,
+}
+
+/// What the server says of an object now.
+pub(crate) struct HeadNow {
+    pub(crate) head: ObjectHead,
+    /// The ETag by which it is read at the same site.
+    pub(crate) ours: Option<String>,
+    /// It was read at another site before.
+    pub(crate) is_moved: bool,
+}
+
+/// Whether a server had no reply, or did not reply with what was asked for.
+fn is_of_server(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead | ErrorKind::Busy)
 }
 
 struct Routes {
@@ -115,17 +130,22 @@ impl ObjectFetch {
         self.route().target.etag.clone()
     }
 
-    /// The head of the object that is there now, and whether it was read elsewhere before.
-    pub(crate) fn head(&self) -> Result<(ObjectHead, bool)> {
+    /// The head of the object that is there now.
+    pub(crate) fn head(&self) -> Result<HeadNow> {
+        let began = Instant::now();
         loop {
             let route = self.route();
             let Target { bucket, key, version, .. } = &route.target;
             let bucket = Bucket::of_endpoint(route.endpoint().clone(), bucket);
             let bucket = if self.sites.is_some() { bucket.hasty(PATIENCE) } else { bucket };
             match bucket.head_here(key, version.as_deref()) {
-                Err(refusal) if refusal.is_gone && self.move_on(&route, &refusal.error)? => {}
-                Err(refusal) => return Err(refusal.into()),
-                Ok(head) => return Ok((head, !lock(&self.routes).before.is_empty())),
+                Err(refusal) if refusal.is_gone && self.move_on(&route, &refusal.error, false)? => {}
+                Err(refusal) if self.sites.is_some() && bucket.may_come_back(&refusal, began) => {}
+                Err(refusal) => return Err(self.named(refusal.error)),
+                Ok(head) => {
+                    let (ours, is_moved) = (route.target.etag.clone(), !lock(&self.routes).before.is_empty());
+                    return Ok(HeadNow { head, ours, is_moved });
+                }
             }
         }
     }
@@ -179,13 +199,20 @@ impl ObjectFetch {
         }
     }
 
-    /// The error with the object's URL.
+    /// The error with the object's URL, and with what other sites have.
     fn named(&self, error: Error) -> Error {
+        let error = match &self.sites {
+            Some(sites) if is_of_server(&error) => sites.explained(&self.route(), error),
+            _ => error,
+        };
         let has_url = error.context().iter().any(|(key, _)| *key == "url");
         if has_url {
             error
         } else {
-            error.with("url", format!("s3://{}/{}", self.target.bucket, self.target.key))
+            // Where other sites were asked too, it is none of one site.
+            let site =
+                self.endpoint().account.site_name().filter(|_| self.sites.is_none()).map(str::to_owned);
+            error.with("url", ObjectUrl { site, ..self.target.url() })
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Instant;
 use forebay_error::{Error, ErrorKind};
 
 use super::target::Target;
+use crate::ObjectUrl;
 use crate::calls::Refusal;
 use crate::calls::sites::PATIENCE;
 use crate::endpoint::Endpoint;
@@ -30,6 +31,12 @@ impl Route {
     pub(super) fn new(first: Arc<Endpoint>, target: Target) -> Self {
         let region = first.account.region(&target.bucket);
         Self { first, target, region, moved: OnceLock::new(), bytes: AtomicU64::new(0) }
+    }
+
+    /// The object's URL at its site.
+    pub(super) fn url(&self) -> ObjectUrl {
+        let site = self.endpoint().account.site_name().map(str::to_owned);
+        ObjectUrl { site, ..self.target.url() }
     }
 
     pub(super) fn endpoint(&self) -> &Arc<Endpoint> {

@@ -117,7 +117,7 @@ impl RangeSink {
                     ErrorKind::Unsupported,
                     "cannot read the object: the server gives no ranges",
                 )
-                .hint(format!("forebay s3 probe s3://{}/{}", target.bucket, target.key))),
+                .hint(format!("forebay s3 probe {}", forebay_error::quoted(&self.route.url().to_string())))),
                 _ => Ok(self.range.start),
             };
         }
@@ -232,6 +232,7 @@ impl Sink for RangeSink {
             Reply::Bytes(0) => {
                 self.came += bytes as u64;
                 self.route.bytes.fetch_add(bytes as u64, Relaxed);
+                self.route.endpoint().budget.bytes_came();
                 if self.check.is_some() && self.compare(bytes).is_err() {
                     return;
                 }
@@ -256,6 +257,7 @@ impl Sink for RangeSink {
             (Ok(()), _) if self.came > 0 || self.is_enough || !self.is_wanted() => {
                 if self.came > 0 || self.is_enough {
                     self.route.endpoint().budget.good(self.began);
+                    self.route.endpoint().account.is_there_now();
                 }
                 return self.object.ended(self.range.id, &Ok(()), false);
             }

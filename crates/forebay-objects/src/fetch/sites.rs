@@ -16,6 +16,11 @@ impl ObjectFetch {
         self.sites.as_ref().is_some_and(|sites| sites.is_looking.load(Acquire))
     }
 
+    /// Why reads do not go on at another site, where there are some.
+    pub(crate) fn stays_at_site(&self) -> Option<&'static str> {
+        self.sites.as_ref()?.why_none()
+    }
+
     /// A range failed. Whether its bytes may be asked for at another site: its own one is gone, or has the object no more.
     pub(super) fn leaves_site(&self, route: &Arc<Route>, error: &Error, is_removed: bool) -> bool {
         let Some(sites) = &self.sites else { return false };
@@ -34,7 +39,7 @@ impl ObjectFetch {
         let (myself, route, error) = (self.myself(), route.clone(), error.clone());
         let begun = threads::spawn("forebay-site", move || {
             let Some(object) = myself.upgrade() else { return };
-            let end = object.move_on(&route, &error);
+            let end = object.move_on(&route, &error, is_removed);
             if let Err(error) = &end {
                 object.fail_all(error);
             }
@@ -46,13 +51,13 @@ impl ObjectFetch {
         begun.is_ok()
     }
 
-    /// Goes on at another site that has the same bytes. Whether there is one; an error: the others have other bytes, or none.
-    pub(super) fn move_on(&self, from: &Arc<Route>, cause: &Error) -> Result<bool> {
+    /// Goes on at another site that has the same bytes. Whether there is one.
+    pub(super) fn move_on(&self, from: &Arc<Route>, cause: &Error, has_lost: bool) -> Result<bool> {
         let Some(sites) = &self.sites else { return Ok(false) };
         if !Arc::ptr_eq(from, &self.route()) {
             return Ok(true);
         }
-        let found = sites.elsewhere(from, cause)?;
+        let found = sites.elsewhere(from, cause, has_lost)?;
         if let Some(route) = &found {
             self.go_to(route.clone(), true);
         }
@@ -85,13 +90,16 @@ impl ObjectFetch {
                 object.return_to_nearest();
             }
         });
-        sites.is_looking_back.store(begun.is_ok(), Release);
+        // The thread clears it, and may have ended by now.
+        if begun.is_err() {
+            sites.is_looking_back.store(false, Release);
+        }
     }
 
     fn return_to_nearest(&self) {
         let Some(sites) = &self.sites else { return };
         let Ok(nearest) = sites.bucket.at(sites.bucket.endpoint.account.clone()) else { return };
-        match sites.at(nearest, &self.target) {
+        match sites.at(&nearest, &self.target) {
             Ok(Some(route)) => self.go_to(route, false),
             Ok(None) => {}
             // Its bytes are others: it is not looked at again.

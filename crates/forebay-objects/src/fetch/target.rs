@@ -1,5 +1,6 @@
 //! One state of an object, and what asks for it.
 
+use crate::ObjectUrl;
 use crate::calls::etag::strong;
 use crate::wire::call::{Ask, Method};
 
@@ -14,6 +15,12 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// Its URL, at no particular site.
+    pub(crate) fn url(&self) -> ObjectUrl {
+        let (bucket, key, version) = (self.bucket.clone(), self.key.clone(), self.version.clone());
+        ObjectUrl { site: None, bucket, key, version }
+    }
+
     /// What asks for bytes of it; `None`: for its head.
     pub(crate) fn ask(&self, range: Option<(u64, u64)>) -> Ask {
         let mut headers = Vec::new();

@@ -1,6 +1,7 @@
 //! Pauses of an endpoint: a refusal slows all of its requests down.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use forebay_remote::retry::RetryPauses;
@@ -16,11 +17,25 @@ pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 /// The same where the server has never taken a connection: its name or port may be wrong.
 pub(crate) const UNKNOWN_DEADLINE: Duration = Duration::from_secs(10);
 
+/// The same of this process, in ms.
+static OF_PROCESS: AtomicU64 = AtomicU64::new(DEADLINE.as_millis() as u64);
+
+/// How long calls of this process may fail.
+pub(crate) fn deadline() -> Duration {
+    Duration::from_millis(OF_PROCESS.load(Relaxed))
+}
+
+/// Has calls fail earlier: for tests that wait for the error.
+#[doc(hidden)]
+pub fn give_up_after(deadline: Duration) {
+    OF_PROCESS.store(deadline.as_millis() as u64, Relaxed);
+}
+
 #[derive(Debug)]
 struct State {
     pauses: RetryPauses,
     until: Option<Instant>,
-    /// Since when no request did well, and when the last one failed.
+    /// Since when no request did well and no bytes came, and when the last one failed.
     failed: Option<(Instant, Instant)>,
     /// Pauses so far, and how long they were.
     paused: (u64, Duration),
@@ -31,6 +46,8 @@ struct State {
 pub(crate) struct Budget {
     deadline: Duration,
     state: Mutex<State>,
+    /// A request failed, and nothing has come since.
+    is_failing: AtomicBool,
 }
 
 impl Budget {
@@ -38,7 +55,7 @@ impl Budget {
     pub(crate) fn new(deadline: Duration) -> Self {
         let pauses = RetryPauses::from(FIRST);
         let state = State { pauses, until: None, failed: None, paused: (0, Duration::ZERO) };
-        Self { deadline, state: Mutex::new(state) }
+        Self { deadline, state: Mutex::new(state), is_failing: AtomicBool::new(false) }
     }
 
     /// Whether a call that may fail for this long, and has failed since then, is sent again, to a server that has taken connections or
@@ -58,6 +75,7 @@ impl Budget {
         // Failures of long ago are not those of this time.
         let recent = state.failed.filter(|(_, last)| now.saturating_duration_since(*last) < DEADLINE);
         state.failed = Some((recent.map_or(now, |(first, _)| first), now));
+        self.is_failing.store(true, Relaxed);
         let is_new = state.until.is_none_or(|until| until <= now);
         let own = if is_new { state.pauses.next_pause() } else { Duration::ZERO };
         let pause = own.max(asked.unwrap_or_default()).min(LONGEST);
@@ -70,11 +88,21 @@ impl Budget {
         is_new
     }
 
-    /// A request that was sent behind the last pause did well.
+    /// A request did well. One that was sent behind the last pause ends the pauses.
     pub(crate) fn good(&self, began: Instant) {
+        self.bytes_came();
         let mut state = lock(&self.state);
         if state.until.is_some_and(|until| began >= until) {
-            (state.until, state.failed, state.pauses) = (None, None, RetryPauses::from(FIRST));
+            (state.until, state.pauses) = (None, RetryPauses::from(FIRST));
+        }
+    }
+
+    /// Bytes of a reply came: the server is there, whichever connections broke before. Called with each piece.
+    pub(crate) fn bytes_came(&self) {
+        if self.is_failing.load(Relaxed) {
+            let mut state = lock(&self.state);
+            self.is_failing.store(false, Relaxed);
+            state.failed = None;
         }
     }
 
@@ -111,6 +139,21 @@ mod tests {
         budget.good(at(2030));
         budget.refused(None, at(3000));
         assert_eq!(budget.until(at(3000)), Some(at(3020)));
+    }
+
+    #[test]
+    fn bytes_that_come_between_two_failures_keep_the_server_there() {
+        let (budget, now) = (Budget::new(DEADLINE), Instant::now());
+        let (second, third) = (now + Duration::from_secs(1), now + Duration::from_millis(1020));
+        budget.refused(None, now);
+        budget.bytes_came();
+        budget.refused(None, second);
+        assert!(budget.goes_on(Duration::from_secs(1), second, second, true));
+        // Pauses grow all the same.
+        assert_eq!(budget.until(second), Some(second + Duration::from_millis(40)));
+        budget.refused(None, third);
+        let (long, later) = (Duration::from_secs(1), second + Duration::from_secs(1));
+        assert!(!budget.goes_on(long, later, later, true));
     }
 
     #[test]

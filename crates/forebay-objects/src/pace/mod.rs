@@ -9,7 +9,9 @@ mod turns;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub(crate) use budget::{Budget, DEADLINE, UNKNOWN_DEADLINE};
+#[doc(hidden)]
+pub use budget::give_up_after;
+pub(crate) use budget::{Budget, DEADLINE, deadline};
 pub(crate) use clock::go_on_at;
 pub(crate) use durations::Durations;
 pub(crate) use turns::{MOST_RANGES, Turns, UnderWay};

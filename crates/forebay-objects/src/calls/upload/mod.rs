@@ -28,6 +28,7 @@ use super::multipart::{PATIENCE, SentPart, checksum_of};
 use super::refusal::Refusal;
 use super::{checksum, time};
 use crate::wire::call::Body;
+use parts::PartSizes;
 pub(crate) use state::Like;
 use state::{Part, PartMemory, Ready, Shared, State};
 use writes::Writes;
@@ -63,6 +64,16 @@ impl ObjectUpload {
         self.shared.fail(error);
     }
 
+    /// Makes it an object. What else its user has to know; whether the server said the checksum of the bytes that it stored.
+    pub(crate) fn finish_summed(mut self) -> Result<(Vec<String>, bool)> {
+        let done = self.finish_now();
+        let note = self.shared.lock().note.take();
+        let is_summed =
+            done.map_err(|error| note.iter().fold(error.with("url", self.shared.url()), Error::hint))?;
+        self.is_finished = true;
+        Ok((note.into_iter().collect(), is_summed))
+    }
+
     /// Writes a whole object, by parts where it is longer than one.
     pub(crate) fn write_whole(bucket: Bucket, key: &str, bytes: &[u8]) -> Result<()> {
         let mut new = Self::new(bucket, key);
@@ -80,7 +91,8 @@ impl ObjectUpload {
         Ok(())
     }
 
-    fn finish_now(&mut self) -> Result<()> {
+    /// Whether the server said the checksum of the bytes that it stored.
+    fn finish_now(&mut self) -> Result<bool> {
         self.shared.process.check()?;
         let mut state = self.shared.lock();
         if let Some(error) = &state.error {
@@ -92,7 +104,7 @@ impl ObjectUpload {
             drop(state);
             return self.put_whole(part, len);
         }
-        ready_all(&mut state);
+        ready_all(&mut state, self.shared.like.sizes);
         state.is_ending = true;
         self.shared.wake_sender(state);
         self.wait_for_sender(None);
@@ -100,7 +112,7 @@ impl ObjectUpload {
         if let Some(error) = &state.error {
             return Err(error.clone());
         }
-        let mut sent = std::mem::take(&mut state.sent);
+        let (mut sent, has_checksums) = (std::mem::take(&mut state.sent), state.has_checksums);
         let Some(id) = state.id.clone() else {
             return Err(Error::new(ErrorKind::Internal, "an upload has no name"));
         };
@@ -112,11 +124,13 @@ impl ObjectUpload {
         if !is_all {
             return Err(Error::new(ErrorKind::Internal, "parts of the upload were not sent"));
         }
+        self.shared.like.compare(checksum_of(&sent))?;
+        sent.iter_mut().for_each(|part| part.crc64 = part.crc64.filter(|_| has_checksums));
         self.complete(&id, &sent, len)
     }
 
     /// Writes an object that is no longer than a part by one call.
-    fn put_whole(&self, part: Option<Part>, len: u64) -> Result<()> {
+    fn put_whole(&self, part: Option<Part>, len: u64) -> Result<bool> {
         let buffer = match part {
             Some(Part::Gathering(part)) => {
                 fill_holes(&part, len as usize);
@@ -132,17 +146,16 @@ impl ObjectUpload {
         bucket.put_like(key, bytes, &like.headers)
     }
 
-    fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<()> {
-        let Shared { bucket, key, like, .. } = &*self.shared;
-        like.compare(checksum_of(sent))?;
+    fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<bool> {
+        let Shared { bucket, key, .. } = &*self.shared;
         let began = self.shared.lock().began.unwrap_or_else(Instant::now);
         match bucket.complete(key, id, sent) {
             // A server that says the checksum has compared it. Others are asked, for which keys that only write have no right.
-            Ok(true) => Ok(()),
-            Ok(false) => bucket.check_len(key, len),
+            Ok(true) => Ok(true),
+            Ok(false) => bucket.check_len(key, len).map(|()| false),
             // Done before, and the reply was lost: or aborted by somebody else.
             Err(refusal) if refusal.code == "NoSuchUpload" && bucket.has_parts(key, len, sent, began) => {
-                Ok(())
+                Ok(false)
             }
             Err(Refusal { error, status: 0, .. }) => {
                 Err(error.hint("check the object: it may be the new one already"))
@@ -165,11 +178,11 @@ impl ObjectUpload {
 }
 
 /// Has all parts sent that were not; bytes that nothing was written to are zeros.
-fn ready_all(state: &mut State) {
-    let Some(last) = state.len.checked_sub(1).and_then(parts::number_at) else { return };
+fn ready_all(state: &mut State, sizes: PartSizes) {
+    let Some(last) = state.len.checked_sub(1).and_then(|last| sizes.number_at(last)) else { return };
     let mut zeros: Option<Arc<[u8]>> = None;
     for number in 1..=last {
-        let part = parts::range(number);
+        let part = sizes.range(number);
         let len = (part.end.min(state.len) - part.start) as usize;
         let memory = match state.parts.insert(number, Part::Sent) {
             Some(Part::Sent) => continue,
@@ -200,12 +213,8 @@ impl Upload for ObjectUpload {
         Arc::new(Writes(self.shared.clone()))
     }
 
-    fn finish(mut self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
-        let done = self.finish_now();
-        let note = self.shared.lock().note.take();
-        done.map_err(|error| note.iter().fold(error.with("url", self.shared.url()), Error::hint))?;
-        self.is_finished = true;
-        Ok(note.into_iter().collect())
+    fn finish(self: Box<Self>, _durable: bool) -> Result<Vec<String>> {
+        self.finish_summed().map(|(notes, _)| notes)
     }
 }
 
@@ -257,11 +266,11 @@ impl Bucket {
 
     /// Writes a whole object by one call, and checks that the server has all of it.
     pub fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
-        self.put_like(key, bytes, &[])
+        self.put_like(key, bytes, &[]).map(drop)
     }
 
-    /// The same with metadata.
-    fn put_like(&self, key: &str, bytes: &[u8], kept: &[(String, String)]) -> Result<()> {
+    /// The same with metadata. Whether the server said the checksum of the bytes.
+    fn put_like(&self, key: &str, bytes: &[u8], kept: &[(String, String)]) -> Result<bool> {
         let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
         let crc64 = checksum::crc64(bytes);
         let reply = self.with_checksums(|has| {
@@ -273,9 +282,9 @@ impl Bucket {
         sender::etag_of(&reply, Some(crc64))?;
         // A server that compares checksums has compared the bytes.
         if reply.head.header("x-amz-checksum-crc64nvme").is_some() || bytes.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
-        self.check_len(key, bytes.len() as u64)
+        self.check_len(key, bytes.len() as u64).map(|()| false)
     }
 
     /// An error if the object has not this length: servers have stored nothing, and said that all is well.

@@ -39,7 +39,9 @@ fn run(shared: &Arc<Shared>) {
         Ok(begun) => begun,
         Err(refusal) => return shared.fail(&refusal.error),
     };
-    shared.lock().id = Some(id.clone());
+    let mut state = shared.lock();
+    (state.id, state.has_checksums) = (Some(id.clone()), has_checksums);
+    drop(state);
     if is_second {
         shared.lock().note = note_of_others(shared, &id, began.elapsed());
     }
@@ -59,10 +61,13 @@ fn run(shared: &Arc<Shared>) {
 fn note_of_others(shared: &Shared, id: &str, time: Duration) -> Option<String> {
     let others = shared.bucket.begun_before(&shared.key, id, time).ok()?;
     let ids = others.iter().map(|other| forebay_error::quoted(&other.id)).collect::<Vec<_>>();
+    // aws-cli knows no sites.
+    let account = shared.bucket.site_name().and(shared.bucket.endpoint.account.settings().endpoint());
+    let at = account.map_or(String::new(), |url| format!(" --endpoint-url {}", forebay_error::quoted(&url)));
     (!ids.is_empty()).then(|| {
         format!(
             "a reply was lost when the upload began, and an empty upload may have stayed: unless another program writes this \
-             object, abort it: aws s3api abort-multipart-upload --bucket {} --key {} --upload-id {}",
+             object, abort it: aws s3api{at} abort-multipart-upload --bucket {} --key {} --upload-id {}",
             shared.bucket.name,
             forebay_error::quoted(&shared.key),
             ids.join(" or ")
@@ -155,14 +160,16 @@ impl Sender {
 
     fn send(&self, mut part: Ready) {
         let range = part.bytes();
-        if self.has_checksums && part.crc64.is_none() {
+        // Also where the server takes none, they are compared with that of the source.
+        if (self.has_checksums || self.shared.like.crc64.is_some()) && part.crc64.is_none() {
             // SAFETY: nothing writes to a part that is ready, and its memory is there until it is released.
             let bytes = unsafe { std::slice::from_raw_parts(range.start, range.len) };
             part.crc64 = Some(checksum::crc64(bytes));
         }
         part.began = Instant::now();
         let bucket = &self.shared.bucket;
-        let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, part.crc64);
+        let crc64 = part.crc64.filter(|_| self.has_checksums);
+        let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, crc64);
         let shared = self.shared.clone();
         exchange::start(
             &self.endpoint,

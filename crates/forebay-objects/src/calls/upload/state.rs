@@ -10,7 +10,7 @@ use forebay_remote::process::ProcessId;
 use forebay_source::HostRange;
 
 use super::joint::{Joint, Piece};
-use super::parts::{self, Covered};
+use super::parts::{self, Covered, PartSizes};
 use super::sender;
 use crate::calls::bucket::Bucket;
 use crate::calls::checksum;
@@ -31,10 +31,11 @@ pub(crate) struct Like {
     pub(crate) headers: Vec<(String, String)>,
     /// The CRC-64/NVME that its bytes must have.
     pub(crate) crc64: Option<String>,
+    pub(crate) sizes: PartSizes,
 }
 
 impl Like {
-    /// Fails where the bytes that are to be the object are others. `None`: the server takes no checksums.
+    /// Fails where the bytes that are to be the object are others. `None`: they have no checksum.
     pub(super) fn compare(&self, found: Option<u64>) -> Result<()> {
         let (Some(expected), Some(found)) = (&self.crc64, found.map(checksum::text)) else { return Ok(()) };
         if *expected == found {
@@ -80,6 +81,8 @@ pub(super) struct State {
     pub(super) error: Option<Error>,
     /// All parts are ready, or sent.
     pub(super) is_ending: bool,
+    /// The server takes checksums.
+    pub(super) has_checksums: bool,
     /// When the upload was begun.
     pub(super) began: Option<Instant>,
     /// What else its user has to know.
@@ -155,7 +158,7 @@ impl State {
     /// Memory for a part; its bytes are of any value.
     fn gather(&mut self, len: usize) -> Gathering {
         self.gathered += 1;
-        let spare = self.spare.pop().filter(|_| len as u64 == parts::FIRST);
+        let spare = self.spare.pop().filter(|spare| lock(spare).len() == len);
         let buffer = spare.unwrap_or_else(|| Arc::new(Mutex::new(vec![0; len])));
         Gathering { buffer, covered: Covered::default(), copies: 0 }
     }
@@ -185,7 +188,7 @@ impl Shared {
 
     /// Takes a piece: it is copied, sent with its part, or waits.
     pub(super) fn put(self: &Arc<Self>, piece: Piece) {
-        let part = parts::range(piece.number);
+        let part = self.like.sizes.range(piece.number);
         let size = (part.end - part.start) as usize;
         let mut state = self.lock();
         if let Some(error) = state.error.clone() {

@@ -8,7 +8,6 @@ use forebay_source::{
 };
 
 use super::joint::{Joint, Piece};
-use super::parts;
 use super::state::Shared;
 
 /// Its bytes are not read before the object is whole.
@@ -77,14 +76,14 @@ impl Writes {
         if self.is_only_length(offset, rest) {
             return Ok(Vec::new());
         }
-        let mut pieces = Vec::new();
+        let (mut pieces, sizes) = (Vec::new(), self.0.like.sizes);
         while rest.len > 0 {
-            let number = parts::number_at(offset).ok_or_else(|| {
+            let number = sizes.number_at(offset).ok_or_else(|| {
                 Error::new(ErrorKind::NoSpace, "an object has at most 10 000 parts")
                     .with("offset", offset)
                     .hint("write several objects")
             })?;
-            let part = parts::range(number);
+            let part = sizes.range(number);
             let take = rest.len.min((part.end - offset) as usize);
             pieces.push((number, (offset - part.start) as usize, HostRange { len: take, ..rest }));
             (offset, rest) = (offset + take as u64, rest.after(take));
@@ -95,7 +94,7 @@ impl Writes {
     /// Whether a request only makes the object longer: one zero beyond its end. It needs no memory for a part then.
     fn is_only_length(&self, offset: u64, memory: HostRange) -> bool {
         // SAFETY: the request's maker keeps the memory valid until the answer.
-        if memory.len != 1 || unsafe { *memory.start } != 0 || parts::number_at(offset).is_none() {
+        if memory.len != 1 || unsafe { *memory.start } != 0 || self.0.like.sizes.number_at(offset).is_none() {
             return false;
         }
         let mut state = self.0.lock();

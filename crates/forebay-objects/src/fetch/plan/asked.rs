@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_error::{Error, Result};
 use forebay_source::{Answer, HostRange, Request};
 
-use crate::pace::DEADLINE;
+use crate::pace::deadline;
 
 /// A request.
 struct Asked {
@@ -144,7 +144,7 @@ impl AskedRequests {
         let Some(asked) = self.all.get_mut(&request) else { return false };
         let (since, times) = asked.vain.get_or_insert((now, 0));
         *times += 1;
-        if now.saturating_duration_since(*since) < DEADLINE {
+        if now.saturating_duration_since(*since) < deadline() {
             return asked.error.is_none();
         }
         let error = error.clone().with("attempts", *times);
