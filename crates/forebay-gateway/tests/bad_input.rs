@@ -157,6 +157,14 @@ fn what_is_too_large() {
     assert_eq!(raw.put(&format!("/bkt/{}", "k".repeat(1100)), b"").code(), "KeyTooLongError");
     assert_eq!(raw.ask("POST", "/bkt?delete", &[], b"<Delete></Delete>").status, 400);
     assert_eq!(raw.ask("POST", "/bkt?delete", &[], b"<Delete><Object>").status, 400);
+    // Another document than was meant.
+    let document = b"<Delete><Object><Key>old</Key></Object></Delete>";
+    let md5 = |sum: &str| raw.ask("POST", "/bkt?delete", &[("content-md5", sum)], document).code();
+    assert_eq!(md5("JfnnlDI7RTiF9RgfG2JNCw=="), "BadDigest");
+    assert_eq!(md5("JfnnlDI7"), "InvalidDigest");
+    let document = b"<Delete><Object><Key>none</Key></Object></Delete>";
+    let right = [("content-md5", "EpvYphShtu0A5NGVEQm6CQ==")];
+    assert_eq!(raw.ask("POST", "/bkt?delete", &right, document).status, 200);
     assert_eq!(raw.put("/bkt/k?partNumber=10001&uploadId=x", b"").status, 400);
     assert_eq!(raw.get("/bkt/old").text(), "old");
 }
@@ -188,7 +196,12 @@ fn slow_heads_and_idle_connections_are_closed() {
     };
     closed_within(b"GET / HTTP/1.1\r\nx-slow: ", 300, 2000);
     closed_within(b"", 1500, 5000);
+    let mut socket = raw.connect();
+    write!(socket, "GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    assert_eq!(read_reply(&mut socket, "GET").status, 200);
     let text = String::from_utf8(plain_metrics(&raw)).unwrap();
+    assert!(text.contains("operation=\"Health\",status=\"200\"} 1"), "{text}");
+    assert!(!text.contains("operation=\"Refused\",status=\"200\""), "{text}");
     assert!(text.contains("forebay_s3_connections_overdue_total 2"), "{text}");
 }
 

@@ -18,6 +18,32 @@ pub(crate) struct ReadTerms {
     pub(crate) same_since: Option<Timestamp>,
 }
 
+/// Those of an input of S3's, which are moved out of it.
+macro_rules! read_terms {
+    ($input:ident) => {
+        $crate::front::conditions::ReadTerms {
+            matches: $input.if_match,
+            differs: $input.if_none_match,
+            changed_since: $input.if_modified_since,
+            same_since: $input.if_unmodified_since,
+        }
+    };
+}
+pub(super) use read_terms;
+
+/// The same of the source of a copy.
+macro_rules! source_terms {
+    ($input:ident) => {
+        $crate::front::conditions::ReadTerms {
+            matches: $input.copy_source_if_match,
+            differs: $input.copy_source_if_none_match,
+            changed_since: $input.copy_source_if_modified_since,
+            same_since: $input.copy_source_if_unmodified_since,
+        }
+    };
+}
+pub(super) use source_terms;
+
 impl ReadTerms {
     /// In the order of RFC 9110 13.2.2: an ETag is asked before a time.
     pub(crate) fn check(&self, facts: &Facts) -> S3Result<()> {

@@ -7,7 +7,7 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::codes::{answer, answer_read};
-use super::conditions::{ReadTerms, write_condition};
+use super::conditions::{ReadTerms, source_terms, write_condition};
 use super::said::{meta_of, tag_of, time_of};
 use super::sums::{self, Algorithm, kind, tell_checksum};
 use super::{Front, blocking, no_version};
@@ -94,12 +94,7 @@ impl Front {
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
         let condition = write_condition(input.if_match, input.if_none_match)?;
-        let terms = ReadTerms {
-            matches: input.copy_source_if_match,
-            differs: input.copy_source_if_none_match,
-            changed_since: input.copy_source_if_modified_since,
-            same_since: input.copy_source_if_unmodified_since,
-        };
+        let terms = source_terms!(input);
         let source = Source::of(input.copy_source, &request.headers, terms)?;
         let replaces = is_replace(input.metadata_directive.as_ref().map(MetadataDirective::as_str))?;
         let replaces_tags = is_replace(input.tagging_directive.as_ref().map(TaggingDirective::as_str))?;
@@ -138,12 +133,7 @@ impl Front {
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
         let number = super::uploads::part_number(input.part_number)?;
-        let terms = ReadTerms {
-            matches: input.copy_source_if_match,
-            differs: input.copy_source_if_none_match,
-            changed_since: input.copy_source_if_modified_since,
-            same_since: input.copy_source_if_unmodified_since,
-        };
+        let terms = source_terms!(input);
         let source = Source::of(input.copy_source, &request.headers, terms)?;
         let facts = blocking(move || {
             let upload = store.upload(&input.bucket, &input.key, &input.upload_id).map_err(answer)?;

@@ -5,13 +5,14 @@ use std::mem;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::HeaderMap;
-use s3s::{Body, S3Error, S3ErrorCode, S3Result};
+use s3s::dto::StreamingBlob;
+use s3s::{Body, S3Error, S3ErrorCode, S3Result, TrailingHeaders};
 use tokio::task::JoinHandle;
 
 use super::codes::{answer, answer_body};
 use super::sums::{Summed, Sums};
 use super::{blocking, turn};
-use crate::store::{Draft, StoreResult};
+use crate::store::{Condition, Draft, Facts, Meta, StoreResult};
 
 /// Bytes that are gathered before a thread writes them.
 const BATCH: usize = 512 << 10;
@@ -19,10 +20,10 @@ const BATCH: usize = 512 << 10;
 const JOIN: usize = 128 << 10;
 
 /// Makes the draft, when the first bytes are there.
-type Begin = Box<dyn FnOnce() -> StoreResult<Box<dyn Draft>> + Send>;
+pub(crate) type Begin = Box<dyn FnOnce() -> StoreResult<Box<dyn Draft>> + Send>;
 
 /// A body that came, but for its last batch.
-pub(crate) struct Intake {
+struct Intake {
     begin: Option<Begin>,
     draft: Option<Box<dyn Draft>>,
     sums: Sums,
@@ -32,10 +33,10 @@ pub(crate) struct Intake {
 }
 
 /// A draft that has all bytes of its body, which are right.
-pub(crate) struct Received {
-    pub(crate) draft: Box<dyn Draft>,
-    pub(crate) len: u64,
-    pub(crate) summed: Summed,
+struct Received {
+    draft: Box<dyn Draft>,
+    len: u64,
+    summed: Summed,
 }
 
 /// Where the intake is while the next batch is gathered.
@@ -54,12 +55,7 @@ impl Place {
 }
 
 /// Reads a body into the draft that `begin` makes. While one batch is written the next is gathered: no more is held.
-pub(crate) async fn receive(
-    mut body: Body,
-    said: Option<u64>,
-    sums: Sums,
-    begin: Begin,
-) -> S3Result<Box<Intake>> {
+async fn receive(mut body: Body, said: Option<u64>, sums: Sums, begin: Begin) -> S3Result<Box<Intake>> {
     let intake =
         Intake { begin: Some(begin), draft: None, sums, joined: Vec::new(), len: 0, last: Vec::new() };
     let mut place = Place::Here(Box::new(intake));
@@ -103,7 +99,7 @@ async fn gather(body: &mut Body) -> S3Result<(Vec<Bytes>, bool)> {
 
 impl Intake {
     /// Writes the last batch and compares checksums. Blocks.
-    pub(crate) fn finish(mut self: Box<Self>, trailers: Option<&HeaderMap>) -> S3Result<Received> {
+    fn finish(mut self: Box<Self>, trailers: Option<&HeaderMap>) -> S3Result<Received> {
         let last = mem::take(&mut self.last);
         self.write(last)?;
         let summed = self.sums.finish(trailers)?;
@@ -148,11 +144,34 @@ impl Intake {
     }
 }
 
-/// Ends an intake on a thread that may wait: checksums, then `publish`.
-pub(crate) async fn finish<T: Send + 'static>(
-    intake: Box<Intake>,
-    trailers: Option<HeaderMap>,
-    publish: impl FnOnce(Received) -> StoreResult<T> + Send + 'static,
-) -> S3Result<T> {
-    blocking(move || publish(intake.finish(trailers.as_ref())?).map_err(answer)).await
+/// The body of a PUT, and all that is said of it.
+pub(crate) struct Incoming {
+    pub(crate) body: Option<StreamingBlob>,
+    /// Its length, where the head has it.
+    pub(crate) said: Option<u64>,
+    pub(crate) trailers: Option<TrailingHeaders>,
+    pub(crate) sums: Sums,
+}
+
+/// The length of a body, as a head has it.
+pub(crate) fn len_said(len: Option<i64>) -> Option<u64> {
+    len.and_then(|len| u64::try_from(len).ok())
+}
+
+/// Writes a body into the draft that `begin` makes, compares its checksums, and gives it its name.
+pub(crate) async fn take_in(
+    incoming: Incoming,
+    begin: Begin,
+    meta: Meta,
+    condition: Condition,
+) -> S3Result<Facts> {
+    let Incoming { body, said, trailers, sums } = incoming;
+    let intake = receive(body.map(Body::from).unwrap_or_default(), said, sums, begin).await?;
+    let trailers = trailers.and_then(|trailers| trailers.take());
+    blocking(move || {
+        let Received { draft, len, summed } = intake.finish(trailers.as_ref())?;
+        let meta = Meta { checksum: Some(summed.checksum), md5: summed.md5, ..meta };
+        draft.publish(len, meta, &condition).map_err(answer)
+    })
+    .await
 }

@@ -19,7 +19,7 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::access::Visit;
 use super::codes::{answer, answer_read};
-use super::conditions::{ReadTerms, write_condition};
+use super::conditions::{read_terms, write_condition};
 use super::objects::described;
 use super::said::{meta_of, tag_of};
 use super::{Front, blocking};
@@ -140,12 +140,7 @@ impl Front {
                 Lent::Kept(why) => Err(kept(why)),
             })
             .await?;
-        let terms = ReadTerms {
-            matches: input.if_match,
-            differs: input.if_none_match,
-            changed_since: input.if_modified_since,
-            same_since: input.if_unmodified_since,
-        };
+        let terms = read_terms!(input);
         terms.check(&opened.facts)?;
         *peer.parcel() = Some(Parcel { file: opened.file.into(), len: opened.facts.len });
         Ok(described(&opened.facts, input.checksum_mode.as_ref()))

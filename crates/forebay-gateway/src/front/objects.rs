@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use hyper::Method;
 use s3s::dto::*;
-use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Result};
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::access::refuse_unknown;
 use super::body::{Span, body_of};
 use super::buckets::{only_private, private};
 use super::codes::{answer, answer_read};
-use super::conditions::{ReadTerms, Slice, whole_second, write_condition};
-use super::intake::{Received, finish, receive};
+use super::conditions::{ReadTerms, Slice, read_terms, whole_second, write_condition};
+use super::intake::{Incoming, len_said, take_in};
 use super::lend::asking;
 use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
 use super::sums::{Algorithm, Sums, kind, tell_checksum};
@@ -20,6 +20,20 @@ use crate::store::{Condition, Facts, Meta, Store, StoreError, StoreResult};
 
 /// S3's bound of keys in a DeleteObjects.
 const REMOVALS: usize = 1000;
+
+/// What the answers to GET and HEAD say of an object, and of the bytes that were asked for.
+macro_rules! tell_slice {
+    ($answer:ident, $facts:ident, $slice:ident, $mode:expr) => {
+        if wants_checksum($mode) {
+            tell_checksum!($answer, &$slice.checksum);
+            $answer.checksum_type = $slice.checksum.as_ref().and($facts.meta.checksum.as_ref()).map(kind);
+        }
+        tell_facts!($answer, $facts);
+        $answer.content_length = i64::try_from($slice.range.end - $slice.range.start).ok();
+        $answer.content_range = $slice.content_range;
+        $answer.parts_count = $slice.parts;
+    };
+}
 
 impl Front {
     pub(super) async fn put(&self, mut request: S3Request<PutObjectInput>) -> S3Result<PutObjectOutput> {
@@ -35,17 +49,10 @@ impl Front {
         let condition = write_condition(input.if_match, input.if_none_match)?;
         let meta = meta_of(&request.headers, input.metadata, input.tagging.as_deref())?;
         let sums = Sums::of(&request.headers, Algorithm::Crc64Nvme)?;
-        let said = input.content_length.and_then(|len| u64::try_from(len).ok());
-        let body = input.body.map(Body::from).unwrap_or_default();
+        let said = len_said(input.content_length);
         let begin = Box::new(move || store.begin(&input.bucket, &input.key, said));
-        let intake = receive(body, said, sums, begin).await?;
-        let trailers = request.trailing_headers.and_then(|trailers| trailers.take());
-        let facts = finish(intake, trailers, move |received: Received| {
-            let summed = received.summed;
-            let meta = Meta { checksum: Some(summed.checksum), md5: summed.md5, ..meta };
-            received.draft.publish(received.len, meta, &condition)
-        })
-        .await?;
+        let body = Incoming { body: input.body, said, trailers: request.trailing_headers, sums };
+        let facts = take_in(body, begin, meta, condition).await?;
         let mut answer = PutObjectOutput { e_tag: tag_of(&facts.etag), ..PutObjectOutput::default() };
         tell_checksum!(answer, &facts.meta.checksum);
         answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
@@ -61,12 +68,7 @@ impl Front {
         let store = self.store(request.credentials.as_ref())?;
         let pieces = Arc::clone(&self.pieces);
         let (lane, turns) = (Visit::current().and_then(|visit| visit.lane.clone()), turns());
-        let terms = ReadTerms {
-            matches: input.if_match,
-            differs: input.if_none_match,
-            changed_since: input.if_modified_since,
-            same_since: input.if_unmodified_since,
-        };
+        let terms = read_terms!(input);
         // One job for all that a small object needs.
         let (facts, slice, body) = blocking(move || {
             let opened = store.open(&input.bucket, &input.key).map_err(answer_read)?;
@@ -78,15 +80,8 @@ impl Front {
         })
         .await?;
         let mut answer = GetObjectOutput::default();
-        tell_facts!(answer, facts);
-        answer.content_length = i64::try_from(slice.range.end - slice.range.start).ok();
-        answer.content_range = slice.content_range;
-        answer.parts_count = slice.parts;
+        tell_slice!(answer, facts, slice, input.checksum_mode.as_ref());
         answer.body = Some(StreamingBlob::from(body));
-        if wants_checksum(input.checksum_mode.as_ref()) {
-            tell_checksum!(answer, &slice.checksum);
-            answer.checksum_type = slice.checksum.as_ref().and(facts.meta.checksum.as_ref()).map(kind);
-        }
         Ok(answer)
     }
 
@@ -94,23 +89,11 @@ impl Front {
         let input = request.input;
         no_version(input.version_id.as_deref())?;
         let facts = self.facts(request.credentials.as_ref(), input.bucket, input.key).await?;
-        let terms = ReadTerms {
-            matches: input.if_match,
-            differs: input.if_none_match,
-            changed_since: input.if_modified_since,
-            same_since: input.if_unmodified_since,
-        };
+        let terms = read_terms!(input);
         terms.check(&facts)?;
         let slice = Slice::of(&facts, input.range, input.part_number)?;
         let mut answer = HeadObjectOutput::default();
-        tell_facts!(answer, facts);
-        answer.content_length = i64::try_from(slice.range.end - slice.range.start).ok();
-        answer.content_range = slice.content_range;
-        answer.parts_count = slice.parts;
-        if wants_checksum(input.checksum_mode.as_ref()) {
-            tell_checksum!(answer, &slice.checksum);
-            answer.checksum_type = slice.checksum.as_ref().and(facts.meta.checksum.as_ref()).map(kind);
-        }
+        tell_slice!(answer, facts, slice, input.checksum_mode.as_ref());
         Ok(answer)
     }
 

@@ -235,7 +235,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-fn bytes_of(value: &str, len: usize) -> Option<Vec<u8>> {
+pub(crate) fn bytes_of(value: &str, len: usize) -> Option<Vec<u8>> {
     BASE64.decode_to_vec(value).ok().filter(|bytes| bytes.len() == len)
 }
 

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use s3s::dto::*;
-use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Result};
+use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::buckets::{Names, page_len, wrong};
 use super::codes::answer;
 use super::conditions::write_condition;
-use super::intake::{Received, finish, receive};
+use super::intake::{Incoming, len_said, take_in};
 use super::said::{meta_of, tag_of, time_of};
 use super::sums::{self, Algorithm, Sums, joined, kind, tell_checksum};
 use super::{Front, blocking, owner};
@@ -98,17 +98,10 @@ impl Front {
         if upload.meta.checksum.is_some() {
             sums.require(usual)?;
         }
-        let said = input.content_length.and_then(|len| u64::try_from(len).ok());
-        let body = input.body.map(Body::from).unwrap_or_default();
+        let said = len_said(input.content_length);
         let begin = Box::new(move || store.begin_part(&bucket, &key, &id, number, said));
-        let intake = receive(body, said, sums, begin).await?;
-        let trailers = request.trailing_headers.and_then(|trailers| trailers.take());
-        let facts = finish(intake, trailers, move |received: Received| {
-            let summed = received.summed;
-            let meta = Meta { checksum: Some(summed.checksum), md5: summed.md5, ..Meta::default() };
-            received.draft.publish(received.len, meta, &Condition::None)
-        })
-        .await?;
+        let body = Incoming { body: input.body, said, trailers: request.trailing_headers, sums };
+        let facts = take_in(body, begin, Meta::default(), Condition::None).await?;
         let mut answer = UploadPartOutput { e_tag: tag_of(&facts.etag), ..UploadPartOutput::default() };
         tell_checksum!(answer, &facts.meta.checksum);
         Ok(answer)

@@ -37,6 +37,8 @@ pub(super) struct Request {
     pub(super) came: Arc<AtomicU64>,
     pub(super) sent: u64,
     pub(super) status: StatusCode,
+    /// Of the server itself: no operation of S3.
+    pub(super) own_page: Option<&'static str>,
 }
 
 /// 499, as other servers log it: no status of HTTP.
@@ -59,6 +61,7 @@ impl Request {
             sent: 0,
             // Until there is another one: the client went away before it was answered.
             status: client_left(),
+            own_page: None,
         }
     }
 }
@@ -69,6 +72,7 @@ impl Drop for Request {
         watch.end_request();
         site.metrics.under_way.fetch_sub(1, Relaxed);
         let (operation, account) = self.visit.known();
+        let operation = self.own_page.unwrap_or(operation);
         let (status, bytes_in) = (self.status.as_u16(), self.came.load(Relaxed));
         let time = self.began.1.elapsed();
         site.metrics.count(operation, status, time, bytes_in, self.sent);

@@ -2,16 +2,17 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, StatusCode};
 use s3s::{Body, HttpResponse, S3Error, S3ErrorCode};
 
-use super::bodies::{Incomer, Outgoer};
+use super::bodies::{BodyMd5, Incomer, Outgoer};
 use super::request::{Connection, Request};
 use super::site::Site;
-use crate::front::RequestId;
+use crate::front::{RequestId, bytes_of};
 use crate::warn::warn;
 
 /// Answers a request.
@@ -22,7 +23,10 @@ pub(super) async fn serve(
     let mut request = Request::new(&connection, &head);
     let site = Arc::clone(&connection.site);
     let mut answer = match own_page(&site, &head).await {
-        Some(page) => page,
+        Some((name, page)) => {
+            request.own_page = Some(name);
+            page
+        }
         // A form of unknown length would be held in memory.
         None if is_form(&head) && hyper::body::Body::size_hint(head.body()).exact().is_none() => {
             refusal(S3ErrorCode::MissingContentLength)
@@ -72,14 +76,17 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
     let has_body = !hyper::body::Body::is_end_stream(head.body());
     let limit = site.limits.stall_time;
     let came = Arc::clone(&request.came);
-    let mut head =
-        head.map(
-            |body| {
-                if has_body { Body::http_body(Incomer::new(body, came, limit)) } else { Body::from(body) }
-            },
-        );
+    let Ok(md5) = document_md5(&head) else { return refusal(S3ErrorCode::InvalidDigest) };
+    let is_wrong = md5.as_ref().map(|md5| Arc::clone(&md5.is_wrong));
+    let mut head = head.map(|body| {
+        if has_body { Body::http_body(Incomer::new(body, came, limit, md5)) } else { Body::from(body) }
+    });
     head.extensions_mut().insert(RequestId(request.id.clone()));
-    match request.visit.run(site.service.call(head)).await {
+    let answered = request.visit.run(site.service.call(head)).await;
+    if is_wrong.is_some_and(|is_wrong| is_wrong.load(Relaxed)) {
+        return refusal(S3ErrorCode::BadDigest);
+    }
+    match answered {
         Ok(answer) => answer,
         Err(error) => {
             warn(&format!("a request failed: {error}"));
@@ -102,23 +109,36 @@ fn is_form(head: &hyper::Request<Incoming>) -> bool {
     head.method() == Method::POST && kind.trim_ascii_start().to_ascii_lowercase().starts_with(b"multipart/")
 }
 
+/// What the MD5 of a document is compared with; `Err`: `Content-MD5` is none. That of an object is compared where its bytes are
+/// written, and that of signed chunks is of the bytes in them.
+fn document_md5(head: &hyper::Request<Incoming>) -> Result<Option<BodyMd5>, ()> {
+    let is_chunked = head.headers().contains_key("x-amz-decoded-content-length");
+    match head.headers().get("content-md5") {
+        Some(said) if head.method() == Method::POST && !is_form(head) && !is_chunked => {
+            let said = said.to_str().ok().and_then(|said| bytes_of(said, 16)).ok_or(())?;
+            Ok(Some(BodyMd5::new(said)))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// As far as it is known.
 fn body_len(head: &hyper::Request<Incoming>) -> u64 {
     hyper::body::Body::size_hint(head.body()).lower()
 }
 
 /// `/healthz` and `/metrics`, where nothing is signed: a bucket of such a name is reached by signed requests.
-async fn own_page(site: &Site, head: &hyper::Request<Incoming>) -> Option<HttpResponse> {
+async fn own_page(site: &Site, head: &hyper::Request<Incoming>) -> Option<(&'static str, HttpResponse)> {
     let is_plain = head.uri().query().is_none() && !head.headers().contains_key(AUTHORIZATION);
     if head.method() != Method::GET || !is_plain {
         return None;
     }
-    let (status, text) = match head.uri().path() {
-        "/healthz" => site.health().await,
-        "/metrics" if !site.has_own_metrics => (StatusCode::OK, site.metrics()),
+    let (name, (status, text)) = match head.uri().path() {
+        "/healthz" => ("Health", site.health().await),
+        "/metrics" if !site.has_own_metrics => ("Metrics", (StatusCode::OK, site.metrics())),
         _ => return None,
     };
-    Some(page(status, text))
+    Some((name, page(status, text)))
 }
 
 /// Answers on the listener for figures: there is nothing else.
