@@ -14,51 +14,86 @@ use tokio::time::timeout;
 pub(crate) const THREADS: usize = 512;
 /// Of an account.
 const TURNS: usize = 64;
+/// Of these, the ones that may send long files: the others are left to requests, however many readers there are.
+const SENDING: usize = 48;
 /// A request waits this long for a thread of its account.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The threads of an account.
 #[derive(Clone, Debug)]
-pub(crate) struct Turns(Arc<Semaphore>);
+pub(crate) struct Turns {
+    all: Arc<Semaphore>,
+    /// Those of them that may send long files, each of which keeps its thread for a while.
+    sending: Arc<Semaphore>,
+}
 
 impl Default for Turns {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(TURNS)))
+        Self { all: Arc::new(Semaphore::new(TURNS)), sending: Arc::new(Semaphore::new(SENDING)) }
     }
 }
 
 impl Turns {
     /// A thread that a job may have; `None`: all were at work for too long.
     pub(crate) async fn take(&self) -> Option<Turn> {
-        let taken = timeout(PATIENCE, Arc::clone(&self.0).acquire_owned()).await.ok()?;
-        taken.ok().map(Turn)
+        let taken = timeout(PATIENCE, Arc::clone(&self.all).acquire_owned()).await.ok()?;
+        taken.ok().map(|permit| Turn { _permit: permit, _sending: None })
     }
 
     /// Starts a job, when a thread is there for it.
     pub(crate) fn start<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let turns = Arc::clone(&self.0);
-        if let Ok(permit) = Arc::clone(&turns).try_acquire_owned() {
-            return Turn(permit).start(job);
+        let all = Arc::clone(&self.all);
+        match Arc::clone(&all).try_acquire_owned() {
+            Ok(permit) => Turn { _permit: permit, _sending: None }.start(job),
+            Err(_) => wait_and_start(all, None, job),
         }
-        tokio::spawn(async move {
-            // The semaphore is never closed.
-            let Ok(permit) = turns.acquire_owned().await else { return pending().await };
-            let done = Turn(permit).start(job).await;
-            done.unwrap_or_else(|error| resume_unwind(error.into_panic()))
-        })
+    }
+
+    /// Starts a job that sends a long file, when one of the threads for that is there.
+    pub(crate) fn start_sending<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let (all, sending) = (Arc::clone(&self.all), Arc::clone(&self.sending));
+        let now =
+            Arc::clone(&sending).try_acquire_owned().ok().zip(Arc::clone(&all).try_acquire_owned().ok());
+        match now {
+            Some((sending, permit)) => Turn { _permit: permit, _sending: Some(sending) }.start(job),
+            None => wait_and_start(all, Some(sending), job),
+        }
     }
 }
 
+/// Starts a job when both have a turn. One that is given up before leaves nothing.
+fn wait_and_start<T: Send + 'static>(
+    all: Arc<Semaphore>,
+    sending: Option<Arc<Semaphore>>,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    tokio::spawn(async move {
+        let sending = match sending {
+            Some(sending) => sending.acquire_owned().await.ok(),
+            None => None,
+        };
+        // No semaphore is ever closed.
+        let Ok(permit) = all.acquire_owned().await else { return pending().await };
+        let done = Turn { _permit: permit, _sending: sending }.start(job).await;
+        done.unwrap_or_else(|error| resume_unwind(error.into_panic()))
+    })
+}
+
 /// A thread, for one job.
-pub(crate) struct Turn(OwnedSemaphorePermit);
+pub(crate) struct Turn {
+    _permit: OwnedSemaphorePermit,
+    _sending: Option<OwnedSemaphorePermit>,
+}
 
 impl Turn {
     /// Starts the job. One whose request is given up leaves its thread at work.
     pub(crate) fn start<T: Send + 'static>(self, job: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        let Self(permit) = self;
         spawn_blocking(move || {
             let done = job();
-            drop(permit);
+            drop(self);
             done
         })
     }
@@ -67,6 +102,31 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn senders_of_long_files_leave_threads_to_requests() {
+        let turns = Turns::default();
+        let (hang, free) = std::sync::mpsc::channel::<()>();
+        let free = Arc::new(std::sync::Mutex::new(free));
+        let senders: Vec<_> = (0..2 * TURNS)
+            .map(|_| {
+                let free = Arc::clone(&free);
+                turns.start_sending(move || free.lock().unwrap().recv().is_ok())
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let small = turns.start(|| 7);
+        assert_eq!(timeout(Duration::from_secs(5), small).await.unwrap().unwrap(), 7);
+        // One that waits is given up with all that it holds.
+        let (held, gone) = std::sync::mpsc::channel::<()>();
+        let waiting = turns.start_sending(move || drop(held));
+        waiting.abort();
+        assert!(waiting.await.unwrap_err().is_cancelled() && gone.recv().is_err());
+        drop(hang);
+        for one in senders {
+            one.await.unwrap();
+        }
+    }
 
     #[tokio::test]
     async fn one_account_leaves_threads_to_others() {

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -48,13 +49,15 @@ pub(super) struct FileSender {
     lane: Arc<FileLane>,
     current: Option<FileRange>,
     turn: Option<JoinHandle<(FileRange, io::Result<u64>)>>,
+    /// The connection has ended: so does the turn.
+    is_over: Arc<AtomicBool>,
     /// Bytes that are sent, whose frames have yet to come.
     ahead: u64,
 }
 
 impl FileSender {
     pub(super) fn new(lane: Arc<FileLane>) -> Self {
-        Self { lane, current: None, turn: None, ahead: 0 }
+        Self { lane, current: None, turn: None, is_over: Arc::default(), ahead: 0 }
     }
 
     /// Sends at most `len` bytes of the file whose frames are written now.
@@ -85,15 +88,26 @@ impl FileSender {
             let rest = self.current.take().filter(|rest| !rest.range.is_empty()).or_else(|| self.lane.pop());
             let rest = rest.ok_or_else(|| io::Error::other("a frame without a file"))?;
             let to = socket.as_fd().try_clone_to_owned()?;
-            self.turn = Some(rest.turns.clone().start(move || take_turn(&to, rest)));
+            let is_over = Arc::clone(&self.is_over);
+            self.turn = Some(rest.turns.clone().start_sending(move || take_turn(&to, rest, &is_over)));
+        }
+    }
+}
+
+impl Drop for FileSender {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        // One that waits for a thread holds the socket.
+        if let Some(turn) = &self.turn {
+            turn.abort();
         }
     }
 }
 
 /// Sends for a while. Blocks.
-fn take_turn(socket: &OwnedFd, mut rest: FileRange) -> (FileRange, io::Result<u64>) {
+fn take_turn(socket: &OwnedFd, mut rest: FileRange, is_over: &AtomicBool) -> (FileRange, io::Result<u64>) {
     let (begin, first) = (Instant::now(), rest.range.start);
-    while !rest.range.is_empty() && begin.elapsed() < TURN {
+    while !rest.range.is_empty() && begin.elapsed() < TURN && !is_over.load(Relaxed) {
         match send_some(socket, &rest.file, &mut rest.range.start, rest.range.end) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -122,5 +136,33 @@ fn takes_bytes(socket: impl AsFd, within: Duration) -> io::Result<()> {
         Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{TcpListener, TcpStream as Plain};
+
+    use super::*;
+    use crate::threads::Turns;
+
+    #[test]
+    fn a_turn_ends_with_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = Plain::connect(listener.local_addr().unwrap()).unwrap();
+        let server: OwnedFd = listener.accept().unwrap().0.into();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 << 10).unwrap();
+        let range =
+            || FileRange { file: file.try_clone().unwrap(), range: 0..64 << 10, turns: Turns::default() };
+        let (rest, sent) = take_turn(&server, range(), &AtomicBool::new(true));
+        assert_eq!((rest.range.start, sent.unwrap()), (0, 0));
+        let (rest, sent) = take_turn(&server, range(), &AtomicBool::new(false));
+        assert_eq!((rest.range.start, sent.unwrap()), (64 << 10, 64 << 10));
+        drop(server);
+        let mut bytes = Vec::new();
+        client.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), 64 << 10);
     }
 }

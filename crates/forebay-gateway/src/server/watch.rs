@@ -58,6 +58,10 @@ impl Watch {
     pub(super) fn left(&self) -> Duration {
         let now = self.now();
         let (since, limit) = match self.state.load(Relaxed) {
+            // The last bytes of an answer are on their way to a client that takes its time.
+            IDLE if self.blocked.load(Relaxed) > 0 => {
+                (self.blocked.load(Relaxed) - 1, self.limits.stall_time)
+            }
             IDLE => (self.since.load(Relaxed), self.limits.idle_time),
             HEAD => (self.since.load(Relaxed), self.limits.head_time),
             _ => match self.blocked.load(Relaxed) {
@@ -71,6 +75,18 @@ impl Watch {
     /// The time until the next look: a head may begin meanwhile.
     pub(super) fn pause(&self) -> Duration {
         self.left().min(self.limits.head_time).max(Duration::from_millis(10))
+    }
+
+    /// The socket took bytes, or does not take them now.
+    fn note_write(&self, is_blocked: bool) {
+        if !is_blocked {
+            self.blocked.store(0, Relaxed);
+            if self.state.load(Relaxed) == IDLE {
+                self.enter(IDLE);
+            }
+        } else if self.blocked.load(Relaxed) == 0 {
+            self.blocked.store(self.now() + 1, Relaxed);
+        }
     }
 
     /// Bytes came: of a head, where no request is under way.
@@ -114,10 +130,7 @@ impl<T: Socket> Watched<T> {
     }
 
     fn note_write<R>(&self, done: Poll<R>) -> Poll<R> {
-        let blocked = if done.is_pending() { self.watch.now() + 1 } else { 0 };
-        if blocked == 0 || self.watch.blocked.load(Relaxed) == 0 {
-            self.watch.blocked.store(blocked, Relaxed);
-        }
+        self.watch.note_write(done.is_pending());
         done
     }
 }
@@ -162,5 +175,31 @@ impl<T: Socket> AsyncWrite for Watched<T> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_bytes_of_an_answer_are_no_idle_time() {
+        let limits = Limits {
+            idle_time: Duration::from_millis(50),
+            stall_time: Duration::from_secs(10),
+            ..Limits::default()
+        };
+        let watch = Watch::new(limits);
+        let wait = || std::thread::sleep(Duration::from_millis(100));
+        watch.begin_request();
+        watch.note_write(true);
+        // Its body was passed on whole; the socket has not taken it yet.
+        watch.end_request();
+        wait();
+        assert!(watch.left() > Duration::from_secs(5), "{:?}", watch.left());
+        watch.note_write(false);
+        assert!(!watch.left().is_zero());
+        wait();
+        assert!(watch.left().is_zero());
     }
 }
