@@ -16,6 +16,13 @@ pub(crate) fn run(args: &CheckArgs, console: &Console<'_>) -> Result<i32, Failur
         return Err(Failure::usage(error.hint("forebay check DIR --gateway [OTHER_MOUNT]")));
     };
     let other_mount = args.gateway.as_ref().and_then(|mounts| mounts.first());
+    if let Some(other) = other_mount {
+        let found = std::fs::read_dir(other);
+        found.map_err(|error| Failure {
+            error: Error::from_io(&error, "cannot open the other mount").with("path", other.display()),
+            code: 2,
+        })?;
+    }
     let report = examine(Path::new(directory), other_mount.map(PathBuf::as_path))
         .map_err(|error| Failure { error: told(error, directory), code: 2 })?;
     if args.json {

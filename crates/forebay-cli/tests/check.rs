@@ -326,4 +326,6 @@ fn a_directory_for_a_gateway() {
     assert!(output.status.code() == Some(2) && stderr(&output).contains("one directory"), "{output:?}");
     let output = check(&["nowhere", "--gateway"], dir.path());
     assert!(output.status.code() == Some(2) && stderr(&output).contains("path=nowhere"), "{output:?}");
+    let output = check(&["served", "--gateway", "missing"], dir.path());
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("path=missing"), "{output:?}");
 }

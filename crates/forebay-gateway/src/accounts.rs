@@ -3,7 +3,7 @@
 //! ```toml
 //! [[account]]
 //! access_key = "train"
-//! secret_key = "…"
+//! secret_key = "…"       # 8 characters or more
 //! directory = "models"   # below the served directory; without it, all of that
 //! uid = 1000             # the user that files belong to and rights are checked of; without it, the server's own
 //! gid = 1000
@@ -13,6 +13,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -23,6 +26,9 @@ use serde::Deserialize;
 
 use crate::store::{Store, StoreResult};
 use crate::threads::Turns;
+
+/// The rights of others: neither the file's user nor its group.
+const OTHERS: u32 = 0o007;
 
 /// An account as the file has it. Its secret is not in its `Debug`.
 #[derive(Clone, Debug, Deserialize)]
@@ -68,10 +74,24 @@ struct AccountsFile {
     account: Vec<AccountEntry>,
 }
 
-/// Reads an accounts file.
+/// The least characters of a secret, as of other servers.
+const SHORTEST_SECRET: usize = 8;
+
+/// Reads an accounts file, which only its user and its group may read.
 pub fn read_accounts(path: &Path) -> Result<Vec<AccountEntry>> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Error::from_io(&error, "cannot read accounts").with("path", path.display()))?;
+    let cannot =
+        |error: &io::Error| Error::from_io(error, "cannot read accounts").with("path", path.display());
+    let mut file = File::open(path).map_err(|error| cannot(&error))?;
+    let found = file.metadata().map_err(|error| cannot(&error))?;
+    if found.is_file() && found.mode() & OTHERS != 0 {
+        let error =
+            Error::new(ErrorKind::PermissionDenied, "the accounts file has secrets, and others may read it");
+        let mode = format!("{:04o}", found.mode() & 0o7777);
+        let hint = format!("chmod 600 {}", forebay_error::quoted(&path.display().to_string()));
+        return Err(error.with("path", path.display()).with("mode", mode).hint(hint));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| cannot(&error))?;
     parse_accounts(&text).map_err(|error| error.with("path", path.display()))
 }
 
@@ -103,6 +123,15 @@ fn check(entry: &AccountEntry, before: &[AccountEntry]) -> Result<()> {
     let wrong = |why: &str| Err(Error::new(ErrorKind::InvalidInput, why));
     if entry.access_key.is_empty() || entry.secret_key.expose().is_empty() {
         return wrong("an account's keys must not be empty");
+    }
+    // The guide has … in place of secrets.
+    let secret = entry.secret_key.expose();
+    if secret.chars().count() < SHORTEST_SECRET || secret.contains('…') {
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "an account's secret is a placeholder, or has less than 8 characters",
+        )
+        .hint("openssl rand -hex 20"));
     }
     if before.iter().any(|other| other.access_key == entry.access_key) {
         return wrong("two accounts have one access key");
@@ -219,6 +248,33 @@ mod tests {
         );
         assert_eq!(entry.directory, Path::new("x/y"));
         assert!(!format!("{entry:?}").contains("hush-hush"));
+    }
+
+    #[test]
+    fn a_file_that_others_may_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("accounts.toml");
+        std::fs::write(&path, FILE).unwrap();
+        for (mode, is_good) in [(0o644, false), (0o602, false), (0o640, true), (0o600, true)] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            match read_accounts(&path) {
+                Ok(_) => assert!(is_good, "{mode:o}"),
+                Err(error) => {
+                    assert!(!is_good && error.hints()[0].starts_with("chmod 600 "), "{mode:o}: {error:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn placeholders_are_no_secrets() {
+        for secret in ["…", "0123456", "a-long-secret…"] {
+            let file = format!("[[account]]\naccess_key = \"a\"\nsecret_key = \"{secret}\"\n");
+            let error = parse_accounts(&file).unwrap_err();
+            assert!(error.message().contains("placeholder"), "{error}");
+            assert!(!error.to_string().contains(secret), "{error}");
+        }
     }
 
     #[test]
