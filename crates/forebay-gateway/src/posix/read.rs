@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
@@ -10,7 +11,7 @@ use super::draft::Target;
 use super::inner::Inner;
 use super::record::{self, Identity, Record};
 use super::sys::LockKind;
-use super::tree::{self, failed, fault, open_below, stat_file};
+use super::tree::{self, failed, fault, fault_of_open, open_below, stat_file};
 use crate::store::{Facts, Meta, Opened, StoreError, StoreResult};
 
 /// Opens an object for reading.
@@ -32,14 +33,29 @@ fn open_once(inner: &Inner, target: &Target) -> StoreResult<(File, Identity, Rec
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file =
         open_below(&inner.root, &target.path(), flags).map_err(|errno| absent(inner, target, errno))?;
-    let stat = stat_file(&file).map_err(failed("cannot examine file"))?;
+    let stat = stat_file(&file).map_err(fault_of_open("cannot examine file"))?;
     if !is_file(&stat) {
         return Err(StoreError::NoObject);
     }
     let identity = Identity::new(&stat);
-    let attribute = record::read_attribute(&file).map_err(failed("cannot read attribute"))?;
+    let attribute = record::read_attribute(&file).map_err(fault_of_open("cannot read attribute"))?;
     let record = record::record(inner, &target.bucket, identity, attribute.as_deref())?;
-    Ok((file.into(), identity, record))
+    let file = File::from(file);
+    if !inner.abilities.unnamed_files && identity.size > 0 {
+        touch(&file)?;
+    }
+    Ok((file, identity, record))
+}
+
+/// Reads a byte. A file system behind a daemon, which has no unnamed files either, may open a file when it is read first: a file that was
+/// replaced meanwhile is to fail here, and not behind the head of an answer.
+fn touch(file: &File) -> StoreResult<()> {
+    match file.read_at(&mut [0], 0) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            Err(fault_of_open("cannot read file")(Errno::from_io_error(&error).unwrap_or(Errno::IO)))
+        }
+    }
 }
 
 pub(super) fn is_file(stat: &Statx) -> bool {

@@ -1,6 +1,8 @@
 //! The tree of directories that buckets lie in, from a descriptor that is held: no path leads out of it, by no link.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use forebay_error::Error;
 use rustix::fs::{
@@ -12,8 +14,12 @@ use rustix::io::Errno;
 use super::inner::Inner;
 use crate::store::{StoreError, StoreResult};
 
-/// How often a file that another mount replaced is opened again.
+/// How often a file that another mount replaced is opened again at once.
 const STALE_TRIES: u32 = 3;
+/// Pauses before it is opened again after that, each twice as long as the one before: GlusterFS's caches know the old file for a
+/// second. 1.26 s in all.
+const STALE_PAUSES: Range<u32> = 0..6;
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
 
 /// The attribute of a directory that a gateway made for the keys below it. It goes with the last of them.
 const MADE: &str = "user.forebay.made";
@@ -48,15 +54,21 @@ pub(super) fn later(errno: Errno, doing: &str) -> StoreError {
     }
 }
 
-/// Does it again where another mount replaced a file that it had open.
+/// Does it again where another mount replaced a file that it had open. Blocks for as long as file systems keep the old one in mind.
 pub(super) fn again_when_stale<T>(act: impl Fn() -> StoreResult<T>) -> StoreResult<T> {
-    for _ in 0..STALE_TRIES {
+    let pauses = STALE_PAUSES.map(|doubled| FIRST_PAUSE * (1 << doubled));
+    for pause in (0..STALE_TRIES).map(|_| Duration::ZERO).chain(pauses) {
         match act() {
-            Err(error) if error.is_stale() => {}
+            Err(error) if error.is_stale() => std::thread::sleep(pause),
             result => return result,
         }
     }
     act()
+}
+
+/// What a failed call on an open file means: its name is not asked for, so that ENOENT says that another mount replaced it.
+pub(super) fn fault_of_open(doing: &'static str) -> impl Fn(Errno) -> StoreError {
+    move |errno| fault(if errno == Errno::NOENT { Errno::STALE } else { errno }, doing)
 }
 
 /// The same, for a function that is given to `map_err`.
@@ -166,4 +178,25 @@ pub(super) fn names(dir: &OwnedFd) -> StoreResult<Vec<String>> {
         }
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn stale_for(time: Duration) -> StoreResult<u32> {
+        let began = Instant::now();
+        again_when_stale(|| {
+            let is_stale = began.elapsed() < time;
+            if is_stale { Err(fault_of_open("cannot read attribute")(Errno::NOENT)) } else { Ok(7) }
+        })
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_opened_again_until_caches_forget_it() {
+        assert_eq!(stale_for(Duration::from_secs(1)).unwrap(), 7);
+        assert!(stale_for(Duration::from_mins(1)).unwrap_err().is_stale());
+    }
 }
