@@ -499,6 +499,41 @@ fn expected(keys: &BTreeSet<String>, ask: &ListAsk) -> Vec<String> {
     entries.into_iter().collect()
 }
 
+/// The prefixes of a bucket with `/`.
+fn prefixes(store: &dyn Store) -> Vec<String> {
+    let ask = ListAsk { delimiter: Some("/".into()), max: 1000, ..ListAsk::default() };
+    let entries = store.list("bucket", &ask).unwrap().entries.into_iter();
+    entries.filter_map(|entry| if let Entry::Prefix(prefix) = entry { Some(prefix) } else { None }).collect()
+}
+
+/// A directory that had a key is not opened again while it stays as it is, and is looked at again when it does not.
+#[test]
+fn a_prefix_is_listed_while_there_is_a_key_below_it() {
+    let (dir, store) = store();
+    let at = |path: &str| dir.path().join("bucket").join(path);
+    for path in ["file", "deep/er", "empty", "none/below", "marked"] {
+        std::fs::create_dir_all(at(path)).unwrap();
+    }
+    for path in ["file/k", "deep/er/k"] {
+        std::fs::write(at(path), "").unwrap();
+    }
+    put(&store, "marked/", b"");
+    // Directories that changed a moment ago are looked at each time.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    for _ in 0..2 {
+        assert_eq!(prefixes(&store), ["deep/", "file/", "marked/"]);
+    }
+    std::fs::remove_file(at("file/k")).unwrap();
+    std::fs::remove_file(at("deep/er/k")).unwrap();
+    std::fs::write(at("empty/k"), "").unwrap();
+    assert_eq!(prefixes(&store), ["empty/", "marked/"]);
+    // A directory in place of another one.
+    std::fs::rename(at("file"), at("empty-too")).unwrap();
+    std::fs::rename(at("empty"), at("file")).unwrap();
+    store.remove("bucket", "marked/", &Condition::None).unwrap();
+    assert_eq!(prefixes(&store), ["file/"]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
     #[test]

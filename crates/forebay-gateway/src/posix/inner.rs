@@ -3,7 +3,7 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 
-use super::runs::NameRuns;
+use super::runs::{FullDirs, NameRuns};
 use super::sys::{User, UserGuard};
 use super::tree::failed;
 use crate::store::StoreResult;
@@ -67,6 +67,7 @@ pub(super) struct Inner {
     pub(super) options: Options,
     pub(super) abilities: Abilities,
     pub(super) name_runs: NameRuns,
+    pub(super) full_dirs: FullDirs,
 }
 
 impl Inner {

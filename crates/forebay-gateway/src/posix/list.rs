@@ -8,9 +8,9 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::inner::Inner;
-use super::names::{KeyPath, LONGEST_KEY, is_key};
+use super::names::{KeyPath, LONGEST_KEY, is_key, is_own};
 use super::record::{self, Identity};
-use super::runs::read_names;
+use super::runs::{DirState, read_names};
 use super::tree::{self, fault, open_below};
 use crate::store::{Entry, ListAsk, ListPage, Listed, StoreResult};
 
@@ -24,6 +24,16 @@ enum Kind {
     Dir,
     /// At least one file whose key has the delimiter: the name is the part up to it.
     Group,
+}
+
+/// Where a key was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// In the directory, or the directory itself: it is so while the directory stays as it is.
+    Here,
+    /// In a directory below.
+    Below,
 }
 
 /// Lists a page.
@@ -153,40 +163,67 @@ impl Walk<'_> {
         if common.is_some_and(|common| common <= self.ask.after.as_str()) {
             return Ok(());
         }
-        let Some(dir) = open_listed(above, name.trim_end_matches('/'))? else { return Ok(()) };
+        let name = name.trim_end_matches('/');
         match common {
-            Some(common) if self.has_key(&dir, path)? => self.push_prefix(common),
+            Some(common) if self.has_key_in(above, name, path)? => self.push_prefix(common),
             Some(_) => {}
-            None => self.visit(&dir, path, depth + 1)?,
+            None => {
+                if let Some(dir) = open_listed(above, name)? {
+                    self.visit(&dir, path, depth + 1)?;
+                }
+            }
         }
         Ok(())
     }
 
-    /// Whether there is a key at or below a directory.
-    fn has_key(&self, dir: &OwnedFd, path: &str) -> StoreResult<bool> {
-        if super::folder::marked(self.inner, self.bucket, path.trim_end_matches('/'), dir)?.is_some() {
-            return Ok(true);
+    /// Whether there is a key at or below a directory, whose path ends in `/`. One that is known to have a key is not opened.
+    fn has_key_in(&self, above: &OwnedFd, name: &str, path: &str) -> StoreResult<bool> {
+        let full = &self.inner.full_dirs;
+        match tree::stat_name(above, name) {
+            Ok(stat) if full.has(&DirState::by(&stat)) => return Ok(true),
+            Ok(stat) if tree::is_dir(&stat) => {}
+            Ok(_) | Err(Errno::NOENT | Errno::ACCESS) => return Ok(false),
+            Err(errno) => return Err(fault(errno, "cannot examine directory")),
         }
-        let mut found = Ok(false);
+        let Some(dir) = open_listed(above, name)? else { return Ok(false) };
+        let state = DirState::of(&dir)?;
+        let found = self.find_key(&dir, path)?;
+        if found == Found::Here {
+            full.keep(state);
+        }
+        Ok(found != Found::Nothing)
+    }
+
+    /// Where there is a key at or below a directory.
+    fn find_key(&self, dir: &OwnedFd, path: &str) -> StoreResult<Found> {
+        let mut found = Ok(Found::Nothing);
         // A key is among the first names, most often: 8 KiB of them cost tmpfs 150 µs.
         read_names(dir, 512, |name, kind| {
             let key = format!("{path}{name}");
             found = match kind {
-                FileType::RegularFile => Ok(is_key(&key)),
-                FileType::Directory => self.has_key_below(dir, name, &key),
-                _ => Ok(false),
+                FileType::RegularFile if is_key(&key) => Ok(Found::Here),
+                FileType::Directory if !is_own(name) => self.find_key_below(dir, name, &key),
+                _ => return true,
             };
-            matches!(found, Ok(false))
+            matches!(found, Ok(Found::Nothing))
         })?;
-        found
+        match found? {
+            Found::Nothing => {
+                let plain = path.trim_end_matches('/');
+                let is_object = super::folder::marked(self.inner, self.bucket, plain, dir)?.is_some();
+                Ok(if is_object { Found::Here } else { Found::Nothing })
+            }
+            found => Ok(found),
+        }
     }
 
-    fn has_key_below(&self, above: &OwnedFd, name: &str, path: &str) -> StoreResult<bool> {
+    fn find_key_below(&self, above: &OwnedFd, name: &str, path: &str) -> StoreResult<Found> {
+        // No key is so long, and a thread's stack ends.
         if path.len() > LONGEST_KEY {
-            return Ok(false);
+            return Ok(Found::Nothing);
         }
-        let dir = open_listed(above, name)?;
-        dir.map_or(Ok(false), |dir| self.has_key(&dir, &format!("{path}/")))
+        let is_there = self.has_key_in(above, name, &format!("{path}/"))?;
+        Ok(if is_there { Found::Below } else { Found::Nothing })
     }
 
     /// The smallest names of a directory behind `last` that the page can need, at most `most`, and whether no others follow.

@@ -36,7 +36,6 @@ use self::folder::FolderDraft;
 use self::inner::Inner;
 use self::names::{KeyPath, check_bucket};
 use self::parts::PartDraft;
-use self::runs::NameRuns;
 use self::tree::failed;
 use crate::store::{
     BucketFacts, Checksum, Condition, Draft, Facts, Lent, ListAsk, ListPage, Meta, Opened, PartFacts, Store,
@@ -75,7 +74,8 @@ impl PosixStore {
             openat2(&base, dir, flags, Mode::empty(), resolve).map_err(failed("cannot open directory"))?;
         let abilities = options.abilities.map_or_else(|| probe::probe_open(&root), Ok)?;
         let view = sys::read_only_tree(&root);
-        Ok(Self { inner: Arc::new(Inner { root, view, options, abilities, name_runs: NameRuns::default() }) })
+        let (name_runs, full_dirs) = Default::default();
+        Ok(Self { inner: Arc::new(Inner { root, view, options, abilities, name_runs, full_dirs }) })
     }
 
     /// What the file system of the directory can do.

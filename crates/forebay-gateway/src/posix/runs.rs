@@ -3,7 +3,7 @@
 //! No file system returns names in their order: the smallest are known when all were read. So a page of a flat directory of a million
 //! names reads them all; it keeps the next 16 Ki of them, and the pages that follow take those while the directory stays as it was.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::mem::size_of;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,30 +44,60 @@ struct Kept {
     run: Arc<NameRun>,
 }
 
-/// What changes with each name in a directory.
+/// What changes with each name in a directory, and with its rights.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct DirState {
+pub(super) struct DirState {
     device: (u32, u32),
     ino: u64,
     times: [(i64, u32); 2],
 }
 
 impl DirState {
-    fn of(dir: &OwnedFd) -> StoreResult<Self> {
-        let stat: Statx = tree::stat_file(dir).map_err(failed("cannot examine directory"))?;
+    pub(super) fn of(dir: &OwnedFd) -> StoreResult<Self> {
+        Ok(Self::by(&tree::stat_file(dir).map_err(failed("cannot examine directory"))?))
+    }
+
+    pub(super) fn by(stat: &Statx) -> Self {
         let time = |time: StatxTimestamp| (time.tv_sec, time.tv_nsec);
-        Ok(Self {
+        Self {
             device: (stat.stx_dev_major, stat.stx_dev_minor),
             ino: stat.stx_ino,
             times: [time(stat.stx_mtime), time(stat.stx_ctime)],
-        })
+        }
     }
 
-    fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         let before = SystemTime::now().checked_sub(SETTLED).unwrap_or(UNIX_EPOCH);
         self.times.iter().all(|(seconds, nanoseconds)| {
             UNIX_EPOCH + Duration::new((*seconds).max(0) as u64, *nanoseconds) < before
         })
+    }
+}
+
+/// Directories in which there is a key, as they were when one was seen. A common prefix is listed by one call of the kernel then.
+#[derive(Default)]
+pub(super) struct FullDirs(Mutex<HashMap<((u32, u32), u64), DirState>>);
+
+/// Directories that are known at a time: 2 MiB.
+const MOST_FULL: usize = 16 << 10;
+
+impl FullDirs {
+    /// Whether there is a key in it still.
+    pub(super) fn has(&self, state: &DirState) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&(state.device, state.ino)) == Some(state)
+    }
+
+    /// A key was seen in it, after its state.
+    pub(super) fn keep(&self, state: DirState) {
+        if !state.is_settled() {
+            return;
+        }
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST_FULL {
+            known.clear();
+        }
+        known.insert((state.device, state.ino), state);
     }
 }
 
