@@ -3,7 +3,7 @@
 //! No file system returns names in their order: the smallest are known when all were read. So a page of a flat directory of a million
 //! names reads them all; it keeps the next 16 Ki of them, and the pages that follow take those while the directory stays as it was.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::mem::size_of;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,7 +45,7 @@ struct Kept {
 }
 
 /// What changes with each name in a directory, and with its rights.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct DirState {
     device: (u32, u32),
     ino: u64,
@@ -76,7 +76,7 @@ impl DirState {
 
 /// Directories in which there is a key, as they were when one was seen. A common prefix is listed by one call of the kernel then.
 #[derive(Default)]
-pub(super) struct FullDirs(Mutex<HashMap<((u32, u32), u64), DirState>>);
+pub(super) struct FullDirs(Mutex<HashSet<DirState>>);
 
 /// Directories that are known at a time: 2 MiB.
 const MOST_FULL: usize = 16 << 10;
@@ -85,7 +85,7 @@ impl FullDirs {
     /// Whether there is a key in it still.
     pub(super) fn has(&self, state: &DirState) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&(state.device, state.ino)) == Some(state)
+        known.contains(state)
     }
 
     /// A key was seen in it, after its state.
@@ -97,7 +97,7 @@ impl FullDirs {
         if known.len() >= MOST_FULL {
             known.clear();
         }
-        known.insert((state.device, state.ino), state);
+        known.insert(state);
     }
 }
 

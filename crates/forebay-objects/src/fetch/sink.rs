@@ -232,7 +232,7 @@ impl Sink for RangeSink {
             Reply::Bytes(0) => {
                 self.came += bytes as u64;
                 self.route.bytes.fetch_add(bytes as u64, Relaxed);
-                self.route.endpoint().budget.bytes_came();
+                self.route.endpoint().budget.bytes_came(self.began);
                 if self.check.is_some() && self.compare(bytes).is_err() {
                     return;
                 }

@@ -12,6 +12,8 @@ use crate::lock;
 const LONGEST: Duration = Duration::from_secs(20);
 /// The first pause behind a broken connection, which is the connection's trouble in most cases.
 const FIRST: Duration = Duration::from_millis(20);
+/// A reply that has given bytes for this long is one of a server that is there.
+const STEADY: Duration = Duration::from_millis(500);
 /// How long a call may fail before it is an error: gateways and proxies restart within that.
 pub(crate) const DEADLINE: Duration = Duration::from_mins(1);
 /// The same where the server has never taken a connection: its name or port may be wrong.
@@ -90,20 +92,24 @@ impl Budget {
 
     /// A request did well. One that was sent behind the last pause ends the pauses.
     pub(crate) fn good(&self, began: Instant) {
-        self.bytes_came();
+        self.is_there();
         let mut state = lock(&self.state);
         if state.until.is_some_and(|until| began >= until) {
             (state.until, state.pauses) = (None, RetryPauses::from(FIRST));
         }
     }
 
-    /// Bytes of a reply came: the server is there, whichever connections broke before. Called with each piece.
-    pub(crate) fn bytes_came(&self) {
-        if self.is_failing.load(Relaxed) {
-            let mut state = lock(&self.state);
-            self.is_failing.store(false, Relaxed);
-            state.failed = None;
+    /// Bytes came of a reply to a request of that time: where it has given some for a while, the server is there, whichever connections
+    /// broke before. Called with each piece.
+    pub(crate) fn bytes_came(&self, began: Instant) {
+        if self.is_failing.load(Relaxed) && began.elapsed() >= STEADY {
+            self.is_there();
         }
+    }
+
+    fn is_there(&self) {
+        self.is_failing.store(false, Relaxed);
+        lock(&self.state).failed = None;
     }
 
     /// Until when nothing is sent.
@@ -146,7 +152,10 @@ mod tests {
         let (budget, now) = (Budget::new(DEADLINE), Instant::now());
         let (second, third) = (now + Duration::from_secs(1), now + Duration::from_millis(1020));
         budget.refused(None, now);
-        budget.bytes_came();
+        // A server that breaks each connection behind some bytes is gone, too.
+        budget.bytes_came(Instant::now());
+        assert!(!budget.goes_on(Duration::from_secs(1), second, second, true));
+        budget.bytes_came(now.checked_sub(STEADY).unwrap());
         budget.refused(None, second);
         assert!(budget.goes_on(Duration::from_secs(1), second, second, true));
         // Pauses grow all the same.

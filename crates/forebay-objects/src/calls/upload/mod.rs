@@ -125,7 +125,9 @@ impl ObjectUpload {
             return Err(Error::new(ErrorKind::Internal, "parts of the upload were not sent"));
         }
         self.shared.like.compare(checksum_of(&sent))?;
-        sent.iter_mut().for_each(|part| part.crc64 = part.crc64.filter(|_| has_checksums));
+        for part in &mut sent {
+            part.crc64 = part.crc64.filter(|_| has_checksums);
+        }
         self.complete(&id, &sent, len)
     }
 
