@@ -202,24 +202,19 @@ fn connections_that_break_now_and_then_are_no_site_that_is_gone() {
     let bytes = pattern(1, LEN);
     put_both(&sites, &bytes);
     let file = open().unwrap();
-    let (mut gets, mut first) = (0, None);
+    let (mut first, mut is_second) = (None, true);
     sites.near.faults(move |seen| {
         if seen.asked != Asked::Get {
             return None;
         }
-        gets += 1;
-        let began: &Instant = first.get_or_insert_with(Instant::now);
-        match gets {
-            1 => Some(Fault::Reset(Place::InBody(100))),
-            _ if began.elapsed() < Duration::from_millis(1200) => {
-                Some(Fault::Slow(32 << 10, Duration::from_millis(20)))
-            }
-            _ if std::mem::replace(&mut first, Some(Instant::now())).is_some() && gets < 100 => {
-                gets = 100;
-                Some(Fault::Reset(Place::InBody(100)))
-            }
-            _ => None,
+        let Some(began): Option<Instant> = first else {
+            first = Some(Instant::now());
+            return Some(Fault::Reset(Place::InBody(100)));
+        };
+        if began.elapsed() < Duration::from_millis(1200) {
+            return Some(Fault::Slow(32 << 10, Duration::from_millis(20)));
         }
+        std::mem::take(&mut is_second).then_some(Fault::Reset(Place::InBody(100)))
     });
     std::thread::scope(|scope| {
         let slow = scope.spawn(|| read(&file, 2 << 20, 4 << 20).unwrap());

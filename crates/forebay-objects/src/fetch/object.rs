@@ -52,7 +52,7 @@ pub(crate) struct HeadNow {
     pub(crate) is_moved: bool,
 }
 
-/// Whether a server had no reply, or did not reply with what was asked for.
+/// Whether a server had no reply, or one without the bytes of the request.
 fn is_of_server(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Timeout | ErrorKind::ShortRead | ErrorKind::Busy)
 }
