@@ -17,7 +17,7 @@ const LEN: usize = 3_500_001;
 const GUARD: usize = 64;
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
+    forebay_contract::pattern(1, 0, len)
 }
 
 /// A server, reached one way in one version.

@@ -9,7 +9,7 @@ use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
+    forebay_contract::pattern(1, 0, len)
 }
 
 fn opened(server: &Server, path: &str, version: &str, options: &NfsOptions) -> NfsFile {

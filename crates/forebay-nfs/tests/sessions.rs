@@ -11,7 +11,7 @@ use forebay_nfs::{NfsFile, NfsOptions, NfsUrl, open};
 const LEN: usize = 3_500_001;
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
+    forebay_contract::pattern(1, 0, len)
 }
 
 fn patient() -> NfsOptions {

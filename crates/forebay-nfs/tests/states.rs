@@ -13,7 +13,7 @@ use forebay_source::HostRange;
 const LEN: usize = 3_500_001;
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u8).collect()
+    forebay_contract::pattern(1, 0, len)
 }
 
 fn each(test: impl Fn(&Server, &NfsFile, &[u8])) {
