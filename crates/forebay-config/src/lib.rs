@@ -92,6 +92,18 @@ pub enum S3Local {
     Require,
 }
 
+impl S3Local {
+    /// What the environment says now. Other options of it are not looked at.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(env::text)
+    }
+
+    fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let value = lookup("FOREBAY_S3_LOCAL").filter(|value| !value.is_empty());
+        value.map_or(Ok(Self::default()), |value| word("FOREBAY_S3_LOCAL", &value))
+    }
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -293,9 +305,7 @@ impl Config {
         if let Some(value) = read("FOREBAY_NFS_SERVERS") {
             config.nfs_servers = word("FOREBAY_NFS_SERVERS", &value)?;
         }
-        if let Some(value) = read("FOREBAY_S3_LOCAL") {
-            config.s3_local = word("FOREBAY_S3_LOCAL", &value)?;
-        }
+        config.s3_local = S3Local::from_lookup(lookup)?;
         config.checked()
     }
 

@@ -191,7 +191,7 @@ impl ObjectSource {
 
 /// Opens an object: by its file where the gateway is on this node, else by S3.
 fn open(url: ObjectUrl, access: Access) -> Result<Arc<dyn Source>> {
-    let wanted = by_file::wanted()?;
+    let wanted = S3Local::from_env()?;
     let is_read = access.read && !access.write && !access.make && url.version.is_none() && !url.is_prefix();
     if wanted == S3Local::Off || !is_read {
         return Ok(Arc::new(ObjectSource::open(url, access)?));
@@ -220,21 +220,23 @@ fn open(url: ObjectUrl, access: Access) -> Result<Arc<dyn Source>> {
 
 /// Begins an object: by a file where the gateway is on this node, else by an upload.
 fn make(url: &ObjectUrl) -> Result<Box<dyn Upload>> {
-    let (wanted, bucket) = (by_file::wanted()?, Bucket::of_url(url)?);
+    let (wanted, bucket) = (S3Local::from_env()?, Bucket::of_url(url)?);
     if wanted == S3Local::Off {
         return Ok(Box::new(ObjectUpload::new(bucket, &url.key)));
     }
-    if bucket.endpoint.local.is_likely() {
+    let local = &bucket.endpoint.local;
+    if local.is_likely() || (wanted == S3Local::Require && local.is_unknown()) {
         // Any reply says where the socket is; what this one says beside it is said again by the upload.
         let _ = bucket.region();
     }
-    match ObjectDraft::begin(&bucket, url) {
-        Some(Ok(draft)) => Ok(Box::new(draft)),
-        failed if wanted == S3Local::Require => {
-            Err(by_file::required(url, failed.and_then(Result::err).as_ref()))
-        }
-        _ => Ok(Box::new(ObjectUpload::new(bucket, &url.key))),
+    let why_not = match ObjectDraft::begin(&bucket, url) {
+        Some(Ok(draft)) => return Ok(Box::new(draft)),
+        failed => failed.and_then(Result::err),
+    };
+    if wanted == S3Local::Require {
+        return Err(by_file::required(url, why_not.as_ref()));
     }
+    Ok(Box::new(ObjectUpload::new(bucket, &url.key).not_by_file(why_not)))
 }
 
 fn is_folder(error: &Error) -> bool {
@@ -344,10 +346,7 @@ impl Source for ObjectSource {
             let hint = format!("check the route and firewalls: nc -vz {} {}", address.ip(), address.port());
             (format!("address {address} of {} left out: {why}", site.name()), hint)
         });
-        let not_by_file = self.not_by_file.iter().map(|why| {
-            let hint = "docs/guides/gateway.md says what the file needs; to leave it: FOREBAY_S3_LOCAL=off";
-            (format!("not by its file on this node: {why}"), hint.to_owned())
-        });
+        let not_by_file = self.not_by_file.iter().map(by_file::left_out);
         let not_elsewhere =
             self.fetch.stays_at_site().filter(|_| self.len > FIRST).map(|why| self.not_elsewhere(why));
         let left_out = left_out.chain(not_by_file).chain(not_elsewhere).collect();

@@ -219,8 +219,9 @@ impl Pending {
         let Some(pending) = self.take() else {
             return Err(PyValueError::new_err("the save has ended already"));
         };
-        let committed = py.detach(|| pending.commit(durable)).or_raise();
+        // A gateway on this node publishes the file itself where nobody has it open, and else a copy.
         self.file.call_method0(py, "close")?;
+        let committed = py.detach(|| pending.commit(durable)).or_raise();
         let path = PathBuf::from(&self.target);
         for note in committed? {
             let text = CString::new(format!("{}: {note}", path.display()))?;

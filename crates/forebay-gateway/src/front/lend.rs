@@ -6,11 +6,12 @@
 //! | PUT | `write` | a new file, which is the connection's until it ends |
 //! | PUT | `publish` | the object is that file, of the length that `x-forebay-length` says |
 //!
-//! Where the client, or another process that has the descriptor from it, still has the file open, `publish` answers 409 `StillOpen`;
-//! with `x-forebay-still-open: copy` the object is a copy of it.
+//! Where the client, or another process that has the descriptor from it, still has the file open for writing, `publish` answers 409
+//! `StillOpen`; with `x-forebay-still-open: copy` the object is a copy of it.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -23,8 +24,8 @@ use super::conditions::{read_terms, write_condition};
 use super::objects::described;
 use super::said::{meta_of, tag_of};
 use super::{Front, blocking};
-use crate::accounts::AccountEntry;
-use crate::store::{Draft, Lent, TakenBack};
+use crate::accounts::{AccountEntry, Accounts};
+use crate::store::{Draft, Facts, Lent, Progress, TakenBack};
 
 /// The header that asks for a file.
 const ASKS: &str = "x-forebay-file";
@@ -32,7 +33,6 @@ const ASKS: &str = "x-forebay-file";
 /// A process of this machine, as its connection is seen.
 #[derive(Default)]
 pub(crate) struct LocalPeer {
-    uid: u32,
     parcel: Mutex<Option<Parcel>>,
     draft: Mutex<Option<HandedDraft>>,
 }
@@ -43,9 +43,28 @@ struct HandedDraft {
     entry: AccountEntry,
     bucket: String,
     key: String,
+    seen: Option<Seen>,
+}
+
+/// A draft's file when it was looked at.
+struct Seen {
+    progress: Progress,
+    since: Instant,
 }
 
 impl HandedDraft {
+    /// Whether the file changed within this time, as far as looks at it show.
+    fn is_active(&mut self, within: Duration) -> bool {
+        let progress = self.draft.progress().unwrap_or_default();
+        match &self.seen {
+            Some(seen) if seen.progress == progress => seen.since.elapsed() < within,
+            _ => {
+                self.seen = Some(Seen { progress, since: Instant::now() });
+                true
+            }
+        }
+    }
+
     /// Whether an account as it is now may publish it by this name.
     fn is_of(&self, entry: &AccountEntry, bucket: &str, key: &str) -> bool {
         let rights = |entry: &AccountEntry| (entry.directory.clone(), entry.uid, entry.gid);
@@ -60,16 +79,29 @@ pub(crate) struct Parcel {
     pub(crate) file: OwnedFd,
     /// Bytes of the object.
     pub(crate) len: u64,
+    /// Of the object's file, in nanoseconds since 1970.
+    pub(crate) modified: i64,
 }
 
 impl LocalPeer {
-    pub(crate) fn new(uid: u32) -> Arc<Self> {
-        Arc::new(Self { uid, ..Self::default() })
-    }
-
-    /// Whether a draft is its own: writing it takes as long as it takes.
+    /// Whether a draft is its own: the connection is quiet while it is written.
     pub(crate) fn has_draft(&self) -> bool {
         self.draft().is_some()
+    }
+
+    /// Whether the account of its draft may still write it.
+    pub(crate) fn may_write(&self, accounts: &Accounts) -> bool {
+        self.draft().as_ref().is_none_or(|handed| {
+            let account = accounts.find(&handed.entry.access_key);
+            account.is_some_and(|account| {
+                !account.entry.read_only && handed.is_of(&account.entry, &handed.bucket, &handed.key)
+            })
+        })
+    }
+
+    /// Whether its draft's file changed within this time. Asks the file system.
+    pub(crate) fn is_active(&self, within: Duration) -> bool {
+        self.draft().as_mut().is_some_and(|handed| handed.is_active(within))
     }
 
     fn draft(&self) -> MutexGuard<'_, Option<HandedDraft>> {
@@ -133,16 +165,18 @@ impl Front {
             return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
         }
         let store = self.store(request.credentials.as_ref())?;
-        let uid = peer.uid;
-        let opened =
-            blocking(move || match store.lend(&input.bucket, &input.key, uid).map_err(answer_read)? {
-                Lent::File(opened) => Ok(opened),
-                Lent::Kept(why) => Err(kept(why)),
-            })
-            .await?;
+        let opened = blocking(move || match store.lend(&input.bucket, &input.key).map_err(answer_read)? {
+            Lent::File(opened) => Ok(opened),
+            Lent::Kept(why) => Err(kept(why)),
+        })
+        .await?;
         let terms = read_terms!(input);
         terms.check(&opened.facts)?;
-        *peer.parcel() = Some(Parcel { file: opened.file.into(), len: opened.facts.len });
+        *peer.parcel() = Some(Parcel {
+            file: opened.file.into(),
+            len: opened.facts.len,
+            modified: nanoseconds(&opened.facts),
+        });
         Ok(described(&opened.facts, input.checksum_mode.as_ref()))
     }
 }
@@ -172,8 +206,9 @@ impl Front {
         blocking(move || {
             let mut draft = account.store.begin(&bucket, &key, None).map_err(answer)?;
             let file = draft.hand_out().map_err(answer)?.ok_or_else(|| kept("the object is a directory"))?;
-            *peer.parcel() = Some(Parcel { file: file.into(), len: 0 });
-            *peer.draft() = Some(HandedDraft { draft, entry: account.entry.clone(), bucket, key });
+            *peer.parcel() = Some(Parcel { file: file.into(), len: 0, modified: 0 });
+            *peer.draft() =
+                Some(HandedDraft { draft, entry: account.entry.clone(), bucket, key, seen: None });
             Ok(PutObjectOutput::default())
         })
         .await
@@ -195,13 +230,13 @@ impl Front {
         blocking(move || {
             let handed = peer.draft().take();
             let handed = handed.filter(|handed| handed.is_of(&account.entry, &input.bucket, &input.key));
-            let Some(HandedDraft { draft, entry, bucket, key }) = handed else {
+            let Some(HandedDraft { draft, entry, bucket, key, seen }) = handed else {
                 let why = "the connection has no file for this object";
                 return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
             };
             match draft.take_back(copies).map_err(answer)? {
                 TakenBack::Open(draft) => {
-                    *peer.draft() = Some(HandedDraft { draft, entry, bucket, key });
+                    *peer.draft() = Some(HandedDraft { draft, entry, bucket, key, seen });
                     Err(conflict("StillOpen", "the file is open: close it before it is published"))
                 }
                 TakenBack::Whole(_, found) if found != len => Err(S3Error::new(S3ErrorCode::IncompleteBody)),
@@ -212,6 +247,13 @@ impl Front {
             }
         })
         .await
+    }
+}
+
+fn nanoseconds(facts: &Facts) -> i64 {
+    match facts.modified.duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_nanos() as i64,
+        Err(before) => -(before.duration().as_nanos() as i64),
     }
 }
 

@@ -40,6 +40,8 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 pub(crate) use access::{Belongs, Gate, Visit};
 pub(crate) use codes::BodyStalled;
 pub(crate) use lend::LocalPeer;
+#[cfg(test)]
+pub(crate) use lend::Parcel;
 pub(crate) use sums::bytes_of;
 
 use crate::accounts::{Account, Accounts};

@@ -4,17 +4,17 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, OFlags, Statx, Timespec, Timestamps, UTIME_OMIT, futimens};
+use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_OMIT, futimens};
 use rustix::io::Errno;
 
-use super::handed::{self, Returned};
+use super::handed::{Handed, Returned};
 use super::inner::Inner;
 use super::loose::{Loose, io_fault};
 use super::names::KeyPath;
 use super::record::{self, Identity, Record};
 use super::sys::LockKind;
 use super::tree::{self, failed, fault, open_below, open_dir, stat_file, way_fault};
-use crate::store::{Condition, Draft, Facts, Meta, StoreError, StoreResult, TakenBack};
+use crate::store::{Condition, Draft, Facts, Meta, Progress, StoreError, StoreResult, TakenBack};
 
 /// How often a PUT makes its directories again that a DELETE beside it removes.
 const DIRECTORY_TRIES: u32 = 100;
@@ -24,8 +24,8 @@ pub(super) struct FileDraft {
     inner: Arc<Inner>,
     target: Target,
     loose: Loose,
-    /// As it was when another process got it.
-    handed: Option<Statx>,
+    /// Another process has it.
+    handed: Option<Handed>,
 }
 
 /// Where an object goes.
@@ -70,14 +70,20 @@ impl Draft for FileDraft {
 
     fn hand_out(&mut self) -> StoreResult<Option<File>> {
         let _user = self.inner.act()?;
-        let (second, stat) = handed::second_opening(&self.loose.file)?;
-        self.handed = Some(stat);
-        Ok(Some(second))
+        let (handed, file) = Handed::out(&self.loose.file)?;
+        self.handed = Some(handed);
+        Ok(Some(file))
+    }
+
+    fn progress(&self) -> Option<Progress> {
+        let stat = stat_file(&self.loose.file).ok()?;
+        Some([stat.stx_size, stat.stx_blocks, Identity::new(&stat).mtime as u64])
     }
 
     fn take_back(self: Box<Self>, copies: bool) -> StoreResult<TakenBack> {
         let _user = self.inner.act()?;
-        let (returned, len) = handed::returned(&self.loose.file, self.handed.as_ref())?;
+        let Some(handed) = &self.handed else { return Err(StoreError::Denied) };
+        let (returned, len) = handed.returned(&self.loose.file)?;
         match returned {
             Returned::Fit => return Ok(TakenBack::Whole(self, len)),
             Returned::Open if !copies => return Ok(TakenBack::Open(self)),

@@ -1,62 +1,82 @@
 //! Drafts that another process of this machine writes.
 //!
-//! The process has a descriptor, and may keep it, or a copy of it. What it writes by it later must not reach the object: a draft is
-//! published when nobody else has it open, or a copy is in its place. It may also have done to the file what its rights allow: another
-//! mode, attributes, a second name. These go, or again a copy takes the file's place.
+//! The process has a descriptor, and may keep it, a copy of it, or one by which it opens the file again (O_PATH); it may pass these on.
+//! Later writes by them must not reach the object. So the descriptor is opened through a mount of the draft's own, which
+//! becomes read-only before the draft is published: the kernel does that when nobody has the file open for writing through it, and
+//! nobody opens it so again. Where the gateway may make no mounts, or the file stays open, the object is a copy.
+//!
+//! The process may also have done to the file what its rights allow: another mode, attributes. These go, or again a copy takes the
+//! file's place.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
-use rustix::fs::{CWD, Mode, OFlags, Statx, fchmod, flistxattr, fremovexattr, openat};
+use rustix::fs::{Mode, OFlags, Statx, fchmod, flistxattr, fremovexattr};
 use rustix::io::Errno;
 
-use super::sys::is_open_elsewhere;
+use super::mounts::{OwnMount, open_again};
 use super::tree::{failed, stat_file};
 use crate::store::StoreResult;
 
 /// The longest list of names that a file's attributes can have.
 const LONGEST_NAMES: usize = 64 << 10;
 
-/// Opens the draft's file a second time, and says what it is like now.
-pub(super) fn second_opening(file: &File) -> StoreResult<(File, Statx)> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let second = openat(CWD, path, flags, Mode::empty()).map_err(failed("cannot open file again"))?;
-    let stat = stat_file(file).map_err(failed("cannot examine file"))?;
-    Ok((second.into(), stat))
+/// A draft that was handed out.
+pub(super) struct Handed {
+    /// What the descriptor was opened through; `None`: the process may make no mounts.
+    mount: Option<OwnMount>,
+    /// The file as it was.
+    before: Statx,
 }
 
 /// How a file came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Returned {
-    /// As it was handed out, and nobody else has it open.
+    /// As it was handed out, and nobody writes to it any more.
     Fit,
-    /// Another process has it open.
+    /// Another process has it open for writing.
     Open,
-    /// Something of it cannot be undone, or the file system does not say whether it is open elsewhere.
+    /// Something of it cannot be undone, or it can be opened for writing again.
     Odd,
 }
 
-/// Looks at a file that was handed out when it was as `before`. Returns its length, too.
-pub(super) fn returned(file: &File, before: Option<&Statx>) -> StoreResult<(Returned, u64)> {
-    let is_open = is_open_elsewhere(file);
-    let now = stat_file(file).map_err(failed("cannot examine file"))?;
-    let facts = |stat: &Statx| (stat.stx_uid, stat.stx_gid, stat.stx_nlink);
-    let is_as_before = before.is_some_and(|before| facts(before) == facts(&now));
-    let state = match is_open {
-        Ok(true) => Returned::Open,
-        Ok(false) if is_as_before && is_cleaned(file, &now, before) => Returned::Fit,
-        _ => Returned::Odd,
-    };
-    Ok((state, now.stx_size))
-}
+impl Handed {
+    /// Opens the draft's file a second time, for another process.
+    pub(super) fn out(file: &File) -> StoreResult<(Self, File)> {
+        let mount = OwnMount::new(file).ok();
+        let second = match &mount {
+            Some(mount) => mount.open(OFlags::RDWR),
+            None => open_again(file, OFlags::RDWR),
+        };
+        let second = second.map_err(failed("cannot open file again"))?;
+        let before = stat_file(file).map_err(failed("cannot examine file"))?;
+        Ok((Self { mount, before }, second.into()))
+    }
 
-/// Takes away attributes, and gives it the mode that it had. Whether that was done.
-fn is_cleaned(file: &File, now: &Statx, before: Option<&Statx>) -> bool {
-    let Some(before) = before else { return false };
-    let mode = Mode::from_raw_mode(u32::from(before.stx_mode) & 0o777);
-    let is_mode = now.stx_mode == before.stx_mode || fchmod(file, mode).is_ok();
-    is_mode && has_plain_attributes(file)
+    /// Takes it back, as far as that is possible. Returns the file's length, too.
+    pub(super) fn returned(&self, file: &File) -> StoreResult<(Returned, u64)> {
+        let closed = self.mount.as_ref().map_or(Err(Errno::PERM), OwnMount::make_read_only);
+        let now = stat_file(file).map_err(failed("cannot examine file"))?;
+        let state = match closed {
+            Err(Errno::BUSY) => Returned::Open,
+            Ok(()) if self.is_as_before(&now) && self.is_cleaned(file, &now) => Returned::Fit,
+            _ => Returned::Odd,
+        };
+        Ok((state, now.stx_size))
+    }
+
+    fn is_as_before(&self, now: &Statx) -> bool {
+        let facts = |stat: &Statx| (stat.stx_uid, stat.stx_gid, stat.stx_nlink);
+        facts(&self.before) == facts(now)
+    }
+
+    /// Takes away attributes, and gives it the mode that it had. Whether that was done.
+    fn is_cleaned(&self, file: &File, now: &Statx) -> bool {
+        let before = self.before.stx_mode;
+        let mode = Mode::from_raw_mode(u32::from(before) & 0o777);
+        let is_mode = now.stx_mode == before || fchmod(file, mode).is_ok();
+        is_mode && has_plain_attributes(file)
+    }
 }
 
 fn has_plain_attributes(file: impl AsFd) -> bool {

@@ -13,6 +13,7 @@ mod lend;
 mod list;
 mod lock;
 mod loose;
+mod mounts;
 mod names;
 mod parts;
 mod probe;
@@ -73,7 +74,7 @@ impl PosixStore {
         let root =
             openat2(&base, dir, flags, Mode::empty(), resolve).map_err(failed("cannot open directory"))?;
         let abilities = options.abilities.map_or_else(|| probe::probe_open(&root), Ok)?;
-        let view = sys::read_only_tree(&root);
+        let view = mounts::read_only_tree(&root);
         let (name_runs, full_dirs) = Default::default();
         Ok(Self { inner: Arc::new(Inner { root, view, options, abilities, name_runs, full_dirs }) })
     }
@@ -122,9 +123,9 @@ impl Store for PosixStore {
         read::open(&self.inner, &target(bucket, key)?)
     }
 
-    fn lend(&self, bucket: &str, key: &str, uid: u32) -> StoreResult<Lent> {
+    fn lend(&self, bucket: &str, key: &str) -> StoreResult<Lent> {
         let _user = self.inner.act()?;
-        lend::lend(&self.inner, &target(bucket, key)?, uid)
+        lend::lend(&self.inner, &target(bucket, key)?)
     }
 
     fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts> {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::Gid;
@@ -121,73 +121,6 @@ pub(super) fn lock_range(
             }
             errno => return Err(Errno::from_raw_os_error(errno)),
         }
-    }
-}
-
-/// `struct mount_attr` of the kernel.
-#[repr(C)]
-#[derive(Default)]
-struct MountAttr {
-    set: u64,
-    clear: u64,
-    propagation: u64,
-    namespace: u64,
-}
-
-const MOUNT_ATTR_RDONLY: u64 = 1;
-
-/// A directory's tree as a mount of its own that is read-only: a descriptor that was opened through it cannot be opened again for
-/// writing, by nobody. `None`: the process lacks CAP_SYS_ADMIN, or the kernel is older than 5.12.
-pub(super) fn read_only_tree(dir: &OwnedFd) -> Option<OwnedFd> {
-    let flags =
-        libc::OPEN_TREE_CLONE | libc::O_CLOEXEC as u32 | (libc::AT_EMPTY_PATH | libc::AT_RECURSIVE) as u32;
-    // SAFETY: the descriptor is open; the path is an empty text.
-    let tree = unsafe { libc::syscall(libc::SYS_open_tree, dir.as_raw_fd(), c"".as_ptr(), flags) };
-    if tree < 0 {
-        return None;
-    }
-    // SAFETY: the kernel has just made it.
-    let tree = unsafe { OwnedFd::from_raw_fd(tree as i32) };
-    let attributes = MountAttr { set: MOUNT_ATTR_RDONLY, ..MountAttr::default() };
-    // SAFETY: the descriptor is open; the structure lives through the call and has the length that is said.
-    let set = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            (libc::AT_EMPTY_PATH | libc::AT_RECURSIVE) as u32,
-            &raw const attributes,
-            size_of::<MountAttr>(),
-        )
-    };
-    (set == 0).then_some(tree)
-}
-
-/// Another signal than SIGIO, which ends a process that does not await it. This one is ignored.
-const QUIET_SIGNAL: libc::c_int = libc::SIGURG;
-const F_SETSIG: libc::c_int = 10;
-
-/// Whether a file that is open for writing here is open elsewhere, too: by another descriptor, in a mapping, on its way through a
-/// socket. An error where the file system does not say it. The kernel grants a lease for writing to none but the only one.
-pub(super) fn is_open_elsewhere(file: impl AsFd) -> Result<bool, Errno> {
-    let fd = file.as_fd().as_raw_fd();
-    let lease = |kind: libc::c_int| {
-        // SAFETY: the descriptor is open; no pointers are passed.
-        match unsafe { libc::fcntl(fd, libc::F_SETLEASE, kind) } {
-            0 => Ok(()),
-            _ => Err(Errno::from_raw_os_error(
-                std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
-            )),
-        }
-    };
-    // SAFETY: as above.
-    if unsafe { libc::fcntl(fd, F_SETSIG, QUIET_SIGNAL) } != 0 {
-        return Err(Errno::INVAL);
-    }
-    match lease(libc::F_WRLCK) {
-        Ok(()) => lease(libc::F_UNLCK).map(|()| false),
-        Err(Errno::AGAIN | Errno::BUSY) => Ok(true),
-        Err(errno) => Err(errno),
     }
 }
 

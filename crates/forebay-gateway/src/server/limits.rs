@@ -24,6 +24,8 @@ pub struct Limits {
     pub idle_time: Duration,
     /// A client may take no byte, or send none of a body, for this long.
     pub stall_time: Duration,
+    /// A new object's file that a program of this machine has may stay as it is for this long.
+    pub draft_time: Duration,
 }
 
 impl Default for Limits {
@@ -35,6 +37,7 @@ impl Default for Limits {
             head_time: Duration::from_secs(10),
             idle_time: Duration::from_secs(120),
             stall_time: Duration::from_secs(60),
+            draft_time: Duration::from_secs(3600),
         }
     }
 }

@@ -16,7 +16,7 @@ use hyper::header::HeaderValue;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::time::sleep;
 
-use super::passing::Passing;
+use super::passing::{Passing, refuse_descriptors};
 use super::site::Site;
 use super::watch::{Watch, Watched};
 use super::{Open, Origin, hold};
@@ -86,6 +86,7 @@ fn check_directory(directory: &Path) -> Result<()> {
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let new = path.with_extension("new");
     let listener = UnixListener::bind(&new)?;
+    refuse_descriptors(&listener);
     let named = std::fs::set_permissions(&new, PermissionsExt::from_mode(0o666))
         .and_then(|()| listener.set_nonblocking(true))
         .and_then(|()| std::fs::rename(&new, path));
@@ -135,7 +136,7 @@ pub(super) async fn accept(socket: Option<&LocalSocket>, site: &Arc<Site>) {
         let (site, uid) = (Arc::clone(site), credentials.uid());
         tokio::spawn(async move {
             let _open = open;
-            let (watch, peer) = (Watch::new(site.limits), LocalPeer::new(uid));
+            let (watch, peer) = (Watch::new(site.limits), Arc::<LocalPeer>::default());
             let passing = Watched::new(Passing::new(socket, Arc::clone(&peer)), Arc::clone(&watch));
             let origin = Origin { peer: Some(peer), from: format!("local:uid={uid}") };
             hold(site, watch, passing, origin).await;

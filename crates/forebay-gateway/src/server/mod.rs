@@ -333,23 +333,44 @@ async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>,
         .max_header_size(site.limits.head_bytes)
         .serve_connection(TokioIo::new(socket), serve);
     let mut served = std::pin::pin!(served);
-    let mut is_ending = false;
+    let (mut is_ending, mut is_shut) = (false, false);
     loop {
-        tokio::select! {
+        // The file of a new object goes with its connection.
+        if is_ending && !is_shut && !has_draft(peer.as_ref()) {
+            served.as_mut().graceful_shutdown();
+            is_shut = true;
+        }
+        let is_look = tokio::select! {
             _ = served.as_mut() => return,
-            () = sleep(watch.pause()) => {
-                let is_writing = peer.as_ref().is_some_and(|peer| peer.has_draft());
-                if watch.left().is_zero() && !is_writing {
-                    site.metrics.overdue.fetch_add(1, Relaxed);
-                    return;
-                }
-            }
+            () = sleep(watch.pause()) => true,
             _ = phase.wait_for(|phase| *phase == Phase::Ending), if !is_ending => {
-                served.as_mut().graceful_shutdown();
                 is_ending = true;
+                false
             }
+        };
+        if is_look && is_over(&site, &watch, peer.as_ref()).await {
+            site.metrics.overdue.fetch_add(1, Relaxed);
+            return;
         }
     }
+}
+
+fn has_draft(peer: Option<&Arc<LocalPeer>>) -> bool {
+    peer.is_some_and(|peer| peer.has_draft())
+}
+
+/// Whether a connection did nothing for too long. One that has the file of a new object is quiet as long as the file changes, and its
+/// account may write it.
+async fn is_over(site: &Site, watch: &Watch, peer: Option<&Arc<LocalPeer>>) -> bool {
+    let is_late = watch.left().is_zero();
+    let Some(peer) = peer.filter(|peer| peer.has_draft()) else { return is_late };
+    if !is_late {
+        return !peer.may_write(&site.accounts);
+    }
+    let (theirs, limit) = (Arc::clone(peer), site.limits.draft_time);
+    let look = tokio::task::spawn_blocking(move || theirs.is_active(limit));
+    watch.restart();
+    !peer.may_write(&site.accounts) || !look.await.unwrap_or_default()
 }
 
 async fn signals(stop: Stop) {

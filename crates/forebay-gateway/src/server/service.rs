@@ -43,8 +43,9 @@ pub(super) async fn serve(
     if let Ok(id) = HeaderValue::from_str(&request.id) {
         answer.headers_mut().insert("x-amz-request-id", id);
     }
-    // A client that meets the end of its connection between two requests might lose the second.
-    if site.is_leaving() {
+    // A client that meets the end of its connection between two requests might lose the second. The file of a new object goes with its
+    // connection: it is published first.
+    if site.is_leaving() && !connection.peer.as_ref().is_some_and(|peer| peer.has_draft()) {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     tell_local(&connection, &request, &mut answer);
@@ -52,7 +53,7 @@ pub(super) async fn serve(
     Ok(answer.map(|body| Outgoer::new(body, request)))
 }
 
-/// Through the socket: how long the file is whose descriptor goes with the answer. Elsewhere: where the socket is, for those who may ask.
+/// Through the socket: length and time of the file whose descriptor goes with the answer. Elsewhere: where the socket is, for those who may ask.
 fn tell_local(connection: &Connection, request: &Request, answer: &mut HttpResponse) {
     let is_known = !request.visit.known().0.is_empty();
     match (&connection.peer, &connection.site.announced) {
@@ -63,6 +64,7 @@ fn tell_local(connection: &Connection, request: &Request, answer: &mut HttpRespo
             }
             if let Some(parcel) = &*parcel {
                 answer.headers_mut().insert("x-forebay-length", parcel.len.into());
+                answer.headers_mut().insert("x-forebay-modified", parcel.modified.into());
             }
         }
         (None, Some(announced)) if is_known => {

@@ -54,6 +54,11 @@ impl Watch {
         self.enter(IDLE);
     }
 
+    /// The connection is quiet for a reason.
+    pub(super) fn restart(&self) {
+        self.enter(self.state.load(Relaxed));
+    }
+
     /// How long the connection may go on as it is; zero: it is to be closed.
     pub(super) fn left(&self) -> Duration {
         let now = self.now();

@@ -45,7 +45,7 @@ pub struct Opened {
 /// An object's file for another process of this machine.
 #[derive(Debug)]
 pub enum Lent {
-    /// Open for reading; the process cannot make a descriptor that writes of it.
+    /// Open for reading; no process can make a descriptor that writes of it.
     File(Box<Opened>),
     /// The descriptor stays here: why.
     Kept(&'static str),
@@ -73,6 +73,9 @@ pub enum TakenBack {
     Open(Box<dyn Draft>),
 }
 
+/// Length, blocks and time of a draft's file: they change when it is written.
+pub type Progress = [u64; 3];
+
 /// An object, or a part of one, that is being written. Dropped before it is published, it leaves nothing.
 pub trait Draft: Send {
     /// Writes all the bytes, at an offset from the draft's first.
@@ -84,6 +87,11 @@ pub trait Draft: Send {
     /// A second opening of the file, for another process of this machine that writes the bytes. `None`: the draft has no file of its own.
     fn hand_out(&mut self) -> StoreResult<Option<File>> {
         Ok(None)
+    }
+
+    /// How far another process is that writes it.
+    fn progress(&self) -> Option<Progress> {
+        None
     }
 
     /// Takes back a draft that was handed out. `copies`: also where another process has it open, by a copy.
@@ -214,8 +222,8 @@ pub trait Store: Send + Sync {
 
     /// Opens an object for reading.
     fn open(&self, bucket: &str, key: &str) -> StoreResult<Opened>;
-    /// Opens an object for a process of this user, which gets the descriptor itself.
-    fn lend(&self, bucket: &str, key: &str, uid: u32) -> StoreResult<Lent>;
+    /// Opens an object for another process of this machine, which gets the descriptor itself.
+    fn lend(&self, bucket: &str, key: &str) -> StoreResult<Lent>;
     /// The facts of an object.
     fn facts(&self, bucket: &str, key: &str) -> StoreResult<Facts>;
     /// Begins to write an object of this length, where it is known.

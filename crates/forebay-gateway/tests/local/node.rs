@@ -7,13 +7,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use forebay_engine::File;
 use forebay_error::Result;
-use forebay_gateway::AccountEntry;
+use forebay_gateway::{AccountEntry, ServerOptions};
 use forebay_objects::Bucket;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use crate::served::raw::Raw;
 use crate::served::{Gateway, KEY, SECRET};
@@ -46,10 +47,14 @@ impl Node {
     }
 
     pub fn with(entries: Vec<AccountEntry>) -> Self {
+        Self::changed(entries, |_| {})
+    }
+
+    pub fn changed(entries: Vec<AccountEntry>, change: impl FnOnce(&mut ServerOptions)) -> Self {
         // Closed to other users, as a directory of files may be; that of sockets is open.
         let directory = Arc::new(tempfile::Builder::new().permissions(mode(0o700)).tempdir().unwrap());
         let sockets = tempfile::Builder::new().permissions(mode(0o755)).tempdir().unwrap();
-        let gateway = start(&directory, &sockets, entries, None);
+        let gateway = start(&directory, &sockets, entries, change);
         let bucket = gateway.bucket("bucket");
         Self { socket: the_socket(&sockets), gateway, bucket, sockets, directory }
     }
@@ -59,7 +64,7 @@ impl Node {
         let address = self.gateway.address;
         self.gateway.end();
         let entries = vec![AccountEntry::new(KEY, SECRET)];
-        self.gateway = start(&self.directory, &self.sockets, entries, Some(address));
+        self.gateway = start(&self.directory, &self.sockets, entries, |options| options.listen = address);
         self.socket = the_socket(&self.sockets);
     }
 
@@ -104,11 +109,11 @@ fn start(
     directory: &Arc<tempfile::TempDir>,
     sockets: &tempfile::TempDir,
     entries: Vec<AccountEntry>,
-    address: Option<std::net::SocketAddr>,
+    change: impl FnOnce(&mut ServerOptions),
 ) -> Gateway {
     Gateway::over(Arc::clone(directory), entries, |options| {
         options.local = Some(sockets.path().into());
-        options.listen = address.unwrap_or(options.listen);
+        change(options);
     })
 }
 
@@ -179,6 +184,22 @@ pub fn has_views() -> bool {
     true
 }
 
+/// Whether a gateway of this process hands out files for reading: it needs a read-only mount, of its own or of a user namespace.
+pub fn lends_files() -> bool {
+    static LENDS: OnceLock<bool> = OnceLock::new();
+    let lends = *LENDS.get_or_init(|| {
+        let node = Node::start();
+        node.bucket.put("k", b"bytes").unwrap();
+        let reply = node.ask("GET", "/bucket/k", KEY, &[("x-forebay-file", "read")]);
+        assert!(reply.status == 200 || reply.text.contains("lacks CAP_SYS_ADMIN"), "{}", reply.text);
+        reply.status == 200
+    });
+    if !lends {
+        eprintln!("skipped: files need CAP_SYS_ADMIN or user namespaces");
+    }
+    lends
+}
+
 /// Does something as another user, whose rights a thread can have alone.
 pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
@@ -193,6 +214,27 @@ pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
         });
         thread.join().unwrap()
     })
+}
+
+/// Starts something without the right to mount: what it starts lacks it, too.
+pub fn without_mounts<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective.remove(CapabilitySet::SYS_ADMIN);
+            sets.permitted.remove(CapabilitySet::SYS_ADMIN);
+            set_capabilities(None, sets).unwrap();
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// The same file by a descriptor that neither reads nor writes, and opens it again later.
+pub fn path_only(file: &StdFile) -> StdFile {
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::openat(rustix::fs::CWD, path, flags, rustix::fs::Mode::empty()).unwrap().into()
 }
 
 /// The same open file again, by its name in /proc.

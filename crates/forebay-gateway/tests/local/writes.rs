@@ -1,18 +1,19 @@
 //! New objects by their files: whole or not at all, and written by nobody behind that.
 
 use std::fs::Permissions;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_engine::{File, Session};
 use forebay_error::Result;
 use forebay_gateway::AccountEntry;
 use forebay_source::Upload;
 
-use crate::node::{FileReply, Node, as_user, can_be_another_user, exchange};
+use crate::node::{FileReply, Node, as_user, can_be_another_user, exchange, has_views};
 use crate::served::{KEY, SECRET, pattern};
 
 const LEN: usize = 5_000_003;
@@ -73,18 +74,28 @@ fn a_file_that_stays_open_is_copied_and_is_not_the_object() {
 }
 
 /// The steps by hand, on one connection.
-struct Steps<'a> {
+pub(crate) struct Steps<'a> {
     node: &'a Node,
     connection: UnixStream,
 }
 
 impl<'a> Steps<'a> {
-    fn new(node: &'a Node) -> Self {
+    pub(crate) fn new(node: &'a Node) -> Self {
         Self { node, connection: node.connect() }
     }
 
+    pub(crate) fn put_as(&self, key: &str, target: &str, headers: &[(&str, &str)]) -> FileReply {
+        exchange(&self.connection, &self.node.head("PUT", target, key, headers))
+    }
+
     fn put(&self, target: &str, headers: &[(&str, &str)]) -> FileReply {
-        exchange(&self.connection, &self.node.head("PUT", target, KEY, headers))
+        self.put_as(KEY, target, headers)
+    }
+
+    /// Whether the gateway closes the connection within this time.
+    fn is_closed_within(&self, time: Duration) -> bool {
+        self.connection.set_read_timeout(Some(time)).unwrap();
+        matches!((&self.connection).read(&mut [0; 1]), Ok(0))
     }
 
     fn begin(&self, target: &str) -> std::fs::File {
@@ -214,10 +225,13 @@ fn rights_of_the_file_are_those_of_a_new_object() {
         &second,
         rustix::fs::AtFlags::SYMLINK_FOLLOW,
     );
-    assert!(linked.is_ok());
+    // No other mount takes a name of a file of the draft's own.
+    assert_eq!(linked.is_err(), has_views());
     drop(file);
     assert_eq!(steps.publish("/bucket/k", &[]).status, 200);
-    std::fs::File::options().write(true).open(&second).unwrap().write_all(b"wrong").unwrap();
+    if linked.is_ok() {
+        std::fs::File::options().write(true).open(&second).unwrap().write_all(b"wrong").unwrap();
+    }
     assert_eq!(std::fs::read(node.path("k")).unwrap(), b"bytes");
 }
 
@@ -239,4 +253,83 @@ fn another_user_writes_by_its_key() {
     });
     let found = std::fs::metadata(node.path("k")).unwrap();
     assert_eq!((found.uid(), found.len()), (0, 5));
+}
+
+/// A gateway whose looks at connections need not be waited for.
+fn hasty(draft_time: Duration) -> Node {
+    Node::changed(vec![AccountEntry::new(KEY, SECRET)], |options| {
+        options.limits.head_time = Duration::from_millis(300);
+        options.limits.idle_time = Duration::from_millis(600);
+        options.limits.draft_time = draft_time;
+    })
+}
+
+#[test]
+fn a_file_goes_with_the_key_that_it_was_given_for() {
+    let node = hasty(Duration::from_secs(3600));
+    for entries in [
+        vec![AccountEntry::new("another", SECRET)],
+        vec![AccountEntry { read_only: true, ..AccountEntry::new(KEY, SECRET) }],
+    ] {
+        node.gateway.accounts.replace(vec![AccountEntry::new(KEY, SECRET)]).unwrap();
+        let steps = Steps::new(&node);
+        let file = steps.begin("/bucket/k");
+        assert!(!steps.is_closed_within(Duration::from_millis(1500)));
+        node.gateway.accounts.replace(entries).unwrap();
+        assert!(steps.is_closed_within(Duration::from_secs(5)));
+        drop(file);
+    }
+}
+
+#[test]
+fn a_file_that_nobody_writes_goes_and_one_that_grows_stays() {
+    let node = hasty(Duration::from_secs(2));
+    let steps = Steps::new(&node);
+    let file = steps.begin("/bucket/k");
+    let begin = Instant::now();
+    for at in 0..25 {
+        file.write_all_at(b"bytes", 5 * at).unwrap();
+        assert!(!steps.is_closed_within(Duration::from_millis(200)), "{:?}", begin.elapsed());
+    }
+    assert!(begin.elapsed() > Duration::from_secs(4));
+    assert!(steps.is_closed_within(Duration::from_secs(8)));
+}
+
+#[test]
+fn a_gateway_that_ends_publishes_what_is_being_written() {
+    let node = Node::start();
+    let steps = Steps::new(&node);
+    let file = steps.begin("/bucket/k");
+    node.gateway.stop();
+    std::thread::sleep(Duration::from_millis(500));
+    file.write_all_at(b"bytes", 0).unwrap();
+    let reply = steps.publish("/bucket/k", &[("if-match", "\"x\"")]);
+    assert!(matches!(reply.status, 409 | 412), "{}", reply.text);
+    let steps = if reply.status == 409 { steps } else { return };
+    drop(file);
+    assert_eq!(steps.publish("/bucket/k", &[]).status, 200);
+    assert_eq!(std::fs::read(node.path("k")).unwrap(), b"bytes");
+}
+
+#[test]
+fn a_write_that_does_not_go_by_its_file_says_why() {
+    let node = Node::start();
+    node.bucket.put("before", b"says where the socket is").unwrap();
+    std::fs::remove_file(&node.socket).unwrap();
+    let upload = make(&node, "auto", "s3://bucket/k").unwrap();
+    let said = format!("{:?}", upload.source().facts().left_out);
+    assert!(
+        said.contains("not by its file on this node: the gateway's socket is not on this node"),
+        "{said}"
+    );
+    assert!(said.contains("again_in"), "{said}");
+    assert!(make(&node, "off", "s3://bucket/k").unwrap().source().facts().left_out.is_empty());
+}
+
+#[test]
+fn a_file_that_is_required_is_looked_for() {
+    // Nothing was asked before, and the socket is in no usual directory.
+    let node = Node::start();
+    let upload = make(&node, "require", "s3://bucket/k").unwrap();
+    assert!(File::from_source(upload.source()).unwrap().raw_fd().is_some());
 }

@@ -91,10 +91,10 @@ impl ClosedDraft {
         }
         let endpoint = &self.bucket.endpoint;
         let ask = ask(&self.bucket, &self.url, "publish", &headers);
-        let LocalReply { head, body, .. } =
-            self.connection
-                .ask(&endpoint.account.head(&ask, &Body::None)?)
-                .map_err(|error| error.hint("check the object: it may be the new one already"))?;
+        let LocalReply { head, body, .. } = self
+            .connection
+            .ask_of(&endpoint.account.head(&ask, &Body::None)?, len)
+            .map_err(|error| error.hint("check the object: it may be the new one already"))?;
         if head.status == 200 {
             return Ok(true);
         }

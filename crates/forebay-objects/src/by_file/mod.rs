@@ -6,7 +6,6 @@ use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use forebay_config::{Config, S3Local};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{Facts, Fill, Source, StateToken, StoredSum};
 use rustix::fs::{FileType, OFlags, Stat, fcntl_getfl, fstat};
@@ -26,27 +25,25 @@ pub(crate) struct ObjectFile {
     endpoint: Arc<Endpoint>,
     head: ObjectHead,
     file: OwnedFd,
+    /// When it had its ETag.
     opened: FileState,
 }
 
 /// What changes where another program writes into the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileState {
-    len: i64,
-    modified: (i64, u64),
+    len: u64,
+    /// Nanoseconds since 1970.
+    modified: i64,
 }
 
 impl FileState {
     fn of(stat: &Stat) -> Self {
         #[allow(clippy::unnecessary_cast, reason = "the types are others on other machines")]
-        let modified = (stat.st_mtime as i64, stat.st_mtime_nsec as u64);
-        Self { len: stat.st_size, modified }
+        let (seconds, rest) = (stat.st_mtime as i64, stat.st_mtime_nsec as i64);
+        let modified = seconds.saturating_mul(1_000_000_000) + rest;
+        Self { len: u64::try_from(stat.st_size).unwrap_or_default(), modified }
     }
-}
-
-/// How objects on this node are to be reached.
-pub(crate) fn wanted() -> Result<S3Local> {
-    Ok(Config::from_env()?.s3_local)
 }
 
 /// How bytes go, for receipts.
@@ -54,6 +51,12 @@ fn way(endpoint: &Endpoint) -> String {
     let Endpoint { account, site, .. } = endpoint;
     let keys = account.provider().map_or("without keys".to_owned(), |provider| format!("keys of {provider}"));
     format!("S3 gateway on this node, by its file: {}, {keys}", site.name())
+}
+
+/// Why an object goes by S3 where its file was tried, for receipts, and what to do.
+pub(crate) fn left_out(why: &Error) -> (String, String) {
+    let hint = "docs/guides/gateway.md says what the file needs; to leave it: FOREBAY_S3_LOCAL=off";
+    (format!("not by its file on this node: {why}"), hint.to_owned())
 }
 
 /// The error where a file is required and cannot be had.
@@ -93,8 +96,12 @@ impl ObjectFile {
             return Err(refusal(&endpoint, ask, &head, &body).error);
         }
         let strange = |what: &str| Error::new(ErrorKind::Corrupt, format!("the gateway sent {what}"));
-        let len: Option<u64> = head.header("x-forebay-length").and_then(|len| len.parse().ok());
-        let (Some(file), Some(len)) = (file, len) else { return Err(strange("no file")) };
+        let number = |name| head.header(name).and_then(|text| text.parse::<i64>().ok());
+        let (len, modified) = (number("x-forebay-length"), number("x-forebay-modified"));
+        let len = len.and_then(|len| u64::try_from(len).ok());
+        let (Some(file), Some(len), Some(modified)) = (file, len, modified) else {
+            return Err(strange("no file"));
+        };
         let cannot = |errno: rustix::io::Errno| {
             Error::from_errno(errno.raw_os_error(), "cannot examine the file that the gateway sent")
         };
@@ -103,10 +110,8 @@ impl ObjectFile {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_read_only {
             return Err(strange("what is no file for reading"));
         }
-        let opened = FileState::of(&stat);
-        if u64::try_from(opened.len) != Ok(len) {
-            return Err(strange("a file of another length than the object's"));
-        }
+        // As it was when the gateway made the ETag: a program may have written into it since.
+        let opened = FileState { len, modified };
         Ok(Self { url: url.clone(), endpoint, head: ObjectHead::of_len(&head, len), file, opened })
     }
 

@@ -7,8 +7,10 @@ mod socket;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop::is_stopped;
 
 use crate::lock;
 use crate::wire::call::ReplyHead;
@@ -19,6 +21,8 @@ pub(crate) use socket::{LocalConnection, LocalReply, LocalSocket};
 const ANNOUNCES: &str = "x-forebay-local";
 /// Behind a load balancer each gateway announces itself: as many are looked for.
 const MOST_TRIED: usize = 64;
+/// A socket that failed is tried again after this time.
+const REST: Duration = Duration::from_secs(10);
 
 /// An endpoint's socket, as far as it was found.
 #[derive(Debug, Default)]
@@ -34,7 +38,22 @@ struct State {
     /// Announced, and not looked for yet.
     next: Option<String>,
     tried: Vec<String>,
-    why_not: Option<Error>,
+    lost: Option<Lost>,
+}
+
+/// A socket that failed.
+#[derive(Debug)]
+struct Lost {
+    announced: String,
+    since: Instant,
+    why: Error,
+}
+
+impl Lost {
+    fn error(&self) -> Error {
+        let left = REST.saturating_sub(self.since.elapsed()).as_secs_f64().ceil();
+        self.why.clone().with("again_in", format!("{left:.0} s"))
+    }
 }
 
 impl LocalGateway {
@@ -58,32 +77,40 @@ impl LocalGateway {
         lock(&self.state).next.is_some()
     }
 
-    /// Whether a gateway of this node may be behind the endpoint, which nobody has asked anything yet.
+    /// Whether the endpoint may have a socket here, and nobody has asked it anything yet.
+    pub(crate) fn is_unknown(&self) -> bool {
+        !self.is_elsewhere && lock(&self.state).tried.is_empty()
+    }
+
+    /// Whether that is likely.
     pub(crate) fn is_likely(&self) -> bool {
-        let is_unknown = lock(&self.state).tried.is_empty();
-        is_unknown && !self.is_elsewhere && usual_directories().iter().any(|directory| has_socket(directory))
+        self.is_unknown() && usual_directories().iter().any(|directory| has_socket(directory))
     }
 
     /// The socket, or why it is not used. `None`: no gateway has announced one.
     pub(crate) fn socket(&self) -> Option<Result<Arc<LocalSocket>>> {
         let mut state = lock(&self.state);
-        if let Some(next) = state.next.take() {
-            match find(&next) {
+        let rested = state.lost.take_if(|lost| lost.since.elapsed() >= REST).map(|lost| lost.announced);
+        if state.found.is_none()
+            && let Some(announced) = state.next.take().or(rested)
+        {
+            match find(&announced) {
                 Ok(found) => state.found = Some(Arc::new(found)),
-                Err(error) => state.why_not = Some(error),
+                Err(why) => state.lost = Some(Lost { announced, since: Instant::now(), why }),
             }
         }
-        let State { found, why_not, .. } = &*state;
-        found.clone().map(Ok).or_else(|| why_not.clone().map(Err))
+        let State { found, lost, .. } = &*state;
+        found.clone().map(Ok).or_else(|| lost.as_ref().map(|lost| Err(lost.error())))
     }
 
-    /// The socket does not answer any more. The gateway may have begun anew, with another.
+    /// The socket did not answer: it is left alone for a while. The gateway may have begun anew, with another.
     pub(crate) fn lose(&self, socket: &Arc<LocalSocket>, why: &Error) {
         let mut state = lock(&self.state);
-        if state.found.as_ref().is_some_and(|found| Arc::ptr_eq(found, socket)) {
-            state.found = None;
-            state.why_not = Some(why.clone());
+        if is_stopped() || state.found.as_ref().is_none_or(|found| !Arc::ptr_eq(found, socket)) {
+            return;
         }
+        state.found = None;
+        state.lost = Some(Lost { announced: socket.announced(), since: Instant::now(), why: why.clone() });
     }
 }
 
@@ -110,4 +137,39 @@ fn usual_directories() -> Vec<PathBuf> {
 
 fn has_socket(directory: &Path) -> bool {
     std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_failed_is_tried_again_after_a_while() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s3-1-0.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let announced = format!("{} {}", rustix::process::geteuid().as_raw(), path.display());
+        let local = LocalGateway { is_elsewhere: false, state: Mutex::default() };
+        lock(&local.state).next = Some(announced);
+        let socket = local.socket().unwrap().unwrap();
+        local.lose(&socket, &Error::new(ErrorKind::Timeout, "it is silent"));
+        let error = local.socket().unwrap().unwrap_err().to_string();
+        assert!(error.contains("it is silent") && error.contains("again_in=10 s"), "{error}");
+        let rested = || lock(&local.state).lost.as_mut().unwrap().since -= REST;
+        rested();
+        assert!(local.socket().unwrap().is_ok());
+        // Also one that was not there.
+        local.lose(&local.socket().unwrap().unwrap(), &Error::new(ErrorKind::Timeout, "it is silent"));
+        drop(listener);
+        rested();
+        assert!(local.socket().unwrap().unwrap_err().to_string().contains("not on this node"));
+        std::fs::remove_file(&path).unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        rested();
+        assert!(local.socket().unwrap().is_ok());
+    }
 }

@@ -20,8 +20,10 @@ use crate::lock;
 use crate::wire::call::{Method, ReplyHead};
 use crate::wire::head_of;
 
-/// A gateway that does not answer for so long is not used any more: the object comes by S3.
+/// A gateway that does not answer for so long is left alone for a while: the object comes by S3.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// A gateway that has a file to sync, or to copy, is waited for longer: at least this number of bytes a second.
+const SLOWEST: u64 = 16 << 20;
 /// The longest body: that of an error.
 const LONGEST_BODY: u64 = 64 << 10;
 /// Connections that are kept.
@@ -90,7 +92,7 @@ impl LocalSocket {
     }
 
     fn ask_on(&self, connection: UnixStream, request: &[u8]) -> Result<LocalReply> {
-        let (reply, keeps) = exchange(&connection, request)?;
+        let (reply, keeps) = exchange(&connection, request, PATIENCE)?;
         let mut idle = lock(&self.idle);
         if keeps && idle.len() < MOST_IDLE {
             idle.push(connection);
@@ -105,6 +107,11 @@ impl LocalSocket {
         Ok((reply, connection))
     }
 
+    /// As the gateway announced it.
+    pub(super) fn announced(&self) -> String {
+        format!("{} {}", self.uid, self.path.display())
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -117,13 +124,22 @@ pub(crate) struct LocalConnection(UnixStream);
 impl LocalConnection {
     /// Sends a request without a body.
     pub(crate) fn ask(&self, request: &[u8]) -> Result<LocalReply> {
-        exchange(&self.0, request).map(|(reply, _)| reply)
+        self.ask_of(request, 0)
+    }
+
+    /// Sends one that has the gateway go through this number of bytes.
+    pub(crate) fn ask_of(&self, request: &[u8], bytes: u64) -> Result<LocalReply> {
+        exchange(&self.0, request, patience(bytes)).map(|(reply, _)| reply)
     }
 }
 
+fn patience(bytes: u64) -> Duration {
+    PATIENCE + Duration::from_secs(bytes / SLOWEST)
+}
+
 /// One request and its reply on a connection; whether it may be used again.
-fn exchange(connection: &UnixStream, request: &[u8]) -> Result<(LocalReply, bool)> {
-    let until = Instant::now() + PATIENCE;
+fn exchange(connection: &UnixStream, request: &[u8], patience: Duration) -> Result<(LocalReply, bool)> {
+    let until = Instant::now() + patience;
     send(connection, request, until)?;
     let mut came = Came::default();
     let (head, bytes, keeps) = loop {
@@ -203,5 +219,17 @@ impl Came {
                 Err(error) => go_on(&error, until)?,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_file_is_waited_for() {
+        assert_eq!(patience(0), PATIENCE);
+        // A drive of a terabyte takes an hour at 280 MB/s.
+        assert!(patience(1 << 40) > Duration::from_secs(3600));
     }
 }

@@ -59,6 +59,12 @@ impl ObjectUpload {
         Self { shared: Arc::new(Shared::new(bucket, key.to_owned(), like)), is_finished: false }
     }
 
+    /// Says in receipts why it is not written by a file of the gateway on this node.
+    pub(crate) fn not_by_file(self, why: Option<Error>) -> Self {
+        self.shared.lock().not_by_file = why;
+        self
+    }
+
     /// Nothing more is written.
     pub(crate) fn fail(&self, error: &Error) {
         self.shared.fail(error);

@@ -9,6 +9,7 @@ use forebay_source::{
 
 use super::joint::{Joint, Piece};
 use super::state::Shared;
+use crate::by_file;
 
 /// Its bytes are not read before the object is whole.
 #[derive(Debug)]
@@ -37,7 +38,8 @@ impl Source for Writes {
     }
 
     fn facts(&self) -> Facts {
-        Facts { way: Some("S3 by multipart upload".to_owned()), ..Facts::default() }
+        let left_out = self.0.lock().not_by_file.iter().map(by_file::left_out).collect();
+        Facts { way: Some("S3 by multipart upload".to_owned()), left_out, ..Facts::default() }
     }
 
     fn access(&self) -> (bool, bool) {
