@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidInputError, UnsupportedError
@@ -91,11 +93,34 @@ def _made(base: type[Any]) -> type[Any]:
 
         def load_weights(self, model: Any, model_config: Any) -> None:
             # Online quantization uses a layer's weights as soon as it has them.
-            with nullcontext() if _is_quantized_online(model) else self._reads.collect():
+            with _node(), nullcontext() if _is_quantized_online(model) else self._reads.collect():
                 super().load_weights(model, model_config)
             _log.info("forebay: %s", self._reads.stats)
 
     return ForebayLoader
+
+
+@contextmanager
+def _node() -> Iterator[None]:
+    """While a model is loaded, the variables by which torchrun names a rank of a node and their number: forebay has ranks share
+    CPUs and reads by them. vLLM's own executors start ranks without them.
+    """
+    state = sys.modules.get("vllm.distributed.parallel_state")
+    nodes, group = getattr(state, "_NODE_COUNT", None), getattr(state, "_WORLD", None)
+    if not nodes or group is None or "LOCAL_RANK" in os.environ:
+        yield
+        return
+    count = max(1, group.world_size // nodes)
+    before = {name: os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    os.environ.update(LOCAL_RANK=str(group.rank_in_group % count), LOCAL_WORLD_SIZE=str(count))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _is_quantized_online(model: Any) -> bool:

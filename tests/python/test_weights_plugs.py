@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,24 @@ def test_vllm_collects_nothing_where_it_quantises_online(loaders: dict[str, Any]
     model.quantise = quantise
     loader.load_weights(model, str(folder))
     assert used == ["model.bias", "model.weight"]
+
+
+@pytest.mark.parametrize(("rank", "nodes", "of_node"), [(1, 1, ("1", "4")), (3, 2, ("1", "2"))])
+def test_vllm_ranks_know_their_node(
+    rank: int, nodes: int, of_node: tuple[str, str], loaders: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    # vLLM's CPU build sets one of the two.
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
+    world = SimpleNamespace(world_size=4, rank_in_group=rank)
+    module(monkeypatch, "vllm.distributed.parallel_state", _WORLD=world, _NODE_COUNT=nodes)
+    vllm.register()
+    loader, model, seen = loaders["forebay"](LoadConfig()), torch.nn.Linear(4, 3), set()
+    model.quantise = lambda *_: seen.add(tuple(map(os.environ.get, names)))
+    loader.load_weights(model, str(folder))
+    assert seen == {of_node}
+    assert tuple(map(os.environ.get, names)) == (None, "9")
 
 
 def test_vllm_refuses_keys(loaders: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ pub(crate) struct Copy {
     /// Name of the copy, or a directory for it: a path, nfs://SERVER/EXPORT/PATH or s3://BUCKET/KEY
     #[arg(value_name = "DST", value_parser = crate::names::new_file())]
     pub(crate) destination: PathBuf,
-    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0]
+    /// GPU index (0 is host memory on a machine without GPU), or p2pmem:PCI-ADDRESS [default: 0; host memory where one
+    /// is an object]
     #[arg(short = 'd', long, value_name = "DEVICE", value_parser = crate::load::parse::<DeviceName>)]
     pub(crate) device: Option<DeviceName>,
     /// Read both files again and compare them before the copy gets its name; an object, after. Both are also compared
@@ -119,7 +120,9 @@ fn copy_guarded(
     let destination = destination(args)?;
     refuse_same_object(&args.source, &destination)?;
     check_destination(&destination, found)?;
-    let session = Session::open()?;
+    let is_of_host =
+        args.device.is_none() && (ObjectUrl::is_one(&args.source) || ObjectUrl::is_one(&args.destination));
+    let session = if is_of_host { Session::of_host()? } else { Session::open()? };
     let device = session.device_named(&args.device.clone().unwrap_or_default())?;
     let source = File::open(&args.source).map_err(explain)?;
     let late_note = source.late_note();
@@ -176,7 +179,8 @@ fn copy_guarded(
     for (note, hint) in facts.left_out {
         console.say(format!("note: {note}\nhint: {hint}\n"));
     }
-    if device.info().is_host
+    if !is_of_host
+        && device.info().is_host
         && let Some(why) = &session.devices().missing
     {
         console.say(format!("note: no GPU in use ({why})\n"));

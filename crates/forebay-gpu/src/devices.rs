@@ -34,6 +34,12 @@ impl Devices {
         Self { gpus, bars, host: host::device(), missing }
     }
 
+    /// Host memory alone: no GPU's driver starts.
+    pub fn host_only() -> Self {
+        let missing = Error::new(ErrorKind::Unsupported, "only host memory was asked for");
+        Self { gpus: Vec::new(), bars: Vec::new(), host: host::device(), missing: Some(missing) }
+    }
+
     /// The device with this name.
     pub fn named(&self, name: &DeviceName) -> Result<Arc<dyn Device>> {
         let name = match name {

@@ -3,10 +3,12 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_engine::{File as Engine, FileVersion, StateToken};
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::opener_of;
 use pyo3::prelude::*;
 use rustix::process::{Resource, getrlimit};
 
@@ -16,6 +18,9 @@ use crate::text::FilePath;
 
 /// How long a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45 s.
 const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Threads that ask servers.
+const ASKERS: usize = 32;
 
 /// Files of a data set, each opened when its first record is read.
 #[pyclass(frozen, module = "forebay._forebay")]
@@ -40,13 +45,32 @@ impl Files {
 
     /// The number of the first file from `start` on, of at most `count`, that is not what it was.
     fn changed(&self, py: Python<'_>, start: usize, count: usize) -> Option<usize> {
-        let files = self.0.iter().enumerate().skip(start).take(count);
-        py.detach(|| files.into_iter().find(|(_, slot)| !slot.is_as_it_was()).map(|(number, _)| number))
+        let files = self.0.get(start..).unwrap_or_default();
+        let files = &files[..count.min(files.len())];
+        py.detach(|| first_changed(files)).map(|at| start + at)
     }
 
     fn __len__(&self) -> usize {
         self.0.len()
     }
+}
+
+/// The first of some files that is not what it was. Servers are asked by several threads: an answer takes milliseconds.
+fn first_changed(files: &[Slot]) -> Option<usize> {
+    let find = |files: &[Slot]| files.iter().position(|slot| !slot.is_as_it_was());
+    if !files.iter().any(|slot| opener_of(&slot.path).is_some()) {
+        return find(files);
+    }
+    let each = files.len().div_ceil(ASKERS);
+    thread::scope(|scope| {
+        let parts: Vec<_> = files.chunks(each).map(|part| scope.spawn(move || find(part))).collect();
+        let found = parts.into_iter().enumerate().filter_map(|(number, part)| {
+            // A thread that panicked has not compared its files.
+            part.join().unwrap_or(Some(0)).map(|at| number * each + at)
+        });
+        // The threads end before this returns.
+        found.min()
+    })
 }
 
 /// The files that data sets of a process have open.

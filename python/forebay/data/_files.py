@@ -28,6 +28,8 @@ __all__ = [
 _MAX_INDEX_BYTES = 1 << 30
 #: Files that are looked at by one call.
 _LOOKS = 4096
+#: Threads that ask servers: an answer takes milliseconds.
+_ASKERS = 32
 #: Most columns that an error names.
 _MAX_NAMED = 50
 
@@ -47,7 +49,7 @@ class FileSet:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self.paths = [path_text(path) for path in paths]
-        found = [_state(path) for path in self.paths]
+        found = _states(self.paths)
         self.states = [state for state, _ in found]
         if stateless := [path for path, (_, changed) in zip(self.paths, self.states, strict=True) if changed is None]:
             _locations.warn_stateless(stateless[0])
@@ -108,6 +110,19 @@ class FileSet:
         self.__dict__.update(state, _native=None, _lock=threading.Lock())
         if self._home is None or self._home != home():
             self._marks = None
+
+
+def _states(paths: list[str]) -> list[tuple[tuple[int, int | None], tuple[int, int]]]:
+    """As :func:`_state`, of several files: servers are asked by several threads."""
+    if len(paths) < 2 or not any(map(_locations.is_url, paths)):
+        return [_state(path) for path in paths]
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(_ASKERS, "forebay-states")
+    try:
+        return list(pool.map(_state, paths))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _state(path: str) -> tuple[tuple[int, int | None], tuple[int, int]]:

@@ -188,7 +188,7 @@ impl Work<'_, '_> {
         modified: Option<SystemTime>,
     ) -> Result<Moved> {
         let _slots = self.slots.take(len);
-        let session = self.session.get_or_init(Session::open).as_ref().map_err(Clone::clone)?;
+        let session = self.session.get_or_init(Session::of_host).as_ref().map_err(Clone::clone)?;
         let (bytes, sites) =
             copy_one(session, source, destination, modified).map_err(|failure| failure.error)?;
         Ok(Moved { bytes, sites })

@@ -114,6 +114,12 @@ impl Session {
         Self::make(config, Devices::discover(), false, metrics::counters())
     }
 
+    /// As [`Session::with_counters`], with the options of the environment, for programs that stay in host memory: a GPU's
+    /// driver takes half a second of CPU to start.
+    pub fn of_host() -> Result<Self> {
+        Self::make(Config::from_env()?, Devices::host_only(), false, metrics::counters())
+    }
+
     /// As [`Session::with_config`], on these devices.
     pub fn on_devices(config: Config, devices: Devices) -> Result<Self> {
         Self::make(config, devices, false, None)

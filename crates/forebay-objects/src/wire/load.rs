@@ -3,13 +3,11 @@
 use std::time::{Duration, Instant};
 
 /// The shortest time that is looked at: 4 GiB into a GPU take half a second.
-const WINDOW: Duration = Duration::from_millis(50);
+const WINDOW: Duration = Duration::from_millis(25);
 /// A thread is busy that waits for less than this part of the time.
 const BUSY: f64 = 0.1;
 /// It has a CPU of its own where it runs for more than this part of the time that it does not wait.
 const RUNS: f64 = 0.8;
-/// The kernel's ticks of a CPU in a second.
-const TICKS: f64 = 100.0;
 
 /// The load of a thread.
 #[derive(Debug)]
@@ -18,7 +16,7 @@ pub(super) struct Load {
     /// How long it waited since then.
     waited: Duration,
     ran: Duration,
-    /// Ticks that CPUs were idle until then, where the last window was a busy one.
+    /// Seconds that all CPUs together were idle until then, unless the last window was a light one.
     idle: Option<f64>,
 }
 
@@ -35,7 +33,7 @@ pub(super) enum LoadLevel {
 
 impl Load {
     pub(super) fn new() -> Self {
-        Self { since: Instant::now(), waited: Duration::ZERO, ran: ran(), idle: None }
+        Self { since: Instant::now(), waited: Duration::ZERO, ran: ran(), idle: idle() }
     }
 
     /// It waited for so long.
@@ -60,7 +58,7 @@ impl Load {
         // A thread that others keep from running gets no more done by another thread.
         let idle = if own > (elapsed - waited) * RUNS { idle() } else { None };
         let before = std::mem::replace(&mut self.idle, idle);
-        let cpus = idle.zip(before).map_or(0.0, |(idle, before)| (idle - before) / (elapsed * TICKS));
+        let cpus = idle.zip(before).map_or(0.0, |(idle, before)| (idle - before) / elapsed);
         Some(if cpus >= 1.0 { LoadLevel::WantsHelp(cpus as usize) } else { LoadLevel::Busy })
     }
 }
@@ -73,13 +71,10 @@ fn ran() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Ticks that CPUs of this machine were idle.
+/// Seconds that the CPUs of this machine were idle, in hundredths. `/proc/stat` has it, too, and takes a millisecond where
+/// there are hundreds of CPUs.
 fn idle() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/stat").ok()?;
-    let mut numbers = text.strip_prefix("cpu ")?.split_whitespace().skip(3);
-    let mut next = || numbers.next()?.parse::<f64>().ok();
-    // Those that wait for disks are idle, too.
-    Some(next()? + next()?)
+    std::fs::read_to_string("/proc/uptime").ok()?.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -152,7 +152,6 @@ impl Stage {
     fn width(&self, batch: &Batch, is_cold: bool, is_placed: bool) -> JobWidth {
         let learnt = |kind| JobWidth::Learnt(self.lanes.meter(kind).clone());
         let small = || batch.pieces.iter().all(|piece| piece.len <= CELL);
-        let is_memory = || batch.file.descriptors().is_some_and(|file| file.is_memory);
         let bytes: usize = batch.pieces.iter().map(|piece| piece.len).sum();
         if is_cold && bytes > self.slot_size {
             self.lanes.begin(COLD_LANES.min(self.lanes.count()));
@@ -165,8 +164,7 @@ impl Stage {
             true if is_placed => JobWidth::Fixed(COLD_LANES.min(self.lanes.count())),
             true => learnt(SourceKind::Drive),
             false if batch.direction == Direction::Write => learnt(SourceKind::Write),
-            false if is_memory() => learnt(SourceKind::Memory),
-            false => learnt(SourceKind::Cache),
+            false => learnt(warm_kind(batch)),
         }
     }
 
@@ -227,9 +225,7 @@ impl Stage {
 
     /// Bytes a second that lanes read of what a batch asks for, once they have found their best number.
     pub(crate) fn rate(&self, batch: &Batch) -> Option<f64> {
-        let is_memory = batch.file.descriptors().is_some_and(|file| file.is_memory);
-        let kind = if is_memory { SourceKind::Memory } else { SourceKind::Cache };
-        self.lanes.meter(kind).found().map(|(_, rate)| rate)
+        self.lanes.meter(warm_kind(batch)).found().map(|(_, rate)| rate)
     }
 
     /// Something else kept lanes from copying: what they measure now is not what they can do.
@@ -268,6 +264,15 @@ impl Stage {
             }
             false
         }));
+    }
+}
+
+/// What a batch that does not go to a drive reads of.
+fn warm_kind(batch: &Batch) -> SourceKind {
+    match batch.file.descriptors() {
+        Some(file) if file.is_memory => SourceKind::Memory,
+        _ if batch.file.requests().is_some() => SourceKind::Server,
+        _ => SourceKind::Cache,
     }
 }
 

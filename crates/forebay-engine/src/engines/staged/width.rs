@@ -19,12 +19,14 @@ pub(crate) enum SourceKind {
     Memory,
     /// A drive, by O_DIRECT.
     Drive,
+    /// Requests to a server.
+    Server,
     /// Writes, wherever to.
     Write,
 }
 
 impl SourceKind {
-    pub(crate) const ALL: [Self; 4] = [Self::Cache, Self::Memory, Self::Drive, Self::Write];
+    pub(crate) const ALL: [Self; 5] = [Self::Cache, Self::Memory, Self::Drive, Self::Server, Self::Write];
 
     /// Its name in reports.
     pub(crate) const fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl SourceKind {
             Self::Cache => "page cache",
             Self::Memory => "tmpfs",
             Self::Drive => "drive",
+            Self::Server => "server",
             Self::Write => "writes",
         }
     }

@@ -20,7 +20,7 @@ pub(crate) use self::lanes::Lanes;
 pub use self::lanes::{LaneReport, LaneWidth};
 use self::threads::{LaneStarted, LaneThreads};
 use super::job::WorkQueue;
-use super::width::Meter;
+use super::width::{Meter, SourceKind};
 use crate::io::ring::Ring;
 use crate::io::wake::WorkerWake;
 use crate::request::receipt::Note;
@@ -41,8 +41,8 @@ pub(crate) struct LaneShared {
     waiting_to_grow: Mutex<Vec<usize>>,
     /// Large reads were announced: lanes that have nothing to do get ready for them.
     expects: AtomicBool,
-    /// One for each [`SourceKind`](super::width::SourceKind).
-    meters: [Arc<Meter>; 4],
+    /// One for each [`SourceKind`].
+    meters: [Arc<Meter>; SourceKind::ALL.len()],
     threads: LaneThreads,
 }
 
