@@ -57,8 +57,8 @@ fn files_are_copied_both_ways() {
     }
     assert_eq!(here.server.open_uploads(), 0);
     // Through host memory unless a device is named: a driver is not asked for.
-    assert!(!here.run("cp small s3://bkt/x").ok().out.contains("no GPU in use"));
-    assert!(here.run("cp small s3://bkt/x -d 0").ok().out.contains("no GPU in use"));
+    assert!(!here.run("cp small s3://bkt/x").ok().err.contains("no GPU in use"));
+    assert!(here.run("cp small s3://bkt/x -d 0").ok().err.contains("no GPU in use"));
     here.run("s3 rm s3://bkt/x").ok();
     let before = here.server.requests(Asked::Get);
     here.run("s3 cp s3://bkt/to/long s3://bkt/copy").ok();
