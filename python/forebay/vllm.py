@@ -107,10 +107,11 @@ def _node() -> Iterator[None]:
     """
     state = sys.modules.get("vllm.distributed.parallel_state")
     nodes, group = getattr(state, "_NODE_COUNT", None), getattr(state, "_WORLD", None)
-    if not nodes or group is None or "LOCAL_RANK" in os.environ:
+    # Nodes with different numbers of ranks are not told apart.
+    if not nodes or group is None or group.world_size % nodes or "LOCAL_RANK" in os.environ:
         yield
         return
-    count = max(1, group.world_size // nodes)
+    count = group.world_size // nodes
     before = {name: os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     os.environ.update(LOCAL_RANK=str(group.rank_in_group % count), LOCAL_WORLD_SIZE=str(count))
     try:

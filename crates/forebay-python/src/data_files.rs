@@ -63,10 +63,12 @@ fn first_changed(files: &[Slot]) -> Option<usize> {
     }
     let each = files.len().div_ceil(ASKERS);
     thread::scope(|scope| {
-        let parts: Vec<_> = files.chunks(each).map(|part| scope.spawn(move || find(part))).collect();
-        let found = parts.into_iter().enumerate().filter_map(|(number, part)| {
-            // A thread that panicked has not compared its files.
-            part.join().unwrap_or(Some(0)).map(|at| number * each + at)
+        let begin = |part| (part, thread::Builder::new().spawn_scoped(scope, move || find(part)).ok());
+        let parts: Vec<_> = files.chunks(each).map(begin).collect();
+        let found = parts.into_iter().enumerate().filter_map(|(number, (part, thread))| {
+            // Without a thread, or where it panicked.
+            let at = thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| find(part));
+            at.map(|at| number * each + at)
         });
         // The threads end before this returns.
         found.min()

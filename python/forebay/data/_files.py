@@ -120,7 +120,10 @@ def _states(paths: list[str]) -> list[tuple[tuple[int, int | None], tuple[int, i
 
     pool = ThreadPoolExecutor(_ASKERS, "forebay-states")
     try:
-        return list(pool.map(_state, paths))
+        found: list[tuple[tuple[int, int | None], tuple[int, int]]] = []
+        for start in range(0, len(paths), _LOOKS):
+            found += pool.map(_state, paths[start : start + _LOOKS])
+        return found
     finally:
         pool.shutdown(cancel_futures=True)
 

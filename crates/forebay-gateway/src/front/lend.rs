@@ -10,6 +10,7 @@
 //! `StillOpen`; with `x-forebay-still-open: copy` the object is a copy of it.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -35,6 +36,24 @@ const ASKS: &str = "x-forebay-file";
 pub(crate) struct LocalPeer {
     parcel: Mutex<Option<Parcel>>,
     draft: Mutex<Option<HandedDraft>>,
+    /// It is being published: it may come back.
+    publishes: AtomicBool,
+}
+
+/// Ends when the draft is published, or is the connection's again.
+struct Publishing(Arc<LocalPeer>);
+
+impl Publishing {
+    fn begin(peer: &Arc<LocalPeer>) -> Self {
+        peer.publishes.store(true, Ordering::SeqCst);
+        Self(Arc::clone(peer))
+    }
+}
+
+impl Drop for Publishing {
+    fn drop(&mut self) {
+        self.0.publishes.store(false, Ordering::SeqCst);
+    }
 }
 
 /// A new object that the process writes. It goes when the connection ends.
@@ -86,7 +105,7 @@ pub(crate) struct Parcel {
 impl LocalPeer {
     /// Whether a draft is its own: the connection is quiet while it is written.
     pub(crate) fn has_draft(&self) -> bool {
-        self.draft().is_some()
+        self.publishes.load(Ordering::SeqCst) || self.draft().is_some()
     }
 
     /// Whether the account of its draft may still write it.
@@ -228,13 +247,14 @@ impl Front {
         let len = len.ok_or_else(|| S3Error::new(S3ErrorCode::MissingContentLength))?;
         let copies = header("x-forebay-still-open") == Some("copy");
         blocking(move || {
+            let _publishing = Publishing::begin(&peer);
             let handed = peer.draft().take();
             let handed = handed.filter(|handed| handed.is_of(&account.entry, &input.bucket, &input.key));
             let Some(HandedDraft { draft, entry, bucket, key, seen }) = handed else {
                 let why = "the connection has no file for this object";
                 return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
             };
-            match draft.take_back(copies).map_err(answer)? {
+            match draft.take_back(len, copies).map_err(answer)? {
                 TakenBack::Open(draft) => {
                     *peer.draft() = Some(HandedDraft { draft, entry, bucket, key, seen });
                     Err(conflict("StillOpen", "the file is open: close it before it is published"))

@@ -80,13 +80,15 @@ impl Draft for FileDraft {
         Some([stat.stx_size, stat.stx_blocks, Identity::new(&stat).mtime as u64])
     }
 
-    fn take_back(self: Box<Self>, copies: bool) -> StoreResult<TakenBack> {
+    fn take_back(self: Box<Self>, len: u64, copies: bool) -> StoreResult<TakenBack> {
         let _user = self.inner.act()?;
         let Some(handed) = &self.handed else { return Err(StoreError::Denied) };
-        let (returned, len) = handed.returned(&self.loose.file)?;
+        let (returned, found) = handed.returned(&self.loose.file)?;
         match returned {
-            Returned::Fit => return Ok(TakenBack::Whole(self, len)),
             Returned::Open if !copies => return Ok(TakenBack::Open(self)),
+            Returned::Fit => return Ok(TakenBack::Whole(self, found)),
+            // It is refused: nothing of it is copied.
+            _ if found != len => return Ok(TakenBack::Whole(self, found)),
             Returned::Open | Returned::Odd => {}
         }
         let copy = Self::new(&self.inner, self.target.clone())?;

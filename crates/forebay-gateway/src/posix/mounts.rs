@@ -26,21 +26,34 @@ struct MountAttr {
 
 const MOUNT_ATTR_RDONLY: u64 = 1;
 
-/// A mount of one directory or file, without those below it. Later mounts do not appear in it.
-pub(super) struct OwnMount(OwnedFd);
+/// A mount of one directory or file, without those below it where the kernel allows that. Later mounts do not appear in it.
+pub(super) struct OwnMount {
+    tree: OwnedFd,
+    /// With those below it.
+    is_whole: bool,
+}
 
 impl OwnMount {
     /// Needs CAP_SYS_ADMIN.
     pub(super) fn new(of: impl AsFd) -> Result<Self, Errno> {
-        let flags = libc::OPEN_TREE_CLONE | libc::O_CLOEXEC as u32 | libc::AT_EMPTY_PATH as u32;
-        let of = of.as_fd().as_raw_fd();
+        let clone = |is_whole| Self::clone_tree(of.as_fd(), is_whole);
+        match clone(false) {
+            // In a user namespace of its own a process may not look behind what is mounted below.
+            Err(Errno::INVAL) => clone(true),
+            made => made,
+        }
+    }
+
+    fn clone_tree(of: BorrowedFd<'_>, is_whole: bool) -> Result<Self, Errno> {
+        let flags =
+            recursive(is_whole) | libc::OPEN_TREE_CLONE | libc::O_CLOEXEC as u32 | libc::AT_EMPTY_PATH as u32;
         // SAFETY: the descriptor is open; the path is an empty text.
-        let tree = unsafe { libc::syscall(libc::SYS_open_tree, of, c"".as_ptr(), flags) };
+        let tree = unsafe { libc::syscall(libc::SYS_open_tree, of.as_raw_fd(), c"".as_ptr(), flags) };
         if tree < 0 {
             return Err(last_error());
         }
         // SAFETY: the kernel has just made it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(tree as i32) }))
+        Ok(Self { tree: unsafe { OwnedFd::from_raw_fd(tree as i32) }, is_whole })
     }
 
     /// From now on nothing is written through it. EBUSY: a file that was opened through it is open for writing, by a descriptor, in a
@@ -52,9 +65,9 @@ impl OwnMount {
         let set = unsafe {
             libc::syscall(
                 libc::SYS_mount_setattr,
-                self.0.as_raw_fd(),
+                self.tree.as_raw_fd(),
                 c"".as_ptr(),
-                libc::AT_EMPTY_PATH as u32,
+                recursive(self.is_whole) | libc::AT_EMPTY_PATH as u32,
                 &raw const attributes,
                 size_of::<MountAttr>(),
             )
@@ -64,8 +77,12 @@ impl OwnMount {
 
     /// Opens what it is a mount of.
     pub(super) fn open(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
-        open_again(&self.0, flags)
+        open_again(&self.tree, flags)
     }
+}
+
+fn recursive(is_whole: bool) -> u32 {
+    if is_whole { libc::AT_RECURSIVE as u32 } else { 0 }
 }
 
 /// Opens a file a second time, through the mount that it was opened through.
@@ -87,7 +104,7 @@ pub(super) fn read_only_tree(dir: &OwnedFd) -> Option<OwnedFd> {
 fn read_only_mount(of: impl AsFd) -> Result<OwnedFd, Errno> {
     let mount = OwnMount::new(of)?;
     mount.make_read_only()?;
-    Ok(mount.0)
+    Ok(mount.tree)
 }
 
 /// A process without rights has that of mounts in a user namespace of its own. A process with threads enters none: a child does, and

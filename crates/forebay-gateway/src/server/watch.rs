@@ -54,6 +54,11 @@ impl Watch {
         self.enter(IDLE);
     }
 
+    /// No request is under way, no head has begun, and no answer waits to go out.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.state.load(Relaxed) == IDLE && self.blocked.load(Relaxed) == 0
+    }
+
     /// The connection is quiet for a reason.
     pub(super) fn restart(&self) {
         self.enter(self.state.load(Relaxed));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::stop::{is_stopped, stopped};
 use forebay_source::{HostRange, StoredSum};
 
 use super::etag::{replaced, strong};
@@ -238,6 +239,9 @@ impl Bucket {
         let Ok(mut sum) = CheckedObject::of(&self.head(key, None)?) else { return Ok(false) };
         let mut piece = vec![0; 1 << 20];
         loop {
+            if is_stopped() {
+                return Err(stopped());
+            }
             match bytes.read(&mut piece) {
                 Ok(0) => return Ok(Box::new(sum).end().is_ok()),
                 Ok(read) => sum.add(&piece[..read]),

@@ -30,6 +30,8 @@ pub(super) struct RangeSink {
     route: Arc<Route>,
     range: NewRange,
     began: Instant,
+    /// When bytes came first.
+    first: Option<Instant>,
     reply: Reply,
     /// For bytes that nobody wants, and bodies of errors.
     scratch: Vec<u8>,
@@ -71,6 +73,7 @@ impl RangeSink {
             route,
             range,
             began,
+            first: None,
             reply: Reply::Missing,
             scratch,
             came: 0,
@@ -232,7 +235,8 @@ impl Sink for RangeSink {
             Reply::Bytes(0) => {
                 self.came += bytes as u64;
                 self.route.bytes.fetch_add(bytes as u64, Relaxed);
-                self.route.endpoint().budget.bytes_came(self.began);
+                let first = *self.first.get_or_insert_with(Instant::now);
+                self.route.endpoint().budget.bytes_came(first);
                 if self.check.is_some() && self.compare(bytes).is_err() {
                     return;
                 }

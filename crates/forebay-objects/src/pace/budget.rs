@@ -99,10 +99,10 @@ impl Budget {
         }
     }
 
-    /// Bytes came of a reply to a request of that time: where it has given some for a while, the server is there, whichever connections
+    /// Bytes came of a reply whose first came then: where it has given some for a while, the server is there, whichever connections
     /// broke before. Called with each piece.
-    pub(crate) fn bytes_came(&self, began: Instant) {
-        if self.is_failing.load(Relaxed) && began.elapsed() >= STEADY {
+    pub(crate) fn bytes_came(&self, first: Instant) {
+        if self.is_failing.load(Relaxed) && first.elapsed() >= STEADY {
             self.is_there();
         }
     }
