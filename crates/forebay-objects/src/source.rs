@@ -236,7 +236,7 @@ fn make(url: &ObjectUrl) -> Result<Box<dyn Upload>> {
     if wanted == S3Local::Require {
         return Err(by_file::required(url, why_not.as_ref()));
     }
-    Ok(Box::new(ObjectUpload::new(bucket, &url.key).not_by_file(why_not)))
+    Ok(Box::new(ObjectUpload::new(bucket, &url.key).not_by_file(why_not.as_ref().map(by_file::left_out))))
 }
 
 fn is_folder(error: &Error) -> bool {

@@ -60,7 +60,7 @@ impl ObjectUpload {
     }
 
     /// Says in receipts why it is not written by a file of the gateway on this node.
-    pub(crate) fn not_by_file(self, why: Option<Error>) -> Self {
+    pub(crate) fn not_by_file(self, why: Option<(String, String)>) -> Self {
         self.shared.lock().not_by_file = why;
         self
     }

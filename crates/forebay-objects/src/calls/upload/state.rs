@@ -87,7 +87,7 @@ pub(super) struct State {
     pub(super) began: Option<Instant>,
     /// What else its user has to know.
     pub(super) note: Option<String>,
-    pub(super) not_by_file: Option<Error>,
+    pub(super) not_by_file: Option<(String, String)>,
     /// The server's name of the upload; taken by what aborts it.
     pub(super) id: Option<String>,
     pub(super) sender: Option<JoinHandle<()>>,

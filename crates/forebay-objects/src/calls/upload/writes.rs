@@ -9,7 +9,6 @@ use forebay_source::{
 
 use super::joint::{Joint, Piece};
 use super::state::Shared;
-use crate::by_file;
 
 /// Its bytes are not read before the object is whole.
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl Source for Writes {
     }
 
     fn facts(&self) -> Facts {
-        let left_out = self.0.lock().not_by_file.iter().map(by_file::left_out).collect();
+        let left_out = self.0.lock().not_by_file.iter().cloned().collect();
         Facts { way: Some("S3 by multipart upload".to_owned()), left_out, ..Facts::default() }
     }
 
