@@ -112,7 +112,12 @@ def test_vllm_collects_nothing_where_it_quantises_online(loaders: dict[str, Any]
 
 @pytest.mark.parametrize(("rank", "nodes", "of_node"), [(1, 1, ("1", "4")), (3, 2, ("1", "2"))])
 def test_vllm_ranks_know_their_node(
-    rank: int, nodes: int, of_node: tuple[str, str], loaders: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int,
+    nodes: int,
+    of_node: tuple[str, str],
+    loaders: dict[str, Any],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
     monkeypatch.delenv("LOCAL_RANK", raising=False)

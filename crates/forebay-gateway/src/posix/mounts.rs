@@ -38,7 +38,7 @@ impl OwnMount {
     pub(super) fn new(of: impl AsFd) -> Result<Self, Errno> {
         let clone = |is_whole| Self::clone_tree(of.as_fd(), is_whole);
         match clone(false) {
-            // In a user namespace of its own a process may not look behind what is mounted below.
+            // In a user namespace of its own a process may not look behind mounts below the directory.
             Err(Errno::INVAL) => clone(true),
             made => made,
         }
