@@ -200,7 +200,7 @@ lab-build:
 .PHONY: lab-quick
 lab-quick: command ## The scenarios of the lab that `make test` runs
 	@$(STEP) "What the lab's guests are given" lab/build --quick $(LOCKED)
-	@$(STEP) "Lab (quick)" env FOREBAY_LAB_FOREBAY="$$(realpath $(TRIED))" lab/run --quick --no-build --minutes 5
+	@$(STEP) "Lab (quick)" env FOREBAY_LAB_FOREBAY="$$(realpath $(TRIED))" lab/run --quick --no-build $(if $(CI),--patience 3 --minutes 12,--minutes 5)
 
 # What needs servers, gigabytes or more minutes than CI has. Each is a target of its own.
 NIGHTLY ?= lab torture asan fuzz-long signatures s3-long gateway-long gateway-cluster clients-long s3-tests prometheus dist dist-test aarch64 python-test-release serving s3-servers
