@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -446,3 +448,44 @@ def test_views_copies_and_moves_do_not_import_sympy(weights: Any) -> None:
     assert done.returncode == 0, done.stderr
     had, has = done.stdout.split()
     assert had == has
+
+
+@pytest.mark.parametrize("view", [((100,), (-1,)), ((4,), (1,), 3070), ((2,), (1,), -4), ((65, 48), (48, 1))])
+def test_as_strided_stays_inside_of_its_tensor(view: tuple[Any, ...], tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    one = torch.randn(64, 48)
+    forebay.save_file({"a": one, "b": one.clone()}, path)
+    weights = forebay.torch.weights(path)
+    with pytest.raises((forebay.errors.InvalidInputError, RuntimeError)):
+        weights["a"].as_strided(*view).clone()
+    with pytest.raises((forebay.errors.InvalidInputError, RuntimeError)):
+        weights["a"][1:].as_strided(*view).clone()
+    wanted = one.as_strided((32, 48), (96, 1), 48)
+    assert torch.equal(weights["a"].as_strided((32, 48), (96, 1), 48).clone(), wanted)
+
+
+def test_threads_collect_copies_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    one = torch.randn(64, 48)
+    forebay.save_file({"a": one}, path)
+    weights, target = forebay.torch.weights(path), torch.zeros(64, 48)
+    is_inside, may_end = threading.Event(), threading.Event()
+
+    def fails() -> None:
+        with contextlib.suppress(KeyError), weights.collect():
+            is_inside.set()
+            may_end.wait(60)
+            raise KeyError
+
+    other = threading.Thread(target=fails)
+    other.start()
+    assert is_inside.wait(60)
+    with weights.collect():
+        target.copy_(weights["a"])
+    assert torch.equal(target, one)
+    target.zero_()
+    # Outside of a block, at once.
+    target.copy_(weights["a"])
+    assert torch.equal(target, one)
+    may_end.set()
+    other.join()

@@ -166,7 +166,8 @@ class Reads:
         self._may_pin = may_pin
         self.stats = Stats()
         self._lock = threading.RLock()
-        self._collection: _Collection | None = None
+        #: By thread: copies of another one are none of a block's.
+        self._collections: dict[int, _Collection] = {}
         #: Of each file and GPU, the ranges that were read.
         self._ranges: dict[tuple[Held, int], list[tuple[int, int]]] = {}
 
@@ -181,6 +182,11 @@ class Reads:
             self.stats.cast += is_cast
             if operation is not None:
                 self.stats.operations[operation] += 1
+
+    @property
+    def _collection(self) -> _Collection | None:
+        """This thread's."""
+        return self._collections.get(threading.get_ident())
 
     def settle(self, destination: torch.Tensor) -> None:
         """Before something else is written to a destination, which has memory: collected copies to the same memory are done."""
@@ -281,29 +287,30 @@ class Reads:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """A block in which copies are collected. A block inside of another one is part of it."""
+        """A block in which this thread's copies are collected. A block inside of another one is part of it."""
+        thread = threading.get_ident()
         with self._lock:
-            if self._collection is not None:
-                is_mine = False
-            else:
-                is_mine, self._collection = True, _Collection()
+            is_mine = thread not in self._collections
+            if is_mine:
+                self._collections[thread] = _Collection()
         try:
             yield
         except GeneratorExit:
             # Who takes tensors out of a generator that collects has had enough: the copies are wanted.
             if is_mine:
-                self._end(True)
+                self._end(thread, True)
             raise
         except BaseException:
             if is_mine:
-                self._end(False)
+                self._end(thread, False)
             raise
         if is_mine:
-            self._end(True)
+            self._end(thread, True)
 
-    def _end(self, is_good: bool) -> None:
+    def _end(self, thread: int, is_good: bool) -> None:
+        # A generator may be closed by another thread.
         with self._lock:
-            collection, self._collection = self._collection, None
+            collection = self._collections.pop(thread, None)
         if collection is None:
             return
         if is_good:

@@ -223,8 +223,27 @@ def _view(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         if func in _CONTIGUOUS and not words and len(args) == 1:
             return weight._read("contiguous", _CPU, in_order=True)
         return _run(func, args, words)
+    if calls.name_of(func) == "as_strided":
+        _refuse_outside(plain, parts[0], [*args[1:], *words.values()])
     made = [Weight._make(weight._stored, part, weight._reads) for part in parts]
     return type(result)(made) if isinstance(result, (tuple, list)) else made[0]
+
+
+def _refuse_outside(plain: torch.Tensor, part: torch.Tensor, asked: list[Any]) -> None:
+    """Raises InvalidInputError if a view has elements that its tensor has not: tensors on the device meta are not checked by torch."""
+    room = plain.untyped_storage().nbytes()
+    end = (
+        part.storage_offset() + 1 + sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
+    )
+    # Of a negative stride there, torch makes another one.
+    numbers = [number for one in asked for number in (one if isinstance(one, (tuple, list)) else [one])]
+    is_back = any(number is not None and number < 0 for number in numbers)
+    if room and part.numel() and (is_back or end * part.element_size() > room):
+        raise InvalidInputError(
+            "as_strided leaves the tensor",
+            hints=["take a view of the whole tensor: weights[name]"],
+            shape=tuple(part.shape), strides=part.stride(), offset=part.storage_offset(),
+        )  # fmt: skip
 
 
 def _is_plain_index(index: Any) -> bool:
