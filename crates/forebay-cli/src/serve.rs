@@ -138,8 +138,8 @@ fn entries(args: &S3Args) -> Result<Vec<AccountEntry>> {
 fn reread(args: &S3Args, accounts: &Accounts) {
     match entries(args).and_then(|entries| accounts.replace(entries)) {
         Ok(()) => eprintln!("forebay: accounts were read again"),
-        Err(error) => eprintln!(
-            "forebay: accounts stay as they were, keys that the file lacks by now included: {error}"
-        ),
+        Err(error) => {
+            eprintln!("forebay: accounts stay as they were, and keys that were removed still work: {error}")
+        }
     }
 }

@@ -166,7 +166,7 @@ class Reads:
         self._may_pin = may_pin
         self.stats = Stats()
         self._lock = threading.RLock()
-        #: By thread: copies of another one are none of a block's.
+        #: By thread: a block collects the copies of its own thread.
         self._collections: dict[int, _Collection] = {}
         #: Of each file and GPU, the ranges that were read.
         self._ranges: dict[tuple[Held, int], list[tuple[int, int]]] = {}

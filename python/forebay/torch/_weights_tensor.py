@@ -235,7 +235,7 @@ def _refuse_outside(plain: torch.Tensor, part: torch.Tensor, asked: list[Any]) -
     end = (
         part.storage_offset() + 1 + sum((size - 1) * step for size, step in zip(part.shape, part.stride(), strict=True))
     )
-    # Of a negative stride there, torch makes another one.
+    # On the device meta torch replaces a negative stride by another one: the arguments are checked, too.
     numbers = [number for one in asked for number in (one if isinstance(one, (tuple, list)) else [one])]
     is_back = any(number is not None and number < 0 for number in numbers)
     if room and part.numel() and (is_back or end * part.element_size() > room):

@@ -94,7 +94,7 @@ pub trait Draft: Send {
         None
     }
 
-    /// Takes back a draft that was handed out, and says how long it is; one of another length than `len` is not to be published.
+    /// Takes back a draft that was handed out, and returns its length. If that is not `len`, the caller refuses it.
     /// `copies`: also where another process has it open, by a copy.
     fn take_back(self: Box<Self>, _len: u64, _copies: bool) -> StoreResult<TakenBack> {
         Err(StoreError::Denied)
