@@ -139,7 +139,7 @@ fn reread(args: &S3Args, accounts: &Accounts) {
     match entries(args).and_then(|entries| accounts.replace(entries)) {
         Ok(()) => eprintln!("forebay: accounts were read again"),
         Err(error) => {
-            eprintln!("forebay: accounts stay as they were, and keys that were removed still work: {error}")
+            eprintln!("forebay: accounts stay as they were, and keys that were removed still work: {error}");
         }
     }
 }
