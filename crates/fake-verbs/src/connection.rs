@@ -11,8 +11,9 @@ use forebay_verbs::{
     Access, Completion, Connection, Down, Local, Message, Options, Post, Remote, Why, Window, check_length,
 };
 
-use crate::domain::FakeMemory;
-use crate::end::{Action, End, Ended, Op, Own};
+use crate::end::{End, Ended};
+use crate::memory::FakeMemory;
+use crate::op::{Action, Op, Own};
 use crate::table::Span;
 
 /// Completions that are polled into a vector without room.
@@ -20,6 +21,7 @@ const BUNCH: usize = 64;
 
 pub(crate) struct FakeConnection {
     end: Arc<End>,
+    peer: SocketAddr,
     private_data: Vec<u8>,
     send_size: u32,
     /// Messages that are not given back, by receive.
@@ -33,12 +35,13 @@ pub(crate) struct FakeConnection {
 impl FakeConnection {
     pub(crate) fn new(
         end: Arc<End>,
+        peer: SocketAddr,
         private_data: Vec<u8>,
         options: &Options,
         memory: Option<FakeMemory>,
     ) -> Self {
         let messages = (0..options.receives).map(|_| None).collect();
-        Self { end, private_data, send_size: options.send_size, messages, down: None, _memory: memory }
+        Self { end, peer, private_data, send_size: options.send_size, messages, down: None, _memory: memory }
     }
 
     fn post(&self, id: u64, post: Post, action: Action<'_>) -> Result<()> {
@@ -70,7 +73,7 @@ impl Connection for FakeConnection {
     }
 
     fn peer(&self) -> SocketAddr {
-        self.end.place.peer
+        self.peer
     }
 
     fn private_data(&self) -> &[u8] {
@@ -83,7 +86,21 @@ impl Connection for FakeConnection {
     }
 
     fn write(&mut self, id: u64, from: Local<'_>, to: Remote, post: Post) -> Result<()> {
-        self.post(id, post, Action::Write { from: own(from), to })
+        self.post(id, post, Action::Write { from: own(from), to, immediate: None })
+    }
+
+    fn write_with_immediate(
+        &mut self,
+        id: u64,
+        from: Local<'_>,
+        to: Remote,
+        immediate: u32,
+        post: Post,
+    ) -> Result<()> {
+        if !self.end.has_immediates() {
+            return Err(Why::Unsupported.error("cannot write with a number: iWARP has no such operation"));
+        }
+        self.post(id, post, Action::Write { from: own(from), to, immediate: Some(immediate) })
     }
 
     fn read(&mut self, id: u64, into: Local<'_>, from: Remote, post: Post) -> Result<()> {
@@ -124,9 +141,10 @@ impl Connection for FakeConnection {
         for _ in 0..count {
             let Some(ended) = state.ended.pop_front() else { break };
             out.push(match ended {
-                Ended::Message { slot, bytes, len, invalidated } => {
+                Ended::Message { slot, bytes, len, invalidated, immediate } => {
                     self.messages[slot as usize] = Some(bytes);
-                    Completion::Received(Message::new(self.end.number, slot, len, invalidated))
+                    let message = Message::new(self.end.number, slot, len, invalidated);
+                    Completion::Received(message.with_immediate(immediate))
                 }
                 Ended::Done { id, kind } => {
                     state.in_flight -= 1;

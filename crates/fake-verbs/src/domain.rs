@@ -7,15 +7,18 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{
-    Access, Connection, Device, DeviceRange, Domain, Handle, HostRange, Memory, Options, Region, Why, Window,
+    Access, Connection, Device, DeviceRange, Domain, HostRange, Memory, Options, Region, Transport,
+    UnpairedEnd, Why, Window,
 };
 
 use crate::connection::FakeConnection;
 use crate::end::{End, Place};
 use crate::faults::Side;
 use crate::machine::{FakeDevice, Machine, next_number};
+use crate::memory::{FakeMemory, Map, PAGE, is_kept_from_children};
 use crate::network::{Network, ask};
-use crate::table::{NewRegion, Refusal, Span};
+use crate::table::{NewRegion, Span};
+use crate::unpaired::FakeUnpaired;
 
 #[derive(Debug)]
 pub(crate) struct FakeDomain {
@@ -47,12 +50,24 @@ impl FakeDomain {
     }
 
     /// The place of a new connection's end.
-    pub(crate) fn place(&self, peer: SocketAddr) -> Place {
-        Place { device: self.index, domain: self.number, side: self.side, peer }
+    pub(crate) const fn place(&self) -> Place {
+        Place { device: self.index, domain: self.number, side: self.side }
     }
 
     pub(crate) fn machine(&self) -> &Arc<Machine> {
         &self.network.machine
+    }
+
+    /// The locked memory of a connection's messages.
+    fn message_memory(&self, options: &Options) -> Result<FakeMemory> {
+        let bytes = |count: u32, size: u32| u64::from(count) * u64::from(size);
+        let mut memory = FakeMemory::new(self.machine(), None);
+        if self.side == Side::Client {
+            memory.lock_bytes(
+                bytes(options.receives, options.receive_size) + bytes(options.sends, options.send_size),
+            )?;
+        }
+        Ok(memory)
     }
 
     fn present(&self) -> Result<FakeDevice> {
@@ -129,138 +144,25 @@ impl Domain for FakeDomain {
                 .error("cannot connect: another device than the domain's is on the route")
                 .with("address", to));
         }
-        let bytes = |count: u32, size: u32| u64::from(count) * u64::from(size);
-        let mut memory = FakeMemory::new(self.machine(), None);
-        memory.lock_bytes(
-            bytes(options.receives, options.receive_size) + bytes(options.sends, options.send_size),
-        )?;
-        let end = End::new(self.machine(), self.place(to), options)?;
+        let memory = self.message_memory(options)?;
+        let end = End::new(self.machine(), self.place(), options, None)?;
         let port = self.port.fetch_add(1, Ordering::Relaxed) | 0x8000;
         let answer = ask(&self.network, &end, SocketAddr::new(self.address, port), to, options)?;
-        Ok(Box::new(FakeConnection::new(end, answer, options, Some(memory))))
-    }
-}
-
-/// What is behind a region or a window, or of a connection's own.
-pub(crate) struct FakeMemory {
-    machine: Arc<Machine>,
-    key: Option<u32>,
-    map: Option<Map>,
-    locked: u64,
-    /// Whether its deregistration fails where [`crate::Fake::refuse_deregistrations`] says so.
-    may_be_kept: bool,
-}
-
-impl FakeMemory {
-    fn new(machine: &Arc<Machine>, key: Option<u32>) -> Self {
-        Self { machine: Arc::clone(machine), key, map: None, locked: 0, may_be_kept: false }
+        Ok(Box::new(FakeConnection::new(end, to, answer, options, Some(memory))))
     }
 
-    /// Whether this attempt to deregister it is to fail.
-    fn is_kept(&self) -> bool {
-        let one_less = |left: u32| left.checked_sub(1);
-        self.may_be_kept
-            && self.key.is_some()
-            && self.machine.kept.try_update(Ordering::AcqRel, Ordering::Acquire, one_less).is_ok()
-    }
-
-    fn lock_bytes(&mut self, bytes: u64) -> Result<()> {
-        let lockable = &self.machine.lockable;
-        let take = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(bytes) };
-        match lockable.try_update(Ordering::AcqRel, Ordering::Acquire, take) {
-            Ok(u64::MAX) => Ok(()),
-            Ok(_) => {
-                self.locked = bytes;
-                Ok(())
-            }
-            Err(left) => Err(Why::Memlock
-                .error("cannot register memory")
-                .with("bytes", bytes)
-                .with("lockable", left)
-                .hint("ulimit -l unlimited")),
+    fn end(&self, options: &Options) -> Result<Box<dyn UnpairedEnd>> {
+        let device = self.present()?;
+        if device.transport == Transport::Iwarp {
+            return Err(Why::Unsupported
+                .error("cannot pair in band: iWARP pairs by rdma_cm alone")
+                .with("device", &device.name));
         }
-    }
-}
-
-impl Handle for FakeMemory {
-    fn release(&mut self) -> Result<()> {
-        if self.is_kept() {
-            return Err(Error::from_errno(libc::EIO, "cannot deregister memory"));
-        }
-        if let Some(key) = self.key {
-            self.machine.change_table().remove(key).map_err(|refusal| {
-                let kind = if refusal == Refusal::InUse { ErrorKind::Busy } else { ErrorKind::Internal };
-                Error::new(kind, format!("cannot deregister memory: {refusal}"))
-            })?;
-        }
-        self.key = None;
-        self.map = None;
-        if self.locked > 0 {
-            let give = |left: u64| (left != u64::MAX).then(|| left.saturating_add(self.locked));
-            // Without a limit nothing is counted.
-            let _ = self.machine.lockable.try_update(Ordering::AcqRel, Ordering::Acquire, give);
-            self.locked = 0;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for FakeMemory {
-    fn drop(&mut self) {
-        // With a window bound to it memory stays registered, as with a device: its pages must stay, too.
-        if self.release().is_err() {
-            std::mem::forget(self.map.take());
-        }
-    }
-}
-
-/// Whether all of a range is mapped so that no child gets it (MADV_DONTFORK).
-fn is_kept_from_children(address: usize, len: usize) -> bool {
-    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    let mut kept = 0;
-    let mut own = 0..0;
-    for line in maps.lines() {
-        let number = |text: &str| usize::from_str_radix(text, 16).ok();
-        let range = line.split(' ').next().and_then(|word| word.split_once('-'));
-        if let Some((start, end)) = range.and_then(|(start, end)| number(start).zip(number(end))) {
-            own = start.max(address)..end.min(address + len);
-        } else if line.strip_prefix("VmFlags:").is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc"))
-        {
-            kept += own.len();
-        }
-    }
-    kept == len
-}
-
-const PAGE: u64 = 4096;
-
-/// A dma-buf as this process sees it: the pages stay while it lives, with the descriptor closed too.
-struct Map {
-    /// Where the range begins.
-    first: usize,
-    start: usize,
-    len: usize,
-}
-
-impl Map {
-    fn new(fd: i32, offset: u64, len: usize) -> Result<Self> {
-        let before = (offset % PAGE) as usize;
-        let (start, len) = (offset - before as u64, len + before);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, at an address of the kernel's choice; nothing else knows of it.
-        let map = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, start.cast_signed())
-        };
-        if map == libc::MAP_FAILED {
-            return Err(Why::Unsupported.mark(Error::last_os("cannot register a dma-buf")));
-        }
-        Ok(Self { first: map as usize + before, start: map as usize, len })
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made, whole; its keys are gone.
-        unsafe { libc::munmap(self.start as *mut libc::c_void, self.len) };
+        let memory = self.message_memory(options)?;
+        let own = self.network.queues.next(&device)?;
+        let end = End::new(self.machine(), self.place(), options, Some(own))?;
+        self.network.queues.add(own.number, &end);
+        let (network, options) = (Arc::clone(&self.network), options.clone());
+        Ok(Box::new(FakeUnpaired { network, end, own, options, memory }))
     }
 }

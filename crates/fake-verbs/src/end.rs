@@ -1,20 +1,20 @@
 //! One end of a connection: what arrives there, and what it carries out at the other.
 
-use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::mem;
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, Result};
-use forebay_verbs::{Access, Down, Failure, Kind, Options, Remote};
+use forebay_verbs::{Access, Down, Failure, Kind, Options, QueueEnd, Transport};
 
 use crate::faults::{Entry, Side, What};
 use crate::lock;
 use crate::machine::{Attached, Machine, next_number};
+use crate::op::{Action, Op, Own};
+use crate::queue::Queue;
 use crate::table::{Asker, Refusal, Span};
 
 /// Where an end is.
@@ -23,97 +23,12 @@ pub(crate) struct Place {
     pub(crate) device: usize,
     pub(crate) domain: u64,
     pub(crate) side: Side,
-    pub(crate) peer: SocketAddr,
-}
-
-/// A range of this side's memory, with its key.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Own {
-    pub(crate) key: u32,
-    pub(crate) span: Span,
-}
-
-/// An operation.
-#[derive(Clone, Debug)]
-pub(crate) enum Action<'a> {
-    Send {
-        bytes: Cow<'a, [u8]>,
-        invalidate: Option<u32>,
-    },
-    Write {
-        from: Own,
-        to: Remote,
-    },
-    Read {
-        into: Own,
-        from: Remote,
-    },
-    /// A WRITE of no bytes.
-    Probe,
-    Bind {
-        keys: (u32, u32),
-        to: Own,
-        access: Access,
-    },
-    Invalidate {
-        key: u32,
-    },
-}
-
-/// An operation with its number.
-#[derive(Clone, Debug)]
-pub(crate) struct Op<'a> {
-    pub(crate) id: u64,
-    pub(crate) quiet: bool,
-    pub(crate) action: Action<'a>,
-}
-
-impl Op<'_> {
-    pub(crate) const fn kind(&self) -> Kind {
-        match self.action {
-            Action::Send { .. } => Kind::Send,
-            Action::Write { .. } | Action::Probe => Kind::Write,
-            Action::Read { .. } => Kind::Read,
-            Action::Bind { .. } => Kind::Bind,
-            Action::Invalidate { .. } => Kind::Invalidate,
-        }
-    }
-
-    fn owned(self) -> Op<'static> {
-        let action = match self.action {
-            Action::Send { bytes, invalidate } => {
-                Action::Send { bytes: Cow::Owned(bytes.into_owned()), invalidate }
-            }
-            Action::Write { from, to } => Action::Write { from, to },
-            Action::Read { into, from } => Action::Read { into, from },
-            Action::Probe => Action::Probe,
-            Action::Bind { keys, to, access } => Action::Bind { keys, to, access },
-            Action::Invalidate { key } => Action::Invalidate { key },
-        };
-        Op { id: self.id, quiet: self.quiet, action }
-    }
-
-    const fn remote(&self) -> Option<Remote> {
-        match self.action {
-            Action::Write { to: remote, .. } | Action::Read { from: remote, .. } => Some(remote),
-            Action::Send { invalidate: Some(key), .. } => Some(Remote { key, address: 0 }),
-            _ => None,
-        }
-    }
-
-    fn len(&self) -> u32 {
-        match &self.action {
-            Action::Send { bytes, .. } => bytes.len() as u32,
-            Action::Write { from: own, .. } | Action::Read { into: own, .. } => own.span.len as u32,
-            _ => 0,
-        }
-    }
 }
 
 /// What waits to be polled.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    Message { slot: u32, bytes: Box<[u8]>, len: u32, invalidated: Option<u32> },
+    Message { slot: u32, bytes: Box<[u8]>, len: u32, invalidated: Option<u32>, immediate: Option<u32> },
     Done { id: u64, kind: Kind },
     Failed { id: u64, kind: Kind, why: Failure },
 }
@@ -169,6 +84,8 @@ pub(crate) struct End {
     reads_in: u8,
     reads_out: u8,
     peer: OnceLock<Weak<End>>,
+    /// Where it is paired in band.
+    pub(crate) queue: Option<Queue>,
     /// Whether the state says that it is down; to be asked without locking.
     gone: AtomicBool,
     /// Whether the peer does not hear of its end.
@@ -178,8 +95,13 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// An end with all its receives posted.
-    pub(crate) fn new(machine: &Arc<Machine>, place: Place, options: &Options) -> Result<Arc<Self>> {
+    /// An end with all its receives posted; of a queue pair that is paired in band, if so.
+    pub(crate) fn new(
+        machine: &Arc<Machine>,
+        place: Place,
+        options: &Options,
+        own: Option<QueueEnd>,
+    ) -> Result<Arc<Self>> {
         let buffer = |slot| (slot, vec![0; options.receive_size as usize].into_boxed_slice());
         let state = State { receives: (0..options.receives).map(buffer).collect(), ..State::default() };
         let reads = machine.device(place.device).map_or(0, |device| device.reads);
@@ -193,8 +115,10 @@ impl End {
             reads_in: options.reads_in.min(reads),
             reads_out: options.reads_out,
             peer: OnceLock::new(),
+            queue: own.map(Queue::new),
             gone: AtomicBool::new(false),
-            mute: AtomicBool::new(false),
+            // Nothing but messages of programs tells a peer of the end of what was paired in band.
+            mute: AtomicBool::new(own.is_some()),
             state: Mutex::new(state),
             late: Mutex::default(),
         });
@@ -267,7 +191,7 @@ impl End {
                 let why = Failure::RemoteInvalid;
                 self.complete(op, Some(why));
                 self.take_down(Down::Failed(why));
-                self.disconnect();
+                self.disconnect_both();
             }
             Some(What::Vanish) => {
                 self.mute.store(true, Ordering::Release);
@@ -275,7 +199,7 @@ impl End {
                 self.complete(op, Some(Failure::Flushed));
             }
             Some(What::Disconnect) => {
-                self.disconnect();
+                self.disconnect_both();
                 self.complete(op, Some(Failure::Flushed));
             }
             Some(What::RemoveDevice) => {
@@ -372,9 +296,14 @@ impl End {
     fn carry_to(&self, peer: &Self, op: &Op<'_>) -> Verdict {
         match &op.action {
             Action::Send { bytes, invalidate } => self.deliver(peer, op, bytes, *invalidate),
-            Action::Write { from, to } => {
+            Action::Write { from, to, immediate } => {
                 let span = Span { address: to.address, len: from.span.len };
-                self.copy(peer, op, (*from, Access::READ), (to.key, span, Access::REMOTE_WRITE))
+                let written =
+                    self.copy(peer, op, (*from, Access::READ), (to.key, span, Access::REMOTE_WRITE));
+                match written {
+                    Verdict::Done if immediate.is_some() => self.deliver(peer, op, &[], None),
+                    written => written,
+                }
             }
             Action::Read { into, from } => {
                 if self.reads_out.min(peer.reads_in) == 0 {
@@ -446,9 +375,13 @@ impl End {
             state = peer.state();
         }
         place.copy_from_slice(bytes);
-        self.note(op, None);
-        let message =
-            Ended::Message { slot, bytes: buffer, len: bytes.len() as u32, invalidated: invalidate };
+        let immediate = op.immediate();
+        // A WRITE was noted with its bytes.
+        if immediate.is_none() {
+            self.note(op, None);
+        }
+        let len = bytes.len() as u32;
+        let message = Ended::Message { slot, bytes: buffer, len, invalidated: invalidate, immediate };
         peer.put(&mut state, message);
         Verdict::Done
     }
@@ -495,14 +428,26 @@ impl End {
         state.armed = true;
     }
 
-    /// Ends the connection at both ends.
+    /// Ends the connection, and tells the peer if it can.
     pub(crate) fn disconnect(&self) {
+        if self.mute.load(Ordering::Acquire) {
+            self.take_down(Down::Disconnected);
+        } else {
+            self.disconnect_both();
+        }
+    }
+
+    fn disconnect_both(&self) {
         self.take_down(Down::Disconnected);
-        if let Some(peer) = self.peer()
-            && !self.mute.load(Ordering::Acquire)
-        {
+        if let Some(peer) = self.peer() {
             peer.take_down(Down::Disconnected);
         }
+    }
+
+    /// Whether its device knows WRITEs with a number.
+    pub(crate) fn has_immediates(&self) -> bool {
+        let device = self.machine.device(self.place.device);
+        device.is_none_or(|device| device.transport != Transport::Iwarp)
     }
 
     /// Has the peer go on, if it waits for a receive.

@@ -13,11 +13,11 @@ use crate::faults::{Counts, Entry, Fault, Side};
 use crate::listen::FakeListener;
 use crate::lock;
 use crate::machine::{FakeDevice, Machine};
-use crate::network::Network;
+use crate::network::{Network, Queues};
 
 /// A separate fabric: only devices opened from it, or from a clone of it, can connect.
 #[derive(Clone, Debug)]
-pub struct Fake(Arc<Network>);
+pub struct Fake(Arc<Network>, Side);
 
 impl Default for Fake {
     fn default() -> Self {
@@ -34,7 +34,16 @@ impl Fake {
     /// A fabric with these devices.
     pub fn with(devices: Vec<FakeDevice>) -> Self {
         let machine = Arc::new(Machine::new(devices));
-        Self(Arc::new(Network { machine, listeners: Mutex::new(HashMap::new()) }))
+        Self(
+            Arc::new(Network { machine, listeners: Mutex::new(HashMap::new()), queues: Queues::default() }),
+            Side::Client,
+        )
+    }
+
+    /// The same fabric as a server has it that is paired in band: domains opened by it are of [`Side::Server`], for faults and limits.
+    #[must_use]
+    pub fn serving(&self) -> Self {
+        Self(Arc::clone(&self.0), Side::Server)
     }
 
     /// Has a fault happen.
@@ -112,7 +121,7 @@ impl Fabric for Fake {
             let why = if self.0.machine.device_at(None).is_some() { Why::NoRoute } else { Why::NoDevice };
             return Err(why.error("cannot open an RDMA device").with("to", route.to));
         };
-        Ok(FakeDomain::new(&self.0, Side::Client, (index, &device)))
+        Ok(FakeDomain::new(&self.0, self.1, (index, &device)))
     }
 
     fn listen(&self, at: SocketAddr) -> Result<Box<dyn Listener>> {

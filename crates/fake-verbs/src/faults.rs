@@ -11,9 +11,9 @@ use crate::{Refusal, lock};
 /// Which of a connection's two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that connected.
+    /// The one that connected; paired in band, that of a domain which [`crate::Fake`] opened.
     Client,
-    /// The one that accepted.
+    /// The one that accepted; paired in band, that of a domain which [`crate::Fake::serving`] opened.
     Server,
 }
 

@@ -37,8 +37,12 @@ mod fabric;
 mod faults;
 mod listen;
 mod machine;
+mod memory;
 mod network;
+mod op;
+mod queue;
 mod table;
+mod unpaired;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -81,12 +81,12 @@ impl Incoming for FakeIncoming {
     fn accept(self: Box<Self>, options: &Options) -> Result<Box<dyn Connection>> {
         options.check_private_data(196)?;
         let Self { request, domain } = *self;
-        let end = End::new(domain.machine(), domain.place(request.from), options)?;
+        let end = End::new(domain.machine(), domain.place(), options, None)?;
         End::join(&request.end, &end);
         if request.answer.send(Some(options.private_data.clone())).is_err() {
             return Err(Why::Unreachable.error("cannot accept: the peer has given up"));
         }
-        Ok(Box::new(FakeConnection::new(end, request.private_data, options, None)))
+        Ok(Box::new(FakeConnection::new(end, request.from, request.private_data, options, None)))
     }
 
     fn reject(self: Box<Self>) -> Result<()> {

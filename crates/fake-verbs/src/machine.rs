@@ -33,18 +33,31 @@ pub struct FakeDevice {
     pub reads: u8,
     /// Its path below /sys/devices.
     pub path: Option<String>,
+    /// What carries it. iWARP is not paired in band, and has no WRITEs with a number.
+    pub transport: Transport,
+    /// Bytes of its largest packet.
+    pub mtu: u32,
 }
 
 impl FakeDevice {
     /// A device that can do all.
     pub fn new(name: &str, address: IpAddr) -> Self {
-        Self { name: name.to_owned(), address, windows: true, dma_bufs: true, reads: 16, path: None }
+        Self {
+            name: name.to_owned(),
+            address,
+            windows: true,
+            dma_bufs: true,
+            reads: 16,
+            path: None,
+            transport: Transport::Infiniband,
+            mtu: 4096,
+        }
     }
 
     pub(crate) fn describe(&self) -> Device {
         Device {
             name: self.name.clone(),
-            transport: Transport::Infiniband,
+            transport: self.transport,
             windows: Some(self.windows),
             reads: Some(self.reads.into()),
             limits: Some(DeviceLimits {

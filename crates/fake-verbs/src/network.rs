@@ -1,23 +1,60 @@
-//! Listeners and their addresses, and how peers find each other.
+//! Listeners and their addresses, queue pairs and their numbers, and how peers find each other.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use forebay_error::Result;
-use forebay_verbs::{Options, STOP_SLICE, Why};
+use forebay_verbs::{Options, QueueEnd, STOP_SLICE, Why, gid_of, random_first};
 
 use crate::end::End;
 use crate::lock;
-use crate::machine::Machine;
+use crate::machine::{FakeDevice, Machine};
 
 /// The machine with its listeners.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) machine: Arc<Machine>,
     pub(crate) listeners: Mutex<HashMap<SocketAddr, Sender<Request>>>,
+    pub(crate) queues: Queues,
+}
+
+/// Queue pairs that are paired in band, by number. Numbers are never used again.
+#[derive(Debug, Default)]
+pub(crate) struct Queues(Mutex<(u32, HashMap<u32, Weak<End>>)>);
+
+impl Queues {
+    /// A new queue pair of a device.
+    pub(crate) fn next(&self, device: &FakeDevice) -> Result<QueueEnd> {
+        let mut list = lock(&self.0);
+        list.0 += 1;
+        // Real devices keep the first ones for themselves.
+        let number = 16 + list.0;
+        let first = random_first()?;
+        let own = QueueEnd { number, first, gid: gid_of(device.address), lid: 0, port: 1, mtu: device.mtu };
+        own.check()?;
+        Ok(own)
+    }
+
+    pub(crate) fn add(&self, number: u32, end: &Arc<End>) {
+        let ends = &mut lock(&self.0).1;
+        ends.retain(|_, end| end.strong_count() > 0);
+        ends.insert(number, Arc::downgrade(end));
+    }
+
+    /// Joins an end to its peer once both have heard of each other as they are. Else each reaches nothing, as with a device.
+    pub(crate) fn join(&self, end: &Arc<End>, peer: u32) {
+        let other = lock(&self.0).1.get(&peer).and_then(Weak::upgrade);
+        let Some(other) = other else { return };
+        if let (Some(here), Some(there)) = (&end.queue, &other.queue)
+            && here.names(there)
+            && there.names(here)
+        {
+            End::join(end, &other);
+        }
+    }
 }
 
 /// A peer that wants to connect.

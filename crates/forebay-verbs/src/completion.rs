@@ -70,12 +70,20 @@ pub struct Message {
     slot: u32,
     len: u32,
     invalidated: Option<u32>,
+    immediate: Option<u32>,
 }
 
 impl Message {
     /// The message in `slot` of a connection, for those who make a fabric. One message for each receive that was posted.
     pub const fn new(connection: u64, slot: u32, len: u32, invalidated: Option<u32>) -> Self {
-        Self { connection, slot, len, invalidated }
+        Self { connection, slot, len, invalidated, immediate: None }
+    }
+
+    /// With a number that came beside its bytes, for those who make a fabric.
+    #[must_use]
+    pub const fn with_immediate(mut self, immediate: Option<u32>) -> Self {
+        self.immediate = immediate;
+        self
     }
 
     /// The number of the connection that it came by; no two of a process have the same.
@@ -101,6 +109,12 @@ impl Message {
     /// The key of this side's that the peer invalidated with it. Some devices do not say which (rxe).
     pub const fn invalidated(&self) -> Option<u32> {
         self.invalidated
+    }
+
+    /// The number that came with it: behind the last bytes of [`crate::Connection::write_with_immediate`], which are no bytes of the
+    /// message's.
+    pub const fn immediate(&self) -> Option<u32> {
+        self.immediate
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 
-use crate::{Access, Completion, Failure, Local, Memory, Message, Region, Remote, Window};
+use crate::{Access, Completion, Failure, Local, Memory, Message, Region, Remote, UnpairedEnd, Window};
 
 /// RDMA devices and what connects them.
 pub trait Fabric: Send + Sync + Debug {
@@ -143,6 +143,11 @@ pub trait Domain: Send + Sync + Debug {
     /// Connects, with all receives posted beforehand. Blocks for at most [`Options::timeout`], or until [`Options::stop`].
     /// [`crate::Why::Rejected`]: nobody listens there; [`crate::Why::Unreachable`]: no answer.
     fn connect(&self, to: SocketAddr, options: &Options) -> Result<Box<dyn Connection>>;
+
+    /// A queue pair on the route's own address, with all receives posted, to be paired by messages of the program's own. RDMA READs
+    /// that it is to have in flight ([`Options::reads_out`]) are at most those that the peer answers.
+    /// [`crate::Why::Unsupported`] where the device pairs by rdma_cm alone (iWARP).
+    fn end(&self, options: &Options) -> Result<Box<dyn UnpairedEnd>>;
 }
 
 /// What a connection is made with.
@@ -257,6 +262,17 @@ pub trait Connection: Send + Debug {
 
     /// Writes this side's bytes to the peer's memory.
     fn write(&mut self, id: u64, from: Local<'_>, to: Remote, post: Post) -> Result<()>;
+
+    /// The same, and the peer gets a message of no bytes with this number ([`Message::immediate`]) once all is written. It takes one
+    /// of the peer's receives. [`crate::Why::Unsupported`] with iWARP.
+    fn write_with_immediate(
+        &mut self,
+        id: u64,
+        from: Local<'_>,
+        to: Remote,
+        immediate: u32,
+        post: Post,
+    ) -> Result<()>;
 
     /// Reads the peer's memory into this side's.
     fn read(&mut self, id: u64, into: Local<'_>, from: Remote, post: Post) -> Result<()>;

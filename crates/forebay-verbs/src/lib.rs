@@ -10,6 +10,7 @@ mod completion;
 mod fabric;
 mod memory;
 mod pages;
+mod pairing;
 mod registered;
 mod verbs;
 mod why;
@@ -22,6 +23,7 @@ pub use fabric::{
 pub use forebay_sys::{DeviceRange, HostRange};
 pub use memory::{Access, Handle, Local, Memory, Region, Remote, Window};
 pub use pages::Pages;
+pub use pairing::{QueueEnd, UnpairedEnd, gid_of, random_first};
 pub use registered::RegisteredMemory;
 pub use verbs::{Verbs, verbs};
 pub use why::Why;

@@ -18,7 +18,7 @@ use super::queue::{Posted, Queue, SendQueue};
 use super::sys;
 use crate::{
     Access, Completion, Connection, Down, Failure, Kind, Local, Memory, Message, Options, Pages, Post,
-    Region, Remote, Why, Window, check_length,
+    Region, Remote, Transport, Why, Window, check_length,
 };
 
 /// Marks the numbers of receives at the device.
@@ -205,8 +205,7 @@ impl VerbsConnection {
         post: Post,
     ) -> Result<()> {
         self.check_room()?;
-        let sge = sys::Sge { addr: local.address, length: local.len, lkey: local.region.local_key() };
-        self.post((id, kind), post, None, Some(sge), |request| {
+        self.post((id, kind), post, None, Some(sge_of(local)), |request| {
             request.opcode = opcode;
             (request.remote_addr, request.rkey) = (remote.address, remote.key);
         })
@@ -220,15 +219,13 @@ impl VerbsConnection {
         }
         if wc.wr_id & RECEIVE != 0 {
             let slot = wc.wr_id as u32;
-            let with_key = wc.wc_flags & sys::WC_WITH_INV != 0;
             if let Some(why) = why {
                 return Some(Completion::Failed { id: slot.into(), kind: Kind::Receive, why });
             }
             if let Some(taken) = self.taken.get_mut(slot as usize) {
                 *taken = true;
             }
-            let invalidated = with_key.then_some(wc.invalidated_rkey);
-            return Some(Completion::Received(Message::new(self.number, slot, wc.byte_len, invalidated)));
+            return Some(Completion::Received(message(self.number, slot, wc)));
         }
         let Posted { id, kind, quiet, .. } = self.posted.pop(wc.wr_id)?;
         match why {
@@ -275,6 +272,20 @@ impl VerbsConnection {
         }
         Err(Error::new(ErrorKind::InvalidInput, "the message is another connection's"))
     }
+}
+
+fn sge_of(local: Local<'_>) -> sys::Sge {
+    sys::Sge { addr: local.address, length: local.len, lkey: local.region.local_key() }
+}
+
+/// A receive that was taken.
+fn message(connection: u64, slot: u32, wc: &sys::Wc) -> Message {
+    let has = |flag| wc.wc_flags & flag != 0;
+    // The bytes of a WRITE are counted there, and do not lie in the receive.
+    let len = if wc.opcode == sys::WC_RECV_RDMA_WITH_IMM { 0 } else { wc.byte_len };
+    let invalidated = has(sys::WC_WITH_INV).then_some(wc.invalidated_rkey);
+    let immediate = has(sys::WC_WITH_IMM).then(|| u32::from_be(wc.invalidated_rkey));
+    Message::new(connection, slot, len, invalidated).with_immediate(immediate)
 }
 
 fn failure(status: u32) -> Failure {
@@ -374,6 +385,24 @@ impl Connection for VerbsConnection {
 
     fn write(&mut self, id: u64, from: Local<'_>, to: Remote, post: Post) -> Result<()> {
         self.remote((id, Kind::Write), sys::WR_RDMA_WRITE, from, to, post)
+    }
+
+    fn write_with_immediate(
+        &mut self,
+        id: u64,
+        from: Local<'_>,
+        to: Remote,
+        immediate: u32,
+        post: Post,
+    ) -> Result<()> {
+        if self.domain.device.transport == Transport::Iwarp {
+            return Err(Why::Unsupported.error("cannot write with a number: iWARP has no such operation"));
+        }
+        self.check_room()?;
+        self.post((id, Kind::Write), post, None, Some(sge_of(from)), |request| {
+            (request.opcode, request.invalidate_rkey) = (sys::WR_RDMA_WRITE_WITH_IMM, immediate.to_be());
+            (request.remote_addr, request.rkey) = (to.address, to.key);
+        })
     }
 
     fn read(&mut self, id: u64, into: Local<'_>, from: Remote, post: Post) -> Result<()> {

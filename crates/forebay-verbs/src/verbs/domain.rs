@@ -14,7 +14,8 @@ use super::load::Libraries;
 use super::memory::{Inner, Mw};
 use super::sys;
 use crate::{
-    Access, Connection, Device, DeviceLimits, Domain, Memory, Options, Region, Transport, Why, Window,
+    Access, Connection, Device, DeviceLimits, Domain, Memory, Options, Region, Transport, UnpairedEnd, Why,
+    Window,
 };
 
 pub(super) struct VerbsDomain {
@@ -102,6 +103,10 @@ impl Domain for VerbsDomain {
         let mut connection = VerbsConnection::new(&self.inner, id, options, to)?;
         connection.connect(options).map_err(|error| error.with("address", to))?;
         Ok(Box::new(connection))
+    }
+
+    fn end(&self, _: &Options) -> Result<Box<dyn UnpairedEnd>> {
+        Err(Why::Unsupported.error("cannot pair in band").with("device", &self.inner.device.name))
     }
 }
 

@@ -16,13 +16,17 @@ pub(super) const SEND_SIGNALED: u32 = 1 << 1;
 pub(super) const SEND_INLINE: u32 = 1 << 3;
 
 pub(super) const WR_RDMA_WRITE: u32 = 0;
+pub(super) const WR_RDMA_WRITE_WITH_IMM: u32 = 1;
 pub(super) const WR_SEND: u32 = 2;
 pub(super) const WR_RDMA_READ: u32 = 4;
 pub(super) const WR_LOCAL_INV: u32 = 7;
 pub(super) const WR_BIND_MW: u32 = 8;
 pub(super) const WR_SEND_WITH_INV: u32 = 9;
 
+pub(super) const WC_WITH_IMM: u32 = 1 << 1;
 pub(super) const WC_WITH_INV: u32 = 1 << 3;
+/// A receive that an RDMA WRITE with a number took.
+pub(super) const WC_RECV_RDMA_WITH_IMM: u32 = 1 << 7 | 1;
 
 pub(super) const QP_STATE: c_int = 1;
 pub(super) const QP_STATE_ERROR: u32 = 6;
@@ -119,6 +123,7 @@ pub(super) struct SendWr {
     pub(super) num_sge: c_int,
     pub(super) opcode: u32,
     pub(super) send_flags: u32,
+    /// Or the number, in network order.
     pub(super) invalidate_rkey: u32,
     pub(super) remote_addr: u64,
     pub(super) rkey: u32,
@@ -145,9 +150,10 @@ pub(super) struct RecvWr {
 pub(super) struct Wc {
     pub(super) wr_id: u64,
     pub(super) status: u32,
-    opcode: u32,
+    pub(super) opcode: u32,
     detail: u32,
     pub(super) byte_len: u32,
+    /// Or the number, in network order.
     pub(super) invalidated_rkey: u32,
     qp_num: u32,
     src_qp: u32,
