@@ -39,6 +39,7 @@ mod output;
 mod pages;
 mod replay;
 mod report;
+mod report_objects;
 mod run;
 mod s3;
 mod serve;

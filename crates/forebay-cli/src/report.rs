@@ -13,13 +13,14 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_gpu::DeviceName;
 use forebay_report::model::{Row, State, Table};
 use forebay_report::{
-    Ended, Extent, Finished, MIN_FILE_BYTES, Order, Outcome, PRESETS, Pairing, Planned, Preset, Progress,
-    Watch, figure,
+    Ended, Extent, Finished, MIN_FILE_BYTES, ObjectWork, Order, Outcome, PRESETS, Pairing, Planned, Preset,
+    Progress, Watch, figure,
 };
 
 use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::load::{parse, size};
+use crate::report_objects;
 use crate::silence;
 use crate::ssh::Host;
 
@@ -46,7 +47,7 @@ pub(crate) struct Report {
     /// A line below the heading: for whom the report is, where the machine stands
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
-    /// Few rows and short runs: all presets in about four minutes (else 24, with one GPU and one directory)
+    /// Few rows and short runs: all presets in about four minutes (else 29, with one GPU and one directory)
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// All rows: more sizes and numbers of threads
@@ -94,6 +95,9 @@ pub(crate) struct Report {
     /// Memory of that load in bytes
     #[arg(long, hide = true, default_value_t = 0)]
     load_memory: u64,
+    /// Moves whole objects in a directory, and prints figures: what `objects` starts for each run
+    #[arg(long, hide = true, value_name = "WAY,IO,SIZE,THREADS,ALL,SECONDS", value_parser = object_work)]
+    objects: Option<ObjectWork>,
 }
 
 /// Rows are left: the time limit passed.
@@ -110,6 +114,10 @@ fn after_help() -> String {
             2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated.\n\
             With --compare: 0 no difference beyond the noise; 1 a figure is worse, or a row fails now; 4 a figure is \
             better, and none is worse; 5 the two have no row in common; 6 a report cannot be read, or the comparison not be written."
+}
+
+fn object_work(text: &str) -> Result<ObjectWork, String> {
+    text.parse().map_err(|error: Error| format!("{error}\nhint: {}", error.hints().join("; ")))
 }
 
 fn pairing(text: &str) -> Result<Pairing, String> {
@@ -153,6 +161,10 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     }
     if let Some(threads) = args.load_threads {
         forebay_report::load_machine(threads, args.load_memory);
+        return Ok(0);
+    }
+    if let (Some(work), [directory], [device]) = (&args.objects, &args.words[..], &args.devices[..]) {
+        console.line(report_objects::run(work, directory, device)?);
         return Ok(0);
     }
     let order = args.order().map_err(Failure::usage)?;

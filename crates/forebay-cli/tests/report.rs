@@ -109,6 +109,37 @@ fn check_csv(csv: &str, report: &Value) {
     assert_eq!(csv.lines().filter(|line| line.contains(",run,")).count() - 1, runs, "{csv}");
 }
 
+/// Each way moves the same objects, and nothing of them stays.
+#[test]
+fn objects_beside_files() {
+    let bed = bed();
+    run_fake(bed.path(), "report objects --quick --seconds 0.05 --size 32M data -o out").ok();
+    let report = state(bed.path());
+    assert_eq!(rows(&report).len(), 3 * 3 * 3);
+    let engine = |row: &Value| row["runs"][0]["engines"][0]["engine"].as_str().unwrap().to_owned();
+    for row in rows(&report) {
+        let reason = row["state"].to_string();
+        // On tmpfs nothing is cold.
+        if !reason.contains("nothing of it is cold") {
+            assert_eq!(row["state"], "done", "{row:#}");
+            assert!(row["runs"][0]["bytes"].as_u64().unwrap() >= 1 << 20, "{row:#}");
+            assert!(
+                row["runs"][0]["user_s"].as_f64().unwrap() + row["runs"][0]["system_s"].as_f64().unwrap()
+                    > 0.0
+            );
+        }
+    }
+    // An object that comes by its file is moved as the file is, and by HTTP otherwise.
+    let warm = |way: &str| {
+        let id = format!("read, warm · 1M × 1 · {way}");
+        engine(rows(&report).into_iter().find(|row| row["id"] == id.as_str()).unwrap())
+    };
+    assert_eq!(warm("S3, by its file (local)"), warm("POSIX"));
+    assert_eq!(fs::read_dir(bed.path().join("data")).unwrap().count(), 0);
+    check_html(&read(bed.path(), "report.html"), &report);
+    check_csv(&read(bed.path(), "report.csv"), &report);
+}
+
 #[test]
 fn a_quick_report_over_the_software_gpu() {
     let bed = bed();

@@ -12,6 +12,7 @@ mod folder;
 mod machine;
 mod made;
 pub mod model;
+mod objects;
 mod order;
 mod pairing;
 mod peers;
@@ -28,6 +29,7 @@ mod work;
 
 pub use compare::{Change, Comparison, Outcome, compare};
 pub use comparison_files::write_comparison;
+pub use objects::{ObjectFigures, ObjectIo, ObjectWay, ObjectWork};
 pub use order::{Extent, Order, PRESETS, Pairing, Preset, presets};
 pub use quantity::{Quantity, Summary, Verdict, figure, ratio};
 pub use run::{Ended, Finished, Planned, Progress, Watch, run};

@@ -29,10 +29,12 @@ pub enum Preset {
     FirstTouch,
     /// Epochs over a cached data set of MONAI's.
     Monai,
+    /// Objects of a gateway, and files.
+    Objects,
 }
 
 /// All presets in the order of `all`.
-pub const PRESETS: [(Preset, &str, &str); 9] = [
+pub const PRESETS: [(Preset, &str, &str); 10] = [
     (
         Preset::GdsModes,
         "gds-modes",
@@ -54,6 +56,11 @@ pub const PRESETS: [(Preset, &str, &str); 9] = [
         "loads and reads in fresh processes, beside peers that are installed",
     ),
     (Preset::Monai, "monai", "an epoch over a cached data set of MONAI's, where MONAI is installed"),
+    (
+        Preset::Objects,
+        "objects",
+        "objects of a gateway on this machine, by their files and by HTTP, beside files",
+    ),
 ];
 
 impl Preset {

@@ -142,6 +142,11 @@ impl Work {
         let size = scale.size as f64;
         let (bench, pass) = match &self.run {
             Program::Peer(peer) => return IMPORT_SECONDS + size / 2.0 / DRIVE_RATE + peer.load as f64 * 0.2,
+            // What is cold was written before.
+            Program::Objects(row) => {
+                let writes = 2.0 * row.work.total as f64 / DRIVE_RATE;
+                return row.work.seconds + writes + START_SECONDS;
+            }
             Program::Bench(bench) => (bench, bench.pass as f64),
         };
         let threads = (bench.threads * bench.jobs.len()) as f64;
@@ -299,7 +304,7 @@ impl Planned {
     pub(crate) fn row(&mut self, labels: &[&str], repeat: usize, work: Work) -> &mut Row {
         let state = match &work.run {
             Program::Bench(bench) => bench.absent().map(|reason| State::Absent { reason }),
-            Program::Peer(_) => None,
+            Program::Peer(_) | Program::Objects(_) => None,
         };
         let command = work.typed();
         self.works.push(state.is_none().then_some(work));
@@ -338,6 +343,7 @@ impl Work {
         let own = match &self.run {
             Program::Bench(bench) => format!("forebay {}", typed(&bench.args())),
             Program::Peer(peer) => peers::command(peer),
+            Program::Objects(row) => format!("forebay {}", typed(&row.args())),
         };
         match self.cpu {
             Some(cpu) => format!("taskset -c {cpu} {own}"),

@@ -506,6 +506,7 @@ impl ReportRun<'_> {
                 bench.each.is_none() && bench.jobs.iter().any(|job| job.target.file == file)
             }
             Program::Peer(peer) => peer.file.file == file,
+            Program::Objects(_) => false,
         })
     }
 

@@ -1,5 +1,6 @@
 //! The work of a row.
 
+use crate::objects::ObjectRow;
 use crate::order::Extent;
 use crate::targets::Target;
 
@@ -97,6 +98,8 @@ pub(crate) enum Program {
     Bench(Box<Bench>),
     /// A load of a model by a library of Python.
     Peer(Peer),
+    /// Ourselves, and a gateway.
+    Objects(ObjectRow),
 }
 
 /// A load by a library of Python.

@@ -70,6 +70,7 @@ impl<'a> Runner<'a> {
                 Child::new(words)
             }
             Program::Peer(peer) => peers::child(peer, &self.python),
+            Program::Objects(row) => row.child(&self.executable),
         };
         child.cpu = work.cpu;
         child.partial = self.has_hosts.then_some(hosts::EXIT_SOME_FAILED);
@@ -95,6 +96,7 @@ impl<'a> Runner<'a> {
             Program::Bench(bench) if self.has_hosts => hosts::parse(&text, bench),
             Program::Bench(bench) => bench::parse(&text, bench),
             Program::Peer(peer) => peers::parse(&text, peer),
+            Program::Objects(row) => row.parse(&text),
         };
         let mut run = match parsed {
             Ok(run) => run,
