@@ -39,7 +39,7 @@ struct Place {
 impl Place {
     fn new(directory: &Path) -> Result<Self> {
         let place = Self { folder: directory.join(FOLDER) };
-        // Of a process that was killed.
+        // A process that was killed left it.
         let _ = fs::remove_dir_all(&place.folder);
         fs::create_dir_all(place.folder.join(BUCKET)).map_err(|error| {
             Error::from_io(&error, "cannot make directory").with("path", place.folder.display())
@@ -58,7 +58,7 @@ impl Place {
         }
     }
 
-    /// What is read has to be there.
+    /// Writes the objects that the row reads.
     fn fill(&self, work: &ObjectWork) -> Result<()> {
         if work.io == ObjectIo::Write {
             return Ok(());

@@ -68,7 +68,7 @@ fn check_html(html: &str, report: &Value) {
         }
     }
     assert!(!html.contains("url(") && !html.contains("@import"), "a style from outside");
-    assert_eq!(html.matches("http").count(), 1, "the name space alone");
+    assert_eq!(html.matches("://").count(), 1, "the name space alone");
     // Each chart has a title, a description and its figures beside it.
     for name in ["svg", "title", "desc", "figcaption"] {
         let wanted = elements["figure"] + usize::from(name == "title");
@@ -468,7 +468,7 @@ fn a_path_is_a_path() {
         let tables = state(bed.path())["tables"].as_array().unwrap().clone();
         tables.iter().map(|table| table["id"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
-    assert_eq!(of("data").len(), 9);
+    assert_eq!(of("data").len(), 10);
     assert_eq!(of("data latency"), ["latency"]);
     // A folder of a preset's name is meant where it is written as a path.
     fs::create_dir(bed.path().join("sizes")).unwrap();

@@ -1,4 +1,4 @@
-//! Objects of a gateway beside the same bytes as files: what one process of a row does, and what it says.
+//! Objects of a gateway beside the same bytes as files: the work of a row, one process, and its figures.
 
 use std::fmt;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ impl ObjectWay {
     }
 }
 
-/// What is done with each object.
+/// The work on each object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectIo {
     /// Opened and read whole, from the page cache.
@@ -66,7 +66,7 @@ impl ObjectIo {
 pub struct ObjectWork {
     /// How they are reached.
     pub way: ObjectWay,
-    /// What is done.
+    /// The work on each.
     pub io: ObjectIo,
     /// Bytes of an object.
     pub size: u64,
@@ -115,7 +115,7 @@ impl FromStr for ObjectWork {
     }
 }
 
-/// What the process says, in one line of JSON.
+/// The figures that the process prints, as one line of JSON.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ObjectFigures {
     /// Wall time.
@@ -161,7 +161,7 @@ impl ObjectRow {
         Child::new(executable.iter().cloned().chain(self.args().into_iter().map(Into::into)))
     }
 
-    /// What the process said, in its last line.
+    /// Reads the figures from the last line.
     pub(crate) fn parse(&self, text: &str) -> std::result::Result<Run, Why> {
         let line = text.lines().last().unwrap_or_default();
         let found: ObjectFigures = serde_json::from_str(line).map_err(|error| Why {
