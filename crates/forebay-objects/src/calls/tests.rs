@@ -30,7 +30,7 @@ fn bucket(name: &str) -> Bucket {
 }
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|at| ((at * at) >> 7) as u8).collect()
+    forebay_contract::pattern(1, 0, len)
 }
 
 /// Requests of one kind for one bucket go wrong.
