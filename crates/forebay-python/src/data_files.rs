@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::{File as Engine, FileVersion, StateToken};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::opener_of;
+use forebay_sys::file_systems;
 use pyo3::prelude::*;
 use rustix::process::{Resource, getrlimit};
 
@@ -238,11 +239,10 @@ impl Slot {
 
     /// Whether a version is that of the file when the data set was opened, or when it was read first.
     pub(crate) fn is_version(&self, found: &Version) -> bool {
-        // A copy that keeps the time of change has another inode, and another time of the inode's change. Some file systems
-        // give a file another number each time that they look it up, and a change of its rights alone is none.
+        // A copy that keeps the time of change has another inode. Where inode numbers change the time of the inode's change tells.
         let is_first = || {
             let first = *self.first.get_or_init(|| (found.inode, found.inode_changed));
-            first.0 == found.inode || first.1 == found.inode_changed
+            first.0 == found.inode || (first.1 == found.inode_changed && !keeps_inode_numbers(&self.path))
         };
         found.is_file && found.size == self.size && found.changed == self.changed && is_first()
     }
@@ -332,6 +332,10 @@ fn version_of(path: &Path) -> Result<Version> {
         inode: found.ino(),
         inode_changed: nanoseconds((found.ctime(), found.ctime_nsec())),
     })
+}
+
+fn keeps_inode_numbers(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|found| file_systems::keeps_inode_numbers(found.f_type))
 }
 
 fn nanoseconds((seconds, rest): (i64, i64)) -> i64 {

@@ -3,6 +3,12 @@
 /// Of the file system that the kernel keeps the bytes of block devices in.
 pub const BLOCK_DEVICE: i64 = 0x6264_6576;
 
+/// Whether a file keeps its inode number as long as it is there. These number a file when they look it up: FUSE, CIFS (before and
+/// after SMB 2), FAT, exFAT, VirtualBox's shared folders.
+pub fn keeps_inode_numbers(magic: i64) -> bool {
+    !matches!(magic, 0x6573_5546 | 0xFF53_4D42 | 0xFE53_4D42 | 0x4D44 | 0x2011_BAB0 | 0x786F_4256)
+}
+
 /// The name of the file system with this magic number, as `mount` shows it.
 pub fn name(magic: i64) -> &'static str {
     match magic {

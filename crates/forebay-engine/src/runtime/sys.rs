@@ -81,6 +81,39 @@ fn statx(fd: RawFd, flags: AtFlags, mask: StatxFlags) -> Option<Statx> {
     rustix::fs::statx(borrow(fd), c"", flags | AtFlags::EMPTY_PATH, mask).ok()
 }
 
+/// When the file was made, where its file system keeps that: seconds and nanoseconds since 1970.
+pub(crate) fn made(fd: RawFd) -> Option<(i64, i64)> {
+    let about = statx(fd, AtFlags::empty(), StatxFlags::BTIME)?;
+    let is_known = about.stx_mask & StatxFlags::BTIME.bits() != 0;
+    is_known.then(|| (about.stx_btime.tv_sec, i64::from(about.stx_btime.tv_nsec)))
+}
+
+/// The handle by which a server of the file system would name the file: inode and generation, as a rule. `None` where the file system
+/// has none, or a container's profile forbids the call.
+pub(crate) fn handle(fd: RawFd) -> Option<Vec<u8>> {
+    /// `MAX_HANDLE_SZ`.
+    const MOST: usize = 128;
+    #[repr(C)]
+    struct Handle {
+        len: u32,
+        kind: i32,
+        bytes: [u8; MOST],
+    }
+    let (mut handle, mut mount) = (Handle { len: MOST as u32, kind: 0, bytes: [0; MOST] }, 0i32);
+    // SAFETY: the structure has the layout of fcntl.h and says how long it is; all places live through the call.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            fd,
+            c"".as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    (answer == 0).then(|| handle.bytes[..MOST.min(handle.len as usize)].to_vec())
+}
+
 /// The flags that the file was opened with.
 pub(crate) fn flags(fd: RawFd) -> Result<i32> {
     let flags = rustix::fs::fcntl_getfl(borrow(fd));

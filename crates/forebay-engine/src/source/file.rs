@@ -67,7 +67,7 @@ impl Source for FileSource {
 
     fn state(&self) -> Result<Option<StateToken>> {
         self.descriptors.check()?;
-        Ok(Some(FileVersion::of(self.fd())?.token()))
+        Ok(Some(FileVersion::of(self.fd())?.token(self.fd(), self.descriptors.nature.magic)))
     }
 
     fn facts(&self) -> Facts {
