@@ -412,6 +412,24 @@ def test_the_later_copy_wins_also_where_it_is_cast(weights: Any, tensors: dict[s
     assert into.tolist() == [*tensors["matrix"][:, 0].int().tolist(), 3, 9, 10, 11]
 
 
+@pytest.mark.parametrize("collects", ["both", "first", "last"])
+def test_the_later_copy_wins_also_of_two_checkpoints(collects: str, tmp_path: Path) -> None:
+    checkpoints = []
+    for seed in (1, 2):
+        # Large enough that the later read would often end first.
+        torch.manual_seed(seed)
+        forebay.save_file({"a": torch.randn(1000, 1000)}, tmp_path / f"{seed}.safetensors")
+        checkpoints.append(forebay.torch.weights(tmp_path / f"{seed}.safetensors"))
+    for first, last in [checkpoints, checkpoints[::-1]] * 3:
+        into = torch.zeros(1000, 1000)
+        with contextlib.ExitStack() as blocks:
+            for one in {"both": [first, last], "first": [first], "last": [last]}[collects]:
+                blocks.enter_context(one.collect())
+            into.copy_(first["a"])
+            into.copy_(last["a"])
+        assert torch.equal(into, last["a"].clone())
+
+
 def test_an_exception_ends_what_is_in_flight(weights: Any, tensors: dict[str, Any]) -> None:
     into = torch.zeros_like(tensors["matrix"])
     with pytest.raises(ZeroDivisionError), weights.collect():

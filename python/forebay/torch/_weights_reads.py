@@ -27,6 +27,9 @@ _BATCH_BYTES = 256 << 20
 _BATCH_RUNS = 1 << 20
 #: Ranges that lie closer together than this are registered as one.
 _PIN_GAP = 1 << 20
+#: By thread, the checkpoints that collect copies on it.
+_collecting: dict[int, list[Reads]] = {}
+_collecting_lock = threading.Lock()
 
 
 class Stored:
@@ -156,7 +159,7 @@ class _Collection:
 
 
 class Reads:
-    """What the tensors of one checkpoint share: the account of their reads, and the block that collects copies.
+    """What the tensors of one checkpoint share: the account of their reads, and the blocks that collect copies.
 
     Args:
         may_pin: keeps in mind which ranges were read to GPUs, and the files open, for :meth:`pin`.
@@ -190,9 +193,13 @@ class Reads:
 
     def settle(self, destination: torch.Tensor) -> None:
         """Before something else is written to a destination, which has memory: collected copies to the same memory are done."""
-        with self._lock:
-            if self._collection is not None and destination.numel():
-                self._collection.settle(destination, self.stats)
+        # Of all checkpoints: the later of two copies wins, whichever they come from.
+        with _collecting_lock:
+            found = tuple(_collecting.get(threading.get_ident(), ())) if destination.numel() else ()
+        for reads in found:
+            with reads._lock:
+                if reads._collection is not None:
+                    reads._collection.settle(destination, reads.stats)
 
     def fill(self, stored: Stored, plain: torch.Tensor, destination: torch.Tensor) -> bool:
         """Reads a view of a tensor into memory of its shape and dtype: at once, or when the block that collects says so.
@@ -293,6 +300,8 @@ class Reads:
             is_mine = thread not in self._collections
             if is_mine:
                 self._collections[thread] = _Collection()
+                with _collecting_lock:
+                    _collecting.setdefault(thread, []).append(self)
         try:
             yield
         except GeneratorExit:
@@ -313,6 +322,10 @@ class Reads:
             collection = self._collections.pop(thread, None)
         if collection is None:
             return
+        with _collecting_lock:
+            _collecting[thread].remove(self)
+            if not _collecting[thread]:
+                del _collecting[thread]
         if is_good:
             collection.finish(self.stats)
         else:
