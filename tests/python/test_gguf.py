@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import struct
 from pathlib import Path
@@ -86,6 +87,9 @@ def test_tensors_are_blocks_or_numbers(path: Path, blocks: bytes) -> None:
     assert torch.equal(out.clone(), torch.arange(6).to(torch.bfloat16).view(2, 3))
     assert checkpoint["tiny"].stored_shape == (1, 1, 32) and tuple(checkpoint["tiny"].shape) == (1, 1, 34)
     assert weight[1].stored_type == "Q4_K"
+    again = pickle.loads(pickle.dumps(checkpoint))
+    assert list(again) == list(checkpoint) and again["tiny"].stored_shape == (1, 1, 32)
+    assert bytes(again["blk.0.ffn.weight"].numpy().tobytes()) == blocks
 
 
 def test_alignment_version_and_several_files(path: Path, tmp_path: Path) -> None:

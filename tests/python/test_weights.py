@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -377,6 +378,39 @@ def test_pickles_name_the_file(weights: Any, tensors: dict[str, Any]) -> None:
     assert same(weights["cube"].clone(), tensors["cube"])
 
 
+def test_a_pickled_checkpoint_names_its_files(weights: Any, tensors: dict[str, Any], tmp_path: Path) -> None:
+    packed = pickle.dumps(weights)
+    assert len(packed) < 3000 and weights.stats.bytes == 0
+    again = pickle.loads(pickle.dumps(pickle.loads(packed)))
+    assert isinstance(again, ft.Weights) and list(again) == list(weights) and again.stats is not weights.stats
+    assert again["cube"].stored_type == "BF16" and again["cube"].path == weights["cube"].path
+    with again.collect():
+        made = {name: torch.empty_like(tensor).copy_(again[name]) for name, tensor in tensors.items()}
+    assert all(same(made[name], tensor) for name, tensor in tensors.items()) and weights.stats.bytes == 0
+    assert copy.copy(weights) is copy.deepcopy(weights) is weights
+    # What torch saves is there without the file.
+    torch.save(weights, tmp_path / "saved.pt")
+    forebay.save_file(tensors, weights["cube"].path)
+    with pytest.raises(forebay.errors.BusyError, match="replaced or changed"):
+        pickle.loads(packed)
+    Path(weights["cube"].path).unlink()
+    with pytest.raises(forebay.errors.NotFoundError):
+        pickle.loads(packed)
+    loaded = torch.load(tmp_path / "saved.pt", weights_only=True)
+    assert list(loaded) == list(weights) and all(same(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_pickled_checkpoint_has_its_shards_alone(tensors: dict[str, Any], tmp_path: Path) -> None:
+    names = list(tensors)
+    for number, part in enumerate((names[:4], names[4:])):
+        forebay.save_file({name: tensors[name] for name in part}, tmp_path / f"{number}.safetensors")
+    # "bias" is in a file, but not of the model.
+    found = {name: f"{names.index(name) // 4}.safetensors" for name in names if name != "bias"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": found}))
+    again = pickle.loads(pickle.dumps(ft.weights(tmp_path)))
+    assert set(again) == set(found) and all(same(again[name].clone(), tensors[name]) for name in found)
+
+
 def test_collected_copies_are_there_at_the_end(weights: Any, tensors: dict[str, Any]) -> None:
     made = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     with weights.collect():
@@ -478,8 +512,19 @@ def test_as_strided_stays_inside_of_its_tensor(view: tuple[Any, ...], tmp_path: 
         weights["a"].as_strided(*view).clone()
     with pytest.raises((forebay.errors.InvalidInputError, RuntimeError)):
         weights["a"][1:].as_strided(*view).clone()
+    for again in (pickle.loads(pickle.dumps(weights["a"])), pickle.loads(pickle.dumps(weights["a"][5:]))):
+        with pytest.raises((forebay.errors.InvalidInputError, RuntimeError)):
+            again.as_strided(*view).clone()
+        assert torch.equal(again.as_strided((64, 48), (48, 1), 0).clone(), one)
     wanted = one.as_strided((32, 48), (96, 1), 48)
     assert torch.equal(weights["a"].as_strided((32, 48), (96, 1), 48).clone(), wanted)
+
+
+def test_an_empty_tensor_has_no_strided_views(weights: Any) -> None:
+    for empty in (weights["empty"], pickle.loads(pickle.dumps(weights["empty"]))):
+        with pytest.raises(forebay.errors.InvalidInputError, match="leaves the tensor"):
+            empty.as_strided((2,), (1,))
+        assert empty.as_strided((0, 2), (2, 1)).shape == (0, 2)
 
 
 def test_threads_collect_copies_of_their_own(tmp_path: Path) -> None:

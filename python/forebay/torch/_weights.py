@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .._forebay import open as open_file
 from .._gguf import GgufSource
 from .._locations import ending_of
-from .._paths import path_text
+from .._paths import Held, path_text
 from ..errors import InvalidInputError, ShortReadError
 from ..loading import Entry, Source
 from ..safetensors import open_all, refuse_twice
 from ._weights_reads import Reads, Stored
 from ._weights_stats import Stats
-from ._weights_tensor import Weight
+from ._weights_tensor import Weight, is_saved
 
 if TYPE_CHECKING:
     from ..shards import Paths
 
-    #: An open file of a checkpoint.
-    AnySource = Source | GgufSource
-
 __all__ = ["Weights", "weights"]
 
 
+class _Sent(NamedTuple):
+    """An open file of a checkpoint, for another process: its tensors, and what each is as the file has it."""
+
+    held: Held
+    entries: list[Entry]
+    kinds: dict[str, tuple[str, tuple[int, ...]]]
+
+
+#: An open file of a checkpoint.
+AnySource = Source | GgufSource | _Sent
+
+
 class Weights(Mapping[str, Weight]):
-    """The tensors of a checkpoint by name, in the order of its files. Made by :func:`weights`."""
+    """The tensors of a checkpoint by name, in the order of its files. Made by :func:`weights`.
+
+    Its pickles name the files, and take no bytes of tensors along. Taking one out opens the files, and raises ``BusyError`` where another
+    file has a name by now. ``torch.save`` reads the tensors and saves a dict of them.
+    """
 
     def __init__(self, sources: Sequence[AnySource], reads: Reads | None = None) -> None:
         self._sources = sources
@@ -54,6 +69,18 @@ class Weights(Mapping[str, Weight]):
 
     def __repr__(self) -> str:
         return f"<Weights: {len(self)} tensors in {len(self._sources)} files>"
+
+    def __copy__(self) -> Weights:
+        # Nobody can write it.
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Weights:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if is_saved(sys._getframe(1)):
+            return OrderedDict, (), None, None, iter(self.items())
+        return Weights, ([_sent(source) for source in self._sources], self._reads)
 
     @property
     def stats(self) -> Stats:
@@ -141,6 +168,17 @@ def _short(error: InvalidInputError) -> ShortReadError | None:
     )  # fmt: skip
 
 
+def _sent(source: AnySource) -> _Sent:
+    if isinstance(source, _Sent):
+        return source
+    names = {entry[0] for entry in source.entries}
+    if isinstance(source, Source):
+        kinds = {name: (dtype, shape) for name, dtype, shape, _, _ in source.entries}
+    else:
+        kinds = {name: kind for name, kind in source.kinds.items() if name in names}
+    return _Sent(source.held, source.entries, kinds)
+
+
 def weight_of(source: AnySource, entry: Entry, reads: Reads) -> Weight:
     """A tensor of an open file.
 
@@ -159,5 +197,5 @@ def weight_of(source: AnySource, entry: Entry, reads: Reads) -> Weight:
         raise InvalidInputError(
             "the framework's tensor has another size than the file's", tensor=name, bytes=plain.nbytes, wanted=nbytes
         )
-    kind = source.kinds[name] if isinstance(source, GgufSource) else (dtype, shape)
+    kind = (dtype, shape) if isinstance(source, Source) else source.kinds[name]
     return Weight._make(Stored(source.held, name, begin, kind), plain, reads)

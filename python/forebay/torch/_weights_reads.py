@@ -176,7 +176,7 @@ class Reads:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Of another process: an account of its own.
-        return Reads, ()
+        return Reads, (self._may_pin,)
 
     def count(self, kind: str, operation: str | None = None, is_cast: bool = False) -> None:
         """Counts a tensor that was read: as ``copied``, ``moved`` or ``whole``, for an operation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,7 @@ from . import _weights_calls as calls
 from ._weights_pieces import compact, new_like, takes_bytes
 from ._weights_reads import Reads, Stored
 
-__all__ = ["Weight"]
+__all__ = ["Weight", "is_saved"]
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
@@ -100,13 +101,13 @@ class Weight(torch.Tensor):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # torch.save keeps values, also where the file is not.
-        if sys._getframe(1).f_globals.get("__name__") == "torch.serialization":
+        if is_saved(sys._getframe(1)):
             made: Any = self._read("save", _CPU)
             return made.__reduce_ex__(protocol)
         plain, stored = self._plain, self._stored
         with _plainly():
-            form = (plain.dtype, tuple(plain.shape), plain.stride(), plain.storage_offset())
+            room = plain.untyped_storage().nbytes()
+            form = (plain.dtype, tuple(plain.shape), plain.stride(), plain.storage_offset(), room)
         return _again, (stored.held, stored.name, stored.begin, stored.kind, form, self._reads)
 
     @classmethod
@@ -148,12 +149,18 @@ class Weight(torch.Tensor):
         return made
 
 
+def is_saved(caller: FrameType) -> bool:
+    """Whether a pickle is made by ``torch.save``: it keeps values, also where the file is not."""
+    return caller.f_globals.get("__name__") == "torch.serialization"
+
+
 def _again(
     held: Held, name: str, begin: int, kind: tuple[str, tuple[int, ...]], form: tuple[Any, ...], reads: Reads
 ) -> Weight:
     """A tensor from its pickle."""
-    dtype, shape, strides, offset = form
-    plain = torch.empty(0, dtype=dtype, device="meta").as_strided(shape, strides, offset)
+    dtype, shape, strides, offset, room = form
+    whole = torch.UntypedStorage(room, device="meta")
+    plain = torch.empty(0, dtype=dtype, device="meta").set_(whole, offset, shape, strides)
     return Weight._make(Stored(held, name, begin, kind), plain, reads)
 
 
@@ -238,7 +245,7 @@ def _refuse_outside(plain: torch.Tensor, part: torch.Tensor, asked: list[Any]) -
     # On the device meta torch replaces a negative stride by another one: the arguments are checked, too.
     numbers = [number for one in asked for number in (one if isinstance(one, (tuple, list)) else [one])]
     is_back = any(number is not None and number < 0 for number in numbers)
-    if room and part.numel() and (is_back or end * part.element_size() > room):
+    if part.numel() and (is_back or end * part.element_size() > room):
         raise InvalidInputError(
             "as_strided leaves the tensor",
             hints=["take a view of the whole tensor: weights[name]"],
