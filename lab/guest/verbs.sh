@@ -22,6 +22,24 @@ compared() {
     told "^other domain: .* refused .* unchanged"
 }
 
+# paired_in_band: what `compared` said of ends that are paired in band.
+paired_in_band() {
+    told "^paired: $address, port 1, MTU 4096"
+    told "^paired, write: 5 RDMA WRITEs .* compared"
+    told "^paired, read: 4 RDMA READs .* compared"
+    told "^paired, immediate: 4 WRITEs .* compared"
+    told "^paired, window: bound 11 times .* compared"
+    told "^paired, window invalidated: .* refused .* unchanged"
+    told "^paired, rights: .* refused .* unchanged"
+    told "^paired, MTU 256: 5 RDMA WRITEs .* compared"
+    told "^paired, dropped: .* fails \\[Unreachable\\], 8192 bytes unchanged"
+    told "^paired, flushed: 8 receives"
+    told "^paired, sequence number too low: .* \\[Unreachable\\], 8192 bytes unchanged"
+    told "^paired, sequence number too high: a WRITE .*, 8192 bytes unchanged"
+    told "^paired, wrong queue pair: .* \\[Unreachable\\], 8192 bytes unchanged"
+    told "^paired, wrong GID: "
+}
+
 # refused REASON COMMAND …: it fails for this reason.
 refused() {
     local why=$1
@@ -59,6 +77,7 @@ verbs_removed() {
     rdma link delete lab0
     wait $pid || fail "verbs_loop hold: $(cat held.txt)"
     grep -q "^down: Some(DeviceRemoved) and Some(DeviceRemoved)" held.txt || fail "$(cat held.txt)"
-    echo "  $(tail -n 1 held.txt)"
+    grep -q "^paired, down: Some(DeviceRemoved) and Some(DeviceRemoved)" held.txt || fail "$(cat held.txt)"
+    sed 's/^/  /' held.txt
     refused NoDevice verbs_loop $address
 }

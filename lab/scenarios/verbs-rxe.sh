@@ -1,5 +1,6 @@
 # proves: verbs over soft RoCE (rxe) move bytes on Debian's own kernel: reads, writes, sends, atomics, rdma_cm; forebay's
-#   own connections, windows and regions over it: compared, refused when they end, and named when missing.
+#   own connections, by rdma_cm and paired in band, windows and regions over it: compared, refused when they end, and
+#   named when missing.
 # kernel: debian
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
 # needs: verbs-loop
@@ -22,6 +23,7 @@ told "^dma-buf: cannot register a dma-buf: Operation not supported"
 told "^window: bound 11 times .* compared"
 told "^window invalidated: .* refused .* unchanged"
 told "^invalidated by message: .* refused .* unchanged"
+paired_in_band
 say "without privilege"
 chmod 666 /dev/infiniband/rdma_cm /dev/infiniband/uverbs*
 compared nobody

@@ -17,6 +17,7 @@ say "forebay's own connections"
 compared env
 told "^dma-buf: cannot register a dma-buf: Operation not supported"
 told "^window: the device has no windows"
+told "^paired: cannot pair in band: .* (iWARP)"
 # siw tells a connection nothing of its device's removal (6.12): that is looked at over rxe.
 rdma link delete lab0
 refused NoDevice verbs_loop $address

@@ -117,7 +117,7 @@ impl End {
             peer: OnceLock::new(),
             queue: own.map(Queue::new),
             gone: AtomicBool::new(false),
-            // Nothing but messages of programs tells a peer of the end of what was paired in band.
+            // Paired in band, a peer hears of an end by messages of programs alone.
             mute: AtomicBool::new(own.is_some()),
             state: Mutex::new(state),
             late: Mutex::default(),

@@ -1,4 +1,4 @@
-//! A queue pair that is paired in band: what it is, and what its side was told of the peer's.
+//! A queue pair that is paired in band, with the peer's as its program gave it.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Queue pairs that are paired in band: what passes, and what is dropped as a device drops it.
+//! Queue pairs that are paired in band: bytes pass, and the double drops packets where a device does.
 
 #![allow(clippy::unwrap_used, reason = "a failure fails the test")]
 

@@ -2,7 +2,8 @@
 //!
 //! [`Fabric`] and what it gives is what protocols over RDMA are written against; [`verbs()`] has the real one: libibverbs
 //! and librdmacm, loaded when first needed. `fake-verbs` is the same in one process, without a device, and refuses what
-//! hardware would. Why something is not to be had: [`Why`].
+//! hardware would. Connections are made by rdma_cm ([`Domain::connect`]) or paired by messages of the program's own
+//! ([`Domain::end`]). Why something is not to be had: [`Why`].
 //!
 //! How a protocol uses it, who owns what, and which thread may do what: the crate's README.
 

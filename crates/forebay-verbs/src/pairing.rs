@@ -94,7 +94,9 @@ pub trait UnpairedEnd: Send + Debug {
     fn own(&self) -> QueueEnd;
 
     /// Pairs it. The peer is not asked: where it is not paired with this end, operations fail as
-    /// [`crate::Failure::Unreachable`]. So post none before its program has said that it is.
+    /// [`crate::Failure::Unreachable`]. So post none before its program has said that it is. With a first sequence number that is
+    /// not the peer's, they fail too, or (rxe, as InfiniBand wants it) complete without an effect: a device acknowledges packets
+    /// that it takes for repeated ones.
     ///
     /// A connection like any other, but that its peer does not hear of its end: operations that the peer posts afterwards fail
     /// as unreachable, which takes a device seconds. [`Connection::private_data`] is empty, and [`Connection::peer`] is the address of

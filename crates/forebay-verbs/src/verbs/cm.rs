@@ -166,6 +166,12 @@ impl Id {
         unsafe { (*self.raw()).qp }
     }
 
+    /// The device's port, once an address is bound or resolved.
+    pub(super) const fn port(&self) -> u8 {
+        // SAFETY: as above.
+        unsafe { (*self.raw.as_ptr()).port }
+    }
+
     pub(super) fn local_address(&self) -> Option<SocketAddr> {
         // SAFETY: as above; the library has filled the address in.
         unsafe { from_storage(&(*self.raw()).source) }

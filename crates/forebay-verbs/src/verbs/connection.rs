@@ -1,4 +1,4 @@
-//! A connection: a queue pair made by rdma_cm, with memory of its own for messages.
+//! A connection: a queue pair with memory of its own for messages.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_sys::HostRange;
 
-use super::cm::Id;
-use super::errors::{check, check_errno};
+use super::errors::check_errno;
 use super::memory::{Inner, Mr, Mw};
+use super::pair::{Path, QueuePair};
 use super::queue::{Posted, Queue, SendQueue};
 use super::sys;
 use crate::{
@@ -62,7 +62,7 @@ impl Slots {
 
 /// Fields are dropped in this order: first the queue pair, then what it uses.
 pub(super) struct VerbsConnection {
-    id: Id,
+    pair: QueuePair,
     queue: Queue,
     receives: Slots,
     /// The receives whose messages the user has.
@@ -80,11 +80,14 @@ pub(super) struct VerbsConnection {
 }
 
 impl VerbsConnection {
-    /// A queue pair on a resolved identifier, with all receives posted.
-    pub(super) fn new(domain: &Arc<Inner>, id: Id, options: &Options, peer: SocketAddr) -> Result<Self> {
+    /// The queue pair that `make` makes, with all receives posted.
+    pub(super) fn new(
+        domain: &Arc<Inner>,
+        options: &Options,
+        peer: SocketAddr,
+        make: impl FnOnce(&mut sys::QpInitAttr) -> Result<QueuePair>,
+    ) -> Result<Self> {
         let queue = Queue::new(domain, options.receives + options.sends)?;
-        // Where a later step fails, the queue pair goes before its queue does.
-        let id = id;
         let mut attributes = sys::QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: queue.raw(),
@@ -100,7 +103,8 @@ impl VerbsConnection {
             qp_type: sys::QP_RC,
             sq_sig_all: 0,
         };
-        create_queue_pair(domain, &id, &mut attributes)?;
+        // Where a later step fails, it goes before its queue does.
+        let pair = make(&mut attributes)?;
         let inline = attributes.cap.max_inline_data.min(options.send_size);
         let slots = if options.send_size > inline { options.sends } else { 0 };
         let sends = (slots > 0).then(|| Slots::new(domain, slots, options.send_size)).transpose()?;
@@ -110,7 +114,7 @@ impl VerbsConnection {
             sends,
             domain: Arc::clone(domain),
             posted: SendQueue::new(options.sends, slots),
-            both: both(queue.fd(), id.channel.fd())?,
+            both: both(queue.fd(), pair.id().channel.fd())?,
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             peer,
             private_data: Vec::new(),
@@ -118,7 +122,7 @@ impl VerbsConnection {
             inline,
             down: None,
             queue,
-            id,
+            pair,
         };
         for slot in 0..options.receives {
             connection.receive_into(slot)?;
@@ -127,7 +131,7 @@ impl VerbsConnection {
     }
 
     pub(super) fn connect(&mut self, options: &Options) -> Result<()> {
-        self.private_data = self.id.connect(options, self.domain.limits)?.private_data;
+        self.private_data = self.pair.id().connect(options, self.domain.limits)?.private_data;
         Ok(())
     }
 
@@ -138,7 +142,18 @@ impl VerbsConnection {
         private_data: Vec<u8>,
     ) -> Result<()> {
         self.private_data = private_data;
-        self.id.accept(options, limits)
+        self.pair.id().accept(options, limits)
+    }
+
+    /// Pairs it in band.
+    pub(super) fn join(&mut self, path: &Path, peer: SocketAddr) -> Result<()> {
+        self.peer = peer;
+        self.pair.join(&self.domain, path)
+    }
+
+    /// The queue pair's number.
+    pub(super) fn queue_number(&self) -> u32 {
+        self.pair.number()
     }
 
     fn receive_into(&mut self, slot: u32) -> Result<()> {
@@ -151,9 +166,8 @@ impl VerbsConnection {
         };
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair lives; the request is copied; its memory is registered as long as the queue pair lives.
-        let code = unsafe {
-            ((*self.domain.context()).post_recv)(self.id.queue_pair(), &raw mut request, &raw mut bad)
-        };
+        let code =
+            unsafe { ((*self.domain.context()).post_recv)(self.pair.raw(), &raw mut request, &raw mut bad) };
         check_errno(code, "cannot post a receive")
     }
 
@@ -178,9 +192,8 @@ impl VerbsConnection {
         fill(&mut request);
         let mut bad = ptr::null_mut();
         // SAFETY: the queue pair lives; the request is copied, and inline bytes with it; other memory is named by keys.
-        let code = unsafe {
-            ((*self.domain.context()).post_send)(self.id.queue_pair(), &raw mut request, &raw mut bad)
-        };
+        let code =
+            unsafe { ((*self.domain.context()).post_send)(self.pair.raw(), &raw mut request, &raw mut bad) };
         check_errno(code, "cannot post an operation").inspect_err(|_| self.posted.give_slot(slot))?;
         self.posted.push(Posted { id, kind, quiet: post.quiet, slot }, told);
         Ok(())
@@ -245,13 +258,13 @@ impl VerbsConnection {
 
     fn go_down(&mut self, down: Down) {
         if self.down.is_none() {
-            self.id.disconnect();
+            self.pair.disconnect(&self.domain);
             self.down = Some(down);
         }
     }
 
     fn note_events(&mut self) -> Result<()> {
-        while let Some(event) = self.id.channel.take()? {
+        while let Some(event) = self.pair.id().channel.take()? {
             match event.kind {
                 sys::EVENT_DISCONNECTED | sys::EVENT_ADDR_CHANGE => self.go_down(Down::Disconnected),
                 sys::EVENT_DEVICE_REMOVAL => {
@@ -300,24 +313,6 @@ fn failure(status: u32) -> Failure {
         12 | 20 => Failure::Unreachable,
         13 => Failure::ReceiverNotReady,
         other => Failure::Other(other),
-    }
-}
-
-fn create_queue_pair(domain: &Inner, id: &Id, attributes: &mut sys::QpInitAttr) -> Result<()> {
-    let create = |attributes: &mut sys::QpInitAttr| {
-        // SAFETY: the identifier and the domain live; the attributes are a local variable.
-        let code =
-            unsafe { domain.libraries.cm.rdma_create_qp(id.raw(), domain.pd.as_ptr(), &raw mut *attributes) };
-        check(code, "cannot make a queue pair").map_err(|error| error.with("device", &domain.device.name))
-    };
-    let inline = attributes.cap.max_inline_data;
-    match create(attributes) {
-        // Devices refuse more inline bytes than they have: then all messages are copied.
-        Err(error) if inline > 0 && error.errno() != libc::ENOMEM => {
-            attributes.cap.max_inline_data = 0;
-            create(attributes).map_err(|_| error)
-        }
-        result => result,
     }
 }
 
@@ -512,7 +507,7 @@ impl Connection for VerbsConnection {
 impl Drop for VerbsConnection {
     fn drop(&mut self) {
         if self.domain.libraries.is_own_process() {
-            self.id.disconnect();
+            self.pair.disconnect(&self.domain);
         }
     }
 }

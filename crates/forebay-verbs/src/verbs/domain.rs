@@ -12,7 +12,9 @@ use super::connection::VerbsConnection;
 use super::errors::{check_errno, made};
 use super::load::Libraries;
 use super::memory::{Inner, Mw};
+use super::pair::QueuePair;
 use super::sys;
+use super::unpaired::VerbsUnpaired;
 use crate::{
     Access, Connection, Device, DeviceLimits, Domain, Memory, Options, Region, Transport, UnpairedEnd, Why,
     Window,
@@ -100,13 +102,15 @@ impl Domain for VerbsDomain {
                 .with("device", &self.inner.device.name)
                 .with("address", to));
         }
-        let mut connection = VerbsConnection::new(&self.inner, id, options, to)?;
+        let mut connection = VerbsConnection::new(&self.inner, options, to, |attributes| {
+            QueuePair::managed(&self.inner, id, attributes)
+        })?;
         connection.connect(options).map_err(|error| error.with("address", to))?;
         Ok(Box::new(connection))
     }
 
-    fn end(&self, _: &Options) -> Result<Box<dyn UnpairedEnd>> {
-        Err(Why::Unsupported.error("cannot pair in band").with("device", &self.inner.device.name))
+    fn end(&self, options: &Options) -> Result<Box<dyn UnpairedEnd>> {
+        Ok(Box::new(VerbsUnpaired::new(&self.inner, options)?))
     }
 }
 

@@ -12,6 +12,7 @@ use super::connection::VerbsConnection;
 use super::domain::VerbsDomain;
 use super::errors::check;
 use super::load::Libraries;
+use super::pair::QueuePair;
 use super::sys;
 use crate::{Connection, Domain, Incoming, Listener, Options, Stop, Why};
 
@@ -116,7 +117,9 @@ impl Incoming for VerbsIncoming {
         options.check_private_data(196)?;
         let Self { id, domain, private_data, limits } = *self;
         let peer = id.peer_address().ok_or_else(|| Why::NoRoute.error("a connection without an address"))?;
-        let mut connection = VerbsConnection::new(&domain.inner, id, options, peer)?;
+        let mut connection = VerbsConnection::new(&domain.inner, options, peer, |attributes| {
+            QueuePair::managed(&domain.inner, id, attributes)
+        })?;
         connection.accept(options, limits, private_data)?;
         Ok(Box::new(connection))
     }

@@ -7,8 +7,11 @@ mod errors;
 mod listen;
 mod load;
 mod memory;
+mod pair;
+mod port;
 mod queue;
 mod sys;
+mod unpaired;
 
 use std::fmt;
 use std::net::SocketAddr;

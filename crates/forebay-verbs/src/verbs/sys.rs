@@ -28,8 +28,29 @@ pub(super) const WC_WITH_INV: u32 = 1 << 3;
 /// A receive that an RDMA WRITE with a number took.
 pub(super) const WC_RECV_RDMA_WITH_IMM: u32 = 1 << 7 | 1;
 
+/// Which fields of [`QpAttr`] are set.
 pub(super) const QP_STATE: c_int = 1;
+pub(super) const QP_ACCESS_FLAGS: c_int = 1 << 3;
+pub(super) const QP_PKEY_INDEX: c_int = 1 << 4;
+pub(super) const QP_PORT: c_int = 1 << 5;
+pub(super) const QP_AV: c_int = 1 << 7;
+pub(super) const QP_PATH_MTU: c_int = 1 << 8;
+pub(super) const QP_TIMEOUT: c_int = 1 << 9;
+pub(super) const QP_RETRY_CNT: c_int = 1 << 10;
+pub(super) const QP_RNR_RETRY: c_int = 1 << 11;
+pub(super) const QP_RQ_PSN: c_int = 1 << 12;
+pub(super) const QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+pub(super) const QP_MIN_RNR_TIMER: c_int = 1 << 15;
+pub(super) const QP_SQ_PSN: c_int = 1 << 16;
+pub(super) const QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+pub(super) const QP_DEST_QPN: c_int = 1 << 20;
+
+pub(super) const QP_STATE_INIT: u32 = 1;
+pub(super) const QP_STATE_READY_TO_RECEIVE: u32 = 2;
+pub(super) const QP_STATE_READY_TO_SEND: u32 = 3;
 pub(super) const QP_STATE_ERROR: u32 = 6;
+
+pub(super) const LINK_LAYER_ETHERNET: u8 = 2;
 
 pub(super) const EVENT_ADDR_RESOLVED: u32 = 0;
 pub(super) const EVENT_ADDR_ERROR: u32 = 1;
@@ -99,7 +120,9 @@ pub(super) struct IbvCq {
 
 #[repr(C)]
 pub(super) struct IbvQp {
-    opaque: [u8; 0],
+    pointers: [*mut c_void; 6],
+    handle: u32,
+    pub(super) number: u32,
 }
 
 #[repr(C)]
@@ -181,11 +204,67 @@ pub(super) struct QpInitAttr {
     pub(super) sq_sig_all: c_int,
 }
 
-/// `ibv_qp_attr`, of which only the state is set; larger than it is in any version.
+/// `ibv_global_route`.
+#[repr(C)]
+pub(super) struct GlobalRoute {
+    // As the union in C, it is aligned like a number of 64 bits.
+    pub(super) gid: [u64; 2],
+    flow_label: u32,
+    pub(super) index: u8,
+    pub(super) hop_limit: u8,
+    traffic_class: u8,
+}
+
+/// `ibv_ah_attr`.
+#[repr(C)]
+pub(super) struct Address {
+    pub(super) route: GlobalRoute,
+    pub(super) lid: u16,
+    service_level: u8,
+    path_bits: u8,
+    rate: u8,
+    pub(super) is_global: u8,
+    pub(super) port: u8,
+}
+
+/// `ibv_qp_attr`; larger than it is in any version.
 #[repr(C)]
 pub(super) struct QpAttr {
     pub(super) qp_state: u32,
-    rest: [u64; 32],
+    current_state: u32,
+    pub(super) path_mtu: u32,
+    migration: u32,
+    key: u32,
+    pub(super) receive_first: u32,
+    pub(super) send_first: u32,
+    pub(super) peer_number: u32,
+    pub(super) access: u32,
+    cap: QpCap,
+    pub(super) address: Address,
+    other_address: Address,
+    pkey_index: [u16; 2],
+    drained: [u8; 2],
+    pub(super) reads_out: u8,
+    pub(super) reads_in: u8,
+    pub(super) receiver_timer: u8,
+    pub(super) port: u8,
+    pub(super) timeout: u8,
+    pub(super) retries: u8,
+    pub(super) receiver_retries: u8,
+    rest: [u64; 16],
+}
+
+/// `ibv_port_attr`; larger than it is in any version.
+#[repr(C)]
+pub(super) struct PortAttr {
+    state: [u32; 2],
+    pub(super) active_mtu: u32,
+    gap_1: [u32; 5],
+    pkeys: u16,
+    pub(super) lid: u16,
+    gap_2: [u8; 10],
+    pub(super) link_layer: u8,
+    rest: [u64; 8],
 }
 
 #[repr(C)]
@@ -218,6 +297,12 @@ pub(super) struct CmId {
     pub(super) qp: *mut IbvQp,
     pub(super) source: libc::sockaddr_storage,
     pub(super) destination: libc::sockaddr_storage,
+    ib_address: [u64; 5],
+    paths: *mut c_void,
+    // A number of 32 bits, and a gap.
+    path_count: u64,
+    space: c_int,
+    pub(super) port: u8,
 }
 
 #[repr(C)]
@@ -288,6 +373,9 @@ functions! {
         fn ibv_destroy_cq(cq: *mut IbvCq) -> c_int;
         fn ibv_get_cq_event(channel: *mut CompChannel, cq: *mut *mut IbvCq, user: *mut *mut c_void) -> c_int;
         fn ibv_ack_cq_events(cq: *mut IbvCq, count: u32);
+        fn ibv_query_port(context: *mut IbvContext, port: u8, attributes: *mut PortAttr) -> c_int;
+        fn ibv_create_qp(pd: *mut IbvPd, attributes: *mut QpInitAttr) -> *mut IbvQp;
+        fn ibv_destroy_qp(qp: *mut IbvQp) -> c_int;
         fn ibv_modify_qp(qp: *mut IbvQp, attributes: *mut QpAttr, mask: c_int) -> c_int;
     }
 }
@@ -351,6 +439,16 @@ const _: () = {
     assert!(
         offset_of!(CmId, qp) == 24 && offset_of!(CmId, source) == 32 && offset_of!(CmId, destination) == 160
     );
+    assert!(offset_of!(CmId, paths) == 328 && offset_of!(CmId, port) == 348);
+    assert!(offset_of!(IbvQp, number) == 52);
+    assert!(size_of::<Address>() == 32 && offset_of!(Address, lid) == 24 && offset_of!(Address, port) == 30);
+    assert!(offset_of!(GlobalRoute, index) == 20 && size_of::<GlobalRoute>() == 24);
+    assert!(offset_of!(QpAttr, receive_first) == 20 && offset_of!(QpAttr, access) == 32);
+    assert!(offset_of!(QpAttr, address) == 56 && offset_of!(QpAttr, pkey_index) == 120);
+    assert!(offset_of!(QpAttr, reads_out) == 126 && offset_of!(QpAttr, receiver_retries) == 132);
+    assert!(size_of::<QpAttr>() >= 144);
+    assert!(offset_of!(PortAttr, lid) == 34 && offset_of!(PortAttr, link_layer) == 46);
+    assert!(size_of::<PortAttr>() >= 56);
     assert!(
         offset_of!(CmEvent, event) == 16
             && offset_of!(CmEvent, status) == 20

@@ -1,223 +1,73 @@
 //! The steps and comparisons, over any fabric.
 
+mod ends;
+mod paired;
+
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_verbs::{
-    Access, Completion, Connection, DeviceRange, Domain, Down, Fabric, Failure, HostRange, Kind, Memory,
-    Options, Post, Region, Remote, Route, Transport, Why,
+    Access, Completion, Connection, DeviceRange, Down, Fabric, Failure, Kind, Memory, Post, Remote, Route,
+    Why,
 };
 
-const LONG: Duration = Duration::from_secs(20);
-const GUARD: u8 = 0xa5;
+pub(crate) use ends::Buffer;
+use ends::{Ends, GUARD, LONG, ending, expect, message, next, options, same, wrong};
+
+/// What holds however the two ends were paired.
+const STEPS: &[(&str, Step)] = &[
+    ("messages", messages),
+    ("probe", probe),
+    ("write", writes),
+    ("read", reads),
+    ("descriptor", descriptor),
+    ("window", window),
+    ("window invalidated", window_invalidated),
+    ("window bounds", window_bounds),
+    ("invalidated by message", invalidated_by_message),
+    ("deregistered", deregistered),
+    ("rights", rights),
+    ("bounds", bounds),
+    ("dma-buf", dma_buf),
+    ("forked", forked),
+    ("other domain", other_domain),
+    ("no receive", no_receive),
+    ("message too long", message_too_long),
+    ("full queue", full_queue),
+];
 
 /// All steps; what each compared goes to `say`.
 pub(crate) fn all(fabric: &dyn Fabric, at: SocketAddr, say: &mut dyn FnMut(String)) -> Result<()> {
-    let steps: &[(&str, Step)] = &[
-        ("messages", messages),
-        ("probe", probe),
-        ("write", writes),
-        ("read", reads),
-        ("descriptor", descriptor),
-        ("window", window),
-        ("window invalidated", window_invalidated),
-        ("window bounds", window_bounds),
-        ("invalidated by message", invalidated_by_message),
-        ("deregistered", deregistered),
-        ("rights", rights),
-        ("bounds", bounds),
-        ("dma-buf", dma_buf),
-        ("forked", forked),
-        ("other domain", other_domain),
-        ("no receive", no_receive),
-        ("message too long", message_too_long),
-        ("disconnected", disconnected),
-        ("full queue", full_queue),
-    ];
-    for (name, step) in steps {
+    for (name, step) in STEPS.iter().chain(&[("disconnected", disconnected as Step)]) {
         let said = step(&mut Ends::connect(fabric, at)?).map_err(|error| error.with("step", name))?;
         say(format!("{name}: {said}"));
     }
     say(format!("no listener: {}", no_listener(fabric, at)?));
     say(format!("rejected: {}", rejected(fabric, at)?));
-    Ok(())
+    paired::all(fabric, at, say)
 }
 
-/// Connects, and waits for the end.
+/// Connects, pairs in band too where the device can, and waits for the end.
 #[allow(dead_code, reason = "the test does not call it")]
 pub(crate) fn hold(fabric: &dyn Fabric, at: SocketAddr, say: &mut dyn FnMut(String)) -> Result<()> {
-    let mut ends = Ends::connect(fabric, at)?;
+    let connected = Ends::connect(fabric, at)?;
+    let paired = match Ends::pair(fabric, at, &options(""), |_| {}) {
+        Err(error) if Why::of(&error) == Some(Why::Unsupported) => None,
+        ends => Some(ends?),
+    };
     say("up".to_owned());
-    ending(&mut *ends.client).map_err(|error| error.with("end", "client"))?;
-    ending(&mut *ends.server).map_err(|error| error.with("end", "server"))?;
-    say(format!("down: {:?} and {:?}", ends.client.down(), ends.server.down()));
+    for (name, mut ends) in [("down", Some(connected)), ("paired, down", paired)]
+        .into_iter()
+        .filter_map(|(name, ends)| Some((name, ends?)))
+    {
+        ending(&mut *ends.client).map_err(|error| error.with("end", "client"))?;
+        ending(&mut *ends.server).map_err(|error| error.with("end", "server"))?;
+        say(format!("{name}: {:?} and {:?}", ends.client.down(), ends.server.down()));
+    }
     Ok(())
 }
 
 type Step = fn(&mut Ends) -> Result<String>;
-
-/// A connection of this machine with itself.
-struct Ends {
-    client: Box<dyn Connection>,
-    server: Box<dyn Connection>,
-    client_domain: Arc<dyn Domain>,
-    server_domain: Arc<dyn Domain>,
-    other_domain: Arc<dyn Domain>,
-}
-
-fn options(text: &str) -> Options {
-    Options { private_data: text.into(), receives: 8, sends: 16, reads_out: 4, ..Options::default() }
-}
-
-impl Ends {
-    fn connect(fabric: &dyn Fabric, at: SocketAddr) -> Result<Self> {
-        let mut listener = fabric.listen(at)?;
-        let to = listener.address();
-        let accepting = std::thread::spawn(move || {
-            let incoming = listener.next(LONG)?.ok_or_else(|| wrong("no peer came"))?;
-            same(&incoming.private_data()[..6], b"client")?;
-            Ok::<_, Error>((incoming.domain(), incoming.accept(&options("server"))?))
-        });
-        let route = Route::to(to).from(at.ip());
-        let client_domain = fabric.open(&route)?;
-        let client = client_domain.connect(to, &options("client"));
-        let accepted = accepting.join().map_err(|_| wrong("the server panicked"))?;
-        let client = client?;
-        let (server_domain, server) = accepted?;
-        same(&client.private_data()[..6], b"server")?;
-        let other_domain = fabric.open(&route)?;
-        Ok(Self { client, server, client_domain, server_domain, other_domain })
-    }
-
-    fn is_iwarp(&self) -> bool {
-        self.client_domain.device().transport == Transport::Iwarp
-    }
-
-    /// A WRITE by the server, and a message behind it that tells the client.
-    fn write_and_tell(&mut self, source: &Buffer, len: usize, to: Remote) -> Result<()> {
-        self.server.write(1, source.region.range(0, len)?, to, Post::QUIET)?;
-        self.server.send(2, b"done", Post::PLAIN)?;
-        message(&mut *self.client, b"done")?;
-        expect(&mut *self.server, &Completion::Done { id: 2, kind: Kind::Send })
-    }
-
-    /// A WRITE by the server that must be refused: neither bytes nor message arrive, and both ends are down.
-    fn write_refused(&mut self, len: usize, to: Remote) -> Result<Vec<Failure>> {
-        let source = Buffer::new(&*self.server_domain, len, Access::READ, 0x77)?;
-        self.server.write(1, source.region.range(0, len)?, to, Post::PLAIN)?;
-        // The connection may be down already.
-        let _ = self.server.send(2, b"done", Post::PLAIN);
-        self.broken()
-    }
-
-    /// Both ends go down, and no message comes; the failures of the server's operations.
-    fn broken(&mut self) -> Result<Vec<Failure>> {
-        let (told, failures) = (ending(&mut *self.client)?, ending(&mut *self.server)?);
-        if told.0 + failures.0 > 0 {
-            return Err(wrong("a message arrived behind what should have been refused"));
-        }
-        Ok(failures.1)
-    }
-}
-
-/// Memory of its own, and its registration, which goes first.
-pub(crate) struct Buffer {
-    pub(crate) region: Region,
-    bytes: Box<[u8]>,
-}
-
-impl Buffer {
-    pub(crate) fn new(domain: &dyn Domain, len: usize, access: Access, fill: u8) -> Result<Self> {
-        let mut bytes = vec![fill; len].into_boxed_slice();
-        let memory = Memory::Host(HostRange::new(bytes.as_mut_ptr(), len));
-        // SAFETY: the bytes go after the region, and are looked at only between operations.
-        let region = unsafe { domain.register(memory, access) }?;
-        Ok(Self { region, bytes })
-    }
-
-    /// A pattern that differs at every offset.
-    fn patterned(domain: &dyn Domain, len: usize, access: Access) -> Result<Self> {
-        let mut buffer = Self::new(domain, len, access, 0)?;
-        for (at, byte) in buffer.bytes.iter_mut().enumerate() {
-            *byte = (at * 7 + (at >> 8) * 13 + 1) as u8;
-        }
-        Ok(buffer)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        std::hint::black_box(&self.bytes)
-    }
-
-    fn at(&self, offset: usize) -> Remote {
-        Remote { key: self.region.remote_key(), address: self.region.memory().start + offset as u64 }
-    }
-
-    /// `len` bytes of `from` stand at `offset`, and nothing was changed around them.
-    fn has(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let bytes = self.bytes();
-        same(&bytes[offset..offset + from.len()], from)?;
-        let around = bytes[..offset].iter().chain(&bytes[offset + from.len()..]);
-        around
-            .copied()
-            .all(|byte| byte == GUARD)
-            .then_some(())
-            .ok_or_else(|| wrong("guard bytes were changed"))
-    }
-}
-
-fn wrong(text: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, text.to_owned())
-}
-
-fn same(got: &[u8], wanted: &[u8]) -> Result<()> {
-    (got == wanted).then_some(()).ok_or_else(|| wrong("bytes differ"))
-}
-
-fn next(connection: &mut dyn Connection) -> Result<Completion> {
-    let mut out = Vec::with_capacity(1);
-    connection.wait(&mut out, LONG)?;
-    out.pop().ok_or_else(|| wrong("no completion came"))
-}
-
-fn expect(connection: &mut dyn Connection, wanted: &Completion) -> Result<()> {
-    let got = next(connection)?;
-    (got == *wanted).then_some(()).ok_or_else(|| wrong(&format!("{got:?} came, not {wanted:?}")))
-}
-
-fn message(connection: &mut dyn Connection, text: &[u8]) -> Result<()> {
-    match next(connection)? {
-        Completion::Received(message) => {
-            same(connection.bytes(&message)?, text)?;
-            connection.post_receive(message)
-        }
-        other => Err(wrong(&format!("{other:?} came, no message"))),
-    }
-}
-
-/// Waits until it is down and nothing more comes: how many messages came, and what failed but receives.
-fn ending(connection: &mut dyn Connection) -> Result<(usize, Vec<Failure>)> {
-    let (mut messages, mut failures) = (0, Vec::new());
-    let until = Instant::now() + LONG;
-    let mut out = Vec::new();
-    loop {
-        let count = connection.wait(&mut out, Duration::from_millis(100))?;
-        for completion in out.drain(..) {
-            match completion {
-                Completion::Received(_) => messages += 1,
-                Completion::Failed { kind, why, .. } if kind != Kind::Receive => failures.push(why),
-                _ => {}
-            }
-        }
-        if count == 0 && connection.down().is_some() {
-            return Ok((messages, failures));
-        }
-        if Instant::now() > until {
-            return Err(wrong("the connection did not go down").with("messages", messages));
-        }
-    }
-}
 
 fn messages(ends: &mut Ends) -> Result<String> {
     let mut bytes = 0;
