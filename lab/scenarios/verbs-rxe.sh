@@ -4,7 +4,7 @@
 # kernel: debian
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
 # needs: verbs-loop
-# timeout: 240
+# timeout: 300
 . /lab/guest/rdma.sh
 rdma_up rxe
 both ibv_rc_pingpong -g 1 -d lab0 -n 100 -c -- ibv_rc_pingpong -g 1 -d lab0 -n 100 -c $address
