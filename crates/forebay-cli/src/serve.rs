@@ -1,7 +1,9 @@
 //! `forebay serve`: what this machine has, for others.
 
+use std::ffi::OsStr;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,11 +105,18 @@ fn local_directory(args: &S3Args) -> Option<PathBuf> {
         return None;
     }
     let set = |name| forebay_config::env::filled(name).map(PathBuf::from);
-    // A service of systemd may have a directory of its own.
-    let of_service = || set("RUNTIME_DIRECTORY").filter(|path| path.is_absolute());
+    // A service of systemd may have directories of its own: the first one is taken.
+    let of_service = || set("RUNTIME_DIRECTORY").and_then(|list| first_of(list.as_os_str()));
     let of_user = || set("XDG_RUNTIME_DIR").map(|path| path.join("forebay"));
     let of_root = || rustix::process::geteuid().is_root().then(|| PathBuf::from("/run/forebay"));
     args.local_directory.clone().or_else(of_service).or_else(of_root).or_else(of_user)
+}
+
+/// The first absolute path of a list with colons.
+fn first_of(list: &OsStr) -> Option<PathBuf> {
+    let mut paths =
+        list.as_bytes().split(|byte| *byte == b':').map(|path| Path::new(OsStr::from_bytes(path)));
+    paths.find(|path| path.is_absolute()).map(Path::to_owned)
 }
 
 /// The line about the socket. One that the command names and that cannot be made is an error.
@@ -134,12 +143,29 @@ fn entries(args: &S3Args) -> Result<Vec<AccountEntry>> {
     Ok(vec![AccountEntry::new(access_key, secret_key)])
 }
 
-/// A file that is wrong leaves the accounts as they were.
+/// A file that is wrong leaves the accounts as they were, but for keys that it no longer names. Without a file there is nothing to read.
 fn reread(args: &S3Args, accounts: &Accounts) {
-    match entries(args).and_then(|entries| accounts.replace(entries)) {
+    let Some(path) = &args.accounts else { return };
+    match accounts.reread(path) {
         Ok(()) => eprintln!("forebay: accounts were read again"),
-        Err(error) => {
-            eprintln!("forebay: accounts stay as they were, and keys that were removed still work: {error}");
+        Err(error) => eprintln!("forebay: accounts stay as they were, but for those removed: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_services_directories_the_first_is_taken() {
+        for (list, first) in [
+            ("/run/forebay", Some("/run/forebay")),
+            ("/run/forebay:/run/other", Some("/run/forebay")),
+            (":forebay:/run/other", Some("/run/other")),
+            ("forebay", None),
+            ("", None),
+        ] {
+            assert_eq!(first_of(OsStr::new(list)), first.map(PathBuf::from), "{list}");
         }
     }
 }

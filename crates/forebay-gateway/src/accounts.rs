@@ -11,7 +11,7 @@
 //! connections = 64       # at once, at most; without it, as many as the server takes
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,6 +29,7 @@ use crate::threads::Turns;
 
 /// The rights of others: neither the file's user nor its group.
 const OTHERS: u32 = 0o007;
+const OTHERS_WRITE: u32 = 0o002;
 
 /// An account as the file has it. Its secret is not in its `Debug`.
 #[derive(Clone, Debug, Deserialize)]
@@ -79,20 +80,49 @@ const SHORTEST_SECRET: usize = 8;
 
 /// Reads an accounts file, which only its user and its group may read.
 pub fn read_accounts(path: &Path) -> Result<Vec<AccountEntry>> {
-    let cannot =
-        |error: &io::Error| Error::from_io(error, "cannot read accounts").with("path", path.display());
-    let mut file = File::open(path).map_err(|error| cannot(&error))?;
-    let found = file.metadata().map_err(|error| cannot(&error))?;
-    if found.is_file() && found.mode() & OTHERS != 0 {
-        let error =
-            Error::new(ErrorKind::PermissionDenied, "the accounts file has secrets, and others may read it");
-        let mode = format!("{:04o}", found.mode() & 0o7777);
-        let hint = format!("chmod 600 {}", forebay_error::quoted(&path.display().to_string()));
-        return Err(error.with("path", path.display()).with("mode", mode).hint(hint));
+    let file = AccountsText::read(path)?;
+    file.check_mode(path)?;
+    parse_accounts(&file.text).map_err(|error| error.with("path", path.display()))
+}
+
+/// What an accounts file has, right or wrong.
+struct AccountsText {
+    text: String,
+    /// Of a file, and not of a pipe.
+    mode: Option<u32>,
+}
+
+impl AccountsText {
+    fn read(path: &Path) -> Result<Self> {
+        let cannot =
+            |error: &io::Error| Error::from_io(error, "cannot read accounts").with("path", path.display());
+        let mut file = File::open(path).map_err(|error| cannot(&error))?;
+        let found = file.metadata().map_err(|error| cannot(&error))?;
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(|error| cannot(&error))?;
+        Ok(Self { text, mode: found.is_file().then(|| found.mode() & 0o7777) })
     }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(|error| cannot(&error))?;
-    parse_accounts(&text).map_err(|error| error.with("path", path.display()))
+
+    fn check_mode(&self, path: &Path) -> Result<()> {
+        let Some(mode) = self.mode.filter(|mode| mode & OTHERS != 0) else { return Ok(()) };
+        let text = "the accounts file has secrets, and others may read it";
+        let error = Error::new(ErrorKind::PermissionDenied, text);
+        let hint = format!("chmod 600 {}", forebay_error::quoted(&path.display().to_string()));
+        let error = error.with("path", path.display()).with("mode", format!("{mode:04o}")).hint(hint);
+        Err(error.hint("a secret of Kubernetes: defaultMode: 0400 in its volume"))
+    }
+
+    /// The access keys that the file has, also where the rest of an account is wrong. `None`: it cannot be said, or others may have
+    /// written it.
+    fn named(&self) -> Option<HashSet<String>> {
+        if self.mode.is_some_and(|mode| mode & OTHERS_WRITE != 0) {
+            return None;
+        }
+        let file: toml::Table = self.text.parse().ok()?;
+        let accounts = file.get("account")?.as_array().filter(|accounts| !accounts.is_empty())?;
+        let key = |account: &toml::Value| account.get("access_key")?.as_str().map(str::to_owned);
+        accounts.iter().map(key).collect()
+    }
 }
 
 /// The accounts of a file's text. Errors do not repeat its lines: they have secrets.
@@ -211,6 +241,26 @@ impl Accounts {
         Ok(())
     }
 
+    /// Reads the file again. Where it is wrong all stays as it was, but for keys that it no longer names: they are refused from now on,
+    /// and are in the error.
+    pub fn reread(&self, path: &Path) -> Result<()> {
+        let file = AccountsText::read(path)?;
+        let entries = file.check_mode(path).and_then(|()| parse_accounts(&file.text));
+        entries.and_then(|entries| self.replace(entries)).map_err(|error| {
+            let gone = file.named().map(|named| self.keep_only(&named)).unwrap_or_default();
+            if gone.is_empty() { error } else { error.with("removed", gone.join(",")) }
+        })
+    }
+
+    /// Removes the accounts of all other keys, and returns these.
+    fn keep_only(&self, named: &HashSet<String>) -> Vec<String> {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut gone: Vec<String> =
+            known.extract_if(|key, _| !named.contains(key)).map(|(key, _)| key).collect();
+        gone.sort();
+        gone
+    }
+
     /// Their stores, each directory once.
     pub(crate) fn stores(&self) -> Vec<Arc<dyn Store>> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
@@ -265,6 +315,58 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Removing a key must not wait until the rest of the file is right.
+    #[test]
+    fn a_wrong_file_removes_keys_and_changes_nothing_else() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("accounts.toml");
+        let write = |text: &str, mode: u32| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let entry = |key: &str| format!("[[account]]\naccess_key = \"{key}\"\nsecret_key = \"of-a-test\"\n");
+        let all = ["a", "b", "c"].map(entry).join("");
+        let left_after = |text: &str, mode: u32| {
+            write(&all, 0o600);
+            let open_store = crate::in_directory(dir.path(), false);
+            let accounts = Accounts::new(read_accounts(&path).unwrap(), open_store).unwrap();
+            write(text, mode);
+            let error = accounts.reread(&path).unwrap_err().to_string();
+            let left = ["a", "b", "c", "d"].into_iter().filter(|key| accounts.find(key).is_some());
+            (left.collect::<String>(), error)
+        };
+        let (a, b, d) = (entry("a"), entry("b"), entry("d"));
+        for (text, mode, left) in [
+            // A misspelt field, a number in place of a text, a secret that is a placeholder, a key that is there twice.
+            (format!("{a}read_olny = true\n"), 0o600, "a"),
+            (format!("{a}directory = 1\n{b}"), 0o600, "ab"),
+            (format!("{a}{}{d}", b.replace("of-a-test", "…")), 0o600, "ab"),
+            (format!("{b}{b}"), 0o600, "b"),
+            // A store that cannot be opened; a file that others may read.
+            (format!("{a}directory = \"none\"\n"), 0o600, "a"),
+            (b.clone(), 0o644, "b"),
+            // What cannot be trusted to be the whole file.
+            (b.clone(), 0o602, "abc"),
+            (String::new(), 0o600, "abc"),
+            (format!("{a}[[account]\n"), 0o600, "abc"),
+            (format!("{a}[[account]]\nsecret_key = \"of-a-test\"\n"), 0o600, "abc"),
+        ] {
+            let (found, error) = left_after(&text, mode);
+            assert_eq!(found, left, "{text}: {error}");
+            let removed =
+                ["a", "b", "c"].into_iter().filter(|key| !left.contains(key)).collect::<Vec<_>>().join(",");
+            assert_eq!(error.contains(&format!("removed={removed}")), !removed.is_empty(), "{error}");
+            assert!(!error.contains("of-a-test"), "{error}");
+        }
+        write(&b, 0o600);
+        let accounts =
+            Accounts::new(read_accounts(&path).unwrap(), crate::in_directory(dir.path(), false)).unwrap();
+        write(&a, 0o600);
+        accounts.reread(&path).unwrap();
+        assert!(accounts.find("a").is_some() && accounts.find("b").is_none());
     }
 
     #[test]

@@ -15,27 +15,26 @@ const EVERY: Duration = Duration::from_hours(1);
 pub(crate) async fn sweep_for_ever(accounts: Arc<Accounts>) {
     let mut told = Told::default();
     loop {
+        let mut faults = HashSet::new();
         for store in accounts.stores() {
             if let Ok(Err(error)) = tokio::task::spawn_blocking(move || store.sweep(AGE)).await {
-                told.once(&format!("cannot sweep: {error}"), warn);
+                faults.insert(format!("cannot sweep: {error}"));
             }
         }
+        told.again(faults, warn);
         tokio::time::sleep(EVERY + jitter()).await;
     }
 }
 
-/// Warnings that were given: a directory that is mounted read-only cannot be swept an hour later either.
+/// The faults of the sweep before: a directory that is mounted read-only cannot be swept an hour later either. One that went and came
+/// back is another outage.
 #[derive(Default)]
 struct Told(HashSet<String>);
 
-/// Warnings that are kept.
-const MOST_TOLD: usize = 100;
-
 impl Told {
-    fn once(&mut self, text: &str, tell: impl FnOnce(&str)) {
-        if self.0.len() < MOST_TOLD && self.0.insert(text.to_owned()) {
-            tell(text);
-        }
+    fn again(&mut self, faults: HashSet<String>, mut tell: impl FnMut(&str)) {
+        faults.difference(&self.0).for_each(|fault| tell(fault));
+        self.0 = faults;
     }
 }
 
@@ -50,11 +49,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_warning_is_given_once() {
-        let (mut told, mut lines) = (Told::default(), Vec::new());
-        for text in ["a", "b", "a", "a", "b"] {
-            told.once(text, |text| lines.push(text.to_owned()));
-        }
-        assert_eq!(lines, ["a", "b"]);
+    fn each_outage_is_told_once() {
+        let mut told = Told::default();
+        let mut sweep = |faults: &[&str]| {
+            let mut lines = Vec::new();
+            told.again(faults.iter().map(ToString::to_string).collect(), |line| lines.push(line.to_owned()));
+            lines.sort();
+            lines
+        };
+        assert_eq!(sweep(&["a", "b"]), ["a", "b"]);
+        assert_eq!(sweep(&["a"]), [""; 0]);
+        assert_eq!(sweep(&["a", "b"]), ["b"]);
+        assert_eq!(sweep(&[]), [""; 0]);
+        assert_eq!(sweep(&["a"]), ["a"]);
     }
 }

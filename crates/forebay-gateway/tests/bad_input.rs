@@ -169,6 +169,39 @@ fn what_is_too_large() {
     assert_eq!(raw.get("/bkt/old").text(), "old");
 }
 
+/// Also that of no bytes, and of a document that is put.
+#[test]
+fn a_wrong_content_md5_is_refused_with_each_document() {
+    let gateway = started();
+    let raw = gateway.raw();
+    let (other, of_nothing) = ("JfnnlDI7RTiF9RgfG2JNCw==", "1B2M2Y8AsgTpgAmY7PhCfg==");
+    let ask = |method: &str, target: &str, sum: &str, body: &str| {
+        raw.ask(method, target, &[("content-md5", sum)], body.as_bytes())
+    };
+    let tags = "<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>";
+    let sum = base64_simd::STANDARD.encode_to_string(s3s_md5(tags));
+    assert_eq!(ask("PUT", "/bkt/old?tagging", other, tags).code(), "BadDigest");
+    assert_eq!(ask("PUT", "/bkt/old?tagging", "JfnnlDI7", tags).code(), "InvalidDigest");
+    assert!(!raw.get("/bkt/old?tagging").text().contains("<Key>a</Key>"));
+    assert_eq!(ask("PUT", "/bkt/old?tagging", &sum, tags).status, 200);
+    assert!(raw.get("/bkt/old?tagging").text().contains("<Key>a</Key>"));
+    assert_eq!(ask("POST", "/bkt/new?uploads", other, "").code(), "BadDigest");
+    assert_eq!(ask("POST", "/bkt/new?uploads", of_nothing, "").status, 200);
+    assert_eq!(ask("PUT", "/other", other, "").code(), "BadDigest");
+    assert_eq!(ask("PUT", "/bkt/new", other, "").code(), "BadDigest");
+    assert_eq!(ask("PUT", "/bkt/new", of_nothing, "").status, 200);
+    let copy = [("content-md5", other), ("x-amz-copy-source", "/bkt/old")];
+    assert_eq!(raw.ask("PUT", "/bkt/new", &copy, b"").code(), "BadDigest");
+    assert_eq!(raw.get("/bkt/new").text(), "");
+}
+
+fn s3s_md5(text: &str) -> [u8; 16] {
+    use s3s::crypto::{Checksum as _, Md5};
+    let mut md5 = Md5::new();
+    md5.update(text.as_bytes());
+    md5.finalize()
+}
+
 #[test]
 fn slow_heads_and_idle_connections_are_closed() {
     let gateway = started();

@@ -58,6 +58,11 @@ impl BodyMd5 {
         Self { digest: Md5::new(), said, is_wrong: Arc::default() }
     }
 
+    /// Whether `Content-MD5` is that of no bytes.
+    pub(super) fn is_of_nothing(&self) -> bool {
+        Md5::new().finalize()[..] == self.said[..]
+    }
+
     fn end(self) -> Result<(), StdError> {
         if self.digest.finalize()[..] == self.said[..] {
             return Ok(());

@@ -131,13 +131,16 @@ pub(super) async fn accept(socket: Option<&LocalSocket>, site: &Arc<Site>) {
                 continue;
             }
         };
+        let (peer, uid) = (Arc::<LocalPeer>::default(), socket.peer_cred().map(|peer| peer.uid()));
+        // Also one that is turned away may have descriptors in it.
+        let passing = Passing::new(socket, Arc::clone(&peer));
         let Some(open) = Open::within_limit(site) else { continue };
-        let Ok(credentials) = socket.peer_cred() else { continue };
-        let (site, uid) = (Arc::clone(site), credentials.uid());
+        let Ok(uid) = uid else { continue };
+        let site = Arc::clone(site);
         tokio::spawn(async move {
             let _open = open;
-            let (watch, peer) = (Watch::new(site.limits), Arc::<LocalPeer>::default());
-            let passing = Watched::new(Passing::new(socket, Arc::clone(&peer)), Arc::clone(&watch));
+            let watch = Watch::new(site.limits);
+            let passing = Watched::new(passing, Arc::clone(&watch));
             let origin = Origin { peer: Some(peer), from: format!("local:uid={uid}") };
             hold(site, watch, passing, origin).await;
         });

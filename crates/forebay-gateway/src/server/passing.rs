@@ -2,15 +2,15 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::pin::Pin;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::task::{Context, Poll, ready};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
+    RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    Shutdown, recvmsg, sendmsg, shutdown,
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -18,12 +18,10 @@ use tokio::net::{TcpStream, UnixStream};
 use super::files::Socket;
 use crate::front::LocalPeer;
 
-/// The most descriptors of a message (`SCM_MAX_FD`).
-const MOST_SENT: usize = 253;
 /// Since Linux 6.16.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Asks the kernel to let nobody send descriptors to a socket's connections. An older one lets them, and [`Passing`] closes them.
+/// Asks the kernel to let nobody send descriptors to a socket's connections. An older one lets them, and [`Passing`] does not take them.
 pub(super) fn refuse_descriptors(socket: impl AsFd) {
     let no: libc::c_int = 0;
     // SAFETY: the descriptor is open; the number lives through the call and has the length that is said.
@@ -40,13 +38,18 @@ pub(super) fn refuse_descriptors(socket: impl AsFd) {
 
 /// A connection whose answers may have a descriptor.
 pub(super) struct Passing {
-    socket: UnixStream,
+    /// `None` in its end alone.
+    socket: Option<UnixStream>,
     peer: Arc<LocalPeer>,
 }
 
 impl Passing {
     pub(super) fn new(socket: UnixStream, peer: Arc<LocalPeer>) -> Self {
-        Self { socket, peer }
+        Self { socket: Some(socket), peer }
+    }
+
+    fn socket(&self) -> io::Result<&UnixStream> {
+        self.socket.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Sends bytes, and the descriptor that waits, if there is one.
@@ -57,75 +60,83 @@ impl Passing {
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !files.is_empty() {
             // A file that nobody receives is open as long as the socket is: one, and not as many as it has room for.
-            if unread(&self.socket)? > 0 {
+            if asked(self.socket()?, libc::TIOCOUTQ)? > 0 {
                 return Err(io::Error::other("the client reads no answers"));
             }
             control.push(SendAncillaryMessage::ScmRights(&files));
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let sent = sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+        let sent = sendmsg(self.socket()?, &[IoSlice::new(bytes)], &mut control, flags)?;
         *parcel = None;
         Ok(sent)
     }
 
-    /// Receives bytes. A client that sends descriptors is left.
+    /// Receives bytes. A client that sends descriptors is left, and they stay in the socket: so they are the client's to the kernel, and
+    /// none of this process's.
     fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = recvmsg(&self.socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-        let sent: Vec<OwnedFd> = control.drain().flat_map(files_of).collect();
-        if sent.is_empty() {
-            return Ok(received.bytes);
+        let (len, has_files) = self.take(bytes, RecvFlags::PEEK)?;
+        if has_files {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the client sent descriptors"));
         }
-        close_aside(sent);
-        Err(io::Error::new(io::ErrorKind::InvalidData, "the client sent descriptors"))
+        // What came since may have some.
+        Ok(self.take(&mut bytes[..len], RecvFlags::empty())?.0)
+    }
+
+    /// Bytes, and whether descriptors are with them, for which there is no room.
+    fn take(&self, bytes: &mut [u8], flags: RecvFlags) -> io::Result<(usize, bool)> {
+        let mut control = RecvAncillaryBuffer::default();
+        let flags = flags | RecvFlags::DONTWAIT;
+        let received = recvmsg(self.socket()?, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        Ok((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)))
     }
 }
 
 impl Drop for Passing {
-    /// Also descriptors that were sent and never received are closed aside.
     fn drop(&mut self) {
-        let _ = shutdown(&self.socket, Shutdown::Read);
-        let mut bytes = [0; 4096];
-        loop {
-            match self.receive(&mut bytes) {
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
-                Ok(1..) => {}
-                Ok(0) | Err(_) => return,
-            }
+        let Some(socket) = self.socket.take() else { return };
+        let _ = shutdown(&socket, Shutdown::Read);
+        // No descriptor is without a byte.
+        if asked(&socket, libc::FIONREAD).is_ok_and(|bytes| bytes == 0) {
+            return;
+        }
+        end_by_a_thread(socket);
+    }
+}
+
+/// Closes a socket that may have descriptors in its queue. The end of these takes as long as the client likes, as that of a TCP socket
+/// with `SO_LINGER`: but not where a thread's end closes them. So a thread gets a table of descriptors of its own, this one closes the
+/// socket first, and the thread's end last.
+fn end_by_a_thread(socket: UnixStream) {
+    let ((is_apart, apart), (closed, is_closed)) = (channel::<()>(), channel::<()>());
+    let thread = std::thread::Builder::new().name("forebay-closer".to_owned()).spawn(move || {
+        leave_table();
+        drop(is_apart);
+        let _ = is_closed.recv();
+    });
+    if thread.is_ok() {
+        let _ = apart.recv();
+    }
+    drop(socket);
+    drop(closed);
+}
+
+/// Gives the calling thread a copy of the process's descriptors. Containers forbid the second call more often.
+fn leave_table() {
+    let none = libc::c_uint::MAX;
+    // SAFETY: no descriptor is closed by the first call, and neither call touches memory. The thread uses no descriptor afterwards.
+    unsafe {
+        if libc::syscall(libc::SYS_close_range, none, none, libc::CLOSE_RANGE_UNSHARE) != 0 {
+            libc::unshare(libc::CLONE_FILES);
         }
     }
 }
 
-/// Bytes, and what the kernel keeps them in, that the other end of a socket has not read.
-fn unread(socket: impl AsFd) -> io::Result<libc::c_int> {
+/// A number of bytes: `FIONREAD`: that came; `TIOCOUTQ`: that the other end has not read, with what the kernel keeps them in.
+fn asked(socket: impl AsFd, what: libc::Ioctl) -> io::Result<libc::c_int> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open; the number lives through the call.
-    let asked = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    let asked = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), what, &raw mut bytes) };
     if asked == 0 { Ok(bytes) } else { Err(io::Error::last_os_error()) }
-}
-
-fn files_of(message: RecvAncillaryMessage<'_>) -> Vec<OwnedFd> {
-    match message {
-        RecvAncillaryMessage::ScmRights(files) => files.collect(),
-        _ => Vec::new(),
-    }
-}
-
-/// Closes what a client sent, on a thread that nobody waits for: the end of a TCP socket with SO_LINGER, or of a file on FUSE, takes as
-/// long as the client likes.
-fn close_aside(files: Vec<OwnedFd>) {
-    static CLOSER: OnceLock<Option<Sender<Vec<OwnedFd>>>> = OnceLock::new();
-    let closer = CLOSER.get_or_init(|| {
-        let (sender, files) = channel::<Vec<OwnedFd>>();
-        let closer = std::thread::Builder::new().name("forebay-closer".to_owned());
-        closer.spawn(move || files.into_iter().for_each(drop)).ok().map(|_| sender)
-    });
-    // Without the thread they are closed here.
-    if let Some(closer) = closer {
-        let _ = closer.send(files);
-    }
 }
 
 impl Socket for Passing {
@@ -141,9 +152,10 @@ impl AsyncRead for Passing {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         loop {
-            ready!(self.socket.poll_read_ready(cx))?;
+            let socket = self.socket()?;
+            ready!(socket.poll_read_ready(cx))?;
             let bytes = buffer.initialize_unfilled();
-            match self.socket.try_io(Interest::READABLE, || self.receive(bytes)) {
+            match socket.try_io(Interest::READABLE, || self.receive(bytes)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 received => {
                     let received = received?;
@@ -158,20 +170,21 @@ impl AsyncRead for Passing {
 impl AsyncWrite for Passing {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
-            ready!(self.socket.poll_write_ready(cx))?;
-            match self.socket.try_io(Interest::WRITABLE, || self.send(bytes)) {
+            let socket = self.socket()?;
+            ready!(socket.poll_write_ready(cx))?;
+            match socket.try_io(Interest::WRITABLE, || self.send(bytes)) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 sent => return Poll::Ready(sent),
             }
         }
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(shutdown(self.socket()?, Shutdown::Write)?))
     }
 }
 
@@ -214,22 +227,58 @@ mod tests {
         (theirs, Passing::new(UnixStream::from_std(ours).unwrap(), Arc::default()))
     }
 
+    /// Sockets of this process that are still connected to a listener.
+    fn connected(listener: &std::net::TcpListener) -> usize {
+        let port = format!(":{:04X} ", listener.local_addr().unwrap().port());
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        // Of the other end's address; the last word but some is the descriptor's number, 0 where nothing has it.
+        let open = |line: &&str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            format!("{} ", words[2]).ends_with(&port) && words[9] != "0"
+        };
+        table.lines().skip(1).filter(open).count()
+    }
+
     #[tokio::test]
-    async fn a_socket_that_lingers_holds_up_nobody() {
+    async fn sockets_that_linger_hold_up_nobody() {
         let begin = Instant::now();
-        // Read, and never read.
-        let ((read, _listener), (unread, _other)) = (lingering(), lingering());
+        for is_read in [true, false] {
+            for _ in 0..20 {
+                let (socket, listener) = lingering();
+                let (theirs, mut passing) = pair();
+                send_file(&theirs, &socket).unwrap();
+                drop(socket);
+                assert_eq!(connected(&listener), 1);
+                if is_read {
+                    let refused = passing.read(&mut [0; 100]).await.unwrap_err();
+                    assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+                }
+                drop(passing);
+                // Each is closed at once, and none waits for another.
+                while connected(&listener) > 0 {
+                    assert!(begin.elapsed() < LINGERS / 2, "{:?}", begin.elapsed());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn bytes_are_received_and_those_with_descriptors_are_not() {
+        let (mut theirs, mut passing) = pair();
+        theirs.write_all(b"GET").unwrap();
+        let mut bytes = [0; 100];
+        assert_eq!(passing.read(&mut bytes).await.unwrap(), 3);
+        let (socket, _listener) = lingering();
+        theirs.write_all(b"GET").unwrap();
+        send_file(&theirs, &socket).unwrap();
+        // The kernel also says so of the message behind the last byte that is asked for.
+        assert!(passing.read(&mut bytes[..3]).await.is_err());
+        assert!(passing.read(&mut bytes).await.is_err());
+        drop(theirs);
         let (theirs, mut passing) = pair();
-        send_file(&theirs, &read).unwrap();
-        drop(read);
-        let refused = passing.read(&mut [0; 100]).await.unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
-        drop(passing);
-        let (theirs, passing) = pair();
-        send_file(&theirs, &unread).unwrap();
-        drop(unread);
-        drop(passing);
-        assert!(begin.elapsed() < LINGERS / 2, "{:?}", begin.elapsed());
+        drop(theirs);
+        assert_eq!(passing.read(&mut bytes).await.unwrap(), 0);
     }
 
     #[tokio::test]

@@ -79,6 +79,10 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
     let limit = site.limits.stall_time;
     let came = Arc::clone(&request.came);
     let Ok(md5) = document_md5(&head) else { return refusal(S3ErrorCode::InvalidDigest) };
+    // Nobody reads a body that is not there.
+    if !has_body && md5.as_ref().is_some_and(|md5| !md5.is_of_nothing()) {
+        return refusal(S3ErrorCode::BadDigest);
+    }
     let is_wrong = md5.as_ref().map(|md5| Arc::clone(&md5.is_wrong));
     let mut head = head.map(|body| {
         if has_body { Body::http_body(Incomer::new(body, came, limit, md5)) } else { Body::from(body) }
@@ -116,12 +120,30 @@ fn is_form(head: &hyper::Request<Incoming>) -> bool {
 fn document_md5(head: &hyper::Request<Incoming>) -> Result<Option<BodyMd5>, ()> {
     let is_chunked = head.headers().contains_key("x-amz-decoded-content-length");
     match head.headers().get("content-md5") {
-        Some(said) if head.method() == Method::POST && !is_form(head) && !is_chunked => {
+        Some(said) if is_document(head) && !is_chunked => {
             let said = said.to_str().ok().and_then(|said| bytes_of(said, 16)).ok_or(())?;
             Ok(Some(BodyMd5::new(said)))
         }
         _ => Ok(None),
     }
+}
+
+/// Whether a body is none of an object, nor of a part.
+fn is_document(head: &hyper::Request<Incoming>) -> bool {
+    if *head.method() != Method::PUT {
+        return head.method() == Method::POST && !is_form(head);
+    }
+    let has_key =
+        head.uri().path().trim_start_matches('/').split_once('/').is_some_and(|(_, key)| !key.is_empty());
+    let names =
+        head.uri().query().unwrap_or_default().split('&').map(|pair| pair.split('=').next().unwrap_or(pair));
+    !has_key || head.headers().contains_key("x-amz-copy-source") || names.into_iter().any(names_document)
+}
+
+/// Of a PUT's query: `tagging`, `acl` and others; not what objects, parts and signed URLs have.
+fn names_document(name: &str) -> bool {
+    let is_signed = name.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("x-amz-"));
+    !is_signed && !matches!(name, "" | "partNumber" | "uploadId" | "x-id")
 }
 
 /// As far as it is known.
