@@ -233,7 +233,8 @@ def save_file(
     host memory beside the tensors stays bounded.
 
     Args:
-        tensors: arrays of torch, jax, numpy, cupy or forebay by name, contiguous.
+        tensors: arrays of torch, jax, numpy, cupy or forebay by name, contiguous. Tensors of :func:`forebay.torch.weights` are read 64 MiB at a
+            time, also where the new file replaces the one that they come from.
         path: where to.
         metadata: texts to be kept in the header.
         checksums: also keep a CRC-32C of each tensor in the header, for ``load_file(…, verify=True)``. Computed where

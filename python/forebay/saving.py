@@ -22,18 +22,28 @@ __all__ = ["describe_all", "write_safetensors"]
 _GROUP_BYTES = 512 << 20
 _GROUP_TENSORS = 4096
 _GROUPS_IN_FLIGHT = 4
+#: Bytes of a group that are read from other files for it.
+_READ_BYTES = 64 << 20
 #: Where the data section begins: what O_DIRECT and mappings like.
 _ALIGN = 4096
 
 
 class _Piece(NamedTuple):
-    """A tensor's bytes and their place in the file."""
+    """A tensor's bytes, or some of them, and their place in the file."""
 
     offset: int
     nbytes: int
+    #: 0: `keep` is a tensor that is still in its file.
     address: int
     name: str
     keep: Any
+    #: The first of them, in the tensor.
+    start: int = 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that count for a group: those read for it take memory."""
+        return self.nbytes if self.address else self.nbytes * (_GROUP_BYTES // _READ_BYTES)
 
 
 def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
@@ -54,7 +64,7 @@ def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
         if not isinstance(name, str):
             raise InvalidInputError("names of tensors are strings", got=repr(name))
         framework = frameworks.of_array(array, name)
-        described[name] = found = framework.describe(array, name)
+        described[name] = found = _describe(framework, array, name)
         if found.dtype not in _dtypes.STORABLE:
             raise UnsupportedError(
                 "safetensors has no such dtype",
@@ -63,12 +73,20 @@ def describe_all(tensors: Mapping[str, Any]) -> dict[str, Described]:
                 dtype=found.dtype,
             )
         used.setdefault(framework.name, (framework, set()))[1].add(found.device)
-        if framework.name == "torch":
+        if framework.name == "torch" and found.address:
             torches.append(name)
     _refuse_shared({name: described[name] for name in torches})
     for framework, devices in used.values():
         frameworks.settle(framework, devices)
     return described
+
+
+def _describe(framework: Framework, array: Any, name: str) -> Described:
+    if not getattr(type(array), "_is_unread", False):
+        return framework.describe(array, name)
+    from .torch._weights_saves import describe
+
+    return describe(array, name)
 
 
 def _cast_hint(framework: Framework) -> str:
@@ -117,8 +135,7 @@ def write_safetensors(
             raise InvalidInputError(
                 "the tensor has another size than its shape and dtype say", tensor=name, bytes=found.nbytes
             )
-        if nbytes:
-            pieces.append(_Piece(offset, nbytes, found.address, name, found.keep))
+        pieces += _pieces(name, found, offset)
     # One after another in the file, whatever the order of the dict.
     pieces.sort(key=lambda piece: piece.offset)
     with _forebay.Pending(path) as pending:
@@ -131,16 +148,46 @@ def write_safetensors(
         pending.commit(durable)
 
 
+def _pieces(name: str, found: Described, offset: int) -> Iterator[_Piece]:
+    """A tensor in one piece; one that is still in its file in several, so that it needs little memory."""
+    step = (found.nbytes if found.address else _READ_BYTES) or 1
+    for start in range(0, found.nbytes, step):
+        yield _Piece(offset + start, min(step, found.nbytes - start), found.address, name, found.keep, start)
+
+
+def _in_memory(group: Sequence[_Piece]) -> list[_Piece]:
+    """The pieces, those read that are still in their files."""
+    unread = [piece for piece in group if not piece.address]
+    if not unread:
+        return list(group)
+    from .torch._weights_saves import read_bytes
+
+    rooms = iter(read_bytes([(piece.keep, piece.start, piece.nbytes) for piece in unread]))
+    made = (piece if piece.address else (piece, next(rooms)) for piece in group)
+    return [one if isinstance(one, _Piece) else one[0]._replace(address=one[1].data_ptr(), keep=one[1]) for one in made]
+
+
+def _add_sums(sums: dict[str, int], pieces: Sequence[_Piece]) -> None:
+    """Adds the checksums of pieces to those of what was written before of the same tensors."""
+    found = _forebay.checksums([(piece.address, piece.nbytes) for piece in pieces])
+    for piece, value in zip(pieces, found, strict=True):
+        if piece.start:
+            from .torch._crc import combine
+
+            value = combine(sums[piece.name], value, piece.nbytes)
+        sums[piece.name] = value
+
+
 def _write(file: File, pieces: Sequence[_Piece], sums: dict[str, int] | None) -> None:
     """Writes all pieces, and fills in the checksums if there shall be any."""
     flying: deque[Future] = deque()
     try:
         for group in _groups(pieces):
-            moves = [(piece.address, piece.nbytes, piece.offset) for piece in group]
-            flying.append(file._submit(True, moves, [piece.keep for piece in group]))
+            ready = _in_memory(group)
+            moves = [(piece.address, piece.nbytes, piece.offset) for piece in ready]
+            flying.append(file._submit(True, moves, [piece.keep for piece in ready]))
             if sums is not None:
-                found = _forebay.checksums([(piece.address, piece.nbytes) for piece in group])
-                sums.update(zip((piece.name for piece in group), found, strict=True))
+                _add_sums(sums, ready)
             if len(flying) == _GROUPS_IN_FLIGHT:
                 _finish_first(flying)
         while flying:
@@ -162,10 +209,10 @@ def _finish_first(flying: deque[Future]) -> None:
 def _groups(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
     first, total = 0, 0
     for position, piece in enumerate(pieces):
-        if position > first and (total + piece.nbytes > _GROUP_BYTES or position - first >= _GROUP_TENSORS):
+        if position > first and (total + piece.room > _GROUP_BYTES or position - first >= _GROUP_TENSORS):
             yield pieces[first:position]
             first, total = position, 0
-        total += piece.nbytes
+        total += piece.room
     if first < len(pieces):
         yield pieces[first:]
 

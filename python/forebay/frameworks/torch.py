@@ -96,9 +96,7 @@ class Torch:
         why = why_not_contiguous(array)
         if why is not None:
             raise NotContiguousError(why[0], hints=[why[1]], tensor=name)
-        shape = tuple(array.shape)
-        if dtype == "F4":
-            shape = (*shape[:-1], 2 * shape[-1]) if shape else (2,)
+        shape = stored_shape(tuple(array.shape), dtype)
         return Described(dtype, shape, array.data_ptr(), array.nbytes, self._device_of(array, name), array)
 
     def _device_of(self, array: Any, name: str) -> Device:
@@ -148,6 +146,18 @@ def shape_of(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
     if not shape or shape[-1] % 2:
         raise UnsupportedError("torch holds F4 in pairs: the last dimension has to be even", shape=shape)
     return (*shape[:-1], shape[-1] // 2)
+
+
+def stored_shape(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """The shape in a file of a tensor of torch: the other way round."""
+    if dtype != "F4":
+        return shape
+    return (*shape[:-1], 2 * shape[-1]) if shape else (2,)
+
+
+def is_unread(value: Any) -> bool:
+    """Whether it is a tensor of :func:`forebay.torch.weights`, whose bytes are still in a file, or a mapping of these."""
+    return getattr(type(value), "_is_unread", False)
 
 
 class NoMemory(NamedTuple):

@@ -12,11 +12,13 @@ from .. import _forebay, errors
 from .._checksums import CHECKSUMS_KEY
 from .._forebay import Pending
 from .._locations import exists
+from ..frameworks.torch import is_unread
 from . import _crc
 from ._layout import Blob
 from ._memory import checksums, nbytes, settle, stored_dtype
 
-#: Tensors that are not contiguous are copied before they are written: at most this many bytes at a time, or one tensor.
+#: Tensors that are not contiguous are copied before they are written, and those that are still in a file are read: at most this many
+#: bytes at a time, or one tensor.
 _COPY_BYTES: Final = 256 << 20
 CHECK_BYTES: Final = 32 << 20
 
@@ -72,13 +74,13 @@ def _with_sums(metadata: dict[str, str], blobs: Sequence[Blob], sums: Sequence[i
 
 def _groups(blobs: Sequence[Blob]) -> Iterator[list[int]]:
     """All that can be written as it lies, then the others in groups of bounded size."""
-    plain = [at for at, blob in enumerate(blobs) if blob.source.is_contiguous()]
+    plain = [at for at, blob in enumerate(blobs) if _lies_ready(blob)]
     if plain:
         yield plain
     group: list[int] = []
     size = 0
     for at, blob in enumerate(blobs):
-        if blob.source.is_contiguous():
+        if _lies_ready(blob):
             continue
         if group and size + nbytes(blob.source) > _COPY_BYTES:
             yield group
@@ -89,13 +91,24 @@ def _groups(blobs: Sequence[Blob]) -> Iterator[list[int]]:
         yield group
 
 
+def _lies_ready(blob: Blob) -> bool:
+    return blob.source.is_contiguous() and not is_unread(blob.source)
+
+
+def _ready(blob: Blob) -> torch.Tensor:
+    """A blob's bytes in memory, side by side."""
+    if is_unread(blob.source):
+        return blob.source.clone(memory_format=torch.contiguous_format)
+    return blob.source.detach().contiguous()
+
+
 def _write_blobs(
     pending: Pending, blobs: Sequence[Blob], ranges: Sequence[tuple[int, int]], checked: bool
 ) -> list[int]:
     found = [0] * len(blobs) if checked else []
     for group in _groups(blobs):
         filled = [at for at in group if blobs[at].source.numel()]
-        sources = [blobs[at].source.detach().contiguous() for at in filled]
+        sources = [_ready(blobs[at]) for at in filled]
         if not sources:
             continue
         settle(sources)
@@ -119,7 +132,7 @@ def sums_of(blobs: Sequence[Blob]) -> list[int]:
     found = [0] * len(blobs)
     for group in _groups(blobs):
         filled = [at for at in group if blobs[at].source.numel()]
-        sources = [blobs[at].source.detach().contiguous() for at in filled]
+        sources = [_ready(blobs[at]) for at in filled]
         settle(sources)
         for at, value in zip(filled, checksums(sources) if sources else [], strict=True):
             found[at] = value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..frameworks.torch import is_unread
 from ._memory import nbytes
 
 
@@ -84,7 +85,7 @@ def _clusters(tensors: Sequence[torch.Tensor]) -> list[list[_Span]]:
             continue
         reach = 1 + sum((n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         span = _Span(at, tensor, start, start + reach * tensor.itemsize)
-        by_storage.setdefault((tensor.device, tensor.untyped_storage().data_ptr()), []).append(span)
+        by_storage.setdefault((tensor.device, _home(tensor)), []).append(span)
     for spans in by_storage.values():
         spans.sort(key=lambda span: (span.start, -span.end))
         cluster, end = [spans[0]], spans[0].end
@@ -97,6 +98,15 @@ def _clusters(tensors: Sequence[torch.Tensor]) -> list[list[_Span]]:
             end = max(end, span.end)
         alone.append(cluster)
     return alone
+
+
+def _home(tensor: torch.Tensor) -> int:
+    """Identifies the bytes that a tensor and its views share."""
+    if not is_unread(tensor):
+        return tensor.untyped_storage().data_ptr()
+    # Below 0, where no address is.
+    plain: torch.Tensor = tensor._plain  # type: ignore[attr-defined]
+    return -plain.untyped_storage()._cdata
 
 
 def _base(cluster: Sequence[_Span]) -> _Span | None:
@@ -127,8 +137,12 @@ def _cover(cluster: Sequence[_Span]) -> torch.Tensor:
     first = cluster[0].tensor
     alike = all(span.tensor.dtype == first.dtype for span in cluster) and start % first.itemsize == 0
     dtype = first.dtype if alike else torch.uint8
-    made = torch.empty(0, dtype=dtype, device=first.device)
     size = ((end - start) // dtype.itemsize,)
+    if is_unread(first):
+        from ._weights_saves import cover
+
+        return cover(first, dtype, start, *size)  # type: ignore[arg-type]
+    made = torch.empty(0, dtype=dtype, device=first.device)
     made.set_(first.untyped_storage(), start // dtype.itemsize, size, (1,))
     return made
 

@@ -9,7 +9,7 @@ import torch
 
 from .. import _forebay, errors, placement
 from ..frameworks import _dtypes
-from ..frameworks.torch import FRAMEWORK, not_saved
+from ..frameworks.torch import FRAMEWORK, is_unread, not_saved
 
 #: Types whose elements safetensors counts otherwise than PyTorch.
 _STORED_AS_BYTES: Final = ("F4",)
@@ -54,7 +54,7 @@ def check_plain(tensor: torch.Tensor, name: str) -> None:
             hints=["torch.distributed.checkpoint.save(state, storage_writer=forebay.torch.CheckpointWriter(path))"],
             tensor=name,
         )
-    missing = not_saved(tensor)
+    missing = None if is_unread(tensor) else not_saved(tensor)
     if missing is not None:
         raise errors.UnsupportedError(missing.reason, hints=[missing.hint], tensor=name)
     if tensor.device.type not in ("cpu", "cuda"):

@@ -191,7 +191,7 @@ def save(state: Any, path: str | os.PathLike[str], *, checksums: bool = True, du
     shared again after :func:`load`. The old file stays until the new one is complete.
 
     Tensors that are not contiguous are copied on their device first, 256 MiB (or one tensor) at a time; they are
-    contiguous after :func:`load`.
+    contiguous after :func:`load`. So are tensors of :func:`weights` read.
 
     Args:
         state: what to save. Numbers are Python's own.

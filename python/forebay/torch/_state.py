@@ -12,7 +12,7 @@ import torch
 from .. import errors
 from .._kinds import TORCH
 from .._paths import path_text
-from ..frameworks.torch import FRAMEWORK
+from ..frameworks.torch import FRAMEWORK, is_unread
 from ..loading import Loader, Source, total_bytes
 from ..progress import Progress
 from . import _layout, _tree
@@ -34,7 +34,7 @@ def prepare(state: Any) -> tuple[list[Blob], dict[str, str]]:
     named = []
     for name, tensor in flattener.named:
         check_plain(tensor, name)
-        named.append((name, tensor.detach().resolve_conj().resolve_neg()))
+        named.append((name, tensor if is_unread(tensor) else tensor.detach().resolve_conj().resolve_neg()))
     blobs, views = _layout.plan(named)
     told = {"version": _VERSION, "tree": tree, "views": [_view_json(view, blobs[view.blob]) for view in views]}
     return blobs, {"format": "pt", TREE_KEY: json.dumps(told, separators=(",", ":"))}

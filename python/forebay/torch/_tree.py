@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from .. import errors
+from ..frameworks.torch import is_unread
 from ._memory import dtype_called, dtype_name
 
 _DEPTH_LIMIT: Final = 200
@@ -42,6 +43,8 @@ class Flattener:
             raise errors.InvalidInputError("the state is nested too deep, or contains itself", at=path[:80])
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
+        if is_unread(value):
+            value = dict(value)
         kind = type(value)
         if kind is list:
             return self._items(value, path, depth)

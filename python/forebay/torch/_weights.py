@@ -48,6 +48,9 @@ class Weights(Mapping[str, Weight]):
     file has a name by now. ``torch.save`` reads the tensors and saves a dict of them.
     """
 
+    #: See :func:`forebay.frameworks.torch.is_unread`.
+    _is_unread = True
+
     def __init__(self, sources: Sequence[AnySource], reads: Reads | None = None) -> None:
         self._sources = sources
         self._reads = Reads(may_pin=True) if reads is None else reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -258,6 +258,15 @@ class Reads:
         made = torch.empty(count, dtype=plain.dtype, device=device)
         self._read_now(stored, piece_of(stored.name, stored.begin, run, made))
         return made.as_strided(plain.shape, plain.stride()).clone()
+
+    def read_all(self, wanted: Iterable[tuple[Stored, Piece]]) -> None:
+        """Reads pieces together; at once, whatever is collected."""
+        collection = _Collection()
+        with self._lock:
+            for stored, piece in wanted:
+                self._count(stored, piece)
+                collection.add(stored, piece)
+            collection.finish(self.stats)
 
     def _read_now(self, stored: Stored, piece: Piece) -> None:
         with self._lock:

@@ -43,6 +43,8 @@ class Weight(torch.Tensor):
         stored_shape: that tensor's shape in elements. Of a quantised tensor of GGUF the last dimension of ``shape`` counts bytes.
     """
 
+    #: See :func:`forebay.frameworks.torch.is_unread`.
+    _is_unread = True
     _stored: Stored
     _plain: torch.Tensor
     _reads: Reads
@@ -159,7 +161,7 @@ def _again(
 ) -> Weight:
     """A tensor from its pickle."""
     dtype, shape, strides, offset, room = form
-    whole = torch.UntypedStorage(room, device="meta")
+    whole = torch.UntypedStorage(room, device="meta")  # type: ignore[no-untyped-call]
     plain = torch.empty(0, dtype=dtype, device="meta").set_(whole, offset, shape, strides)
     return Weight._make(Stored(held, name, begin, kind), plain, reads)
 

@@ -21,7 +21,7 @@ from torch.futures import Future
 
 from .. import _forebay, _locations, errors
 from .._paths import folder_text, is_place
-from ..frameworks.torch import not_saved
+from ..frameworks.torch import is_unread, not_saved
 from . import _container, _manifest, _stager
 from ._layout import Blob
 from ._manifest import Place
@@ -261,6 +261,8 @@ def _resolve(item: WriteItem, planner: SavePlanner) -> tuple[torch.Tensor, bool]
     data = planner.resolve_data(item)
     if isinstance(data, io.BytesIO):
         return _bytes_of(data), False
+    if is_unread(data):
+        return data.clone(), False
     missing = not_saved(data)
     if missing is None:
         return data.detach().resolve_conj().resolve_neg(), False
