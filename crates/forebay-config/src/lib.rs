@@ -104,6 +104,30 @@ impl S3Local {
     }
 }
 
+/// Whether objects go by RDMA, between their server and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum S3Rdma {
+    /// Where this machine has a NIC for it and the server takes it, and in bodies of HTTP elsewhere.
+    #[default]
+    Prefer,
+    /// Never: no server is asked.
+    Off,
+    /// Always, or an error.
+    Require,
+}
+
+impl S3Rdma {
+    /// What the environment says now. Other options of it are not looked at.
+    pub fn from_env() -> Result<Self> {
+        Self::from_lookup(env::text)
+    }
+
+    fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let value = lookup("FOREBAY_S3_RDMA").filter(|value| !value.is_empty());
+        value.map_or(Ok(Self::default()), |value| word("FOREBAY_S3_RDMA", &value))
+    }
+}
+
 /// How lanes talk to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoBackend {
@@ -145,6 +169,7 @@ words!(Resident, "resident kernel", "auto" => Self::Auto, "off" => Self::Off);
 words!(CachePolicy, "cache policy", "auto" => Self::Auto, "keep" => Self::Keep, "bypass" => Self::Bypass);
 words!(Nfs, "way to NFS", "auto" => Self::Auto, "off" => Self::Off, "tcp" => Self::Tcp, "rdma" => Self::Rdma);
 words!(S3Local, "way to objects on this node", "auto" => Self::Auto, "off" => Self::Off, "require" => Self::Require);
+words!(S3Rdma, "way of objects by RDMA", "prefer" => Self::Prefer, "off" => Self::Off, "require" => Self::Require);
 words!(IoBackend, "I/O backend", "auto" => Self::Auto, "ring" => Self::Ring, "threads" => Self::Threads, "sqpoll" => Self::Polled);
 
 /// The options of a session. `Config::from_env()` is the default that a user can change from the shell.
@@ -190,6 +215,8 @@ pub struct Config {
     pub nfs_servers: Servers,
     /// See [`S3Local`].
     pub s3_local: S3Local,
+    /// See [`S3Rdma`].
+    pub s3_rdma: S3Rdma,
 }
 
 impl Default for Config {
@@ -214,6 +241,7 @@ impl Default for Config {
             nfs_connections: 8,
             nfs_servers: Servers::default(),
             s3_local: S3Local::default(),
+            s3_rdma: S3Rdma::default(),
         }
     }
 }
@@ -305,7 +333,8 @@ impl Config {
         if let Some(value) = read("FOREBAY_NFS_SERVERS") {
             config.nfs_servers = word("FOREBAY_NFS_SERVERS", &value)?;
         }
-        config.s3_local = S3Local::from_lookup(lookup)?;
+        config.s3_local = S3Local::from_lookup(&lookup)?;
+        config.s3_rdma = S3Rdma::from_lookup(lookup)?;
         config.checked()
     }
 

@@ -155,6 +155,14 @@ pub const VARIABLES: &[Variable] = &[
                 where the file cannot be had, with the reason.",
     },
     Variable {
+        name: "FOREBAY_S3_RDMA",
+        values: "prefer, off, require",
+        default: "prefer",
+        about: "Objects by RDMA, between their server and memory: `prefer` asks the server where this machine has an \
+                RDMA NIC on the way, once in 10 minutes, and goes by HTTP where it does not take it; `off` never \
+                asks; `require` fails, with the reason, where the bytes cannot go by RDMA.",
+    },
+    Variable {
         name: "FOREBAY_VENDOR_LIBCUFILE",
         values: "an absolute path",
         default: "(searched for)",
