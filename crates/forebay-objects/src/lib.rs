@@ -15,10 +15,13 @@
 //! | `probe` | what an endpoint can do, and how fast |
 //! | `source` | an object as a source of engines, and the opener of `s3://` |
 //! | `by_file` | the same, by its file |
+//! | `rdma` | sessions by which a server moves bytes by RDMA |
+//! | `by_rdma` | an object whose bytes move by RDMA |
 
 mod account;
 mod between;
 mod by_file;
+mod by_rdma;
 mod calls;
 mod endpoint;
 mod fetch;
@@ -27,6 +30,7 @@ pub mod fuzz;
 mod local;
 mod pace;
 mod probe;
+mod rdma;
 mod source;
 mod url;
 mod wire;
@@ -37,6 +41,8 @@ pub use calls::{Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, W
 #[doc(hidden)]
 pub use pace::give_up_after;
 pub use probe::{EndpointProbe, ObjectRate, Trial, probe};
+#[doc(hidden)]
+pub use rdma::use_fabric;
 pub use url::ObjectUrl;
 
 use forebay_sys::lock;

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use forebay_config::S3Local;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Access, Answer, Direction, Facts, Fill, LateNote, ListEntry, Opener, Request, RequestShape, Requests,
-    Source, StateToken, StoredSum, Upload,
+    Access, Answer, Direction, Facts, Fill, LateNote, ListEntry, Opener, Place, Request, RequestShape,
+    Requests, Source, StateToken, StoredSum, Upload,
 };
 
 use crate::by_file::{self, ObjectDraft, ObjectFile};
+use crate::by_rdma::ByRdma;
 use crate::calls::checked::CheckedObject;
 use crate::calls::etag::replaced;
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload, Refusal};
@@ -29,6 +30,7 @@ pub(crate) struct ObjectSource {
     len: u64,
     fetch: Arc<ObjectFetch>,
     content: Content,
+    by_rdma: ByRdma,
     /// Why its file on this node is not read, where the gateway has a socket.
     not_by_file: Option<Error>,
     /// When it was opened, until its state is asked for.
@@ -73,8 +75,11 @@ impl ObjectSource {
         if url.is_prefix() {
             return Err(no_object(&bucket, &url)?);
         }
-        match bucket.read(|bucket| found(bucket, &url, access)).map_err(Error::from) {
-            Ok(found) => Self::new(bucket, url, found),
+        let by_rdma = ByRdma::of_environment()?;
+        // Its first bytes would come in a body of HTTP.
+        let has_first = access.read && !by_rdma.is_required();
+        match bucket.read(|bucket| found(bucket, &url, has_first)).map_err(Error::from) {
+            Ok(found) => Self::new(bucket, url, found, by_rdma),
             Err(error) if error.kind() == ErrorKind::NotFound && url.version.is_none() => {
                 Err(match no_object(&bucket, &url) {
                     Ok(found) if is_folder(&found) => found,
@@ -88,7 +93,7 @@ impl ObjectSource {
     }
 
     /// `bucket` is that of all sites, where reads may go to others.
-    fn new(bucket: Bucket, url: ObjectUrl, found: Found) -> Result<Self> {
+    fn new(bucket: Bucket, url: ObjectUrl, found: Found, by_rdma: ByRdma) -> Result<Self> {
         let Found { at, head, first, crc64 } = found;
         let (len, etag) = (head.len, head.etag.clone());
         let (key, version) = (url.key.clone(), url.version.clone());
@@ -98,7 +103,8 @@ impl ObjectSource {
         let sites = bucket.has_sites().then(|| Sites::new(bucket, &at, crc64));
         let fetch = ObjectFetch::new(endpoint, target, first, sites);
         let content = Content::of(&head);
-        Ok(Self { url, len, fetch, content, not_by_file: None, opened: Mutex::new(Some(Instant::now())) })
+        let opened = Mutex::new(Some(Instant::now()));
+        Ok(Self { url, len, fetch, content, by_rdma, not_by_file: None, opened })
     }
 
     /// Whether what the server said when it was opened is what it says now. Asked once.
@@ -116,15 +122,15 @@ struct Found {
     crc64: Option<String>,
 }
 
-fn found(bucket: &Bucket, url: &ObjectUrl, access: Access) -> Result<Found, Refusal> {
+fn found(bucket: &Bucket, url: &ObjectUrl, has_first: bool) -> Result<Found, Refusal> {
     let version = url.version.as_deref();
     // One that is to be read is asked for its first bytes at once.
-    let (head, first) = if access.read {
+    let (head, first) = if has_first {
         bucket.first(&url.key, version, FIRST)?
     } else {
         (bucket.head_here(&url.key, version)?, Vec::new())
     };
-    let is_whole = !access.read || first.len() as u64 == head.len;
+    let is_whole = !has_first || first.len() as u64 == head.len;
     let crc64 = match bucket.site_name() {
         None => None,
         // A server may send the checksum of a part with the part.
@@ -292,6 +298,10 @@ impl Source for ObjectSource {
         Fill::Requests(self)
     }
 
+    fn place(&self) -> Option<Result<Arc<dyn Place>>> {
+        if self.fetch.is_of_this_process() { self.by_rdma.place(&self.fetch) } else { None }
+    }
+
     fn sync(&self) -> Result<()> {
         Ok(())
     }
@@ -349,7 +359,8 @@ impl Source for ObjectSource {
         let not_by_file = self.not_by_file.iter().map(by_file::left_out);
         let not_elsewhere =
             self.fetch.stays_at_site().filter(|_| self.len > FIRST).map(|why| self.not_elsewhere(why));
-        let left_out = left_out.chain(not_by_file).chain(not_elsewhere).collect();
+        let not_by_rdma = self.by_rdma.left_out(&self.fetch);
+        let left_out = left_out.chain(not_by_file).chain(not_elsewhere).chain(not_by_rdma).collect();
         Facts { way: Some(way), left_out, file_system: Some("s3") }
     }
 
@@ -358,8 +369,9 @@ impl Source for ObjectSource {
             return None;
         }
         let (held_up, sites) = (self.held_up(), self.sites_from_now());
+        let by_rdma = self.by_rdma.late_note(&self.fetch);
         Some(Box::new(move || {
-            let notes: Vec<_> = [held_up(), sites()].into_iter().flatten().collect();
+            let notes: Vec<_> = [by_rdma(), held_up(), sites()].into_iter().flatten().collect();
             (!notes.is_empty()).then(|| notes.join("; "))
         }))
     }
@@ -391,8 +403,16 @@ impl Requests for ObjectSource {
             .with("url", &self.url)
             .hint("save a new one: forebay.save_file, forebay cp")));
         }
-        // SAFETY: the lane keeps the memory valid and untouched until the answer.
-        unsafe { self.fetch.start(request, done) };
+        let left = if self.fetch.is_of_this_process() {
+            // SAFETY: the lane keeps the memory valid and untouched until the answer.
+            unsafe { self.by_rdma.start(&self.fetch, request, done) }
+        } else {
+            Some((request, done))
+        };
+        if let Some((request, done)) = left {
+            // SAFETY: as above.
+            unsafe { self.fetch.start(request, done) };
+        }
     }
 
     fn shape(&self) -> RequestShape {

@@ -125,6 +125,17 @@ impl ObjectFetch {
         self.route().endpoint().clone()
     }
 
+    /// Where the object is read now, and its state there.
+    pub(crate) fn at(&self) -> (Arc<Endpoint>, Target) {
+        let route = self.route();
+        (route.endpoint().clone(), route.target.clone())
+    }
+
+    /// Bytes came from there by another way than its ranges.
+    pub(crate) fn came(&self, bytes: u64) {
+        self.route().bytes.fetch_add(bytes, Relaxed);
+    }
+
     /// The ETag of the object where it is read.
     pub(crate) fn etag(&self) -> Option<String> {
         self.route().target.etag.clone()

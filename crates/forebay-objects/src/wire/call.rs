@@ -42,6 +42,12 @@ impl Ask {
         self.is_post("uploads")
     }
 
+    /// Whether it is not sent again by itself where a kept connection is closed: a second attempt would leave another upload, or the server
+    /// may still be moving bytes for the first.
+    pub(super) fn is_sent_once(&self) -> bool {
+        self.begins_upload() || self.headers.iter().any(|(name, _)| name == "x-amz-rdma-token")
+    }
+
     fn is_post(&self, parameter: &str) -> bool {
         self.method == Method::Post && self.query.iter().any(|(name, _)| name == parameter)
     }

@@ -309,7 +309,7 @@ impl Worker {
         let was_kept = line.is_kept;
         self.close(line);
         let mut job = exchange.job;
-        if was_kept && job.resent < MOST_RESENT && !job.ask.begins_upload() {
+        if was_kept && job.resent < MOST_RESENT && !job.ask.is_sent_once() {
             job.resent += 1;
             job.place.set(None);
             return self.pool.push_again(job);

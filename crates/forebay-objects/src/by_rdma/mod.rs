@@ -1,0 +1,173 @@
+//! Objects by RDMA: their server writes ranges of them into memory that is registered, the caller's or a device's.
+
+mod place;
+mod read;
+mod trial;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use forebay_config::S3Rdma;
+use forebay_error::{Error, Result};
+use forebay_source::{Answer, Place, Request};
+
+use crate::fetch::ObjectFetch;
+use crate::lock;
+use crate::rdma::{MemoryOf, RdmaPeer};
+use place::ObjectPlace;
+use read::Reading;
+
+/// Shorter reads go by HTTP, unless RDMA is required.
+const SMALLEST: u64 = 256 << 10;
+
+/// How an object goes by RDMA.
+#[derive(Debug)]
+pub(crate) struct ByRdma {
+    wish: S3Rdma,
+    host: Arc<HostBytes>,
+    /// Why they do not go by RDMA was said where a device's memory was to be read into.
+    is_told: AtomicBool,
+}
+
+/// Bytes of reads into host memory.
+#[derive(Debug, Default)]
+struct HostBytes {
+    by_rdma: AtomicU64,
+    /// Those that RDMA was begun for, and failed, and the last reason.
+    by_body: Mutex<(u64, Option<Error>)>,
+}
+
+/// How it goes, for receipts.
+fn way(peer: &RdmaPeer) -> String {
+    format!("S3 by RDMA, rc1, server {}", peer.server())
+}
+
+impl ByRdma {
+    /// As the environment says now.
+    pub(crate) fn of_environment() -> Result<Self> {
+        let wish = S3Rdma::from_env()?;
+        Ok(Self { wish, host: Arc::default(), is_told: AtomicBool::new(false) })
+    }
+
+    /// Whether no byte may come in a body of HTTP.
+    pub(crate) fn is_required(&self) -> bool {
+        self.wish == S3Rdma::Require
+    }
+
+    fn is_worth(&self, bytes: u64) -> bool {
+        match self.wish {
+            S3Rdma::Off => false,
+            S3Rdma::Prefer => bytes >= SMALLEST,
+            S3Rdma::Require => bytes > 0,
+        }
+    }
+
+    /// What places an object's bytes.
+    pub(crate) fn place(&self, fetch: &Arc<ObjectFetch>) -> Option<Result<Arc<dyn Place>>> {
+        let (endpoint, target) = fetch.at();
+        if !self.is_worth(target.len) {
+            return None;
+        }
+        let peer = RdmaPeer::of(&endpoint);
+        match peer.ask() {
+            Ok(domain) => {
+                let object = Reading { fetch: fetch.clone(), endpoint, target, peer };
+                Some(Ok(Arc::new(ObjectPlace { object, domain })))
+            }
+            Err(_) if peer.has_no_nic() && !self.is_required() => None,
+            Err(error) => {
+                self.is_told.store(true, Relaxed);
+                Some(Err(error))
+            }
+        }
+    }
+
+    /// Starts a read into host memory where it goes by RDMA. Returns it where it does not.
+    ///
+    /// # Safety
+    /// The request's memory is valid, and nobody else uses it, until the answer.
+    pub(crate) unsafe fn start(
+        &self,
+        fetch: &Arc<ObjectFetch>,
+        request: Request,
+        answer: Answer,
+    ) -> Option<(Request, Answer)> {
+        let (endpoint, target) = fetch.at();
+        let len = target.len.saturating_sub(request.offset).min(request.memory.len as u64) as usize;
+        if !self.is_worth(len as u64) {
+            return Some((request, answer));
+        }
+        let object = Reading { fetch: fetch.clone(), peer: RdmaPeer::of(&endpoint), endpoint, target };
+        match self.is_ready(&object) {
+            Ok(true) => {}
+            Ok(false) => return Some((request, answer)),
+            Err(error) => {
+                answer(Err(error.hint("FOREBAY_S3_RDMA=prefer")));
+                return None;
+            }
+        }
+        let (host, is_required, again) = (self.host.clone(), self.is_required(), fetch.clone());
+        let (memory, offset) = (request.memory, request.offset);
+        let end: Answer = Box::new(move |result| match result {
+            Ok(bytes) => {
+                host.by_rdma.fetch_add(bytes as u64, Relaxed);
+                answer(Ok(bytes));
+            }
+            Err(error) if is_required => answer(Err(error)),
+            Err(error) => {
+                let mut by_body = lock(&host.by_body);
+                *by_body = (by_body.0 + len as u64, Some(error));
+                drop(by_body);
+                // SAFETY: the memory is the request's until its answer, and no operation has it any more.
+                unsafe { again.start(request, answer) };
+            }
+        });
+        // SAFETY: the caller keeps the memory until the answer, which is behind all operations.
+        unsafe { object.start(offset, len, |at, len| MemoryOf::Host(memory.after(at).first(len)), end) };
+        None
+    }
+
+    /// Whether bytes are known to come into host memory. Where they must, it is found out now, else beside this read, which goes by HTTP.
+    fn is_ready(&self, object: &Reading) -> Result<bool> {
+        if self.is_required() {
+            object.peer.ask()?;
+            return object.try_now().map(|()| true);
+        }
+        match object.peer.known() {
+            Some(Err(_)) => Ok(false),
+            known => Ok(object.try_beside() && known.is_some()),
+        }
+    }
+
+    /// What came into host memory from now on, for receipts.
+    pub(crate) fn late_note(&self, fetch: &ObjectFetch) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+        let host = self.host.clone();
+        let before = (host.by_rdma.load(Relaxed), lock(&host.by_body).0);
+        let peer = (self.wish != S3Rdma::Off).then(|| RdmaPeer::of(&fetch.endpoint()));
+        move || {
+            let peer = peer.as_ref()?;
+            let by_rdma = host.by_rdma.load(Relaxed) - before.0;
+            let (way, nic) = (way(peer), peer.nic().unwrap_or_default());
+            let came = (by_rdma > 0).then(|| {
+                format!("{by_rdma} bytes by RDMA into host memory: {way}, NIC {nic}; keys: per operation")
+            });
+            let (by_body, why) = lock(&host.by_body).clone();
+            let by_body = by_body - before.1;
+            let left = why.filter(|_| by_body > 0).map(|why| format!("{by_body} bytes by HTTP body: {why}"));
+            let notes: Vec<_> = came.into_iter().chain(left).collect();
+            (!notes.is_empty()).then(|| notes.join("; "))
+        }
+    }
+
+    /// Why bytes go by HTTP where the server was asked for RDMA, and what to do.
+    pub(crate) fn left_out(&self, fetch: &ObjectFetch) -> Option<(String, String)> {
+        if self.wish == S3Rdma::Off || self.is_told.load(Relaxed) {
+            return None;
+        }
+        let error = RdmaPeer::of(&fetch.endpoint()).refusal()?;
+        Some((
+            format!("by HTTP body: {error}"),
+            "to not ask servers for RDMA: FOREBAY_S3_RDMA=off".to_owned(),
+        ))
+    }
+}

@@ -1,0 +1,72 @@
+//! An object as what places its bytes in registered memory.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{Answer, Direction, HostRange, Place, PlaceScope, Request, StateToken};
+use forebay_verbs::{DeviceRange, Domain, RegisteredMemory};
+
+use super::read::Reading;
+use super::way;
+use crate::pace::deadline;
+use crate::rdma::{MemoryOf, RdmaPeer};
+
+/// An object whose server takes RDMA.
+pub(super) struct ObjectPlace {
+    pub(super) object: Reading,
+    pub(super) domain: Arc<dyn Domain>,
+}
+
+impl fmt::Debug for ObjectPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectPlace").field("target", &self.object.target).finish_non_exhaustive()
+    }
+}
+
+impl Place for ObjectPlace {
+    fn way(&self) -> String {
+        way(&self.object.peer)
+    }
+
+    /// All objects of a server are alike.
+    fn scope(&self) -> PlaceScope {
+        let peer: Weak<RdmaPeer> = Arc::downgrade(&self.object.peer);
+        PlaceScope { server: peer as Weak<dyn Any + Send + Sync>, file_system: (0, 0) }
+    }
+
+    fn domain(&self) -> Result<Arc<dyn Domain>> {
+        Ok(self.domain.clone())
+    }
+
+    unsafe fn place(&self, offset: u64, range: DeviceRange, memory: Arc<RegisteredMemory>, answer: Answer) {
+        let len = self.object.target.len.saturating_sub(offset).min(range.len as u64) as usize;
+        let memory =
+            |at: usize, len| MemoryOf::Kept(memory.clone(), DeviceRange::new(range.start + at as u64, len));
+        // SAFETY: passed on.
+        unsafe { self.object.start(offset, len, memory, answer) };
+    }
+
+    /// By HTTP: a trial compares two ways.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
+        let (tell, told) = sync_channel(1);
+        let memory = HostRange::of_mut(bytes);
+        let request = Request { direction: Direction::Read, offset, memory, ahead: 0 };
+        // SAFETY: the memory is borrowed, and the answer is waited for.
+        unsafe { self.object.fetch.start(request, Box::new(move |result| drop(tell.send(result)))) };
+        told.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a read was not answered")))
+    }
+
+    fn state(&self) -> Result<StateToken> {
+        let head = self.object.fetch.head()?.head;
+        let text = format!("{} {:?} {:?} {:?}", head.len, head.etag, head.version, head.modified);
+        Ok(StateToken::new(text.as_bytes()))
+    }
+
+    fn deadline(&self) -> Duration {
+        deadline()
+    }
+}

@@ -1,0 +1,114 @@
+//! Ranges of an object: each is cut into operations, and answered behind the last of them.
+
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::sync::{Arc, Mutex};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_source::{Answer, Direction, FileReplaced};
+
+use crate::calls::etag::replaced;
+use crate::calls::refusal;
+use crate::endpoint::Endpoint;
+use crate::fetch::{ObjectFetch, Target};
+use crate::lock;
+use crate::rdma::{Expected, MemoryOf, NotMoved, Operation, RdmaPeer};
+use crate::wire::call::Ask;
+
+/// Bytes of an operation at most: long ranges keep several sessions busy.
+const PIECE: u64 = 8 << 20;
+
+/// An object, as it is read at its server now.
+#[derive(Clone)]
+pub(super) struct Reading {
+    pub(super) fetch: Arc<ObjectFetch>,
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) target: Target,
+    pub(super) peer: Arc<RdmaPeer>,
+}
+
+/// The operations of a range.
+struct Joint {
+    left: AtomicUsize,
+    bytes: usize,
+    failed: Mutex<Option<Error>>,
+    answer: Mutex<Option<Answer>>,
+}
+
+impl Joint {
+    fn ended(&self, result: Result<()>) {
+        if let Err(error) = result {
+            lock(&self.failed).get_or_insert(error);
+        }
+        if self.left.fetch_sub(1, AcqRel) > 1 {
+            return;
+        }
+        let failed = lock(&self.failed).take();
+        let answer = lock(&self.answer).take();
+        if let Some(answer) = answer {
+            answer(failed.map_or(Ok(self.bytes), Err));
+        }
+    }
+}
+
+impl Reading {
+    /// Reads `len` bytes from `offset` on, all of which the object has; `memory` says where bytes of the range belong.
+    ///
+    /// # Safety
+    /// The memory is valid, and nobody else uses it, until the answer.
+    pub(super) unsafe fn start(
+        &self,
+        offset: u64,
+        len: usize,
+        memory: impl Fn(usize, usize) -> MemoryOf,
+        answer: Answer,
+    ) {
+        let piece = usize::try_from(self.peer.operation_bytes().clamp(1, PIECE)).unwrap_or(len).max(1);
+        let left = AtomicUsize::new(len.div_ceil(piece));
+        if len == 0 {
+            return answer(Ok(0));
+        }
+        let joint =
+            Arc::new(Joint { left, bytes: len, failed: Mutex::default(), answer: Mutex::new(Some(answer)) });
+        for at in (0..len).step_by(piece) {
+            let (start, bytes) = (offset + at as u64, piece.min(len - at));
+            // SAFETY: passed on.
+            unsafe { self.operation((start, start + bytes as u64), memory(at, bytes), joint.clone()) };
+        }
+    }
+
+    /// # Safety
+    /// As [`Reading::start`].
+    unsafe fn operation(&self, (start, end): (u64, u64), memory: MemoryOf, joint: Arc<Joint>) {
+        let ask = self.target.ask(Some((start, end)));
+        let expected = Expected {
+            etag: self.target.etag.clone(),
+            content_range: Some(format!("bytes {start}-{}/{}", end - 1, self.target.len)),
+        };
+        let (this, asked) = (self.clone(), ask.clone());
+        let done = Box::new(move |ended: Result<_, NotMoved>| {
+            let result = ended.map(|_| this.fetch.came(end - start)).map_err(|why| this.error(&asked, why));
+            joint.ended(result);
+        });
+        // SAFETY: passed on.
+        self.peer.start(unsafe { Operation::new((Direction::Read, ask), memory, expected, done) });
+    }
+
+    fn error(&self, ask: &Ask, why: NotMoved) -> Error {
+        let error = match why {
+            NotMoved::Declined(error) | NotMoved::Failed(error) => error,
+            NotMoved::Refused(head, document) => {
+                let error = match head.status {
+                    412 => replaced(self.target.etag.as_deref(), None),
+                    _ => refusal(&self.endpoint, ask, &head, &document).error,
+                };
+                if matches!(head.status, 404 | 412) { error.source(FileReplaced) } else { error }
+            }
+            NotMoved::Replaced(head) => {
+                replaced(self.target.etag.as_deref(), head.header("etag")).source(FileReplaced)
+            }
+            NotMoved::Unknown => Error::new(ErrorKind::Internal, "a read has no known end"),
+        };
+        let has_url = error.context().iter().any(|(key, _)| *key == "url");
+        if has_url { error } else { error.with("url", self.target.url()) }
+    }
+}

@@ -1,0 +1,56 @@
+//! Host memory that is registered for one operation, by a key that ends with it.
+
+use std::ptr;
+
+use forebay_error::Result;
+use forebay_source::{Direction, HostRange};
+use forebay_verbs::{Access, Domain, Memory, Pages, Region, Remote};
+
+/// The caller's memory, or pages in its place.
+pub(super) struct HostRegion {
+    // Ends before the pages do.
+    region: Region,
+    /// Where a fork would take the caller's memory from the device.
+    copy: Option<Pages>,
+    memory: HostRange,
+}
+
+impl HostRegion {
+    /// Registers memory that the server writes (a read of the object) or reads.
+    ///
+    /// # Safety
+    /// The memory is valid, and this operation's alone, until the region has ended.
+    pub(super) unsafe fn new(domain: &dyn Domain, memory: HostRange, direction: Direction) -> Result<Self> {
+        let copy = if domain.copies_at_fork() { None } else { Some(Pages::new(memory.len)?) };
+        let place = copy.as_ref().map_or(memory, |pages| pages.range().first(memory.len));
+        let access = match direction {
+            Direction::Read => Access::WRITE | Access::REMOTE_WRITE,
+            Direction::Write => Access::READ | Access::REMOTE_READ,
+        };
+        if copy.is_some() && direction == Direction::Write {
+            // SAFETY: both have that many bytes; nobody changes those of the caller.
+            unsafe { ptr::copy_nonoverlapping(memory.start, place.start, memory.len) };
+        }
+        // SAFETY: as the caller promises; the pages are this region's.
+        let region = unsafe { domain.register(Memory::Host(place), access) }?;
+        Ok(Self { region, copy, memory })
+    }
+
+    /// How the server names it.
+    pub(super) fn remote(&self) -> Remote {
+        Remote { key: self.region.remote_key(), address: self.region.memory().start }
+    }
+
+    /// Ends the key. After an error the server still reaches the memory, by the connections of its domain.
+    pub(super) fn end(&mut self) -> Result<()> {
+        self.region.try_release()
+    }
+
+    /// Brings bytes of a read to the caller's memory: all of them are there.
+    pub(super) fn deliver(&self) {
+        if let Some(pages) = &self.copy {
+            // SAFETY: both have that many bytes, and the caller's memory is this operation's.
+            unsafe { ptr::copy_nonoverlapping(pages.range().start, self.memory.start, self.memory.len) };
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! The server of an endpoint: whether it takes RDMA, its sessions, and operations that wait for one.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, ErrorKind, Result};
+use forebay_remote::process::OfProcess;
+use forebay_source::Direction;
+use forebay_sys::threads;
+use forebay_verbs::{Domain, Why};
+
+use super::connect::{DECLINED, NoSession, REST, Reached};
+use super::memory::HostRegion;
+use super::operation::{NotMoved, Operation, Sent};
+use super::session::Session;
+use crate::account::Account;
+use crate::endpoint::Endpoint;
+use crate::lock;
+use crate::wire::call::{Body, ReplyHead};
+use crate::wire::site::Site;
+
+/// Sessions with a server at most: each has one operation at a time.
+pub(super) const MOST_SESSIONS: usize = 8;
+
+/// The server of an endpoint.
+pub(crate) struct RdmaPeer {
+    myself: Weak<Self>,
+    account: Arc<Account>,
+    site: Site,
+    state: Mutex<State>,
+    /// One thread asks.
+    turn: Mutex<()>,
+    /// Bytes have moved by RDMA.
+    has_moved: AtomicBool,
+}
+
+struct State {
+    reached: Option<Reached>,
+    /// The last session that was asked for was given: bytes of an operation at most.
+    speaks: Option<u64>,
+    idle: Vec<Session>,
+    /// Those that there are, or that are being made.
+    sessions: usize,
+    /// How many the server gives.
+    most: usize,
+    is_connecting: bool,
+    waiting: VecDeque<Operation>,
+    is_pumping: bool,
+    trial: HostTrial,
+    refused: Option<Refused>,
+}
+
+/// Whether bytes come into host memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HostTrial {
+    None,
+    Begun,
+    Good,
+    /// It is not tried again until then.
+    Failed(Instant),
+}
+
+/// Why nothing goes by RDMA.
+struct Refused {
+    error: Error,
+    until: Instant,
+    is_no_nic: bool,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            reached: None,
+            speaks: None,
+            idle: Vec::new(),
+            sessions: 0,
+            most: MOST_SESSIONS,
+            is_connecting: false,
+            waiting: VecDeque::new(),
+            is_pumping: false,
+            trial: HostTrial::None,
+            refused: None,
+        }
+    }
+}
+
+/// An operation's session, and its region.
+type Used = (Session, Option<HostRegion>);
+
+/// The next step.
+enum Step {
+    Send(Session, Operation),
+    Connect,
+    End(Operation, NotMoved),
+    Nothing,
+}
+
+type Peers = Mutex<Vec<(Weak<Endpoint>, Arc<RdmaPeer>)>>;
+
+/// A forked child has connections of its own.
+static PEERS: OfProcess<Peers> = OfProcess::new();
+
+impl RdmaPeer {
+    /// That of an endpoint.
+    pub(crate) fn of(endpoint: &Arc<Endpoint>) -> Arc<Self> {
+        let mut all = lock(PEERS.get());
+        let is_it = |(known, _): &&(Weak<Endpoint>, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(endpoint));
+        if let Some((_, peer)) = all.iter().find(is_it) {
+            return peer.clone();
+        }
+        let over: Vec<_> = all.extract_if(.., |(endpoint, _)| endpoint.strong_count() == 0).collect();
+        let (account, site) = (endpoint.account.clone(), endpoint.site.clone());
+        let peer = Arc::new_cyclic(|myself| Self {
+            myself: myself.clone(),
+            account,
+            site,
+            state: Mutex::default(),
+            turn: Mutex::default(),
+            has_moved: AtomicBool::new(false),
+        });
+        all.push((Arc::downgrade(endpoint), peer.clone()));
+        drop(all);
+        drop(over);
+        peer
+    }
+
+    /// The server as messages name it.
+    pub(crate) fn server(&self) -> String {
+        self.site.name()
+    }
+
+    /// Whether bytes go by RDMA: the domain in which memory is to be registered. The server is asked where that is not known.
+    pub(crate) fn ask(&self) -> Result<Arc<dyn Domain>> {
+        if let Some(known) = self.known() {
+            return known;
+        }
+        let _turn = lock(&self.turn);
+        if let Some(known) = self.known() {
+            return known;
+        }
+        match self.connect() {
+            Ok(session) => {
+                let domain = session.domain.clone();
+                let mut state = lock(&self.state);
+                (state.speaks, state.refused, state.most) = (Some(session.most), None, MOST_SESSIONS);
+                state.sessions += 1;
+                state.idle.push(session);
+                Ok(domain)
+            }
+            Err(why) => Err(self.refuse(&mut lock(&self.state), why)),
+        }
+    }
+
+    /// The same, as far as it is known.
+    pub(crate) fn known(&self) -> Option<Result<Arc<dyn Domain>>> {
+        let state = lock(&self.state);
+        if let Some(refused) = state.refused.as_ref().filter(|refused| Instant::now() < refused.until) {
+            return Some(Err(refused.error.clone()));
+        }
+        state.speaks?;
+        state.reached.as_ref().map(|reached| Ok(reached.domain.clone()))
+    }
+
+    /// Whether bytes were seen to come into host memory. `None`: not known, and the caller is the one to find out: then it says so by
+    /// [`RdmaPeer::tried`]. Where the last trial failed a moment ago, a caller that does not wait leaves it at that.
+    pub(crate) fn begin_trial(&self, waits: bool) -> Option<bool> {
+        let mut state = lock(&self.state);
+        let begins = match state.trial {
+            HostTrial::None => true,
+            HostTrial::Failed(until) => waits || Instant::now() >= until,
+            HostTrial::Begun | HostTrial::Good => false,
+        };
+        if begins {
+            state.trial = HostTrial::Begun;
+        }
+        (!begins).then_some(state.trial == HostTrial::Good)
+    }
+
+    /// The end of a trial: whether bytes came, or it is not known.
+    pub(crate) fn tried(&self, came: Option<bool>) {
+        let mut state = lock(&self.state);
+        state.trial = match came {
+            Some(true) => HostTrial::Good,
+            _ => HostTrial::Failed(Instant::now() + REST),
+        };
+        if came == Some(false) {
+            let text = "the server says that bytes moved, and they did not arrive in host memory";
+            let error = Error::new(ErrorKind::Corrupt, text);
+            self.refuse(&mut state, NoSession { error, pause: DECLINED, is_no_nic: false });
+        }
+    }
+
+    /// Why nothing goes by RDMA, where there is more to say than that this machine has none.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        let state = lock(&self.state);
+        let refused = state.refused.as_ref().filter(|refused| !refused.is_no_nic);
+        refused.filter(|refused| Instant::now() < refused.until).map(|refused| refused.error.clone())
+    }
+
+    /// Whether it is known that this machine has no RDMA on the way to the server.
+    pub(crate) fn has_no_nic(&self) -> bool {
+        lock(&self.state).refused.as_ref().is_some_and(|refused| refused.is_no_nic)
+    }
+
+    /// Bytes of an operation at most.
+    pub(crate) fn operation_bytes(&self) -> u64 {
+        lock(&self.state).speaks.unwrap_or(u64::MAX)
+    }
+
+    /// The NIC, where one is in use.
+    pub(crate) fn nic(&self) -> Option<String> {
+        lock(&self.state).reached.as_ref().map(|reached| reached.domain.device().name.clone())
+    }
+
+    /// Starts an operation. It ends in any case, perhaps before this returns.
+    pub(crate) fn start(&self, operation: Operation) {
+        lock(&self.state).waiting.push_back(operation);
+        self.pump();
+    }
+
+    fn connect(&self) -> Result<Session, NoSession> {
+        let known = lock(&self.state).reached.clone();
+        let reached = if let Some(reached) = known {
+            reached
+        } else {
+            let new = Reached::new(&self.account, &self.site)?;
+            lock(&self.state).reached.get_or_insert(new).clone()
+        };
+        reached.connect()
+    }
+
+    /// Nothing goes by RDMA for a while.
+    fn refuse(&self, state: &mut State, why: NoSession) -> Error {
+        let NoSession { error, pause, is_no_nic } = why;
+        // The next one to ask opens the device anew.
+        if state.sessions == 0 || matches!(Why::of(&error), Some(Why::DeviceRemoved)) {
+            state.reached = None;
+        }
+        (state.speaks, state.trial) = (None, HostTrial::None);
+        let error = error.with("server", self.server());
+        state.refused = Some(Refused { error: error.clone(), until: Instant::now() + pause, is_no_nic });
+        error
+    }
+
+    fn pump(&self) {
+        let mut state = lock(&self.state);
+        // The thread that does it goes on.
+        if std::mem::replace(&mut state.is_pumping, true) {
+            return;
+        }
+        loop {
+            let step = Self::next(&mut state);
+            if matches!(step, Step::Nothing) {
+                state.is_pumping = false;
+                return;
+            }
+            drop(state);
+            match step {
+                Step::Send(session, operation) => self.send(session, operation),
+                Step::Connect => self.connect_beside(),
+                Step::End(operation, why) => operation.end(Err(why)),
+                Step::Nothing => {}
+            }
+            state = lock(&self.state);
+        }
+    }
+
+    fn next(state: &mut State) -> Step {
+        let Some(operation) = state.waiting.pop_front() else { return Step::Nothing };
+        if let Some(refused) = state.refused.as_ref().filter(|refused| Instant::now() < refused.until) {
+            return Step::End(operation, NotMoved::Declined(refused.error.clone()));
+        }
+        while let Some(mut session) = state.idle.pop() {
+            if session.is_alive() {
+                return Step::Send(session, operation);
+            }
+            state.sessions -= 1;
+        }
+        state.waiting.push_front(operation);
+        if state.is_connecting || state.sessions >= state.most {
+            return Step::Nothing;
+        }
+        state.is_connecting = true;
+        state.sessions += 1;
+        Step::Connect
+    }
+
+    /// A thread makes one more session.
+    fn connect_beside(&self) {
+        let Some(peer) = self.myself.upgrade() else { return };
+        let begun = threads::spawn("forebay-s3-rdma", move || peer.connected(peer.connect()));
+        if let Err(error) = begun {
+            let error = Error::from_io(&error, "cannot start a thread");
+            self.connected(Err(NoSession { error, pause: REST, is_no_nic: false }));
+        }
+    }
+
+    fn connected(&self, made: Result<Session, NoSession>) {
+        let mut state = lock(&self.state);
+        state.is_connecting = false;
+        match made {
+            Ok(session) => {
+                state.speaks = Some(session.most);
+                state.idle.push(session);
+            }
+            Err(why) => {
+                state.sessions -= 1;
+                // It gives no more than there are.
+                state.most = state.sessions.max(1);
+                if state.sessions == 0 {
+                    self.refuse(&mut state, why);
+                }
+            }
+        }
+        drop(state);
+        self.pump();
+    }
+
+    fn send(&self, mut session: Session, operation: Operation) {
+        session.touch();
+        let Some(peer) = self.myself.upgrade() else { return };
+        match operation.register(&session) {
+            Ok((memory, region)) => {
+                let (ask, network) = (operation.signed_ask(&session, memory), session.network.clone());
+                let (head, document, came) = (None, Vec::new(), 0);
+                let sent = Sent { peer, session, region, operation, head, document, came };
+                network.start(ask, Body::None, Box::new(sent));
+            }
+            Err(error) => {
+                lock(&self.state).idle.push(session);
+                operation.end(Err(NotMoved::Failed(error)));
+            }
+        }
+    }
+
+    /// The bytes are where they belong.
+    pub(super) fn moved(&self, (mut session, mut region): Used, operation: Operation, head: ReplyHead) {
+        // Where the key lives on, the connection ends in its place.
+        if let Some(Err(error)) = region.as_mut().map(HostRegion::end) {
+            return self.failed((session, region), operation, error);
+        }
+        if let Some(region) = region.filter(|_| operation.direction == Direction::Read) {
+            region.deliver();
+        }
+        self.has_moved.store(true, Relaxed);
+        session.touch();
+        lock(&self.state).idle.push(session);
+        operation.end(Ok(head));
+        self.pump();
+    }
+
+    /// The reply says that nothing moved, or cannot be believed. The connection ends first, then the key, then the operation.
+    pub(super) fn not_moved(&self, (session, region): Used, operation: Operation, why: NotMoved) {
+        drop(session);
+        drop(region);
+        lock(&self.state).sessions -= 1;
+        operation.end(Err(why));
+        self.pump();
+    }
+
+    /// No reply came, or an incomplete one.
+    pub(super) fn failed(&self, used: Used, operation: Operation, error: Error) {
+        self.not_moved(used, operation, NotMoved::Failed(error.with("server", self.server())));
+    }
+
+    /// The server has the session no more: another one is made, once.
+    pub(super) fn lost(&self, used: Used, operation: Operation) {
+        if operation.was_sent {
+            return self.declined(used, operation, "session");
+        }
+        let mut state = lock(&self.state);
+        // It has begun anew: it has none of the others either.
+        let others = std::mem::take(&mut state.idle);
+        state.sessions -= others.len();
+        drop(state);
+        drop(others);
+        self.again(used, operation);
+    }
+
+    /// The session has ended, and another one is to move the bytes.
+    pub(super) fn again(&self, (session, region): Used, mut operation: Operation) {
+        operation.was_sent = true;
+        drop(session);
+        drop(region);
+        let mut state = lock(&self.state);
+        state.sessions -= 1;
+        state.waiting.push_front(operation);
+        drop(state);
+        self.pump();
+    }
+
+    /// The server does not move the bytes by RDMA.
+    pub(super) fn declined(&self, used: Used, operation: Operation, reason: &str) {
+        let error = Error::new(ErrorKind::Unsupported, "the server does not move the bytes by RDMA");
+        let error = error.with("reason", reason);
+        // Others may have the size that is asked for. A way that bytes have gone may be there again soon.
+        let pause = match reason {
+            "size" => None,
+            "transfer" if self.has_moved.load(Relaxed) => Some(REST),
+            _ => Some(DECLINED),
+        };
+        self.leave_alone(used, operation, error, pause);
+    }
+
+    /// The server's reply is not believed.
+    pub(super) fn wrong(&self, used: Used, operation: Operation, why: &'static str) {
+        let error = Error::new(ErrorKind::Corrupt, format!("the server's reply by RDMA is wrong: {why}"));
+        self.leave_alone(used, operation, error, Some(DECLINED));
+    }
+
+    fn leave_alone(&self, used: Used, operation: Operation, error: Error, pause: Option<Duration>) {
+        let error = match pause {
+            Some(pause) => {
+                let why = NoSession { error, pause, is_no_nic: false };
+                self.refuse(&mut lock(&self.state), why)
+            }
+            None => error.with("server", self.server()),
+        };
+        self.not_moved(used, operation, NotMoved::Declined(error));
+    }
+}
+
+impl Drop for RdmaPeer {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(reached) = &state.reached {
+            state.idle.iter().for_each(|session| reached.disconnect(session.name));
+        }
+    }
+}
+
+impl fmt::Debug for RdmaPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaPeer").field("site", &self.site).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,406 @@
+//! Objects by RDMA: a server in the process writes into the software GPU's memory and into host memory, over a fabric in the process. The
+//! server and its lies: `rdma_server`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "../../forebay-engine/tests/common/mod.rs"]
+mod common;
+mod rdma_server;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::{allow_dma_bufs, config, pattern, soon, try_placed, turn};
+use fake_verbs::{Fake, Fault, Side, What};
+use forebay_config::{CachePolicy, IoBackend};
+use forebay_engine::{EngineKind, File, Receipt, Session, Way};
+use forebay_error::Result;
+use forebay_verbs::Kind;
+use rdma_server::{Lie, RdmaServer};
+
+const KEY: u64 = 9;
+const LEN: usize = 9_000_001;
+
+/// The environment is the process's.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A server over a fabric, with an object of known bytes, that the environment names.
+struct Named {
+    server: RdmaServer,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl std::ops::Deref for Named {
+    type Target = RdmaServer;
+    fn deref(&self) -> &RdmaServer {
+        &self.server
+    }
+}
+
+fn set(name: &str, value: &str) {
+    // SAFETY: other threads of tests wait for their turn; those of the client read variables when an object is opened.
+    unsafe { std::env::set_var(name, value) };
+}
+
+fn named_on(fabric: Fake, wish: &str) -> Named {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    forebay_objects::register();
+    let server = RdmaServer::start(fabric);
+    server.s3().put("bucket", "key", pattern(KEY, 0, LEN));
+    for (name, value) in server.environment() {
+        set(name, &value);
+    }
+    set("FOREBAY_S3_RDMA", wish);
+    forebay_objects::use_fabric(Arc::new(server.fabric.clone()));
+    Named { server, _turn: turn }
+}
+
+fn named(wish: &str) -> Named {
+    named_on(Fake::new(), wish)
+}
+
+fn opened() -> File {
+    File::open("s3://bucket/key").unwrap()
+}
+
+fn session() -> Session {
+    Session::with_config(config(IoBackend::Auto, CachePolicy::Auto)).unwrap()
+}
+
+/// Reads all of the object into the GPU's memory, which has other bytes before.
+fn read_gpu(session: &Session, file: &File) -> Result<Receipt> {
+    let mut buffer = session.buffer(0, LEN + 64).unwrap();
+    buffer.copy_from_slice(&vec![0xA5; LEN + 64]).unwrap();
+    let receipt = session.read_into(file, 0, &mut buffer, 0..LEN)?;
+    let bytes = buffer.to_vec().unwrap();
+    assert!(bytes[..LEN] == pattern(KEY, 0, LEN), "wrong bytes: {receipt}");
+    assert!(bytes[LEN..] == [0xA5; 64], "bytes beside the range");
+    Ok(receipt)
+}
+
+fn refusal(receipt: &Receipt) -> String {
+    let refused = receipt.election.refused.iter().find(|refusal| refusal.engine == EngineKind::Placed);
+    refused.map(|refusal| refusal.reason.clone()).unwrap_or_default()
+}
+
+#[test]
+fn a_server_writes_objects_into_gpu_memory_and_no_byte_crosses_the_host() {
+    let turn = turn();
+    allow_dma_bufs();
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_placed(&session, &file, 4096);
+    let (copies, body) = (turn.fake.calls("cuMemcpyHtoDAsync_v2"), server.body_bytes());
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert_eq!((receipt.engine(), receipt.moved[Way::Server]), (EngineKind::Placed, LEN as u64), "{receipt}");
+    let text = receipt.to_string();
+    let note = format!(
+        "by RDMA into device memory: S3 by RDMA, rc1, server {}, NIC fake0; keys: per buffer",
+        server.environment()[0].1.trim_start_matches("http://")
+    );
+    assert!(text.contains(&note), "{text}");
+    assert!(!text.contains("HTTP body") && refusal(&receipt).is_empty(), "{text}");
+    assert_eq!(server.body_bytes(), body, "bytes came in a body");
+    // What sets the buffer is one copy.
+    assert!(turn.fake.calls("cuMemcpyHtoDAsync_v2") <= copies + 1);
+    // Odd ranges.
+    let mut buffer = session.buffer(0, 1 << 20).unwrap();
+    for (offset, len) in [(0, 1), (1, 4095), (LEN as u64 - 3, 3), (4095, 700_001)] {
+        let receipt = session.read_into(&file, offset, &mut buffer, 5..5 + len).unwrap();
+        assert_eq!(receipt.moved[Way::Server], len as u64, "{receipt}");
+        assert!(buffer.to_vec().unwrap()[5..5 + len] == pattern(KEY, offset, len));
+    }
+    assert_eq!(server.body_bytes(), body);
+}
+
+/// Lies, and what the receipt says of them.
+const LIES: [(Lie, &str); 9] = [
+    (Lie::Fewer, "other bytes than were asked for"),
+    (Lie::More, "other bytes than were asked for"),
+    (Lie::Half, "other bytes than were asked for"),
+    (Lie::NoHeader, "does not move the bytes by RDMA (reason=unsaid"),
+    (Lie::Declines, "does not move the bytes by RDMA (reason=dialect"),
+    (Lie::Status501, "does not move the bytes by RDMA (reason=unsaid"),
+    (Lie::OtherRange, "the bytes of another range"),
+    (Lie::OtherEtag, "the object was replaced"),
+    (Lie::SlowDown, "too much to do"),
+];
+
+#[test]
+fn no_wrong_reply_is_believed_and_the_bytes_are_right() {
+    let _turn = turn();
+    allow_dma_bufs();
+    for (lie, said) in LIES {
+        let (server, session) = (named("prefer"), session());
+        let file = opened();
+        try_placed(&session, &file, 4096);
+        let (connects, body) = (server.connects(), server.body_bytes());
+        server.lie(lie, 1000);
+        let receipt = read_gpu(&session, &file).unwrap();
+        assert_eq!(receipt.moved[Way::Server], 0, "{lie:?}: {receipt}");
+        let why = refusal(&receipt);
+        assert!(why.contains(said) && why.contains("were staged"), "{lie:?}: {receipt}");
+        // The first bytes came when it was opened.
+        assert!(server.body_bytes() >= body + LEN as u64 - (256 << 10), "{lie:?}");
+        let is_remembered = !matches!(lie, Lie::OtherEtag | Lie::SlowDown);
+        if is_remembered {
+            let (connects, transfers) = (server.connects(), server.transfers());
+            let receipt = read_gpu(&session, &file).unwrap();
+            assert!(refusal(&receipt).contains(said), "{lie:?}: {receipt}");
+            assert_eq!(
+                (server.connects(), server.transfers()),
+                (connects, transfers),
+                "asked again: {lie:?}"
+            );
+        }
+        assert!(server.connects() <= connects + 8);
+    }
+}
+
+#[test]
+fn a_server_that_moves_nothing_is_found_out_before_it_is_used() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (server, session) = (named("prefer"), session());
+    server.lie(Lie::MovesNothing, 1000);
+    let file = opened();
+    try_placed(&session, &file, 4096);
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert!(refusal(&receipt).contains("its bytes did not arrive"), "{receipt}");
+    assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
+}
+
+#[test]
+fn a_session_that_the_server_has_lost_is_made_again_once() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_placed(&session, &file, 4096);
+    read_gpu(&session, &file).unwrap();
+    for lie in [Lie::Forgets, Lie::Silent] {
+        let connects = server.connects();
+        server.lie(lie, 1);
+        let receipt = read_gpu(&session, &file).unwrap();
+        assert_eq!(receipt.moved[Way::Server], LEN as u64, "{lie:?}: {receipt}");
+        assert!(server.connects() > connects, "{lie:?}");
+    }
+    server.restart();
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert_eq!(receipt.moved[Way::Server], LEN as u64, "{receipt}");
+    // It never has one.
+    server.lie(Lie::Forgets, 1000);
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert!(refusal(&receipt).contains("reason=session"), "{receipt}");
+}
+
+#[test]
+fn bytes_that_come_behind_the_end_of_an_operation_are_refused_by_the_fabric() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_placed(&session, &file, 4096);
+    read_gpu(&session, &file).unwrap();
+    // Each of its two attempts, of each of the two ranges.
+    server.lie(Lie::WritesLater, 4);
+    let refused = server.refused();
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert_eq!(receipt.moved[Way::Server], 0, "{receipt}");
+    assert!(soon(|| server.refused() == refused + 4), "{}", server.refused());
+}
+
+#[test]
+fn a_reply_that_is_late_or_comes_twice_is_no_other() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_placed(&session, &file, 4096);
+    server.lie(Lie::Late(Duration::from_millis(600)), 2);
+    let began = Instant::now();
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert!(began.elapsed() >= Duration::from_millis(600));
+    assert_eq!(receipt.moved[Way::Server], LEN as u64, "{receipt}");
+    server.lie(Lie::Twice, 1000);
+    for _ in 0..3 {
+        read_gpu(&session, &file).unwrap();
+    }
+}
+
+#[test]
+fn a_write_beside_the_window_ends_the_session_and_reaches_nothing() {
+    let _turn = turn();
+    allow_dma_bufs();
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_placed(&session, &file, 4096);
+    server.fabric.inject(Fault::on(Side::Server, Kind::Write, What::Unreachable).times(1000));
+    let receipt = read_gpu(&session, &file).unwrap();
+    assert!(refusal(&receipt).contains("reason=transfer"), "{receipt}");
+}
+
+#[test]
+fn a_server_that_does_not_take_it_is_asked_once() {
+    let _turn = turn();
+    allow_dma_bufs();
+    for status in [403, 404, 405, 501] {
+        let (server, session) = (named("prefer"), session());
+        server.answer_connect(status);
+        let file = opened();
+        for _ in 0..3 {
+            let receipt = read_gpu(&session, &file).unwrap();
+            let text = receipt.to_string();
+            let line = format!("the server does not take RDMA (status={status}");
+            assert_eq!(text.matches(&line).count(), 1, "{text}");
+            assert_eq!(receipt.moved[Way::Server], 0, "{text}");
+        }
+        assert_eq!((server.connects(), server.transfers()), (1, 0));
+    }
+}
+
+#[test]
+fn nobody_is_asked_where_it_is_off_or_no_nic_leads_there() {
+    let _turn = turn();
+    allow_dma_bufs();
+    for (fabric, wish) in [(Fake::new(), "off"), (Fake::with(Vec::new()), "prefer")] {
+        // The server's own device is on another fabric.
+        let (server, session) = (named(wish), session());
+        forebay_objects::use_fabric(Arc::new(fabric));
+        let receipt = read_gpu(&session, &opened()).unwrap();
+        assert!(!receipt.to_string().contains("RDMA"), "{receipt}");
+        assert_eq!((server.connects(), server.transfers()), (0, 0));
+    }
+}
+
+/// Reads all of the object into host memory, which has other bytes before.
+fn read_host(session: &Session, file: &File) -> Result<Receipt> {
+    let mut buffer = session.host_buffer(LEN + 64).unwrap();
+    buffer.copy_from_slice(&vec![0xA5; LEN + 64]).unwrap();
+    let receipt = session.read_into(file, 0, &mut buffer, 0..LEN)?;
+    let bytes = buffer.to_vec().unwrap();
+    assert!(bytes[..LEN] == pattern(KEY, 0, LEN), "wrong bytes: {receipt}");
+    assert!(bytes[LEN..] == [0xA5; 64], "bytes beside the range");
+    Ok(receipt)
+}
+
+/// Reads until the server's RDMA was tried: the first reads go by HTTP.
+fn try_host(session: &Session, file: &File) -> Receipt {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let receipt = read_host(session, file).unwrap();
+        if receipt.to_string().contains("by RDMA into host memory") {
+            return receipt;
+        }
+        assert!(Instant::now() < until, "{receipt}");
+    }
+}
+
+#[test]
+fn host_memory_is_written_by_the_server_by_a_key_of_each_operation() {
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_host(&session, &file);
+    let (body, connects) = (server.body_bytes(), server.connects());
+    let receipt = read_host(&session, &file).unwrap();
+    let text = receipt.to_string();
+    let note = format!("{LEN} bytes by RDMA into host memory: S3 by RDMA, rc1, server 127.0.0.1:");
+    assert!(text.contains(&note) && text.contains("NIC fake0; keys: per operation"), "{text}");
+    assert_eq!((server.body_bytes(), server.connects()), (body, connects), "{text}");
+    // Nothing stays registered: of a limit that one read needs, all is left.
+    server.fabric.limit_locked(64 << 20);
+    for _ in 0..10 {
+        assert!(read_host(&session, &file).unwrap().to_string().contains(&note));
+    }
+}
+
+#[test]
+fn where_rdma_is_required_no_body_has_bytes_and_a_refusal_is_an_error() {
+    let (server, session) = (named("require"), session());
+    let receipt = read_host(&session, &opened()).unwrap();
+    assert_eq!(server.body_bytes(), 0, "{receipt}");
+    // An odd range, shorter than those that are worth it otherwise.
+    let mut short = [0; 99];
+    opened().read_host(&mut short, 4097).unwrap();
+    assert!(short[..] == pattern(KEY, 4097, 99) && server.body_bytes() == 0);
+    server.lie(Lie::Declines, 1000);
+    let error = read_host(&session, &opened()).unwrap_err();
+    assert!(error.to_string().contains("reason=dialect"), "{error}");
+    drop(server);
+    let server = named("require");
+    server.answer_connect(405);
+    let error = read_host(&session, &opened()).unwrap_err();
+    assert!(error.to_string().contains("does not take RDMA (status=405"), "{error}");
+    assert_eq!((error.hints(), server.body_bytes()), (&["FOREBAY_S3_RDMA=prefer".to_owned()][..], 0));
+    drop(server);
+    let server = named("require");
+    forebay_objects::use_fabric(Arc::new(Fake::with(Vec::new())));
+    let error = read_host(&session, &opened()).unwrap_err();
+    assert!(error.to_string().contains("RDMA device"), "{error}");
+    assert_eq!(server.body_bytes(), 0);
+}
+
+#[test]
+fn no_wrong_reply_is_believed_for_host_memory() {
+    for (lie, _) in
+        LIES.into_iter().chain([(Lie::WritesLater, ""), (Lie::Beside, ""), (Lie::MovesNothing, "")])
+    {
+        let (server, session) = (named("prefer"), session());
+        let file = opened();
+        if lie == Lie::MovesNothing {
+            server.lie(lie, 1000);
+            for _ in 0..5 {
+                read_host(&session, &file).unwrap();
+            }
+            assert!(soon(|| {
+                let receipt = read_host(&session, &file).unwrap();
+                receipt.to_string().contains("by HTTP body: the server says that bytes moved")
+            }));
+            continue;
+        }
+        try_host(&session, &file);
+        server.lie(lie, 1000);
+        let refused = server.refused();
+        let text = read_host(&session, &file).unwrap().to_string();
+        assert!(text.contains(&format!("{LEN} bytes by HTTP body: ")), "{lie:?}: {text}");
+        assert!(!text.contains("by RDMA into host memory"), "{lie:?}: {text}");
+        if matches!(lie, Lie::WritesLater | Lie::Beside) {
+            assert!(soon(|| server.refused() > refused), "{lie:?}");
+        }
+    }
+}
+
+#[test]
+fn where_no_memory_can_be_locked_bytes_come_in_the_body_and_the_receipt_says_so() {
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_host(&session, &file);
+    server.fabric.limit_locked(4096);
+    let text = read_host(&session, &file).unwrap().to_string();
+    assert!(text.contains("bytes by HTTP body: cannot register memory"), "{text}");
+    server.fabric.limit_locked(u64::MAX);
+    server.fabric.copy_at_fork(false);
+    let text = read_host(&session, &file).unwrap().to_string();
+    assert!(text.contains(&format!("{LEN} bytes by RDMA into host memory")), "{text}");
+}
+
+#[test]
+fn operations_are_no_longer_than_the_server_takes() {
+    let (server, session) = (named("prefer"), session());
+    server.limit(1_000_003);
+    let file = opened();
+    try_host(&session, &file);
+    let transfers = server.transfers();
+    read_host(&session, &file).unwrap();
+    assert!(server.transfers() - transfers >= 9);
+    assert!(server.sessions() <= 8);
+}
+
+#[test]
+fn a_device_that_is_removed_ends_operations_and_others_begin_anew() {
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_host(&session, &file);
+    server.fabric.remove_device("fake0");
+    let text = read_host(&session, &file).unwrap().to_string();
+    assert!(!text.contains("by RDMA into host memory"), "{text}");
+}

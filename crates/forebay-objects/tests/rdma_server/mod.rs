@@ -1,0 +1,442 @@
+//! A server that speaks rc1, before one that speaks S3: written by the description of the wire (docs/reference/s3-rdma.md), with codecs of
+//! its own. It does what is right, or lies on demand.
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "a helper of tests; not each has need of all"
+)]
+
+mod http;
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fake_s3::{FakeS3, SECRET_KEY, verify_head};
+use fake_verbs::Fake;
+use forebay_verbs::{
+    Access, Completion, Connection, Domain, Fabric, HostRange, Memory, Options, Post, QueueEnd, Region,
+    Remote, Route,
+};
+use http::{Call, Reply};
+
+/// What the server does wrong, or otherwise than by RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// It says that a byte less moved.
+    Fewer,
+    /// It says that a byte more moved.
+    More,
+    /// It moves half, and says half.
+    Half,
+    /// It sends the body, without a word of RDMA.
+    NoHeader,
+    /// It sends the body, and says that it does.
+    Declines,
+    /// Its status is 501.
+    Status501,
+    /// It has no session any more, once.
+    Forgets,
+    /// It answers later.
+    Late(Duration),
+    /// It closes the connection in place of an answer; the bytes are there.
+    Silent,
+    /// It closes the connection in place of an answer, and writes the bytes after that.
+    WritesLater,
+    /// It says 200 to a PUT, and stores nothing.
+    StoresNothing,
+    /// It says that all moved, and moved nothing.
+    MovesNothing,
+    /// It writes a byte beside the window first.
+    Beside,
+    /// It moves the bytes of the object before.
+    OtherEtag,
+    /// It moves another range.
+    OtherRange,
+    /// It answers twice.
+    Twice,
+    /// It is overloaded.
+    SlowDown,
+}
+
+/// A session.
+struct Session {
+    connection: Box<dyn Connection>,
+}
+
+struct Shared {
+    s3: FakeS3,
+    domain: Arc<dyn Domain>,
+    sessions: Mutex<HashMap<String, Arc<Mutex<Session>>>>,
+    lie: Mutex<Option<(Lie, u64)>>,
+    connect_status: AtomicU64,
+    connects: AtomicU64,
+    transfers: AtomicU64,
+    numbers: AtomicU64,
+    /// Bytes of objects in bodies.
+    body_bytes: AtomicU64,
+    /// Writes that were refused by the fabric.
+    refused: AtomicU64,
+    is_over: AtomicBool,
+    most: AtomicU64,
+}
+
+/// The server; it ends when it is dropped.
+pub struct RdmaServer {
+    address: SocketAddr,
+    pub fabric: Fake,
+    shared: Arc<Shared>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl RdmaServer {
+    pub fn start(fabric: Fake) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let domain = fabric.serving().open(&Route::to(address)).unwrap();
+        let shared = Arc::new(Shared {
+            s3: FakeS3::start(),
+            domain,
+            sessions: Mutex::default(),
+            lie: Mutex::default(),
+            connect_status: AtomicU64::new(200),
+            connects: AtomicU64::new(0),
+            transfers: AtomicU64::new(0),
+            numbers: AtomicU64::new(0),
+            body_bytes: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+            most: AtomicU64::new(1 << 30),
+        });
+        let serving = shared.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if serving.is_over.load(SeqCst) {
+                    return;
+                }
+                let serving = serving.clone();
+                std::thread::spawn(move || serving.serve(&stream));
+            }
+        });
+        Self { address, fabric, shared }
+    }
+
+    pub fn s3(&self) -> &FakeS3 {
+        &self.shared.s3
+    }
+
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let mut all = self.shared.s3.environment();
+        all[0].1 = format!("http://{}", self.address);
+        all
+    }
+
+    /// Has it lie in the next answers by RDMA.
+    pub fn lie(&self, lie: Lie, times: u64) {
+        *lock(&self.shared.lie) = Some((lie, times));
+    }
+
+    /// The status of its answers to connect.
+    pub fn answer_connect(&self, status: u64) {
+        self.shared.connect_status.store(status, SeqCst);
+    }
+
+    /// Bytes of an operation at most.
+    pub fn limit(&self, bytes: u64) {
+        self.shared.most.store(bytes, SeqCst);
+    }
+
+    pub fn connects(&self) -> u64 {
+        self.shared.connects.load(SeqCst)
+    }
+
+    /// Requests with a token that were answered.
+    pub fn transfers(&self) -> u64 {
+        self.shared.transfers.load(SeqCst)
+    }
+
+    pub fn body_bytes(&self) -> u64 {
+        self.shared.body_bytes.load(SeqCst)
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(SeqCst)
+    }
+
+    pub fn sessions(&self) -> usize {
+        lock(&self.shared.sessions).len()
+    }
+
+    /// It begins anew: no session is left.
+    pub fn restart(&self) {
+        lock(&self.shared.sessions).clear();
+    }
+}
+
+impl Drop for RdmaServer {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, SeqCst);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+/// Memory of a server for one transfer.
+struct Slot {
+    bytes: Vec<u8>,
+    region: Region,
+}
+
+impl Shared {
+    fn slot(&self, mut bytes: Vec<u8>) -> Slot {
+        let memory = Memory::Host(HostRange::of_mut(&mut bytes));
+        // SAFETY: the bytes live as long as the region, and do not move.
+        let region = unsafe { self.domain.register(memory, Access::WRITE) }.unwrap();
+        Slot { bytes, region }
+    }
+
+    fn serve(&self, stream: &TcpStream) {
+        while let Some(call) = Call::read(stream) {
+            let Some(reply) = self.answer(&call) else { return };
+            if !reply.write(stream, &call.method) {
+                return;
+            }
+        }
+    }
+
+    /// `None`: the connection is closed.
+    fn answer(&self, call: &Call) -> Option<Reply> {
+        if call.path.starts_with("/.forebay/rdma/v1/") {
+            return Some(match verify_head(&call.head, SECRET_KEY) {
+                Ok(()) if call.path.ends_with("/connect") => self.connect(call),
+                Ok(()) if call.path.ends_with("/disconnect") => {
+                    let session = call.header("x-amz-rdma-session").unwrap_or_default();
+                    assert!(call.is_signed("x-amz-rdma-session"));
+                    lock(&self.sessions).remove(session);
+                    Reply::new(204)
+                }
+                _ => Reply::new(403),
+            });
+        }
+        let token = call.header("x-amz-rdma-token").map(str::to_owned);
+        match token {
+            Some(token) => {
+                let reply = self.transfer(call, &token);
+                self.transfers.fetch_add(1, SeqCst);
+                reply
+            }
+            None => Some(self.forward(call)),
+        }
+    }
+
+    fn forward(&self, call: &Call) -> Reply {
+        let reply = http::forward(self.s3.address(), call);
+        if call.method == "GET" && reply.status < 300 && call.key().is_some() {
+            self.body_bytes.fetch_add(reply.body.len() as u64, SeqCst);
+        }
+        reply
+    }
+
+    fn connect(&self, call: &Call) -> Reply {
+        self.connects.fetch_add(1, SeqCst);
+        let status = self.connect_status.load(SeqCst) as u16;
+        if status != 200 {
+            return Reply::new(status);
+        }
+        let number = |text: &str| http::number_of(&call.body, text);
+        assert_eq!(number("version"), 1);
+        let gid = http::text_of(&call.body, "gid");
+        let gid: Vec<u8> =
+            (0..16).map(|at| u8::from_str_radix(&gid[2 * at..2 * at + 2], 16).unwrap()).collect();
+        let peer = QueueEnd {
+            number: number("qpn") as u32,
+            first: number("psn") as u32,
+            gid: gid.try_into().unwrap(),
+            lid: number("lid") as u16,
+            port: number("port") as u8,
+            mtu: number("mtu") as u32,
+        };
+        let options = Options { reads_out: number("reads") as u8, ..Options::default() };
+        let end = self.domain.end(&options).unwrap();
+        let QueueEnd { number, first, gid, lid, port, mtu } = end.own();
+        let session = Session { connection: end.pair(&peer).unwrap() };
+        let name = format!("{:032x}", 0xfeed_0000_u64 + self.numbers.fetch_add(1, SeqCst));
+        lock(&self.sessions).insert(name.clone(), Arc::new(Mutex::new(session)));
+        let gid = format!("{:032x}", u128::from_be_bytes(gid));
+        let most = self.most.load(SeqCst);
+        let body = format!(
+            r#"{{"version":1,"session":"{name}","end":{{"qpn":{number},"psn":{first},"gid":"{gid}","lid":{lid},"port":{port},"mtu":{mtu}}},"operation_bytes":{most},"idle_seconds":300,"keys":["region"]}}"#
+        );
+        Reply::new(200).body(body.into_bytes())
+    }
+
+    fn lie_of_now(&self) -> Option<Lie> {
+        let mut lie = lock(&self.lie);
+        let (found, left) = (*lie)?;
+        *lie = if left > 1 { Some((found, left - 1)) } else { None };
+        Some(found)
+    }
+
+    fn transfer(&self, call: &Call, token: &str) -> Option<Reply> {
+        let is_signed = verify_head(&call.head, SECRET_KEY).is_ok() && call.is_signed("x-amz-rdma-token");
+        if !is_signed {
+            return Some(Reply::new(403));
+        }
+        let lie = self.lie_of_now();
+        let fields: Vec<_> = token.split(':').collect();
+        let ["rc", name, address, size, key] = fields[..] else { return Some(Reply::new(400)) };
+        let hex = |text| u64::from_str_radix(text, 16).unwrap();
+        let (to, size) = (Remote { address: hex(address), key: hex(key) as u32 }, hex(size) as usize);
+        let declined = |reason: &str, header: bool| {
+            let mut reply = self.forward(call);
+            if header {
+                reply = reply.with("x-amz-rdma-reply", "501").with("x-amz-rdma-reason", reason);
+            }
+            Some(reply)
+        };
+        match lie {
+            Some(Lie::NoHeader) => return declined("", false),
+            Some(Lie::Declines) => return declined("dialect", true),
+            Some(Lie::Status501) => return Some(Reply::new(501)),
+            Some(Lie::SlowDown) => return Some(Reply::new(503)),
+            Some(Lie::StoresNothing) => return Some(Reply::new(200).with("etag", "\"0\"")),
+            Some(Lie::Forgets) => _ = lock(&self.sessions).remove(name),
+            Some(Lie::Late(time)) => std::thread::sleep(time),
+            _ => {}
+        }
+        let Some(session) = lock(&self.sessions).get(name).cloned() else {
+            let put = Reply::new(409).with("x-amz-rdma-reason", "session");
+            return if call.method == "GET" { declined("session", true) } else { Some(put) };
+        };
+        let mut session = lock(&session);
+        let moved = match call.method.as_str() {
+            "GET" => self.get(call, &mut session, (to, size), lie),
+            _ => self.put(call, &mut session, (to, size), lie),
+        };
+        drop(session);
+        moved.unwrap_or_else(|()| {
+            lock(&self.sessions).remove(name);
+            let put = Reply::new(500).with("x-amz-rdma-reason", "transfer");
+            if call.method == "GET" { declined("transfer", true) } else { Some(put) }
+        })
+    }
+
+    fn get(
+        &self,
+        call: &Call,
+        session: &mut Session,
+        (to, size): (Remote, usize),
+        lie: Option<Lie>,
+    ) -> Result<Option<Reply>, ()> {
+        let (bucket, key) = call.key().unwrap();
+        let Some(bytes) = self.s3.get(bucket, key) else { return Ok(Some(Reply::new(404))) };
+        let etag = format!("\"{}\"", self.s3.etag(bucket, key).unwrap());
+        if call.header("if-match").is_some_and(|asked| asked != etag) {
+            return Ok(Some(Reply::new(412)));
+        }
+        let len = bytes.len();
+        let range = call.header("range").map(|range| {
+            let (start, end) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+            start.parse::<usize>().unwrap()..end.parse::<usize>().unwrap() + 1
+        });
+        let (start, end) = range.as_ref().map_or((0, len), |range| (range.start, range.end));
+        if end - start != size {
+            let reply = self.forward(call);
+            return Ok(Some(reply.with("x-amz-rdma-reply", "501").with("x-amz-rdma-reason", "size")));
+        }
+        let part = bytes[start..end].to_vec();
+        match lie {
+            Some(Lie::MovesNothing) => {}
+            Some(Lie::Half) => self.write(session, part[..size / 2].to_vec(), to)?,
+            Some(Lie::Beside) => {
+                let beside = Remote { address: to.address + size as u64, ..to };
+                self.write(session, vec![0xEE; 1], beside)?;
+            }
+            Some(Lie::Silent) => {
+                self.write(session, part, to)?;
+                return Ok(None);
+            }
+            Some(Lie::WritesLater) => {
+                // The client ends its connection when this one is closed.
+                let slot = self.slot(part);
+                call.close();
+                std::thread::sleep(Duration::from_millis(300));
+                let _ = self.post(session, &slot, to);
+                return Ok(None);
+            }
+            _ => self.write(session, part, to)?,
+        }
+        let status = if range.is_some() { 206 } else { 200 };
+        let said = match lie {
+            Some(Lie::Fewer) => size - 1,
+            Some(Lie::More) => size + 1,
+            Some(Lie::Half) => size / 2,
+            _ => size,
+        };
+        let etag = if lie == Some(Lie::OtherEtag) { "\"other\"".to_owned() } else { etag };
+        let mut reply = Reply::new(status).with("etag", &etag);
+        if range.is_some() {
+            let from = if lie == Some(Lie::OtherRange) { start + 1 } else { start };
+            reply = reply.with("content-range", &format!("bytes {from}-{}/{len}", end - 1));
+        }
+        let reply = reply
+            .with("x-amz-rdma-reply", &status.to_string())
+            .with("x-amz-rdma-bytes-transferred", &said.to_string());
+        if lie == Some(Lie::Twice) {
+            return Ok(Some(reply.twice()));
+        }
+        Ok(Some(reply))
+    }
+
+    fn put(
+        &self,
+        call: &Call,
+        session: &mut Session,
+        (from, size): (Remote, usize),
+        lie: Option<Lie>,
+    ) -> Result<Option<Reply>, ()> {
+        assert_eq!(call.header("x-amz-content-sha256"), Some("UNSIGNED-PAYLOAD"));
+        let slot = self.slot(vec![0; size]);
+        let into = slot.region.range(0, size).map_err(drop)?;
+        session.connection.read(1, into, from, Post::PLAIN).map_err(drop)?;
+        self.ended(session)?;
+        let bytes = slot.bytes.clone();
+        // As if the bytes had come in the body.
+        let mut reply = http::forward_put(&self.s3, call, &bytes);
+        if reply.status >= 300 {
+            return Ok(Some(reply));
+        }
+        if lie == Some(Lie::Silent) {
+            return Ok(None);
+        }
+        let said = if lie == Some(Lie::Fewer) { size - 1 } else { size };
+        reply = reply.with("x-amz-rdma-reply", "200").with("x-amz-rdma-bytes-transferred", &said.to_string());
+        Ok(Some(reply))
+    }
+
+    fn write(&self, session: &mut Session, bytes: Vec<u8>, to: Remote) -> Result<(), ()> {
+        let slot = self.slot(bytes);
+        self.post(session, &slot, to)
+    }
+
+    fn post(&self, session: &mut Session, slot: &Slot, to: Remote) -> Result<(), ()> {
+        let from = slot.region.range(0, slot.bytes.len()).map_err(drop)?;
+        session.connection.write(1, from, to, Post::PLAIN).map_err(drop)?;
+        self.ended(session)
+    }
+
+    fn ended(&self, session: &mut Session) -> Result<(), ()> {
+        let mut out = Vec::new();
+        session.connection.wait(&mut out, Duration::from_secs(20)).map_err(drop)?;
+        let is_done = out.iter().any(|one| matches!(one, Completion::Done { .. }));
+        if !is_done {
+            self.refused.fetch_add(1, SeqCst);
+        }
+        is_done.then_some(()).ok_or(())
+    }
+}
