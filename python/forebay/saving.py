@@ -168,7 +168,7 @@ def _in_memory(group: Sequence[_Piece]) -> list[_Piece]:
 
 
 def _add_sums(sums: dict[str, int], pieces: Sequence[_Piece]) -> None:
-    """Adds the checksums of pieces to those of what was written before of the same tensors."""
+    """Adds the checksums of pieces to those of earlier pieces of the same tensors."""
     found = _forebay.checksums([(piece.address, piece.nbytes) for piece in pieces])
     for piece, value in zip(pieces, found, strict=True):
         if piece.start:

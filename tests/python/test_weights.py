@@ -174,6 +174,16 @@ def test_any_other_operation_reads_and_is_counted(name: str, weights: Any, tenso
     assert all(operation in str(stats) for operation in stats.operations)
 
 
+@pytest.mark.parametrize("view", [lambda t: t.adjoint(), lambda t: t.mH, lambda t: t.H, lambda t: t[1:].mH.flatten()])
+def test_adjoint_complex_numbers_are_conjugated(
+    view: Callable[[Any], Any], weights: Any, tensors: dict[str, Any]
+) -> None:
+    wanted = view(tensors["complex"]).resolve_conj()
+    for use in (lambda t: t.clone(), lambda t: t.to(torch.complex128), lambda t: torch.zeros_like(wanted).copy_(t)):
+        assert torch.equal(use(view(weights["complex"])).resolve_conj(), use(wanted))
+    assert isinstance(weights["matrix"].mH, ft.Weight)
+
+
 def test_native_code_gets_the_bytes(weights: Any, tensors: dict[str, Any]) -> None:
     """Also where it takes the tensor for one on the device meta."""
     with pytest.warns(UserWarning, match="copy construct"):
@@ -197,6 +207,7 @@ def test_its_form_is_told_without_reading(weights: Any, tensors: dict[str, Any])
     assert weight.new_zeros(2).dtype == tensor.dtype and weight.type() == tensor.type()
     assert torch.is_tensor(weight) and torch.is_floating_point(weight) and torch.numel(weight) == tensor.numel()
     assert weight.size() == tensor.size() and weight.dim() == 3 and len(weight) == 4 and weight.is_contiguous()
+    assert weight.requires_grad_(False) is weight.requires_grad_(requires_grad=False) is weight
     assert not weight.requires_grad and weight.grad is None and weight.get_device() == -1
     assert torch.equal(torch.ones(2).to(weight), torch.ones(2, dtype=torch.bfloat16))
     assert hash(weight) == hash(weight) and weight.get_dtype() == "BF16" and weight.get_shape() == [4, 6, 8]

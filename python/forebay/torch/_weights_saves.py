@@ -1,4 +1,4 @@
-"""Tensors that are still in their files as what is saved: read part by part, so that a save needs no room for them."""
+"""Saves tensors that are still in their files: reads them part by part, so that a save needs no room for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe(weight: Weight, name: str) -> Described:
 
 
 def read_bytes(parts: Sequence[tuple[Weight, int, int]]) -> list[torch.Tensor]:
-    """Bytes of contiguous tensors, from a byte of each on and so many: in host memory, read together.
+    """Parts of contiguous tensors, each with its first byte and their number: in host memory, read together.
 
     Raises:
         ShortReadError, BusyError, IOFailedError, …: with tensor, file and range.

@@ -232,6 +232,9 @@ def _view(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
         if func in _CONTIGUOUS and not words and len(args) == 1:
             return weight._read("contiguous", _CPU, in_order=True)
         return _run(func, args, words)
+    if any(part.is_conj() or part.is_neg() for part in parts):
+        # `adjoint` of complex numbers: the file has the numbers as they were.
+        return _run(func, args, words)
     if calls.name_of(func) == "as_strided":
         _refuse_outside(plain, parts[0], [*args[1:], *words.values()])
     made = [Weight._make(weight._stored, part, weight._reads) for part in parts]
@@ -270,6 +273,12 @@ def _by_form(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
 def _empty(weight: Weight) -> torch.Tensor:
     """A tensor of its shape and dtype. Memory that nobody writes is not there."""
     return new_like(weight._plain, _CPU)
+
+
+def _no_grad(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+    """``tensor.requires_grad_(False)``, which loaders do to what they get."""
+    wants = (*args[1:], *words.values(), True)[0]
+    return _run(func, args, words) if wants else args[0]
 
 
 def _type(func: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
@@ -381,6 +390,7 @@ def _answers() -> dict[Any, _Answer]:
         ([torch.Tensor.__setitem__], _set_item),
         ([torch.Tensor.to], _to),
         ([torch.Tensor.type], _type),
+        ([torch.Tensor.requires_grad_], _no_grad),
         ([torch.Tensor.cuda], _cuda),
         ([torch.Tensor.cpu], _cpu),
         (calls.both("clone"), _clone),
