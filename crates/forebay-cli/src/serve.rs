@@ -1,7 +1,7 @@
 //! `forebay serve`: what this machine has, for others.
 
 use std::ffi::OsStr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_gateway::{
-    AccountEntry, Accounts, Limits, Server, ServerOptions, TlsFiles, in_directory, read_accounts,
+    AccountEntry, Accounts, Limits, RdmaOptions, Server, ServerOptions, TlsFiles, in_directory, read_accounts,
 };
 
 use crate::console::{Console, Failure};
@@ -55,6 +55,10 @@ struct S3Args {
     /// Give no files to programs on this machine
     #[arg(long)]
     no_local: bool,
+    /// Write objects into clients' memory by RDMA, from the NIC of this address; without one, of the address that a client came by
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1)]
+    #[expect(clippy::option_option, reason = "a flag with or without a value")]
+    rdma: Option<Option<IpAddr>>,
     /// Answer before objects are on the drive: a power cut may lose those of the last seconds
     #[arg(long)]
     no_sync: bool,
@@ -76,27 +80,30 @@ struct S3Args {
 pub(crate) fn run(args: &ServeArgs, console: &Console<'_>) -> std::result::Result<i32, Failure> {
     let ServeCommand::S3(args) = &args.command;
     let accounts = Arc::new(Accounts::new(entries(args)?, in_directory(&args.directory, !args.no_sync))?);
-    let server = Server::bind(options(args), &accounts)?;
+    let server = Server::bind(options(args)?, &accounts)?;
     let local = local_line(args, &server)?;
     let scheme = if args.tls_cert.is_some() { "https" } else { "http" };
     console.say(format!("serving {} at {scheme}://{}\n", args.directory.display(), server.address()));
     console.say(local);
+    console.say(rdma_line(args, &server));
     let args = args.clone();
     server.run(move || reread(&args, &accounts))?;
     Ok(0)
 }
 
-fn options(args: &S3Args) -> ServerOptions {
+fn options(args: &S3Args) -> Result<ServerOptions> {
     let files = args.tls_cert.clone().zip(args.tls_key.clone());
-    ServerOptions {
+    let rdma = |address| Ok::<_, Error>(RdmaOptions::new(Arc::new(forebay_verbs::verbs()?), address));
+    Ok(ServerOptions {
         tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
         limits: Limits { connections: args.max_connections, ..Limits::default() },
         metrics: args.metrics,
         local: local_directory(args),
+        rdma: args.rdma.map(rdma).transpose()?,
         access_log: args.access_log.clone(),
         leave_time: Duration::from_secs(args.leave_time),
         ..ServerOptions::new(args.listen)
-    }
+    })
 }
 
 /// Where the socket for programs on this machine goes.
@@ -126,6 +133,15 @@ fn local_line(args: &S3Args, server: &Server) -> Result<String> {
         Some(Err(error)) if args.local_directory.is_some() => Err(error.clone()),
         Some(Err(error)) => Ok(format!("programs on this machine get bytes, no files: {error}\n")),
         None => Ok(String::new()),
+    }
+}
+
+/// The line about RDMA.
+fn rdma_line(args: &S3Args, server: &Server) -> String {
+    match (args.rdma, server.rdma_device()) {
+        (Some(Some(address)), Some(device)) => format!("RDMA by {device} at {address}\n"),
+        (Some(_), _) => "RDMA by the NIC that a client reaches\n".to_owned(),
+        (None, _) => String::new(),
     }
 }
 

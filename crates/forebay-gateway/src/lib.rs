@@ -4,6 +4,7 @@
 //! - `store`: what the server needs of the place where objects lie; `posix` is the one over a directory.
 //! - `accounts`: who may ask, and what is theirs; `directory`: their stores below one directory.
 //! - `front`: S3's operations over a store.
+//! - `rdma`: sessions by which NICs move the bytes.
 //! - `server`: connections, their limits, TLS, the access log, figures.
 
 mod accounts;
@@ -12,6 +13,7 @@ mod front;
 mod hex;
 mod lane;
 pub mod posix;
+mod rdma;
 mod server;
 pub mod store;
 mod sweeper;
@@ -20,4 +22,5 @@ mod warn;
 
 pub use accounts::{AccountEntry, Accounts, OpenStore, read_accounts};
 pub use directory::in_directory;
+pub use rdma::RdmaOptions;
 pub use server::{Limits, Server, ServerOptions, Stop, TlsFiles};

@@ -1,14 +1,17 @@
 //! Who may do what, and what no request may ask for.
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use hyper::HeaderMap;
-use hyper::header::AUTHORIZATION;
+use forebay_s3_rdma::headers::{OTHER_TOKEN, PREFIX};
+use hyper::header::{AUTHORIZATION, HeaderName};
+use hyper::{HeaderMap, Uri};
 use s3s::access::{S3Access, S3AccessContext};
-use s3s::auth::{S3Auth, SecretKey};
+use s3s::auth::{Credentials, S3Auth, SecretKey};
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
 use super::lend::LocalPeer;
+use super::word::RdmaWord;
 use crate::accounts::{Account, Accounts, Seat};
 use crate::lane::FileLane;
 use crate::threads::Turns;
@@ -48,8 +51,11 @@ pub(crate) struct Visit {
     pub(crate) lane: Option<Arc<FileLane>>,
     /// Of a request through the socket of this machine.
     pub(crate) peer: Option<Arc<LocalPeer>>,
+    /// The address by which the client reached the server.
+    pub(crate) reached: Option<IpAddr>,
     known: Mutex<(&'static str, String)>,
     turns: OnceLock<Turns>,
+    word: Mutex<Option<RdmaWord>>,
 }
 
 tokio::task_local! {
@@ -76,8 +82,19 @@ impl Visit {
         belongs: &Arc<Belongs>,
         lane: Option<Arc<FileLane>>,
         peer: Option<Arc<LocalPeer>>,
+        reached: Option<IpAddr>,
     ) -> Arc<Self> {
-        Arc::new(Self { belongs: Arc::clone(belongs), lane, peer, ..Self::default() })
+        Arc::new(Self { belongs: Arc::clone(belongs), lane, peer, reached, ..Self::default() })
+    }
+
+    /// What the answer says of RDMA.
+    pub(super) fn say(&self, word: RdmaWord) {
+        *self.word.lock().unwrap_or_else(PoisonError::into_inner) = Some(word);
+    }
+
+    /// What it says, where the request asked for it.
+    pub(crate) fn word(&self) -> Option<RdmaWord> {
+        *self.word.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The operation and the account; empty where it did not come so far.
@@ -106,30 +123,63 @@ impl S3Auth for Gate {
 #[async_trait::async_trait]
 impl S3Access for Gate {
     async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
-        let denied = |why: &'static str| S3Error::with_message(S3ErrorCode::AccessDenied, why);
-        let signed = cx.credentials().ok_or_else(|| denied("a signature is needed"))?;
-        let account = self.0.find(&signed.access_key).ok_or_else(|| denied("the account is gone"))?;
         let operation = known_name(cx.s3_op().name());
-        if operation != "PostObject" && !is_version_4(cx) {
-            let why = "the request needs one signature, by AWS4-HMAC-SHA256: forms alone may have version 2";
-            return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
-        }
-        if let Some(visit) = Visit::current() {
-            visit.turns.get_or_init(|| account.turns.clone());
-            *visit.known.lock().unwrap_or_else(PoisonError::into_inner) =
-                (operation, account.entry.access_key.clone());
-            if !visit.belongs.take(&account) {
-                return Err(S3Error::with_message(
-                    S3ErrorCode::SlowDown,
-                    "the account has all the connections it may",
-                ));
-            }
-        }
+        let is_signed = operation == "PostObject" || is_version_4(cx.uri(), cx.headers());
+        let account = admit(&self.0, cx.credentials(), operation, is_signed)?;
         if account.entry.read_only && !reads(operation) {
             return Err(denied("the account may only read"));
         }
+        refuse_unsigned(cx.headers())?;
         refuse_unknown(cx.headers())
     }
+}
+
+fn denied(why: &'static str) -> S3Error {
+    S3Error::with_message(S3ErrorCode::AccessDenied, why)
+}
+
+/// The account of a request, which counts as its from now on. `is_signed`: as the operation needs it.
+pub(super) fn admit(
+    accounts: &Accounts,
+    signed: Option<&Credentials>,
+    operation: &'static str,
+    is_signed: bool,
+) -> S3Result<Arc<Account>> {
+    let signed = signed.ok_or_else(|| denied("a signature is needed"))?;
+    let account = accounts.find(&signed.access_key).ok_or_else(|| denied("the account is gone"))?;
+    if !is_signed {
+        let why = "the request needs one signature, by AWS4-HMAC-SHA256: forms alone may have version 2";
+        return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
+    }
+    if let Some(visit) = Visit::current() {
+        visit.turns.get_or_init(|| account.turns.clone());
+        *visit.known.lock().unwrap_or_else(PoisonError::into_inner) =
+            (operation, account.entry.access_key.clone());
+        if !visit.belongs.take(&account) {
+            return Err(S3Error::with_message(
+                S3ErrorCode::SlowDown,
+                "the account has all the connections it may",
+            ));
+        }
+    }
+    Ok(account)
+}
+
+/// Whether a request's signature covers a header. That of a URL covers none that matters.
+pub(super) fn signs(headers: &HeaderMap, header: &str) -> bool {
+    let signed = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let names = signed.split("SignedHeaders=").nth(1).and_then(|rest| rest.split(',').next());
+    names.is_some_and(|names| names.trim().split(';').any(|name| name == header))
+}
+
+/// Headers that name a client's memory are signed, each of them.
+pub(super) fn refuse_unsigned(headers: &HeaderMap) -> S3Result<()> {
+    let is_memory = |name: &str| name.starts_with(PREFIX) || name == OTHER_TOKEN;
+    let mut names = headers.keys().map(HeaderName::as_str).filter(|name| is_memory(name));
+    if names.all(|name| signs(headers, name)) {
+        return Ok(());
+    }
+    Err(denied("each header x-amz-rdma-… has to be signed"))
 }
 
 /// Operations that this server has; a table, so that figures are counted by names that live as long as the program.
@@ -169,10 +219,10 @@ const OPERATIONS: [&str; 31] = [
 
 /// Whether a request that is no form was signed by version 4, in its head or its URL. Where both have a signature, only that of the URL
 /// was checked: nothing in the head is believed.
-fn is_version_4(cx: &S3AccessContext<'_>) -> bool {
-    let query = cx.uri().query().unwrap_or_default();
+pub(super) fn is_version_4(uri: &Uri, headers: &HeaderMap) -> bool {
+    let query = uri.query().unwrap_or_default();
     let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
-    match cx.headers().get(AUTHORIZATION) {
+    match headers.get(AUTHORIZATION) {
         Some(head) => {
             // A name that is written with `%` may be one of these.
             let is_signature =
@@ -216,6 +266,20 @@ mod tests {
         assert!(
             !reading.iter().any(|name| ["Put", "Delete", "Create"].iter().any(|verb| name.contains(verb)))
         );
+    }
+
+    #[test]
+    fn what_is_signed() {
+        let head = "AWS4-HMAC-SHA256 Credential=a/b/c/s3/aws4_request";
+        let signed = |value: &str| {
+            let headers = [(AUTHORIZATION, value.parse().unwrap())].into_iter().collect();
+            signs(&headers, "x-forebay-file")
+        };
+        assert!(signed(&format!("{head}, SignedHeaders=host;x-forebay-file, Signature=ab")));
+        assert!(signed(&format!("{head},SignedHeaders=x-forebay-file;z,Signature=ab")));
+        assert!(!signed(&format!("{head}, SignedHeaders=host;x-forebay-files, Signature=ab")));
+        assert!(!signed(&format!("{head}, SignedHeaders=host, Signature=x-forebay-file")));
+        assert!(!signs(&HeaderMap::new(), "x-forebay-file"));
     }
 
     #[test]

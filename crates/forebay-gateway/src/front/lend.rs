@@ -15,11 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use hyper::HeaderMap;
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
-use super::access::Visit;
+use super::access::{Visit, signs};
 use super::codes::{answer, answer_read};
 use super::conditions::{read_terms, write_condition};
 use super::objects::described;
@@ -141,7 +141,7 @@ pub(super) fn asking<T>(
     let Some(asked) = request.headers.get(ASKS) else { return Ok(None) };
     let refused = |code, why: &'static str| Err(S3Error::with_message(code, why));
     // A URL that was signed, or a head that was overheard, gives bytes and no descriptor.
-    if !is_signed(&request.headers) {
+    if !signs(&request.headers, ASKS) {
         return refused(S3ErrorCode::AccessDenied, "the header x-forebay-file is not signed");
     }
     let Some(way) = ways.iter().find(|way| asked.as_bytes() == way.as_bytes()) else {
@@ -152,12 +152,6 @@ pub(super) fn asking<T>(
         Some(peer) => Ok(Some((peer, way))),
         None => refused(S3ErrorCode::NotImplemented, "files go through the gateway's socket alone"),
     }
-}
-
-fn is_signed(headers: &HeaderMap) -> bool {
-    let signed = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let names = signed.split("SignedHeaders=").nth(1).and_then(|rest| rest.split(',').next());
-    names.is_some_and(|names| names.trim().split(';').any(|name| name == ASKS))
 }
 
 /// The file is not handed out. The client reads the object as any other.
@@ -282,21 +276,4 @@ fn has_body(headers: &HeaderMap) -> bool {
     let len = headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()).unwrap_or("0");
     let has_sum = headers.keys().any(|name| name.as_str().starts_with("x-amz-checksum-"));
     len != "0" || headers.contains_key(TRANSFER_ENCODING) || headers.contains_key("content-md5") || has_sum
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_signed() {
-        let signed =
-            |value: &str| is_signed(&[(AUTHORIZATION, value.parse().unwrap())].into_iter().collect());
-        let head = "AWS4-HMAC-SHA256 Credential=a/b/c/s3/aws4_request";
-        assert!(signed(&format!("{head}, SignedHeaders=host;x-forebay-file, Signature=ab")));
-        assert!(signed(&format!("{head},SignedHeaders=x-forebay-file;z,Signature=ab")));
-        assert!(!signed(&format!("{head}, SignedHeaders=host;x-forebay-files, Signature=ab")));
-        assert!(!signed(&format!("{head}, SignedHeaders=host, Signature=x-forebay-file")));
-        assert!(!is_signed(&HeaderMap::new()));
-    }
 }

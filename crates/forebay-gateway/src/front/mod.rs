@@ -6,6 +6,7 @@
 //! | `objects` | objects: written, read, described, removed |
 //! | `copies` | objects and parts that are copied from objects |
 //! | `forms` | objects that forms of browsers send |
+//! | `rdma`, `route`, `word` | objects whose bytes go by RDMA: transfers, sessions, what answers say of it |
 //! | `lend` | objects by their files, for processes of this machine |
 //! | `uploads` | uploads by parts |
 //! | `access` | who may do what, and what no request may ask for |
@@ -27,9 +28,12 @@ mod forms;
 mod intake;
 mod lend;
 mod objects;
+mod rdma;
+mod route;
 mod said;
 mod sums;
 mod uploads;
+mod word;
 
 use std::sync::Arc;
 
@@ -42,9 +46,11 @@ pub(crate) use codes::BodyStalled;
 pub(crate) use lend::LocalPeer;
 #[cfg(test)]
 pub(crate) use lend::Parcel;
+pub(crate) use route::RdmaRoute;
 pub(crate) use sums::bytes_of;
 
 use crate::accounts::{Account, Accounts};
+use crate::rdma::Rdma;
 use crate::store::{Store, StoreResult};
 use crate::threads::{Turn, Turns};
 use body::Pieces;
@@ -53,6 +59,11 @@ use codes::answer;
 /// Runs a job that may wait, on a thread for such jobs.
 async fn blocking<T: Send + 'static>(job: impl FnOnce() -> S3Result<T> + Send + 'static) -> S3Result<T> {
     turn().await?.start(job).await.map_err(S3Error::internal_error)?
+}
+
+/// The same for a job that takes as long as a client's NIC does.
+async fn sending<T: Send + 'static>(job: impl FnOnce() -> S3Result<T> + Send + 'static) -> S3Result<T> {
+    turns().start_sending(job).await.map_err(S3Error::internal_error)?
 }
 
 /// A thread for such a job of the account that asks now.
@@ -70,11 +81,12 @@ fn turns() -> Turns {
 pub(crate) struct Front {
     accounts: Arc<Accounts>,
     pieces: Arc<Pieces>,
+    rdma: Option<Arc<Rdma>>,
 }
 
 impl Front {
-    pub(crate) fn new(accounts: Arc<Accounts>) -> Self {
-        Self { accounts, pieces: Arc::default() }
+    pub(crate) fn new(accounts: Arc<Accounts>, rdma: Option<Arc<Rdma>>) -> Self {
+        Self { accounts, pieces: Arc::default(), rdma }
     }
 
     /// The account that signed.

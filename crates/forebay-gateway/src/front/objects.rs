@@ -15,7 +15,7 @@ use super::intake::{Incoming, len_said, take_in};
 use super::lend::asking;
 use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
 use super::sums::{Algorithm, Sums, kind, tell_checksum};
-use super::{Front, Visit, blocking, forms, no_version, owner, turns};
+use super::{Front, Visit, blocking, forms, no_version, owner, sending, turns};
 use crate::store::{Condition, Facts, Meta, Store, StoreError, StoreResult};
 
 /// S3's bound of keys in a DeleteObjects.
@@ -44,15 +44,25 @@ impl Front {
         if let Some((peer, way)) = asking(&request, &["write", "publish"])? {
             return self.put_file(request, peer, way).await;
         }
+        let transfer = self.transfer_in(&request).await?;
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
         let condition = write_condition(input.if_match, input.if_none_match)?;
         let meta = meta_of(&request.headers, input.metadata, input.tagging.as_deref())?;
         let sums = Sums::of(&request.headers, Algorithm::Crc64Nvme)?;
-        let said = len_said(input.content_length);
-        let begin = Box::new(move || store.begin(&input.bucket, &input.key, said));
-        let body = Incoming { body: input.body, said, trailers: request.trailing_headers, sums };
-        let facts = take_in(body, begin, meta, condition).await?;
+        let facts = if let Some(transfer) = transfer {
+            let (said, early) = (Some(transfer.bytes()), condition.clone());
+            let begin = Box::new(move || {
+                fails_early(store.as_ref(), &input.bucket, &input.key, &early)?;
+                store.begin(&input.bucket, &input.key, said)
+            });
+            transfer.receive(begin, sums, meta, condition).await?
+        } else {
+            let said = len_said(input.content_length);
+            let begin = Box::new(move || store.begin(&input.bucket, &input.key, said));
+            let body = Incoming { body: input.body, said, trailers: request.trailing_headers, sums };
+            take_in(body, begin, meta, condition).await?
+        };
         let mut answer = PutObjectOutput { e_tag: tag_of(&facts.etag), ..PutObjectOutput::default() };
         tell_checksum!(answer, &facts.meta.checksum);
         answer.checksum_type = facts.meta.checksum.as_ref().map(kind);
@@ -64,24 +74,34 @@ impl Front {
         if let Some((peer, _)) = asking(&request, &["read"])? {
             return self.lend(request, peer).await;
         }
+        let transfer = self.transfer_out(&request).await?;
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
         let pieces = Arc::clone(&self.pieces);
         let (lane, turns) = (Visit::current().and_then(|visit| visit.lane.clone()), turns());
         let terms = read_terms!(input);
+        let is_by_rdma = transfer.is_some();
         // One job for all that a small object needs.
-        let (facts, slice, body) = blocking(move || {
+        let job = move || {
             let opened = store.open(&input.bucket, &input.key).map_err(answer_read)?;
             terms.check(&opened.facts)?;
             let slice = Slice::of(&opened.facts, input.range, input.part_number)?;
+            if let Some(transfer) = transfer
+                && transfer.send(&opened.file, &slice.range)?
+            {
+                return Ok((opened.facts, slice, None));
+            }
             let span = Span::new(opened.file, slice.range.clone(), pieces, turns);
             let body = body_of(span, lane).map_err(S3Error::internal_error)?;
-            Ok((opened.facts, slice, body))
-        })
-        .await?;
+            Ok((opened.facts, slice, Some(body)))
+        };
+        let (facts, slice, body) = if is_by_rdma { sending(job).await? } else { blocking(job).await? };
         let mut answer = GetObjectOutput::default();
         tell_slice!(answer, facts, slice, input.checksum_mode.as_ref());
-        answer.body = Some(StreamingBlob::from(body));
+        match body {
+            Some(body) => answer.body = Some(StreamingBlob::from(body)),
+            None => answer.content_length = Some(0),
+        }
         Ok(answer)
     }
 
@@ -289,6 +309,17 @@ fn object_parts(meta: &Meta, behind: i32, max: i32) -> GetObjectAttributesParts 
         parts: Some(parts),
         total_parts_count: i32::try_from(lens.len()).ok(),
     }
+}
+
+/// A condition of a write that fails now fails before bytes are moved. What holds now is asked again when the object gets its name.
+fn fails_early(store: &dyn Store, bucket: &str, key: &str, condition: &Condition) -> StoreResult<()> {
+    let is_met = match (condition, store.facts(bucket, key)) {
+        (Condition::None, _) | (_, Err(_)) => true,
+        (Condition::Absent, Ok(_)) => false,
+        (Condition::Matches(etags), Ok(facts)) => etags.iter().any(|etag| etag == "*" || *etag == facts.etag),
+        (Condition::Differs(etag), Ok(facts)) => *etag != facts.etag,
+    };
+    if is_met { Ok(()) } else { Err(StoreError::Precondition) }
 }
 
 /// What must be so of an object that is removed.

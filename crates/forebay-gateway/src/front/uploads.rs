@@ -85,6 +85,7 @@ impl Front {
     }
 
     pub(super) async fn put_part(&self, request: S3Request<UploadPartInput>) -> S3Result<UploadPartOutput> {
+        let transfer = self.transfer_in(&request).await?;
         let input = request.input;
         let store = self.store(request.credentials.as_ref())?;
         let number = part_number(input.part_number)?;
@@ -98,10 +99,15 @@ impl Front {
         if upload.meta.checksum.is_some() {
             sums.require(usual)?;
         }
-        let said = len_said(input.content_length);
+        let said = transfer.as_ref().map_or_else(|| len_said(input.content_length), |one| Some(one.bytes()));
         let begin = Box::new(move || store.begin_part(&bucket, &key, &id, number, said));
-        let body = Incoming { body: input.body, said, trailers: request.trailing_headers, sums };
-        let facts = take_in(body, begin, Meta::default(), Condition::None).await?;
+        let (meta, condition) = (Meta::default(), Condition::None);
+        let facts = if let Some(transfer) = transfer {
+            transfer.receive(begin, sums, meta, condition).await?
+        } else {
+            let body = Incoming { body: input.body, said, trailers: request.trailing_headers, sums };
+            take_in(body, begin, meta, condition).await?
+        };
         let mut answer = UploadPartOutput { e_tag: tag_of(&facts.etag), ..UploadPartOutput::default() };
         tell_checksum!(answer, &facts.meta.checksum);
         Ok(answer)

@@ -141,7 +141,7 @@ pub(super) async fn accept(socket: Option<&LocalSocket>, site: &Arc<Site>) {
             let _open = open;
             let watch = Watch::new(site.limits);
             let passing = Watched::new(passing, Arc::clone(&watch));
-            let origin = Origin { peer: Some(peer), from: format!("local:uid={uid}") };
+            let origin = Origin { peer: Some(peer), from: format!("local:uid={uid}"), reached: None };
             hold(site, watch, passing, origin).await;
         });
     }

@@ -13,7 +13,7 @@ mod site;
 mod tls;
 mod watch;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,8 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
-use crate::front::{Belongs, Front, Gate, LocalPeer};
+use crate::front::{Belongs, Front, Gate, LocalPeer, RdmaRoute};
+use crate::rdma::{Rdma, RdmaOptions};
 use crate::threads::THREADS;
 use crate::warn::warn;
 use access_log::AccessLog;
@@ -50,6 +51,8 @@ use watch::{Watch, Watched};
 const PUT_BYTES: u64 = 5 << 30;
 /// A signed chunk is held whole until its signature is compared. Clients send 64 KiB to 1 MiB.
 const CHUNK_BYTES: usize = 2 << 20;
+/// Between two looks at RDMA sessions.
+const SESSION_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a server is to be.
 #[derive(Clone, Debug)]
@@ -60,6 +63,8 @@ pub struct ServerOptions {
     pub tls: Option<TlsFiles>,
     /// A directory for the socket by which processes of this machine get files in place of bytes.
     pub local: Option<PathBuf>,
+    /// RDMA to clients.
+    pub rdma: Option<RdmaOptions>,
     /// What it bears.
     pub limits: Limits,
     /// Where figures are served instead of on the listener of objects.
@@ -79,6 +84,7 @@ impl ServerOptions {
             listen,
             tls: None,
             local: None,
+            rdma: None,
             limits: Limits::default(),
             metrics: None,
             access_log: None,
@@ -125,10 +131,11 @@ impl Server {
         let metrics = options.metrics.map(listen).transpose()?;
         let port = listener.local_addr().map_or(0, |address| address.port());
         let local = options.local.as_deref().map(|directory| LocalSocket::open(directory, port));
+        let rdma = options.rdma.clone().map(Rdma::new).transpose()?.map(Arc::new);
         let (sender, phase) = channel(Phase::Serving);
         let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         let site = Arc::new(Site {
-            service: service(accounts, &options.limits),
+            service: service(accounts, rdma.as_ref(), &options.limits),
             metrics: Metrics::default(),
             log,
             announced: local.as_ref().and_then(|local| local.as_ref().ok()?.announced()),
@@ -137,6 +144,7 @@ impl Server {
             ids: AtomicU64::new(begin << 8),
             accounts: Arc::clone(accounts),
             look: Arc::default(),
+            rdma,
             has_own_metrics: options.metrics.is_some(),
         });
         Ok(Self { listener, metrics, tls, local, options, site, phase: Arc::new(sender) })
@@ -155,6 +163,11 @@ impl Server {
     /// The socket for processes of this machine, or why there is none; `None`: it was not asked for.
     pub fn local(&self) -> Option<std::result::Result<&Path, &Error>> {
         self.local.as_ref().map(|local| local.as_ref().map(LocalSocket::path))
+    }
+
+    /// The RDMA device that was asked for by its address.
+    pub fn rdma_device(&self) -> Option<String> {
+        self.site.rdma.as_ref()?.device()
     }
 
     /// Stops it.
@@ -182,6 +195,9 @@ impl Server {
         tokio::spawn(signals(Stop(Arc::clone(&self.phase))));
         tokio::spawn(hangups(reread));
         tokio::spawn(crate::sweeper::sweep_for_ever(Arc::clone(&self.site.accounts)));
+        if let Some(rdma) = &self.site.rdma {
+            tokio::spawn(end_sessions(Arc::clone(rdma), Arc::clone(&self.site.accounts)));
+        }
         if let Some(metrics) = self.metrics {
             let metrics = tokio::net::TcpListener::from_std(metrics).map_err(|error| cannot(&error))?;
             tokio::spawn(show_metrics(metrics, Arc::clone(&self.site)));
@@ -211,7 +227,18 @@ impl Server {
     }
 }
 
-fn service(accounts: &Arc<Accounts>, limits: &Limits) -> S3Service {
+/// Ends RDMA sessions that are idle, or whose account is gone.
+async fn end_sessions(rdma: Arc<Rdma>, accounts: Arc<Accounts>) {
+    loop {
+        sleep(SESSION_PAUSE).await;
+        let (rdma, accounts) = (Arc::clone(&rdma), Arc::clone(&accounts));
+        // A device may take a while to end a queue pair.
+        let swept = tokio::task::spawn_blocking(move || rdma.sweep(|key| accounts.find(key).is_some()));
+        let _ = swept.await;
+    }
+}
+
+fn service(accounts: &Arc<Accounts>, rdma: Option<&Arc<Rdma>>, limits: &Limits) -> S3Service {
     let mut config = S3Config::default();
     config.xml_max_body_size = limits.xml_bytes;
     config.put_object_max_size = Some(PUT_BYTES);
@@ -220,7 +247,10 @@ fn service(accounts: &Arc<Accounts>, limits: &Limits) -> S3Service {
     config.post_object_max_file_size = PUT_BYTES;
     config.form_max_fields_size = limits.xml_bytes;
     config.aws_chunked_stream_max_chunk_size = CHUNK_BYTES;
-    let mut builder = S3ServiceBuilder::new(Front::new(Arc::clone(accounts)));
+    let mut builder = S3ServiceBuilder::new(Front::new(Arc::clone(accounts), rdma.cloned()));
+    if let Some(rdma) = rdma {
+        builder.set_route(RdmaRoute::new(accounts, rdma));
+    }
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
     builder.set_auth(Gate::new(accounts));
     builder.set_access(Gate::new(accounts));
@@ -297,7 +327,8 @@ impl Drop for Open {
 
 /// TLS first, where it is spoken.
 async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, peer: SocketAddr) {
-    let (watch, from) = (Watch::new(site.limits), Origin { peer: None, from: peer.to_string() });
+    let reached = socket.local_addr().ok().map(|address| address.ip().to_canonical());
+    let (watch, from) = (Watch::new(site.limits), Origin { peer: None, from: peer.to_string(), reached });
     let Some(tls) = tls else {
         return hold(site, Arc::clone(&watch), Watched::new(socket, watch), from).await;
     };
@@ -314,6 +345,7 @@ async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, pee
 struct Origin {
     peer: Option<Arc<LocalPeer>>,
     from: String,
+    reached: Option<IpAddr>,
 }
 
 /// Serves a connection until it ends, is overdue, or the server ends.
@@ -326,6 +358,7 @@ async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>,
         lane: socket.lane(),
         peer: origin.peer,
         from: origin.from,
+        reached: origin.reached,
     });
     let serve = service_fn(move |head| service::serve(Arc::clone(&connection), head));
     let served = http1::Builder::new()

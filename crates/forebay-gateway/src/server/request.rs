@@ -1,5 +1,6 @@
 //! One request, from its head to the last byte of its answer.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime};
@@ -24,6 +25,8 @@ pub(super) struct Connection {
     pub(super) peer: Option<Arc<LocalPeer>>,
     /// For the log.
     pub(super) from: String,
+    /// The address by which the client came.
+    pub(super) reached: Option<IpAddr>,
 }
 
 /// A request, until its answer is out.
@@ -52,7 +55,12 @@ impl Request {
         connection.site.metrics.under_way.fetch_add(1, Relaxed);
         Self {
             connection: Arc::clone(connection),
-            visit: Visit::of(&connection.belongs, connection.lane.clone(), connection.peer.clone()),
+            visit: Visit::of(
+                &connection.belongs,
+                connection.lane.clone(),
+                connection.peer.clone(),
+                connection.reached,
+            ),
             method: head.method().clone(),
             path: head.uri().path().to_owned(),
             id: connection.site.next_id(),

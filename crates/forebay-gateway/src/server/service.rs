@@ -49,6 +49,7 @@ pub(super) async fn serve(
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     tell_local(&connection, &request, &mut answer);
+    tell_rdma(&request, &mut answer);
     request.status = answer.status();
     Ok(answer.map(|body| Outgoer::new(body, request)))
 }
@@ -71,6 +72,14 @@ fn tell_local(connection: &Connection, request: &Request, answer: &mut HttpRespo
             answer.headers_mut().insert("x-forebay-local", announced.clone());
         }
         _ => {}
+    }
+}
+
+/// Which way the bytes go, where the request named memory for RDMA.
+fn tell_rdma(request: &Request, answer: &mut HttpResponse) {
+    let Some(word) = request.visit.word() else { return };
+    for (name, value) in word.headers(answer.status()) {
+        answer.headers_mut().insert(name, value);
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::watch::Receiver;
 use tokio::time::timeout;
 
 use crate::accounts::Accounts;
+use crate::rdma::Rdma;
 
 use super::access_log::AccessLog;
 use super::limits::Limits;
@@ -44,6 +45,7 @@ pub(super) struct Site {
     pub(super) accounts: Arc<Accounts>,
     /// Held while a thread looks at the mount: one that hangs holds one thread.
     pub(super) look: Arc<Mutex<()>>,
+    pub(super) rdma: Option<Arc<Rdma>>,
     /// Figures have a listener of their own.
     pub(super) has_own_metrics: bool,
 }
@@ -83,6 +85,10 @@ impl Site {
             let name = "forebay_s3_access_log_lost_total";
             let help = "Lines of the access log that were not written.";
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {}", log.lost());
+        }
+        for (name, kind, help, value) in self.rdma.iter().flat_map(|rdma| rdma.figures()) {
+            let name = format!("forebay_s3_{name}");
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
         text
     }

@@ -73,6 +73,29 @@ impl Raw {
         read_reply(&mut socket, method)
     }
 
+    /// A head, signed or not, and a body.
+    pub fn send(&self, head: &str, body: &[u8], method: &str) -> Reply {
+        let mut socket = self.connect();
+        let _ = socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body));
+        read_reply(&mut socket, method)
+    }
+
+    /// A request without a signature in its head.
+    pub fn unsigned(&self, method: &str, target: &str, headers: &[(&str, &str)]) -> Reply {
+        let lines: String = headers.iter().flat_map(|(name, value)| [name, ": ", value, "\r\n"]).collect();
+        let head = format!(
+            "{method} {target} HTTP/1.1\r\nhost: {}\r\ncontent-length: 0\r\n{lines}\r\n",
+            self.address
+        );
+        self.send(&head, b"", method)
+    }
+
+    /// A signed request with a header that is not.
+    pub fn with_unsigned(&self, method: &str, target: &str, name: &str, value: &str) -> Reply {
+        let head = self.head(method, target, &[], 0, "UNSIGNED-PAYLOAD");
+        self.send(&head.replacen("\r\n", &format!("\r\n{name}: {value}\r\n"), 1), b"", method)
+    }
+
     pub fn connect(&self) -> TcpStream {
         let socket = TcpStream::connect(self.address).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

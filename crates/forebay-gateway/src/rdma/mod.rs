@@ -1,0 +1,193 @@
+//! RDMA to clients: which NICs there are, sessions, and what moves the bytes. Nothing of S3 is here.
+//!
+//! | file | what it has |
+//! |---|---|
+//! | `rail` | a NIC, and the registered slots that bytes go through |
+//! | `wire` | a connection to a client: writes from slots, reads into slots |
+//! | `sessions` | whose connections there are, and when they end |
+
+mod rail;
+mod sessions;
+mod wire;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forebay_error::Result;
+use forebay_s3_rdma::Refusal;
+use forebay_s3_rdma::rc1::{ConnectAnswer, ConnectAsk, SessionId};
+use forebay_verbs::{Fabric, Options};
+
+use crate::warn::warn;
+use rail::Rail;
+pub(crate) use rail::Slots;
+use sessions::Sessions;
+pub(crate) use sessions::{Session, SessionLimits};
+pub(crate) use wire::{Broken, Wire};
+
+/// Bytes of the longest operation: S3's bound of an object that is sent at once.
+pub(crate) const OPERATION_BYTES: u64 = 5 << 30;
+/// RDMA READs that a connection has in flight: as many as there are slots.
+const READS: u8 = 2;
+
+/// Where RDMA is spoken.
+#[derive(Clone, Debug)]
+pub struct RdmaOptions {
+    /// The devices.
+    pub fabric: Arc<dyn Fabric>,
+    /// The address of the NIC. `None`: the one by which a client reached the server.
+    pub address: Option<IpAddr>,
+    /// A session without a request ends after this time.
+    pub idle_time: Duration,
+    /// Sessions of an account.
+    pub sessions: usize,
+}
+
+impl RdmaOptions {
+    /// Five minutes, 64 sessions of an account.
+    pub fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>) -> Self {
+        Self { fabric, address, idle_time: Duration::from_mins(5), sessions: 64 }
+    }
+}
+
+/// Figures since the server began.
+#[derive(Default)]
+pub(crate) struct Moved {
+    pub(crate) sent: AtomicU64,
+    pub(crate) received: AtomicU64,
+    pub(crate) declined: AtomicU64,
+}
+
+/// RDMA of a server.
+pub(crate) struct Rdma {
+    options: RdmaOptions,
+    rails: Mutex<HashMap<IpAddr, Arc<Rail>>>,
+    sessions: Sessions,
+    pub(crate) moved: Moved,
+}
+
+impl Rdma {
+    /// With the NIC that the options name, which must be there.
+    pub(crate) fn new(options: RdmaOptions) -> Result<Self> {
+        let limits = SessionLimits { idle_time: options.idle_time, each: options.sessions };
+        let rdma = Self {
+            rails: Mutex::default(),
+            sessions: Sessions::new(limits),
+            moved: Moved::default(),
+            options,
+        };
+        if let Some(address) = rdma.options.address {
+            rdma.rail(address)?;
+        }
+        Ok(rdma)
+    }
+
+    /// The device of the NIC that the options name.
+    pub(crate) fn device(&self) -> Option<String> {
+        let rail = self.rail(self.options.address?).ok()?;
+        Some(rail.domain.device().name.clone())
+    }
+
+    /// The NIC of an address, opened when it is first asked for.
+    fn rail(&self, address: IpAddr) -> Result<Arc<Rail>> {
+        let mut rails = self.rails.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rail) = rails.get(&address) {
+            return Ok(Arc::clone(rail));
+        }
+        let rail = Rail::open(&*self.options.fabric, address)?;
+        rails.insert(address, Arc::clone(&rail));
+        Ok(rail)
+    }
+
+    /// A NIC that broke is opened anew for the next session.
+    fn forget(&self, rail: &Arc<Rail>) {
+        let mut rails = self.rails.lock().unwrap_or_else(PoisonError::into_inner);
+        rails.retain(|_, known| !Arc::ptr_eq(known, rail));
+    }
+
+    /// Pairs a queue end with a client's. `reached`: the address by which the client came. Blocks.
+    pub(crate) fn connect(
+        &self,
+        access_key: &str,
+        reached: IpAddr,
+        ask: &ConnectAsk,
+    ) -> std::result::Result<ConnectAnswer, Refusal> {
+        let address = self.options.address.unwrap_or(reached);
+        let cannot = |error: forebay_error::Error| {
+            warn(&format!("RDMA is not spoken with a client: {error}"));
+            Refusal::NotSupported
+        };
+        let seat = self.sessions.reserve(access_key)?;
+        let rail = self.rail(address).map_err(cannot)?;
+        let options = Options {
+            receives: 1,
+            receive_size: 64,
+            sends: 8,
+            send_size: 64,
+            inline: 0,
+            reads_in: 1,
+            reads_out: ask.reads.min(READS),
+            ..Options::default()
+        };
+        let end = rail.domain.end(&options).map_err(|error| {
+            // The device may be gone.
+            self.forget(&rail);
+            cannot(error)
+        })?;
+        let own = end.own();
+        let connection = end.pair(&ask.end).map_err(cannot)?;
+        let session = SessionId::new(sessions::random().ok_or(Refusal::Limits)?);
+        let reads = ask.reads > 0;
+        seat.fill(Session::new(session, access_key, rail, Wire::new(connection, reads)));
+        Ok(ConnectAnswer {
+            session,
+            end: own,
+            operation_bytes: OPERATION_BYTES,
+            idle_seconds: self.options.idle_time.as_secs() as u32,
+            windows: true,
+        })
+    }
+
+    /// An account's session. Another account's is refused; `None`: there is none, or no more.
+    pub(crate) fn find(
+        &self,
+        access_key: &str,
+        id: SessionId,
+    ) -> std::result::Result<Option<Arc<Session>>, Refusal> {
+        self.sessions.find(access_key, id)
+    }
+
+    /// Ends a session. A transfer that is under way ends first.
+    pub(crate) fn end(&self, id: SessionId) {
+        self.sessions.end(id);
+    }
+
+    /// Ends sessions that were idle for too long, and those of accounts that are gone.
+    pub(crate) fn sweep(&self, is_known: impl Fn(&str) -> bool) {
+        self.sessions.sweep(is_known);
+    }
+
+    /// Figures for Prometheus: name, kind, help, value.
+    pub(crate) fn figures(&self) -> [(&'static str, &'static str, &'static str, u64); 4] {
+        let Moved { sent, received, declined } = &self.moved;
+        [
+            ("rdma_sent_bytes_total", "counter", "Bytes of objects written by RDMA.", sent.load(Relaxed)),
+            (
+                "rdma_received_bytes_total",
+                "counter",
+                "Bytes of objects read by RDMA.",
+                received.load(Relaxed),
+            ),
+            (
+                "rdma_declined_total",
+                "counter",
+                "GETs that asked for RDMA and got a body.",
+                declined.load(Relaxed),
+            ),
+            ("rdma_sessions", "gauge", "RDMA sessions.", self.sessions.count() as u64),
+        ]
+    }
+}

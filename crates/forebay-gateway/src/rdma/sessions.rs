@@ -1,0 +1,151 @@
+//! Sessions: connections to clients, each bound to the account that made it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_s3_rdma::Refusal;
+use forebay_s3_rdma::rc1::SessionId;
+use ring::rand::{SecureRandom, SystemRandom};
+
+use super::rail::Rail;
+use super::wire::Wire;
+
+/// Sessions of all accounts.
+const SESSIONS: usize = 1024;
+
+/// What sessions an account may have.
+#[derive(Clone, Copy)]
+pub(crate) struct SessionLimits {
+    pub(crate) idle_time: Duration,
+    pub(crate) each: usize,
+}
+
+/// Random bytes for a name.
+pub(super) fn random() -> Option<[u8; 16]> {
+    let mut bytes = [0; 16];
+    SystemRandom::new().fill(&mut bytes).ok().map(|()| bytes)
+}
+
+/// A session.
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    access_key: String,
+    /// Held during a transfer: a session has one at a time. It goes before its NIC does.
+    pub(crate) wire: Arc<tokio::sync::Mutex<Wire>>,
+    pub(crate) rail: Arc<Rail>,
+    used: Mutex<Instant>,
+}
+
+impl Session {
+    pub(super) fn new(id: SessionId, access_key: &str, rail: Arc<Rail>, wire: Wire) -> Self {
+        let wire = Arc::new(tokio::sync::Mutex::new(wire));
+        Self { id, access_key: access_key.to_owned(), wire, rail, used: Mutex::new(Instant::now()) }
+    }
+
+    /// It begins to be idle now.
+    pub(crate) fn touch(&self) {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    fn is_idle(&self, limit: Duration) -> bool {
+        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.elapsed() >= limit && self.wire.try_lock().is_ok()
+    }
+}
+
+/// All sessions.
+pub(super) struct Sessions {
+    limits: SessionLimits,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    sessions: HashMap<SessionId, Arc<Session>>,
+    /// Those that are being made, by their accounts.
+    coming: HashMap<String, usize>,
+}
+
+/// Room for a session that is being made.
+pub(super) struct Seat<'a> {
+    all: &'a Sessions,
+    access_key: String,
+}
+
+impl Sessions {
+    pub(super) fn new(limits: SessionLimits) -> Self {
+        Self { limits, known: Mutex::default() }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for one more of the account's.
+    pub(super) fn reserve(&self, access_key: &str) -> Result<Seat<'_>, Refusal> {
+        self.sweep(|_| true);
+        let mut known = self.known();
+        let own = known.sessions.values().filter(|one| one.access_key == access_key).count();
+        let own = own + known.coming.get(access_key).copied().unwrap_or_default();
+        let all = known.sessions.len() + known.coming.values().sum::<usize>();
+        if own >= self.limits.each || all >= SESSIONS {
+            return Err(Refusal::Limits);
+        }
+        *known.coming.entry(access_key.to_owned()).or_default() += 1;
+        drop(known);
+        Ok(Seat { all: self, access_key: access_key.to_owned() })
+    }
+
+    pub(super) fn find(&self, access_key: &str, id: SessionId) -> Result<Option<Arc<Session>>, Refusal> {
+        let Some(session) = self.known().sessions.get(&id).cloned() else { return Ok(None) };
+        if session.access_key != access_key {
+            return Err(Refusal::Forbidden("the session is another account's"));
+        }
+        if session.is_idle(self.limits.idle_time) {
+            self.end(id);
+            return Ok(None);
+        }
+        session.touch();
+        Ok(Some(session))
+    }
+
+    pub(super) fn end(&self, id: SessionId) {
+        let ended = self.known().sessions.remove(&id);
+        // Its queue pair may take a while to end: not under the lock.
+        drop(ended);
+    }
+
+    pub(super) fn sweep(&self, is_known: impl Fn(&str) -> bool) {
+        let limit = self.limits.idle_time;
+        let ended: Vec<_> = {
+            let mut known = self.known();
+            let is_over = |session: &Session| session.is_idle(limit) || !is_known(&session.access_key);
+            known.sessions.extract_if(|_, session| is_over(session)).collect()
+        };
+        drop(ended);
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.known().sessions.len()
+    }
+}
+
+impl Seat<'_> {
+    /// The session is made.
+    pub(super) fn fill(self, session: Session) {
+        self.all.known().sessions.insert(session.id, Arc::new(session));
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        let mut known = self.all.known();
+        if let Some(count) = known.coming.get_mut(&self.access_key) {
+            *count -= 1;
+            if *count == 0 {
+                known.coming.remove(&self.access_key);
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! A connection to a client: RDMA WRITEs out of slots, RDMA READs into slots.
+
+use std::time::Duration;
+
+use forebay_error::{Error, ErrorKind};
+use forebay_verbs::{Completion, Connection, Post, Remote, Why};
+
+use super::rail::{SLOT, SLOTS, Slots};
+
+/// A connection that completes nothing for this long is given up. A NIC repeats for a few seconds itself.
+const STALL: Duration = Duration::from_secs(20);
+
+/// A transfer that did not go through.
+#[derive(Debug)]
+pub(crate) enum Broken<E> {
+    /// By the connection, which has ended: nothing of it reaches memory of either side any more.
+    Wire(Error),
+    /// By what filled or emptied the slots. The connection is good, and nothing is in flight.
+    Own(E),
+}
+
+/// A connection. Once it failed it is gone.
+pub(crate) struct Wire {
+    flight: Option<Flight>,
+    reads: bool,
+}
+
+/// A connection during a transfer. Dropped with operations in flight it ends them.
+struct Flight {
+    connection: Box<dyn Connection>,
+    completions: Vec<Completion>,
+    posted: usize,
+    done: usize,
+}
+
+/// Where a piece lies.
+struct Piece {
+    slot: usize,
+    offset: u64,
+    len: usize,
+}
+
+/// Pieces of this number of bytes, one a slot, in turn.
+fn pieces(bytes: u64) -> impl Iterator<Item = Piece> {
+    (0..bytes.div_ceil(SLOT as u64)).map(move |at| {
+        let offset = at * SLOT as u64;
+        Piece { slot: (at % SLOTS as u64) as usize, offset, len: (bytes - offset).min(SLOT as u64) as usize }
+    })
+}
+
+impl Wire {
+    /// `reads`: the client's memory can be read.
+    pub(super) fn new(connection: Box<dyn Connection>, reads: bool) -> Self {
+        let completions = Vec::with_capacity(SLOTS);
+        Self { flight: Some(Flight { connection, completions, posted: 0, done: 0 }), reads }
+    }
+
+    /// Whether it is there.
+    pub(crate) fn is_up(&self) -> bool {
+        self.flight.as_ref().is_some_and(|flight| flight.connection.down().is_none())
+    }
+
+    /// Whether [`Wire::pull`] works.
+    pub(crate) const fn reads(&self) -> bool {
+        self.reads
+    }
+
+    /// Writes this number of bytes to the client's memory. `fill` has the next of them, from an offset. When it returns they are there.
+    /// Blocks.
+    pub(crate) fn push<E>(
+        &mut self,
+        slots: &mut Slots,
+        to: Remote,
+        bytes: u64,
+        fill: impl FnMut(&mut [u8], u64) -> Result<(), E>,
+    ) -> Result<(), Broken<E>> {
+        self.fly(|flight| flight.push(slots, to, bytes, fill))
+    }
+
+    /// Reads this number of bytes of the client's memory. `take` gets them in order, each with its offset. Blocks.
+    pub(crate) fn pull<E>(
+        &mut self,
+        slots: &mut Slots,
+        from: Remote,
+        bytes: u64,
+        take: impl FnMut(&[u8], u64) -> Result<(), E>,
+    ) -> Result<(), Broken<E>> {
+        self.fly(|flight| flight.pull(slots, from, bytes, take))
+    }
+
+    /// Where the transfer breaks, or panics, the connection ends before its slots are another transfer's.
+    fn fly<E>(
+        &mut self,
+        transfer: impl FnOnce(&mut Flight) -> Result<(), Broken<E>>,
+    ) -> Result<(), Broken<E>> {
+        let gone = || Broken::Wire(Why::Down.error("the connection has ended"));
+        let mut flight = self.flight.take().ok_or_else(gone)?;
+        (flight.posted, flight.done) = (0, 0);
+        let moved = transfer(&mut flight);
+        if !matches!(moved, Err(Broken::Wire(_))) {
+            self.flight = Some(flight);
+        }
+        moved
+    }
+}
+
+impl Flight {
+    fn push<E>(
+        &mut self,
+        slots: &mut Slots,
+        to: Remote,
+        bytes: u64,
+        mut fill: impl FnMut(&mut [u8], u64) -> Result<(), E>,
+    ) -> Result<(), Broken<E>> {
+        for piece in pieces(bytes) {
+            self.reach((self.posted + 1).saturating_sub(SLOTS))?;
+            // SAFETY: pieces take slots in turn and complete in order: the one before in this slot is complete.
+            let memory = unsafe { slots.bytes(piece.slot, piece.len) };
+            if let Err(error) = fill(memory, piece.offset) {
+                self.reach(self.posted)?;
+                return Err(Broken::Own(error));
+            }
+            let to = Remote { key: to.key, address: to.address + piece.offset };
+            let from = slots.range(piece.slot, piece.len).map_err(Broken::Wire)?;
+            self.connection.write(piece.offset, from, to, Post::PLAIN).map_err(Broken::Wire)?;
+            self.posted += 1;
+        }
+        self.reach(self.posted)
+    }
+
+    fn pull<E>(
+        &mut self,
+        slots: &mut Slots,
+        from: Remote,
+        bytes: u64,
+        mut take: impl FnMut(&[u8], u64) -> Result<(), E>,
+    ) -> Result<(), Broken<E>> {
+        let mut ahead = pieces(bytes);
+        for (taken, piece) in pieces(bytes).enumerate() {
+            while self.posted < taken + SLOTS
+                && let Some(next) = ahead.next()
+            {
+                let from = Remote { key: from.key, address: from.address + next.offset };
+                let into = slots.range(next.slot, next.len).map_err(Broken::Wire)?;
+                self.connection.read(next.offset, into, from, Post::PLAIN).map_err(Broken::Wire)?;
+                self.posted += 1;
+            }
+            self.reach(taken + 1)?;
+            // SAFETY: reads complete in order: this one is complete, and the next into its slot is not posted yet.
+            let memory = unsafe { slots.bytes(piece.slot, piece.len) };
+            if let Err(error) = take(memory, piece.offset) {
+                self.reach(self.posted)?;
+                return Err(Broken::Own(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until this number of the transfer's operations are done.
+    fn reach<E>(&mut self, count: usize) -> Result<(), Broken<E>> {
+        while self.done < count {
+            self.done += self.complete().map_err(Broken::Wire)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for operations; how many are done.
+    fn complete(&mut self) -> forebay_error::Result<usize> {
+        self.completions.clear();
+        if self.connection.wait(&mut self.completions, STALL)? == 0 {
+            let why = if self.connection.down().is_some() { Why::Down } else { Why::Unreachable };
+            return Err(why.error("the client's NIC does not answer"));
+        }
+        for completion in &self.completions {
+            let why = match completion {
+                Completion::Done { .. } => continue,
+                Completion::Failed { why, .. } => why.to_string(),
+                Completion::Received(_) => "the client sent a message, and the dialect has none".to_owned(),
+            };
+            return Err(Error::new(ErrorKind::Io, format!("a transfer by RDMA failed: {why}")));
+        }
+        Ok(self.completions.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_take_slots_in_turn() {
+        let slot = SLOT as u64;
+        let all: Vec<_> = pieces(2 * slot + 5).map(|piece| (piece.slot, piece.offset, piece.len)).collect();
+        assert_eq!(all, [(0, 0, SLOT), (1, slot, SLOT), (0, 2 * slot, 5)]);
+        assert_eq!(pieces(0).count(), 0);
+        assert_eq!(pieces(slot).count(), 1);
+    }
+}
