@@ -6,7 +6,7 @@
 mod common;
 mod rdma_server;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{allow_dma_bufs, config, pattern, soon, try_placed, turn};
@@ -15,47 +15,15 @@ use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
 use forebay_error::Result;
 use forebay_verbs::Kind;
-use rdma_server::{Lie, RdmaServer};
+use rdma_server::{Lie, Named};
 
 const KEY: u64 = 9;
 const LEN: usize = 9_000_001;
 
-/// The environment is the process's.
-static TURN: Mutex<()> = Mutex::new(());
-
-/// A server over a fabric, with an object of known bytes, that the environment names.
-struct Named {
-    server: RdmaServer,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl std::ops::Deref for Named {
-    type Target = RdmaServer;
-    fn deref(&self) -> &RdmaServer {
-        &self.server
-    }
-}
-
-fn set(name: &str, value: &str) {
-    // SAFETY: other threads of tests wait for their turn; those of the client read variables when an object is opened.
-    unsafe { std::env::set_var(name, value) };
-}
-
-fn named_on(fabric: Fake, wish: &str) -> Named {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    forebay_objects::register();
-    let server = RdmaServer::start(fabric);
-    server.s3().put("bucket", "key", pattern(KEY, 0, LEN));
-    for (name, value) in server.environment() {
-        set(name, &value);
-    }
-    set("FOREBAY_S3_RDMA", wish);
-    forebay_objects::use_fabric(Arc::new(server.fabric.clone()));
-    Named { server, _turn: turn }
-}
-
 fn named(wish: &str) -> Named {
-    named_on(Fake::new(), wish)
+    let server = Named::start(Fake::new(), wish);
+    server.s3().put("bucket", "key", pattern(KEY, 0, LEN));
+    server
 }
 
 fn opened() -> File {

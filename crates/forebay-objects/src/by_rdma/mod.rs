@@ -13,12 +13,9 @@ use forebay_source::{Answer, Place, Request};
 
 use crate::fetch::ObjectFetch;
 use crate::lock;
-use crate::rdma::{MemoryOf, RdmaPeer};
+use crate::rdma::{MemoryOf, RdmaPeer, SMALLEST};
 use place::ObjectPlace;
 use read::Reading;
-
-/// Shorter reads go by HTTP, unless RDMA is required.
-const SMALLEST: u64 = 256 << 10;
 
 /// How an object goes by RDMA.
 #[derive(Debug)]
@@ -35,11 +32,6 @@ struct HostBytes {
     by_rdma: AtomicU64,
     /// Those that RDMA was begun for, and failed, and the last reason.
     by_body: Mutex<(u64, Option<Error>)>,
-}
-
-/// How it goes, for receipts.
-fn way(peer: &RdmaPeer) -> String {
-    format!("S3 by RDMA, rc1, server {}", peer.server())
 }
 
 impl ByRdma {
@@ -147,7 +139,7 @@ impl ByRdma {
         move || {
             let peer = peer.as_ref()?;
             let by_rdma = host.by_rdma.load(Relaxed) - before.0;
-            let (way, nic) = (way(peer), peer.nic().unwrap_or_default());
+            let (way, nic) = (peer.way(), peer.nic().unwrap_or_default());
             let came = (by_rdma > 0).then(|| {
                 format!("{by_rdma} bytes by RDMA into host memory: {way}, NIC {nic}; keys: per operation")
             });

@@ -11,7 +11,6 @@ use forebay_source::{Answer, Direction, HostRange, Place, PlaceScope, Request, S
 use forebay_verbs::{DeviceRange, Domain, RegisteredMemory};
 
 use super::read::Reading;
-use super::way;
 use crate::pace::deadline;
 use crate::rdma::{MemoryOf, RdmaPeer};
 
@@ -29,7 +28,7 @@ impl fmt::Debug for ObjectPlace {
 
 impl Place for ObjectPlace {
     fn way(&self) -> String {
-        way(&self.object.peer)
+        self.object.peer.way()
     }
 
     /// All objects of a server are alike.

@@ -23,3 +23,6 @@ mod verdict;
 pub use fabric::use_fabric;
 pub(crate) use operation::{Expected, MemoryOf, NotMoved, Operation};
 pub(crate) use peer::RdmaPeer;
+
+/// Fewer bytes go by HTTP, unless RDMA is required.
+pub(crate) const SMALLEST: u64 = 256 << 10;

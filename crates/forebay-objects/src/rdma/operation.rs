@@ -174,7 +174,7 @@ impl Sink for Sent {
             Verdict::Refused => {
                 peer.not_moved((session, region), operation, NotMoved::Refused(head, document));
             }
-            Verdict::Unknown => peer.not_moved((session, region), operation, NotMoved::Unknown),
+            Verdict::Unknown => peer.unknown((session, region), operation),
             Verdict::SessionLost => peer.lost((session, region), operation),
             Verdict::Declined(reason) => peer.declined((session, region), operation, reason.text()),
             Verdict::Wrong(why) => peer.wrong((session, region), operation, why),

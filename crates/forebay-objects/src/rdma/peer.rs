@@ -51,6 +51,8 @@ struct State {
     is_pumping: bool,
     trial: HostTrial,
     refused: Option<Refused>,
+    /// Until when nothing is written by RDMA, and why.
+    no_writes: Option<(Instant, Error)>,
 }
 
 /// Whether bytes come into host memory.
@@ -83,6 +85,7 @@ impl Default for State {
             is_pumping: false,
             trial: HostTrial::None,
             refused: None,
+            no_writes: None,
         }
     }
 }
@@ -127,9 +130,9 @@ impl RdmaPeer {
         peer
     }
 
-    /// The server as messages name it.
-    pub(crate) fn server(&self) -> String {
-        self.site.name()
+    /// How bytes go, for receipts.
+    pub(crate) fn way(&self) -> String {
+        format!("S3 by RDMA, rc1, server {}", self.site.name())
     }
 
     /// Whether bytes go by RDMA: the domain in which memory is to be registered. The server is asked where that is not known.
@@ -193,6 +196,14 @@ impl RdmaPeer {
         }
     }
 
+    /// An error where the server gives sessions, and reads no memory by them.
+    pub(crate) fn takes_writes(&self) -> Result<()> {
+        match &lock(&self.state).no_writes {
+            Some((until, error)) if Instant::now() < *until => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
     /// Why nothing goes by RDMA, where there is more to say than that this machine has none.
     pub(crate) fn refusal(&self) -> Option<Error> {
         let state = lock(&self.state);
@@ -240,7 +251,7 @@ impl RdmaPeer {
             state.reached = None;
         }
         (state.speaks, state.trial) = (None, HostTrial::None);
-        let error = error.with("server", self.server());
+        let error = error.with("server", self.site.name());
         state.refused = Some(Refused { error: error.clone(), until: Instant::now() + pause, is_no_nic });
         error
     }
@@ -363,7 +374,7 @@ impl RdmaPeer {
 
     /// No reply came, or an incomplete one.
     pub(super) fn failed(&self, used: Used, operation: Operation, error: Error) {
-        self.not_moved(used, operation, NotMoved::Failed(error.with("server", self.server())));
+        self.not_moved(used, operation, NotMoved::Failed(error.with("server", self.site.name())));
     }
 
     /// The server has the session no more: another one is made, once.
@@ -411,13 +422,28 @@ impl RdmaPeer {
         self.leave_alone(used, operation, error, Some(DECLINED));
     }
 
+    /// The server stored an object, and has no word of RDMA for it.
+    pub(super) fn unknown(&self, used: Used, operation: Operation) {
+        let error = Error::new(ErrorKind::Unsupported, "the server's reply to a PUT has no word of RDMA");
+        lock(&self.state).no_writes =
+            Some((Instant::now() + DECLINED, error.with("server", self.site.name())));
+        self.not_moved(used, operation, NotMoved::Unknown);
+    }
+
     fn leave_alone(&self, used: Used, operation: Operation, error: Error, pause: Option<Duration>) {
+        let is_read = operation.direction == Direction::Read;
         let error = match pause {
-            Some(pause) => {
+            Some(pause) if is_read || error.kind() == ErrorKind::Corrupt => {
                 let why = NoSession { error, pause, is_no_nic: false };
                 self.refuse(&mut lock(&self.state), why)
             }
-            None => error.with("server", self.server()),
+            pause => {
+                let error = error.with("server", self.site.name());
+                let until = pause.filter(|_| !is_read).map(|pause| (Instant::now() + pause, error.clone()));
+                let mut state = lock(&self.state);
+                state.no_writes = until.or_else(|| state.no_writes.take());
+                error
+            }
         };
         self.not_moved(used, operation, NotMoved::Declined(error));
     }

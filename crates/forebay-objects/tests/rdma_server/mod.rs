@@ -8,6 +8,7 @@
 )]
 
 mod http;
+mod named;
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,6 +23,7 @@ use forebay_verbs::{
     Remote, Route,
 };
 use http::{Call, Reply};
+pub use named::Named;
 
 /// What the server does wrong, or otherwise than by RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,6 +240,9 @@ impl Shared {
         let reply = http::forward(self.s3.address(), call);
         if call.method == "GET" && reply.status < 300 && call.key().is_some() {
             self.body_bytes.fetch_add(reply.body.len() as u64, SeqCst);
+        }
+        if call.method == "PUT" {
+            self.body_bytes.fetch_add(call.body.len() as u64, SeqCst);
         }
         reply
     }

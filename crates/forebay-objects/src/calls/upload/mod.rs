@@ -3,11 +3,13 @@
 //! | file | what it has |
 //! |---|---|
 //! | `parts` | where parts begin and end, and which of their bytes were written |
+//! | `by_rdma` | bytes that the server reads from memory by RDMA |
 //! | `joint` | requests that were cut at the ends of parts |
 //! | `state` | parts that are put together, ready or sent |
 //! | `sender` | the thread that sends them |
 //! | `writes` | the source that takes the writes |
 
+mod by_rdma;
 mod joint;
 pub(crate) mod parts;
 mod sender;
@@ -281,12 +283,17 @@ impl Bucket {
     fn put_like(&self, key: &str, bytes: &[u8], kept: &[(String, String)]) -> Result<bool> {
         let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
         let crc64 = checksum::crc64(bytes);
-        let reply = self.with_checksums(|has| {
-            let sum = has.then(|| ("x-amz-checksum-crc64nvme", checksum::text(crc64)));
-            let kept = kept.iter().map(|(name, value)| (name.as_str(), value.clone()));
-            self.put_body(key, &body, &kept.chain(sum).collect::<Vec<_>>())
-        });
-        let reply = reply.map_err(Error::from)?;
+        let in_body = || {
+            self.with_checksums(|has| {
+                let sum = has.then(|| ("x-amz-checksum-crc64nvme", checksum::text(crc64)));
+                let kept = kept.iter().map(|(name, value)| (name.as_str(), value.clone()));
+                self.put_body(key, &body, &kept.chain(sum).collect::<Vec<_>>())
+            })
+        };
+        let reply = match self.put_by_rdma(key, bytes, kept)? {
+            Some(reply) => reply,
+            None => in_body().map_err(Error::from)?,
+        };
         sender::etag_of(&reply, Some(crc64))?;
         // A server that compares checksums has compared the bytes.
         if reply.head.header("x-amz-checksum-crc64nvme").is_some() || bytes.is_empty() {

@@ -9,6 +9,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::stop;
 use forebay_sys::threads;
 
+use super::by_rdma;
 use super::joint::Piece;
 use super::state::{Ready, Shared};
 use crate::calls::exchange::{self, End, Reply, Verdict};
@@ -16,7 +17,6 @@ use crate::calls::multipart::{Begun, PATIENCE, SentPart};
 use crate::calls::{checksum, exchange::judge};
 use crate::endpoint::Endpoint;
 use crate::pace::DEADLINE;
-use crate::wire::call::Body;
 
 /// Parts under way at most.
 const MAX_IN_FLIGHT: usize = 32;
@@ -45,7 +45,12 @@ fn run(shared: &Arc<Shared>) {
     if is_second {
         shared.lock().note = note_of_others(shared, &id, began.elapsed());
     }
-    match shared.bucket.endpoint_here() {
+    let endpoint = shared.bucket.endpoint_here();
+    let first = shared.like.sizes.range(1);
+    let endpoint = endpoint.and_then(|endpoint| {
+        by_rdma::prepare(&endpoint, (first.end - first.start) as usize).map(|()| endpoint)
+    });
+    match endpoint {
         Ok(endpoint) => {
             Sender { shared: shared.clone(), endpoint, id, has_checksums, later: Vec::new() }.run();
         }
@@ -171,15 +176,12 @@ impl Sender {
         let crc64 = part.crc64.filter(|_| self.has_checksums);
         let ask = bucket.part_ask(&self.shared.key, &self.id, part.number, crc64);
         let shared = self.shared.clone();
-        exchange::start(
-            &self.endpoint,
-            ask,
-            Body::Memory(range),
-            Box::new(move |end| {
-                shared.lock().ends.push((part, end));
-                shared.changed.notify_all();
-            }),
-        );
+        let done = Box::new(move |end| {
+            shared.lock().ends.push((part, end));
+            shared.changed.notify_all();
+        });
+        // SAFETY: the part has the memory, and `done` has the part.
+        unsafe { by_rdma::send(&self.endpoint, ask, range, &self.shared.sent_bytes, done) };
     }
 
     fn judge(&mut self, mut part: Ready, end: End) {

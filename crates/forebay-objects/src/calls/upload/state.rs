@@ -9,6 +9,7 @@ use forebay_error::{Error, ErrorKind, Result};
 use forebay_remote::process::ProcessId;
 use forebay_source::HostRange;
 
+use super::by_rdma::SentBytes;
 use super::joint::{Joint, Piece};
 use super::parts::{self, Covered, PartSizes};
 use super::sender;
@@ -56,6 +57,7 @@ pub(super) struct Shared {
     pub(super) key: String,
     pub(super) like: Like,
     pub(super) process: ProcessId,
+    pub(super) sent_bytes: Arc<SentBytes>,
     state: Mutex<State>,
     pub(super) changed: Condvar,
 }
@@ -176,7 +178,8 @@ impl State {
 impl Shared {
     pub(super) fn new(bucket: Bucket, key: String, like: Like) -> Self {
         let state = Mutex::new(State::default());
-        Self { bucket, key, like, process: ProcessId::current(), state, changed: Condvar::new() }
+        let (process, sent_bytes) = (ProcessId::current(), Arc::default());
+        Self { bucket, key, like, process, sent_bytes, state, changed: Condvar::new() }
     }
 
     pub(super) fn url(&self) -> String {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Answer, Direction, Facts, Fill, HostRange, Request, RequestShape, Requests, Source, StateToken,
+    Answer, Direction, Facts, Fill, HostRange, LateNote, Request, RequestShape, Requests, Source, StateToken,
 };
 
 use super::joint::{Joint, Piece};
@@ -34,6 +34,10 @@ impl Source for Writes {
 
     fn state(&self) -> Result<Option<StateToken>> {
         Ok(None)
+    }
+
+    fn late_note(&self) -> Option<LateNote> {
+        Some(Box::new(self.0.sent_bytes.late_note(self.0.bucket.endpoint.clone())))
     }
 
     fn facts(&self) -> Facts {
