@@ -22,6 +22,9 @@ NAMES = (
     "deny-io-uring",
     "verbs-loop",
     "nfs-loop",
+    "hipobj-loop",
+    "vgwrdma",
+    "verbs-symbols",
 )
 HINTS = {
     "forebay": "make release",
@@ -32,6 +35,9 @@ HINTS = {
     "nfs-contract": "make lab",
     "verbs-loop": "make lab",
     "nfs-loop": "make lab",
+    "hipobj-loop": "make lab",
+    "vgwrdma": "tests/s3/vgwrdma",
+    "verbs-symbols": "apt-get install build-essential",
     "nosync": "apt-get install build-essential",
     "deny-io-uring": "git checkout bench",
 }
@@ -63,8 +69,14 @@ def places(name: str) -> list[Path]:
             return [target() / "release/examples/verbs_loop"]
         case "nfs-loop":
             return [target() / "release/examples/nfs_loop"]
+        case "hipobj-loop":
+            return [target() / "release/examples/hipobj_loop"]
+        case "vgwrdma":
+            return [Path.home() / ".cache/forebay/vgwrdma-v1.8.0/vgwrdma"]
         case "nosync":
             return [compiled(LAB / "guest/nosync.c")]
+        case "verbs-symbols":
+            return [compiled(LAB / "guest/verbs-symbols.c")]
         case "deny-io-uring":
             return [ROOT / "bench/deny_io_uring.py"]
         case _:
