@@ -33,8 +33,8 @@ impl Finished {
         all
     }
 
-    /// Of an answer to a transfer of so many bytes with this cookie. Anything but exactly that is an error, and the transfer is not to be
-    /// believed.
+    /// Of an answer to a transfer of this many bytes with this cookie. Anything else is an error: the memory's content counts as
+    /// unknown.
     pub fn parse<'a>(
         (bytes, cookie): (u64, u32),
         status: u16,

@@ -68,7 +68,7 @@ pub mod header {
 /// The value of [`header::PROTOCOL`].
 pub const NAME: &str = "hipobj-rc-v2";
 
-/// A number of at most so many digits. Servers write some in capitals.
+/// A number of at most `most` digits. Servers write some in capitals.
 fn digits(text: &str, most: usize) -> Option<u64> {
     number(&text.trim().to_ascii_lowercase(), most)
 }

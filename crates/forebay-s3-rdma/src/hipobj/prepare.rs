@@ -129,7 +129,7 @@ impl Prepared {
             200..=299 => {}
             501 => return Err(Refused::Unsupported),
             413 | 429 | 503 => return Err(Refused::NotNow(status)),
-            // A server that knows nothing of the path takes it for a bucket's name.
+            // A server without this path takes it for a bucket's name.
             404 | 405 if get(header::PROTOCOL).is_none() => return Err(Refused::Unsupported),
             _ => return Err(Refused::Status(status)),
         }
