@@ -1,9 +1,12 @@
 //! Threads that wait for the file system. An account has some of them at once, so that a directory that hangs, or a client that copies
 //! much, leaves threads to other accounts.
 
+use std::cell::Cell;
 use std::future::pending;
+use std::io;
 use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -80,6 +83,48 @@ fn wait_and_start<T: Send + 'static>(
         let done = Turn { _permit: permit, _sending: sending }.start(job).await;
         done.unwrap_or_else(|error| resume_unwind(error.into_panic()))
     })
+}
+
+/// Connections of this machine's processes that have a thread of their own. The others share the threads of all connections.
+const OWN: usize = 128;
+/// How many there are.
+static OWNERS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static IS_OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A thread for one connection, which may wait for the file system itself.
+pub(crate) struct OwnThread(());
+
+/// One more of them, if there are not too many.
+pub(crate) fn own() -> Option<OwnThread> {
+    let one_more = |count| (count < OWN).then_some(count + 1);
+    OWNERS.try_update(Relaxed, Relaxed, one_more).is_ok().then_some(OwnThread(()))
+}
+
+/// Whether this thread is one.
+pub(crate) fn is_own() -> bool {
+    IS_OWN.get()
+}
+
+impl OwnThread {
+    /// Starts it. It ends with the future.
+    pub(crate) fn run(self, connection: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let body = move || {
+            IS_OWN.set(true);
+            runtime.block_on(connection);
+            drop(self);
+        };
+        std::thread::Builder::new().name("forebay-s3-own".to_owned()).spawn(body).map(drop)
+    }
+}
+
+impl Drop for OwnThread {
+    fn drop(&mut self) {
+        OWNERS.fetch_sub(1, Relaxed);
+    }
 }
 
 /// A thread, for one job.

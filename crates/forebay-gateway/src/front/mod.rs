@@ -52,13 +52,19 @@ pub(crate) use sums::bytes_of;
 use crate::accounts::{Account, Accounts};
 use crate::rdma::Rdma;
 use crate::store::{Store, StoreResult};
-use crate::threads::{Turn, Turns};
+use crate::threads::{Turn, Turns, is_own};
 use body::Pieces;
 use codes::answer;
 
 /// Runs a job that may wait, on a thread for such jobs.
 async fn blocking<T: Send + 'static>(job: impl FnOnce() -> S3Result<T> + Send + 'static) -> S3Result<T> {
-    turn().await?.start(job).await.map_err(S3Error::internal_error)?
+    let turn = turn().await?;
+    if is_own() {
+        let done = job();
+        drop(turn);
+        return done;
+    }
+    turn.start(job).await.map_err(S3Error::internal_error)?
 }
 
 /// The same for a job that takes as long as a client's NIC does.

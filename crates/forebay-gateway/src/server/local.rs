@@ -17,10 +17,11 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::time::sleep;
 
 use super::passing::{Passing, refuse_descriptors};
-use super::site::Site;
+use super::site::{Phase, Site};
 use super::watch::{Watch, Watched};
 use super::{Open, Origin, hold};
 use crate::front::LocalPeer;
+use crate::threads::{self, OwnThread};
 use crate::warn::warn;
 
 /// Who may write to the directory of sockets beside its owner: nobody.
@@ -131,19 +132,60 @@ pub(super) async fn accept(socket: Option<&LocalSocket>, site: &Arc<Site>) {
                 continue;
             }
         };
-        let (peer, uid) = (Arc::<LocalPeer>::default(), socket.peer_cred().map(|peer| peer.uid()));
-        // Also one that is turned away may have descriptors in it.
-        let passing = Passing::new(socket, Arc::clone(&peer));
-        let Some(open) = Open::within_limit(site) else { continue };
-        let Ok(uid) = uid else { continue };
-        let site = Arc::clone(site);
-        tokio::spawn(async move {
-            let _open = open;
-            let watch = Watch::new(site.limits);
-            let passing = Watched::new(passing, Arc::clone(&watch));
-            let origin = Origin { peer: Some(peer), from: format!("local:uid={uid}"), reached: None };
-            hold(site, watch, passing, origin).await;
+        let uid = socket.peer_cred().map(|peer| peer.uid());
+        let (Ok(uid), Some(open)) = (uid, Open::within_limit(site)) else {
+            // Also one that is turned away may have descriptors in it.
+            drop(Passing::new(socket, Arc::default()));
+            continue;
+        };
+        let client = Client { socket, uid, open, site: Arc::clone(site) };
+        match threads::own() {
+            Some(thread) => client.hold_by(thread),
+            None => drop(tokio::spawn(client.hold())),
+        }
+    }
+}
+
+/// A connection of a process of this machine.
+struct Client {
+    socket: tokio::net::UnixStream,
+    uid: u32,
+    open: Open,
+    site: Arc<Site>,
+}
+
+impl Client {
+    async fn hold(self) {
+        let _open = self.open;
+        let (watch, peer) = (Watch::new(self.site.limits), Arc::<LocalPeer>::default());
+        let passing = Watched::new(Passing::new(self.socket, Arc::clone(&peer)), Arc::clone(&watch));
+        let origin = Origin { peer: Some(peer), from: format!("local:uid={}", self.uid), reached: None };
+        hold(self.site, watch, passing, origin).await;
+    }
+
+    /// On a thread of its own, which also does what waits for the file system: a request for a file changes threads once on its way here,
+    /// and once back.
+    fn hold_by(self, thread: OwnThread) {
+        let Self { socket, uid, open, site } = self;
+        let held = socket.into_std().and_then(|socket| {
+            let mut phase = site.phase.clone();
+            let held = async move {
+                match tokio::net::UnixStream::from_std(socket) {
+                    Ok(socket) => Self { socket, uid, open, site }.hold().await,
+                    Err(error) => warn(&format!("cannot hold a connection: {error}")),
+                }
+            };
+            // The server's end does not end this thread.
+            thread.run(async move {
+                tokio::select! {
+                    () = held => {}
+                    _ = phase.wait_for(|phase| *phase == Phase::Ended) => {}
+                }
+            })
         });
+        if let Err(error) = held {
+            warn(&format!("cannot hold a connection: {error}"));
+        }
     }
 }
 

@@ -223,6 +223,7 @@ impl Server {
         if timeout(self.options.grace_time, ended).await.is_err() {
             warn("requests were broken off: they did not end in time");
         }
+        self.phase.send_replace(Phase::Ended);
         Ok(())
     }
 }
@@ -376,7 +377,7 @@ async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>,
         let is_look = tokio::select! {
             _ = served.as_mut() => return,
             () = sleep(watch.pause()) => true,
-            _ = phase.wait_for(|phase| *phase == Phase::Ending), if !is_ending => {
+            _ = phase.wait_for(|phase| *phase >= Phase::Ending), if !is_ending => {
                 is_ending = true;
                 false
             }

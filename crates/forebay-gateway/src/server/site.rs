@@ -23,13 +23,15 @@ use super::metrics::Metrics;
 const LOOK_TIME: Duration = Duration::from_secs(2);
 
 /// How far a server is from its end.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Serving,
     /// `/healthz` says no; all else goes on.
     Leaving,
     /// No request begins any more.
     Ending,
+    /// Connections are broken off.
+    Ended,
 }
 
 /// What all connections share.
