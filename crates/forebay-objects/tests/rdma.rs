@@ -9,7 +9,7 @@ mod rdma_server;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{allow_dma_bufs, config, pattern, soon, try_placed, turn};
+use common::{allow_dma_bufs, config, install_gpu, pattern, soon, try_placed, turn};
 use fake_verbs::{Fake, Fault, Side, What};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{EngineKind, File, Receipt, Session, Way};
@@ -21,6 +21,8 @@ const KEY: u64 = 9;
 const LEN: usize = 9_000_001;
 
 fn named(wish: &str) -> Named {
+    // Before a session of any test looks for the driver.
+    install_gpu();
     let server = Named::start(Fake::new(), wish);
     server.s3().put("bucket", "key", pattern(KEY, 0, LEN));
     server
@@ -31,6 +33,7 @@ fn opened() -> File {
 }
 
 fn session() -> Session {
+    install_gpu();
     Session::with_config(config(IoBackend::Auto, CachePolicy::Auto)).unwrap()
 }
 
@@ -371,4 +374,26 @@ fn a_device_that_is_removed_ends_operations_and_others_begin_anew() {
     server.fabric.remove_device("fake0");
     let text = read_host(&session, &file).unwrap().to_string();
     assert!(!text.contains("by RDMA into host memory"), "{text}");
+}
+
+#[test]
+fn a_probe_compares_bytes_that_come_both_ways() {
+    let url = forebay_objects::ObjectUrl::parse("s3://bucket/key".as_ref()).unwrap();
+    let rdma = || {
+        let found = forebay_objects::probe(&url, false).unwrap();
+        found.trials.into_iter().find(|trial| trial.name == "rdma")
+    };
+    let server = named("prefer");
+    let trial = rdma().unwrap();
+    assert_eq!(trial.seen, "rc1: 65536 bytes arrived in host memory by NIC fake0");
+    assert!(trial.works && trial.hint.is_none());
+    server.lie(Lie::MovesNothing, 1000);
+    let trial = rdma().unwrap();
+    assert!(!trial.works && trial.seen.contains("did not arrive in host memory"), "{trial:?}");
+    server.answer_connect(405);
+    let trial = rdma().unwrap();
+    assert!(!trial.works && trial.seen.contains("does not take RDMA (status=405"), "{trial:?}");
+    assert!(trial.hint.unwrap().contains("--rdma"));
+    forebay_objects::use_fabric(Arc::new(Fake::with(Vec::new())));
+    assert_eq!(rdma(), None);
 }

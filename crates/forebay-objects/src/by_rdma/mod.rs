@@ -1,6 +1,7 @@
 //! Objects by RDMA: their server writes ranges of them into memory that is registered, the caller's or a device's.
 
 mod place;
+mod probe;
 mod read;
 mod trial;
 
@@ -15,6 +16,7 @@ use crate::fetch::ObjectFetch;
 use crate::lock;
 use crate::rdma::{MemoryOf, RdmaPeer, SMALLEST};
 use place::ObjectPlace;
+pub(crate) use probe::look;
 use read::Reading;
 
 /// How an object goes by RDMA.

@@ -2,12 +2,11 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{Answer, Direction, HostRange, Place, PlaceScope, Request, StateToken};
+use forebay_error::Result;
+use forebay_source::{Answer, Place, PlaceScope, StateToken};
 use forebay_verbs::{DeviceRange, Domain, RegisteredMemory};
 
 use super::read::Reading;
@@ -51,12 +50,7 @@ impl Place for ObjectPlace {
 
     /// By HTTP: a trial compares two ways.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
-        let (tell, told) = sync_channel(1);
-        let memory = HostRange::of_mut(bytes);
-        let request = Request { direction: Direction::Read, offset, memory, ahead: 0 };
-        // SAFETY: the memory is borrowed, and the answer is waited for.
-        unsafe { self.object.fetch.start(request, Box::new(move |result| drop(tell.send(result)))) };
-        told.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a read was not answered")))
+        self.object.read_by_http(bytes, offset)
     }
 
     fn state(&self) -> Result<StateToken> {

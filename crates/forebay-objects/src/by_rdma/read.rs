@@ -1,10 +1,11 @@
 //! Ranges of an object: each is cut into operations, and answered behind the last of them.
 
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::{Answer, Direction, FileReplaced};
+use forebay_source::{Answer, Direction, FileReplaced, HostRange, Request};
 
 use crate::calls::etag::replaced;
 use crate::calls::refusal;
@@ -74,6 +75,16 @@ impl Reading {
             // SAFETY: passed on.
             unsafe { self.operation((start, start + bytes as u64), memory(at, bytes), joint.clone()) };
         }
+    }
+
+    /// Reads by HTTP, and waits: for comparisons.
+    pub(super) fn read_by_http(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
+        let (tell, told) = sync_channel(1);
+        let memory = HostRange::of_mut(bytes);
+        let request = Request { direction: Direction::Read, offset, memory, ahead: 0 };
+        // SAFETY: the memory is borrowed, and the answer is waited for.
+        unsafe { self.fetch.start(request, Box::new(move |result| drop(tell.send(result)))) };
+        told.recv().unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a read was not answered")))
     }
 
     /// # Safety

@@ -68,7 +68,12 @@ impl Reading {
         }
     }
 
-    /// The first bytes of the object, read over others.
+    /// The first bytes of the object by RDMA.
+    pub(super) fn first_bytes(&self) -> Result<Vec<u8>> {
+        self.sample(self.target.len.min(SAMPLE) as usize, FILLS[0])
+    }
+
+    /// The same, read over others.
     fn sample(&self, len: usize, fill: u8) -> Result<Vec<u8>> {
         let mut bytes = vec![fill; len];
         let (tell, told) = sync_channel(1);

@@ -6,8 +6,10 @@ use forebay_error::{Error, Result};
 use forebay_remote::stop;
 
 use super::Trial;
+use crate::by_rdma::look;
 use crate::calls::checksum;
 use crate::calls::{Bucket, ObjectHead, ObjectUpload, Refusal};
+use crate::fetch::Target;
 use crate::wire::call::{Body, Method, ReplyHead};
 
 pub(super) const RANGES: &str = "ranges";
@@ -48,7 +50,20 @@ pub(super) fn reads(bucket: &Bucket, key: &str, object: &ObjectHead) -> Result<V
     let is_tls = bucket.endpoint.site.tls;
     let seen = if is_tls { "encrypted" } else { "clear text: others on the way can read it" };
     all.push(trial("tls", is_tls, seen, "name an https:// endpoint: AWS_ENDPOINT_URL=https://…"));
+    all.extend(rdma(bucket, key, object));
     Ok(all)
+}
+
+/// `None`: this machine has no NIC for it on the way to the server.
+fn rdma(bucket: &Bucket, key: &str, object: &ObjectHead) -> Option<Trial> {
+    let (version, etag) = (object.version.clone(), object.etag.clone());
+    let target = Target { bucket: bucket.name.clone(), key: key.to_owned(), version, etag, len: object.len };
+    let found = look(&bucket.endpoint, target)?;
+    let hint = "if it is forebay's gateway: forebay serve s3 DIR --rdma; to not ask: FOREBAY_S3_RDMA=off";
+    let hint =
+        found.as_ref().err().and_then(|error| error.hints().first().cloned()).unwrap_or(hint.to_owned());
+    let works = found.is_ok();
+    Some(trial("rdma", works, found.unwrap_or_else(|error| error.to_string()), &hint))
 }
 
 fn names(object: &ObjectHead) -> String {
