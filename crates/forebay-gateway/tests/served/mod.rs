@@ -44,6 +44,16 @@ impl Gateway {
         Self::over(Arc::clone(&self.directory), vec![AccountEntry::new(KEY, SECRET)], |_| {})
     }
 
+    /// Ends it, and starts one at the same address over the same directory.
+    pub fn begin_anew(&mut self, change: impl FnOnce(&mut ServerOptions)) {
+        let (address, directory) = (self.address, Arc::clone(&self.directory));
+        self.end();
+        *self = Self::over(directory, vec![AccountEntry::new(KEY, SECRET)], |options| {
+            options.listen = address;
+            change(options);
+        });
+    }
+
     /// In a directory of its own below this one.
     pub fn below(dir: &Path, entries: Vec<AccountEntry>) -> Self {
         use std::os::unix::fs::PermissionsExt as _;
