@@ -67,9 +67,8 @@ impl Place {
         for number in 0..work.count() {
             forebay_gpu::fill_pattern(&mut bytes, 7, number as u64 * work.size);
             let path = self.file(number);
-            let written = fs::write(&path, &bytes).and_then(|()| {
-                if work.io == ObjectIo::Cold { fs::File::open(&path)?.sync_all() } else { Ok(()) }
-            });
+            // Warm ones, too: pages that are still to be written keep the drive and a CPU at work.
+            let written = fs::write(&path, &bytes).and_then(|()| fs::File::open(&path)?.sync_all());
             written
                 .map_err(|error| Error::from_io(&error, "cannot write file").with("path", path.display()))?;
         }

@@ -341,7 +341,7 @@ mod tests {
         let (a, b, d) = (entry("a"), entry("b"), entry("d"));
         for (text, mode, left) in [
             // A misspelt field, a number in place of a text, a secret that is a placeholder, a key that is there twice.
-            (format!("{a}read_olny = true\n"), 0o600, "a"),
+            (format!("{a}read_onlyy = true\n"), 0o600, "a"),
             (format!("{a}directory = 1\n{b}"), 0o600, "ab"),
             (format!("{a}{}{d}", b.replace("of-a-test", "…")), 0o600, "ab"),
             (format!("{b}{b}"), 0o600, "b"),

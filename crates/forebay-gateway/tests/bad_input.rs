@@ -103,7 +103,7 @@ fn forms_are_taken_as_their_policy_says_and_no_further() {
         reply.code()
     };
     assert_eq!(code(&raw, &conditions, &[key, meta, kind], b"ten bytes!"), "EntityTooLarge");
-    let broken = "InvalidPolicyDocument";
+    let broken = "AccessDenied";
     assert_eq!(code(&raw, &conditions, &[("key", "old"), meta, kind], b"x"), broken);
     assert_eq!(code(&raw, &conditions, &[key, ("x-amz-meta-a", "c"), kind], b"x"), broken);
     let other = Raw { secret: "another".into(), ..raw.clone() };

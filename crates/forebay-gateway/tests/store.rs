@@ -534,6 +534,44 @@ fn a_prefix_is_listed_while_there_is_a_key_below_it() {
     assert_eq!(prefixes(&store), ["file/"]);
 }
 
+/// Many names are looked at by several threads: each stays at its place, and with its own record.
+#[test]
+fn long_pages_are_those_of_short_ones() {
+    let (dir, store) = store();
+    let at = |path: &str| dir.path().join("bucket").join(path);
+    let mut keys = BTreeSet::new();
+    for number in 0..900 {
+        let name = format!("{:03}", number * 7 % 900);
+        match number % 5 {
+            0 => {
+                std::fs::create_dir(at(&name)).unwrap();
+                std::fs::write(at(&format!("{name}/k")), "").unwrap();
+                keys.insert(format!("{name}/k"));
+            }
+            1 => std::fs::create_dir(at(&name)).unwrap(),
+            2 => std::os::unix::fs::symlink("elsewhere", at(&name)).unwrap(),
+            _ => {
+                put(&store, &name, name.as_bytes());
+                keys.insert(name);
+            }
+        }
+    }
+    for delimiter in [None, Some("/".to_owned()), Some("7".to_owned())] {
+        for (max, after) in [(1000, ""), (1000, "333"), (400, "12"), (7, "5")] {
+            let ask =
+                ListAsk { delimiter: delimiter.clone(), max, after: after.into(), ..ListAsk::default() };
+            let page = store.list("bucket", &ask).unwrap();
+            let expected: Vec<String> = expected(&keys, &ask).into_iter().take(max).collect();
+            assert_eq!(common::entries(&page), expected, "{ask:?}");
+            for entry in &page.entries {
+                let Entry::Object(object) = entry else { continue };
+                let facts = store.open("bucket", &object.key).unwrap().facts;
+                assert_eq!((&object.etag, object.len), (&facts.etag, facts.len), "{}", object.key);
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
     #[test]

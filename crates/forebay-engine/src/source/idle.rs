@@ -145,7 +145,9 @@ fn sweep_on() {
 /// Closes descriptors that are too old or too many, where that releases no lock.
 fn sweep() {
     let mut idle = idle();
-    let surplus = idle.all.len().saturating_sub(MAX_IDLE);
+    // Half of them at once: the kernel's list of locks is read twice for that, 80 µs on a quiet machine.
+    let is_full = idle.all.len() > MAX_IDLE;
+    let surplus = if is_full { idle.all.len() - MAX_IDLE / 2 } else { 0 };
     idle.all.sort_by_key(|entry| (!entry.is_shared(), entry.since));
     let is_due = |index: usize, entry: &IdleEntry| {
         index < surplus || entry.is_shared() || entry.since.elapsed() >= PATIENCE / 2

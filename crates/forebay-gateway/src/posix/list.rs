@@ -17,6 +17,21 @@ use crate::store::{Entry, ListAsk, ListPage, Listed, StoreResult};
 /// Names that a listing holds of all directories on its way, each of which is asked again for more.
 const MOST_NAMES: usize = 8192;
 
+/// Names that a thread looks at, at least: its start costs as much as some of them.
+const EACH: usize = 128;
+const MOST_THREADS: usize = 8;
+
+/// A file of a directory; `None`: it is none.
+type Examined = StoreResult<Option<(Identity, record::Record)>>;
+
+/// What is known of a name before its turn comes.
+#[expect(clippy::large_enum_variant, reason = "most are files, and there are a thousand for a moment")]
+enum Ahead {
+    File(Examined),
+    /// There is a key below the directory.
+    Full(StoreResult<bool>),
+}
+
 /// What a name in a directory is for a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -89,11 +104,13 @@ impl Walk<'_> {
         let mut last = String::new();
         while !self.is_full {
             let (names, is_last) = self.smallest(dir, path, &last, most)?;
+            let mut ahead = self.look_ahead(dir, path, &names).into_iter();
             for (name, kind) in names {
                 if self.is_full {
                     return Ok(());
                 }
-                self.offer(dir, path, &name, kind, depth)?;
+                let ahead = ahead.next().flatten();
+                self.offer(dir, path, &name, (kind, ahead), depth)?;
                 last = name;
             }
             if is_last {
@@ -115,28 +132,79 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn offer(&mut self, dir: &OwnedFd, path: &str, name: &str, kind: Kind, depth: usize) -> StoreResult<()> {
+    /// Looks at many names by some threads at once: each may be asked of a server far away. Nothing for few names.
+    fn look_ahead(&self, dir: &OwnedFd, path: &str, names: &[(String, Kind)]) -> Vec<Option<Ahead>> {
+        let threads = (names.len() / EACH).min(MOST_THREADS);
+        if threads < 2 {
+            return Vec::new();
+        }
+        let each = |part: &[(String, Kind)]| -> Vec<_> {
+            part.iter().map(|(name, kind)| self.ahead(dir, path, name, *kind)).collect()
+        };
+        std::thread::scope(|scope| {
+            let mut parts = names.chunks(names.len().div_ceil(threads));
+            let first = parts.next().unwrap_or_default();
+            // They have the rights of this one. The names of one that cannot be started are looked at when they are needed.
+            let others: Vec<_> = parts
+                .map(|part| (part.len(), std::thread::Builder::new().spawn_scoped(scope, move || each(part))))
+                .collect();
+            let mut all = each(first);
+            for (len, thread) in others {
+                let done = thread.ok().and_then(|thread| thread.join().ok());
+                all.extend(done.unwrap_or_else(|| (0..len).map(|_| None).collect()));
+            }
+            all
+        })
+    }
+
+    fn ahead(&self, dir: &OwnedFd, path: &str, name: &str, kind: Kind) -> Option<Ahead> {
+        match kind {
+            Kind::File => Some(Ahead::File(self.file(dir, name))),
+            // Of another delimiter many directories may be one common prefix, for which one is enough.
+            Kind::Dir if self.ask.delimiter.as_deref() == Some("/") => {
+                let key = format!("{path}{name}");
+                let is_wanted = key.len() <= LONGEST_KEY
+                    && self.common_prefix(&key).is_some_and(|common| common > self.ask.after.as_str());
+                is_wanted.then(|| Ahead::Full(self.has_key_in(dir, name.trim_end_matches('/'), &key)))
+            }
+            Kind::Dir | Kind::Group => None,
+        }
+    }
+
+    fn offer(
+        &mut self,
+        dir: &OwnedFd,
+        path: &str,
+        name: &str,
+        (kind, ahead): (Kind, Option<Ahead>),
+        depth: usize,
+    ) -> StoreResult<()> {
         let key = format!("{path}{name}");
         if self.skip.as_ref().is_some_and(|skip| key.starts_with(skip)) {
             return Ok(());
         }
         match kind {
             Kind::Group => self.push_prefix(&key),
-            Kind::File => self.offer_file(dir, name, key)?,
-            Kind::Dir => self.offer_dir(dir, name, &key, depth)?,
+            Kind::File => {
+                let examined = match ahead {
+                    Some(Ahead::File(examined)) => examined,
+                    _ => self.file(dir, name),
+                };
+                if let Some((identity, record)) = examined? {
+                    self.push(listed(key, identity, record));
+                }
+            }
+            Kind::Dir => self.offer_dir(dir, name, &key, depth, ahead)?,
         }
         Ok(())
     }
 
-    fn offer_file(&mut self, dir: &OwnedFd, name: &str, key: String) -> StoreResult<()> {
-        if let Some((identity, record)) = tree::again_when_stale(|| self.examine(dir, name))? {
-            self.push(listed(key, identity, record));
-        }
-        Ok(())
+    fn file(&self, dir: &OwnedFd, name: &str) -> Examined {
+        tree::again_when_stale(|| self.examine(dir, name))
     }
 
     /// A file of a directory; `None`: it went since the directory was read, or became another thing.
-    fn examine(&self, dir: &OwnedFd, name: &str) -> StoreResult<Option<(Identity, record::Record)>> {
+    fn examine(&self, dir: &OwnedFd, name: &str) -> Examined {
         let stat = match tree::stat_name(dir, name) {
             Ok(stat) if super::read::is_file(&stat) => stat,
             Ok(_) | Err(Errno::NOENT) => return Ok(None),
@@ -154,7 +222,14 @@ impl Walk<'_> {
         Ok(Some((identity, record)))
     }
 
-    fn offer_dir(&mut self, above: &OwnedFd, name: &str, path: &str, depth: usize) -> StoreResult<()> {
+    fn offer_dir(
+        &mut self,
+        above: &OwnedFd,
+        name: &str,
+        path: &str,
+        depth: usize,
+        ahead: Option<Ahead>,
+    ) -> StoreResult<()> {
         // No key is below it, and others' trees may be deeper than a thread's stack.
         if path.len() > LONGEST_KEY {
             return Ok(());
@@ -165,8 +240,15 @@ impl Walk<'_> {
         }
         let name = name.trim_end_matches('/');
         match common {
-            Some(common) if self.has_key_in(above, name, path)? => self.push_prefix(common),
-            Some(_) => {}
+            Some(common) => {
+                let is_full = match ahead {
+                    Some(Ahead::Full(is_full)) => is_full,
+                    _ => self.has_key_in(above, name, path),
+                };
+                if is_full? {
+                    self.push_prefix(common);
+                }
+            }
             None => {
                 if let Some(dir) = open_listed(above, name)? {
                     self.visit(&dir, path, depth + 1)?;

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::inner::Inner;
 use super::loose::{Loose, fresh_name};
 use super::names::OWN;
+use super::sys;
 use super::tree::{fault, later, open_below};
 use crate::hex::hex;
 use crate::store::{Facts, Meta, StoreError, StoreResult};
@@ -130,8 +131,14 @@ pub(super) fn read_attribute(file: impl AsFd) -> Result<Option<Vec<u8>>, Errno> 
 
 /// The attribute of a name in an open directory.
 pub(super) fn read_attribute_of(dir: BorrowedFd<'_>, name: &str) -> Result<Option<Vec<u8>>, Errno> {
-    let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
-    with_room(|room| lgetxattr(&path, ATTRIBUTE, room))
+    match with_room(|room| sys::attribute_at(dir, name, ATTRIBUTE, room)) {
+        // Linux before 6.13, and containers that know no call so young.
+        Err(Errno::NOSYS | Errno::PERM) => {
+            let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
+            with_room(|room| lgetxattr(&path, ATTRIBUTE, room))
+        }
+        read => read,
+    }
 }
 
 fn with_room(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {

@@ -92,6 +92,7 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
     if !has_body && md5.as_ref().is_some_and(|md5| !md5.is_of_nothing()) {
         return refusal(S3ErrorCode::BadDigest);
     }
+    let is_form = is_form(&head);
     let is_wrong = md5.as_ref().map(|md5| Arc::clone(&md5.is_wrong));
     let mut head = head.map(|body| {
         if has_body { Body::http_body(Incomer::new(body, came, limit, md5)) } else { Body::from(body) }
@@ -102,6 +103,7 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
         return refusal(S3ErrorCode::BadDigest);
     }
     match answered {
+        Ok(answer) if is_form && breaks_policy(&answer) => refusal(S3ErrorCode::AccessDenied),
         Ok(answer) => answer,
         Err(error) => {
             warn(&format!("a request failed: {error}"));
@@ -122,6 +124,13 @@ fn refusal(code: S3ErrorCode) -> HttpResponse {
 fn is_form(head: &hyper::Request<Incoming>) -> bool {
     let kind = head.headers().get(CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
     head.method() == Method::POST && kind.trim_ascii_start().to_ascii_lowercase().starts_with(b"multipart/")
+}
+
+/// Whether a form was refused by a condition of its policy: 400 for s3s, as for a policy that is none, and 403 for S3.
+fn breaks_policy(answer: &HttpResponse) -> bool {
+    let body = (answer.status() == StatusCode::BAD_REQUEST).then(|| answer.body().bytes()).flatten();
+    let starts = [&b"<Message>Policy condition "[..], b"<Message>Bucket in form field "];
+    body.is_some_and(|body| starts.iter().any(|start| body.windows(start.len()).any(|part| part == *start)))
 }
 
 /// What the MD5 of a document is compared with; `Err`: `Content-MD5` is none. That of an object is compared where its bytes are
