@@ -304,20 +304,27 @@ fn limits_of_sessions() {
     let raw = |key: &str| Raw::new(gateway.address, key, &format!("secret-{key}"));
     raw("ana").put("/bkt/k", b"old");
     let mut first = Client::connect(&fake, &raw("ana"));
-    let _second = Client::connect(&fake, &raw("ana"));
+    let mut second = Client::connect(&fake, &raw("ana"));
+    let target = first.memory(b"new");
+    assert_moved(&first.get("/bkt/k", &target, &[]), 200, 3);
+    // The one that was idle for longest gives way.
     let body = connect_body(&fake, 4);
-    assert_refused(&post_signed(&raw("ana"), CONNECT, &body), 503, "SlowDown");
+    assert_eq!(post_signed(&raw("ana"), CONNECT, &body).status, 200);
+    assert_eq!(sessions(&gateway), 2);
+    let other = second.memory(b"new");
+    assert_declined(&second.get("/bkt/k", &other, &[]), "session", b"old");
     assert_eq!(post_signed(&raw("ben"), CONNECT, &body).status, 200);
     // Idle ones end, whether their account asks or not.
-    let target = first.memory(b"new");
     let until = Instant::now() + Duration::from_millis(1500);
     while Instant::now() < until {
         assert_moved(&first.get("/bkt/k", &target, &[]), 200, 3);
         std::thread::sleep(Duration::from_millis(200));
     }
-    assert_eq!(post_signed(&raw("ana"), CONNECT, &body).status, 200);
     std::thread::sleep(Duration::from_millis(1100));
     assert_declined(&first.get("/bkt/k", &target, &[]), "session", b"old");
+    let none = gateway_with(&fake, vec![AccountEntry::new("ana", "secret-ana")], |rdma| rdma.sessions = 0);
+    let ana = Raw::new(none.address, "ana", "secret-ana");
+    assert_refused(&post_signed(&ana, CONNECT, &body), 503, "SlowDown");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! | module | dialect | client | server |
 //! |---|---|---|---|
 //! | [`rc1`] | forebay's: one request a transfer, on a kept session | yes | yes |
-//! | [`hipobj`] | `hipobj-rc-v2` of AMD's hipObject, also versitygw's: two requests and a queue pair a transfer | codec | codec |
+//! | [`hipobj`] | `hipobj-rc-v2` of AMD's hipObject, also versitygw's: two requests and a queue pair a transfer | codec | yes |
 //! | [`Dialect`] | all that are known by their tokens | never sent | declined: the bytes go by the body |
 //!
 //! A token names memory that a peer may write to: its `Debug` hides address and key, and it has no `Display`.

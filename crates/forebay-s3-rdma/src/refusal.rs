@@ -17,6 +17,8 @@ pub enum Refusal {
     SessionExpired,
     /// PUT of more than an operation may move.
     TooLong,
+    /// More bytes than the server has memory for at once.
+    OverBuffer,
     /// Sessions, or memory for transfers, are used up.
     Limits,
     /// PUT by a dialect that the server does not speak, or of a server without RDMA.
@@ -32,6 +34,7 @@ impl Refusal {
             Self::Malformed(_) | Self::TooLong => 400,
             Self::Forbidden(_) => 403,
             Self::SessionExpired => 409,
+            Self::OverBuffer => 413,
             Self::TransferFailed => 500,
             Self::NotSupported => 501,
             Self::Limits => 503,
@@ -44,7 +47,7 @@ impl Refusal {
             Self::Malformed(_) => "InvalidRDMAToken",
             Self::Forbidden(_) => "AccessDenied",
             Self::SessionExpired => "RDMASessionExpired",
-            Self::TooLong => "EntityTooLarge",
+            Self::TooLong | Self::OverBuffer => "EntityTooLarge",
             Self::Limits => "SlowDown",
             Self::NotSupported => "RDMANotSupported",
             Self::TransferFailed => "RDMATransferFailed",
@@ -56,7 +59,7 @@ impl Refusal {
         match self {
             Self::Malformed(why) | Self::Forbidden(why) => why,
             Self::SessionExpired => "the session is not there, or ended: connect again",
-            Self::TooLong => "one operation does not move that many bytes",
+            Self::TooLong | Self::OverBuffer => "one operation does not move that many bytes",
             Self::Limits => "sessions, or memory for transfers, are used up",
             Self::NotSupported => "the bytes do not go by RDMA here: send them in the body",
             Self::TransferFailed => "the bytes did not come by RDMA; nothing was stored",
@@ -67,7 +70,7 @@ impl Refusal {
     pub const fn reason(self) -> Option<Reason> {
         match self {
             Self::SessionExpired => Some(Reason::Session),
-            Self::TooLong => Some(Reason::Size),
+            Self::TooLong | Self::OverBuffer => Some(Reason::Size),
             Self::NotSupported => Some(Reason::Dialect),
             Self::TransferFailed => Some(Reason::Transfer),
             Self::Malformed(_) | Self::Forbidden(_) | Self::Limits => None,

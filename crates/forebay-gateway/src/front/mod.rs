@@ -7,6 +7,7 @@
 //! | `copies` | objects and parts that are copied from objects |
 //! | `forms` | objects that forms of browsers send |
 //! | `rdma`, `route`, `word` | objects whose bytes go by RDMA: transfers, sessions, what answers say of it |
+//! | `exchange` | the same by hipobj-rc-v2 |
 //! | `lend` | objects by their files, for processes of this machine |
 //! | `uploads` | uploads by parts |
 //! | `access` | who may do what, and what no request may ask for |
@@ -24,6 +25,7 @@ mod buckets;
 mod codes;
 mod conditions;
 mod copies;
+mod exchange;
 mod forms;
 mod intake;
 mod lend;

@@ -1,20 +1,22 @@
-//! The requests that begin and end RDMA sessions.
+//! The requests of RDMA beside S3's operations: sessions of rc1, transfers of hipobj-rc-v2.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use forebay_s3_rdma::Refusal;
+use forebay_s3_rdma::hipobj::{CANCEL, PREPARE, READY, header};
 use forebay_s3_rdma::rc1::{CONNECT, ConnectAsk, DISCONNECT, SESSION, SessionId};
 use http_body_util::BodyExt as _;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::http::Extensions;
-use hyper::{HeaderMap, Method, Uri};
+use hyper::{HeaderMap, Method, StatusCode, Uri};
 use ring::digest::{SHA256, digest};
 use s3s::route::S3Route;
 use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 
 use super::access::{Visit, admit, is_version_4, refuse_unsigned, signs};
 use super::codes::answer_body;
+use super::exchange::{Exchanges, Headers};
 use super::rdma::refused;
 use super::{RequestId, blocking, named};
 use crate::accounts::Accounts;
@@ -30,14 +32,32 @@ const BODY_HASH: &str = "x-amz-content-sha256";
 pub(crate) struct RdmaRoute {
     accounts: Arc<Accounts>,
     rdma: Arc<Rdma>,
+    exchanges: Arc<Exchanges>,
+}
+
+/// The address by which the client of this request came.
+fn reached() -> IpAddr {
+    Visit::current().and_then(|visit| visit.reached).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+/// The operation of a path, as the log has it.
+fn operation_of(path: &str) -> Option<&'static str> {
+    let table = [
+        (CONNECT, "RdmaConnect"),
+        (DISCONNECT, "RdmaDisconnect"),
+        (PREPARE, "RdmaPrepare"),
+        (READY, "RdmaReady"),
+        (CANCEL, "RdmaCancel"),
+    ];
+    table.into_iter().find(|(known, _)| *known == path).map(|(_, operation)| operation)
 }
 
 impl RdmaRoute {
     pub(crate) fn new(accounts: &Arc<Accounts>, rdma: &Arc<Rdma>) -> Self {
-        Self { accounts: Arc::clone(accounts), rdma: Arc::clone(rdma) }
+        Self { accounts: Arc::clone(accounts), rdma: Arc::clone(rdma), exchanges: Exchanges::new(rdma) }
     }
 
-    async fn connect(&self, request: S3Request<Body>, access_key: String) -> S3Result<Body> {
+    async fn connect(&self, request: S3Request<Body>, access_key: String) -> S3Result<S3Response<Body>> {
         let said = request.headers.get(BODY_HASH).cloned();
         let body = request.input.collect().await.map_err(|error| answer_body(&error))?.to_bytes();
         if body.len() > MOST_BYTES {
@@ -51,33 +71,33 @@ impl RdmaRoute {
             )));
         }
         let ask = ConnectAsk::parse(&body).map_err(refused)?;
-        let reached = Visit::current().and_then(|visit| visit.reached);
-        let reached = reached.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let rdma = Arc::clone(&self.rdma);
+        let (rdma, reached) = (Arc::clone(&self.rdma), reached());
         let connected = blocking(move || Ok(rdma.connect(&access_key, reached, &ask))).await?;
-        connected.map(|answer| Body::from(answer.to_json())).map_err(refused)
+        let mut answer = S3Response::new(Body::from(connected.map_err(refused)?.to_json()));
+        answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Ok(answer)
     }
 
     /// Also of a session that is not there: it has ended.
-    fn disconnect(&self, headers: &HeaderMap, access_key: &str) -> S3Result<Body> {
+    fn disconnect(&self, headers: &HeaderMap, access_key: &str) -> S3Result<Headers> {
         let session = headers.get(SESSION).and_then(|value| SessionId::parse(value.to_str().ok()?));
         let session =
             session.ok_or_else(|| refused(Refusal::Malformed("x-amz-rdma-session has 32 digits")))?;
         if let Some(session) = self.rdma.find(access_key, session).map_err(refused)? {
             self.rdma.end(session.id);
         }
-        Ok(Body::empty())
+        Ok(Headers::new())
     }
 }
 
 #[async_trait::async_trait]
 impl S3Route for RdmaRoute {
     fn is_match(&self, method: &Method, uri: &Uri, _: &HeaderMap, _: &mut Extensions) -> bool {
-        method == Method::POST && matches!(uri.path(), CONNECT | DISCONNECT)
+        method == Method::POST && operation_of(uri.path()).is_some()
     }
 
     async fn check_access(&self, request: &mut S3Request<Body>) -> S3Result<()> {
-        let operation = if request.uri.path() == CONNECT { "RdmaConnect" } else { "RdmaDisconnect" };
+        let operation = operation_of(request.uri.path()).unwrap_or_default();
         let is_signed = is_version_4(&request.uri, &request.headers) && signs(&request.headers, BODY_HASH);
         admit(&self.accounts, request.credentials.as_ref(), operation, is_signed)?;
         refuse_unsigned(&request.headers)
@@ -85,18 +105,35 @@ impl S3Route for RdmaRoute {
 
     async fn call(&self, request: S3Request<Body>) -> S3Result<S3Response<Body>> {
         let id = request.extensions.get::<RequestId>().cloned();
-        let access_key = request.credentials.as_ref().map(|signed| signed.access_key.clone());
-        let access_key = access_key.ok_or_else(|| S3Error::new(S3ErrorCode::AccessDenied))?;
-        let is_connect = request.uri.path() == CONNECT;
-        let answered = if is_connect {
-            self.connect(request, access_key).await
-        } else {
-            self.disconnect(&request.headers, &access_key)
+        let found = request.credentials.as_ref().and_then(|signed| self.accounts.find(&signed.access_key));
+        let account = found.ok_or_else(|| S3Error::new(S3ErrorCode::AccessDenied))?;
+        let access_key = account.entry.access_key.clone();
+        let path = request.uri.path().to_owned();
+        let answered = match path.as_str() {
+            CONNECT => return self.connect(request, access_key).await.map_err(|error| named(error, id)),
+            DISCONNECT => self.disconnect(&request.headers, &access_key),
+            PREPARE => self.exchanges.prepare(account, &request.headers, reached()).await,
+            READY => self.exchanges.ready(account, &request.headers).await,
+            _ => self.exchanges.cancel(&access_key, &request.headers),
         };
-        let mut answer = S3Response::new(answered.map_err(|error| named(error, id))?);
-        if is_connect {
-            answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let headers = answered.map_err(|error| named(declined(error), id))?;
+        let mut answer = S3Response::new(Body::empty());
+        for (name, value) in headers {
+            if let (Ok(name), Ok(value)) =
+                (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
+            {
+                answer.headers.insert(name, value);
+            }
         }
         Ok(answer)
     }
+}
+
+/// hipobj-rc-v2 has a header for what 501 says.
+fn declined(mut error: S3Error) -> S3Error {
+    if error.status_code() == Some(StatusCode::NOT_IMPLEMENTED) {
+        let header = (HeaderName::from_static(header::STATUS), HeaderValue::from_static("unsupported"));
+        error.set_headers(std::iter::once(header).collect());
+    }
+    error
 }

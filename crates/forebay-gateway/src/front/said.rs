@@ -77,6 +77,11 @@ pub(crate) fn checked_tags(tags: Vec<(String, String)>) -> S3Result<BTreeMap<Str
     Ok(tags)
 }
 
+/// A part of a path: `+` is no space there.
+pub(super) fn path_of(text: &str) -> Option<String> {
+    decoded(&text.replace('+', "%2B"))
+}
+
 /// A value of a query string.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = text.bytes();

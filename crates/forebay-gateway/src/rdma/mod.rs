@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `rail` | a NIC, and the registered slots that bytes go through |
 //! | `wire` | a connection to a client: writes from slots, reads into slots |
+//! | `landing` | memory of an object whole, of transfers that have a connection of their own |
 //! | `sessions` | whose connections there are, and when they end |
 
+mod landing;
 mod rail;
 mod sessions;
 mod wire;
@@ -19,9 +21,10 @@ use std::time::Duration;
 use forebay_error::Result;
 use forebay_s3_rdma::Refusal;
 use forebay_s3_rdma::rc1::{ConnectAnswer, ConnectAsk, SessionId};
-use forebay_verbs::{Fabric, Options};
+use forebay_verbs::{Domain, Fabric, Options, QueueEnd};
 
 use crate::warn::warn;
+pub(crate) use landing::{Landed, Landing};
 use rail::Rail;
 pub(crate) use rail::Slots;
 use sessions::Sessions;
@@ -44,12 +47,20 @@ pub struct RdmaOptions {
     pub idle_time: Duration,
     /// Sessions of an account.
     pub sessions: usize,
+    /// A client that is to write does so within this time.
+    pub write_time: Duration,
 }
 
 impl RdmaOptions {
-    /// Five minutes, 64 sessions of an account.
+    /// Five minutes, 64 sessions of an account, 30 seconds.
     pub fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>) -> Self {
-        Self { fabric, address, idle_time: Duration::from_mins(5), sessions: 64 }
+        Self {
+            fabric,
+            address,
+            idle_time: Duration::from_mins(5),
+            sessions: 64,
+            write_time: Duration::from_secs(30),
+        }
     }
 }
 
@@ -59,6 +70,38 @@ pub(crate) struct Moved {
     pub(crate) sent: AtomicU64,
     pub(crate) received: AtomicU64,
     pub(crate) declined: AtomicU64,
+}
+
+fn cannot(error: &forebay_error::Error) -> Refusal {
+    warn(&format!("RDMA is not spoken with a client: {error}"));
+    Refusal::NotSupported
+}
+
+/// A queue end that is paired with a client's.
+fn pair(
+    domain: &Arc<dyn Domain>,
+    peer: &QueueEnd,
+    reads: u8,
+) -> std::result::Result<(QueueEnd, Wire), Refusal> {
+    let options = Options {
+        receives: 1,
+        receive_size: 64,
+        sends: 8,
+        send_size: 64,
+        inline: 0,
+        reads_in: 1,
+        reads_out: reads.min(READS),
+        ..Options::default()
+    };
+    let end = domain.end(&options).map_err(|error| cannot(&error))?;
+    let own = end.own();
+    let connection = end.pair(peer).map_err(|error| cannot(&error))?;
+    Ok((own, Wire::new(connection, reads > 0)))
+}
+
+/// A new name of a session.
+pub(crate) fn random_session() -> std::result::Result<SessionId, Refusal> {
+    sessions::random().map(SessionId::new).ok_or(Refusal::Limits)
 }
 
 /// RDMA of a server.
@@ -83,6 +126,11 @@ impl Rdma {
             rdma.rail(address)?;
         }
         Ok(rdma)
+    }
+
+    /// How long a client may take to write.
+    pub(crate) const fn write_time(&self) -> Duration {
+        self.options.write_time
     }
 
     /// The device of the NIC that the options name.
@@ -115,40 +163,50 @@ impl Rdma {
         reached: IpAddr,
         ask: &ConnectAsk,
     ) -> std::result::Result<ConnectAnswer, Refusal> {
-        let address = self.options.address.unwrap_or(reached);
-        let cannot = |error: forebay_error::Error| {
-            warn(&format!("RDMA is not spoken with a client: {error}"));
-            Refusal::NotSupported
-        };
         let seat = self.sessions.reserve(access_key)?;
-        let rail = self.rail(address).map_err(cannot)?;
-        let options = Options {
-            receives: 1,
-            receive_size: 64,
-            sends: 8,
-            send_size: 64,
-            inline: 0,
-            reads_in: 1,
-            reads_out: ask.reads.min(READS),
-            ..Options::default()
-        };
-        let end = rail.domain.end(&options).map_err(|error| {
-            // The device may be gone.
-            self.forget(&rail);
-            cannot(error)
-        })?;
-        let own = end.own();
-        let connection = end.pair(&ask.end).map_err(cannot)?;
-        let session = SessionId::new(sessions::random().ok_or(Refusal::Limits)?);
-        let reads = ask.reads > 0;
-        seat.fill(Session::new(session, access_key, rail, Wire::new(connection, reads)));
+        let (rail, end, wire) = self.pair(reached, &ask.end, ask.reads)?;
+        let session = random_session()?;
+        seat.fill(Session::new(session, access_key, rail, wire));
         Ok(ConnectAnswer {
             session,
-            end: own,
+            end,
             operation_bytes: OPERATION_BYTES,
             idle_seconds: self.options.idle_time.as_secs() as u32,
             windows: true,
         })
+    }
+
+    /// A connection to a client's queue end, and this side's. `reads`: how many RDMA READs the client answers. Blocks.
+    fn pair(
+        &self,
+        reached: IpAddr,
+        peer: &QueueEnd,
+        reads: u8,
+    ) -> std::result::Result<(Arc<Rail>, QueueEnd, Wire), Refusal> {
+        let address = self.options.address.unwrap_or(reached);
+        let rail = self.rail(address).map_err(|error| cannot(&error))?;
+        // The device may be gone.
+        let (own, wire) = pair(&rail.domain, peer, reads).inspect_err(|_| self.forget(&rail))?;
+        Ok((rail, own, wire))
+    }
+
+    /// The same in a domain of its own, with memory for the object whole: no other client's key leads there. `is_for_client`: the client
+    /// writes there. Blocks.
+    pub(crate) fn pair_apart(
+        &self,
+        reached: IpAddr,
+        peer: &QueueEnd,
+        bytes: usize,
+        is_for_client: bool,
+    ) -> std::result::Result<(Landing, QueueEnd, Wire), Refusal> {
+        let address = self.options.address.unwrap_or(reached);
+        let domain = rail::open(&*self.options.fabric, address).map_err(|error| cannot(&error))?;
+        let landing = Landing::new(&domain, bytes, is_for_client).map_err(|error| {
+            warn(&format!("no memory for RDMA: {error}"));
+            Refusal::Limits
+        })?;
+        let (own, wire) = pair(&domain, peer, 0)?;
+        Ok((landing, own, wire))
     }
 
     /// An account's session. Another account's is refused; `None`: there is none, or no more.

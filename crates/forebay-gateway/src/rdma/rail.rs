@@ -43,12 +43,17 @@ pub(crate) struct Slots {
     _permit: OwnedSemaphorePermit,
 }
 
+/// The device of an address, with a domain of its own.
+pub(super) fn open(fabric: &dyn Fabric, address: IpAddr) -> Result<Arc<dyn Domain>> {
+    // A route to the address itself leads to its device.
+    let route = Route::to(SocketAddr::new(address, 0)).from(address);
+    let hint = "forebay serve s3 DIR --rdma ADDRESS-OF-THE-NIC";
+    fabric.open(&route).map_err(|error| error.with("address", address).hint(hint))
+}
+
 impl Rail {
     pub(super) fn open(fabric: &dyn Fabric, address: IpAddr) -> Result<Arc<Self>> {
-        // A route to the address itself leads to its device.
-        let domain = fabric.open(&Route::to(SocketAddr::new(address, 0)).from(address)).map_err(|error| {
-            error.with("address", address).hint("forebay serve s3 DIR --rdma ADDRESS-OF-THE-NIC")
-        })?;
+        let domain = open(fabric, address)?;
         // Memory that cannot be registered is noticed before a transfer needs it.
         let free = Mutex::new(vec![Pair::new(&domain)?]);
         let permits = Arc::new(Semaphore::new(TRANSFERS));

@@ -48,9 +48,12 @@ impl Session {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
+    fn used(&self) -> Instant {
+        *self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_idle(&self, limit: Duration) -> bool {
-        let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.elapsed() >= limit && self.wire.try_lock().is_ok()
+        self.used().elapsed() >= limit && self.wire.try_lock().is_ok()
     }
 }
 
@@ -65,6 +68,15 @@ struct Known {
     sessions: HashMap<SessionId, Arc<Session>>,
     /// Those that are being made, by their accounts.
     coming: HashMap<String, usize>,
+}
+
+impl Known {
+    /// The account's session that was idle for longest.
+    fn take_idle(&mut self, access_key: &str) -> Option<Arc<Session>> {
+        let own = self.sessions.values().filter(|one| one.access_key == access_key);
+        let id = own.filter(|one| one.is_idle(Duration::ZERO)).min_by_key(|one| one.used())?.id;
+        self.sessions.remove(&id)
+    }
 }
 
 /// Room for a session that is being made.
@@ -89,11 +101,16 @@ impl Sessions {
         let own = known.sessions.values().filter(|one| one.access_key == access_key).count();
         let own = own + known.coming.get(access_key).copied().unwrap_or_default();
         let all = known.sessions.len() + known.coming.values().sum::<usize>();
-        if own >= self.limits.each || all >= SESSIONS {
-            return Err(Refusal::Limits);
-        }
+        // A program that ends does not end its sessions: the longest idle one gives way.
+        let gone = if own >= self.limits.each || all >= SESSIONS {
+            Some(known.take_idle(access_key).ok_or(Refusal::Limits)?)
+        } else {
+            None
+        };
         *known.coming.entry(access_key.to_owned()).or_default() += 1;
         drop(known);
+        // Its queue pair may take a while to end: not under the lock.
+        drop(gone);
         Ok(Seat { all: self, access_key: access_key.to_owned() })
     }
 

@@ -5,10 +5,14 @@ use std::time::Duration;
 use forebay_error::{Error, ErrorKind};
 use forebay_verbs::{Completion, Connection, Post, Remote, Why};
 
+use super::landing::{Landed, Landing};
 use super::rail::{SLOT, SLOTS, Slots};
 
 /// A connection that completes nothing for this long is given up. A NIC repeats for a few seconds itself.
 const STALL: Duration = Duration::from_secs(20);
+
+/// Bytes of the longest message of a soft NIC; others take more.
+const MESSAGE: usize = 8 << 20;
 
 /// A transfer that did not go through.
 #[derive(Debug)]
@@ -77,6 +81,34 @@ impl Wire {
         self.fly(|flight| flight.push(slots, to, bytes, fill))
     }
 
+    /// Writes all of it to the client's memory, and has the number arrive behind it. Blocks.
+    pub(crate) fn send(mut self, landing: &Landing, to: Remote, immediate: u32) -> forebay_error::Result<()> {
+        // Dropped before the memory is anybody else's.
+        let mut flight = self.flight.take().ok_or_else(|| Why::Down.error("the connection has ended"))?;
+        flight.send(landing, to, immediate)
+    }
+
+    /// Waits until the client has written, which it tells by a message with this number. The connection has ended then: nothing more is
+    /// written. Blocks.
+    pub(crate) fn await_writes(
+        mut self,
+        landing: Landing,
+        immediate: u32,
+        limit: Duration,
+    ) -> forebay_error::Result<Landed> {
+        let mut flight = self.flight.take().ok_or_else(|| Why::Down.error("the connection has ended"))?;
+        let came = flight.message(limit)?;
+        drop(flight);
+        if came != Some(immediate) {
+            return Err(Error::new(
+                ErrorKind::Io,
+                "the client's message has another number than its request",
+            ));
+        }
+        // SAFETY: the one connection of its domain has just ended: nothing writes there any more.
+        Ok(unsafe { landing.fenced() })
+    }
+
     /// Reads this number of bytes of the client's memory. `take` gets them in order, each with its offset. Blocks.
     pub(crate) fn pull<E>(
         &mut self,
@@ -126,6 +158,39 @@ impl Flight {
             self.posted += 1;
         }
         self.reach(self.posted)
+    }
+
+    /// One write where the NIC takes it at once; the last of several has the number.
+    fn send(&mut self, landing: &Landing, to: Remote, immediate: u32) -> forebay_error::Result<()> {
+        let (len, mut at) = (landing.len(), 0);
+        let behind = |at: usize| Remote { key: to.key, address: to.address.wrapping_add(at as u64) };
+        (self.posted, self.done) = (1, 0);
+        while len - at > MESSAGE {
+            self.connection.write(at as u64, landing.range(at, MESSAGE)?, behind(at), Post::PLAIN)?;
+            at += MESSAGE;
+            self.posted += 1;
+        }
+        let last = landing.range(at, len - at)?;
+        self.connection.write_with_immediate(at as u64, last, behind(at), immediate, Post::PLAIN)?;
+        while self.done < self.posted {
+            self.done += self.complete()?;
+        }
+        Ok(())
+    }
+
+    /// The number of the next message.
+    fn message(&mut self, limit: Duration) -> forebay_error::Result<Option<u32>> {
+        self.completions.clear();
+        if self.connection.wait(&mut self.completions, limit)? == 0 {
+            return Err(Why::Unreachable.error("the client has not written"));
+        }
+        match self.completions.first() {
+            Some(Completion::Received(message)) => Ok(message.immediate()),
+            Some(Completion::Failed { why, .. }) => {
+                Err(Error::new(ErrorKind::Io, format!("a transfer by RDMA failed: {why}")))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn pull<E>(

@@ -50,7 +50,7 @@ fn options(reads: u8) -> Options {
     Options { receives: 1, receive_size: 64, sends: 8, reads_in: reads.max(1), ..Options::default() }
 }
 
-fn domain(fake: &Fake) -> Arc<dyn Domain> {
+pub fn domain(fake: &Fake) -> Arc<dyn Domain> {
     fake.open(&Route::to("10.0.0.1:0".parse().unwrap())).unwrap()
 }
 
@@ -74,7 +74,7 @@ pub fn post_signed(raw: &Raw, target: &str, body: &str) -> Reply {
 /// Memory that the server writes and reads.
 pub struct Target {
     // Deregistered before the memory goes.
-    region: Region,
+    pub region: Region,
     bytes: Box<[u8]>,
 }
 
@@ -82,6 +82,16 @@ impl Target {
     pub fn bytes(&self) -> &[u8] {
         std::hint::black_box(&self.bytes[..self.bytes.len() - 1])
     }
+}
+
+/// Registered memory with these bytes, and one behind them.
+pub fn memory_of(domain: &Arc<dyn Domain>, bytes: &[u8]) -> Target {
+    let mut bytes: Box<[u8]> = bytes.iter().copied().chain([0]).collect();
+    let memory = Memory::Host(HostRange::new(bytes.as_mut_ptr(), bytes.len()));
+    let access = Access::WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    // SAFETY: the bytes go after the region, and are looked at between requests alone.
+    let region = unsafe { domain.register(memory, access) }.unwrap();
+    Target { region, bytes }
 }
 
 /// A session.
@@ -107,14 +117,8 @@ impl Client {
         Self { raw: raw.clone(), answer, domain, _connection: connection }
     }
 
-    /// Registered memory with these bytes, and one behind them.
     pub fn memory(&self, bytes: &[u8]) -> Target {
-        let mut bytes: Box<[u8]> = bytes.iter().copied().chain([0]).collect();
-        let memory = Memory::Host(HostRange::new(bytes.as_mut_ptr(), bytes.len()));
-        let access = Access::WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        // SAFETY: the bytes go after the region, and are looked at between requests alone.
-        let region = unsafe { self.domain.register(memory, access) }.unwrap();
-        Target { region, bytes }
+        memory_of(&self.domain, bytes)
     }
 
     pub fn token_of(&self, target: &Target, bytes: u64) -> Token {
