@@ -51,6 +51,7 @@ __all__ = [
     "real",
     "remove",
     "state",
+    "states",
     "text_of",
     "warn_stateless",
     "with_suffix",
@@ -170,13 +171,29 @@ def state(location: str) -> State:
         NotFoundError, PermissionDeniedError, …: it cannot be found out.
     """
     if is_url(location):
-        is_folder, nbytes, changed = _forebay.state(location)
-        return State(is_folder, not is_folder, nbytes, changed, 0, 0, 0)
+        return _state_elsewhere(_forebay.state(location))
     try:
         found = again(os.stat, location)
     except (OSError, ValueError) as error:
         raise failed(error, location) from None
     return _state(found)
+
+
+def states(locations: Sequence[str]) -> list[State]:
+    """The states of several locations: servers are asked for many at once.
+
+    Raises:
+        As :func:`state`.
+    """
+    elsewhere = {location for location in locations if is_url(location)}
+    urls = sorted(elsewhere)
+    told = dict(zip(urls, map(_state_elsewhere, _forebay.states(urls)), strict=True)) if urls else {}
+    return [told[location] if location in elsewhere else state(location) for location in locations]
+
+
+def _state_elsewhere(told: tuple[bool, int, int | None]) -> State:
+    is_folder, nbytes, changed = told
+    return State(is_folder, not is_folder, nbytes, changed, 0, 0, 0)
 
 
 def warn_stateless(location: str) -> None:

@@ -107,7 +107,8 @@ def _node() -> Iterator[None]:
     """
     state = sys.modules.get("vllm.distributed.parallel_state")
     nodes, group = getattr(state, "_NODE_COUNT", None), getattr(state, "_WORLD", None)
-    # Nodes with different numbers of ranks are not told apart.
+    # Nodes with different numbers of ranks are not told apart. Data-parallel engines of a dense model are configured as if each were
+    # alone: nothing says how many the node has.
     if not nodes or group is None or group.world_size % nodes or "LOCAL_RANK" in os.environ:
         yield
         return

@@ -20,6 +20,7 @@ import pytest
 import forebay
 import forebay.data
 from forebay import _locations
+from forebay.data import _files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -171,6 +172,28 @@ def test_a_replaced_object_ends_its_reads(server: Server, folder: Path) -> None:
             # First bytes of an object came when it was opened.
             assert nfs.same(found, before), what
         server.put(f"replaced/{path.relative_to(folder)}", path.read_bytes())
+
+
+@pytest.mark.parametrize("count", [5, 40])
+def test_a_data_set_knows_the_states_of_its_objects(server: Server, count: int, tmp_path: Path) -> None:
+    """Many of a folder by a listing, few by a HEAD each: the states are the same."""
+    urls = [server.put(f"states {count}/ä {number:02}", bytes(range(number))) for number in range(count)]
+    (tmp_path / "local").write_bytes(b"local")
+    files = _files.FileSet([*urls, str(tmp_path / "local"), urls[3]])
+    assert [files.size(number) for number in range(count + 2)] == [*range(count), 5, 3]
+    assert files.states[:count] == [_files.FileSet([url]).states[0] for url in urls]
+    files.check()
+    server.put(f"states {count}/ä 04", b"else")
+    with pytest.raises(forebay.errors.BusyError, match="changed since"):
+        files.check()
+    server.put(f"states {count}/ä 04", bytes(range(4)))
+    files.check()
+    server.ask("DELETE", f"/states%20{count}/%C3%A4%2004")
+    with pytest.raises(forebay.errors.NotFoundError) as caught:
+        files.check()
+    assert "ä%2004" in str(caught.value)
+    with pytest.raises(forebay.errors.NotFoundError):
+        _files.FileSet(urls)
 
 
 def test_a_save_that_fails_leaves_nothing(server: Server) -> None:

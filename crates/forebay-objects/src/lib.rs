@@ -27,6 +27,7 @@ mod endpoint;
 mod fetch;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+mod listed;
 mod local;
 mod pace;
 mod probe;

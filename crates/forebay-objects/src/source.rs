@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use forebay_config::S3Local;
 use forebay_error::{Error, ErrorKind, Result};
 use forebay_source::{
-    Access, Answer, Direction, Facts, Fill, LateNote, ListEntry, Opener, Place, Request, RequestShape,
-    Requests, Source, StateToken, StoredSum, Upload,
+    Access, Answer, Direction, Facts, Fill, LateNote, ListEntry, ListedState, Opener, Place, Request,
+    RequestShape, Requests, Source, StateToken, StoredSum, Upload,
 };
 
 use crate::by_file::{self, ObjectDraft, ObjectFile};
@@ -20,6 +20,7 @@ use crate::calls::etag::replaced;
 use crate::calls::{Bucket, Listed, ObjectHead, ObjectUpload, Refusal};
 use crate::endpoint::Endpoint;
 use crate::fetch::{FIRST, HeadNow, ObjectFetch, Sites, Target};
+use crate::listed;
 use crate::lock;
 use crate::pace::MOST_RANGES;
 use crate::url::ObjectUrl;
@@ -39,21 +40,25 @@ pub(crate) struct ObjectSource {
 
 /// What distinguishes a state of an object from the next.
 #[derive(Clone, Debug, Default)]
-struct Content {
+pub(crate) struct Content {
     /// The length and the ETag, or where it has none the time of its last change.
     text: Option<String>,
     version: String,
 }
 
 impl Content {
-    fn of(head: &ObjectHead) -> Self {
+    pub(crate) fn of(head: &ObjectHead) -> Self {
         let ObjectHead { len, etag, version, modified, .. } = head;
         let name = etag.clone().or_else(|| modified.map(|time| time.to_string()));
-        let text = name.map(|name| format!("{len} {name}"));
+        let text = name.map(|name| Self::text(*len, &name));
         Self { text, version: version.clone().unwrap_or_default() }
     }
 
-    fn token(&self) -> Option<StateToken> {
+    pub(crate) fn text(len: u64, name: &str) -> String {
+        format!("{len} {name}")
+    }
+
+    pub(crate) fn token(&self) -> Option<StateToken> {
         let text = self.text.as_ref()?;
         Some(StateToken::of_parts(text.as_bytes(), self.version.as_bytes(), &[]))
     }
@@ -477,6 +482,10 @@ impl Opener for ObjectOpener {
             Some(error) => Err(error.with("url", &url)),
             None => Err(missing("cannot list the folder: no such folder", &url)),
         }
+    }
+
+    fn states(&self, urls: &[&Path]) -> Vec<Option<ListedState>> {
+        listed::states(urls)
     }
 
     fn has_folders(&self) -> bool {

@@ -3,12 +3,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_engine::{File as Engine, FileVersion, StateToken};
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_source::opener_of;
 use forebay_sys::file_systems;
 use pyo3::prelude::*;
 use rustix::process::{Resource, getrlimit};
@@ -19,9 +17,6 @@ use crate::text::FilePath;
 
 /// How long a file system that answers EAGAIN is asked again: the kernel ends another process's lease after 45 s.
 const PATIENCE: Duration = Duration::from_mins(1);
-
-/// Threads that ask servers.
-const ASKERS: usize = 32;
 
 /// Files of a data set, each opened when its first record is read.
 #[pyclass(frozen, module = "forebay._forebay")]
@@ -56,24 +51,18 @@ impl Files {
     }
 }
 
-/// The first of some files that is not what it was. Servers are asked by several threads: an answer takes milliseconds.
+/// The first found of some files that is not what it was.
 fn first_changed(files: &[Slot]) -> Option<usize> {
-    let find = |files: &[Slot]| files.iter().position(|slot| !slot.is_as_it_was());
-    if !files.iter().any(|slot| opener_of(&slot.path).is_some()) {
-        return find(files);
-    }
-    let each = files.len().div_ceil(ASKERS);
-    thread::scope(|scope| {
-        let begin = |part| (part, thread::Builder::new().spawn_scoped(scope, move || find(part)).ok());
-        let parts: Vec<_> = files.chunks(each).map(begin).collect();
-        let found = parts.into_iter().enumerate().filter_map(|(number, (part, thread))| {
-            // Without a thread, or where it panicked.
-            let at = thread.and_then(|thread| thread.join().ok()).unwrap_or_else(|| find(part));
-            at.map(|at| number * each + at)
-        });
-        // The threads end before this returns.
-        found.min()
-    })
+    let (urls, paths): (Vec<_>, Vec<_>) = (0..files.len()).partition(|at| Engine::is_url(&files[*at].path));
+    let locations: Vec<_> = urls.iter().map(|at| files[*at].path.as_path()).collect();
+    let is_other = |at: usize, state: Option<Result<locations::State>>| match state {
+        None => false,
+        Some(state) => !state.is_ok_and(|state| files[at].is_version(&Version::of_state(state))),
+    };
+    let states = locations::states_of(&locations);
+    let url = urls.into_iter().zip(states).find_map(|(at, state)| is_other(at, state).then_some(at));
+    let path = paths.into_iter().find(|at| !files[*at].is_as_it_was());
+    url.into_iter().chain(path).min()
 }
 
 /// The files that data sets of a process have open.
@@ -284,6 +273,11 @@ pub(crate) struct Version {
 }
 
 impl Version {
+    /// That of what a URL names.
+    fn of_state((is_folder, size, changed): locations::State) -> Self {
+        Self { is_file: !is_folder, ..Self::of_url(size, changed) }
+    }
+
     /// That of a file at a URL: its length, and the number of its state.
     fn of_url(size: u64, changed: Option<i64>) -> Self {
         Self { is_file: true, size, changed, inode: 0, inode_changed: 0 }
@@ -306,8 +300,7 @@ impl From<&FileVersion> for Version {
 /// What a name has now.
 fn version_of(path: &Path) -> Result<Version> {
     if Engine::is_url(path) {
-        let (is_folder, size, changed) = locations::state_of(path)?;
-        return Ok(Version { is_file: !is_folder, ..Version::of_url(size, changed) });
+        return locations::state_of(path).map(Version::of_state);
     }
     let end = Instant::now() + PATIENCE;
     let found = loop {

@@ -49,7 +49,7 @@ mod _forebay {
     #[pymodule_export]
     use crate::future::Future;
     #[pymodule_export]
-    use crate::locations::{entries, has_folders, remove, state};
+    use crate::locations::{entries, has_folders, remove, state, states};
     #[pymodule_export]
     use crate::map::{Map, MapView, map};
     #[pymodule_export]

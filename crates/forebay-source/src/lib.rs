@@ -17,7 +17,8 @@ pub use forebay_sys::{DeviceRange, HostRange};
 pub use beside::{Beside, BesideFile, BesideReads, beside, register_beside};
 pub use location::Location;
 pub use opener::{
-    Access, ListEntry, Opener, hint_for_missing, list, near_miss, opener_of, register, remove, scheme_of,
+    Access, ListEntry, ListedState, Opener, hint_for_missing, list, near_miss, opener_of, register, remove,
+    scheme_of, states,
 };
 pub use place::{FileReplaced, Place, PlaceScope};
 pub use request::{Answer, Direction, Request, RequestShape, Requests};

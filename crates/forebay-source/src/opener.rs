@@ -8,6 +8,7 @@ use forebay_config::elsewhere;
 use forebay_error::{Error, ErrorKind, Result};
 
 use crate::source::Source;
+use crate::state::StateToken;
 use crate::upload::Upload;
 
 /// What a file is opened for. Neither to be read nor written: to be asked for its length and state.
@@ -28,6 +29,15 @@ pub struct ListEntry {
     pub name: OsString,
     /// Whether it names a folder; `None` where that is to be asked for each.
     pub is_folder: Option<bool>,
+}
+
+/// The state of a file of which nothing else is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedState {
+    /// Bytes.
+    pub len: u64,
+    /// Its content is that of the opened file's state.
+    pub state: StateToken,
 }
 
 /// Opens URLs of one scheme, `SCHEME://…`. A program that registers one reads such files wherever it takes a path.
@@ -59,6 +69,11 @@ pub trait Opener: Send + Sync {
         Err(Error::new(ErrorKind::Unsupported, format!("folders of {}:// are not listed", self.scheme()))
             .with("url", url.display())
             .hint("name its files, or an index of them"))
+    }
+
+    /// The states of many files by fewer requests than opening each takes; `None` for each that is to be opened for it.
+    fn states(&self, urls: &[&Path]) -> Vec<Option<ListedState>> {
+        vec![None; urls.len()]
     }
 
     /// Whether a file needs its folder to be there before. Without, any name can be written.
@@ -124,6 +139,21 @@ fn opener_for(url: &Path) -> Result<Arc<dyn Opener>> {
 /// What is in a folder that a URL names.
 pub fn list(url: impl AsRef<Path>) -> Result<Vec<ListEntry>> {
     opener_for(url.as_ref())?.list(url.as_ref())
+}
+
+/// The states of files by requests for many at once; `None` for each that is to be opened for it, and for paths.
+pub fn states(urls: &[&Path]) -> Vec<Option<ListedState>> {
+    let mut found = vec![None; urls.len()];
+    let openers = OPENERS.read().unwrap_or_else(PoisonError::into_inner).clone();
+    for opener in openers {
+        let is_its = |url: &Path| begins(url, opener.scheme(), b"://");
+        let (places, its): (Vec<_>, Vec<_>) =
+            urls.iter().copied().enumerate().filter(|(_, url)| is_its(url)).unzip();
+        if !its.is_empty() {
+            opener.states(&its).into_iter().zip(places).for_each(|(state, at)| found[at] = state);
+        }
+    }
+    found
 }
 
 /// Removes the file that a URL names. One that is not there is no error.

@@ -33,6 +33,11 @@ impl StateToken {
         [&self.bytes[..number], &self.bytes[number..touched], &self.bytes[touched..]]
     }
 
+    /// The part that tells bytes apart, for a digest of it.
+    pub fn content(&self) -> &[u8] {
+        self.parts()[0]
+    }
+
     /// Whether the bytes are the same, as far as states tell: a new name, other rights or a copy make no difference.
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         self.parts()[0] == other.parts()[0]

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from .. import _forebay, _locations
@@ -28,8 +28,6 @@ __all__ = [
 _MAX_INDEX_BYTES = 1 << 30
 #: Files that are looked at by one call.
 _LOOKS = 4096
-#: Threads that ask servers: an answer takes milliseconds.
-_ASKERS = 32
 #: Most columns that an error names.
 _MAX_NAMED = 50
 
@@ -49,7 +47,7 @@ class FileSet:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self.paths = [path_text(path) for path in paths]
-        found = _states(self.paths)
+        found = list(_states(self.paths))
         self.states = [state for state, _ in found]
         if stateless := [path for path, (_, changed) in zip(self.paths, self.states, strict=True) if changed is None]:
             _locations.warn_stateless(stateless[0])
@@ -83,7 +81,7 @@ class FileSet:
 
     def _refuse(self, number: int) -> NoReturn:
         # Raises what is wrong with it now.
-        _state(self.paths[number])
+        list(_states([self.paths[number]]))
         raise BusyError(
             "the file changed since the data set was opened",
             hints=["open the data set anew"],
@@ -112,27 +110,13 @@ class FileSet:
             self._marks = None
 
 
-def _states(paths: list[str]) -> list[tuple[tuple[int, int | None], tuple[int, int]]]:
-    """As :func:`_state`, of several files: servers are asked by several threads."""
-    if len(paths) < 2 or not any(map(_locations.is_url, paths)):
-        return [_state(path) for path in paths]
-    from concurrent.futures import ThreadPoolExecutor
-
-    pool = ThreadPoolExecutor(_ASKERS, "forebay-states")
-    try:
-        found: list[tuple[tuple[int, int | None], tuple[int, int]]] = []
-        for start in range(0, len(paths), _LOOKS):
-            found += pool.map(_state, paths[start : start + _LOOKS])
-        return found
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _state(path: str) -> tuple[tuple[int, int | None], tuple[int, int]]:
-    """Bytes and time of change of a file; and its marks: inode, and when that changed."""
-    found = _locations.state(path)
-    _locations.check_file(found, path)
-    return (found.nbytes, found.changed), (found.inode, found.inode_changed)
+def _states(paths: list[str]) -> Iterator[tuple[tuple[int, int | None], tuple[int, int]]]:
+    """Bytes and time of change of each file; and its marks: inode, and when that changed."""
+    for start in range(0, len(paths), _LOOKS):
+        some = paths[start : start + _LOOKS]
+        for path, found in zip(some, _locations.states(some), strict=True):
+            _locations.check_file(found, path)
+            yield (found.nbytes, found.changed), (found.inode, found.inode_changed)
 
 
 def chosen(columns: Any, names: Iterable[str], path: str) -> list[str]:

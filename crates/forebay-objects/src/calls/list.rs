@@ -62,6 +62,8 @@ pub struct List {
     /// The nearest one, where it was gone then.
     gone: Option<String>,
     prefix: String,
+    /// The first page begins behind this key.
+    after: String,
     is_tree: bool,
     page: VecDeque<Listed>,
     /// Where the next page begins; `None`: there is none.
@@ -104,7 +106,23 @@ impl List {
     pub(super) fn new(bucket: Bucket, prefix: &str, is_tree: bool) -> Self {
         let (page, next, progress) = (VecDeque::new(), Some(Next::First), Progress::default());
         let (elsewhere, gone, prefix) = (None, None, prefix.to_owned());
-        Self { bucket, elsewhere, gone, prefix, is_tree, page, next, progress }
+        let after = String::new();
+        Self { bucket, elsewhere, gone, prefix, after, is_tree, page, next, progress }
+    }
+
+    /// The same without the keys before one. Servers may send them nevertheless.
+    #[must_use]
+    pub(crate) fn from(mut self, key: &str) -> Self {
+        // Listings begin behind a key: one without the last sign lies before it, and next to nothing between.
+        let mut signs = key.chars();
+        signs.next_back();
+        signs.as_str().clone_into(&mut self.after);
+        self
+    }
+
+    /// How many pages have come.
+    pub(crate) fn pages(&self) -> u64 {
+        self.progress.pages
     }
 
     /// The site that gives the listing in place of the nearest one, which is gone or has not the bucket; known behind the first entry.
@@ -131,8 +149,10 @@ impl List {
         if !self.is_tree {
             query("delimiter", "/");
         }
-        if let Next::Token(token) = next {
-            query("continuation-token", &token);
+        match next {
+            Next::Token(token) => query("continuation-token", &token),
+            Next::First if !self.after.is_empty() => query("start-after", &self.after),
+            Next::First => {}
         }
         let (bucket, reply) =
             self.bucket.read(|bucket| Ok((bucket.clone(), bucket.call(&ask, &Body::None)?)))?;
