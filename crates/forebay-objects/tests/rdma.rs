@@ -397,3 +397,23 @@ fn a_probe_compares_bytes_that_come_both_ways() {
     forebay_objects::use_fabric(Arc::new(Fake::with(Vec::new())));
     assert_eq!(rdma(), None);
 }
+
+#[test]
+fn a_server_that_gives_few_sessions_is_not_asked_for_more_at_once() {
+    let (server, session) = (named("prefer"), session());
+    server.limit(500_000);
+    server.limit_sessions(2);
+    let file = opened();
+    try_host(&session, &file);
+    let connects = server.connects();
+    for _ in 0..5 {
+        let text = read_host(&session, &file).unwrap().to_string();
+        assert!(text.contains(&format!("{LEN} bytes by RDMA into host memory")), "{text}");
+    }
+    assert!(server.sessions() <= 2 && server.connects() <= connects + 1, "{}", server.connects());
+    // None at all: bytes go by HTTP, and the receipt says why.
+    server.limit_sessions(0);
+    server.restart();
+    let text = read_host(&session, &file).unwrap().to_string();
+    assert!(text.contains("bytes by HTTP body: the server does not take RDMA (status=503"), "{text}");
+}

@@ -44,8 +44,8 @@ struct State {
     idle: Vec<Session>,
     /// Those that there are, or that are being made.
     sessions: usize,
-    /// How many the server gives.
-    most: usize,
+    /// The server gave no further one: none is asked for until then.
+    grows_from: Option<Instant>,
     is_connecting: bool,
     waiting: VecDeque<Operation>,
     is_pumping: bool,
@@ -79,7 +79,7 @@ impl Default for State {
             speaks: None,
             idle: Vec::new(),
             sessions: 0,
-            most: MOST_SESSIONS,
+            grows_from: None,
             is_connecting: false,
             waiting: VecDeque::new(),
             is_pumping: false,
@@ -148,7 +148,7 @@ impl RdmaPeer {
             Ok(session) => {
                 let domain = session.domain.clone();
                 let mut state = lock(&self.state);
-                (state.speaks, state.refused, state.most) = (Some(session.most), None, MOST_SESSIONS);
+                (state.speaks, state.refused) = (Some(session.most), None);
                 state.sessions += 1;
                 state.idle.push(session);
                 Ok(domain)
@@ -291,7 +291,9 @@ impl RdmaPeer {
             state.sessions -= 1;
         }
         state.waiting.push_front(operation);
-        if state.is_connecting || state.sessions >= state.most {
+        let may_grow =
+            state.sessions < MOST_SESSIONS && state.grows_from.is_none_or(|from| Instant::now() >= from);
+        if state.is_connecting || (state.sessions > 0 && !may_grow) {
             return Step::Nothing;
         }
         state.is_connecting = true;
@@ -319,8 +321,7 @@ impl RdmaPeer {
             }
             Err(why) => {
                 state.sessions -= 1;
-                // It gives no more than there are.
-                state.most = state.sessions.max(1);
+                state.grows_from = Some(Instant::now() + REST);
                 if state.sessions == 0 {
                     self.refuse(&mut state, why);
                 }

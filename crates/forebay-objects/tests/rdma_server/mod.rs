@@ -74,6 +74,8 @@ struct Shared {
     domain: Arc<dyn Domain>,
     sessions: Mutex<HashMap<String, Arc<Mutex<Session>>>>,
     lie: Mutex<Option<(Lie, u64)>>,
+    /// The last object, by its ETag: it is not copied for each range.
+    object: Mutex<(String, Arc<Vec<u8>>)>,
     connect_status: AtomicU64,
     connects: AtomicU64,
     transfers: AtomicU64,
@@ -84,6 +86,7 @@ struct Shared {
     refused: AtomicU64,
     is_over: AtomicBool,
     most: AtomicU64,
+    most_sessions: AtomicU64,
 }
 
 /// The server; it ends when it is dropped.
@@ -107,6 +110,7 @@ impl RdmaServer {
             domain,
             sessions: Mutex::default(),
             lie: Mutex::default(),
+            object: Mutex::default(),
             connect_status: AtomicU64::new(200),
             connects: AtomicU64::new(0),
             transfers: AtomicU64::new(0),
@@ -115,6 +119,7 @@ impl RdmaServer {
             refused: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             most: AtomicU64::new(1 << 30),
+            most_sessions: AtomicU64::new(64),
         });
         let serving = shared.clone();
         std::thread::spawn(move || {
@@ -152,6 +157,11 @@ impl RdmaServer {
     /// Bytes of an operation at most.
     pub fn limit(&self, bytes: u64) {
         self.shared.most.store(bytes, SeqCst);
+    }
+
+    /// Sessions at most.
+    pub fn limit_sessions(&self, most: u64) {
+        self.shared.most_sessions.store(most, SeqCst);
     }
 
     pub fn connects(&self) -> u64 {
@@ -249,6 +259,9 @@ impl Shared {
 
     fn connect(&self, call: &Call) -> Reply {
         self.connects.fetch_add(1, SeqCst);
+        if lock(&self.sessions).len() as u64 >= self.most_sessions.load(SeqCst) {
+            return Reply::new(503);
+        }
         let status = self.connect_status.load(SeqCst) as u16;
         if status != 200 {
             return Reply::new(status);
@@ -339,8 +352,9 @@ impl Shared {
         lie: Option<Lie>,
     ) -> Result<Option<Reply>, ()> {
         let (bucket, key) = call.key().unwrap();
-        let Some(bytes) = self.s3.get(bucket, key) else { return Ok(Some(Reply::new(404))) };
-        let etag = format!("\"{}\"", self.s3.etag(bucket, key).unwrap());
+        let Some(etag) = self.s3.etag(bucket, key) else { return Ok(Some(Reply::new(404))) };
+        let bytes = self.object(bucket, key, &etag);
+        let etag = format!("\"{etag}\"");
         if call.header("if-match").is_some_and(|asked| asked != etag) {
             return Ok(Some(Reply::new(412)));
         }
@@ -396,6 +410,14 @@ impl Shared {
             return Ok(Some(reply.twice()));
         }
         Ok(Some(reply))
+    }
+
+    fn object(&self, bucket: &str, key: &str, etag: &str) -> Arc<Vec<u8>> {
+        let mut known = lock(&self.object);
+        if known.0 != etag {
+            *known = (etag.to_owned(), Arc::new(self.s3.get(bucket, key).unwrap()));
+        }
+        known.1.clone()
     }
 
     fn put(
