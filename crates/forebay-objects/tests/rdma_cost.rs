@@ -30,6 +30,10 @@ fn cost(wish: &str, len: usize, times: usize) -> (f64, f64) {
     let mut bytes = vec![0; 16 * MIB];
     fake_s3::fill_pattern(7, 0, &mut bytes);
     server.s3().put("bucket", "key", bytes);
+    if wish == "off" {
+        // Without the server in between.
+        server.name_s3();
+    }
     let file = File::open("s3://bucket/key").unwrap();
     let mut memory = vec![0; len];
     // Behind the first bytes, which came when it was opened.

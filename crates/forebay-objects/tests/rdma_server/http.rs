@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 
 use fake_s3::FakeS3;
@@ -21,12 +21,12 @@ pub struct Call {
 /// A head with the empty line, the first line, and headers.
 type Head = (Vec<u8>, String, BTreeMap<String, String>);
 
-fn head(mut stream: &TcpStream) -> Option<Head> {
+fn head(stream: &mut impl BufRead) -> Option<Head> {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        stream.read_exact(&mut byte).ok()?;
-        bytes.push(byte[0]);
+        if stream.read_until(b'\n', &mut bytes).ok()? == 0 {
+            return None;
+        }
     }
     let text = String::from_utf8(bytes.clone()).unwrap();
     let mut lines = text.lines();
@@ -36,7 +36,7 @@ fn head(mut stream: &TcpStream) -> Option<Head> {
     Some((bytes, first, headers))
 }
 
-fn body(mut stream: &TcpStream, headers: &BTreeMap<String, String>) -> Option<Vec<u8>> {
+fn body(stream: &mut impl BufRead, headers: &BTreeMap<String, String>) -> Option<Vec<u8>> {
     let len = headers.get("content-length").map_or(0, |len| len.parse().unwrap());
     let mut body = vec![0; len];
     stream.read_exact(&mut body).ok()?;
@@ -44,14 +44,14 @@ fn body(mut stream: &TcpStream, headers: &BTreeMap<String, String>) -> Option<Ve
 }
 
 impl Call {
-    pub fn read(stream: &TcpStream) -> Option<Self> {
+    pub fn read(stream: &mut BufReader<&TcpStream>) -> Option<Self> {
         let (head, first, headers) = head(stream)?;
         let body = body(stream, &headers)?;
         let mut words = first.split(' ');
         let method = words.next()?.to_owned();
         let (path, query) = words.next().map(|target| target.split_once('?').unwrap_or((target, "")))?;
         let (path, query) = (path.to_owned(), query.to_owned());
-        Some(Self { head, method, path, query, headers, body, stream: stream.try_clone().unwrap() })
+        Some(Self { head, method, path, query, headers, body, stream: stream.get_ref().try_clone().unwrap() })
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -129,9 +129,10 @@ fn ask(to: SocketAddr, (head_bytes, body_bytes): (&[u8], &[u8]), method: &str) -
     let mut stream = TcpStream::connect(to).unwrap();
     stream.write_all(head_bytes).unwrap();
     stream.write_all(body_bytes).unwrap();
-    let (_, first, mut headers) = head(&stream).unwrap();
+    let mut stream = BufReader::new(&stream);
+    let (_, first, mut headers) = head(&mut stream).unwrap();
     let status = first.split(' ').nth(1).unwrap().parse().unwrap();
-    let body = if method == "HEAD" { Vec::new() } else { body(&stream, &headers).unwrap() };
+    let body = if method == "HEAD" { Vec::new() } else { body(&mut stream, &headers).unwrap() };
     headers.remove("connection");
     if method != "HEAD" {
         headers.remove("content-length");

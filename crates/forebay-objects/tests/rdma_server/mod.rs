@@ -11,6 +11,7 @@ mod http;
 mod named;
 
 use std::collections::HashMap;
+use std::io::BufReader;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -213,7 +214,8 @@ impl Shared {
     }
 
     fn serve(&self, stream: &TcpStream) {
-        while let Some(call) = Call::read(stream) {
+        let mut buffered = BufReader::new(stream);
+        while let Some(call) = Call::read(&mut buffered) {
             let Some(reply) = self.answer(&call) else { return };
             if !reply.write(stream, &call.method) {
                 return;

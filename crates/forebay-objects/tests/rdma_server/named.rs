@@ -41,4 +41,11 @@ impl Named {
         forebay_objects::use_fabric(Arc::new(server.fabric.clone()));
         Self { server, _turn: turn }
     }
+
+    /// Has the environment name the server of S3 behind this one.
+    pub fn name_s3(&self) {
+        for (name, value) in self.s3().environment() {
+            set(name, &value);
+        }
+    }
 }
