@@ -51,6 +51,7 @@ __all__ = [
     "read_zip",
     "remove",
     "state",
+    "states",
     "trim",
     "wait_stream",
 ]

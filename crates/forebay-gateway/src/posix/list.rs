@@ -24,7 +24,7 @@ const MOST_THREADS: usize = 8;
 /// A file of a directory; `None`: it is none.
 type Examined = StoreResult<Option<(Identity, record::Record)>>;
 
-/// What is known of a name before its turn comes.
+/// A name that was examined before its turn comes.
 #[expect(clippy::large_enum_variant, reason = "most are files, and there are a thousand for a moment")]
 enum Ahead {
     File(Examined),
