@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use forebay_s3_rdma::hipobj::{Finished, Prepare, Prepared, Ready};
 use forebay_s3_rdma::rc1::{Ask, ConnectAnswer, ConnectAsk, Token};
 use forebay_s3_rdma::{Asked, Dialect, Operation, Reply};
 use libfuzzer_sys::fuzz_target;
@@ -41,12 +42,35 @@ fn reply(operation: Operation, bytes: &[u8]) {
     }
 }
 
+/// Lines of headers as each message of hipobj-rc-v2.
+fn hipobj(text: &str) {
+    let headers: HashMap<&str, &str> = text.lines().filter_map(|line| line.split_once(':')).collect();
+    let header = |name: &str| headers.get(name).copied();
+    if let Ok(ask) = Prepare::parse(4096, header) {
+        let written: HashMap<&str, String> = ask.headers().into_iter().collect();
+        assert!(Prepare::parse(4096, |name| written.get(name).map(String::as_str)) == Ok(ask));
+    }
+    if let Ok(ready) = Ready::parse(header) {
+        let written: HashMap<&str, String> = ready.headers().into_iter().collect();
+        assert!(Ready::parse(|name| written.get(name).map(String::as_str)) == Ok(ready));
+    }
+    if let Ok(answer) = Prepared::parse(Operation::Put, 1024, 200, header) {
+        let written: HashMap<&str, String> = answer.headers().into_iter().collect();
+        let again = Prepared::parse(Operation::Put, 1024, 200, |name| written.get(name).map(String::as_str));
+        assert!(again == Ok(answer));
+    }
+    if let Ok(finished) = Finished::parse((10, 0xfeed), 200, header) {
+        assert!(finished.bytes == 10 && finished.cookie == 0xfeed);
+    }
+}
+
 fuzz_target!(|data: &[u8]| {
     let Some((choice, bytes)) = data.split_first() else { return };
-    match choice % 4 {
+    match choice % 5 {
         0 => token(&String::from_utf8_lossy(bytes)),
         1 => connect(bytes),
         2 => reply(Operation::Get, bytes),
+        3 => hipobj(&String::from_utf8_lossy(bytes)),
         _ => reply(Operation::Put, bytes),
     }
 });
