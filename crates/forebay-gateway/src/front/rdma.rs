@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use forebay_s3_rdma::headers::{OTHER_TOKEN, TOKEN};
 use forebay_s3_rdma::rc1::{Ask, Token};
@@ -14,6 +15,7 @@ use hyper::{Method, StatusCode};
 use s3s::auth::Credentials;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
 
 use super::access::Visit;
 use super::codes::answer;
@@ -24,6 +26,9 @@ use super::{Front, sending};
 use crate::rdma::{Broken, OPERATION_BYTES, Rdma, Session, Slots, Wire};
 use crate::store::{Condition, Facts, Meta};
 use crate::warn::warn;
+
+/// A request waits this long for those before it in its session.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A transfer that a request asks for. It has the session's connection to itself.
 pub(super) struct Transfer {
@@ -112,8 +117,10 @@ impl Front {
         if token.bytes > OPERATION_BYTES {
             return Err(Refusal::TooLong);
         }
-        let wire = Arc::clone(&session.wire).lock_owned().await;
-        if !wire.is_up() {
+        let wire = timeout(PATIENCE, Arc::clone(&session.wire).lock_owned()).await;
+        let wire = wire.map_err(|_| Refusal::Limits)?;
+        // It may have ended while this request waited.
+        if !wire.is_up() || rdma.find(&signed.access_key, token.session)?.is_none() {
             rdma.end(session.id);
             return Err(Refusal::SessionExpired);
         }

@@ -141,13 +141,13 @@ impl Rdma {
 
     /// The NIC of an address, opened when it is first asked for.
     fn rail(&self, address: IpAddr) -> Result<Arc<Rail>> {
-        let mut rails = self.rails.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(rail) = rails.get(&address) {
+        let rails = || self.rails.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rail) = rails().get(&address) {
             return Ok(Arc::clone(rail));
         }
+        // An address without a NIC takes seconds: others do not wait for it.
         let rail = Rail::open(&*self.options.fabric, address)?;
-        rails.insert(address, Arc::clone(&rail));
-        Ok(rail)
+        Ok(Arc::clone(rails().entry(address).or_insert(rail)))
     }
 
     /// A NIC that broke is opened anew for the next session.
