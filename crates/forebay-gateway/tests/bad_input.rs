@@ -111,6 +111,10 @@ fn forms_are_taken_as_their_policy_says_and_no_further() {
     let late = Raw { skew: -3600, ..raw.clone() };
     assert_eq!(code(&late, &conditions, &[key, meta, kind], b"x"), "RequestTimeTooSkewed");
     assert_eq!(raw.plain_form("bkt", &[("key", "old")], b"x").code(), "AccessDenied");
+    // A policy without a signature is malformed, whatever it says.
+    let policy = r#"{"expiration":"2099-01-01T00:00:00Z","conditions":[["eq","$key","new"]]}"#;
+    let policy = base64_simd::STANDARD.encode_to_string(policy);
+    assert_eq!(raw.plain_form("bkt", &[("key", "old"), ("policy", &policy)], b"x").status, 400);
     assert_eq!(raw.get("/bkt/old").text(), "old");
     // Its length must be known.
     let mut socket = raw.connect();

@@ -1,6 +1,7 @@
 //! Who may do what, and what no request may ask for.
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use forebay_s3_rdma::headers::{OTHER_TOKEN, PREFIX};
@@ -54,6 +55,8 @@ pub(crate) struct Visit {
     /// The address by which the client reached the server.
     pub(crate) reached: Option<IpAddr>,
     known: Mutex<(&'static str, String)>,
+    /// It names an account's key.
+    names_key: AtomicBool,
     turns: OnceLock<Turns>,
     word: Mutex<Option<RdmaWord>>,
 }
@@ -97,6 +100,11 @@ impl Visit {
         *self.word.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it has a signature of a known key, right or wrong.
+    pub(crate) fn names_key(&self) -> bool {
+        self.names_key.load(Ordering::Relaxed)
+    }
+
     /// The operation and the account; empty where it did not come so far.
     pub(crate) fn known(&self) -> (&'static str, String) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -116,6 +124,9 @@ impl Gate {
 impl S3Auth for Gate {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
         let found = self.0.find(access_key).map(|account| account.entry.secret_key.clone());
+        if let Some(visit) = Visit::current().filter(|_| found.is_some()) {
+            visit.names_key.store(true, Ordering::Relaxed);
+        }
         found.ok_or_else(|| S3Error::new(S3ErrorCode::InvalidAccessKeyId))
     }
 }

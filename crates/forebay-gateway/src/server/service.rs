@@ -103,7 +103,10 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
         return refusal(S3ErrorCode::BadDigest);
     }
     match answered {
-        Ok(answer) if is_form && breaks_policy(&answer) => refusal(S3ErrorCode::AccessDenied),
+        // A form without a signature is malformed, whatever its policy says.
+        Ok(answer) if is_form && request.visit.names_key() && breaks_policy(&answer) => {
+            refusal(S3ErrorCode::AccessDenied)
+        }
         Ok(answer) => answer,
         Err(error) => {
             warn(&format!("a request failed: {error}"));
