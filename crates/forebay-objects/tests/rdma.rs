@@ -357,7 +357,7 @@ fn where_no_memory_can_be_locked_bytes_come_in_the_body_and_the_receipt_says_so(
 #[test]
 fn operations_are_no_longer_than_the_server_takes() {
     let (server, session) = (named("prefer"), session());
-    server.limit(1_000_003);
+    server.limit(1_048_579);
     let file = opened();
     try_host(&session, &file);
     let transfers = server.transfers();
@@ -401,7 +401,7 @@ fn a_probe_compares_bytes_that_come_both_ways() {
 #[test]
 fn a_server_that_gives_few_sessions_is_not_asked_for_more_at_once() {
     let (server, session) = (named("prefer"), session());
-    server.limit(500_000);
+    server.limit(1 << 20);
     server.limit_sessions(2);
     let file = opened();
     try_host(&session, &file);
@@ -416,4 +416,61 @@ fn a_server_that_gives_few_sessions_is_not_asked_for_more_at_once() {
     server.restart();
     let text = read_host(&session, &file).unwrap().to_string();
     assert!(text.contains("bytes by HTTP body: the server does not take RDMA (status=503"), "{text}");
+}
+
+#[test]
+fn a_server_whose_sessions_are_of_no_use_is_asked_once() {
+    for (seconds, bytes, said) in [
+        (0, 1 << 30, "too short a time"),
+        (5, 1 << 30, "idle_seconds=5"),
+        (10, 1 << 30, "idle_seconds=10"),
+        (300, 1, "operation_bytes=1"),
+        (300, (1 << 20) - 1, "operations by RDMA are too short"),
+    ] {
+        let (server, session) = (named("prefer"), session());
+        server.say_idle(seconds);
+        server.limit(bytes);
+        let file = opened();
+        assert!(soon(|| read_host(&session, &file).unwrap().to_string().contains("RDMA")), "{said}");
+        let text = read_host(&session, &file).unwrap().to_string();
+        assert!(text.contains(said), "{said}: {text}");
+        assert_eq!((server.connects(), server.transfers()), (1, 0), "{said}");
+        assert!(soon(|| server.sessions() == 0), "{said}");
+    }
+}
+
+#[test]
+fn sessions_that_end_at_once_are_not_asked_for_without_end() {
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_host(&session, &file);
+    server.end_sessions(true);
+    server.restart();
+    let connects = server.connects();
+    let text = read_host(&session, &file).unwrap().to_string();
+    assert!(text.contains("bytes by HTTP body: "), "{text}");
+    assert!(server.connects() <= connects + 10, "{} connects", server.connects() - connects);
+}
+
+#[test]
+fn refused_requests_take_no_session_of_the_server() {
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_host(&session, &file);
+    for lie in [Lie::SlowDown, Lie::NotFound, Lie::OtherSize] {
+        let (connects, most) = (server.connects(), server.sessions());
+        server.lie(lie, 1000);
+        for _ in 0..5 {
+            // A server that finds nothing is believed: the object was replaced.
+            let _ = read_host(&session, &file);
+        }
+        // Sessions live on, and no other takes their place.
+        assert!(server.connects() <= connects + 1, "{lie:?}: {}", server.connects() - connects);
+        assert!(server.sessions() >= most.min(1), "{lie:?}");
+    }
+    // What is not believed ends a session, here and there.
+    let (made, ended) = (server.sessions(), server.disconnects());
+    server.lie(Lie::Fewer, 1000);
+    read_host(&session, &file).unwrap();
+    assert!(soon(|| server.disconnects() > ended && server.sessions() < made));
 }

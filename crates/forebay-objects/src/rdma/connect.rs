@@ -10,7 +10,7 @@ use forebay_source::HostRange;
 use forebay_verbs::{Domain, Why};
 
 use super::fabric::{is_no_nic, reach};
-use super::session::Session;
+use super::session::{MARGIN, Session};
 use crate::account::Account;
 use crate::lock;
 use crate::wire::Network;
@@ -23,6 +23,8 @@ pub(super) const DECLINED: Duration = Duration::from_mins(10);
 pub(super) const REST: Duration = Duration::from_secs(10);
 /// RDMA READs of the server that this side answers at a time.
 const READS: u8 = 16;
+/// A server whose operations are shorter is not used: a read of 8 MiB is 8 requests at most. Chosen, not measured.
+const LEAST_BYTES: u64 = 1 << 20;
 /// Bytes of an answer that are read.
 const ANSWER: usize = 64 << 10;
 
@@ -77,20 +79,35 @@ impl Reached {
             let error = Error::new(ErrorKind::Unsupported, "the server does not take RDMA").source(refused);
             NoSession::of_server(error.with("status", head.status), pause)
         })?;
-        let connection = end.pair(&answer.end).map_err(|error| NoSession::of_server(error, DECLINED))?;
+        let connection = check(&answer).and_then(|()| end.pair(&answer.end)).map_err(|error| {
+            disconnect(&self.network, answer.session);
+            NoSession::of_server(error, DECLINED)
+        })?;
         Ok(Session::new(connection, (&self.domain, &self.network), &answer))
     }
+}
 
-    /// Has the server forget a session. Nobody waits for it.
-    pub(super) fn disconnect(&self, session: SessionId) {
-        let mut ask = post(DISCONNECT);
-        ask.headers.push((SESSION.to_owned(), session.text()));
-        self.network.start(
-            ask,
-            Body::None,
-            Box::new(Answer { head: None, body: Vec::new(), came: 0, told: None }),
-        );
-    }
+/// An error where a session is of no use.
+fn check(answer: &ConnectAnswer) -> Result<()> {
+    let (bytes, seconds) = (answer.operation_bytes, answer.idle_seconds);
+    let text = if bytes < LEAST_BYTES {
+        "the server's operations by RDMA are too short"
+    } else if Duration::from_secs(seconds.into()) <= 2 * MARGIN {
+        "the server keeps sessions of RDMA too short a time"
+    } else {
+        return Ok(());
+    };
+    let error = Error::new(ErrorKind::Unsupported, text);
+    Err(error.with("operation_bytes", bytes).with("idle_seconds", seconds))
+}
+
+/// Has the server forget a session. Nobody waits for it.
+pub(super) fn disconnect(network: &Arc<Network>, session: SessionId) {
+    let mut ask = post(DISCONNECT);
+    ask.headers.push((SESSION.to_owned(), session.text()));
+    let answer =
+        Answer { head: None, body: Vec::new(), came: 0, told: None, _network: Some(network.clone()) };
+    network.start(ask, Body::None, Box::new(answer));
 }
 
 fn post(path: &str) -> Ask {
@@ -112,6 +129,8 @@ struct Answer {
     body: Vec<u8>,
     came: usize,
     told: Option<Told>,
+    /// Kept until the answer, where nobody waits for it.
+    _network: Option<Arc<Network>>,
 }
 
 impl Sink for Answer {
@@ -145,7 +164,7 @@ impl Sink for Answer {
 /// A call that is waited for, once.
 fn wait_for(network: &Network, ask: Ask, body: Body) -> End {
     let told = Told::default();
-    let answer = Answer { head: None, body: Vec::new(), came: 0, told: Some(told.clone()) };
+    let answer = Answer { head: None, body: Vec::new(), came: 0, told: Some(told.clone()), _network: None };
     network.start(ask, body, Box::new(answer));
     let mut end = lock(&told.0);
     loop {

@@ -62,6 +62,8 @@ pub(crate) struct Operation {
     expected: Expected,
     /// It was sent by a session that has ended since.
     pub(super) was_sent: bool,
+    /// Sessions that were asked for because it waits.
+    pub(super) connects: u8,
     done: Done,
 }
 
@@ -76,7 +78,7 @@ impl Operation {
         expected: Expected,
         done: Done,
     ) -> Self {
-        Self { ask, direction, memory, expected, was_sent: false, done }
+        Self { ask, direction, memory, expected, was_sent: false, connects: 0, done }
     }
 
     pub(super) fn end(self, end: Result<ReplyHead, NotMoved>) {
@@ -172,7 +174,13 @@ impl Sink for Sent {
             Verdict::Moved => peer.moved((session, region), operation, head),
             Verdict::Replaced => peer.not_moved((session, region), operation, NotMoved::Replaced(head)),
             Verdict::Refused => {
-                peer.not_moved((session, region), operation, NotMoved::Refused(head, document));
+                let is_whole = matches!(head.status, 300..500 | 503);
+                let why = NotMoved::Refused(head, document);
+                if is_whole {
+                    peer.refused((session, region), operation, why);
+                } else {
+                    peer.not_moved((session, region), operation, why);
+                }
             }
             Verdict::Unknown => peer.unknown((session, region), operation),
             Verdict::SessionLost => peer.lost((session, region), operation),

@@ -25,6 +25,9 @@ use crate::wire::site::Site;
 /// Sessions with a server at most: each has one operation at a time.
 pub(super) const MOST_SESSIONS: usize = 8;
 
+/// Sessions that are asked for at most because one operation waits.
+const CONNECTS: u8 = 4;
+
 /// The server of an endpoint.
 pub(crate) struct RdmaPeer {
     myself: Weak<Self>,
@@ -263,24 +266,30 @@ impl RdmaPeer {
             return;
         }
         loop {
-            let step = Self::next(&mut state);
-            if matches!(step, Step::Nothing) {
-                state.is_pumping = false;
-                return;
-            }
+            let (step, dead) = self.next(&mut state);
+            let is_over = matches!(step, Step::Nothing);
+            state.is_pumping = !is_over;
             drop(state);
+            dead.into_iter().for_each(Session::end);
             match step {
                 Step::Send(session, operation) => self.send(session, operation),
                 Step::Connect => self.connect_beside(),
                 Step::End(operation, why) => operation.end(Err(why)),
-                Step::Nothing => {}
+                Step::Nothing => return,
             }
             state = lock(&self.state);
         }
     }
 
-    fn next(state: &mut State) -> Step {
-        let Some(operation) = state.waiting.pop_front() else { return Step::Nothing };
+    /// With sessions that cannot be used any more.
+    fn next(&self, state: &mut State) -> (Step, Vec<Session>) {
+        let mut dead = Vec::new();
+        let step = self.next_beside(state, &mut dead);
+        (step, dead)
+    }
+
+    fn next_beside(&self, state: &mut State, dead: &mut Vec<Session>) -> Step {
+        let Some(mut operation) = state.waiting.pop_front() else { return Step::Nothing };
         if let Some(refused) = state.refused.as_ref().filter(|refused| Instant::now() < refused.until) {
             return Step::End(operation, NotMoved::Declined(refused.error.clone()));
         }
@@ -289,13 +298,23 @@ impl RdmaPeer {
                 return Step::Send(session, operation);
             }
             state.sessions -= 1;
+            dead.push(session);
         }
-        state.waiting.push_front(operation);
-        let may_grow =
-            state.sessions < MOST_SESSIONS && state.grows_from.is_none_or(|from| Instant::now() >= from);
+        let is_last = operation.connects == CONNECTS;
+        if is_last && state.sessions == 0 {
+            let error = Error::new(ErrorKind::Io, "the server's sessions end before they are used");
+            let error = self.refuse(state, NoSession { error, pause: REST, is_no_nic: false });
+            return Step::End(operation, NotMoved::Declined(error));
+        }
+        let may_grow = state.sessions < MOST_SESSIONS
+            && !is_last
+            && state.grows_from.is_none_or(|from| Instant::now() >= from);
         if state.is_connecting || (state.sessions > 0 && !may_grow) {
+            state.waiting.push_front(operation);
             return Step::Nothing;
         }
+        operation.connects += 1;
+        state.waiting.push_front(operation);
         state.is_connecting = true;
         state.sessions += 1;
         Step::Connect
@@ -364,9 +383,20 @@ impl RdmaPeer {
         self.pump();
     }
 
+    /// The server refused the request before a byte moved. Where its key has ended nothing of it can arrive, and the session goes on.
+    pub(super) fn refused(&self, (mut session, mut region): Used, operation: Operation, why: NotMoved) {
+        if region.as_mut().is_none_or(|region| region.end().is_err()) {
+            return self.not_moved((session, region), operation, why);
+        }
+        session.touch();
+        lock(&self.state).idle.push(session);
+        operation.end(Err(why));
+        self.pump();
+    }
+
     /// The reply says that nothing moved, or cannot be believed. The connection ends first, then the key, then the operation.
     pub(super) fn not_moved(&self, (session, region): Used, operation: Operation, why: NotMoved) {
-        drop(session);
+        session.end();
         drop(region);
         lock(&self.state).sessions -= 1;
         operation.end(Err(why));
@@ -388,14 +418,14 @@ impl RdmaPeer {
         let others = std::mem::take(&mut state.idle);
         state.sessions -= others.len();
         drop(state);
-        drop(others);
+        others.into_iter().for_each(Session::end);
         self.again(used, operation);
     }
 
     /// The session has ended, and another one is to move the bytes.
     pub(super) fn again(&self, (session, region): Used, mut operation: Operation) {
         operation.was_sent = true;
-        drop(session);
+        session.end();
         drop(region);
         let mut state = lock(&self.state);
         state.sessions -= 1;
@@ -446,16 +476,19 @@ impl RdmaPeer {
                 error
             }
         };
-        self.not_moved(used, operation, NotMoved::Declined(error));
+        let why = NotMoved::Declined(error);
+        if pause.is_none() {
+            self.refused(used, operation, why);
+        } else {
+            self.not_moved(used, operation, why);
+        }
     }
 }
 
 impl Drop for RdmaPeer {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(reached) = &state.reached {
-            state.idle.iter().for_each(|session| reached.disconnect(session.name));
-        }
+        state.idle.drain(..).for_each(Session::end);
     }
 }
 

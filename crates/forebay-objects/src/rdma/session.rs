@@ -8,6 +8,7 @@ use forebay_remote::stop;
 use forebay_s3_rdma::rc1::{ConnectAnswer, SessionId};
 use forebay_verbs::{Connection, Domain, Options, Stop};
 
+use super::connect::disconnect;
 use crate::wire::Network;
 
 /// A session. One operation at a time uses it.
@@ -26,7 +27,7 @@ pub(super) struct Session {
 }
 
 /// Time that a request may take to its server: a session that ends sooner is not used any more.
-const MARGIN: Duration = Duration::from_secs(5);
+pub(super) const MARGIN: Duration = Duration::from_secs(5);
 
 impl Session {
     pub(super) fn new(
@@ -55,6 +56,12 @@ impl Session {
     /// An operation begins, or has ended.
     pub(super) fn touch(&mut self) {
         self.used = Instant::now();
+    }
+
+    /// Ends the connection, then has the server forget the session: its seat there is free for another one.
+    pub(super) fn end(self) {
+        drop(self.connection);
+        disconnect(&self.network, self.name);
     }
 
     /// Whether it can still be used, as far as this side knows.

@@ -63,6 +63,10 @@ pub enum Lie {
     Twice,
     /// It is overloaded.
     SlowDown,
+    /// It does not find the object.
+    NotFound,
+    /// It sends the body: the object has another size.
+    OtherSize,
 }
 
 /// A session.
@@ -88,6 +92,11 @@ struct Shared {
     is_over: AtomicBool,
     most: AtomicU64,
     most_sessions: AtomicU64,
+    idle_seconds: AtomicU64,
+    /// Sessions that the client ended.
+    disconnects: AtomicU64,
+    /// Sessions have no end of the server's behind the answer.
+    is_down: AtomicBool,
 }
 
 /// The server; it ends when it is dropped.
@@ -121,6 +130,9 @@ impl RdmaServer {
             is_over: AtomicBool::new(false),
             most: AtomicU64::new(1 << 30),
             most_sessions: AtomicU64::new(64),
+            idle_seconds: AtomicU64::new(300),
+            disconnects: AtomicU64::new(0),
+            is_down: AtomicBool::new(false),
         });
         let serving = shared.clone();
         std::thread::spawn(move || {
@@ -163,6 +175,20 @@ impl RdmaServer {
     /// Sessions at most.
     pub fn limit_sessions(&self, most: u64) {
         self.shared.most_sessions.store(most, SeqCst);
+    }
+
+    /// How long it keeps a session, as it says.
+    pub fn say_idle(&self, seconds: u64) {
+        self.shared.idle_seconds.store(seconds, SeqCst);
+    }
+
+    /// It ends each session when it has given it.
+    pub fn end_sessions(&self, ends: bool) {
+        self.shared.is_down.store(ends, SeqCst);
+    }
+
+    pub fn disconnects(&self) -> u64 {
+        self.shared.disconnects.load(SeqCst)
     }
 
     pub fn connects(&self) -> u64 {
@@ -231,6 +257,7 @@ impl Shared {
                 Ok(()) if call.path.ends_with("/disconnect") => {
                     let session = call.header("x-amz-rdma-session").unwrap_or_default();
                     assert!(call.is_signed("x-amz-rdma-session"));
+                    self.disconnects.fetch_add(1, SeqCst);
                     lock(&self.sessions).remove(session);
                     Reply::new(204)
                 }
@@ -284,13 +311,16 @@ impl Shared {
         let options = Options { reads_out: number("reads") as u8, ..Options::default() };
         let end = self.domain.end(&options).unwrap();
         let QueueEnd { number, first, gid, lid, port, mtu } = end.own();
-        let session = Session { connection: end.pair(&peer).unwrap() };
+        let mut session = Session { connection: end.pair(&peer).unwrap() };
+        if self.is_down.load(SeqCst) {
+            session.connection.disconnect();
+        }
         let name = format!("{:032x}", 0xfeed_0000_u64 + self.numbers.fetch_add(1, SeqCst));
         lock(&self.sessions).insert(name.clone(), Arc::new(Mutex::new(session)));
         let gid = format!("{:032x}", u128::from_be_bytes(gid));
-        let most = self.most.load(SeqCst);
+        let (most, idle) = (self.most.load(SeqCst), self.idle_seconds.load(SeqCst));
         let body = format!(
-            r#"{{"version":1,"session":"{name}","end":{{"qpn":{number},"psn":{first},"gid":"{gid}","lid":{lid},"port":{port},"mtu":{mtu}}},"operation_bytes":{most},"idle_seconds":300,"keys":["region"]}}"#
+            r#"{{"version":1,"session":"{name}","end":{{"qpn":{number},"psn":{first},"gid":"{gid}","lid":{lid},"port":{port},"mtu":{mtu}}},"operation_bytes":{most},"idle_seconds":{idle},"keys":["region"]}}"#
         );
         Reply::new(200).body(body.into_bytes())
     }
@@ -323,6 +353,8 @@ impl Shared {
             Some(Lie::NoHeader) => return declined("", false),
             Some(Lie::Declines) => return declined("dialect", true),
             Some(Lie::Status501) => return Some(Reply::new(501)),
+            Some(Lie::NotFound) => return Some(Reply::new(404)),
+            Some(Lie::OtherSize) => return declined("size", true),
             Some(Lie::SlowDown) => return Some(Reply::new(503)),
             Some(Lie::StoresNothing) => return Some(Reply::new(200).with("etag", "\"0\"")),
             Some(Lie::Forgets) => _ = lock(&self.sessions).remove(name),
