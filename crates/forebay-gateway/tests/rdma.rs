@@ -228,7 +228,7 @@ fn malformed_tokens() {
     let gateway = gateway(&fake);
     let raw = gateway.raw();
     raw.put("/bkt/k", b"old");
-    for token in ["hello", "rc:1", "rc:000102030405060708090a0b0c0d0e0f:0:0:0:0"] {
+    for token in ["hello", "rc:1", "rc:000102030405060708090a0b0c0d0e0f:0:0:0"] {
         for method in ["GET", "PUT"] {
             let reply = raw.ask(method, "/bkt/k", &[(TOKEN, token)], b"");
             assert_refused(&reply, 400, "InvalidRDMAToken");
@@ -249,7 +249,7 @@ fn other_dialects_get_bodies_and_store_nothing() {
         raw.put("/bkt/k", b"old");
         let id = raw.ask("POST", "/bkt/big?uploads", &[], b"").between("UploadId");
         let hip = "01".repeat(44);
-        let rc1 = "rc:000102030405060708090a0b0c0d0e0f:7f00:3:5";
+        let rc1 = "rc:000102030405060708090a0b0c0d0e0f:1:7f00:3:5";
         for (name, token) in [(TOKEN, CU), (OTHER_TOKEN, CU), (TOKEN, &hip)] {
             let head = [(name, token)];
             assert_declined(&raw.ask("GET", "/bkt/k", &head, b""), "dialect", b"old");
@@ -459,12 +459,51 @@ fn requests_of_a_session_take_turns() {
         for target in &targets {
             let (raw, token) = (client.raw.clone(), client.token(target, 2 * MIB as u64));
             scope.spawn(move || {
-                assert_moved(&raw.ask("GET", "/bkt/k", &[(TOKEN, &token)], b""), 200, 2 * MIB);
+                let reply = raw.ask("GET", "/bkt/k", &[(TOKEN, &token)], b"");
+                // One that a later one overtook is late.
+                if said(&reply, REPLY) == "501" {
+                    assert_declined(&reply, "session", &pattern(2 * MIB));
+                } else {
+                    assert_moved(&reply, 200, 2 * MIB);
+                }
             });
         }
     });
-    assert!(targets.iter().all(|target| target.bytes() == pattern(2 * MIB)));
-    assert_eq!(figure(&gateway, "forebay_s3_rdma_sent_bytes_total"), 8 * MIB as u64);
+    let moved = targets.iter().filter(|target| target.bytes() == pattern(2 * MIB)).count();
+    let untouched = targets.iter().filter(|target| target.bytes().iter().all(|byte| *byte == 0)).count();
+    assert_eq!(moved + untouched, 4);
+    assert!(targets[3].bytes() == pattern(2 * MIB), "none overtook it");
+    assert_eq!(figure(&gateway, "forebay_s3_rdma_sent_bytes_total"), (moved * 2 * MIB) as u64);
+}
+
+#[test]
+fn a_request_that_comes_again_or_late_moves_nothing() {
+    let fake = Fake::new();
+    let gateway = gateway(&fake);
+    let mut client = Client::connect(&fake, &gateway.raw());
+    client.raw.put("/bkt/k", b"old");
+    let (target, source) = (client.memory(b"..."), client.memory(b"new"));
+    let (late, first) = (client.token(&target, 3), client.token(&target, 3));
+    let get = |token: &str| gateway.raw().ask("GET", "/bkt/k", &[(TOKEN, token)], b"");
+    assert_moved(&get(&first), 200, 3);
+    let put = client.token(&source, 3);
+    assert_moved(&client.raw.ask("PUT", "/bkt/new", &[(TOKEN, &put)], b""), 200, 3);
+    assert_eq!(client.raw.ask("DELETE", "/bkt/new", &[], b"").status, 204);
+    let before = fake.counts();
+    for token in [&first, &late] {
+        assert_declined(&get(token), "session", b"old");
+    }
+    let again = client.raw.ask("PUT", "/bkt/new", &[(TOKEN, &put)], b"");
+    assert_refused(&again, 409, "RDMASessionExpired");
+    assert_eq!(said(&again, REASON), "session");
+    // Whatever became of the first: what it may be doing to the memory goes on.
+    let missing = client.token(&target, 3);
+    let ask = || client.raw.ask("GET", "/bkt/none", &[(TOKEN, &missing)], b"");
+    assert_refused(&ask(), 404, "NoSuchKey");
+    assert_refused(&ask(), 404, "NoSuchKey");
+    assert_eq!(fake.counts(), before);
+    assert_eq!(client.raw.get("/bkt/new").status, 404);
+    assert_moved(&client.get("/bkt/k", &target, &[]), 200, 3);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::hex::is_hex;
 /// A dialect that is known by its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// [`crate::rc1`]: `rc:SESSION:ADDRESS:SIZE:KEY`.
+    /// [`crate::rc1`]: `rc:SESSION:NUMBER:ADDRESS:SIZE:KEY`.
     Rc1,
     /// cuObject's descriptor of 81 characters; older programs put `:ADDRESS:SIZE` behind it.
     CuObject,
@@ -78,7 +78,7 @@ mod tests {
         let hip = "01".repeat(44);
         let appended = format!("{CU}:00007f7c4a000000:0000000000100000");
         let table = [
-            ("rc:000102030405060708090a0b0c0d0e0f:7f00:10:5", Some(Dialect::Rc1)),
+            ("rc:000102030405060708090a0b0c0d0e0f:1:7f00:10:5", Some(Dialect::Rc1)),
             ("rc:", Some(Dialect::Rc1)),
             (CU, Some(Dialect::CuObject)),
             (&appended, Some(Dialect::CuObject)),

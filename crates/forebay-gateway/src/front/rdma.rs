@@ -114,6 +114,10 @@ impl Front {
         let rdma = self.rdma.as_ref().ok_or(Refusal::NotSupported)?;
         let signed = signed.ok_or(Refusal::Forbidden("a signature is needed"))?;
         let session = rdma.find(&signed.access_key, token.session)?.ok_or(Refusal::SessionExpired)?;
+        // Before it waits for anything: the copy of a request that is under way is not answered as if nothing moved.
+        if !session.is_new(token.number) {
+            return Err(Refusal::SessionExpired);
+        }
         if token.bytes > OPERATION_BYTES {
             return Err(Refusal::TooLong);
         }

@@ -1,6 +1,7 @@
 //! Sessions: connections to clients, each bound to the account that made it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,12 +36,20 @@ pub(crate) struct Session {
     pub(crate) wire: Arc<tokio::sync::Mutex<Wire>>,
     pub(crate) rail: Arc<Rail>,
     used: Mutex<Instant>,
+    /// The highest number of a request.
+    number: AtomicU64,
 }
 
 impl Session {
     pub(super) fn new(id: SessionId, access_key: &str, rail: Arc<Rail>, wire: Wire) -> Self {
         let wire = Arc::new(tokio::sync::Mutex::new(wire));
-        Self { id, access_key: access_key.to_owned(), wire, rail, used: Mutex::new(Instant::now()) }
+        let (access_key, used) = (access_key.to_owned(), Mutex::new(Instant::now()));
+        Self { id, access_key, wire, rail, used, number: AtomicU64::new(0) }
+    }
+
+    /// Whether a request with this number is new: one that comes again, or late, would change memory that the client has back.
+    pub(crate) fn is_new(&self, number: u64) -> bool {
+        self.number.fetch_max(number, Relaxed) < number
     }
 
     /// It begins to be idle now.

@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, reason = "a module of a test")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fake_verbs::Fake;
 use forebay_gateway::{AccountEntry, RdmaOptions, ServerOptions};
@@ -99,6 +100,7 @@ pub struct Client {
     pub raw: Raw,
     pub answer: ConnectAnswer,
     domain: Arc<dyn Domain>,
+    requests: AtomicU64,
     _connection: Box<dyn Connection>,
 }
 
@@ -114,7 +116,7 @@ impl Client {
         let answer = ConnectAnswer::parse(reply.status, &reply.body);
         let answer = answer.unwrap_or_else(|refused| panic!("{refused}: {}", reply.text()));
         let connection = end.pair(&answer.end).unwrap();
-        Self { raw: raw.clone(), answer, domain, _connection: connection }
+        Self { raw: raw.clone(), answer, domain, requests: AtomicU64::new(0), _connection: connection }
     }
 
     pub fn memory(&self, bytes: &[u8]) -> Target {
@@ -123,7 +125,8 @@ impl Client {
 
     pub fn token_of(&self, target: &Target, bytes: u64) -> Token {
         let memory = Remote { key: target.region.remote_key(), address: target.region.memory().start };
-        Token { session: self.answer.session, memory, bytes }
+        let number = self.requests.fetch_add(1, Relaxed) + 1;
+        Token { session: self.answer.session, number, memory, bytes }
     }
 
     pub fn token(&self, target: &Target, bytes: u64) -> String {

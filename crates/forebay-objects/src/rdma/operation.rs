@@ -101,9 +101,10 @@ impl Operation {
     }
 
     /// The request as it is sent.
-    pub(super) fn signed_ask(&self, session: &Session, memory: Remote) -> Ask {
+    pub(super) fn signed_ask(&self, session: &mut Session, memory: Remote) -> Ask {
         let mut ask = self.ask.clone();
-        let token = Token { session: session.name, memory, bytes: self.memory.len() as u64 };
+        let (number, bytes) = (session.next_number(), self.memory.len() as u64);
+        let token = Token { session: session.name, number, memory, bytes };
         ask.headers.push((TOKEN.to_owned(), token.text()));
         ask
     }

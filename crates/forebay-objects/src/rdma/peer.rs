@@ -355,7 +355,7 @@ impl RdmaPeer {
         let Some(peer) = self.myself.upgrade() else { return };
         match operation.register(&session) {
             Ok((memory, region)) => {
-                let (ask, network) = (operation.signed_ask(&session, memory), session.network.clone());
+                let (ask, network) = (operation.signed_ask(&mut session, memory), session.network.clone());
                 let (head, document, came) = (None, Vec::new(), 0);
                 let sent = Sent { peer, session, region, operation, head, document, came };
                 network.start(ask, Body::None, Box::new(sent));

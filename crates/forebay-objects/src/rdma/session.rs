@@ -24,6 +24,8 @@ pub(super) struct Session {
     /// How long the server keeps it without an operation.
     idle: Duration,
     used: Instant,
+    /// Requests that named it.
+    requests: u64,
 }
 
 /// Time that a request may take to its server: a session that ends sooner is not used any more.
@@ -37,7 +39,8 @@ impl Session {
     ) -> Self {
         let (most, idle) = (answer.operation_bytes, Duration::from_secs(answer.idle_seconds.into()));
         let (domain, network) = (domain.clone(), network.clone());
-        Self { connection, domain, network, name: answer.session, most, idle, used: Instant::now() }
+        let (name, used) = (answer.session, Instant::now());
+        Self { connection, domain, network, name, most, idle, used, requests: 0 }
     }
 
     /// With what connections are made. The server alone posts operations: RDMA WRITEs, and this many READs at a time.
@@ -51,6 +54,12 @@ impl Session {
             stop: Stop::when(stop::is_stopped),
             ..Options::default()
         }
+    }
+
+    /// The number of its next request. The server moves nothing for one that is not above those before.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.requests += 1;
+        self.requests
     }
 
     /// An operation begins, or has ended.

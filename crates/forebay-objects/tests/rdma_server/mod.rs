@@ -78,6 +78,8 @@ struct Shared {
     s3: FakeS3,
     domain: Arc<dyn Domain>,
     sessions: Mutex<HashMap<String, Arc<Mutex<Session>>>>,
+    /// The number of each session's last request.
+    seen: Mutex<HashMap<String, u64>>,
     lie: Mutex<Option<(Lie, u64)>>,
     /// The last object, by its ETag: it is not copied for each range.
     object: Mutex<(String, Arc<Vec<u8>>)>,
@@ -119,6 +121,7 @@ impl RdmaServer {
             s3: FakeS3::start(),
             domain,
             sessions: Mutex::default(),
+            seen: Mutex::default(),
             lie: Mutex::default(),
             object: Mutex::default(),
             connect_status: AtomicU64::new(200),
@@ -339,9 +342,11 @@ impl Shared {
         }
         let lie = self.lie_of_now();
         let fields: Vec<_> = token.split(':').collect();
-        let ["rc", name, address, size, key] = fields[..] else { return Some(Reply::new(400)) };
+        let ["rc", name, number, address, size, key] = fields[..] else { return Some(Reply::new(400)) };
         let hex = |text| u64::from_str_radix(text, 16).unwrap();
         let (to, size) = (Remote { address: hex(address), key: hex(key) as u32 }, hex(size) as usize);
+        let before = lock(&self.seen).insert(name.to_owned(), hex(number));
+        assert!(before.unwrap_or(0) < hex(number), "a request of the session came twice, or late");
         let declined = |reason: &str, header: bool| {
             let mut reply = self.forward(call);
             if header {

@@ -40,7 +40,7 @@ mod tests {
         assert_eq!(of("range", "bytes=0-1"), Ok(Ask::Plain));
         assert_eq!(of(TOKEN, cu), Ok(Ask::Other(Dialect::CuObject)));
         assert_eq!(of(OTHER_TOKEN, cu), Ok(Ask::Other(Dialect::CuObject)));
-        let rc = of(TOKEN, "rc:000102030405060708090a0b0c0d0e0f:7f00:10:5");
+        let rc = of(TOKEN, "rc:000102030405060708090a0b0c0d0e0f:1:7f00:10:5");
         assert!(matches!(rc, Ok(Ask::Rc1(Token { bytes: 16, .. }))), "{rc:?}");
         for wrong in ["", "rc:1", "hello"] {
             let refused = of(TOKEN, wrong).unwrap_err();
