@@ -294,6 +294,24 @@ fn connecting_needs_a_signed_body() {
 }
 
 #[test]
+fn a_queue_end_is_of_the_address_that_its_client_comes_from() {
+    let fake = Fake::new();
+    let entries = || vec![AccountEntry::new("ana", "secret-ana")];
+    let strict = gateway_with(&fake, entries(), |rdma| rdma.any_client = false);
+    let raw = Raw::new(strict.address, "ana", "secret-ana");
+    let body = connect_body(&fake, 4);
+    let refused = post_signed(&raw, CONNECT, &body);
+    assert_refused(&refused, 403, "AccessDenied");
+    assert!(refused.text().contains("GID"), "{}", refused.text());
+    assert_eq!(sessions(&strict), 0);
+    // By the address that it comes from.
+    let of = |address: &str| body.replace("0a000001", address);
+    assert_refused(&post_signed(&raw, CONNECT, &of("7f000002")), 403, "AccessDenied");
+    let own = post_signed(&raw, CONNECT, &of("7f000001"));
+    assert_eq!(own.status, 200, "{}", own.text());
+}
+
+#[test]
 fn limits_of_sessions() {
     let fake = Fake::new();
     let entries = ["ana", "ben"].map(|key| AccountEntry::new(key, format!("secret-{key}"))).to_vec();

@@ -1,6 +1,5 @@
 //! Who may do what, and what no request may ask for.
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -15,6 +14,7 @@ use super::lend::LocalPeer;
 use super::word::RdmaWord;
 use crate::accounts::{Account, Accounts, Seat};
 use crate::lane::FileLane;
+use crate::rdma::Way;
 use crate::threads::Turns;
 
 /// Headers that ask for what is not here. To store the object without it would be a lie.
@@ -52,8 +52,8 @@ pub(crate) struct Visit {
     pub(crate) lane: Option<Arc<FileLane>>,
     /// Of a request through the socket of this machine.
     pub(crate) peer: Option<Arc<LocalPeer>>,
-    /// The address by which the client reached the server.
-    pub(crate) reached: Option<IpAddr>,
+    /// Of a TCP connection.
+    pub(crate) way: Option<Way>,
     known: Mutex<(&'static str, String)>,
     /// It names an account's key.
     names_key: AtomicBool,
@@ -85,9 +85,9 @@ impl Visit {
         belongs: &Arc<Belongs>,
         lane: Option<Arc<FileLane>>,
         peer: Option<Arc<LocalPeer>>,
-        reached: Option<IpAddr>,
+        way: Option<Way>,
     ) -> Arc<Self> {
-        Arc::new(Self { belongs: Arc::clone(belongs), lane, peer, reached, ..Self::default() })
+        Arc::new(Self { belongs: Arc::clone(belongs), lane, peer, way, ..Self::default() })
     }
 
     /// What the answer says of RDMA.

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::net::IpAddr;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +23,7 @@ use super::sums::{Algorithm, Sums};
 use super::uploads::{algorithm_of, part_number};
 use super::{blocking, sending};
 use crate::accounts::Account;
-use crate::rdma::{Landed, Landing, Rdma, Wire, random_session};
+use crate::rdma::{Landed, Landing, Rdma, Way, Wire, random_session};
 use crate::store::{Condition, Draft, Facts, Meta, Store};
 use crate::warn::warn;
 
@@ -117,7 +116,7 @@ impl Exchanges {
         self: &Arc<Self>,
         account: Arc<Account>,
         headers: &HeaderMap,
-        reached: IpAddr,
+        way: Way,
     ) -> S3Result<Headers> {
         let ask = Prepare::parse(MTU, text(headers)).map_err(refused)?;
         let target = Target::parse(&ask.target)?;
@@ -129,7 +128,7 @@ impl Exchanges {
             return Err(refused(Refusal::Limits));
         }
         let rdma = Arc::clone(&self.rdma);
-        let begun = blocking(move || Ok(begin(&rdma, &account, &target, ask, reached)));
+        let begun = blocking(move || Ok(begin(&rdma, &account, &target, ask, way)));
         let (own, exchange) = begun.await?.map_err(NotBegun::answer)?;
         let id = random_session().map_err(refused)?;
         // The client has no use of memory that is not its to write.
@@ -242,7 +241,7 @@ fn begin(
     account: &Account,
     target: &Target,
     ask: Prepare,
-    reached: IpAddr,
+    way: Way,
 ) -> Result<(QueueEnd, Exchange), NotBegun> {
     let refused = NotBegun::Refused;
     let is_put = ask.operation == Operation::Put;
@@ -263,7 +262,7 @@ fn begin(
     if ask.bytes > LANDING_BYTES {
         return Err(refused(Refusal::OverBuffer));
     }
-    let paired = rdma.pair_apart(reached, &ask.end, ask.bytes as usize, is_put);
+    let paired = rdma.pair_apart(way, &ask.end, ask.bytes as usize, is_put);
     let (landing, own, wire) = paired.map_err(refused)?;
     let access_key = account.entry.access_key.clone();
     Ok((own, Exchange { access_key, ask, wire, landing, object }))

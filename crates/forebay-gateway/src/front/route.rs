@@ -21,7 +21,7 @@ use super::rdma::refused;
 use super::{RequestId, blocking, named};
 use crate::accounts::Accounts;
 use crate::hex::hex;
-use crate::rdma::Rdma;
+use crate::rdma::{Rdma, Way};
 
 /// A queue end is a few hundred bytes.
 const MOST_BYTES: usize = 4096;
@@ -35,9 +35,10 @@ pub(crate) struct RdmaRoute {
     exchanges: Arc<Exchanges>,
 }
 
-/// The address by which the client of this request came.
-fn reached() -> IpAddr {
-    Visit::current().and_then(|visit| visit.reached).unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+/// The addresses of this request's connection. One by a socket of this machine is as one by its loopback.
+fn way() -> Way {
+    let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    Visit::current().and_then(|visit| visit.way).unwrap_or(Way { reached: local, client: local })
 }
 
 /// The operation of a path, as the log has it.
@@ -71,8 +72,8 @@ impl RdmaRoute {
             )));
         }
         let ask = ConnectAsk::parse(&body).map_err(refused)?;
-        let (rdma, reached) = (Arc::clone(&self.rdma), reached());
-        let connected = blocking(move || Ok(rdma.connect(&access_key, reached, &ask))).await?;
+        let (rdma, way) = (Arc::clone(&self.rdma), way());
+        let connected = blocking(move || Ok(rdma.connect(&access_key, way, &ask))).await?;
         let mut answer = S3Response::new(Body::from(connected.map_err(refused)?.to_json()));
         answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(answer)
@@ -112,7 +113,7 @@ impl S3Route for RdmaRoute {
         let answered = match path.as_str() {
             CONNECT => return self.connect(request, access_key).await.map_err(|error| named(error, id)),
             DISCONNECT => self.disconnect(&request.headers, &access_key),
-            PREPARE => self.exchanges.prepare(account, &request.headers, reached()).await,
+            PREPARE => self.exchanges.prepare(account, &request.headers, way()).await,
             READY => self.exchanges.ready(account, &request.headers).await,
             _ => self.exchanges.cancel(&access_key, &request.headers),
         };

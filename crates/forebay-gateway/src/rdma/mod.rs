@@ -43,6 +43,8 @@ pub struct RdmaOptions {
     pub fabric: Arc<dyn Fabric>,
     /// The address of the NIC. `None`: the one by which a client reached the server.
     pub address: Option<IpAddr>,
+    /// Clients name any queue end, also one that is not of the address that they come from: behind a proxy.
+    pub any_client: bool,
     /// A session without a request ends after this time.
     pub idle_time: Duration,
     /// Sessions of an account.
@@ -57,11 +59,21 @@ impl RdmaOptions {
         Self {
             fabric,
             address,
+            any_client: false,
             idle_time: Duration::from_mins(5),
             sessions: 64,
             write_time: Duration::from_secs(30),
         }
     }
+}
+
+/// The addresses of a client's TCP connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    /// The server's.
+    pub(crate) reached: IpAddr,
+    /// The client's.
+    pub(crate) client: IpAddr,
 }
 
 /// Figures since the server began.
@@ -77,10 +89,17 @@ fn cannot(error: &forebay_error::Error) -> Refusal {
     Refusal::NotSupported
 }
 
-/// A queue end that is paired with a client's.
+/// Whether a queue end is of the address that the client comes from. If not, packets could go to another client's queue pair, for which
+/// they would be this server's. InfiniBand's GIDs are no addresses: its ends have a LID.
+fn is_of_client(own: &QueueEnd, peer: &QueueEnd, client: IpAddr) -> bool {
+    own.lid != 0 || peer.address() == client.to_canonical()
+}
+
+/// A queue end that is paired with a client's. `client`: the address that this has to be of.
 fn pair(
     domain: &Arc<dyn Domain>,
     peer: &QueueEnd,
+    client: Option<IpAddr>,
     reads: u8,
 ) -> std::result::Result<(QueueEnd, Wire), Refusal> {
     let options = Options {
@@ -95,6 +114,9 @@ fn pair(
     };
     let end = domain.end(&options).map_err(|error| cannot(&error))?;
     let own = end.own();
+    if client.is_some_and(|client| !is_of_client(&own, peer, client)) {
+        return Err(Refusal::Forbidden("the GID is not the address that the connection comes from"));
+    }
     let connection = end.pair(peer).map_err(|error| cannot(&error))?;
     Ok((own, Wire::new(connection, reads > 0)))
 }
@@ -156,15 +178,15 @@ impl Rdma {
         rails.retain(|_, known| !Arc::ptr_eq(known, rail));
     }
 
-    /// Pairs a queue end with a client's. `reached`: the address by which the client came. Blocks.
+    /// Pairs a queue end with a client's. Blocks.
     pub(crate) fn connect(
         &self,
         access_key: &str,
-        reached: IpAddr,
+        way: Way,
         ask: &ConnectAsk,
     ) -> std::result::Result<ConnectAnswer, Refusal> {
         let seat = self.sessions.reserve(access_key)?;
-        let (rail, end, wire) = self.pair(reached, &ask.end, ask.reads)?;
+        let (rail, end, wire) = self.pair(way, &ask.end, ask.reads)?;
         let session = random_session()?;
         seat.fill(Session::new(session, access_key, rail, wire));
         Ok(ConnectAnswer {
@@ -176,17 +198,25 @@ impl Rdma {
         })
     }
 
+    fn client_of(&self, way: Way) -> Option<IpAddr> {
+        (!self.options.any_client).then_some(way.client)
+    }
+
     /// A connection to a client's queue end, and this side's. `reads`: how many RDMA READs the client answers. Blocks.
     fn pair(
         &self,
-        reached: IpAddr,
+        way: Way,
         peer: &QueueEnd,
         reads: u8,
     ) -> std::result::Result<(Arc<Rail>, QueueEnd, Wire), Refusal> {
-        let address = self.options.address.unwrap_or(reached);
+        let address = self.options.address.unwrap_or(way.reached);
         let rail = self.rail(address).map_err(|error| cannot(&error))?;
         // The device may be gone.
-        let (own, wire) = pair(&rail.domain, peer, reads).inspect_err(|_| self.forget(&rail))?;
+        let (own, wire) = pair(&rail.domain, peer, self.client_of(way), reads).inspect_err(|refusal| {
+            if !matches!(refusal, Refusal::Forbidden(_)) {
+                self.forget(&rail);
+            }
+        })?;
         Ok((rail, own, wire))
     }
 
@@ -194,18 +224,18 @@ impl Rdma {
     /// writes there. Blocks.
     pub(crate) fn pair_apart(
         &self,
-        reached: IpAddr,
+        way: Way,
         peer: &QueueEnd,
         bytes: usize,
         is_for_client: bool,
     ) -> std::result::Result<(Landing, QueueEnd, Wire), Refusal> {
-        let address = self.options.address.unwrap_or(reached);
+        let address = self.options.address.unwrap_or(way.reached);
         let domain = rail::open(&*self.options.fabric, address).map_err(|error| cannot(&error))?;
         let landing = Landing::new(&domain, bytes, is_for_client).map_err(|error| {
             warn(&format!("no memory for RDMA: {error}"));
             Refusal::Limits
         })?;
-        let (own, wire) = pair(&domain, peer, 0)?;
+        let (own, wire) = pair(&domain, peer, self.client_of(way), 0)?;
         Ok((landing, own, wire))
     }
 
@@ -247,5 +277,35 @@ impl Rdma {
             ),
             ("rdma_sessions", "gauge", "RDMA sessions.", self.sessions.count() as u64),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_verbs::gid_of;
+
+    use super::*;
+
+    #[test]
+    fn ends_of_the_client() {
+        let end = |gid, lid| QueueEnd { number: 2, first: 1, gid, lid, port: 1, mtu: 4096 };
+        let of = |address: &str| end(gid_of(address.parse().unwrap()), 0);
+        let own = of("10.0.0.1");
+        for (gid, client, is) in [
+            ("10.0.0.2", "10.0.0.2", true),
+            ("10.0.0.2", "::ffff:10.0.0.2", true),
+            ("::ffff:10.0.0.2", "10.0.0.2", true),
+            ("10.0.0.3", "10.0.0.2", false),
+            ("2001:db8::2", "2001:db8::2", true),
+            ("fe80::2", "fe80::2", true),
+            ("fe80::3", "fe80::2", false),
+            ("fe80::2", "10.0.0.2", false),
+        ] {
+            assert_eq!(is_of_client(&own, &of(gid), client.parse().unwrap()), is, "{gid} {client}");
+        }
+        // A client's LID does not make RoCE InfiniBand.
+        let gid = gid_of("fe80::2".parse().unwrap());
+        assert!(!is_of_client(&own, &end(gid, 7), "10.0.0.2".parse().unwrap()));
+        assert!(is_of_client(&end(gid, 6), &end(gid, 7), "10.0.0.2".parse().unwrap()));
     }
 }

@@ -159,7 +159,7 @@ impl Client {
         let _open = self.open;
         let (watch, peer) = (Watch::new(self.site.limits), Arc::<LocalPeer>::default());
         let passing = Watched::new(Passing::new(self.socket, Arc::clone(&peer)), Arc::clone(&watch));
-        let origin = Origin { peer: Some(peer), from: format!("local:uid={}", self.uid), reached: None };
+        let origin = Origin { peer: Some(peer), from: format!("local:uid={}", self.uid), way: None };
         hold(self.site, watch, passing, origin).await;
     }
 

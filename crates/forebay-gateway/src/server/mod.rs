@@ -13,7 +13,7 @@ mod site;
 mod tls;
 mod watch;
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,7 +33,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::accounts::Accounts;
 use crate::front::{Belongs, Front, Gate, LocalPeer, RdmaRoute};
-use crate::rdma::{Rdma, RdmaOptions};
+use crate::rdma::{Rdma, RdmaOptions, Way};
 use crate::threads::THREADS;
 use crate::warn::warn;
 use access_log::AccessLog;
@@ -328,8 +328,10 @@ impl Drop for Open {
 
 /// TLS first, where it is spoken.
 async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, peer: SocketAddr) {
-    let reached = socket.local_addr().ok().map(|address| address.ip().to_canonical());
-    let (watch, from) = (Watch::new(site.limits), Origin { peer: None, from: peer.to_string(), reached });
+    let way =
+        |reached: SocketAddr| Way { reached: reached.ip().to_canonical(), client: peer.ip().to_canonical() };
+    let way = socket.local_addr().ok().map(way);
+    let (watch, from) = (Watch::new(site.limits), Origin { peer: None, from: peer.to_string(), way });
     let Some(tls) = tls else {
         return hold(site, Arc::clone(&watch), Watched::new(socket, watch), from).await;
     };
@@ -346,7 +348,7 @@ async fn greet(site: Arc<Site>, tls: Option<TlsAcceptor>, socket: TcpStream, pee
 struct Origin {
     peer: Option<Arc<LocalPeer>>,
     from: String,
-    reached: Option<IpAddr>,
+    way: Option<Way>,
 }
 
 /// Serves a connection until it ends, is overdue, or the server ends.
@@ -359,7 +361,7 @@ async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>,
         lane: socket.lane(),
         peer: origin.peer,
         from: origin.from,
-        reached: origin.reached,
+        way: origin.way,
     });
     let serve = service_fn(move |head| service::serve(Arc::clone(&connection), head));
     let served = http1::Builder::new()

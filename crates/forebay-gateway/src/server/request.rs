@@ -1,6 +1,5 @@
 //! One request, from its head to the last byte of its answer.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime};
@@ -13,6 +12,7 @@ use super::site::Site;
 use super::watch::Watch;
 use crate::front::{Belongs, LocalPeer, Visit};
 use crate::lane::FileLane;
+use crate::rdma::Way;
 
 /// A connection, as its requests see it.
 pub(super) struct Connection {
@@ -25,8 +25,8 @@ pub(super) struct Connection {
     pub(super) peer: Option<Arc<LocalPeer>>,
     /// For the log.
     pub(super) from: String,
-    /// The address by which the client came.
-    pub(super) reached: Option<IpAddr>,
+    /// Of a TCP connection.
+    pub(super) way: Option<Way>,
 }
 
 /// A request, until its answer is out.
@@ -59,7 +59,7 @@ impl Request {
                 &connection.belongs,
                 connection.lane.clone(),
                 connection.peer.clone(),
-                connection.reached,
+                connection.way,
             ),
             method: head.method().clone(),
             path: head.uri().path().to_owned(),
