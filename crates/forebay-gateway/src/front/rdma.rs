@@ -34,7 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Transfer {
     token: Token,
     wire: OwnedMutexGuard<Wire>,
-    slots: Slots,
     session: Arc<Session>,
     rdma: Arc<Rdma>,
     visit: Option<Arc<Visit>>,
@@ -128,9 +127,8 @@ impl Front {
             rdma.end(session.id);
             return Err(Refusal::SessionExpired);
         }
-        let slots = session.rail.slots().await?;
         let (rdma, visit) = (Arc::clone(rdma), Visit::current());
-        Ok(Transfer { token, wire, slots, session, rdma, visit })
+        Ok(Transfer { token, wire, session, rdma, visit })
     }
 }
 
@@ -138,6 +136,11 @@ impl Transfer {
     /// Bytes that go.
     pub(super) const fn bytes(&self) -> u64 {
         self.token.bytes
+    }
+
+    /// Taken last: a request that waits for a thread, a file or its session holds none. Blocks.
+    fn slots(&self) -> Option<Slots> {
+        self.session.rail.slots(&self.session.access_key)
     }
 
     fn say(&self, word: RdmaWord) {
@@ -164,8 +167,8 @@ impl Transfer {
         if bytes != self.token.bytes {
             return Ok(self.decline(Reason::Size));
         }
-        let (wire, slots) = (&mut *self.wire, &mut self.slots);
-        let sent = wire.push(slots, self.token.memory, bytes, |memory, offset| {
+        let Some(mut slots) = self.slots() else { return Ok(self.decline(Reason::Transfer)) };
+        let sent = self.wire.push(&mut slots, self.token.memory, bytes, |memory, offset| {
             file.read_exact_at(memory, range.start + offset)
         });
         self.session.touch();
@@ -195,6 +198,7 @@ impl Transfer {
         {
             Failed::Store(error) => error,
             Failed::Wire => refused(Refusal::TransferFailed),
+            Failed::Slots => refused(Refusal::Limits),
         })
     }
 
@@ -206,11 +210,13 @@ impl Transfer {
         condition: &Condition,
     ) -> Result<Facts, Failed> {
         let draft = begin().map_err(answer)?;
-        let (wire, slots, bytes) = (&mut *self.wire, &mut self.slots, self.token.bytes);
-        let came = wire.pull(slots, self.token.memory, bytes, |memory, offset| {
+        let mut slots = self.slots().ok_or(Failed::Slots)?;
+        let bytes = self.token.bytes;
+        let came = self.wire.pull(&mut slots, self.token.memory, bytes, |memory, offset| {
             sums.update(memory);
             draft.write_at(memory, offset)
         });
+        drop(slots);
         self.session.touch();
         match came {
             Ok(()) => {}
@@ -233,6 +239,8 @@ impl Transfer {
 enum Failed {
     Store(S3Error),
     Wire,
+    /// All were taken for too long.
+    Slots,
 }
 
 impl From<S3Error> for Failed {

@@ -1,14 +1,12 @@
 //! A NIC: its protection domain, and the registered memory that bytes go through.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use forebay_error::Result;
-use forebay_s3_rdma::Refusal;
+use forebay_error::{Error, Result};
 use forebay_verbs::{Access, Domain, Fabric, Local, Memory, Pages, Region, Route};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
 use crate::warn::warn;
 
@@ -16,17 +14,66 @@ use crate::warn::warn;
 pub(super) const SLOT: usize = 1 << 20;
 /// Slots of a transfer: the file system fills, or empties, one while the NIC has the other.
 pub(super) const SLOTS: usize = 2;
-/// Transfers at a time by a NIC: 64 MiB of slots.
+/// Transfers at a time by a NIC: 64 MiB of slots. An account has half of them at most.
 const TRANSFERS: usize = 32;
 /// A transfer waits this long for slots.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A NIC.
 pub(crate) struct Rail {
-    /// Slots that no transfer has now. They go before the domain does.
-    free: Mutex<Vec<Pair>>,
-    permits: Arc<Semaphore>,
+    /// Slots go before the domain does.
+    pool: Mutex<Pool>,
+    /// Slots were given back.
+    given: Condvar,
     pub(super) domain: Arc<dyn Domain>,
+}
+
+/// Slots of all transfers.
+struct Pool {
+    /// Those that no transfer has now.
+    free: Vec<Pair>,
+    /// How many there are.
+    made: usize,
+    /// How many there may be: fewer where no more memory can be registered.
+    most: usize,
+    /// Transfers that have slots, by their accounts.
+    taken: HashMap<String, usize>,
+}
+
+/// What a transfer may have now.
+enum Found {
+    Free(Pair),
+    /// It is to make some.
+    Room,
+}
+
+impl Pool {
+    /// An account leaves half of them to others.
+    fn find(&mut self, account: &str) -> Option<Found> {
+        let own = self.taken.get(account).copied().unwrap_or_default();
+        if own >= self.most.div_ceil(2) {
+            return None;
+        }
+        let found = match self.free.pop() {
+            Some(pair) => Found::Free(pair),
+            None if self.made < self.most => {
+                self.made += 1;
+                Found::Room
+            }
+            None => return None,
+        };
+        *self.taken.entry(account.to_owned()).or_default() += 1;
+        Some(found)
+    }
+
+    fn give(&mut self, account: &str) {
+        if let Some(count) = self.taken.get_mut(account) {
+            *count -= 1;
+            if *count == 0 {
+                self.taken.remove(account);
+            }
+        }
+    }
 }
 
 /// The slots of a transfer: registered memory that no peer has a key of.
@@ -40,7 +87,7 @@ struct Pair {
 pub(crate) struct Slots {
     pair: Option<Pair>,
     rail: Arc<Rail>,
-    _permit: OwnedSemaphorePermit,
+    account: String,
 }
 
 /// The device of an address, with a domain of its own.
@@ -55,24 +102,56 @@ impl Rail {
     pub(super) fn open(fabric: &dyn Fabric, address: IpAddr) -> Result<Arc<Self>> {
         let domain = open(fabric, address)?;
         // Memory that cannot be registered is noticed before a transfer needs it.
-        let free = Mutex::new(vec![Pair::new(&domain)?]);
-        let permits = Arc::new(Semaphore::new(TRANSFERS));
-        Ok(Arc::new(Self { free, permits, domain }))
+        let free = vec![Pair::new(&domain)?];
+        let pool = Mutex::new(Pool { free, made: 1, most: TRANSFERS, taken: HashMap::new() });
+        Ok(Arc::new(Self { pool, given: Condvar::new(), domain }))
     }
 
-    /// Slots for a transfer. [`Refusal::Limits`]: all were taken for too long.
-    pub(crate) async fn slots(self: &Arc<Self>) -> std::result::Result<Slots, Refusal> {
-        let permit = timeout(PATIENCE, Arc::clone(&self.permits).acquire_owned()).await;
-        let permit = permit.ok().and_then(std::result::Result::ok).ok_or(Refusal::Limits)?;
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let pair = match free {
-            Some(pair) => pair,
-            None => Pair::new(&self.domain).map_err(|error| {
-                warn(&format!("no memory for RDMA: {error}"));
-                Refusal::Limits
-            })?,
-        };
-        Ok(Slots { pair: Some(pair), rail: Arc::clone(self), _permit: permit })
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Slots for a transfer of the account. `None`: all were taken for too long. Blocks.
+    pub(crate) fn slots(self: &Arc<Self>, account: &str) -> Option<Slots> {
+        let until = Instant::now() + PATIENCE;
+        let mut pool = self.pool();
+        loop {
+            match pool.find(account) {
+                Some(Found::Free(pair)) => return Some(self.slots_of(pair, account)),
+                Some(Found::Room) => {
+                    drop(pool);
+                    let made = Pair::new(&self.domain);
+                    pool = self.pool();
+                    match made {
+                        Ok(pair) => return Some(self.slots_of(pair, account)),
+                        Err(error) => self.make_do(&mut pool, account, &error),
+                    }
+                }
+                None => {
+                    let left = until.checked_duration_since(Instant::now())?;
+                    let waited = self.given.wait_timeout(pool, left);
+                    pool = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    fn slots_of(self: &Arc<Self>, pair: Pair, account: &str) -> Slots {
+        Slots { pair: Some(pair), rail: Arc::clone(self), account: account.to_owned() }
+    }
+
+    /// No more memory can be registered: transfers take turns with what there is.
+    fn make_do(&self, pool: &mut Pool, account: &str, error: &Error) {
+        pool.give(account);
+        pool.made -= 1;
+        if pool.most > pool.made.max(1) {
+            pool.most = pool.made.max(1);
+            let most = pool.most;
+            warn(&format!(
+                "RDMA moves {most} objects at a time: no more memory can be locked (ulimit -l): {error}"
+            ));
+        }
+        self.given.notify_all();
     }
 }
 
@@ -110,8 +189,56 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        if let Some(pair) = self.pair.take() {
-            self.rail.free.lock().unwrap_or_else(PoisonError::into_inner).push(pair);
-        }
+        let mut pool = self.rail.pool();
+        pool.give(&self.account);
+        pool.free.extend(self.pair.take());
+        // One account may not take what another may.
+        self.rail.given.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use fake_verbs::Fake;
+
+    use super::*;
+
+    fn rail(fake: &Fake) -> Arc<Rail> {
+        Rail::open(fake, "10.0.0.1".parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_account_leaves_half_to_others() {
+        let rail = rail(&Fake::new());
+        let ana: Vec<_> = (0..TRANSFERS / 2).map_while(|_| rail.slots("ana")).collect();
+        assert_eq!(ana.len(), TRANSFERS / 2);
+        assert!(rail.pool().find("ana").is_none());
+        let ben: Vec<_> = (0..TRANSFERS / 2).map_while(|_| rail.slots("ben")).collect();
+        assert_eq!((ben.len(), rail.pool().made), (TRANSFERS / 2, TRANSFERS));
+        assert!(rail.pool().find("eve").is_none());
+        drop(ana);
+        assert!(rail.slots("eve").is_some() && rail.pool().taken.len() == 1);
+        drop(ben);
+        assert!(rail.pool().taken.is_empty());
+        assert_eq!(rail.pool().free.len(), TRANSFERS);
+    }
+
+    #[test]
+    fn where_one_pair_is_all_transfers_take_turns() {
+        let fake = Fake::new();
+        let rail = rail(&fake);
+        fake.limit_locked(0);
+        let first = rail.slots("ana").unwrap();
+        let (say, hear) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| say.send(rail.slots("ben").is_some()));
+            assert!(hear.recv_timeout(Duration::from_millis(200)).is_err(), "there is no second pair");
+            drop(first);
+            assert_eq!(hear.recv_timeout(PATIENCE / 2), Ok(true));
+        });
+        let pool = rail.pool();
+        assert_eq!((pool.made, pool.most), (1, 1));
     }
 }

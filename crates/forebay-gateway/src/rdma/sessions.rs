@@ -31,7 +31,7 @@ pub(super) fn random() -> Option<[u8; 16]> {
 /// A session.
 pub(crate) struct Session {
     pub(crate) id: SessionId,
-    access_key: String,
+    pub(crate) access_key: String,
     /// Held during a transfer: a session has one at a time. It goes before its NIC does.
     pub(crate) wire: Arc<tokio::sync::Mutex<Wire>>,
     pub(crate) rail: Arc<Rail>,

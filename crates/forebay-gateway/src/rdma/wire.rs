@@ -1,6 +1,6 @@
 //! A connection to a client: RDMA WRITEs out of slots, RDMA READs into slots.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind};
 use forebay_verbs::{Completion, Connection, Post, Remote, Why};
@@ -10,6 +10,9 @@ use super::rail::{SLOT, SLOTS, Slots};
 
 /// A connection that completes nothing for this long is given up. A NIC repeats for a few seconds itself.
 const STALL: Duration = Duration::from_secs(20);
+
+/// Bytes that a client's NIC takes, or gives, in a second at least, as a whole transfer has it.
+const LEAST_RATE: u64 = 4_000_000;
 
 /// Bytes of the longest message of a soft NIC; others take more.
 const MESSAGE: usize = 8 << 20;
@@ -35,6 +38,9 @@ struct Flight {
     completions: Vec<Completion>,
     posted: usize,
     done: usize,
+    /// How long the transfer waited for the NIC, and may.
+    waited: Duration,
+    limit: Duration,
 }
 
 /// Where a piece lies.
@@ -55,8 +61,7 @@ fn pieces(bytes: u64) -> impl Iterator<Item = Piece> {
 impl Wire {
     /// `reads`: the client's memory can be read.
     pub(super) fn new(connection: Box<dyn Connection>, reads: bool) -> Self {
-        let completions = Vec::with_capacity(SLOTS);
-        Self { flight: Some(Flight { connection, completions, posted: 0, done: 0 }), reads }
+        Self { flight: Some(Flight::new(connection)), reads }
     }
 
     /// Whether it is there.
@@ -78,7 +83,7 @@ impl Wire {
         bytes: u64,
         fill: impl FnMut(&mut [u8], u64) -> Result<(), E>,
     ) -> Result<(), Broken<E>> {
-        self.fly(|flight| flight.push(slots, to, bytes, fill))
+        self.fly(bytes, |flight| flight.push(slots, to, bytes, fill))
     }
 
     /// Writes all of it to the client's memory, and has the number arrive behind it. Blocks.
@@ -117,17 +122,19 @@ impl Wire {
         bytes: u64,
         take: impl FnMut(&[u8], u64) -> Result<(), E>,
     ) -> Result<(), Broken<E>> {
-        self.fly(|flight| flight.pull(slots, from, bytes, take))
+        self.fly(bytes, |flight| flight.pull(slots, from, bytes, take))
     }
 
     /// Where the transfer breaks, or panics, the connection ends before its slots are another transfer's.
     fn fly<E>(
         &mut self,
+        bytes: u64,
         transfer: impl FnOnce(&mut Flight) -> Result<(), Broken<E>>,
     ) -> Result<(), Broken<E>> {
         let gone = || Broken::Wire(Why::Down.error("the connection has ended"));
         let mut flight = self.flight.take().ok_or_else(gone)?;
         (flight.posted, flight.done) = (0, 0);
+        (flight.waited, flight.limit) = (Duration::ZERO, STALL + Duration::from_secs(bytes / LEAST_RATE));
         let moved = transfer(&mut flight);
         if !matches!(moved, Err(Broken::Wire(_))) {
             self.flight = Some(flight);
@@ -137,6 +144,11 @@ impl Wire {
 }
 
 impl Flight {
+    fn new(connection: Box<dyn Connection>) -> Self {
+        let completions = Vec::with_capacity(SLOTS);
+        Self { connection, completions, posted: 0, done: 0, waited: Duration::ZERO, limit: STALL }
+    }
+
     fn push<E>(
         &mut self,
         slots: &mut Slots,
@@ -232,7 +244,11 @@ impl Flight {
     /// Waits for operations; how many are done.
     fn complete(&mut self) -> forebay_error::Result<usize> {
         self.completions.clear();
-        if self.connection.wait(&mut self.completions, STALL)? == 0 {
+        let began = Instant::now();
+        let count = self.connection.wait(&mut self.completions, STALL)?;
+        // The file system's time is not the client's.
+        self.waited += began.elapsed();
+        if count == 0 || self.waited > self.limit {
             let why = if self.connection.down().is_some() { Why::Down } else { Why::Unreachable };
             return Err(why.error("the client's NIC does not answer"));
         }
@@ -250,6 +266,10 @@ impl Flight {
 
 #[cfg(test)]
 mod tests {
+    use fake_verbs::{Fake, Fault, Side, What};
+    use forebay_verbs::{Access, Fabric as _, Kind, Memory, Options, Pages, Route};
+
+    use super::super::rail::Rail;
     use super::*;
 
     #[test]
@@ -259,5 +279,35 @@ mod tests {
         assert_eq!(all, [(0, 0, SLOT), (1, slot, SLOT), (0, 2 * slot, 5)]);
         assert_eq!(pieces(0).count(), 0);
         assert_eq!(pieces(slot).count(), 1);
+    }
+
+    /// Writes four slots to a client whose NIC takes 50 ms for each.
+    fn push_slowly(limit: Duration) -> bool {
+        let fake = Fake::new();
+        let rail = Rail::open(&fake.serving(), "10.0.0.1".parse().unwrap()).unwrap();
+        let client = fake.open(&Route::to("10.0.0.1:0".parse().unwrap())).unwrap();
+        let (near, far) = (rail.domain.end(&Options::default()), client.end(&Options::default()));
+        let (near, far) = (near.unwrap(), far.unwrap());
+        let (near_end, far_end) = (near.own(), far.own());
+        let _far = far.pair(&near_end).unwrap();
+        let pages = Pages::new(4 * SLOT).unwrap();
+        let access = Access::WRITE | Access::REMOTE_WRITE;
+        // SAFETY: the pages go after the region, and nobody looks at them.
+        let region = unsafe { client.register(Memory::Host(pages.range()), access) }.unwrap();
+        let to = Remote { key: region.remote_key(), address: region.memory().start };
+        let slow = What::Delay(Duration::from_millis(50));
+        fake.inject(Fault::on(Side::Server, Kind::Write, slow).times(4));
+        let mut flight = Flight::new(near.pair(&far_end).unwrap());
+        flight.limit = limit;
+        let mut slots = rail.slots("ana").unwrap();
+        let pushed = flight.push(&mut slots, to, 4 * SLOT as u64, |_, _| Ok::<_, ()>(()));
+        drop(flight);
+        pushed.is_ok()
+    }
+
+    #[test]
+    fn a_transfer_has_an_end_though_pieces_come() {
+        assert!(push_slowly(Duration::from_secs(10)));
+        assert!(!push_slowly(Duration::from_millis(60)));
     }
 }
