@@ -141,3 +141,21 @@ fn bytes_that_the_fabric_does_not_bring_come_in_a_body() {
     upload(&server, LEN).unwrap();
     forebay_objects::use_fabric(Arc::new(Fake::with(Vec::new())));
 }
+
+#[test]
+fn what_was_stored_is_compared_by_its_checksum() {
+    let server = Named::start(Fake::new(), "prefer");
+    proven(&server);
+    // Without one, the object itself is asked for its own.
+    let body = server.body_bytes();
+    server.lie(Lie::NoSum, 1);
+    put(&server).unwrap();
+    assert_eq!(server.body_bytes(), body);
+    drop(server);
+    let server = Named::start(Fake::new(), "prefer");
+    proven(&server);
+    let body = server.body_bytes();
+    server.lie(Lie::OtherSum, 1);
+    put(&server).unwrap();
+    assert_eq!(server.body_bytes(), body + SHORT as u64);
+}

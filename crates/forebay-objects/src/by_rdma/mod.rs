@@ -32,6 +32,8 @@ pub(crate) struct ByRdma {
 #[derive(Debug, Default)]
 struct HostBytes {
     by_rdma: AtomicU64,
+    /// Those of them that were compared with a checksum.
+    compared: Arc<AtomicU64>,
     /// Those that RDMA was begun for, and failed, and the last reason.
     by_body: Mutex<(u64, Option<Error>)>,
 }
@@ -65,7 +67,8 @@ impl ByRdma {
         let peer = RdmaPeer::of(&endpoint);
         match peer.ask() {
             Ok(domain) => {
-                let object = Reading { fetch: fetch.clone(), endpoint, target, peer };
+                let object =
+                    Reading { fetch: fetch.clone(), endpoint, target, peer, compared: Arc::default() };
                 Some(Ok(Arc::new(ObjectPlace { object, domain })))
             }
             Err(_) if peer.has_no_nic() && !self.is_required() => None,
@@ -91,7 +94,13 @@ impl ByRdma {
         if !self.is_worth(len as u64) {
             return Some((request, answer));
         }
-        let object = Reading { fetch: fetch.clone(), peer: RdmaPeer::of(&endpoint), endpoint, target };
+        let object = Reading {
+            fetch: fetch.clone(),
+            peer: RdmaPeer::of(&endpoint),
+            endpoint,
+            target,
+            compared: self.host.compared.clone(),
+        };
         match self.is_ready(&object) {
             Ok(true) => {}
             Ok(false) => return Some((request, answer)),
@@ -136,14 +145,22 @@ impl ByRdma {
     /// What came into host memory from now on, for receipts.
     pub(crate) fn late_note(&self, fetch: &ObjectFetch) -> impl Fn() -> Option<String> + Send + Sync + use<> {
         let host = self.host.clone();
-        let before = (host.by_rdma.load(Relaxed), lock(&host.by_body).0);
+        let before = (host.by_rdma.load(Relaxed), lock(&host.by_body).0, host.compared.load(Relaxed));
         let peer = (self.wish != S3Rdma::Off).then(|| RdmaPeer::of(&fetch.endpoint()));
         move || {
             let peer = peer.as_ref()?;
             let by_rdma = host.by_rdma.load(Relaxed) - before.0;
             let (way, nic) = (peer.way(), peer.nic().unwrap_or_default());
             let came = (by_rdma > 0).then(|| {
-                format!("{by_rdma} bytes by RDMA into host memory: {way}, NIC {nic}; keys: per operation")
+                let others = by_rdma.saturating_sub(host.compared.load(Relaxed) - before.2);
+                let others = if others > 0 {
+                    format!("; {others} bytes not compared with a checksum")
+                } else {
+                    String::new()
+                };
+                format!(
+                    "{by_rdma} bytes by RDMA into host memory: {way}, NIC {nic}; keys: per operation{others}"
+                )
             });
             let (by_body, why) = lock(&host.by_body).clone();
             let by_body = by_body - before.1;

@@ -19,7 +19,7 @@ pub(crate) fn look(endpoint: &Arc<Endpoint>, target: Target) -> Option<Result<St
         Err(_) if peer.has_no_nic() => return None,
         Err(error) => return Some(Err(error)),
     };
-    let object = Reading { fetch, endpoint: endpoint.clone(), target, peer };
+    let object = Reading { fetch, endpoint: endpoint.clone(), target, peer, compared: Arc::default() };
     let nic = domain.device().name.clone();
     Some(compared(&object).map(|bytes| format!("rc1: {bytes} bytes arrived in host memory by NIC {nic}")))
 }

@@ -1,10 +1,11 @@
 //! Ranges of an object: each is cut into operations, and answered behind the last of them.
 
-use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
 use forebay_error::{Error, ErrorKind, Result};
+use forebay_s3_rdma::headers::SUM;
 use forebay_source::{Answer, Direction, FileReplaced, HostRange, Request};
 
 use crate::calls::etag::replaced;
@@ -13,7 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::fetch::{ObjectFetch, Target};
 use crate::lock;
 use crate::rdma::{Expected, MemoryOf, NotMoved, Operation, RdmaPeer};
-use crate::wire::call::Ask;
+use crate::wire::call::{Ask, ReplyHead};
 
 /// Bytes of an operation at most: long ranges keep several sessions busy.
 const PIECE: u64 = 8 << 20;
@@ -25,6 +26,8 @@ pub(super) struct Reading {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) target: Target,
     pub(super) peer: Arc<RdmaPeer>,
+    /// Bytes in host memory that were compared with a checksum of the server's.
+    pub(super) compared: Arc<AtomicU64>,
 }
 
 /// The operations of a range.
@@ -91,14 +94,21 @@ impl Reading {
     /// As [`Reading::start`].
     unsafe fn operation(&self, (start, end): (u64, u64), memory: MemoryOf, joint: Arc<Joint>) {
         let ask = self.target.ask(Some((start, end)));
+        let is_range = (start, end) != (0, self.target.len);
         let expected = Expected {
             etag: self.target.etag.clone(),
-            content_range: Some(format!("bytes {start}-{}/{}", end - 1, self.target.len)),
+            content_range: is_range.then(|| format!("bytes {start}-{}/{}", end - 1, self.target.len)),
+            sum: None,
         };
         let (this, asked) = (self.clone(), ask.clone());
         let done = Box::new(move |ended: Result<_, NotMoved>| {
-            let result = ended.map(|_| this.fetch.came(end - start)).map_err(|why| this.error(&asked, why));
-            joint.ended(result);
+            let result = ended.map(|head: ReplyHead| {
+                this.fetch.came(end - start);
+                if !is_range && head.header(SUM).is_some() {
+                    this.compared.fetch_add(end - start, Relaxed);
+                }
+            });
+            joint.ended(result.map_err(|why| this.error(&asked, why)));
         });
         // SAFETY: passed on.
         self.peer.start(unsafe { Operation::new((Direction::Read, ask), memory, expected, done) });

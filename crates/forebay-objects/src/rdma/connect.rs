@@ -34,6 +34,8 @@ pub(super) struct Reached {
     pub(super) domain: Arc<dyn Domain>,
     /// To one address: other machines behind the same name do not have its sessions.
     pub(super) network: Arc<Network>,
+    /// Held by all sessions of the domain, and by who makes one.
+    pub(super) living: Arc<()>,
 }
 
 /// Why there is no session.
@@ -64,7 +66,7 @@ impl Reached {
         let host = if site.tls { site.host.clone() } else { address.ip().to_string() };
         let network = Network::new(account.clone(), Site { host, ..site.clone() });
         network.allow(super::peer::MOST_SESSIONS + 1);
-        Ok(Self { domain, network })
+        Ok(Self { domain, network, living: Arc::default() })
     }
 
     /// Pairs an end with one of the server's.
@@ -83,7 +85,7 @@ impl Reached {
             disconnect(&self.network, answer.session);
             NoSession::of_server(error, DECLINED)
         })?;
-        Ok(Session::new(connection, (&self.domain, &self.network), &answer))
+        Ok(Session::new(connection, self, &answer))
     }
 }
 

@@ -6,6 +6,8 @@ use forebay_error::Result;
 use forebay_source::{Direction, HostRange};
 use forebay_verbs::{Access, Domain, Memory, Pages, Region, Remote};
 
+use crate::calls::checksum::crc64;
+
 /// The caller's memory, or pages in its place.
 pub(super) struct HostRegion {
     // Ends before the pages do.
@@ -44,6 +46,12 @@ impl HostRegion {
     /// Ends the key. After an error the server still reaches the memory, by the connections of its domain.
     pub(super) fn end(&mut self) -> Result<()> {
         self.region.try_release()
+    }
+
+    /// The checksum of the caller's memory, which a read has filled.
+    pub(super) fn sum(&self) -> u64 {
+        // SAFETY: the memory is this operation's, and valid until that has ended; the key has ended, so nobody writes it.
+        crc64(unsafe { std::slice::from_raw_parts(self.memory.start, self.memory.len) })
     }
 
     /// Brings bytes of a read to the caller's memory: all of them are there.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use forebay_error::{Error, ErrorKind, Result};
-use forebay_s3_rdma::headers::TOKEN;
+use forebay_s3_rdma::headers::{SUM, TOKEN};
 use forebay_s3_rdma::rc1::Token;
-use forebay_s3_rdma::{Asked, Operation as Kind};
+use forebay_s3_rdma::{Asked, Operation as Kind, sum_of_text};
 use forebay_source::{Direction, HostRange};
 use forebay_verbs::{DeviceRange, RegisteredMemory, Remote, Why};
 
@@ -78,6 +78,8 @@ impl Operation {
         expected: Expected,
         done: Done,
     ) -> Self {
+        let sent = ask.headers.iter().find(|(name, _)| name == SUM && direction == Direction::Write);
+        let expected = Expected { sum: sent.and_then(|(_, text)| sum_of_text(text)), ..expected };
         Self { ask, direction, memory, expected, was_sent: false, connects: 0, done }
     }
 
@@ -172,7 +174,7 @@ impl Sink for Sent {
             }
         };
         match Verdict::of(&head, operation.asked(), &operation.expected) {
-            Verdict::Moved => peer.moved((session, region), operation, head),
+            Verdict::Moved(sum) => peer.moved((session, region), operation, (head, sum)),
             Verdict::Replaced => peer.not_moved((session, region), operation, NotMoved::Replaced(head)),
             Verdict::Refused => {
                 let is_whole = matches!(head.status, 300..500 | 503);

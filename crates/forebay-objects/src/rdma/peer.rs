@@ -51,11 +51,20 @@ struct State {
     grows_from: Option<Instant>,
     is_connecting: bool,
     waiting: VecDeque<Operation>,
+    held: Vec<Held>,
     is_pumping: bool,
     trial: HostTrial,
     refused: Option<Refused>,
     /// Until when nothing is written by RDMA, and why.
     no_writes: Option<(Instant, Error)>,
+}
+
+/// An operation whose key could not be ended. It ends when no session of the domain lives that could use it.
+struct Held {
+    living: Weak<()>,
+    region: HostRegion,
+    operation: Operation,
+    why: NotMoved,
 }
 
 /// Whether bytes come into host memory.
@@ -85,11 +94,19 @@ impl Default for State {
             grows_from: None,
             is_connecting: false,
             waiting: VecDeque::new(),
+            held: Vec::new(),
             is_pumping: false,
             trial: HostTrial::None,
             refused: None,
             no_writes: None,
         }
+    }
+}
+
+impl State {
+    /// Whether sessions of its domain are used.
+    fn takes(&self, session: &Session) -> bool {
+        self.reached.as_ref().is_some_and(|reached| Arc::ptr_eq(&reached.living, &session.living))
     }
 }
 
@@ -147,16 +164,22 @@ impl RdmaPeer {
         if let Some(known) = self.known() {
             return known;
         }
-        match self.connect() {
+        let made = self.connect();
+        let mut state = lock(&self.state);
+        match Self::taken(&state, made) {
             Ok(session) => {
                 let domain = session.domain.clone();
-                let mut state = lock(&self.state);
                 (state.speaks, state.refused) = (Some(session.most), None);
                 state.sessions += 1;
                 state.idle.push(session);
                 Ok(domain)
             }
-            Err(why) => Err(self.refuse(&mut lock(&self.state), why)),
+            Err(why) => {
+                let error = self.refuse(&mut state, why);
+                drop(state);
+                self.end_held();
+                Err(error)
+            }
         }
     }
 
@@ -259,7 +282,19 @@ impl RdmaPeer {
         error
     }
 
+    /// Ends operations whose keys nobody can use any more.
+    fn end_held(&self) {
+        let mut state = lock(&self.state);
+        let over: Vec<_> = state.held.extract_if(.., |held| held.living.strong_count() == 0).collect();
+        drop(state);
+        for Held { region, operation, why, .. } in over {
+            drop(region);
+            operation.end(Err(why));
+        }
+    }
+
     fn pump(&self) {
+        self.end_held();
         let mut state = lock(&self.state);
         // The thread that does it goes on.
         if std::mem::replace(&mut state.is_pumping, true) {
@@ -330,10 +365,21 @@ impl RdmaPeer {
         }
     }
 
+    /// A session that was made, unless its domain is not used any more.
+    fn taken(state: &State, made: Result<Session, NoSession>) -> Result<Session, NoSession> {
+        let session = made?;
+        if state.takes(&session) {
+            return Ok(session);
+        }
+        session.end();
+        let error = Why::DeviceRemoved.error("the RDMA device was given up");
+        Err(NoSession { error, pause: REST, is_no_nic: false })
+    }
+
     fn connected(&self, made: Result<Session, NoSession>) {
         let mut state = lock(&self.state);
         state.is_connecting = false;
-        match made {
+        match Self::taken(&state, made) {
             Ok(session) => {
                 state.speaks = Some(session.most);
                 state.idle.push(session);
@@ -361,46 +407,85 @@ impl RdmaPeer {
                 network.start(ask, Body::None, Box::new(sent));
             }
             Err(error) => {
-                lock(&self.state).idle.push(session);
+                self.give_back(session);
                 operation.end(Err(NotMoved::Failed(error)));
             }
         }
     }
 
     /// The bytes are where they belong.
-    pub(super) fn moved(&self, (mut session, mut region): Used, operation: Operation, head: ReplyHead) {
+    pub(super) fn moved(
+        &self,
+        (session, mut region): Used,
+        operation: Operation,
+        (head, sum): (ReplyHead, Option<u64>),
+    ) {
         // Where the key lives on, the connection ends in its place.
         if let Some(Err(error)) = region.as_mut().map(HostRegion::end) {
             return self.failed((session, region), operation, error);
         }
-        if let Some(region) = region.filter(|_| operation.direction == Direction::Read) {
-            region.deliver();
+        if let Some(filled) = region.as_ref().filter(|_| operation.direction == Direction::Read) {
+            filled.deliver();
+            if sum.is_some_and(|sum| sum != filled.sum()) {
+                return self.wrong((session, region), operation, "the bytes have another checksum");
+            }
         }
         self.has_moved.store(true, Relaxed);
-        session.touch();
-        lock(&self.state).idle.push(session);
+        self.give_back(session);
         operation.end(Ok(head));
         self.pump();
     }
 
     /// The server refused the request before a byte moved. Where its key has ended nothing of it can arrive, and the session goes on.
-    pub(super) fn refused(&self, (mut session, mut region): Used, operation: Operation, why: NotMoved) {
+    pub(super) fn refused(&self, (session, mut region): Used, operation: Operation, why: NotMoved) {
         if region.as_mut().is_none_or(|region| region.end().is_err()) {
             return self.not_moved((session, region), operation, why);
         }
-        session.touch();
-        lock(&self.state).idle.push(session);
+        self.give_back(session);
         operation.end(Err(why));
         self.pump();
     }
 
+    /// A session has no operation any more.
+    fn give_back(&self, mut session: Session) {
+        session.touch();
+        let mut state = lock(&self.state);
+        if state.takes(&session) {
+            return state.idle.push(session);
+        }
+        state.sessions -= 1;
+        drop(state);
+        session.end();
+    }
+
     /// The reply says that nothing moved, or cannot be believed. The connection ends first, then the key, then the operation.
     pub(super) fn not_moved(&self, (session, region): Used, operation: Operation, why: NotMoved) {
-        session.end();
-        drop(region);
-        lock(&self.state).sessions -= 1;
-        operation.end(Err(why));
+        if let Some(operation) = self.close((session, region), operation) {
+            operation.end(Err(why));
+        }
         self.pump();
+    }
+
+    /// Ends the connection, then the key, and returns the operation. Where the key lives on it is good for all connections of its domain:
+    /// they end, and the operation behind them.
+    fn close(&self, (session, region): Used, operation: Operation) -> Option<Operation> {
+        let living = session.living.clone();
+        session.end();
+        let kept = region.and_then(|mut region| region.end().err().map(|error| (region, error)));
+        let mut state = lock(&self.state);
+        state.sessions -= 1;
+        let Some((region, error)) = kept else { return Some(operation) };
+        let mut idle = Vec::new();
+        if state.reached.as_ref().is_some_and(|reached| Arc::ptr_eq(&reached.living, &living)) {
+            (state.reached, state.speaks, state.trial) = (None, None, HostTrial::None);
+            idle = std::mem::take(&mut state.idle);
+            state.sessions -= idle.len();
+        }
+        let why = NotMoved::Failed(error.with("server", self.site.name()));
+        state.held.push(Held { living: Arc::downgrade(&living), region, operation, why });
+        drop(state);
+        idle.into_iter().for_each(Session::end);
+        None
     }
 
     /// No reply came, or an incomplete one.
@@ -423,14 +508,11 @@ impl RdmaPeer {
     }
 
     /// The session has ended, and another one is to move the bytes.
-    pub(super) fn again(&self, (session, region): Used, mut operation: Operation) {
-        operation.was_sent = true;
-        session.end();
-        drop(region);
-        let mut state = lock(&self.state);
-        state.sessions -= 1;
-        state.waiting.push_front(operation);
-        drop(state);
+    pub(super) fn again(&self, used: Used, operation: Operation) {
+        if let Some(mut operation) = self.close(used, operation) {
+            operation.was_sent = true;
+            lock(&self.state).waiting.push_front(operation);
+        }
         self.pump();
     }
 

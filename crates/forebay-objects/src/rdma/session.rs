@@ -8,7 +8,7 @@ use forebay_remote::stop;
 use forebay_s3_rdma::rc1::{ConnectAnswer, SessionId};
 use forebay_verbs::{Connection, Domain, Options, Stop};
 
-use super::connect::disconnect;
+use super::connect::{Reached, disconnect};
 use crate::wire::Network;
 
 /// A session. One operation at a time uses it.
@@ -16,6 +16,8 @@ pub(super) struct Session {
     // Dropped first: afterwards nothing of the server's arrives by it.
     connection: Box<dyn Connection>,
     pub(super) domain: Arc<dyn Domain>,
+    /// As long as it does, keys of the domain can be used.
+    pub(super) living: Arc<()>,
     /// To the server that has it.
     pub(super) network: Arc<Network>,
     pub(super) name: SessionId,
@@ -32,15 +34,11 @@ pub(super) struct Session {
 pub(super) const MARGIN: Duration = Duration::from_secs(5);
 
 impl Session {
-    pub(super) fn new(
-        connection: Box<dyn Connection>,
-        (domain, network): (&Arc<dyn Domain>, &Arc<Network>),
-        answer: &ConnectAnswer,
-    ) -> Self {
+    pub(super) fn new(connection: Box<dyn Connection>, reached: &Reached, answer: &ConnectAnswer) -> Self {
         let (most, idle) = (answer.operation_bytes, Duration::from_secs(answer.idle_seconds.into()));
-        let (domain, network) = (domain.clone(), network.clone());
+        let Reached { domain, network, living } = reached.clone();
         let (name, used) = (answer.session, Instant::now());
-        Self { connection, domain, network, name, most, idle, used, requests: 0 }
+        Self { connection, domain, living, network, name, most, idle, used, requests: 0 }
     }
 
     /// With what connections are made. The server alone posts operations: RDMA WRITEs, and this many READs at a time.

@@ -95,6 +95,11 @@ impl Reply {
         self
     }
 
+    pub fn without(mut self, name: &str) -> Self {
+        self.headers.retain(|(known, _)| known != name);
+        self
+    }
+
     pub fn body(mut self, body: Vec<u8>) -> Self {
         self.body = body;
         self
@@ -151,6 +156,12 @@ pub fn forward_put(s3: &FakeS3, call: &Call, bytes: &[u8]) -> Reply {
     let text = text.replace("content-length: 0\r\n", &format!("content-length: {}\r\n", bytes.len()));
     let reply = ask(s3.address(), (text.as_bytes(), bytes), "PUT");
     Reply { body: if reply.status < 300 { Vec::new() } else { reply.body }, ..reply }
+}
+
+/// The CRC-64/NVME of bytes, as headers have it.
+pub fn sum_of(bytes: &[u8]) -> String {
+    let sum = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes);
+    reqsign_core::hash::base64_encode(&sum.to_be_bytes())
 }
 
 /// A number of a flat JSON.

@@ -63,6 +63,18 @@ pub enum Lie {
     Twice,
     /// It is overloaded.
     SlowDown,
+    /// It passes a range over: it moves the first bytes of the object, and says so.
+    FirstBytes,
+    /// It has no word of the range.
+    NoRange,
+    /// It has no word of the ETag.
+    NoEtag,
+    /// It moves other bytes than the object's.
+    OtherBytes,
+    /// It has no checksum of what it stored.
+    NoSum,
+    /// The checksum of what it stored is another one.
+    OtherSum,
     /// It does not find the object.
     NotFound,
     /// It sends the body: the object has another size.
@@ -407,7 +419,16 @@ impl Shared {
             let reply = self.forward(call);
             return Ok(Some(reply.with("x-amz-rdma-reply", "501").with("x-amz-rdma-reason", "size")));
         }
-        let part = bytes[start..end].to_vec();
+        let mut part = bytes[start..end].to_vec();
+        let range = if lie == Some(Lie::FirstBytes) {
+            part = bytes[..size].to_vec();
+            None
+        } else {
+            range
+        };
+        if lie == Some(Lie::OtherBytes) {
+            part[size / 2] ^= 1;
+        }
         match lie {
             Some(Lie::MovesNothing) => {}
             Some(Lie::Half) => self.write(session, part[..size / 2].to_vec(), to)?,
@@ -437,8 +458,14 @@ impl Shared {
             _ => size,
         };
         let etag = if lie == Some(Lie::OtherEtag) { "\"other\"".to_owned() } else { etag };
-        let mut reply = Reply::new(status).with("etag", &etag);
-        if range.is_some() {
+        let mut reply = Reply::new(status);
+        if lie != Some(Lie::NoEtag) {
+            reply = reply.with("etag", &etag);
+        }
+        if call.header("x-amz-checksum-mode").is_some() {
+            reply = reply.with("x-amz-checksum-crc64nvme", &http::sum_of(&bytes));
+        }
+        if range.is_some() && lie != Some(Lie::NoRange) {
             let from = if lie == Some(Lie::OtherRange) { start + 1 } else { start };
             reply = reply.with("content-range", &format!("bytes {from}-{}/{len}", end - 1));
         }
@@ -481,6 +508,12 @@ impl Shared {
             return Ok(None);
         }
         let said = if lie == Some(Lie::Fewer) { size - 1 } else { size };
+        const SUM: &str = "x-amz-checksum-crc64nvme";
+        reply = match lie {
+            Some(Lie::NoSum) => reply.without(SUM),
+            Some(Lie::OtherSum) => reply.without(SUM).with(SUM, &http::sum_of(b"other")),
+            _ => reply,
+        };
         reply = reply.with("x-amz-rdma-reply", "200").with("x-amz-rdma-bytes-transferred", &said.to_string());
         Ok(Some(reply))
     }
