@@ -473,7 +473,7 @@ fn refused_requests_take_no_session_of_the_server() {
         assert!(server.connects() <= connects + 1, "{lie:?}: {}", server.connects() - connects);
         assert!(server.sessions() >= most.min(1), "{lie:?}");
     }
-    // What is not believed ends a session, here and there.
+    // A wrong reply ends the session at both sides.
     let (made, ended) = (server.sessions(), server.disconnects());
     server.lie(Lie::Fewer, 1000);
     read_host(&session, &file).unwrap();

@@ -85,7 +85,8 @@ impl Reached {
             disconnect(&self.network, answer.session);
             NoSession::of_server(error, DECLINED)
         })?;
-        Ok(Session::new(connection, self, &answer))
+        let Self { domain, network, living } = self.clone();
+        Ok(Session::new(connection, (domain, network, living), &answer))
     }
 }
 
@@ -103,8 +104,14 @@ fn check(answer: &ConnectAnswer) -> Result<()> {
     Err(error.with("operation_bytes", bytes).with("idle_seconds", seconds))
 }
 
+/// Ends a session here, then has the server forget it: its seat there is free for another one.
+pub(super) fn end_session(session: Session) {
+    let (network, name) = session.close();
+    disconnect(&network, name);
+}
+
 /// Has the server forget a session. Nobody waits for it.
-pub(super) fn disconnect(network: &Arc<Network>, session: SessionId) {
+fn disconnect(network: &Arc<Network>, session: SessionId) {
     let mut ask = post(DISCONNECT);
     ask.headers.push((SESSION.to_owned(), session.text()));
     let answer =

@@ -2,11 +2,10 @@
 
 use std::ptr;
 
+use crc_fast::CrcAlgorithm::Crc64Nvme;
 use forebay_error::Result;
 use forebay_source::{Direction, HostRange};
 use forebay_verbs::{Access, Domain, Memory, Pages, Region, Remote};
-
-use crate::calls::checksum::crc64;
 
 /// The caller's memory, or pages in its place.
 pub(super) struct HostRegion {
@@ -51,7 +50,8 @@ impl HostRegion {
     /// The checksum of the caller's memory, which a read has filled.
     pub(super) fn sum(&self) -> u64 {
         // SAFETY: the memory is this operation's, and valid until that has ended; the key has ended, so nobody writes it.
-        crc64(unsafe { std::slice::from_raw_parts(self.memory.start, self.memory.len) })
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory.start, self.memory.len) };
+        crc_fast::checksum(Crc64Nvme, bytes)
     }
 
     /// Brings bytes of a read to the caller's memory: all of them are there.

@@ -12,7 +12,7 @@ use forebay_source::Direction;
 use forebay_sys::threads;
 use forebay_verbs::{Domain, Why};
 
-use super::connect::{DECLINED, NoSession, REST, Reached};
+use super::connect::{DECLINED, NoSession, REST, Reached, end_session};
 use super::memory::HostRegion;
 use super::operation::{NotMoved, Operation, Sent};
 use super::session::Session;
@@ -305,7 +305,7 @@ impl RdmaPeer {
             let is_over = matches!(step, Step::Nothing);
             state.is_pumping = !is_over;
             drop(state);
-            dead.into_iter().for_each(Session::end);
+            dead.into_iter().for_each(end_session);
             match step {
                 Step::Send(session, operation) => self.send(session, operation),
                 Step::Connect => self.connect_beside(),
@@ -371,7 +371,7 @@ impl RdmaPeer {
         if state.takes(&session) {
             return Ok(session);
         }
-        session.end();
+        end_session(session);
         let error = Why::DeviceRemoved.error("the RDMA device was given up");
         Err(NoSession { error, pause: REST, is_no_nic: false })
     }
@@ -455,7 +455,7 @@ impl RdmaPeer {
         }
         state.sessions -= 1;
         drop(state);
-        session.end();
+        end_session(session);
     }
 
     /// The reply says that nothing moved, or cannot be believed. The connection ends first, then the key, then the operation.
@@ -470,7 +470,7 @@ impl RdmaPeer {
     /// they end, and the operation behind them.
     fn close(&self, (session, region): Used, operation: Operation) -> Option<Operation> {
         let living = session.living.clone();
-        session.end();
+        end_session(session);
         let kept = region.and_then(|mut region| region.end().err().map(|error| (region, error)));
         let mut state = lock(&self.state);
         state.sessions -= 1;
@@ -484,7 +484,7 @@ impl RdmaPeer {
         let why = NotMoved::Failed(error.with("server", self.site.name()));
         state.held.push(Held { living: Arc::downgrade(&living), region, operation, why });
         drop(state);
-        idle.into_iter().for_each(Session::end);
+        idle.into_iter().for_each(end_session);
         None
     }
 
@@ -503,7 +503,7 @@ impl RdmaPeer {
         let others = std::mem::take(&mut state.idle);
         state.sessions -= others.len();
         drop(state);
-        others.into_iter().for_each(Session::end);
+        others.into_iter().for_each(end_session);
         self.again(used, operation);
     }
 
@@ -570,7 +570,7 @@ impl RdmaPeer {
 impl Drop for RdmaPeer {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.idle.drain(..).for_each(Session::end);
+        state.idle.drain(..).for_each(end_session);
     }
 }
 

@@ -8,7 +8,6 @@ use forebay_remote::stop;
 use forebay_s3_rdma::rc1::{ConnectAnswer, SessionId};
 use forebay_verbs::{Connection, Domain, Options, Stop};
 
-use super::connect::{Reached, disconnect};
 use crate::wire::Network;
 
 /// A session. One operation at a time uses it.
@@ -34,9 +33,12 @@ pub(super) struct Session {
 pub(super) const MARGIN: Duration = Duration::from_secs(5);
 
 impl Session {
-    pub(super) fn new(connection: Box<dyn Connection>, reached: &Reached, answer: &ConnectAnswer) -> Self {
+    pub(super) fn new(
+        connection: Box<dyn Connection>,
+        (domain, network, living): (Arc<dyn Domain>, Arc<Network>, Arc<()>),
+        answer: &ConnectAnswer,
+    ) -> Self {
         let (most, idle) = (answer.operation_bytes, Duration::from_secs(answer.idle_seconds.into()));
-        let Reached { domain, network, living } = reached.clone();
         let (name, used) = (answer.session, Instant::now());
         Self { connection, domain, living, network, name, most, idle, used, requests: 0 }
     }
@@ -65,10 +67,10 @@ impl Session {
         self.used = Instant::now();
     }
 
-    /// Ends the connection, then has the server forget the session: its seat there is free for another one.
-    pub(super) fn end(self) {
+    /// Ends the connection. The server still has the session of this name.
+    pub(super) fn close(self) -> (Arc<Network>, SessionId) {
         drop(self.connection);
-        disconnect(&self.network, self.name);
+        (self.network, self.name)
     }
 
     /// Whether it can still be used, as far as this side knows.
