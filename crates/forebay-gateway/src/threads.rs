@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::{JoinHandle, block_in_place, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 /// Of all accounts.
@@ -141,14 +141,6 @@ impl Turn {
             drop(self);
             done
         })
-    }
-
-    /// Does a short job on the thread of the connection; another one takes its other connections meanwhile. That saves two changes of
-    /// threads, 0.1 ms on two CPUs.
-    pub(crate) fn here<T>(self, job: impl FnOnce() -> T) -> T {
-        let done = block_in_place(job);
-        drop(self);
-        done
     }
 }
 

@@ -24,7 +24,7 @@ use super::codes::{answer, answer_read};
 use super::conditions::{read_terms, write_condition};
 use super::objects::described;
 use super::said::{meta_of, tag_of};
-use super::{Front, blocking, turn};
+use super::{Front, blocking};
 use crate::accounts::{AccountEntry, Accounts};
 use crate::store::{Draft, Facts, Lent, Progress, TakenBack};
 
@@ -178,11 +178,12 @@ impl Front {
             return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
         }
         let store = self.store(request.credentials.as_ref())?;
-        let opened =
-            turn().await?.here(|| match store.lend(&input.bucket, &input.key).map_err(answer_read)? {
-                Lent::File(opened) => Ok(opened),
-                Lent::Kept(why) => Err(kept(why)),
-            })?;
+        let (bucket, key) = (input.bucket.clone(), input.key.clone());
+        let opened = blocking(move || match store.lend(&bucket, &key).map_err(answer_read)? {
+            Lent::File(opened) => Ok(opened),
+            Lent::Kept(why) => Err(kept(why)),
+        })
+        .await?;
         let terms = read_terms!(input);
         terms.check(&opened.facts)?;
         *peer.parcel() = Some(Parcel {
@@ -216,7 +217,7 @@ impl Front {
     ) -> S3Result<PutObjectOutput> {
         let account = self.account(request.credentials.as_ref())?;
         let (bucket, key) = (request.input.bucket, request.input.key);
-        turn().await?.here(|| {
+        blocking(move || {
             let mut draft = account.store.begin(&bucket, &key, None).map_err(answer)?;
             let file = draft.hand_out().map_err(answer)?.ok_or_else(|| kept("the object is a directory"))?;
             *peer.parcel() = Some(Parcel { file: file.into(), len: 0, modified: 0 });
@@ -224,6 +225,7 @@ impl Front {
                 Some(HandedDraft { draft, entry: account.entry.clone(), bucket, key, seen: None });
             Ok(PutObjectOutput::default())
         })
+        .await
     }
 
     async fn publish(
