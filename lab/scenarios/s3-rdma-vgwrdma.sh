@@ -1,14 +1,16 @@
 # proves: hipobj-rc-v2 with a server of another hand (versitygw's vgwrdma 1.8.0) over soft RoCE: forebay's queue pairs, paired in band,
-#   and its codec move objects both ways, compared with HTTP's; what must be refused is refused.
+#   and its codec move objects both ways, compared with HTTP's; what must be refused is refused. forebay's client reads and writes
+#   objects of 1, 8 and 64 MiB, the last in parts, with heads alone by TCP.
 # kernel: debian
-# memory: 2G
+# memory: 3G
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
-# needs: hipobj-loop vgwrdma verbs-symbols
-# timeout: 400
+# needs: forebay hipobj-loop vgwrdma verbs-symbols
+# timeout: 600
+. /lab/guest/forebay.sh
 . /lab/guest/rdma.sh
+. /lab/guest/s3.sh
 rdma_up rxe
 cp /payload/hipobj-loop /usr/local/bin/hipobj_loop
-export AWS_ACCESS_KEY_ID=forebay AWS_SECRET_ACCESS_KEY=of-a-test
 mkdir -p /tmp/data /tmp/meta
 
 # Its GID is chosen by its first bytes: zeros begin that of an IPv4 address. Its C code gets pointers to Go's memory, which Go checks.
@@ -21,8 +23,7 @@ for _ in $(seq 300); do
     kill -0 $server 2>/dev/null || fail "vgwrdma: $(tail -n 5 /tmp/vgwrdma.txt)"
     sleep 0.2
 done
-sent() { cat /sys/class/infiniband/lab0/ports/1/hw_counters/sent_pkts; }
-before=$(sent)
+before=$(packets)
 hipobj_loop $address $address:7070 bucket >loop.txt 2>&1 ||
     fail "hipobj_loop: $(cat loop.txt; tail -n 20 /tmp/vgwrdma.txt)"
 sed 's/^/    /' loop.txt
@@ -30,5 +31,26 @@ for line in "1 MiB: PUT and 2 GETs by RDMA, 3145728 bytes compared" "8 MiB: PUT 
     grep -q "^$line" loop.txt || fail "hipobj_loop did not say: $line"
 done
 # 27 MiB in packets of 4096 bytes.
-[ $(($(sent) - before)) -ge 6900 ] || fail "only $(($(sent) - before)) packets went by RDMA"
-echo "  $(($(sent) - before)) RDMA packets"
+[ $(($(packets) - before)) -ge 6900 ] || fail "only $(($(packets) - before)) packets went by RDMA"
+echo "  $(($(packets) - before)) RDMA packets"
+
+export AWS_ENDPOINT_URL=http://$address:7070
+for size in 1048576 8388608 67108864; do
+    say "forebay's client: $size bytes"
+    pattern /tmp/source $size
+    moved rdma $size by require forebay cp /tmp/source s3://bucket/by-rdma
+    grep -q "bytes by RDMA from host memory: S3 by RDMA, hipobj-rc-v2, server .*, NIC lab0" <<<"$said" || fail "no receipt: $said"
+    quiet by off forebay cp s3://bucket/by-rdma /tmp/copy
+    same /tmp/source /tmp/copy
+    quiet by off forebay cp /tmp/source s3://bucket/by-http
+    moved rdma $size by require forebay cp s3://bucket/by-http /tmp/copy
+    same /tmp/source /tmp/copy
+    grep -q "bytes by RDMA into host memory: S3 by RDMA, hipobj-rc-v2, server .*, NIC lab0" <<<"$said" || fail "no receipt: $said"
+done
+say "what is refused"
+must_fail by require forebay cp /tmp/source s3://not-there/key
+echo "  a bucket that is not there: $(tail -n 1 <<<"$said")"
+must_fail by require forebay cp s3://bucket/not-there /tmp/copy
+must_fail env AWS_SECRET_ACCESS_KEY=another FOREBAY_S3_RDMA=require forebay cp s3://bucket/by-rdma /tmp/copy
+quiet forebay s3 probe s3://bucket/by-rdma
+grep -q "hipobj-rc-v2: 65536 bytes arrived in host memory by NIC lab0" <<<"$said" || fail "the probe: $said"

@@ -36,6 +36,8 @@ struct HostBytes {
     compared: Arc<AtomicU64>,
     /// Those that RDMA was begun for, and failed, and the last reason.
     by_body: Mutex<(u64, Option<Error>)>,
+    /// Those that RDMA was not begun for: before it was tried, or behind a refusal.
+    by_http: AtomicU64,
 }
 
 impl ByRdma {
@@ -65,13 +67,10 @@ impl ByRdma {
             return None;
         }
         let peer = RdmaPeer::of(&endpoint);
-        match peer.ask() {
-            Ok(domain) => {
-                let object =
-                    Reading { fetch: fetch.clone(), endpoint, target, peer, compared: Arc::default() };
-                Some(Ok(Arc::new(ObjectPlace { object, domain })))
-            }
-            Err(_) if peer.has_no_nic() && !self.is_required() => None,
+        let object = Reading { fetch: fetch.clone(), endpoint, target, peer, compared: Arc::default() };
+        match object.peer.ask(&object.wanted()) {
+            Ok(domain) => Some(Ok(Arc::new(ObjectPlace { object, domain }))),
+            Err(_) if object.peer.has_no_nic() && !self.is_required() => None,
             Err(error) => {
                 self.is_told.store(true, Relaxed);
                 Some(Err(error))
@@ -103,7 +102,10 @@ impl ByRdma {
         };
         match self.is_ready(&object) {
             Ok(true) => {}
-            Ok(false) => return Some((request, answer)),
+            Ok(false) => {
+                self.host.by_http.fetch_add(len as u64, Relaxed);
+                return Some((request, answer));
+            }
             Err(error) => {
                 answer(Err(error.hint("FOREBAY_S3_RDMA=prefer")));
                 return None;
@@ -118,11 +120,15 @@ impl ByRdma {
             }
             Err(error) if is_required => answer(Err(error)),
             Err(error) => {
-                let mut by_body = lock(&host.by_body);
-                *by_body = (by_body.0 + len as u64, Some(error));
-                drop(by_body);
+                let counted: Answer = Box::new(move |result| {
+                    if let Ok(bytes) = result {
+                        let mut by_body = lock(&host.by_body);
+                        *by_body = (by_body.0 + bytes as u64, Some(error));
+                    }
+                    answer(result);
+                });
                 // SAFETY: the memory is the request's until its answer, and no operation has it any more.
-                unsafe { again.start(request, answer) };
+                unsafe { again.start(request, counted) };
             }
         });
         // SAFETY: the caller keeps the memory until the answer, which is behind all operations.
@@ -133,7 +139,7 @@ impl ByRdma {
     /// Whether bytes are known to come into host memory. Where they must, it is found out now, else beside this read, which goes by HTTP.
     fn is_ready(&self, object: &Reading) -> Result<bool> {
         if self.is_required() {
-            object.peer.ask()?;
+            object.peer.ask(&object.wanted())?;
             return object.try_now().map(|()| true);
         }
         match object.peer.known() {
@@ -146,11 +152,12 @@ impl ByRdma {
     pub(crate) fn late_note(&self, fetch: &ObjectFetch) -> impl Fn() -> Option<String> + Send + Sync + use<> {
         let host = self.host.clone();
         let before = (host.by_rdma.load(Relaxed), lock(&host.by_body).0, host.compared.load(Relaxed));
+        let http_before = host.by_http.load(Relaxed);
         let peer = (self.wish != S3Rdma::Off).then(|| RdmaPeer::of(&fetch.endpoint()));
         move || {
             let peer = peer.as_ref()?;
             let by_rdma = host.by_rdma.load(Relaxed) - before.0;
-            let (way, nic) = (peer.way(), peer.nic().unwrap_or_default());
+            let way = peer.way();
             let came = (by_rdma > 0).then(|| {
                 let others = by_rdma.saturating_sub(host.compared.load(Relaxed) - before.2);
                 let others = if others > 0 {
@@ -158,14 +165,16 @@ impl ByRdma {
                 } else {
                     String::new()
                 };
-                format!(
-                    "{by_rdma} bytes by RDMA into host memory: {way}, NIC {nic}; keys: per operation{others}"
-                )
+                let few = peer.shortage().map_or(String::new(), |why| format!("; no further session: {why}"));
+                format!("{by_rdma} bytes by RDMA into host memory: {way}; keys: per operation{others}{few}")
             });
+            let beside = host.by_http.load(Relaxed) - http_before;
+            let beside =
+                (by_rdma > 0 && beside > 0).then(|| format!("{beside} bytes by HTTP before RDMA was tried"));
             let (by_body, why) = lock(&host.by_body).clone();
             let by_body = by_body - before.1;
             let left = why.filter(|_| by_body > 0).map(|why| format!("{by_body} bytes by HTTP body: {why}"));
-            let notes: Vec<_> = came.into_iter().chain(left).collect();
+            let notes: Vec<_> = came.into_iter().chain(left).chain(beside).collect();
             (!notes.is_empty()).then(|| notes.join("; "))
         }
     }

@@ -27,7 +27,7 @@ impl fmt::Debug for ObjectPlace {
 
 impl Place for ObjectPlace {
     fn way(&self) -> String {
-        format!("{}, not compared with a checksum", self.object.peer.way())
+        format!("{}, not compared with a checksum", self.object.peer.way_to_server())
     }
 
     /// All objects of a server are alike.

@@ -14,14 +14,17 @@ use crate::rdma::RdmaPeer;
 pub(crate) fn look(endpoint: &Arc<Endpoint>, target: Target) -> Option<Result<String>> {
     let fetch = ObjectFetch::new(endpoint.clone(), target.clone(), Vec::new(), None);
     let peer = RdmaPeer::of(endpoint);
-    let domain = match peer.ask() {
+    let object = Reading { fetch, endpoint: endpoint.clone(), target, peer, compared: Arc::default() };
+    let domain = match object.peer.ask(&object.wanted()) {
         Ok(domain) => domain,
-        Err(_) if peer.has_no_nic() => return None,
+        Err(_) if object.peer.has_no_nic() => return None,
         Err(error) => return Some(Err(error)),
     };
-    let object = Reading { fetch, endpoint: endpoint.clone(), target, peer, compared: Arc::default() };
-    let nic = domain.device().name.clone();
-    Some(compared(&object).map(|bytes| format!("rc1: {bytes} bytes arrived in host memory by NIC {nic}")))
+    let (dialect, nic) = (object.peer.dialect(), domain.device().name.clone());
+    Some(
+        compared(&object)
+            .map(|bytes| format!("{dialect}: {bytes} bytes arrived in host memory by NIC {nic}")),
+    )
 }
 
 /// How many bytes are the same both ways.

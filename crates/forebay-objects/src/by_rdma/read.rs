@@ -13,11 +13,14 @@ use crate::calls::refusal;
 use crate::endpoint::Endpoint;
 use crate::fetch::{ObjectFetch, Target};
 use crate::lock;
-use crate::rdma::{Expected, MemoryOf, NotMoved, Operation, RdmaPeer};
+use crate::rdma::{Expected, MemoryOf, NotMoved, Operation, RdmaPeer, Wanted};
 use crate::wire::call::{Ask, ReplyHead};
 
 /// Bytes of an operation at most: long ranges keep several sessions busy.
 const PIECE: u64 = 8 << 20;
+
+/// Bytes of a trial at most.
+pub(super) const SAMPLE: u64 = 64 << 10;
 
 /// An object, as it is read at its server now.
 #[derive(Clone)]
@@ -55,6 +58,12 @@ impl Joint {
 }
 
 impl Reading {
+    /// What finds out whether its server takes RDMA.
+    pub(super) fn wanted(&self) -> Wanted {
+        let Target { bucket, key, version, len, .. } = &self.target;
+        Wanted::read(bucket, key, version.as_deref(), (*len).min(SAMPLE))
+    }
+
     /// Reads `len` bytes from `offset` on, all of which the object has; `memory` says where bytes of the range belong.
     ///
     /// # Safety

@@ -12,12 +12,10 @@ use forebay_remote::stop;
 use forebay_source::HostRange;
 use forebay_sys::threads;
 
-use super::read::Reading;
+use super::read::{Reading, SAMPLE};
 use crate::pace::deadline;
 use crate::rdma::MemoryOf;
 
-/// Bytes of a trial at most.
-const SAMPLE: u64 = 64 << 10;
 /// What memory holds before.
 const FILLS: [u8; 2] = [0x5A, 0xA5];
 /// How often the end of another thread's trial is looked for.
@@ -44,7 +42,7 @@ impl Reading {
         let known = self.peer.begin_trial(false);
         if known.is_none() {
             let object = self.clone();
-            let begun = threads::spawn("forebay-s3-rdma", move || match object.peer.ask() {
+            let begun = threads::spawn("forebay-s3-rdma", move || match object.peer.ask(&object.wanted()) {
                 // The refusal is the peer's to keep.
                 Ok(_) => drop(object.run()),
                 Err(_) => object.peer.tried(None),

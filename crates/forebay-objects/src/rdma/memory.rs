@@ -5,13 +5,13 @@ use std::ptr;
 use crc_fast::CrcAlgorithm::Crc64Nvme;
 use forebay_error::Result;
 use forebay_source::{Direction, HostRange};
-use forebay_verbs::{Access, Domain, Memory, Pages, Region, Remote};
+use forebay_verbs::{Access, Domain, Local, Memory, Pages, Region, Remote};
 
 /// The caller's memory, or pages in its place.
 pub(super) struct HostRegion {
     // Ends before the pages do.
     region: Region,
-    /// Where a fork would take the caller's memory from the device.
+    /// In place of memory that the device would lose at a fork.
     copy: Option<Pages>,
     memory: HostRange,
 }
@@ -42,23 +42,24 @@ impl HostRegion {
         Remote { key: self.region.remote_key(), address: self.region.memory().start }
     }
 
+    /// All of it, for operations of this side.
+    pub(super) fn local(&self) -> Result<Local<'_>> {
+        self.region.range(0, self.memory.len)
+    }
+
     /// Ends the key. After an error the server still reaches the memory, by the connections of its domain.
     pub(super) fn end(&mut self) -> Result<()> {
         self.region.try_release()
     }
 
-    /// The checksum of the caller's memory, which a read has filled.
-    pub(super) fn sum(&self) -> u64 {
-        // SAFETY: the memory is this operation's, and valid until that has ended; the key has ended, so nobody writes it.
-        let bytes = unsafe { std::slice::from_raw_parts(self.memory.start, self.memory.len) };
-        crc_fast::checksum(Crc64Nvme, bytes)
-    }
-
-    /// Brings bytes of a read to the caller's memory: all of them are there.
-    pub(super) fn deliver(&self) {
+    /// Brings bytes of a read to the caller's memory: all of them are there, and the key has ended. False: their checksum is not this one.
+    pub(super) fn deliver(&self, sum: Option<u64>) -> bool {
         if let Some(pages) = &self.copy {
             // SAFETY: both have that many bytes, and the caller's memory is this operation's.
             unsafe { ptr::copy_nonoverlapping(pages.range().start, self.memory.start, self.memory.len) };
         }
+        // SAFETY: the memory is this operation's, and valid until that has ended; the key has ended, so nobody writes it.
+        let bytes = || unsafe { std::slice::from_raw_parts(self.memory.start, self.memory.len) };
+        sum.is_none_or(|sum| sum == crc_fast::checksum(Crc64Nvme, bytes()))
     }
 }

@@ -54,9 +54,10 @@ impl Ask {
     }
 
     /// Whether it is not sent again by itself where a kept connection is closed: a second attempt would leave another upload, or the server
-    /// may still be moving bytes for the first.
+    /// may still be moving bytes for the first, or have paired the queue pair that it names.
     pub(super) fn is_sent_once(&self) -> bool {
-        self.begins_upload() || self.headers.iter().any(|(name, _)| name == "x-amz-rdma-token")
+        let is_rdma = self.headers.iter().any(|(name, _)| name.starts_with("x-amz-rdma-"));
+        self.begins_upload() || is_rdma || (self.bucket.is_empty() && self.key.starts_with(".forebay/rdma/"))
     }
 
     fn is_post(&self, parameter: &str) -> bool {

@@ -93,6 +93,11 @@ impl Network {
         Self::with_limits(heads, site, Limits::default())
     }
 
+    /// The same, all of whose connections lead to one address of the site's name.
+    pub(crate) fn to(heads: Arc<dyn Heads>, site: Site, to: SocketAddr) -> Arc<Self> {
+        Self::with_limits(heads, site, Limits { to: Some(to), ..Limits::default() })
+    }
+
     fn with_limits(heads: Arc<dyn Heads>, site: Site, limits: Limits) -> Arc<Self> {
         forebay_sys::descriptor_table::make_room();
         Arc::new(Self { pool: Pool::new(heads, site, limits), process: ProcessId::current() })

@@ -42,6 +42,8 @@ pub(super) struct Limits {
     pub(super) keep: Duration,
     /// How long a thread without a call stays.
     pub(super) thread: Duration,
+    /// Where all connections lead, in place of the addresses of the site's name.
+    pub(super) to: Option<SocketAddr>,
 }
 
 impl Default for Limits {
@@ -53,6 +55,7 @@ impl Default for Limits {
             work: LONG_WORK,
             keep: seconds(20),
             thread: seconds(5),
+            to: None,
         }
     }
 }
@@ -291,6 +294,9 @@ impl Pool {
 
     /// Looks the name up beside the threads; what is an address needs none.
     fn look_up(self: &Arc<Self>, state: &mut PoolState) {
+        if let Some(to) = self.limits.to {
+            return state.addresses.found(&[to], Instant::now());
+        }
         let (host, port) = match &self.site.proxy {
             Some(proxy) => (proxy.host.clone(), proxy.port),
             None => (self.site.host.clone(), self.site.port),

@@ -58,6 +58,10 @@ impl Call {
         self.headers.get(name).map(String::as_str)
     }
 
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.headers.keys().map(String::as_str)
+    }
+
     /// Whether the signature is of this header.
     pub fn is_signed(&self, name: &str) -> bool {
         let signed = self.header("authorization").and_then(|text| text.split("SignedHeaders=").nth(1));
@@ -88,6 +92,10 @@ pub struct Reply {
 impl Reply {
     pub fn new(status: u16) -> Self {
         Self { status, headers: Vec::new(), body: Vec::new(), is_twice: false }
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     pub fn with(mut self, name: &str, value: &str) -> Self {
@@ -156,6 +164,15 @@ pub fn forward_put(s3: &FakeS3, call: &Call, bytes: &[u8]) -> Reply {
     let text = text.replace("content-length: 0\r\n", &format!("content-length: {}\r\n", bytes.len()));
     let reply = ask(s3.address(), (text.as_bytes(), bytes), "PUT");
     Reply { body: if reply.status < 300 { Vec::new() } else { reply.body }, ..reply }
+}
+
+/// The answer of the server behind this one to a PUT whose bytes came without a head.
+pub fn put(s3: &FakeS3, target: &str, bytes: &[u8]) -> Reply {
+    let (len, sum) = (bytes.len(), sum_of(bytes));
+    let head = format!(
+        "PUT {target} HTTP/1.1\r\nhost: server\r\ncontent-length: {len}\r\nx-amz-checksum-crc64nvme: {sum}\r\n\r\n"
+    );
+    ask(s3.address(), (head.as_bytes(), bytes), "PUT")
 }
 
 /// The CRC-64/NVME of bytes, as headers have it.

@@ -1,4 +1,4 @@
-//! A server that speaks rc1, before one that speaks S3: written by the description of the wire (docs/reference/s3-rdma.md), with codecs of
+//! A server that speaks rc1, or hipobj-rc-v2 on demand, before one that speaks S3: written by the description of the wire (docs/reference/s3-rdma.md), with codecs of
 //! its own. It does what is right, or lies on demand.
 #![allow(
     clippy::unwrap_used,
@@ -7,6 +7,7 @@
     reason = "a helper of tests; not each has need of all"
 )]
 
+mod hipobj;
 mod http;
 mod named;
 
@@ -79,6 +80,14 @@ pub enum Lie {
     NotFound,
     /// It sends the body: the object has another size.
     OtherSize,
+    /// The number behind the bytes is another one. (hipobj-rc-v2 alone, as those below.)
+    OtherNumber,
+    /// No number comes behind the bytes.
+    NoNumber,
+    /// The cookie of its answer is another one.
+    OtherCookie,
+    /// Its end begins with another number than it says: nothing arrives.
+    OtherPsn,
 }
 
 /// A session.
@@ -111,6 +120,12 @@ struct Shared {
     disconnects: AtomicU64,
     /// Sessions have no end of the server's behind the answer.
     is_down: AtomicBool,
+    /// It speaks hipobj-rc-v2 in place of rc1.
+    is_hipobj: AtomicBool,
+    prepares: AtomicU64,
+    exchanges: Mutex<HashMap<String, hipobj::Exchange>>,
+    /// It lies in answers to PREPARE, else in those to READY.
+    lies_at_prepare: AtomicBool,
 }
 
 /// The server; it ends when it is dropped.
@@ -148,6 +163,10 @@ impl RdmaServer {
             idle_seconds: AtomicU64::new(300),
             disconnects: AtomicU64::new(0),
             is_down: AtomicBool::new(false),
+            is_hipobj: AtomicBool::new(false),
+            prepares: AtomicU64::new(0),
+            exchanges: Mutex::default(),
+            lies_at_prepare: AtomicBool::new(false),
         });
         let serving = shared.clone();
         std::thread::spawn(move || {
@@ -227,6 +246,27 @@ impl RdmaServer {
         lock(&self.shared.sessions).len()
     }
 
+    /// From now on it speaks hipobj-rc-v2, and answers 404 to connect.
+    pub fn speak_hipobj(&self) {
+        self.answer_connect(404);
+        self.shared.is_hipobj.store(true, SeqCst);
+    }
+
+    /// Has it lie in the next answers to PREPARE.
+    pub fn lie_at_prepare(&self, lie: Lie, times: u64) {
+        self.shared.lies_at_prepare.store(true, SeqCst);
+        self.lie(lie, times);
+    }
+
+    pub fn prepares(&self) -> u64 {
+        self.shared.prepares.load(SeqCst)
+    }
+
+    /// Transfers that wait for READY.
+    pub fn exchanges(&self) -> usize {
+        lock(&self.shared.exchanges).len()
+    }
+
     /// It begins anew: no session is left.
     pub fn restart(&self) {
         lock(&self.shared.sessions).clear();
@@ -278,6 +318,9 @@ impl Shared {
                 }
                 _ => Reply::new(403),
             });
+        }
+        if call.path.starts_with("/.hipobj-rc/") {
+            return if self.is_hipobj.load(SeqCst) { self.hipobj(call) } else { Some(self.forward(call)) };
         }
         let token = call.header("x-amz-rdma-token").map(str::to_owned);
         match token {
@@ -530,12 +573,17 @@ impl Shared {
     }
 
     fn ended(&self, session: &mut Session) -> Result<(), ()> {
+        self.has_ended(&mut *session.connection).then_some(()).ok_or(())
+    }
+
+    /// Whether an operation has ended well.
+    fn has_ended(&self, connection: &mut dyn Connection) -> bool {
         let mut out = Vec::new();
-        session.connection.wait(&mut out, Duration::from_secs(20)).map_err(drop)?;
-        let is_done = out.iter().any(|one| matches!(one, Completion::Done { .. }));
+        let waited = connection.wait(&mut out, Duration::from_secs(20));
+        let is_done = waited.is_ok() && out.iter().any(|one| matches!(one, Completion::Done { .. }));
         if !is_done {
             self.refused.fetch_add(1, SeqCst);
         }
-        is_done.then_some(()).ok_or(())
+        is_done
     }
 }

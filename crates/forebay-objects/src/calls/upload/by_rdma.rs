@@ -11,9 +11,10 @@ use forebay_source::{Direction, HostRange};
 use crate::calls::bucket::Bucket;
 use crate::calls::checksum;
 use crate::calls::exchange::{self, Done, Reply};
+use crate::calls::refusal;
 use crate::endpoint::Endpoint;
 use crate::lock;
-use crate::rdma::{Expected, MemoryOf, NotMoved, Operation, RdmaPeer, SMALLEST};
+use crate::rdma::{Expected, MemoryOf, NotMoved, Operation, RdmaPeer, SMALLEST, Wanted};
 use crate::wire::call::{Ask, Body, Method, ReplyHead};
 
 /// How parts of an upload were sent, for receipts.
@@ -34,10 +35,9 @@ impl SentBytes {
         move || {
             let sent = this.by_rdma.load(Relaxed) - before.0;
             let peer = RdmaPeer::of(&endpoint);
-            let (way, nic) = (peer.way(), peer.nic().unwrap_or_default());
-            let sent = (sent > 0).then(|| {
-                format!("{sent} bytes by RDMA from host memory: {way}, NIC {nic}; keys: per operation")
-            });
+            let way = peer.way();
+            let sent = (sent > 0)
+                .then(|| format!("{sent} bytes by RDMA from host memory: {way}; keys: per operation"));
             let (by_body, why) = lock(&this.by_body).clone();
             let left = why.filter(|_| by_body > before.1);
             let left = left.map(|why| format!("{} bytes by HTTP body: {why}", by_body - before.1));
@@ -49,14 +49,23 @@ impl SentBytes {
 
 /// The server, where this many bytes go to it by RDMA. It is asked for a session where `asks`, or where they must; it is not sent a PUT
 /// by RDMA before it has given one: a server that does not know the header stores an empty object.
-fn peer(endpoint: &Arc<Endpoint>, bytes: usize, asks: bool) -> Result<Option<Arc<RdmaPeer>>> {
+fn peer(
+    endpoint: &Arc<Endpoint>,
+    at: (&str, &str),
+    bytes: usize,
+    asks: bool,
+) -> Result<Option<Arc<RdmaPeer>>> {
     let wish = S3Rdma::from_env()?;
     let is_required = wish == S3Rdma::Require;
     if wish == S3Rdma::Off || bytes == 0 || (!is_required && (bytes as u64) < SMALLEST) {
         return Ok(None);
     }
     let peer = RdmaPeer::of(endpoint);
-    let known = if asks || is_required { Some(peer.ask()) } else { peer.known() };
+    let known = if asks || is_required {
+        Some(peer.ask(&Wanted::write(at.0, at.1, bytes as u64)))
+    } else {
+        peer.known()
+    };
     match known.map(|known| known.and_then(|_| peer.takes_writes())) {
         Some(Ok(())) => Ok(Some(peer)),
         Some(Err(error)) if is_required => Err(error.hint("FOREBAY_S3_RDMA=prefer")),
@@ -65,19 +74,20 @@ fn peer(endpoint: &Arc<Endpoint>, bytes: usize, asks: bool) -> Result<Option<Arc
 }
 
 /// Asks the server for a session, where an upload of several parts begins.
-pub(super) fn prepare(endpoint: &Arc<Endpoint>, bytes: usize) -> Result<()> {
-    peer(endpoint, bytes, true).map(drop)
+pub(super) fn prepare(endpoint: &Arc<Endpoint>, at: (&str, &str), bytes: usize) -> Result<()> {
+    peer(endpoint, at, bytes, true).map(drop)
 }
 
 fn is_required() -> bool {
     matches!(S3Rdma::from_env(), Ok(S3Rdma::Require))
 }
 
-fn error_of(why: NotMoved) -> Error {
+fn error_of(endpoint: &Endpoint, ask: &Ask, why: NotMoved) -> Error {
     match why {
         NotMoved::Declined(error) | NotMoved::Failed(error) => error,
         NotMoved::Unknown => Error::new(ErrorKind::Io, "the server does not say that it has read the bytes"),
-        NotMoved::Refused(head, _) | NotMoved::Replaced(head) => {
+        NotMoved::Refused(head, document) => refusal(endpoint, ask, &head, &document).error,
+        NotMoved::Replaced(head) => {
             Error::new(ErrorKind::Io, "the server refuses the bytes").with("status", head.status)
         }
     }
@@ -104,7 +114,7 @@ pub(super) unsafe fn send(
     sent: &Arc<SentBytes>,
     done: Done,
 ) {
-    let peer = match peer(endpoint, memory.len, false) {
+    let peer = match peer(endpoint, (&ask.bucket, &ask.key), memory.len, false) {
         Ok(Some(peer)) => peer,
         Ok(None) => return exchange::start(endpoint, ask, Body::Memory(memory), done),
         Err(error) => return done(Err(error)),
@@ -117,10 +127,10 @@ pub(super) unsafe fn send(
         }
         // As it would refuse a body.
         Err(NotMoved::Refused(head, document)) => done(Ok(without_body(head, document))),
-        Err(why) if is_required() => done(Err(error_of(why))),
+        Err(why) if is_required() => done(Err(error_of(&endpoint, &ask, why))),
         Err(why) => {
             let mut by_body = lock(&sent.by_body);
-            *by_body = (by_body.0 + memory.len as u64, Some(error_of(why)));
+            *by_body = (by_body.0 + memory.len as u64, Some(error_of(&endpoint, &ask, why)));
             drop(by_body);
             exchange::start(&endpoint, ask, Body::Memory(memory), done);
         }
@@ -140,7 +150,11 @@ impl Bucket {
         kept: &[(String, String)],
     ) -> Result<Option<Reply>> {
         let endpoint = self.endpoint_here()?;
-        let Some(peer) = peer(&endpoint, bytes.len(), false)? else { return Ok(None) };
+        // Where a reply is lost, an object that was there before could be taken for this one.
+        if kept.iter().any(|(name, _)| name.starts_with("if-")) {
+            return Ok(None);
+        }
+        let Some(peer) = peer(&endpoint, (&self.name, key), bytes.len(), false)? else { return Ok(None) };
         let crc64 = checksum::text(checksum::crc64(bytes));
         let mut ask = self.ask(Method::Put, key);
         ask.headers.extend_from_slice(kept);
@@ -161,7 +175,7 @@ impl Bucket {
             {
                 Ok(Some(without_body(head, Vec::new())))
             }
-            Err(why) if is_required() => Err(error_of(why).with("url", self.url(key))),
+            Err(why) if is_required() => Err(error_of(&endpoint, &ask, why)),
             Err(_) => Ok(None),
         }
     }

@@ -48,7 +48,8 @@ fn run(shared: &Arc<Shared>) {
     let endpoint = shared.bucket.endpoint_here();
     let first = shared.like.sizes.range(1);
     let endpoint = endpoint.and_then(|endpoint| {
-        by_rdma::prepare(&endpoint, (first.end - first.start) as usize).map(|()| endpoint)
+        by_rdma::prepare(&endpoint, (&shared.bucket.name, &shared.key), (first.end - first.start) as usize)
+            .map(|()| endpoint)
     });
     match endpoint {
         Ok(endpoint) => {
