@@ -15,17 +15,19 @@ use served::{Gateway, KEY, SECRET, pattern};
 
 const MIB: usize = 1 << 20;
 
-fn rdma(fake: &Fake) -> RdmaOptions {
-    let mut options = RdmaOptions::new(Arc::new(fake.serving()), Some("10.0.0.1".parse().unwrap()));
+/// The dialects, and whether each is rc1.
+const DIALECTS: [(&str, bool); 2] = [("rc1", true), ("hipobj-rc-v2", false)];
+
+fn rdma(fake: &Fake, rc1: bool) -> RdmaOptions {
+    let options = RdmaOptions::new(Arc::new(fake.serving()), Some("10.0.0.1".parse().unwrap()));
     // The connection comes by loopback.
-    options.any_client = true;
-    options
+    RdmaOptions { any_client: true, rc1, ..options }
 }
 
 /// A gateway with the bucket `bkt`.
-fn started(fake: &Fake) -> Gateway {
-    let gateway =
-        Gateway::with(vec![AccountEntry::new(KEY, SECRET)], |options| options.rdma = Some(rdma(fake)));
+fn started(fake: &Fake, rc1: bool) -> Gateway {
+    let rdma = rdma(fake, rc1);
+    let gateway = Gateway::with(vec![AccountEntry::new(KEY, SECRET)], |options| options.rdma = Some(rdma));
     assert_eq!(gateway.raw().put("/bkt", b"").status, 200);
     gateway
 }
@@ -63,80 +65,104 @@ fn read(key: &str, len: usize) -> Result<(Vec<u8>, String)> {
 
 #[test]
 fn objects_of_all_sizes_go_both_ways_and_no_body_has_a_byte() {
-    let fake = Fake::new();
-    let gateway = started(&fake);
-    for len in [1, 4096, 5 * MIB + 3, 16 * MIB, 40 * MIB + 1] {
-        let (before, bytes) = (fake.counts(), pattern(len));
-        wishing(&gateway, &fake, "require", || {
-            write("key", &bytes).unwrap();
-            let (came, receipt) = read("key", len).unwrap();
-            assert!(came == bytes, "{len}: {receipt}");
-            let note = format!("{len} bytes by RDMA into host memory: S3 by RDMA, rc1, server 127.0.0.1");
-            assert!(receipt.contains(&note), "{receipt}");
-        });
-        let after = fake.counts();
-        assert_eq!(after.read - before.read, len as u64, "PUT of {len} bytes");
-        // Two trials of 64 KiB, with the first read alone.
-        let trial = 2 * len.min(64 << 10) as u64;
-        let written = after.written - before.written - len as u64;
-        assert!(written == 0 || written == trial, "GET of {len} bytes: {written} more");
-        // What came by RDMA is what HTTP has.
-        let plain = gateway.raw().ask("GET", "/bkt/key", &[], b"");
-        assert!(plain.body == bytes, "{len}");
+    for (dialect, rc1) in DIALECTS {
+        let fake = Fake::new();
+        let gateway = started(&fake, rc1);
+        for len in [1, 4096, 5 * MIB + 3, 16 * MIB, 40 * MIB + 1] {
+            both_ways(&fake, &gateway, dialect, len);
+        }
     }
+}
+
+fn both_ways(fake: &Fake, gateway: &Gateway, dialect: &str, len: usize) {
+    let (before, bytes) = (fake.counts(), pattern(len));
+    let by_fabric = || {
+        let now = fake.counts();
+        (now.read - before.read + now.written - before.written) as usize
+    };
+    wishing(gateway, fake, "require", || {
+        write("key", &bytes).unwrap();
+        assert_eq!(by_fabric(), len, "PUT of {len} bytes by {dialect}");
+        let (came, receipt) = read("key", len).unwrap();
+        assert!(came == bytes, "{len}: {receipt}");
+        let note = format!("{len} bytes by RDMA into host memory: S3 by RDMA, {dialect}, server 127.0.0.1");
+        assert!(receipt.contains(&note), "{receipt}");
+    });
+    // Two trials of 64 KiB, with the first read alone.
+    let trial = 2 * len.min(64 << 10);
+    let further = by_fabric() - 2 * len;
+    assert!(further == 0 || further == trial, "GET of {len} bytes by {dialect}: {further} more");
+    // What came by RDMA is what HTTP has.
+    let plain = gateway.raw().ask("GET", "/bkt/key", &[], b"");
+    assert!(plain.body == bytes, "{len}");
 }
 
 #[test]
 fn ranges_and_an_object_that_is_replaced() {
-    let fake = Fake::new();
-    let gateway = started(&fake);
-    let bytes = pattern(3 * MIB);
-    wishing(&gateway, &fake, "require", || {
-        write("key", &bytes).unwrap();
-        let file = File::open("s3://bkt/key").unwrap();
-        for (offset, len) in [(0, 1), (1, 4095), (4097, MIB), (3 * MIB - 5, 5)] {
-            let mut part = vec![0; len];
-            file.read_host(&mut part, offset as u64).unwrap();
-            assert!(part == bytes[offset..offset + len], "{offset}");
-        }
-        write("key", &pattern(2 * MIB)).unwrap();
-        let error = file.read_host(&mut vec![0; MIB], 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        assert!(error.to_string().contains("replaced"), "{error}");
-    });
+    for (_, rc1) in DIALECTS {
+        let fake = Fake::new();
+        let gateway = started(&fake, rc1);
+        let bytes = pattern(3 * MIB);
+        wishing(&gateway, &fake, "require", || {
+            write("key", &bytes).unwrap();
+            let file = File::open("s3://bkt/key").unwrap();
+            for (offset, len) in [(0, 1), (1, 4095), (4097, MIB), (3 * MIB - 5, 5)] {
+                let mut part = vec![0; len];
+                file.read_host(&mut part, offset as u64).unwrap();
+                assert!(part == bytes[offset..offset + len], "{offset}");
+            }
+            write("key", &pattern(2 * MIB)).unwrap();
+            let error = file.read_host(&mut vec![0; MIB], 0).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            assert!(error.to_string().contains("replaced"), "{error}");
+        });
+    }
 }
 
 #[test]
 fn a_gateway_that_begins_anew_has_new_sessions() {
-    let fake = Fake::new();
-    let mut gateway = started(&fake);
-    let bytes = pattern(3 * MIB);
-    let file = wishing(&gateway, &fake, "require", || {
-        write("key", &bytes).unwrap();
-        File::open("s3://bkt/key").unwrap()
-    });
-    let mut came = vec![0; 3 * MIB];
-    file.read_host(&mut came, 0).unwrap();
-    assert!(came == bytes);
-    gateway.begin_anew(|options| options.rdma = Some(rdma(&fake)));
-    let mut came = vec![0; 3 * MIB];
-    file.read_host(&mut came, 0).unwrap();
-    assert!(came == bytes);
+    for (_, rc1) in DIALECTS {
+        let fake = Fake::new();
+        let mut gateway = started(&fake, rc1);
+        let bytes = pattern(3 * MIB);
+        let file = wishing(&gateway, &fake, "require", || {
+            write("key", &bytes).unwrap();
+            File::open("s3://bkt/key").unwrap()
+        });
+        let mut came = vec![0; 3 * MIB];
+        file.read_host(&mut came, 0).unwrap();
+        assert!(came == bytes);
+        gateway.begin_anew(|options| options.rdma = Some(rdma(&fake, rc1)));
+        let mut came = vec![0; 3 * MIB];
+        file.read_host(&mut came, 0).unwrap();
+        assert!(came == bytes);
+    }
 }
 
 #[test]
 fn a_fabric_that_breaks_leaves_the_bytes_right() {
-    let fake = Fake::new();
-    let gateway = started(&fake);
-    let bytes = pattern(20 * MIB);
-    for (kind, skip) in [(Kind::Write, 0), (Kind::Write, 3), (Kind::Read, 0), (Kind::Read, 7)] {
-        wishing(&gateway, &fake, "prefer", || {
-            write("key", &bytes).unwrap();
-            fake.inject(Fault::on(Side::Server, kind, What::Unreachable).after(skip));
-            write("key", &bytes).unwrap_or_else(|error| panic!("{kind:?} {skip}: {error:?}"));
-            for _ in 0..3 {
-                assert!(read("key", bytes.len()).unwrap().0 == bytes, "{kind:?} {skip}");
-            }
-        });
+    let faults = [
+        (true, Side::Server, Kind::Write, 0),
+        (true, Side::Server, Kind::Write, 3),
+        (true, Side::Server, Kind::Read, 0),
+        (true, Side::Server, Kind::Read, 7),
+        (false, Side::Server, Kind::Write, 0),
+        (false, Side::Client, Kind::Write, 0),
+        (false, Side::Client, Kind::Write, 1),
+    ];
+    for rc1 in [true, false] {
+        let fake = Fake::new();
+        let gateway = started(&fake, rc1);
+        let bytes = pattern(20 * MIB);
+        for (_, side, kind, skip) in faults.into_iter().filter(|fault| fault.0 == rc1) {
+            wishing(&gateway, &fake, "prefer", || {
+                write("key", &bytes).unwrap();
+                fake.inject(Fault::on(side, kind, What::Unreachable).after(skip));
+                write("key", &bytes).unwrap_or_else(|error| panic!("{kind:?} {skip}: {error:?}"));
+                for _ in 0..3 {
+                    assert!(read("key", bytes.len()).unwrap().0 == bytes, "{kind:?} {skip}");
+                }
+            });
+        }
     }
 }

@@ -50,6 +50,7 @@ pub(crate) use lend::LocalPeer;
 pub(crate) use lend::Parcel;
 pub(crate) use route::RdmaRoute;
 pub(crate) use sums::bytes_of;
+pub(crate) use word::RdmaWord;
 
 use crate::accounts::{Account, Accounts};
 use crate::rdma::Rdma;

@@ -30,6 +30,9 @@ use crate::warn::warn;
 /// A request waits this long for those before it in its session.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Metadata that is another dialect's token.
+const TOKEN_AS_METADATA: &str = "x-amz-meta-rdma-token";
+
 /// A transfer that a request asks for. It has the session's connection to itself.
 pub(super) struct Transfer {
     token: Token,
@@ -60,7 +63,7 @@ fn asked(headers: &HeaderMap) -> S3Result<Ask> {
     Ask::parse(header).map_err(refused)
 }
 
-/// The bytes come one way.
+/// Whether the request has a body, or may have one.
 fn has_body(headers: &HeaderMap) -> bool {
     let len = headers.get(CONTENT_LENGTH).map_or(&b"0"[..], |len| len.as_bytes());
     len != b"0" || headers.contains_key(TRANSFER_ENCODING) || headers.contains_key("x-amz-trailer")
@@ -97,6 +100,9 @@ impl Front {
             return Ok(None);
         }
         let token = match asked(&request.headers)? {
+            Ask::Plain if request.headers.contains_key(TOKEN_AS_METADATA) && !has_body(&request.headers) => {
+                return Err(refused(Refusal::NotSupported));
+            }
             Ask::Plain => return Ok(None),
             Ask::Other(_) => return Err(refused(Refusal::NotSupported)),
             Ask::Rc1(token) => token,
@@ -132,8 +138,13 @@ impl Front {
     }
 }
 
+/// An error where the session was ended while a transfer was under way.
+fn check(session: &Session) -> S3Result<()> {
+    if session.has_ended() { Err(refused(Refusal::Forbidden("the session has ended"))) } else { Ok(()) }
+}
+
 impl Transfer {
-    /// Bytes that go.
+    /// Bytes of the token.
     pub(super) const fn bytes(&self) -> u64 {
         self.token.bytes
     }
@@ -168,8 +179,10 @@ impl Transfer {
             return Ok(self.decline(Reason::Size));
         }
         let Some(mut slots) = self.slots() else { return Ok(self.decline(Reason::Transfer)) };
+        let session = Arc::clone(&self.session);
         let sent = self.wire.push(&mut slots, self.token.memory, bytes, |memory, offset| {
-            file.read_exact_at(memory, range.start + offset)
+            check(&session)?;
+            file.read_exact_at(memory, range.start + offset).map_err(S3Error::internal_error)
         });
         self.session.touch();
         match sent {
@@ -178,7 +191,7 @@ impl Transfer {
                 self.say(RdmaWord::Moved(bytes));
                 Ok(true)
             }
-            Err(Broken::Own(error)) => Err(S3Error::internal_error(error)),
+            Err(Broken::Own(error)) => Err(error),
             Err(Broken::Wire(error)) => {
                 self.lost(&error);
                 Ok(self.decline(Reason::Transfer))
@@ -212,15 +225,17 @@ impl Transfer {
         let draft = begin().map_err(answer)?;
         let mut slots = self.slots().ok_or(Failed::Slots)?;
         let bytes = self.token.bytes;
+        let session = Arc::clone(&self.session);
         let came = self.wire.pull(&mut slots, self.token.memory, bytes, |memory, offset| {
+            check(&session)?;
             sums.update(memory);
-            draft.write_at(memory, offset)
+            draft.write_at(memory, offset).map_err(answer)
         });
         drop(slots);
         self.session.touch();
         match came {
             Ok(()) => {}
-            Err(Broken::Own(error)) => return Err(answer(error).into()),
+            Err(Broken::Own(error)) => return Err(error.into()),
             Err(Broken::Wire(error)) => {
                 self.lost(&error);
                 return Err(Failed::Wire);

@@ -31,8 +31,8 @@ const BODY_HASH: &str = "x-amz-content-sha256";
 /// Sessions of RDMA, beside S3's operations.
 pub(crate) struct RdmaRoute {
     accounts: Arc<Accounts>,
-    rdma: Arc<Rdma>,
-    exchanges: Arc<Exchanges>,
+    /// `None`: RDMA is off.
+    rdma: Option<(Arc<Rdma>, Arc<Exchanges>)>,
 }
 
 /// The addresses of this request's connection. One by a socket of this machine is as one by its loopback.
@@ -54,11 +54,16 @@ fn operation_of(path: &str) -> Option<&'static str> {
 }
 
 impl RdmaRoute {
-    pub(crate) fn new(accounts: &Arc<Accounts>, rdma: &Arc<Rdma>) -> Self {
-        Self { accounts: Arc::clone(accounts), rdma: Arc::clone(rdma), exchanges: Exchanges::new(rdma) }
+    pub(crate) fn new(accounts: &Arc<Accounts>, rdma: Option<&Arc<Rdma>>) -> Self {
+        let rdma = rdma.map(|rdma| (Arc::clone(rdma), Exchanges::new(rdma)));
+        Self { accounts: Arc::clone(accounts), rdma }
     }
 
-    async fn connect(&self, request: S3Request<Body>, access_key: String) -> S3Result<S3Response<Body>> {
+    async fn connect(
+        rdma: &Arc<Rdma>,
+        request: S3Request<Body>,
+        access_key: String,
+    ) -> S3Result<S3Response<Body>> {
         let said = request.headers.get(BODY_HASH).cloned();
         let body = request.input.collect().await.map_err(|error| answer_body(&error))?.to_bytes();
         if body.len() > MOST_BYTES {
@@ -72,7 +77,7 @@ impl RdmaRoute {
             )));
         }
         let ask = ConnectAsk::parse(&body).map_err(refused)?;
-        let (rdma, way) = (Arc::clone(&self.rdma), way());
+        let (rdma, way) = (Arc::clone(rdma), way());
         let connected = blocking(move || Ok(rdma.connect(&access_key, way, &ask))).await?;
         let mut answer = S3Response::new(Body::from(connected.map_err(refused)?.to_json()));
         answer.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -80,12 +85,12 @@ impl RdmaRoute {
     }
 
     /// Also of a session that is not there: it has ended.
-    fn disconnect(&self, headers: &HeaderMap, access_key: &str) -> S3Result<Headers> {
+    fn disconnect(rdma: &Rdma, headers: &HeaderMap, access_key: &str) -> S3Result<Headers> {
         let session = headers.get(SESSION).and_then(|value| SessionId::parse(value.to_str().ok()?));
         let session =
             session.ok_or_else(|| refused(Refusal::Malformed("x-amz-rdma-session has 32 digits")))?;
-        if let Some(session) = self.rdma.find(access_key, session).map_err(refused)? {
-            self.rdma.end(session.id);
+        if let Some(session) = rdma.find(access_key, session).map_err(refused)? {
+            rdma.end(session.id);
         }
         Ok(Headers::new())
     }
@@ -110,12 +115,17 @@ impl S3Route for RdmaRoute {
         let account = found.ok_or_else(|| S3Error::new(S3ErrorCode::AccessDenied))?;
         let access_key = account.entry.access_key.clone();
         let path = request.uri.path().to_owned();
+        let Some((rdma, exchanges)) = &self.rdma else {
+            return Err(named(declined(refused(Refusal::NotSupported)), id));
+        };
         let answered = match path.as_str() {
-            CONNECT => return self.connect(request, access_key).await.map_err(|error| named(error, id)),
-            DISCONNECT => self.disconnect(&request.headers, &access_key),
-            PREPARE => self.exchanges.prepare(account, &request.headers, way()).await,
-            READY => self.exchanges.ready(account, &request.headers).await,
-            _ => self.exchanges.cancel(&access_key, &request.headers),
+            CONNECT => {
+                return Self::connect(rdma, request, access_key).await.map_err(|error| named(error, id));
+            }
+            DISCONNECT => Self::disconnect(rdma, &request.headers, &access_key),
+            PREPARE => exchanges.prepare(account, &request.headers, way()).await,
+            READY => exchanges.ready(account, &request.headers).await,
+            _ => exchanges.cancel(&access_key, &request.headers),
         };
         let headers = answered.map_err(|error| named(declined(error), id))?;
         let mut answer = S3Response::new(Body::empty());

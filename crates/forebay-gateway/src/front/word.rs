@@ -17,6 +17,14 @@ pub(crate) enum RdmaWord {
 }
 
 impl RdmaWord {
+    /// Bytes that went by RDMA.
+    pub(crate) const fn bytes(self) -> u64 {
+        match self {
+            Self::Moved(bytes) => bytes,
+            _ => 0,
+        }
+    }
+
     /// The headers of an answer. One that failed for another reason has none.
     pub(crate) fn headers(self, status: StatusCode) -> Vec<(&'static str, HeaderValue)> {
         let text = HeaderValue::from_static;

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::Result;
 use forebay_s3_rdma::Refusal;
@@ -33,6 +33,8 @@ pub(crate) use wire::{Broken, Wire};
 
 /// Bytes of the longest operation: S3's bound of an object that is sent at once.
 pub(crate) const OPERATION_BYTES: u64 = 5 << 30;
+/// How long an address is left alone by which no NIC was found.
+const FAILED: Duration = Duration::from_secs(30);
 /// RDMA READs that a connection has in flight: as many as there are slots.
 const READS: u8 = 2;
 
@@ -45,6 +47,9 @@ pub struct RdmaOptions {
     pub address: Option<IpAddr>,
     /// Clients name any queue end, also one that is not of the address that they come from: behind a proxy.
     pub any_client: bool,
+    /// Whether rc1 is spoken beside hipobj-rc-v2: tests of that one turn it off.
+    #[doc(hidden)]
+    pub rc1: bool,
     /// A session without a request ends after this time.
     pub idle_time: Duration,
     /// Sessions of an account.
@@ -60,6 +65,7 @@ impl RdmaOptions {
             fabric,
             address,
             any_client: false,
+            rc1: true,
             idle_time: Duration::from_mins(5),
             sessions: 64,
             write_time: Duration::from_secs(30),
@@ -74,6 +80,13 @@ pub(crate) struct Way {
     pub(crate) reached: IpAddr,
     /// The client's.
     pub(crate) client: IpAddr,
+}
+
+/// What is known of an address.
+enum Known {
+    Rail(Arc<Rail>),
+    /// It has no NIC, until it is looked for again.
+    Failed(Instant, forebay_error::Error),
 }
 
 /// Figures since the server began.
@@ -129,7 +142,7 @@ pub(crate) fn random_session() -> std::result::Result<SessionId, Refusal> {
 /// RDMA of a server.
 pub(crate) struct Rdma {
     options: RdmaOptions,
-    rails: Mutex<HashMap<IpAddr, Arc<Rail>>>,
+    rails: Mutex<HashMap<IpAddr, Known>>,
     sessions: Sessions,
     pub(crate) moved: Moved,
 }
@@ -164,18 +177,31 @@ impl Rdma {
     /// The NIC of an address, opened when it is first asked for.
     fn rail(&self, address: IpAddr) -> Result<Arc<Rail>> {
         let rails = || self.rails.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(rail) = rails().get(&address) {
-            return Ok(Arc::clone(rail));
+        match rails().get(&address) {
+            Some(Known::Rail(rail)) => return Ok(Arc::clone(rail)),
+            Some(Known::Failed(until, error)) if Instant::now() < *until => return Err(error.clone()),
+            _ => {}
         }
         // An address without a NIC takes seconds: others do not wait for it.
-        let rail = Rail::open(&*self.options.fabric, address)?;
-        Ok(Arc::clone(rails().entry(address).or_insert(rail)))
+        let opened = Rail::open(&*self.options.fabric, address);
+        let mut rails = rails();
+        match (opened, rails.get(&address)) {
+            (_, Some(Known::Rail(rail))) => Ok(Arc::clone(rail)),
+            (Ok(rail), _) => {
+                rails.insert(address, Known::Rail(Arc::clone(&rail)));
+                Ok(rail)
+            }
+            (Err(error), _) => {
+                rails.insert(address, Known::Failed(Instant::now() + FAILED, error.clone()));
+                Err(error)
+            }
+        }
     }
 
     /// A NIC that broke is opened anew for the next session.
     fn forget(&self, rail: &Arc<Rail>) {
         let mut rails = self.rails.lock().unwrap_or_else(PoisonError::into_inner);
-        rails.retain(|_, known| !Arc::ptr_eq(known, rail));
+        rails.retain(|_, known| !matches!(known, Known::Rail(known) if Arc::ptr_eq(known, rail)));
     }
 
     /// Pairs a queue end with a client's. Blocks.
@@ -185,10 +211,13 @@ impl Rdma {
         way: Way,
         ask: &ConnectAsk,
     ) -> std::result::Result<ConnectAnswer, Refusal> {
-        let seat = self.sessions.reserve(access_key)?;
+        if !self.options.rc1 {
+            return Err(Refusal::NotSupported);
+        }
+        let seat = self.sessions.reserve(access_key, &ask.end)?;
         let (rail, end, wire) = self.pair(way, &ask.end, ask.reads)?;
         let session = random_session()?;
-        seat.fill(Session::new(session, access_key, rail, wire));
+        seat.fill(Session::new(session, access_key, (rail, wire), ask.end));
         Ok(ConnectAnswer {
             session,
             end,

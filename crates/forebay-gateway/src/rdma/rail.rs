@@ -18,6 +18,8 @@ pub(super) const SLOTS: usize = 2;
 const TRANSFERS: usize = 32;
 /// A transfer waits this long for slots.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long nobody tries to register more memory than there is, where it failed.
+const REST: Duration = Duration::from_mins(1);
 
 /// A NIC.
 pub(crate) struct Rail {
@@ -36,6 +38,8 @@ struct Pool {
     made: usize,
     /// How many there may be: fewer where no more memory can be registered.
     most: usize,
+    /// When there may be as many again as at first. It was said why there are fewer.
+    grows_at: Option<Instant>,
     /// Transfers that have slots, by their accounts.
     taken: HashMap<String, usize>,
 }
@@ -50,6 +54,9 @@ enum Found {
 impl Pool {
     /// An account leaves half of them to others.
     fn find(&mut self, account: &str) -> Option<Found> {
+        if self.grows_at.is_some_and(|at| Instant::now() >= at) {
+            self.most = TRANSFERS;
+        }
         let own = self.taken.get(account).copied().unwrap_or_default();
         if own >= self.most.div_ceil(2) {
             return None;
@@ -103,7 +110,7 @@ impl Rail {
         let domain = open(fabric, address)?;
         // Memory that cannot be registered is noticed before a transfer needs it.
         let free = vec![Pair::new(&domain)?];
-        let pool = Mutex::new(Pool { free, made: 1, most: TRANSFERS, taken: HashMap::new() });
+        let pool = Mutex::new(Pool { free, made: 1, most: TRANSFERS, grows_at: None, taken: HashMap::new() });
         Ok(Arc::new(Self { pool, given: Condvar::new(), domain }))
     }
 
@@ -144,8 +151,8 @@ impl Rail {
     fn make_do(&self, pool: &mut Pool, account: &str, error: &Error) {
         pool.give(account);
         pool.made -= 1;
-        if pool.most > pool.made.max(1) {
-            pool.most = pool.made.max(1);
+        pool.most = pool.made.max(1);
+        if pool.grows_at.replace(Instant::now() + REST).is_none() {
             let most = pool.most;
             warn(&format!(
                 "RDMA moves {most} objects at a time: no more memory can be locked (ulimit -l): {error}"
@@ -238,7 +245,14 @@ mod tests {
             drop(first);
             assert_eq!(hear.recv_timeout(PATIENCE / 2), Ok(true));
         });
-        let pool = rail.pool();
+        let mut pool = rail.pool();
         assert_eq!((pool.made, pool.most), (1, 1));
+        // There is more memory again.
+        fake.limit_locked(u64::MAX);
+        pool.grows_at = Some(Instant::now());
+        drop(pool);
+        let both = (rail.slots("ana"), rail.slots("ben"));
+        assert!(both.0.is_some() && both.1.is_some());
+        assert_eq!(rail.pool().made, 2);
     }
 }

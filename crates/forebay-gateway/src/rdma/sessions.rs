@@ -1,13 +1,15 @@
 //! Sessions: connections to clients, each bound to the account that made it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_s3_rdma::Refusal;
 use forebay_s3_rdma::rc1::SessionId;
+use forebay_verbs::QueueEnd;
 use ring::rand::{SecureRandom, SystemRandom};
+use tokio::runtime::Handle;
 
 use super::rail::Rail;
 use super::wire::Wire;
@@ -35,16 +37,31 @@ pub(crate) struct Session {
     /// Held during a transfer: a session has one at a time. It goes before its NIC does.
     pub(crate) wire: Arc<tokio::sync::Mutex<Wire>>,
     pub(crate) rail: Arc<Rail>,
+    /// The client's.
+    end: QueueEnd,
     used: Mutex<Instant>,
     /// The highest number of a request.
     number: AtomicU64,
+    /// Transfers by it stop with the next piece.
+    has_ended: AtomicBool,
 }
 
 impl Session {
-    pub(super) fn new(id: SessionId, access_key: &str, rail: Arc<Rail>, wire: Wire) -> Self {
+    pub(super) fn new(
+        id: SessionId,
+        access_key: &str,
+        (rail, wire): (Arc<Rail>, Wire),
+        end: QueueEnd,
+    ) -> Self {
         let wire = Arc::new(tokio::sync::Mutex::new(wire));
         let (access_key, used) = (access_key.to_owned(), Mutex::new(Instant::now()));
-        Self { id, access_key, wire, rail, used, number: AtomicU64::new(0) }
+        let (number, has_ended) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { id, access_key, wire, rail, end, used, number, has_ended }
+    }
+
+    /// It was ended, or its account has gone.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Relaxed)
     }
 
     /// Whether a request with this number is new: one that comes again, or late, would change memory that the client has back.
@@ -66,6 +83,16 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    /// Its queue pair may take a while to end, and threads of the runtime do not wait.
+    fn drop(&mut self) {
+        if let Ok(runtime) = Handle::try_current() {
+            let last = (Arc::clone(&self.wire), Arc::clone(&self.rail));
+            runtime.spawn_blocking(move || drop(last));
+        }
+    }
+}
+
 /// All sessions.
 pub(super) struct Sessions {
     limits: SessionLimits,
@@ -84,7 +111,21 @@ impl Known {
     fn take_idle(&mut self, access_key: &str) -> Option<Arc<Session>> {
         let own = self.sessions.values().filter(|one| one.access_key == access_key);
         let id = own.filter(|one| one.is_idle(Duration::ZERO)).min_by_key(|one| one.used())?.id;
-        self.sessions.remove(&id)
+        self.take(id)
+    }
+
+    fn take(&mut self, id: SessionId) -> Option<Arc<Session>> {
+        let session = self.sessions.remove(&id)?;
+        session.has_ended.store(true, Relaxed);
+        Some(session)
+    }
+
+    /// Whether the account has a session with this queue end.
+    fn has(&self, access_key: &str, end: &QueueEnd) -> bool {
+        let of_end = |one: &Arc<Session>| {
+            (one.end.gid, one.end.number, one.end.first) == (end.gid, end.number, end.first)
+        };
+        self.sessions.values().any(|one| one.access_key == access_key && of_end(one))
     }
 }
 
@@ -103,10 +144,13 @@ impl Sessions {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for one more of the account's.
-    pub(super) fn reserve(&self, access_key: &str) -> Result<Seat<'_>, Refusal> {
+    /// Room for one more of the account's. A copy of a request that made one before makes no other.
+    pub(super) fn reserve(&self, access_key: &str, end: &QueueEnd) -> Result<Seat<'_>, Refusal> {
         self.sweep(|_| true);
         let mut known = self.known();
+        if known.has(access_key, end) {
+            return Err(Refusal::Malformed("the queue end has a session"));
+        }
         let own = known.sessions.values().filter(|one| one.access_key == access_key).count();
         let own = own + known.coming.get(access_key).copied().unwrap_or_default();
         let all = known.sessions.len() + known.coming.values().sum::<usize>();
@@ -118,7 +162,6 @@ impl Sessions {
         };
         *known.coming.entry(access_key.to_owned()).or_default() += 1;
         drop(known);
-        // Its queue pair may take a while to end: not under the lock.
         drop(gone);
         Ok(Seat { all: self, access_key: access_key.to_owned() })
     }
@@ -137,8 +180,7 @@ impl Sessions {
     }
 
     pub(super) fn end(&self, id: SessionId) {
-        let ended = self.known().sessions.remove(&id);
-        // Its queue pair may take a while to end: not under the lock.
+        let ended = self.known().take(id);
         drop(ended);
     }
 
@@ -149,6 +191,9 @@ impl Sessions {
             let is_over = |session: &Session| session.is_idle(limit) || !is_known(&session.access_key);
             known.sessions.extract_if(|_, session| is_over(session)).collect()
         };
+        for (_, session) in &ended {
+            session.has_ended.store(true, Relaxed);
+        }
         drop(ended);
     }
 

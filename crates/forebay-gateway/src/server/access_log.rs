@@ -84,6 +84,8 @@ pub(super) struct Line<'a> {
     pub(super) status: u16,
     pub(super) bytes_in: u64,
     pub(super) bytes_out: u64,
+    /// Bytes of an object that went by RDMA, either way.
+    pub(super) bytes_rdma: u64,
     pub(super) time: Duration,
     pub(super) id: &'a str,
 }
@@ -121,9 +123,10 @@ impl AccessLog {
         let text = &mut lines.text;
         let _ = Timestamp::from(line.began).format(TimestampFormat::DateTime, &mut *text);
         let or_dash = |value: &'_ str| if value.is_empty() { "-".to_owned() } else { value.to_owned() };
+        let by_rdma = if line.bytes_rdma > 0 { format!(" rdma={}", line.bytes_rdma) } else { String::new() };
         let _ = writeln!(
             text,
-            " {} {} {} {} {} {} in={} out={} us={} id={}",
+            " {} {} {} {} {} {} in={} out={}{by_rdma} us={} id={}",
             line.peer,
             or_dash(line.account),
             or_dash(line.operation),
@@ -167,6 +170,7 @@ mod tests {
             status: 200,
             bytes_in: 0,
             bytes_out: 1,
+            bytes_rdma: 0,
             time: Duration::from_micros(2),
             id: "A",
         }
@@ -177,15 +181,16 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let log = AccessLog::open(file.path()).unwrap();
         log.add(&line("/a"));
-        log.add(&line("/b"));
+        log.add(&Line { bytes_rdma: 7, ..line("/b") });
         assert_eq!(log.lost(), 0);
         drop(log);
         let text = std::fs::read_to_string(file.path()).unwrap();
         assert_eq!(text.lines().count(), 2, "{text}");
-        assert!(
-            text.lines().next().unwrap().ends_with("- GetObject GET /a 200 in=0 out=1 us=2 id=A"),
-            "{text}"
-        );
+        for (line, end) in
+            text.lines().zip(["/a 200 in=0 out=1 us=2 id=A", "/b 200 in=0 out=1 rdma=7 us=2 id=A"])
+        {
+            assert!(line.ends_with(&format!("- GetObject GET {end}")), "{text}");
+        }
     }
 
     #[test]

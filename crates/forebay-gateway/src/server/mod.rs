@@ -249,9 +249,7 @@ fn service(accounts: &Arc<Accounts>, rdma: Option<&Arc<Rdma>>, limits: &Limits) 
     config.form_max_fields_size = limits.xml_bytes;
     config.aws_chunked_stream_max_chunk_size = CHUNK_BYTES;
     let mut builder = S3ServiceBuilder::new(Front::new(Arc::clone(accounts), rdma.cloned()));
-    if let Some(rdma) = rdma {
-        builder.set_route(RdmaRoute::new(accounts, rdma));
-    }
+    builder.set_route(RdmaRoute::new(accounts, rdma));
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
     builder.set_auth(Gate::new(accounts));
     builder.set_access(Gate::new(accounts));

@@ -10,7 +10,7 @@ use hyper::{Method, StatusCode};
 use super::access_log::Line;
 use super::site::Site;
 use super::watch::Watch;
-use crate::front::{Belongs, LocalPeer, Visit};
+use crate::front::{Belongs, LocalPeer, RdmaWord, Visit};
 use crate::lane::FileLane;
 use crate::rdma::Way;
 
@@ -95,6 +95,7 @@ impl Drop for Request {
                 status,
                 bytes_in,
                 bytes_out: self.sent,
+                bytes_rdma: self.visit.word().map_or(0, RdmaWord::bytes),
                 time,
                 id: &self.id,
             });
