@@ -381,6 +381,19 @@ fn a_device_that_is_removed_ends_operations_and_others_begin_anew() {
     assert!(!text.contains("by RDMA into host memory"), "{text}");
 }
 
+/// Who removes a device waits for all that have it open.
+#[test]
+fn idle_sessions_end_with_their_device() {
+    let (server, session) = (named("prefer"), session());
+    let file = opened();
+    try_host(&session, &file);
+    let (made, ended) = (server.sessions(), server.disconnects());
+    assert!(made > 0);
+    server.fabric.remove_device("fake0");
+    assert!(soon(|| server.sessions() == 0), "{} sessions", server.sessions());
+    assert!(server.disconnects() >= ended + made as u64);
+}
+
 #[test]
 fn a_probe_compares_bytes_that_come_both_ways() {
     let url = forebay_objects::ObjectUrl::parse("s3://bucket/key".as_ref()).unwrap();

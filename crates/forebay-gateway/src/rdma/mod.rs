@@ -82,7 +82,7 @@ pub(crate) struct Way {
     pub(crate) client: IpAddr,
 }
 
-/// What is known of an address.
+/// The NIC of an address, or its absence.
 enum Known {
     Rail(Arc<Rail>),
     /// It has no NIC, until it is looked for again.

@@ -128,10 +128,11 @@ impl Reading {
             NotMoved::Declined(error) | NotMoved::Failed(error) => error,
             NotMoved::Refused(head, document) => {
                 let error = match head.status {
-                    412 => replaced(self.target.etag.as_deref(), None),
+                    // The object had all bytes of the range when it was opened.
+                    412 | 416 => replaced(self.target.etag.as_deref(), None),
                     _ => refusal(&self.endpoint, ask, &head, &document).error,
                 };
-                if matches!(head.status, 404 | 412) { error.source(FileReplaced) } else { error }
+                if matches!(head.status, 404 | 412 | 416) { error.source(FileReplaced) } else { error }
             }
             NotMoved::Replaced(head) => {
                 replaced(self.target.etag.as_deref(), head.header("etag")).source(FileReplaced)

@@ -12,6 +12,8 @@ use crate::lock;
 pub(super) const MOST_LANES: usize = 8;
 /// How long a thread waits for another operation.
 const LINGER: Duration = Duration::from_secs(5);
+/// How often idle sessions are looked after.
+const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Lanes {
@@ -30,7 +32,7 @@ struct Queue {
 /// What a thread does next.
 pub(super) enum Next {
     Run(Box<Operation>),
-    /// It was idle for a second, and is the only one.
+    /// It was idle for a second.
     LookAround,
     End,
 }
@@ -54,21 +56,20 @@ impl Lanes {
         if queue.threads == 0 { std::mem::take(&mut queue.waiting) } else { VecDeque::new() }
     }
 
-    /// The next operation. `looks`: the last thread looks after something once a second, and does not end.
-    pub(super) fn next(&self, looks: bool) -> Next {
-        let until = Instant::now() + LINGER;
+    /// The next operation of a thread that had its last one then. `looks`: there is something to look after once a second, for which the
+    /// last thread stays.
+    pub(super) fn next(&self, looks: bool, last: Instant) -> Next {
         let mut queue = lock(&self.queue);
         queue.idle += 1;
         let next = loop {
             if let Some(operation) = queue.waiting.pop_front() {
                 break Next::Run(Box::new(operation));
             }
-            let looks = looks && queue.threads == 1;
-            let wait = until.saturating_duration_since(Instant::now());
-            if wait.is_zero() {
+            let left = LINGER.saturating_sub(last.elapsed());
+            if left.is_zero() && !(looks && queue.threads == 1) {
                 break Next::End;
             }
-            let wait = if looks { wait.min(Duration::from_secs(1)) } else { wait };
+            let wait = if looks { LOOK } else { left };
             let (back, over) = self.changed.wait_timeout(queue, wait).unwrap_or_else(PoisonError::into_inner);
             queue = back;
             if looks && over.timed_out() && queue.waiting.is_empty() {

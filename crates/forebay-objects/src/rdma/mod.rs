@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `fabric` | the RDMA devices of this process, or those of a test |
 //! | `reached` | the way to a server: a NIC, and HTTP to one address |
-//! | `peer` | the server of an endpoint: whether it takes RDMA, and what was seen of it |
+//! | `peer` | the server of an endpoint: whether it takes RDMA, and by which dialect |
 //! | `lanes` | operations that wait, and the threads that do them |
 //! | `operation`, `memory` | a request, and the memory of its bytes |
 //! | `call` | calls that a thread waits for |

@@ -1,4 +1,4 @@
-//! The server of an endpoint: whether it takes RDMA, by which dialect, and what was seen of it.
+//! The server of an endpoint: whether it takes RDMA, by which dialect, and for how long it is left alone.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -128,7 +128,7 @@ impl RdmaPeer {
     }
 
     /// Whether bytes go by RDMA: the domain in which memory is to be registered. Where that is not known the server is asked: for a session,
-    /// and by the dialects without sessions for what is wanted.
+    /// and by the dialects without sessions for the bytes wanted.
     pub(crate) fn ask(&self, wanted: &Wanted) -> Result<Arc<dyn Domain>> {
         if let Some(known) = self.known() {
             return known;
@@ -431,12 +431,12 @@ struct Lane {
 
 impl Lane {
     fn run(mut self) {
-        let mut looks = true;
+        let (mut looks, mut last) = (true, Instant::now());
         loop {
-            match self.peer.lanes.next(looks) {
+            match self.peer.lanes.next(looks, last) {
                 Next::Run(operation) => {
                     self.peer.run(*operation);
-                    looks = true;
+                    (looks, last) = (true, Instant::now());
                 }
                 Next::LookAround => looks = self.peer.look_after(),
                 Next::End => {

@@ -1,5 +1,6 @@
 //! The same server by hipobj-rc-v2: two requests and a queue pair for each transfer.
 
+use std::fmt::Write as _;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -51,7 +52,11 @@ fn token_of(end: &QueueEnd) -> String {
     bytes.extend([0; 20]);
     bytes.push(end.port);
     bytes.extend(end.lid.to_le_bytes());
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::new();
+    for byte in bytes {
+        write!(text, "{byte:02x}").unwrap();
+    }
+    text
 }
 
 fn word(status: u16) -> Reply {
@@ -194,7 +199,7 @@ impl Shared {
             return None;
         }
         let sum = (exchange.range.len() == bytes.len()).then(|| http::sum_of(&bytes));
-        Some(self.finished(exchange, lie, &etag, sum.as_deref()))
+        Some(Self::finished(exchange, lie, &etag, sum.as_deref()))
     }
 
     fn store(&self, call: &Call, mut exchange: Exchange, lie: Option<Lie>) -> Option<Reply> {
@@ -209,7 +214,7 @@ impl Shared {
         }
         let bytes = exchange.slot.as_ref().unwrap().bytes.clone();
         if lie == Some(Lie::StoresNothing) {
-            return Some(self.finished(&exchange, None, "0", None));
+            return Some(Self::finished(&exchange, None, "0", None));
         }
         if let Some(said) = call.header("x-amz-checksum-crc64nvme") {
             assert_eq!(said, http::sum_of(&bytes), "other bytes came than were summed");
@@ -227,10 +232,10 @@ impl Shared {
             Some(Lie::OtherSum) => Some(http::sum_of(b"other")),
             _ => Some(http::sum_of(&bytes)),
         };
-        Some(self.finished(&exchange, lie, &etag, sum.as_deref()))
+        Some(Self::finished(&exchange, lie, &etag, sum.as_deref()))
     }
 
-    fn finished(&self, exchange: &Exchange, lie: Option<Lie>, etag: &str, sum: Option<&str>) -> Reply {
+    fn finished(exchange: &Exchange, lie: Option<Lie>, etag: &str, sum: Option<&str>) -> Reply {
         let size = exchange.range.len();
         let said = match lie {
             Some(Lie::Fewer) => size - 1,

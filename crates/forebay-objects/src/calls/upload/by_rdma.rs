@@ -125,8 +125,10 @@ pub(super) unsafe fn send(
             sent.by_rdma.fetch_add(memory.len as u64, Relaxed);
             done(Ok(without_body(head, Vec::new())));
         }
-        // As it would refuse a body.
-        Err(NotMoved::Refused(head, document)) => done(Ok(without_body(head, document))),
+        // As it would refuse a body. What it has too few of for RDMA, a body does not need.
+        Err(NotMoved::Refused(head, document)) if head.status != 503 || is_required() => {
+            done(Ok(without_body(head, document)));
+        }
         Err(why) if is_required() => done(Err(error_of(&endpoint, &ask, why))),
         Err(why) => {
             let mut by_body = lock(&sent.by_body);
