@@ -18,7 +18,6 @@ NAMES = (
     "wheel",
     "contract",
     "nfs-contract",
-    "s3-contract",
     "nosync",
     "deny-io-uring",
     "verbs-loop",
@@ -34,7 +33,6 @@ HINTS = {
     "wheel": "make python",
     "contract": "make lab",
     "nfs-contract": "make lab",
-    "s3-contract": "make lab",
     "verbs-loop": "make lab",
     "nfs-loop": "make lab",
     "hipobj-loop": "make lab",
@@ -65,7 +63,7 @@ def places(name: str) -> list[Path]:
         case "fake-cuda" | "fake-cufile":
             library = f"lib{name.replace('-', '_')}.so"
             return [target() / profile / library for profile in ("release", "debug")]
-        case "contract" | "nfs-contract" | "s3-contract":
+        case "contract" | "nfs-contract":
             return [target() / "lab" / name]
         case "verbs-loop":
             return [target() / "release/examples/verbs_loop"]
