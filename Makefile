@@ -215,7 +215,7 @@ signatures: ## 300 000 random requests to S3, signed by our client, and beside t
 .PHONY: s3-long
 s3-long: ## A silent server of objects for a minute; copies of an object of 20 GiB, whose memory is measured
 	@$(STEP) "Objects (long)" $(CARGO) test --release $(LOCKED) -p forebay-objects -p forebay-cli \
-		--no-fail-fast --test silence --test objects_memory -- --ignored
+		--no-fail-fast --test objects --test objects_memory -- --ignored
 
 .PHONY: gateway-long
 gateway-long: ## A gateway killed at each system call of PUT, DELETE and the end of an upload

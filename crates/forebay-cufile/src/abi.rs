@@ -1,6 +1,6 @@
 //! Types and numbers of the cuFile interface, version 1.15.
 //!
-//! Layouts are facts of the interface; `tests/header_layout.rs` compares them with C compilers' answers.
+//! Layouts are facts of the interface; `tests/library/header_layout.rs` compares them with C compilers' answers.
 
 #![allow(missing_docs, reason = "the header `include/cufile.h` describes each name")]
 

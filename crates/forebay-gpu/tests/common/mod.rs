@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, clippy::expect_used)]
 
+pub mod alone;
 pub mod resident;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,10 @@
+//! The gateway by RDMA: one program of tests, because each of them takes seconds to link.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "../served/mod.rs"]
+mod served;
+
+mod client;
+mod rdma;
+mod rdma_client;
+mod rdma_hipobj;
