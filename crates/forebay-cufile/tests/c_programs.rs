@@ -129,40 +129,40 @@ macro_rules! programs {
         })+
     };
     (@ plain) => { super::Kind::Plain };
-    (@ address) => { super::Kind::Address };
+    (@ address_sanitizer) => { super::Kind::Address };
     (@ thread) => { super::Kind::Thread };
 }
 use programs;
 
 programs! {
-    open_close: plain, address;
-    before_cuda: plain, address;
-    handles: plain, address;
+    open_close: plain, address_sanitizer;
+    before_cuda: plain, address_sanitizer;
+    handles: plain, address_sanitizer;
     descriptor: plain;
     swapped: plain;
     close_all: plain;
-    buffers: plain, address;
-    read_write: plain, address;
-    edges: plain, address;
-    vectors: plain, address;
-    batch: plain, address, thread;
-    batch_rules: plain, address, thread;
+    buffers: plain, address_sanitizer;
+    read_write: plain, address_sanitizer;
+    edges: plain, address_sanitizer;
+    vectors: plain, address_sanitizer;
+    batch: plain, address_sanitizer, thread;
+    batch_rules: plain, address_sanitizer, thread;
     batch_two_threads: plain, thread;
-    batch_few: plain, address, thread;
-    stream: plain, address;
-    stream_many: plain, address, thread;
-    stream_rules: plain, address;
+    batch_few: plain, address_sanitizer, thread;
+    stream: plain, address_sanitizer;
+    stream_many: plain, address_sanitizer, thread;
+    stream_rules: plain, address_sanitizer;
     capture_first: plain;
-    default_stream: plain, address;
-    parameters: plain, address;
-    stats: plain, address;
-    stats_version: plain, address;
+    default_stream: plain, address_sanitizer;
+    parameters: plain, address_sanitizer;
+    stats: plain, address_sanitizer;
+    stats_version: plain, address_sanitizer;
     fork: plain;
     warm: plain;
-    threads: plain, address, thread;
-    cancel: plain, address;
-    races: plain, address, thread;
-    device_faults: plain, address;
+    threads: plain, address_sanitizer, thread;
+    cancel: plain, address_sanitizer;
+    races: plain, address_sanitizer, thread;
+    device_faults: plain, address_sanitizer;
     file_faults: plain;
 }
 
@@ -184,7 +184,7 @@ fn cancelled_batches() {
 }
 
 #[test]
-fn cancelled_batches_address() {
+fn cancelled_batches_address_sanitizer() {
     check("batch_cancel", Kind::Address, &[("FOREBAY_LANES", "1")]);
 }
 

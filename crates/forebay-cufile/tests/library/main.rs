@@ -1,4 +1,4 @@
-//! What is installed as a library: one program of tests, because each of them takes seconds to link.
+//! The library that `make install` puts there: one program of tests, because each of them takes seconds to link.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
 #[path = "../common/mod.rs"]
