@@ -33,17 +33,24 @@ command: $(if $(CI),tests-built,release) ## Build the command that scripts of `m
 
 .PHONY: tests-built
 tests-built: ## Compile the whole workspace for its tests
-	@$(STEP) "Test build" $(CARGO) test $(LOCKED) --workspace --no-run --quiet
+	@$(STEP) "Test build" .ci/tests --workspace --no-run
 
+# Two steps at a time where they wait for servers, guests or the network; each is told in one piece when it has ended.
+TWO := --no-print-directory --jobs=2 --output-sync=target IS_PARALLEL=yes
 .PHONY: test
-test: skips-start lint ptx doc command smoke nfs s3 clients s3-tests-quick unit torture-quick asan-quick python-test fuzz docs lab-quick skips ## Install what tests need and run everything
+test: skips-start ## Install what tests need and run everything
+	@$(MAKE) $(TWO) fmt python-tools clippy $(filter-out fmt clippy,$(LINTS)) ptx
+	@$(MAKE) --no-print-directory doc command unit torture-quick asan-quick python-test fuzz
+	@$(MAKE) $(TWO) lab-quick docs s3 clients s3-tests-quick smoke nfs
+	@$(MAKE) --no-print-directory skips
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
 	@.ci/check $(BASE)
 
+LINTS := fmt clippy typos deny features rooms seams words pages links versions
 .PHONY: lint
-lint: fmt clippy typos deny features rooms seams words pages links versions ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words, long paragraphs, links, versions
+lint: $(LINTS) ## rustfmt, clippy, typos, cargo-deny, features of dependencies, circles between folders, banned words, long paragraphs, links, versions
 
 # All crates but forebay-torture, whose attacks share one room. The picture is the engine's: the first of them.
 ROOMS = $(addsuffix /src,crates/forebay-engine $(filter-out crates/forebay-engine crates/forebay-torture %.md,$(wildcard crates/*)))
@@ -145,9 +152,10 @@ s3-tests: release ## The cases of ceph/s3-tests on our gateway (it is fetched; O
 s3-tests-quick: command ## The minute of them that `make test` runs
 	@$(STEP) "S3 tests (quick)" .ci/s3-tests $(TRIED) quick
 
+# Programs in C under the address sanitizer are asan-quick's.
 .PHONY: unit
 unit: ## All tests
-	@$(STEP) "Tests" .ci/tests --workspace
+	@$(STEP) "Tests" .ci/tests --workspace -- --skip address_sanitizer
 
 # Attacks over the software GPU, all together for so many seconds. The seed is printed; what attacks do follows from it.
 TORTURE_SECONDS ?=
@@ -235,6 +243,10 @@ prometheus: release ## Debian's Prometheus scrapes `forebay stats --listen`, and
 .PHONY: python
 python: ## Build the Python wheel with the command and the drop-in library (dist/; PYTHON=… names the interpreter)
 	@$(STEP) "Python wheel" .ci/python wheel
+
+.PHONY: python-tools
+python-tools: ## What the Python tests need besides, which is fetched
+	@$(STEP) "Python tools" .ci/python tools
 
 .PHONY: python-test
 python-test: ## A wheel, compiled as tests are, in a virtual environment: style, types, stubs, tests
@@ -325,6 +337,8 @@ skips-start:
 	@mkdir -p $(TARGET) && : >$(TARGET)/skipped-steps.txt
 skips:
 	@echo; if [ -s $(TARGET)/skipped-steps.txt ]; then echo "Steps skipped on this machine:"; \
-		sed 's/^/  /' $(TARGET)/skipped-steps.txt; fi; echo "make test: passed"
-# The steps share one target folder and one machine: in parallel they would only wait for each other.
+		awk '!told[$$0]++ { print "  " $$0 }' $(TARGET)/skipped-steps.txt; fi; echo "make test: passed"
+# The steps share one target folder and one machine: most would only wait for each other.
+ifndef IS_PARALLEL
 .NOTPARALLEL:
+endif

@@ -53,7 +53,16 @@ def test_training_data_tells_what_outlives_its_limit(tmp_path: Path) -> None:
     assert done.returncode == 0 and "billion: forebay: not done after 0 s" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("words", "ranks"), [((), 1), (("--tp", 2), 2), (("--tp", 2, "--moe"), 2), (("--gguf",), 1)])
+#: The third has all that the first two have.
+WEIGHTS = [
+    pytest.param((), 1, marks=pytest.mark.long),
+    pytest.param(("--tp", 2), 2, marks=pytest.mark.long),
+    (("--tp", 2, "--moe"), 2),
+    (("--gguf",), 1),
+]
+
+
+@pytest.mark.parametrize(("words", "ranks"), WEIGHTS)
 def test_weights_measures(tmp_path: Path, words: tuple[object, ...], ranks: int) -> None:
     peers = "forebay,gguf" if "--gguf" in words else "forebay,safetensors,instanttensor"
     small = ("--bytes", 4e6, "--repeats", 1, "--device", "cpu", "--folder", tmp_path / "model", "--peers", peers)
@@ -70,20 +79,21 @@ def test_weights_measures(tmp_path: Path, words: tuple[object, ...], ranks: int)
 SMALL_DICE = ("--cases", 2, "--size", 32, "--crop", 16, "--epochs", 1, "--device", "cpu")
 
 
-def test_time_to_dice_measures_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [(1,), pytest.param((0, 1), marks=pytest.mark.long)])
+def test_time_to_dice_measures_and_goes_on(tmp_path: Path, seeds: tuple[int, ...]) -> None:
     pytest.importorskip("monai", reason="monai is not installed: time to Dice is not tested")
-    words = (tmp_path, *SMALL_DICE, "--seeds", "0,1", "--plot", tmp_path / "dice.svg")
+    words = (tmp_path, *SMALL_DICE, "--seeds", ",".join(map(str, seeds)), "--plot", tmp_path / "dice.svg")
     done = run("time_to_dice.py", *words)
     assert done.returncode == 0, done.stderr
     told = {(line["arm"], line["regime"], line["seed"]): line for line in lines(tmp_path / "dice.jsonl")}
-    assert len(told) == 12 and all(("skipped" in line) == (name[0] == "gds") for name, line in told.items())
+    assert len(told) == 6 * len(seeds) and all(("skipped" in line) == (name[0] == "gds") for name, line in told.items())
     for regime in ("cached", "cold"):
         assert told["persistent", regime, 1]["crc"] == told["forebay", regime, 1]["crc"]
-    assert done.stdout.count("inputs equal") == 4
+    assert done.stdout.count("inputs equal") == 2 * len(seeds)
     again = run("time_to_dice.py", *words)
-    assert len(lines(tmp_path / "dice.jsonl")) == 12 and "| cold | forebay |" in again.stdout
+    assert len(lines(tmp_path / "dice.jsonl")) == 6 * len(seeds) and "| cold | forebay |" in again.stdout
     plot = (tmp_path / "dice.svg").read_text()
-    assert plot.count("<polyline") == 8 and ">cached<" in plot and ">cold<" in plot
+    assert plot.count("<polyline") == 4 * len(seeds) and ">cached<" in plot and ">cold<" in plot
 
 
 def test_time_to_dice_tells_why_an_arm_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def test_guides_pass_mypy_strict(pages: list[Path]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_guides_pass_pyright(pages: list[Path]) -> None:
     folder = pages[0].parent
