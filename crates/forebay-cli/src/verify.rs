@@ -181,7 +181,9 @@ fn compare(
                 ErrorKind::ShortRead => error.hint("something truncated the file meanwhile"),
                 _ => error,
             })?;
-            got[..take].iter().zip(&expected[..take]).position(|(a, b)| a != b).map(|place| at + place as u64)
+            let (got, expected) = (&got[..take], &expected[..take]);
+            let differs = || got.iter().zip(expected).position(|(a, b)| a != b);
+            if got == expected { None } else { differs().map(|place| at + place as u64) }
         };
         if let Some(wrong) = wrong {
             let (what, hint) = if key.is_some() {

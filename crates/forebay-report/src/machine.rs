@@ -1,10 +1,10 @@
 //! The description of the machine, and the time of day.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crc_fast::CrcAlgorithm::Crc64Nvme;
 use forebay_bench::report::MachineReport;
 use forebay_config::env;
 use forebay_doctor::machine::{KernelDriver, MachineFacts, meminfo};
@@ -81,14 +81,10 @@ fn limits(about: &MachineFacts) -> String {
     if all.is_empty() { "none".to_owned() } else { all.join(", ") }
 }
 
-/// A hash of the program: the command, or the module of the Python package.
+/// A checksum of the program: the command, or the module of the Python package.
 pub(crate) fn build() -> String {
-    let hash = own_object().and_then(|path| fs::read(path).ok()).map(|bytes| {
-        let mut hasher = DefaultHasher::new();
-        hasher.write(&bytes);
-        format!("{:016x}", hasher.finish())
-    });
-    hash.unwrap_or_default()
+    let bytes = own_object().and_then(|path| fs::read(path).ok());
+    bytes.map(|bytes| format!("{:016x}", crc_fast::checksum(Crc64Nvme, &bytes))).unwrap_or_default()
 }
 
 /// The file that this code was mapped from.

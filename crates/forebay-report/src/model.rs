@@ -18,7 +18,7 @@ pub struct Report {
     pub version: u32,
     /// The release of forebay.
     pub release: String,
-    /// Which build of it: a hash of the program.
+    /// Which build of it: a checksum of the program.
     #[serde(default)]
     pub build: String,
     /// Its heading: `--title`.

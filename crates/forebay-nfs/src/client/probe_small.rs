@@ -176,9 +176,10 @@ pub fn probe_writes(
     let (connections, len) = WRITES;
     let made = make(&url, &with(connections), 0o600)?;
     let file = made.file();
-    let bytes: Vec<u8> = (0..len as u64 / 8)
-        .flat_map(|word| (word.wrapping_mul(0x9E37_79B9_7F4A_7C15)).to_le_bytes())
-        .collect();
+    let mut bytes = vec![0; len];
+    for (number, word) in (0_u64..).zip(bytes.chunks_exact_mut(8)) {
+        word.copy_from_slice(&number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    }
     let before = file.client().traffic();
     let elapsed = write(file, &bytes, connections * 2)?;
     let after = file.client().traffic();
