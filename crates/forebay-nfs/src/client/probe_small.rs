@@ -177,8 +177,8 @@ pub fn probe_writes(
     let made = make(&url, &with(connections), 0o600)?;
     let file = made.file();
     let mut bytes = vec![0; len];
-    for (number, word) in (0_u64..).zip(bytes.chunks_exact_mut(8)) {
-        word.copy_from_slice(&number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    for (number, word) in (0_u64..).zip(bytes.as_chunks_mut().0) {
+        *word = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
     }
     let before = file.client().traffic();
     let elapsed = write(file, &bytes, connections * 2)?;

@@ -99,7 +99,7 @@ fn connections_go_to_further_addresses_that_are_the_servers() {
     let _turn = turn();
     let mut place = place();
     while place.server.listen_at([127, 0, 0, 2].into()).is_err() {
-        place = mounts::place();
+        place = crate::mounts::place();
     }
     // Each reply is late: all connections get work.
     place.server.faults(|seen| (seen.asked == Asked::Read).then_some(Fault::Late(Duration::from_millis(20))));
@@ -200,7 +200,7 @@ fn a_descriptor_of_less_access_is_not_read_by_the_server() {
         let adopted = |opened: &std::fs::File| -> forebay_error::Result<File> {
             // SAFETY: it is open until this returns.
             let file = unsafe { File::adopt(opened.as_raw_fd()) }?;
-            mounts::mounted(&file, &Arc::new(place.facts("tcp")));
+            crate::mounts::mounted(&file, &Arc::new(place.facts("tcp")));
             Ok(file)
         };
         let write_only = std::fs::OpenOptions::new().write(true).open(place.scratch.path()).unwrap();
@@ -340,7 +340,7 @@ fn what_the_server_refuses_is_read_by_the_kernel() {
         assert_eq!(receipt.moved[Way::Requested], 0);
         assert!(why(&receipt).contains("permission denied"), "{receipt}");
         place.server.faults(|_| None);
-        let (place, session) = (mounts::place(), self::session(Nfs::Tcp));
+        let (place, session) = (crate::mounts::place(), self::session(Nfs::Tcp));
         let (file, _facts) = place.open(facts(&place, version.0, version.1));
         place.server.hide_states(true);
         let receipt = all(&session, &file);
@@ -440,8 +440,8 @@ fn a_lane_that_panics_waits_for_what_the_server_was_asked_for() {
     const LEN: usize = 2 << 20;
     // The lane gets all its memory.
     assert_eq!(
-        read(&session, &file, Target::Host, (0, mounts::LEN)).moved[Way::Requested],
-        mounts::LEN as u64
+        read(&session, &file, Target::Host, (0, crate::mounts::LEN)).moved[Way::Requested],
+        crate::mounts::LEN as u64
     );
     read(&session, &other, Target::Host, (0, LEN));
     place

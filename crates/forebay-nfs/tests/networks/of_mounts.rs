@@ -79,7 +79,7 @@ fn start(file: &NfsFile, place: &mut [u8]) -> Receiver<Result<usize>> {
 #[test]
 fn low_ports_are_taken_where_the_export_asks_for_them() {
     // Elsewhere other programs may have all of them.
-    if !network::alone(low_ports_are_taken) {
+    if !crate::network::alone(low_ports_are_taken) {
         low_ports_are_taken();
     }
 }
