@@ -35,14 +35,14 @@ command: $(if $(CI),tests-built,release) ## Build the command that scripts of `m
 tests-built: ## Compile the whole workspace for its tests
 	@$(STEP) "Test build" .ci/tests --workspace --no-run
 
-# Two steps at a time where they wait for servers, guests or the network; each is told in one piece when it has ended.
+# Two steps at a time where they wait for servers or the network; each is told in one piece when it has ended.
 TWO := --no-print-directory --jobs=2 --output-sync=target IS_PARALLEL=yes
 .PHONY: test
 test: skips-start ## Install what tests need and run everything
 	@$(MAKE) $(TWO) fmt python-tools clippy $(filter-out fmt clippy,$(LINTS)) ptx
 	@$(MAKE) --no-print-directory doc command unit torture-quick asan-quick python-test fuzz
-	@$(MAKE) $(TWO) lab-quick docs s3 clients s3-tests-quick smoke nfs
-	@$(MAKE) --no-print-directory skips
+	@$(MAKE) $(TWO) docs s3 clients s3-tests-quick smoke nfs
+	@$(MAKE) --no-print-directory lab-quick skips
 
 .PHONY: check
 check: ## Formatting, clippy and the tests of the crates that this branch has changed (BASE=main)
