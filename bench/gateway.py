@@ -7,7 +7,7 @@
     bench/gateway.py --dir DIR            where the servers' files lie (/dev/shm)
 
 forebay, versitygw and rclone are started by tests/s3/server, all before the first row; `bare` answers each GET with one file, by
-sendfile or by pread and send. bench/gateway_load.c asks, the same for all: heads are signed before, and its time is not the server's.
+sendfile or by pread and send, and writes the body of each PUT to a file, without a checksum. bench/gateway_load.c asks, the same for all: heads are signed before, and its time is not the server's.
 All share the same two CPUs, or those of --cpus. Objects are warm. forebay serves with --no-sync, as the others do without asking;
 `put, synced` and `put4k, synced` are forebay as users start it. A first turn of each does not count.
 """
@@ -44,6 +44,7 @@ LIMIT_S = 150
 #: What one process starts, the inner after the outer; the last two for the row of TLS alone.
 SERVERS = ("versitygw", "rclone", "forebay", "forebay, synced", "versitygw, TLS", "forebay, TLS")
 BARE = ("bare sendfile", "bare send")
+BARE_PUT = "bare put"
 
 
 class Row(NamedTuple):
@@ -60,7 +61,7 @@ ROWS = {
     "get1": Row("get", 1, (*PEERS, *BARE)),
     "get16": Row("ranges", 16, (*PEERS, *BARE)),
     "tls1": Row("tls", 1, ("forebay, TLS", "versitygw, TLS")),
-    "put": Row("put", 1, (*PEERS, "forebay, synced")),
+    "put": Row("put", 1, (*PEERS, "forebay, synced", BARE_PUT)),
     "get4k": Row("get4k", 64, ("forebay", "versitygw"), "operations"),
     "put4k": Row("put4k", 64, ("forebay", "versitygw", "forebay, synced"), "operations"),
     "list": Row("list", 1, ("forebay", "versitygw"), "operations"),
@@ -195,7 +196,7 @@ def free_port() -> int:
 
 def start_bare(options: argparse.Namespace) -> dict[str, Server]:
     found = {}
-    for name in BARE:
+    for name in (*BARE, BARE_PUT):
         port = free_port()
         line = [str(READY / "gateway_load"), "bare", str(port), str(options.folder / "object"), name.split()[1]]
         child = subprocess.Popen(line)

@@ -5,6 +5,7 @@
  *                                                             readers of a byte a second of the second; prints a line, and goes on
  *                                                             until it is killed
  *   gateway_load bare PORT FILE sendfile|send                 serves FILE, whole or a range, to any GET
+ *   gateway_load bare PORT FILE put                           writes the body of any PUT into a new file, and puts that in the place of FILE.put
  *   gateway_load crc FILE                                     its CRC-64/NVME in base64
  */
 #define _GNU_SOURCE
@@ -208,8 +209,33 @@ static void hold(int idle, int slow) {
 
 /* ---- the bare server ---- */
 
-static int file, is_sendfile;
+static int file, is_sendfile, is_put;
 static off_t file_len;
+static char put_name[4096];
+
+/* The body of a PUT, of which this much came with the head. No checksum is made. */
+static int put(int from, char *room, size_t have, size_t len) {
+    char new[sizeof put_name + 32];
+    sprintf(new, "%s.%d", put_name, from);
+    int to = open(new, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (to < 0) die(new);
+    for (;;) {
+        if (have > 0 && write(to, room, have) != (ssize_t)have) die("cannot write");
+        if ((len -= have) == 0) break;
+        /* As much as the file's pages are made for at once. */
+        size_t room_left = len < ROOM ? len : ROOM;
+        for (have = 0; have < room_left;) {
+            ssize_t got = recv(from, room + have, room_left - have, 0);
+            if (got <= 0) return -1;
+            have += (size_t)got;
+        }
+    }
+    close(to);
+    if (rename(new, put_name)) die(new);
+    const char reply[] = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    send_all(from, reply, sizeof reply - 1, 0);
+    return 0;
+}
 
 static void *answer(void *given) {
     int to = (int)(intptr_t)given;
@@ -223,6 +249,14 @@ static void *answer(void *given) {
             have += (size_t)got;
         }
         head[end - head + 3] = 0;
+        if (is_put) {
+            char *said = strcasestr(head, "\r\ncontent-length:");
+            size_t len = said ? strtoull(said + 17, NULL, 10) : 0, came = have - (size_t)(end + 4 - head);
+            memcpy(room, end + 4, came);
+            if (put(to, room, came, len)) goto out;
+            have = 0;
+            continue;
+        }
         long long at = 0, last = file_len - 1;
         char *range = strcasestr(head, "\r\nrange: bytes="), reply[128];
         if (range) sscanf(range + 15, "%lld-%lld", &at, &last);
@@ -289,6 +323,8 @@ int main(int argc, char **argv) {
         hold(atoi(argv[3]), atoi(argv[4]));
     } else if (argc == 5 && !strcmp(argv[1], "bare")) {
         is_sendfile = !strcmp(argv[4], "sendfile");
+        is_put = !strcmp(argv[4], "put");
+        snprintf(put_name, sizeof put_name, "%s.put", argv[3]);
         bare(argv[3]);
     } else if (argc == 3 && !strcmp(argv[1], "crc")) {
         print_crc(argv[2]);
